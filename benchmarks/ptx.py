@@ -1,4 +1,4 @@
-"""The engine's kernels beside others, in the timing model of GPGPU-Sim: cycles, and bytes that memory was read and written.
+"""The engine's kernels beside others, in the timing model of GPGPU-Sim: cycles, and the bytes of memory.
 
 ``GPGPUSIM=<a checkout> python benchmarks/ptx.py`` prints the table of docs/cuda.md; see ``tests/ptx``. It takes an hour
 of a core; ``--only LAMB "LAMB, apex"`` makes some rows, ``--elements`` and ``--tensors`` change the sizes. Nothing runs
@@ -171,7 +171,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--row", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.row:
-        print("ROW " + json.dumps(measured(*given.row, given.elements, given.tensors)))
+        sys.stdout.write("ROW " + json.dumps(measured(*given.row, given.elements, given.tensors)) + "\n")
         return
     rows = []
     for cache in given.caches:
@@ -180,8 +180,8 @@ def main(arguments: list[str]) -> None:
             command += ["--elements", str(given.elements), "--tensors", str(given.tensors)]
             said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
             rows.append(json.loads(next(line for line in said.splitlines() if line.startswith("ROW "))[4:]))
-            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-    print(table(rows))
+            sys.stderr.write(json.dumps(rows[-1]) + "\n")
+    sys.stdout.write(table(rows) + "\n")
 
 
 if __name__ == "__main__":

@@ -52,9 +52,9 @@ class Plain(NamedTuple):
 AT_MOST = {  # how often each may be there; numbers here may only fall
     "ranks": Plain(letters=2),  # the `n` of `threads` and of `run`
     "params": Plain(),
-    "fusion": Plain(0, 0, 0, 6, 2),
-    "engines": Plain(17, 0, 0, 7, 16),
-    "step": Plain(0, 0, 0, 1, 0),
+    "fusion": Plain(long_files=1, letters=1),  # `symbol`; the `t` of `scalars`
+    "engines": Plain(long_files=1, letters=13),  # `cuda.table`; the p, g and t of a rule
+    "step": Plain(),
 }
 FLOOR = {room: i for i, rooms in enumerate(UP) for room in rooms}
 

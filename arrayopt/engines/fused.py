@@ -2,39 +2,30 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 
-from arrayopt.arrays import Array, Ints, dtype_name, size
+from arrayopt.arrays import Ints, dtype_name, size
 from arrayopt.codecs import PAIR
-from arrayopt.engines.array_api import ArrayAPI
-from arrayopt.engines.base import Asked, Engine, NoRemedyError, Partials, Report, abreast
-from arrayopt.engines.batch import Batch, Idle, Kind, Rows
-from arrayopt.engines.blas import one_thread
+from arrayopt.engines.base import Asked, Engine, NoRemedyError, Partials, Report
+from arrayopt.engines.batch import Batch, Idle, Kind, Prepared
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.joint import Joint
-from arrayopt.engines.layers import Split, layers_with
+from arrayopt.engines.launch import Launch, cut_steps, joint_steps
+from arrayopt.engines.layers import Split
 from arrayopt.engines.meeting import Meeting
-from arrayopt.engines.threads import thread_count
 from arrayopt.fusion.lanes import Lanes, lanes, suits
 from arrayopt.fusion.layout import flops, geometry, in_rows, layout, moved
 from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.plans import plan_for, widened
+from arrayopt.fusion.plans import plan_for, ways, widened
 from arrayopt.params.headers import dtypes
 from arrayopt.rules.base import Rule
 from arrayopt.state.tensors import BY_GROUP, Tensor
 
-__all__ = ["Fused", "Launch", "Prepared"]
-
-SMALL = 1 << 17
-"""Tensors of up to so many elements are small."""
-
-Prepared = list[tuple[Any, Rows, Sequence[Array | None]]]
-"""Batches that are ready for a step, each with the rows and the gradients that it is to take."""
+__all__ = ["Fused"]
 
 
 class Fused(Engine):
@@ -89,8 +80,8 @@ class Fused(Engine):
                 " number, which the"
                 " device counts; engine='array_api' runs it as it is"
             )
-        for stats in (False, True):
-            for plan in self.plans(bucket, stats=stats):
+        for way in ways(bucket.rule):
+            for plan in self.plans(bucket, **way):
                 if plan.phases and bucket.rule.branches:
                     raise NoRemedyError(
                         f"{type(bucket.rule).__name__} asks for totals, and makes some updates as"
@@ -120,8 +111,19 @@ class Fused(Engine):
         """See `Engine.explain`."""
         if bucket.kind == "none":
             return "their parameters come from other ranks after each step; here they are counted"
+        branches = (
+            ["some updates of each tensor as they are written"] if bucket.rule.branches else []
+        )
+        lines = self._explained(bucket, valued=not bucket.rule.value_optional)
+        if bucket.rule.value_optional:
+            lines += ["with a value:", *self._explained(bucket, valued=True)]
+        return "\n    ".join([self.describe(), *branches, *lines])
+
+    def _explained(self, bucket: Bucket, *, valued: bool) -> list[str]:
+        """What is said of each plan."""
         some = any(size(x.array) for x in bucket.tensors)
-        plans, lines = self.plans(bucket, stats=False) if some else {}, list[str]()
+        plans = self.plans(bucket, stats=False, valued=valued) if some else {}
+        lines = list[str]()
         for plan, shapes in plans.items():
             if len(plans) > 1:
                 ranks = list(dict.fromkeys(map(len, shapes)))
@@ -140,10 +142,7 @@ class Fused(Engine):
                     f"{'  ' * (len(plans) > 1)}in all {total / 1e6:.6g} MFLOPs in products{full},"
                     f" {passed / 1e6:.6g} MB in passes"
                 )
-        branches = (
-            ["some updates of each tensor as they are written"] if bucket.rule.branches else []
-        )
-        return "\n    ".join([self.describe(), *branches, *lines])
+        return lines
 
     def foresee(self, coming: Iterable[tuple[Bucket, Asked]]) -> None:
         """Before the first steps of these buckets: what takes long may be begun for all of them
@@ -167,21 +166,7 @@ class Fused(Engine):
         reports : dict
             Where reports of the tensors go of which this rank has elements.
         """
-        threads, work = thread_count(), self.batches(bucket, asked._replace(stats=False))
-        watched = self.batches(bucket, asked) if asked.stats else []
-        for batch, rows, _ in [*watched, *work]:
-            batch.allocate(rows, threads)
-
-        def steps() -> Iterator[list[Partials]]:
-            yield from abreast(batch.passes(rows, given, threads) for batch, rows, given in watched)
-            for batch, rows, _ in watched:
-                reports.update(batch.report(batch.held(rows)))
-            yield from abreast(batch.passes(rows, given, threads) for batch, rows, given in work)
-            for batch, rows, _ in work:
-                batch.written(batch.held(rows))
-            self.count(bucket, [np.array(batch.members)[rows.all] for batch, rows, _ in work])
-
-        return steps()
+        return cut_steps(self, bucket, asked, reports)
 
     def prepare_joint(
         self,
@@ -191,27 +176,7 @@ class Fused(Engine):
         reports: dict[str, Report],
     ) -> Iterator[list[Partials]]:
         """See `Engine.prepare_joint`."""
-        threads, runs = thread_count(), list[tuple[bool, Meeting, Prepared]]()
-        for stats, meeting in zip((True, False)[-len(meetings) :], meetings, strict=True):
-            work = self.batches(bucket, asked._replace(stats=stats))
-            runs.append((stats, meeting, work))
-            for batch, rows, _ in work:
-                batch.allocate(rows, threads)
-        for _, meeting, work in runs:
-            for batch, _, _ in work:
-                meeting.join(batch.there)
-
-        def steps() -> Iterator[list[Partials]]:
-            for stats, meeting, work in runs:
-                yield from abreast(batch.steps(given, threads, meeting) for batch, _, given in work)
-                for batch, rows, _ in work:
-                    if stats:  # before the update overwrites what they are of
-                        reports.update(batch.report(batch.held(rows)))
-                    else:
-                        batch.written(batch.held(rows))
-            self.count(bucket, [np.array(batch.members)[rows.all] for batch, rows, _ in work])
-
-        return steps()
+        return joint_steps(self, bucket, asked, meetings, reports)
 
     def plan(self, rule: Rule, rank: int, dtype: str, **options: Any) -> Plan:
         """The engine's plan of a rule; see `plan_for`.
@@ -227,15 +192,14 @@ class Fused(Engine):
             return widened(found)
         return found
 
-    def plans(self, bucket: Bucket, *, stats: bool) -> dict[Plan, list[tuple[int, ...]]]:
+    def plans(self, bucket: Bucket, **way: bool) -> dict[Plan, list[tuple[int, ...]]]:
         """The plans that a bucket's tensors take, and the shapes that take each."""
         dtype, found = dtype_name(bucket.tensors[0].array), dict[Plan, list[tuple[int, ...]]]()
         every = [tuple(x.shape) for x in bucket.tensors if size(x.array)]
         every = every or [tuple(x.shape) for x in bucket.tensors]
         for shape in sorted(set(every), key=lambda x: (len(x), x)):
-            found.setdefault(
-                self.plan(bucket.rule, len(shape), dtype, shape=shape, stats=stats), []
-            ).append(shape)
+            plan = self.plan(bucket.rule, len(shape), dtype, shape=shape, **way)
+            found.setdefault(plan, []).append(shape)
         return found
 
     def count(self, bucket: Bucket, took: list[Ints]) -> None:
@@ -247,7 +211,8 @@ class Fused(Engine):
         """Whether the engine takes the matrices of a tensor side by side."""
         rank, dtype = tensor.array.ndim, dtype_name(tensor.array)
         shape = tensor.array.shape
-        plans = [self.plan(bucket.rule, rank, dtype, shape=shape, stats=x) for x in (False, True)]
+        each = ways(bucket.rule)
+        plans = [self.plan(bucket.rule, rank, dtype, shape=shape, **way) for way in each]
         return any(self._split(plan, tensor) is not None for plan in plans)
 
     def _split(self, plan: Plan, tensor: Tensor) -> Lanes | None:
@@ -291,9 +256,8 @@ class Fused(Engine):
                 made.append(self._batch(kind.plan)(kind, bucket, members))
             return made
 
-        return bucket.keep(
-            (clip, stats, common or tuple(None if g is None else g.dtype for g in grads)), made
-        )
+        of_grads = common or tuple(None if g is None else g.dtype for g in grads)
+        return bucket.keep((clip, stats, asked.valued, of_grads), made)
 
     def _members(self, bucket: Bucket, asked: Asked, common: Any) -> dict[Kind, list[int]]:
         """For each kind of batch its tensors; `common` is the dtype of all gradients, where they
@@ -301,15 +265,16 @@ class Fused(Engine):
         """
         found: dict[Kind, list[int]] = {}
         seen: dict[Any, Kind] = {}  # of tensors that do not differ in what decides
-        options = {"clip": asked.clip is not None, "stats": asked.stats}
+        options = {"clip": asked.clip is not None, "stats": asked.stats, "valued": asked.valued}
         for place, (tensor, g) in enumerate(zip(bucket.tensors, asked.grads, strict=True)):
             if g is None and common is None:
                 continue
-            dtype, shape = dtype_name(tensor.array), tensor.shape
-            grad = dtype_name(g) if common is None else str(common).rsplit(".", 1)[-1]
-            key = tuple(tensor.array.shape), shape, dtype, grad, tensor.kind, tensor.block is None
+            array, shape = tensor.array, tensor.shape
+            typed: Any = common or g.dtype  # type: ignore[union-attr]
+            key = array.shape, shape, array.dtype, typed, tensor.kind, tensor.block is None
             if key not in seen:
-                plan = self.plan(bucket.rule, tensor.array.ndim, dtype, shape=shape, **options)
+                dtype, grad = dtype_name(array), str(typed).rsplit(".", 1)[-1]
+                plan = self.plan(bucket.rule, array.ndim, dtype, shape=shape, **options)
                 seen[key] = Kind(plan, self._split(plan, tensor), dtype, grad)
             found.setdefault(seen[key], []).append(place)
         return found
@@ -327,92 +292,3 @@ class Fused(Engine):
         if plan.phases:
             return partial(Joint, self._batch)
         return Idle if plan.idle and not self.counts else self.batch
-
-
-class Launch:
-    """A step over a bucket that is ready; called once, it makes it. Then it can be made ready
-    `again`.
-
-    Attributes
-    ----------
-    repeats : bool
-        Whether it can be.
-    """
-
-    def __init__(self, engine: Fused, bucket: Bucket, asked: Asked) -> None:
-        self._written, asked = _as_written(bucket, asked)
-        self._engine, self._bucket, self._threads = engine, bucket, thread_count()
-        self._work = engine.batches(bucket, asked._replace(stats=False))
-        self._watched = engine.batches(bucket, asked) if asked.stats else []
-        for batch, rows, _ in [*self._watched, *self._work]:
-            batch.allocate(rows, self._threads)
-        self.repeats = not (engine.counts or asked.stats or bucket.rule.branches)
-        self._rows = [(batch, rows) for batch, rows, _ in self._work]
-        self._took = [np.array(batch.members)[rows.all] for batch, rows in self._rows]
-
-    def again(self, asked: Asked) -> bool:
-        """Make a step ready over gradients of the same dtypes, for the same tensors; False where
-        that takes more.
-        """
-        if not self.repeats or thread_count() != self._threads:
-            return False
-        self._work = []
-        for batch, rows in self._rows:
-            given = chosen(asked.grads, batch.members)
-            batch.prepare(rows, given, asked)
-            batch.allocate(rows, self._threads)
-            self._work.append((batch, rows, given))
-        return True
-
-    def __call__(self) -> dict[str, Report]:
-        """See `Engine.prepare`."""
-        reports: dict[str, Report] = self._written()
-        for batch, rows, given in self._watched:  # they see what the update is about to overwrite
-            batch.launch(rows, given, self._threads)
-            reports |= batch.report(rows)
-        for batch, rows, given in self._work:
-            batch.launch(rows, given, self._threads)
-            batch.written(rows)
-        if not self._engine.counts:
-            self._engine.count(self._bucket, self._took)
-        self._watched, self._work = [], []
-        return reports
-
-
-def _as_written(bucket: Bucket, asked: Asked) -> tuple[Callable[[], dict[str, Report]], Asked]:
-    """The updates that are made as they are written, which are ready to be made, and what is asked
-    of the others.
-
-    Over small tensors BLAS is held to one thread, as in products: others would take longer to meet
-    than to work.
-    """
-    if not bucket.rule.branches:
-        return dict, asked
-    updates = (np.broadcast_to(bucket.updates(), len(bucket.tensors)) + 1).tolist()
-    numbers = {n: bucket.rule.as_written(n) for n in set(updates)}
-    if not any(numbers.values()):
-        return dict, asked
-    due = [False] * len(updates)
-    for i in layers_with(asked.grads).tolist():
-        due[i] = numbers[updates[i]]
-    ready = []
-    for small, held in ((True, one_thread), (False, nullcontext)):
-        mine = []
-        for is_due, tensor in zip(due, bucket.tensors, strict=True):
-            mine.append(is_due and (size(tensor.array) <= SMALL) is small)
-        if any(mine):
-            with held():
-                ready.append(
-                    ArrayAPI().prepare(bucket, asked._replace(grads=_some(asked.grads, mine)))
-                )
-    others = asked._replace(grads=_some(asked.grads, [not x for x in due]))
-    return lambda: {name: report for launch in ready for name, report in launch().items()}, others
-
-
-def _some(grads: Sequence[Array | None], which: Sequence[bool]) -> Sequence[Array | None]:
-    """Some of the gradients, and None for the others."""
-    if all(which):
-        return grads
-    if isinstance(grads, Split):
-        return grads.where(which)
-    return [g if x else None for g, x in zip(grads, which, strict=True)]

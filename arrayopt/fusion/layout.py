@@ -5,6 +5,7 @@ one batch, or several whole batches where they are small. Units do not depend on
 threads, and their partial sums are combined in their order: so results do not either.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from arrayopt.fusion.graph import ELEMENT, Node
 from arrayopt.fusion.passes import Between, Pass
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.products import multiplied
+from arrayopt.fusion.ring_members import in_order
 from arrayopt.fusion.trace import TraceError
 
 __all__ = [
@@ -65,7 +67,7 @@ def geometry(
     """
     rows = np.ones((len(shapes), len(GEOMETRY)), dtype=np.int64)
     if element == "C":
-        sizes = np.fromiter((int(np.prod(s)) for s in shapes), np.int64, len(shapes))
+        sizes = np.fromiter((math.prod(s) for s in shapes), np.int64, len(shapes))
         rows[:, 0], rows[:, 4], rows[:, 6] = sizes, sizes, chunk
         rows[:, 9] = rows[:, 10] = -(-sizes // chunk)
         return rows
@@ -261,7 +263,7 @@ def partial_length(kind: str, col: dict[str, Any]) -> Any:
 
 def layout(plan: Plan) -> Layout:
     """Lay out the values of a plan."""
-    partials = {n: kind for p in plan.passes for n, kind in p.reductions.items()}
+    partials = {n: p.reductions[n] for p in plan.passes for n in in_order(p)}
     small = list(partials)
     for between in plan.between:
         small += between.nodes

@@ -8,8 +8,10 @@ from arrayopt.fusion.alike import described, scratch_of
 from arrayopt.fusion.graph import KEPT
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import layout, outliving
+from arrayopt.fusion.lower_between import lowered_between
 from arrayopt.fusion.lower_lanes import LoweredSegment
-from arrayopt.fusion.lower_passes import Lowering
+from arrayopt.fusion.lower_passes import LoweringPasses
+from arrayopt.fusion.lowering import Lowering
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.program import Call, Function, Program
 
@@ -30,11 +32,11 @@ def _whole(plan: Plan) -> Program:
     """
     where = layout(plan)
     kept = {*outliving(plan.passes, plan.between), *plan.small.values(), *plan.reports.values()}
-    lowering = Lowering(plan, where, kept)
+    lowering = LoweringPasses(plan, where, kept)
     stages: list[Call | None] = []
     made: dict[Any, Function] = {}
     for index, between in enumerate(plan.between):
-        stages.append(Call(lowering.between(index, between)) if between else None)
+        stages.append(Call(lowered_between(lowering, index, between)) if between else None)
         if index == len(plan.passes):
             break
         pass_ = plan.passes[index]
@@ -55,7 +57,7 @@ def _in_segments(plan: Plan, split: Lanes) -> Program:
     planes = []
     for k, s in enumerate(split.segments):
         segment = LoweredSegment(lowering, s)
-        stages += [Call(lowering.between(k, s.before)), Call(segment.units(k))]
+        stages += [Call(lowered_between(lowering, k, s.before)), Call(segment.units(k))]
         planes.append(segment.planes)
-    stages.append(Call(lowering.between(len(split.segments), split.after)))
+    stages.append(Call(lowered_between(lowering, len(split.segments), split.after)))
     return Program(tuple(stages), tuple(planes))

@@ -7,33 +7,27 @@ back what has changed. Planes are in the part of ``work`` that is the thread's o
 
 from collections.abc import Iterator, Sequence
 
+from arrayopt.fusion.bulk import Elements, Spread
 from arrayopt.fusion.graph import POSITION, Node, operands
+from arrayopt.fusion.index import Index, column, least, name, number, product
 from arrayopt.fusion.lanes import Segment
 from arrayopt.fusion.layout import outliving
-from arrayopt.fusion.lower_passes import Lowering, loops_over, position_of
+from arrayopt.fusion.lowering import Lowering, loops_over, position_of
 from arrayopt.fusion.passes import Loop as Small
 from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.program import (
     Array,
-    Elements,
     Fill,
     Function,
-    Index,
     Let,
     Loop,
     Place,
     Read,
-    Spread,
     Start,
     Statement,
     Take,
     View,
     Write,
-    column,
-    least,
-    name,
-    number,
-    product,
 )
 
 __all__ = ["LoweredSegment"]

@@ -1,122 +1,57 @@
-"""Lowering a plan to a program: loops over units, rows and columns, in which every place is an
-explicit index.
-"""
+"""Lowering passes: loops over units, rows and columns; every place is an explicit index."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 
 from arrayopt.codecs import BLOCK
-from arrayopt.fusion.graph import Node
-from arrayopt.fusion.layout import BANDS, CHUNK, Layout
-from arrayopt.fusion.passes import KINDS, Between, Pass
-from arrayopt.fusion.passes import Loop as Small
-from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.bulk import Buffer, Codes, Elements
+from arrayopt.fusion.index import ONE, ZERO, Index, column, least, name, number, product
+from arrayopt.fusion.layout import CHUNK
+from arrayopt.fusion.lower_products import lowered_product, shared
+from arrayopt.fusion.lower_rings import STRETCH, in_turns, member_room
+from arrayopt.fusion.lowering import Lowering, position_of
+from arrayopt.fusion.passes import KINDS, Pass
 from arrayopt.fusion.program import (
     Array,
-    Buffer,
-    Codes,
-    Compute,
-    Elements,
     Fill,
     Function,
-    Index,
     Let,
     Loop,
-    Multiply,
     Place,
     Read,
     Start,
     Statement,
     Take,
     View,
-    When,
     Write,
-    column,
-    greatest,
-    least,
-    name,
-    number,
-    product,
 )
+from arrayopt.fusion.rings import Rolled, rolled
 from arrayopt.fusion.windows import WINDOW
 from arrayopt.state.quantized import scale_of
 
-__all__ = ["INDEX", "Lowering", "loops_over", "position_of"]
-
-INDEX = {"A": "a", "B": "b", "R": "r", "C": "c"}
-"""What the position along an axis is called."""
-
-
-ZERO, ONE = number(0), number(1)
-
-STRETCH = 1024
-"""So many elements of slots of codes are widened at a time: they stay in the first cache."""
+__all__ = ["LoweringPasses"]
 
 AT_ONCE = 16
 """So many sums over a tensor are made in one loop: with more, registers would be few."""
 
 
-def position_of(axes: str) -> Index:
-    """The number of a value over some axes, as it lies in memory, at the positions along these."""
-    found = None
-    for x in axes:
-        found = name(INDEX[x]) if found is None else found * name(x) + name(INDEX[x])
-    return found or ZERO
-
-
-class Lowering:
-    """A plan, where its values lie, and its program, which is being made.
-
-    Attributes
-    ----------
-    kept : set of Node
-        Values between passes that are kept; others are read in the loop alone that makes them.
-    seen : dict of Node
-        Vectors that the function that is being made has looked at, by a view.
-    """
-
-    def __init__(self, plan: Plan, where: Layout, kept: Iterable[Node]) -> None:
-        self.plan, self.where, self.kept = plan, where, set(kept)
-        self.vector = {n: i for i, n in enumerate(where.vectors)}
-        self.partial = {n: i for i, n in enumerate(where.partials)}
-        self.seen: dict[Node, None] | None = None
-
-    # ---- places ----------------------------------------------------------------------------------
-
-    def part(self, reduction: Node) -> Index:
-        """Where the partial results of a reduction begin."""
-        return column(f"PART{self.partial[reduction]}")
-
-    def place(self, node: Node, at: Index | None = None) -> Place:
-        """Where a value over fewer axes lies, where the positions along its axes are known."""
-        kind = self.where.place(node)
-        if kind == "tensor":
-            return Place("values", number(self.where.tensor[node]))
-        at = position_of(node.axes) if at is None else at
-        if node.op == "input":
-            return Place(f"at_{node.data}", at)
-        if self.seen is None:
-            return Place("work", column(f"VEC{self.vector[node]}") + at)
-        self.seen[node] = None
-        return Place(f"w{self.vector[node]}", at)
-
-    def scalars(self, nodes: Sequence[Node], *, wide: bool = False) -> list[Statement]:
-        """Scalars of the step."""
-        found = [n for n in nodes if n.on_host and n.op != "const"]
-        return [Read(n, Place("scalars", number(self.where.scalars[n])), wide) for n in found]
+class LoweringPasses(Lowering):
+    """A plan whose passes are lowered one by one."""
 
     # ---- passes ----------------------------------------------------------------------------------
 
     def units(self, index: int, pass_: Pass) -> Function:
         """Pass k over units lo to hi of one tensor."""
         if pass_.multiplies:
-            return self._product(index, pass_)
+            return lowered_product(index, pass_)
         if pass_.axes != self.plan.element:
             return self._square(index, pass_)
         matrices = self.plan.element != "C"
         body: list[Statement] = [Let("size", column("IN_SIZE")), Let("TC", column("IN_TC"))]
         if matrices:
             body += [Let(x, column(f"IN_{x}")) for x in "ABRC"]
-        body += [Array(x, name("size")) for x in pass_.arrays]
+        rings = self._rings(pass_)
+        of_rings = set() if rings is None else {*rings.of.member_of}
+        body += [Array(x, name("size")) for x in pass_.arrays if x not in of_rings]
         for array in self._codes(pass_):
             body.append(Array(scale_of(array), (name("size") + (BLOCK - 1)) // BLOCK))
             body.append(Buffer(f"wide_{array}", CHUNK if matrices else STRETCH))
@@ -124,6 +59,8 @@ class Lowering:
         body += [Array(x, product(n.axes)) for x, n in inputs.items()]
         body += self.scalars(pass_.using("host"))
         body += [Read(n, self.place(n)) for n in pass_.using("tensor")]
+        if rings is not None:
+            body += member_room(rings)
         if matrices:
             body += [Let(x, column(f"IN_{x}")) for x in (*WINDOW, "TR", "G", "NR", "NC")]
             for array in "RC":
@@ -138,6 +75,14 @@ class Lowering:
         inside = self._tile(index, pass_) if matrices else self._stretch(index, pass_)
         body.append(Loop("unit", name("lo"), name("hi"), tuple(inside), turned))
         return Function(f"units_{index}", "units", tuple(body))
+
+    def _rings(self, pass_: Pass) -> Rolled | None:
+        """The pass in loops over members of rings, if it is such a one."""
+        if self.plan.element != "C" or self._codes(pass_):
+            return None
+        if pass_ not in self.rolled:
+            self.rolled[pass_] = rolled(pass_, [*self.plan.slots])
+        return self.rolled[pass_]
 
     def _codes(self, pass_: Pass) -> list[str]:
         """The slots of a pass that are stored as codes."""
@@ -196,6 +141,10 @@ class Lowering:
         start, end_of_unit = name("o"), name("e")
         yield Let("o", name("unit") * name("TC"))
         yield Let("e", least(name("size"), start + name("TC")))
+        rings = self._rings(pass_)
+        if rings is not None:
+            yield from in_turns(index, pass_, rings, self.part)
+            return
         turns = pass_.in_turns(AT_ONCE)
         if not self._codes(pass_) and len(turns) == 1:
             yield self._elements(
@@ -300,60 +249,6 @@ class Lowering:
             else:
                 yield Take(reduction, f"{'t' if kind == 'tensor' else 'y'}{reduction.id}", got)
 
-    # ---- products of matrices --------------------------------------------------------------------
-
-    def _product(self, index: int, pass_: Pass) -> Function:
-        """Product k: this thread's share of the bands, from outside in.
-
-        Of a symmetric product the last bands take longest.
-        """
-        (made,), names = pass_.nodes, list(pass_.loads)
-        turned_left, turned_right, symmetric, _ = made.data
-        rows, columns = (x.upper() for x in pass_.axes[-2:])
-        left = made.args[0].axes[-2:].upper()
-        length = left[0] if turned_left else left[1]
-        ab, band, bands = name("ab"), name("band"), name("bands")
-        operands = [
-            (names[0], made.args[0]),
-            (names[-1], made.args[1]),
-            (next(iter(pass_.stores)), made),
-        ]
-        starts = [(x, ab * product(node.axes[-2:].upper())) for x, node in operands]
-        left_start, right_start, out = starts
-        body: list[Statement] = [Let(x, column(f"IN_{x}")) for x in "ABRC"]
-        body.append(Let("high", least(greatest(name(rows) // 4, BANDS[0]), BANDS[1])))
-        body.append(Let("bands", (name(rows) + name("high") - 1) // name("high")))
-        body.append(Let("total", name("A") * name("B") * bands))
-        here: list[Statement] = [
-            Let("ab", name("unit") // bands),
-            Let("turn", name("unit") % bands),
-        ]
-        half, odd = name("turn") // 2, name("turn") % 2
-        here.append(Let("band", (ONE - odd) * half + odd * (bands - 1 - half)))
-        here += [
-            Let("i0", band * name("high")),
-            Let("i1", least(name(rows), name("i0") + name("high"))),
-        ]
-        sides = name(rows), name(columns), name(length)
-        here.append(
-            Multiply(
-                left_start,
-                right_start,
-                out,
-                name("i0"),
-                name("i1"),
-                sides,
-                (turned_left, turned_right),
-                symmetric,
-            )
-        )
-        return Function(f"units_{index}", "threads", (*body, self._shared(here)))
-
-    def _shared(self, body: Sequence[Statement]) -> Loop:
-        """This thread's share of ``total`` units."""
-        total, thread, threads = map(name, ("total", "thread", "threads"))
-        return Loop("unit", total * thread // threads, total * (thread + 1) // threads, tuple(body))
-
     def _square(self, index: int, pass_: Pass) -> Function:
         """Pass k over the elements of products of matrices with their own transposes: this thread's
         share of them.
@@ -382,104 +277,4 @@ class Lowering:
                 index, pass_, {f"at_{x}": (f"at_{x}", start, name("e")) for x in pass_.arrays}, ZERO
             )
         )
-        return Function(f"units_{index}", "threads", (*body, self._shared(here)))
-
-    # ---- between passes --------------------------------------------------------------------------
-
-    def between(self, index: int, between: Between) -> Function:
-        """What comes before pass k: partial results are combined, then values computed and slots
-        written.
-        """
-        body: list[Statement] = [Let(x, column(f"IN_{x}")) for x in (*"ABRC", "NR", "NC")]
-        reads = list(
-            dict.fromkeys([*(a for n in between.nodes for a in n.args), *between.stores.values()])
-        )
-        arrays = {n.data: n.axes for n in reads if n.op == "input"}
-        arrays |= {x: self.plan.slots[x] for x in between.stores}
-        body += [Array(x, product(axes)) for x, axes in arrays.items()]
-        body += self.scalars(reads, wide=True)
-        self.seen = {}
-        rest: list[Statement] = []
-        for reduction in between.combine:
-            rest += self._combine(reduction)
-        for loop in between.after:
-            rest += self._reduce(loop) if loop.reduces else self._small(loop)
-        for array, node in between.stores.items():
-            axes = self.plan.slots[array]
-            value = node if self.where.place(node) in ("const", "scalar") else self.place(node)
-            rest += loops_over(axes, [Write(Place(f"at_{array}", position_of(axes)), value)])
-        for node in self.seen:
-            i = self.vector[node]
-            body.append(View(f"w{i}", "work", column(f"VEC{i}"), product(node.axes)))
-        self.seen = None
-        return Function(f"between_{index}", "", (*body, *rest))
-
-    def _combine(self, reduction: Node) -> list[Statement]:
-        """Put a reduction over elements together from its partial results, in their order."""
-        base, kind, element = (
-            self.part(reduction),
-            self.where.partials[reduction],
-            self.plan.element,
-        )
-        if kind == "tensor":
-            each = Take(reduction, "acc", Place("part", base + name("unit")))
-            taken = Loop("unit", ZERO, column("IN_UNITS"), (each,))
-            return [Start("acc", reduction), taken, Write(self.place(reduction), "acc")]
-        outer = "".join(x for x in "AB" if x not in reduction.axes and x in element)
-        ab = (
-            ZERO
-            if element == "RC"
-            else name("a")
-            if element == "ARC"
-            else name("a") * name("B") + name("b")
-        )
-        rows, columns = name("NR"), name("NC")
-        if kind == "row":
-            along, count = "ct", columns
-            here = Place("work", base + (ab * name("R") + name("r")) * columns + name("ct"))
-        elif kind == "column":
-            along, count = "rt", rows
-            here = Place("work", base + (ab * rows + name("rt")) * name("C") + name("c"))
-        else:
-            along, count = "unit", rows * columns
-            here = Place("part", base + ab * rows * columns + name("unit"))
-        inside = loops_over(outer, [Loop(along, ZERO, count, (Take(reduction, "acc", here),))])
-        combined = loops_over(
-            reduction.axes, [Start("acc", reduction), *inside, Write(self.place(reduction), "acc")]
-        )
-        if kind not in ("row", "column") or outer:
-            return combined
-        view = View("one", "work", base, product(reduction.axes))
-        copy = Write(self.place(reduction, name("i")), Place("one", name("i")))
-        copied: tuple[Statement, ...] = (view, Loop("i", ZERO, product(reduction.axes), (copy,)))
-        return [When(count, ONE, copied, tuple(combined))]
-
-    def _small(self, loop: Small) -> list[Statement]:
-        """Operations over the same axes."""
-        made, wide = set(loop.nodes), not loop.axes
-        read = dict.fromkeys(a for x in loop.nodes for a in x.args if a not in made)
-        read = {n: None for n in read if self.where.place(n) not in ("const", "scalar")}
-        before: list[Statement] = [Read(n, self.place(n), wide) for n in read if not n.axes]
-        inside: list[Statement] = [Read(n, self.place(n), wide) for n in read if n.axes]
-        for n in loop.nodes:
-            inside.append(Compute(n))
-            if n in self.kept:
-                inside.append(Write(self.place(n), n))
-        return [*before, *loops_over(loop.axes, inside)]
-
-    def _reduce(self, loop: Small) -> list[Statement]:
-        """A reduction over some of the axes of a value that goes over few."""
-        (n,) = loop.nodes
-        (x,) = n.args
-        inside = loops_over(
-            "".join(a for a in x.axes if a not in n.axes), [Take(n, "acc", self.place(x))]
-        )
-        return loops_over(n.axes, [Start("acc", n), *inside, Write(self.place(n), "acc")])
-
-
-def loops_over(axes: str, body: Sequence[Statement]) -> list[Statement]:
-    """Statements in a loop for each axis."""
-    made = list(body)
-    for x in reversed(axes):
-        made = [Loop(INDEX[x], ZERO, name(x), tuple(made))]
-    return made
+        return Function(f"units_{index}", "threads", (*body, shared(here)))

@@ -13,7 +13,8 @@ from arrayopt.arrays import Array, array_namespace, detached, dtype_name, size, 
 from arrayopt.params.groups import Group, labelled
 from arrayopt.params.replaced import PUT
 from arrayopt.ranks.comm import as_bytes
-from arrayopt.state.shares import Shards
+from arrayopt.ranks.machine import shared_at
+from arrayopt.state.shares import Homed, Shards
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["alike", "checksum", "differences", "groups_of", "is_odd", "plain", "texts", "unlike"]
@@ -58,13 +59,14 @@ def alike(groups: Sequence[Group], options: Mapping[str, Any]) -> dict[str, Any]
     for label, group in labelled(groups):
         words[f"the rule of group {label}"] = group.rule
         for tensor in group.tensors:
-            x = tensor.array
-            words[repr(tensor.name)] = f"{dtype_name(x)} {tensor.shape} in group {label}"
+            array = tensor.array
+            words[repr(tensor.name)] = f"{dtype_name(array)} {tensor.shape} in group {label}"
             if tensor.block is not None:
                 continue
-            words[f"the checksum of {tensor.name!r}"] = checksum(x)
+            words[f"the checksum of {tensor.name!r}"] = checksum(array)
             ends = None if tensor.share is None else tensor.share.ends
             words[f"where {tensor.name!r} is cut for its engine"] = ends
+            words[f"the memory that ranks share for {tensor.name!r}"] = shared_at(array)
     return words
 
 
@@ -147,7 +149,7 @@ def is_odd(tensor: Tensor, grad: Array) -> bool:
     xp, first, last = array_namespace(grad), 0, 0
     if not isinstance(share, Shards):
         first, last = share.first, share.last
-    elif share.rank in share.holders:
+    elif share.rank in share.holders or isinstance(share, Homed):
         return False
     flat = xp.reshape(detached(grad), (-1,))
     for rest in (flat[:first], flat[last:]):

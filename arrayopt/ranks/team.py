@@ -10,6 +10,7 @@ import numpy as np
 from arrayopt.arrays import Array, dtype_name, library, like, place, to_host
 from arrayopt.engines.base import Partials, Report
 from arrayopt.params.groups import Group
+from arrayopt.ranks import homes
 from arrayopt.ranks.agreement import Agreement
 from arrayopt.ranks.alone import Alone
 from arrayopt.ranks.comm import Bytes, as_bytes
@@ -17,7 +18,7 @@ from arrayopt.ranks.gather import Gather, collect, pieces_of
 from arrayopt.ranks.partition import check_parts, divide, shards
 from arrayopt.ranks.same import checksum, is_odd
 from arrayopt.ranks.settings import Ranks, as_ranks
-from arrayopt.ranks.started import StartedGather
+from arrayopt.ranks.started import Arrivals, LaterGather
 from arrayopt.ranks.sums import Sums
 from arrayopt.ranks.taken import Taken
 from arrayopt.state.tensors import Tensor
@@ -35,7 +36,8 @@ class Team(Agreement):
         self.sums = ranks.grads != "reduced"
         self._taken = Taken(self._comm, self._sums)
         self.captured = self._comm.on_device and not self.sums
-        self._gather: Gather | None = None  # of the last step
+        self._gather: Gather | None = None  # of the last step that has waited
+        self._later: LaterGather | None = None  # of the last that has not
 
     def divide(self, groups: list[Group]) -> None:
         tensors = [tensor for group in groups for tensor in group.tensors]
@@ -51,12 +53,30 @@ class Team(Agreement):
             for part in parts:
                 offset = part.block and part.block.offset
                 mine.append((offset, tuple(part.array.shape), checksum(part.array)))
-            for part, *of_ranks in zip(parts, *self._comm.tell(mine), strict=True):
-                part.share = shards(part, self.rank, of_ranks, needs[part.name])
+            costs = [needs[part.name].cost for part in parts]
+            chosen = self._comm.tell(homes.owners(costs, self.size))[0]
+            every = zip(parts, costs, chosen, *self._comm.tell(mine), strict=True)
+            for part, cost, owner, *of_ranks in every:
+                share = shards(part, self.rank, of_ranks, needs[part.name])
+                part.share = homes.homed(part, share, owner) if cost else share
+            self.has_homes = self.has_homes or any(costs)
+            homes.bring(self._comm, parts)
         divide(groups, self._engine, self.rank, self.size)
 
     def rooms(self, tensors: Sequence[Tensor], grads: list[Array | None]) -> list[Array | None]:
-        return grads if self._ranks.grads == "reduced" else self._sums.rooms(tensors, grads)
+        found = grads if self._ranks.grads == "reduced" else self._sums.rooms(tensors, grads)
+        return self.whole_rooms(tensors, found)
+
+    def whole_rooms(
+        self, tensors: Sequence[Tensor], grads: list[Array | None]
+    ) -> list[Array | None]:
+        return homes.rooms(tensors, grads) if self.has_homes else grads
+
+    def bring(
+        self, tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]
+    ) -> None:
+        if self.has_homes:
+            homes.bring(self._comm, tensors, grads, rooms)
 
     def reduce(
         self, tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]
@@ -108,8 +128,9 @@ class Team(Agreement):
         """Start filling in partial results through the host's memory; see `swap`."""
         counts, mine = [0] * self.size, []
         for partials in wanted:
-            for r in range(self.size):
-                counts[r] += partials.pieces[r].nbytes
+            for r, piece in enumerate(partials.pieces):
+                if piece.size:
+                    counts[r] += piece.nbytes
             with partials.where():
                 own = np.ascontiguousarray(to_host(partials.pieces[self.rank]))
                 mine.append(as_bytes(own))
@@ -167,9 +188,18 @@ class Team(Agreement):
         if self._gather is None or not self._gather.serves(tensors):
             self._gather = Gather(self._comm, tensors, packed=self._ranks.gather == "packed")
         self._gather()
+        self._send_back(tensors)
 
-    def start_gather(self, tensors: Sequence[Tensor]) -> StartedGather:
-        return StartedGather(self._comm, tensors)
+    def start_gather(self, tensors: Sequence[Tensor]) -> Arrivals:
+        self._send_back(tensors)
+        if self._later is None or not self._later.serves(tensors):
+            self._later = LaterGather(self._comm, tensors)
+        return self._later()
+
+    def _send_back(self, tensors: Sequence[Tensor]) -> None:
+        """Bring what owners have updated to the parts of all ranks."""
+        if self.has_homes:
+            homes.send_back(self._comm, tensors)
 
     def arrive(self, started: Any, place: int | None) -> None:
         with self._answered("Optimizer.wait"):
@@ -193,7 +223,8 @@ class Team(Agreement):
     def __deepcopy__(self, memo: Any) -> "Team":
         made: Team = object.__new__(Team)
         made.__dict__.update(self.__dict__)  # over the same communicator
-        made.replaced, made._gather = copy.deepcopy(self.replaced, memo), None
+        made.replaced = copy.deepcopy(self.replaced, memo)
+        made._gather = made._later = None
         made._told, made._inside = None, 0
         made._taken = Taken(made._comm, made._sums)
         return made
@@ -211,7 +242,7 @@ def _unpack(received: Bytes, rank: int, wanted: list[Partials]) -> None:
         piece = partials.pieces[rank]
         if not piece.size:
             continue
-        values = received[at : at + piece.nbytes].view(piece.dtype.name).reshape(piece.shape)
+        values = received[at : at + piece.nbytes].view(piece.dtype).reshape(piece.shape)
         with partials.where():
             piece[...] = values if isinstance(piece, np.ndarray) else like(piece, values)
         at += piece.nbytes

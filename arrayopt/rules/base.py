@@ -178,6 +178,11 @@ class Rule(ABC):
         return type(self).as_written is not Rule.as_written
 
     @property
+    def value_optional(self) -> bool:
+        """Whether steps without a value are made another way: `h.value` is None in these."""
+        return False
+
+    @property
     def masters(self) -> bool:
         """Whether parameters of 16 bits have masters."""
         return self.master_weights is not False and self.rounding == "nearest"
@@ -227,7 +232,7 @@ class Rule(ABC):
             The slots, as `slots` or the last update returned them, in at least float32.
         h : namespace
             This step's hyper-parameters as scalars, by field name (None where off); `h.t`, the number of updates of
-            this tensor, counting this one; and `h.value`, the value that the step was given.
+            this tensor, counting this one; and `h.value`, the value that the step was given (see `value_optional`).
 
         Returns
         -------
@@ -314,17 +319,24 @@ class Rule(ABC):
         TypeError
             If a schedule returns something that is not a number.
         """
+        return Numbers(self.hypers_at(step, value))
+
+    def hypers_at(self, step: Any, value: Any = None) -> dict[str, Any]:
+        """As `at`; not to be changed, for steps in which nothing can differ have one dict in common."""
         values, scheduled = self._numbers
+        if not (scheduled or self.value_optional) and value is None:
+            return values
         now = Numbers(values)
-        now.update({name: evaluate(who, values[name], step, interval) for name, who, interval in scheduled})
-        if value is not None:
+        for name, who, interval in scheduled:
+            now[name] = evaluate(who, values[name], step, interval)
+        if value is not None or self.value_optional:
             now[VALUE] = value
         return now
 
     @cached_property
-    def _numbers(self) -> tuple[dict[str, Any], list[tuple[str, str, str | None]]]:
+    def _numbers(self) -> tuple[Numbers, list[tuple[str, str, str | None]]]:
         """The hyper-parameters as they are given; and the names, owners and intervals of schedules."""
-        given = {name: getattr(self, name) for name in hypers(type(self))}
+        given = Numbers({name: getattr(self, name) for name in hypers(type(self))})
         intervals = hypers(type(self))
         scheduled = [name for name, x in given.items() if callable(x)]
         return given, [(name, f"{type(self).__name__}: `{name}`", intervals[name]) for name in scheduled]

@@ -6,9 +6,10 @@ from arrayopt.arrays import Array, zeros_in_place_of
 from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.step.accumulate import Adding
 from arrayopt.step.coming import Begun, Coming
+from arrayopt.step.commit import Commit
 from arrayopt.step.ready import Ready
 from arrayopt.step.release import Release
-from arrayopt.step.step import Commit, Step
+from arrayopt.step.step import Step
 
 __all__ = ["GivenStep"]
 
@@ -79,8 +80,9 @@ class GivenStep(Step):
         for place, tensor in enumerate(tensors):
             if tensor.block is not None:  # ranks compare the gradients of the same part
                 given[place] = rooms[place]
-        self._foresee(coming, rooms, stats=stats)
-        return Begun(given, rooms, rooms, reduced=True)
+        whole = self._team.whole_rooms(tensors, rooms)
+        self._foresee(coming, whole, stats=stats)
+        return Begun(given, rooms, whole, reduced=True)
 
     def drop_taken(self) -> None:
         """Forget what was taken; the step is made, or it has failed."""

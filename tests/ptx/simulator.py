@@ -63,7 +63,7 @@ class Machine(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A launch: the kernel, the grid, and, by the timing model, cycles and the bytes that memory was read and written."""
+    """A launch: the kernel, the grid, and, by the timing model, cycles and the bytes of memory."""
 
     name: str
     grid: int

@@ -19,7 +19,8 @@ from tests.rules.test_quantized import test_cuda_kernels_make_the_same_codes  # 
 from tests.step.test_layers_skipped import test_cupy as test_layers_that_are_skipped_alone  # noqa: F401
 
 SHAPES = {
-    "scalar": (), "few": (7,), "more": (4097,), "prime": (5003,), "empty": (0,), "matrix": (40, 130), "narrow": (130, 40),
+    "scalar": (), "few": (7,), "more": (4097,), "prime": (5003,), "empty": (0,), "matrix": (40, 130),
+    "narrow": (130, 40),
     "wide": (3, 16, 128), "kernels": (5, 4, 3, 3), "large": (1, 2, 70, 33),
 }  # fmt: skip
 
@@ -116,7 +117,10 @@ def test_a_ticket_that_does_not_wait_is_found(cupy, timing, monkeypatch):
 
 def test_copies_are_counted(timing):
     """A copy of 4 MB, of which the L2 cache holds a part: what is read from memory, and what is written."""
-    text = 'extern "C" __global__ void copied(const float4* x, float4* y) { const int i = blockIdx.x * 256 + threadIdx.x; y[i] = x[i]; }'
+    text = """extern "C" __global__ void copied(const float4* x, float4* y) {
+        const int i = blockIdx.x * 256 + threadIdx.x;
+        y[i] = x[i];
+    }"""
     x = timing.array(np.arange(1 << 20, dtype=np.float32))
     y = timing.array(np.zeros_like(x))
     timing.launch(timing.load(text), "copied", 1024, 256, [np.uint64(z.ctypes.data).tobytes() for z in (x, y)])

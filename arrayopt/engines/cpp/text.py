@@ -6,24 +6,21 @@ from collections.abc import Sequence
 from arrayopt.codecs import BLOCK, STORED
 from arrayopt.engines.native.columns import columns
 from arrayopt.engines.written import Written
+from arrayopt.fusion.bulk import Buffer, Codes, Elements, Multiply, Spread
 from arrayopt.fusion.graph import POSITION, Node
+from arrayopt.fusion.index import Index
 from arrayopt.fusion.layout import GEOMETRY, Layout
+from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.program import (
     Array,
-    Buffer,
-    Codes,
     Compute,
-    Elements,
     Fill,
     Function,
-    Index,
     Let,
     Loop,
-    Multiply,
     Place,
     Read,
-    Spread,
     Start,
     Statement,
     Take,
@@ -37,10 +34,6 @@ __all__ = ["Text", "index", "print_function"]
 
 FUNCTIONS = {"min": "least", "max": "greatest"}
 STRENGTH = {"+": 1, "-": 1, "*": 2, "//": 2, "%": 2}
-START = {"sum": "0", "max": "-INFINITY", "min": "INFINITY"}
-COMBINE = {"sum": "+", "max": "largest", "min": "smallest"}
-"""How `omp simd` combines what lanes have reduced; the names are of the header."""
-
 ROOMS = {"values": "double", "scalars": "double", "part": "double", "work": "W"}
 REST = "int64_t* t, const double* scalars, double* values, W* work, double* part"
 ARGUMENTS = {
@@ -54,7 +47,7 @@ ARGUMENTS = {
 def index(number: Index, within: int = 0) -> str:
     """The text of a number; in parentheses where what it is within binds as strongly, or more."""
     if number.op == "column":
-        return f"t[{number.args[0]}]"
+        return f"t[{' + '.join([number.args[0], *(index(x) for x in number.args[1:])])}]"
     if number.op in ("name", "number"):
         return str(number.args[0])
     if number.op in FUNCTIONS:
@@ -121,9 +114,10 @@ def _statements(text: Text, depth: int, body: Sequence[Statement]) -> None:
             case Let(name, value):
                 text.put(depth, f"{'' if name in known else 'int64_t '}{name} = {index(value)};")
                 known.add(name)
-            case Array(name, _):
+            case Array(name, _, address):
                 kind = text.stored(name)
-                text.put(depth, f"{kind}* const at_{name} = ({kind}*)t[AT_{name}];")
+                where = f"t[AT_{name}]" if address is None else index(address)
+                text.put(depth, f"{kind}* const at_{name} = ({kind}*){where};")
             case View(name, room, first, _):
                 text.put(depth, f"auto* const {name} = {room} + {index(first)};")
             case Read(node, place, wide):
@@ -134,19 +128,22 @@ def _statements(text: Text, depth: int, body: Sequence[Statement]) -> None:
                 kind = "auto" if node.dtype == "real" else text.kind(node)
                 text.put(depth, f"const {kind} {text.name(node)} = {text.expression(node)};")
                 known.add(text.name(node))
-            case Start(name, reduction):
+            case Start(Place() as place, reduction):
+                text.put(depth, f"{_place(place)} = {text.start(reduction)};")
+            case Start(str() as name, reduction):
                 text.put(
-                    depth, f"{'' if name in known else 'double '}{name} = {START[reduction.op]};"
+                    depth, f"{'' if name in known else 'double '}{name} = {text.start(reduction)};"
                 )
                 known.add(name)
             case Fill(view, size, reduction):
                 text.put(
                     depth,
                     f"for (int64_t i = 0; i < {index(size)}; ++i) {view}[i] ="
-                    f" {START[reduction.op]};",
+                    f" {text.start(reduction)};",
                 )
             case Take(reduction, into, value):
-                text.put(depth, f"{text.take(reduction, into, _place(value))};")
+                kept = _place(into) if isinstance(into, Place) else into
+                text.put(depth, f"{text.take(reduction, kept, _place(value))};")
             case Write(place, value):
                 _write(text, depth, place, value)
             case Loop(name, first, end, inside, turned):
@@ -241,10 +238,9 @@ def _elements(printer: Text, loop: Elements) -> None:
     printer.put(
         0, "", f"static __attribute__((noinline)) void {loop.function}({', '.join(given)}) {{"
     )
-    printer.put(1, *(f"W s{s.id} = {START[s.op]};" for s in totals))
-    printer.put(
-        0, f"#pragma omp simd{''.join(f' reduction({COMBINE[s.op]}:s{s.id})' for s in totals)}"
-    )
+    printer.put(1, *(f"W s{s.id} = {printer.start(s)};" for s in totals))
+    clauses = [f" reduction({REDUCTIONS[s.op].simd}:s{s.id})" for s in totals]
+    printer.put(0, f"#pragma omp simd{''.join(clauses)}")
     printer.put(1, "for (int64_t i = 0; i < count; ++i) {")
     if loop.position is not None:
         printer.put(2, "const int64_t position = start + i * each;")

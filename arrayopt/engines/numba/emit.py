@@ -7,9 +7,10 @@ pass k.
 """
 
 from arrayopt.codecs import STORED
+from arrayopt.engines.numba.header import CODES, DRAW, HALF, HEADER, ROUND, SPLIT
 from arrayopt.engines.numba.printer import ARGUMENTS, print_copies, print_function
 from arrayopt.engines.numba.products import header
-from arrayopt.engines.numba.text import CODES, DRAW, HALF, HEADER, REST, ROUND, SPLIT, Text
+from arrayopt.engines.numba.text import REST, Text
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.lower import lowered

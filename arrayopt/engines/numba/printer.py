@@ -5,22 +5,18 @@ from collections.abc import Sequence
 from arrayopt.codecs import BLOCK as BLOCK_SIZE
 from arrayopt.codecs import STORED
 from arrayopt.engines.numba.text import REST, UNITS, Text
+from arrayopt.fusion.bulk import Buffer, Codes, Elements, Multiply, Spread
 from arrayopt.fusion.graph import Node
+from arrayopt.fusion.index import Index, number
 from arrayopt.fusion.program import (
     Array,
-    Buffer,
-    Codes,
     Compute,
-    Elements,
     Fill,
     Function,
-    Index,
     Let,
     Loop,
-    Multiply,
     Place,
     Read,
-    Spread,
     Start,
     Statement,
     Take,
@@ -28,7 +24,6 @@ from arrayopt.fusion.program import (
     When,
     Write,
     elements_of,
-    number,
 )
 
 __all__ = ["ARGUMENTS", "print_copies", "print_function"]
@@ -78,7 +73,7 @@ ARGUMENTS = {
 def index(number: Index, within: int = 0) -> str:
     """The text of a number; in parentheses where what it is within binds as strongly, or more."""
     if number.op == "column":
-        return f"table[row, {number.args[0]}]"
+        return f"table[row, {' + '.join([number.args[0], *(index(x) for x in number.args[1:])])}]"
     if number.op in ("name", "number"):
         return str(number.args[0])
     if number.op in ("min", "max"):
@@ -112,8 +107,8 @@ def _statements(text: Text, depth: int, body: Sequence[Statement]) -> None:
         match statement:
             case Let(name, value):
                 text.put(depth, f"{name} = {index(value)}")
-            case Array(name, size):
-                text.array(depth, name, index(size))
+            case Array(name, size, address):
+                text.array(depth, name, index(size), None if address is None else index(address))
             case View(name, room, first, size):
                 text.put(depth, f"{name} = {room}[{index(first)} : {index(first + size)}]")
             case Read(node, place, wide):
@@ -121,11 +116,13 @@ def _statements(text: Text, depth: int, body: Sequence[Statement]) -> None:
             case Compute(node):
                 text.put(depth, f"{text.name(node)} = {text.expression(node)}")
             case Start(name, reduction):
-                text.put(depth, f"{name} = {text.start(reduction)}")
-            case Fill(view, _, reduction):
-                text.put(depth, f"{view}[:] = W({text.start(reduction)})")
+                kept = _place(name) if isinstance(name, Place) else name
+                text.put(depth, f"{kept} = {text.start(reduction)}")
+            case Fill(view, size, reduction):
+                text.put(depth, f"{view}[: {index(size)}] = W({text.start(reduction)})")
             case Take(reduction, into, value):
-                text.put(depth, text.take(reduction, into, _place(value)))
+                kept = _place(into) if isinstance(into, Place) else into
+                text.put(depth, text.take(reduction, kept, _place(value)))
             case Write(place, value):
                 text.put(depth, f"{_place(place)} = {_value(text, value)}")
             case Loop(name, first, end, inside, turned):
@@ -158,15 +155,15 @@ def _statements(text: Text, depth: int, body: Sequence[Statement]) -> None:
                 text.put(depth, f"{way}_{text.storage[array]}({stretch}, {planes}, {index(each)})")
 
 
-def _codes(text: Text, x: Codes) -> str:
+def _codes(text: Text, slot: Codes) -> str:
     """The call that reads codes, or stores them."""
-    block = x.first // BLOCK_SIZE
-    blocks = (x.count + (BLOCK_SIZE - 1)) // BLOCK_SIZE
-    codes = f"at_{x.array}[{index(x.first)} : {index(x.first + x.count)}]"
-    scales = f"at_{x.scale}[{index(block)} : {index(block + blocks)}]"
-    top = f"np.float32({STORED[text.storage[x.array]].top})"
-    way = "quantize" if x.store else "dequantize"
-    return f"{way}({codes}, {scales}, {x.buffer}[: {index(x.count)}], {top})"
+    block = slot.first // BLOCK_SIZE
+    blocks = (slot.count + (BLOCK_SIZE - 1)) // BLOCK_SIZE
+    stretch = f"at_{slot.array}[{index(slot.first)} : {index(slot.first + slot.count)}]"
+    scales = f"at_{slot.scale}[{index(block)} : {index(block + blocks)}]"
+    top = f"np.float32({STORED[text.storage[slot.array]].top})"
+    way = "quantize" if slot.store else "dequantize"
+    return f"{way}({stretch}, {scales}, {slot.buffer}[: {index(slot.count)}], {top})"
 
 
 def _place(place: Place) -> str:

@@ -1,0 +1,263 @@
+"""What generated modules begin with: the functions that Numba lacks."""
+
+from arrayopt.codecs import BLOCK
+from arrayopt.randomness import PARITY, ROTATIONS, ROUNDS
+from arrayopt.state.quantized import TINY
+
+__all__ = ["CODES", "DRAW", "HALF", "HEADER", "ROUND", "SPLIT"]
+
+HEADER = '''"""Fused loops{about}
+
+Arguments: `table`, a row of integers per tensor (the columns are named below: sizes, addresses,
+offsets); `scalars`, a row of float64 per tensor; `values`, what is computed between passes, per
+tensor; `work` and `part`, values over rows and columns, and partial sums. Columns IN_A_0 to IN_C_T
+are the batches, rows and columns that are here, with their first units; OWN is where in `work` the
+threads' own parts begin; FIRST and LAST are the units to run:
+all, but where several processes share a tensor. Stage -1 puts the address of a gradient's
+elements in the place of that of the NumPy array.
+
+All functions become part of `run`. Otherwise code that has just been compiled would call them as
+they were compiled by themselves, and code that is read from disk as they were compiled within
+`run`, which may round otherwise.
+"""
+import math
+
+import numba as nb
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+W = np.{real}
+FAST = {{"contract", "reassoc", "nsz"}}
+jit = nb.njit(error_model="numpy", nogil=True, fastmath=FAST)
+OWN = {{"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "forceinline": True}}
+inner = nb.njit(error_model="numpy", fastmath=FAST, **OWN)
+
+
+@intrinsic
+def pointer(typingctx, address):
+    """An address as a pointer."""
+    def codegen(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(types.voidptr))
+    return types.voidptr(types.int64), codegen
+
+
+@inner
+def look(array):
+    """Where the elements of a NumPy array lie; 0 if not in order, or not aligned."""
+    # count, type, data, ndim, shape, strides, base, dtype, flags
+    head = nb.carray(pointer(array), (9,), np.int64)
+    return head[2] if head[8] & 0x101 == 0x101 else 0
+
+
+@inner
+def maximum(a, b):
+    return a if (a > b) | (a != a) else b
+
+
+@inner
+def minimum(a, b):
+    return a if (a < b) | (a != a) else b
+
+
+@inner
+def select(c, a, b):
+    return a if c else b
+
+
+@nb.njit(error_model="numpy", fastmath={{"contract"}}, **OWN)
+def over(a, scale, reciprocal):
+    """A division; in this order, for the product of the latter two may be infinite."""
+    return a * scale * reciprocal
+
+
+@inner
+def sign(a):
+    return W(a > 0) - W(a < 0) if a == a else a
+
+'''
+
+HALF = """
+@intrinsic
+def bits_to_float(typingctx, bits):
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.FloatType())
+    return types.float32(types.uint32), codegen
+
+
+@intrinsic
+def float_to_bits(typingctx, x):
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.IntType(32))
+    return types.uint32(types.float32), codegen
+
+
+@intrinsic
+def load_float16(typingctx, bits):
+    def codegen(context, builder, signature, args):
+        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+    return types.float32(types.uint16), codegen
+
+
+@intrinsic
+def store_float16(typingctx, x):
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
+    return types.uint16(types.float32), codegen
+
+
+@inner
+def load_bfloat16(b):
+    return bits_to_float(np.uint32(b) << np.uint32(16))
+
+
+@inner
+def store_bfloat16(x):
+    b = float_to_bits(x)
+    rounded = (b + np.uint32(0x7FFF) + ((b >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    return np.uint16(rounded) if x == x else np.uint16((b >> np.uint32(16)) | np.uint32(0x40))
+
+
+@inner
+def current_bfloat16(m, p):
+    b = float_to_bits(p)  # as in arrayopt/randomness.py
+    apart = abs(np.int32(float_to_bits(m) - b)) + np.int32((b >> np.uint32(16)) & np.uint32(1))
+    return m if (np.uint32(apart) <= np.uint32(0x8000)) & (m == m) else p
+
+
+@inner
+def current_float16(m, p):
+    return m if load_float16(store_float16(m)) == p else p
+
+"""
+
+
+SPLIT = """
+@inner
+def joined_bfloat16(low, p):
+    joined = bits_to_float(np.uint32(np.int32(float_to_bits(p)) + np.int32(low) * np.int32(256)))
+    return joined if math.isfinite(p) else p
+
+
+@inner
+def joined_float16(low, p):
+    large = bits_to_float(np.uint32(np.int32(float_to_bits(p)) + np.int32(low) * np.int32(32)))
+    joined = p + low * np.float32(2.0**-32) if abs(p) <= np.float32(2.0**-14) else large
+    return joined if math.isfinite(p) else p
+
+
+@inner
+def low_bfloat16(master, p):
+    rounded = load_bfloat16(store_bfloat16(p))
+    apart = np.int32(float_to_bits(master)) - np.int32(float_to_bits(rounded))
+    apart = np.int32(apart + np.int32(128)) >> np.int32(8)
+    return np.float32(min(max(apart, -127), 127)) if math.isfinite(rounded) else np.float32(0.0)
+
+
+@inner
+def low_float16(master, p):
+    rounded = load_float16(store_float16(p))
+    apart = np.int32(float_to_bits(master)) - np.int32(float_to_bits(rounded))
+    apart = np.int32(apart + np.int32(16)) >> np.int32(5)
+    near = np.rint((master - rounded) * np.float32(2.0**32))
+    low = near if abs(rounded) <= np.float32(2.0**-14) else np.float32(apart)
+    if not math.isfinite(rounded):
+        return np.float32(0.0)
+    return min(max(low, np.float32(-127.0)), np.float32(127.0))
+
+"""
+
+
+CODES = f"""
+exact = nb.njit(error_model="numpy", **OWN)
+
+
+@exact
+def dequantize(codes, scales, values, top):
+    for block in range(scales.size):
+        step = load_bfloat16(scales[block]) * (np.float32(1.0) / top)
+        step = step if math.isfinite(step) else np.float32(np.nan)
+        first, end = block * {BLOCK}, min(block * {BLOCK} + {BLOCK}, values.size)
+        for i in range(first, end):
+            values[i] = W(np.float32(codes[i]) * step)
+
+
+@exact
+def quantize(codes, scales, values, top):
+    for block in range(scales.size):
+        first, end = block * {BLOCK}, min(block * {BLOCK} + {BLOCK}, values.size)
+        largest = np.int32(0)
+        for i in range(first, end):
+            bits = np.int32(float_to_bits(np.float32(values[i])) & np.uint32(0x7FFFFFFF))
+            largest = bits if bits > largest else largest
+        stored = store_bfloat16(bits_to_float(np.uint32(largest)))
+        scale = load_bfloat16(stored)
+        stored = np.uint16(0) if scale < np.float32({TINY!r}) else stored
+        scale = load_bfloat16(stored)
+        factor = top / scale if (scale > 0) & math.isfinite(scale) else np.float32(0.0)
+        scales[block] = stored
+        if factor > 0:
+            for i in range(first, end):
+                codes[i] = np.int32(min(np.rint(np.float32(values[i]) * factor), top))
+        else:
+            for i in range(first, end):
+                codes[i] = 0
+
+"""
+
+
+DRAW = f"""
+@intrinsic
+def threefry(typingctx, x, y, k0, k1):
+    def codegen(context, builder, signature, args):
+        x, y, *keys = args
+        word = x.type
+        keys.append(builder.xor(builder.xor(*keys), word({PARITY})))
+        x, y = builder.add(x, keys[0]), builder.add(y, keys[1])
+        for i in range({ROUNDS}):
+            turn = {ROTATIONS}[i % {len(ROTATIONS)}]
+            x = builder.add(x, y)
+            y = builder.or_(builder.shl(y, word(turn)), builder.lshr(y, word(32 - turn)))
+            y = builder.xor(y, x)
+            if i % 4 == 3:
+                n = i // 4 + 1
+                x = builder.add(x, keys[n % 3])
+                y = builder.add(y, builder.add(keys[(n + 1) % 3], word(n)))
+        return x
+    return types.uint32(*[types.uint32] * 4), codegen
+
+
+@inner
+def joined(high, low):
+    return np.uint32(np.int32(high)) << np.uint32(16) | np.uint32(np.int32(low))
+
+
+@nb.njit(error_model="numpy", **OWN)
+def uniform(position, a, b, c, d, t1, t0):
+    key = np.uint32(joined(a, b) + np.uint32(position >> 32))
+    bits = threefry(np.uint32(position), np.uint32(joined(t1, t0)), key, np.uint32(joined(c, d)))
+    return W(np.int32(bits >> np.uint32(8))) * W(2.0**-24)
+
+"""
+
+ROUND = """
+@inner
+def round_bfloat16(x, u):
+    b = float_to_bits(x)
+    rounded = (b + np.uint32(np.int32(u * np.float32(65536.0)))) & np.uint32(0xFFFF0000)
+    return bits_to_float(np.uint32(rounded)) if math.isfinite(x) else x
+
+
+@inner
+def round_float16(x, u):
+    b, size = float_to_bits(x), abs(x)
+    steps = size * np.float32(2.0**24)
+    whole = np.floor(steps)
+    whole += np.float32(u < steps - whole)
+    small = float_to_bits(whole * np.float32(2.0**-24)) | (b & np.uint32(0x80000000))
+    large = (b + np.uint32(np.int32(u * np.float32(8192.0)))) & np.uint32(0xFFFFE000)
+    rounded = bits_to_float(np.uint32(small if size < np.float32(2.0**-14) else large))
+    return rounded if math.isfinite(x) else x
+
+"""
