@@ -18,7 +18,7 @@ from tests.ptx.build import built, checkout
 __all__ = ["Machine", "Seen", "Simulator", "loaded"]
 
 ARCH = "75"
-"""The oldest compute capability that NVRTC compiles for; the simulator is told that it is 7.0, which differs in nothing here."""
+"""The oldest compute capability that NVRTC compiles for; the simulator is told that it is 7.0."""
 
 PAUSE = (
     "{ .reg .f32 %fz; .reg .pred %pz; mov.f32 %fz, 0f3F800000; sin.approx.f32 %fz, %fz;"
