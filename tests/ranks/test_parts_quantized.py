@@ -85,8 +85,9 @@ def test_parts_that_cut_blocks_are_refused(shape, cuts):
     ao.ranks.run(2, rank)
 
 
-@pytest.mark.slow(reason="compiles kernels")
-@pytest.mark.parametrize("rule", [kept(), ao.CAME(lr=0.01, state_dtype="int8")])
+@pytest.mark.parametrize(
+    "rule", [kept(), pytest.param(ao.CAME(lr=0.01, state_dtype="int8"), marks=pytest.mark.slow(reason="compiles"))]
+)
 def test_on_cuda_parts_have_the_blocks_of_whole_tensors(cupy, rule):
     one = ao.Optimizer(parameters(SHAPES), rule, engine="array_api")
     for k in range(2):
