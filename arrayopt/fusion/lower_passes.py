@@ -30,6 +30,9 @@ from arrayopt.state.quantized import scale_of
 
 __all__ = ["LoweringPasses"]
 
+PIECE = 256
+"""So many elements of slots of codes are widened at a time; with more, memory waits meanwhile."""
+
 AT_ONCE = 16
 """So many sums over a tensor are made in one loop: with more, registers would be few."""
 
@@ -71,7 +74,8 @@ class LoweringPasses(Lowering):
         # every other pass runs backwards, so that it begins with what the one before has left in
         # the cache
         # in turns it would be one loop more to compile
-        turned = index % 2 == 1 and not self.plan.multiplies
+        # codes are widened in pieces, which memory brings sooner one after the other
+        turned = index % 2 == 1 and not self.plan.multiplies and not self._codes(pass_)
         inside = self._tile(index, pass_) if matrices else self._stretch(index, pass_)
         body.append(Loop("unit", name("lo"), name("hi"), tuple(inside), turned))
         return Function(f"units_{index}", "units", tuple(body))
@@ -88,23 +92,24 @@ class LoweringPasses(Lowering):
         """The slots of a pass that are stored as codes."""
         return [x for x in pass_.arrays if x in self.plan.quantized]
 
-    def _stretch_of(
-        self, index: int | str, pass_: Pass, slices: dict[str, tuple[str, Index, Index]], at: Index
-    ) -> list[Statement]:
-        """The loop over the elements of a stretch, with what reads and stores codes before and
-        after it.
+    def _wide(
+        self, pass_: Pass, slices: dict[str, tuple[str, Index, Index]], at: Index
+    ) -> Iterator[Codes]:
+        """What reads a stretch of slots of codes into their buffers, from a place on; the loop over
+        the elements finds these there.
         """
-        before: list[Statement] = []
-        after: list[Statement] = []
         for array in self._codes(pass_):
             _, first, end = slices[f"at_{array}"]
-            count = end - first
-            slices[f"at_{array}"] = f"wide_{array}", ZERO, count
+            count, buffer = end - first, f"wide_{array}"
+            slices[f"at_{array}"] = buffer, at, at + count
             if array in pass_.loads:
-                before.append(Codes(False, array, scale_of(array), first, count, f"wide_{array}"))
+                yield Codes(False, array, scale_of(array), first, count, buffer, at)
+
+    def _stored(self, pass_: Pass, first: Index, end: Index) -> Iterator[Codes]:
+        """What stores a stretch of slots of codes from their buffers."""
+        for array in self._codes(pass_):
             if array in pass_.stores:
-                after.append(Codes(True, array, scale_of(array), first, count, f"wide_{array}"))
-        return [*before, self._elements(index, pass_, slices, at), *after]
+                yield Codes(True, array, scale_of(array), first, end - first, f"wide_{array}", ZERO)
 
     def _elements(
         self, index: int | str, pass_: Pass, slices: dict[str, tuple[str, Index, Index]], at: Index
@@ -147,31 +152,43 @@ class LoweringPasses(Lowering):
             return
         turns = pass_.in_turns(AT_ONCE)
         if not self._codes(pass_) and len(turns) == 1:
-            yield self._elements(
-                index,
-                pass_,
-                {f"at_{x}": (f"at_{x}", start, end_of_unit) for x in pass_.arrays},
-                start,
-            )
+            slices = {f"at_{x}": (f"at_{x}", start, end_of_unit) for x in pass_.arrays}
+            yield self._elements(index, pass_, slices, start)
             for order, reduction in enumerate(pass_.sums):
-                yield Write(
-                    Place("part", self.part(reduction) + name("unit")), Place("got", number(order))
-                )
+                part = Place("part", self.part(reduction) + name("unit"))
+                yield Write(part, Place("got", number(order)))
             return
         first, end, turn = name("first"), name("end"), name("turn")
         inside: list[Statement] = [
             Let("first", start + turn * STRETCH),
             Let("end", least(end_of_unit, first + STRETCH)),
         ]
-        for place, part in enumerate(turns if not self._codes(pass_) else [pass_]):
-            slices = {f"at_{x}": (f"at_{x}", first, end) for x in part.arrays}
-            inside += self._stretch_of(f"{index}_{place}" if place else index, part, slices, first)
-            for order, reduction in enumerate(part.sums):
-                inside.append(Take(reduction, f"t{reduction.id}", Place("got", number(order))))
+        if self._codes(pass_):
+            inside += self._in_pieces(index, pass_, first, end)
+        for place, turned in enumerate([] if self._codes(pass_) else turns):
+            slices = {f"at_{x}": (f"at_{x}", first, end) for x in turned.arrays}
+            here = f"{index}_{place}" if place else index
+            inside += [self._elements(here, turned, slices, first), *self._taken(turned)]
         yield from (Start(f"t{s.id}", s) for s in pass_.sums)
         yield Loop("turn", ZERO, (end_of_unit - start + (STRETCH - 1)) // STRETCH, tuple(inside))
         for reduction in pass_.sums:
             yield Write(Place("part", self.part(reduction) + name("unit")), f"t{reduction.id}")
+
+    def _in_pieces(self, index: int, pass_: Pass, first: Index, end: Index) -> Iterator[Statement]:
+        """A stretch with slots of codes: these are widened piece by piece, and stored together."""
+        piece, here, there = name("piece"), name("here"), name("there")
+        slices = {f"at_{x}": (f"at_{x}", here, there) for x in pass_.arrays}
+        inside: list[Statement] = [Let("here", first + piece * PIECE)]
+        inside.append(Let("there", least(end, here + PIECE)))
+        inside += self._wide(pass_, slices, here - first)
+        inside += [self._elements(index, pass_, slices, here), *self._taken(pass_)]
+        yield Loop("piece", ZERO, (end - first + (PIECE - 1)) // PIECE, tuple(inside))
+        yield from self._stored(pass_, first, end)
+
+    def _taken(self, pass_: Pass) -> Iterator[Take]:
+        """What the sums of a loop over elements are added to."""
+        for order, reduction in enumerate(pass_.sums):
+            yield Take(reduction, f"t{reduction.id}", Place("got", number(order)))
 
     def _tile(self, index: int, pass_: Pass) -> Iterator[Statement]:
         """A unit of a tensor that is seen as matrices: some rows and columns of one, or several
@@ -235,7 +252,9 @@ class LoweringPasses(Lowering):
             *(f"s{s.id}" for s in pass_.reducing("column")),
         ]
         slices |= {x: (x, ZERO, c1 - c0) for x in views}
-        yield from self._stretch_of(index, pass_, slices, (ab * name("R") + row) * name("C") + c0)
+        yield from self._wide(pass_, slices, ZERO)
+        yield self._elements(index, pass_, slices, (ab * name("R") + row) * name("C") + c0)
+        yield from self._stored(pass_, start, name("e"))
         for i, reduction in enumerate(pass_.reducing("tensor", "row", "batch")):
             got, kind = Place("got", number(i)), pass_.reductions[reduction]
             if kind == "row":

@@ -7,7 +7,7 @@ from arrayopt.codecs import BLOCK, STORED
 from arrayopt.engines.native.columns import columns
 from arrayopt.engines.written import Written
 from arrayopt.fusion.bulk import Buffer, Codes, Elements, Multiply, Spread
-from arrayopt.fusion.graph import POSITION, Node
+from arrayopt.fusion.graph import POSITION, Node, Spare
 from arrayopt.fusion.index import Index
 from arrayopt.fusion.layout import GEOMETRY, Layout
 from arrayopt.fusion.ops import REDUCTIONS
@@ -175,13 +175,15 @@ def _statements(text: Text, depth: int, body: Sequence[Statement]) -> None:
                 )
             case Buffer(name, size):
                 text.put(depth, f"W {name}[{size}];")
-            case Codes(store, array, scale, first, count, buffer):
+            case Codes(store, array, scale, first, count, buffer, at):
                 codes, scales = (
                     f"at_{array} + {index(first)}",
                     f"at_{scale} + {index(first // BLOCK)}",
                 )
                 way = "quantize" if store else "dequantize"
-                text.put(depth, f"{way}({codes}, {scales}, {buffer}, {index(count)});")
+                text.put(
+                    depth, f"{way}({codes}, {scales}, {buffer} + {index(at)}, {index(count)});"
+                )
             case Elements():
                 given = [
                     index(statement.count),
@@ -225,19 +227,24 @@ def _read(text: Text, depth: int, node: Node, place: Place, *, wide: bool) -> No
 def _elements(printer: Text, loop: Elements) -> None:
     """Print a loop over elements as a function."""
     totals = loop.totals
-    given = ["int64_t count"]
+    given = {"count": "int64_t count"}
     for name in loop.slices:
         kind = printer.stored(loop.storage[name]) if name in loop.storage else "W"
         constant = "" if name in loop.stores or name in loop.into.values() else "const "
-        given.append(f"{constant}{kind}* __restrict {name}")
+        given[name] = f"{constant}{kind}* __restrict {name}"
     for node in loop.scalars:
         kind = "W" if node.on_host else printer.kind(node)
-        given.append(f"const {kind} {_bare(printer, node)}")
-    given += ["int64_t start", "int64_t each"] if loop.position is not None else []
-    given += ["W* __restrict got"] if totals else []
-    printer.put(
-        0, "", f"static __attribute__((noinline)) void {loop.function}({', '.join(given)}) {{"
-    )
+        given[_bare(printer, node)] = f"const {kind} {_bare(printer, node)}"
+    if loop.position is not None:
+        given |= {"start": "int64_t start", "each": "int64_t each"}
+    given |= {"got": "W* __restrict got"} if totals else {}
+    declared = ", ".join(given.values())
+    summed = {s.args[0].id for s in totals if not isinstance(s.data, Spare)}
+    spare = [s for s in totals if isinstance(s.data, Spare) and s.data.plain in summed]
+    spare = [] if loop.stores or loop.into else spare
+    function = f"{loop.function}_of" if spare else loop.function
+    printer.put(0, "", *(["template <bool all>"] if spare else []))
+    printer.put(0, f"static __attribute__((noinline)) void {function}({declared}) {{")
     printer.put(1, *(f"W s{s.id} = {printer.start(s)};" for s in totals))
     clauses = [f" reduction({REDUCTIONS[s.op].simd}:s{s.id})" for s in totals]
     printer.put(0, f"#pragma omp simd{''.join(clauses)}")
@@ -245,14 +252,8 @@ def _elements(printer: Text, loop: Elements) -> None:
     if loop.position is not None:
         printer.put(2, "const int64_t position = start + i * each;")
     for name, node in loop.loads.items():
-        here = f"{name}[i]"
-        text = (
-            f"widen({here})"
-            if name in loop.storage
-            else f"{here} != 0"
-            if node.dtype == "bool"
-            else here
-        )
+        text = f"{name}[i] != 0" if node.dtype == "bool" else f"{name}[i]"
+        text = f"widen({name}[i])" if name in loop.storage else text
         printer.put(2, f"const {printer.kind(node)} {printer.name(node)} = {text};")
     for node in loop.nodes:
         text = printer.expression(node)
@@ -269,8 +270,27 @@ def _elements(printer: Text, loop: Elements) -> None:
             printer.put(2, f"{only}{here} = {value};")
     for s, node in loop.sums.items():
         into = f"{loop.into[s]}[i]" if s in loop.into else f"s{s.id}"
-        printer.put(2, f"{printer.take(s, into, printer.name(node))};")
+        only = "if (all) " if s in spare else ""
+        printer.put(2, f"{only}{printer.take(s, into, printer.name(node))};")
     printer.put(1, "}", *(f"got[{i}] = s{s.id};" for i, s in enumerate(totals)))
+    printer.put(0, "}")
+    if spare:
+        _without(printer, loop, spare, declared, ", ".join(given))
+
+
+def _without(printer: Text, loop: Elements, spare: list[Node], declared: str, given: str) -> None:
+    """Print the function that makes a loop without its spare sums first, and with them where it
+    must.
+    """
+    at = {s.args[0].id: i for i, s in enumerate(loop.totals) if s not in spare}
+    enough = dict[str, None]()
+    for s in spare:
+        i, low, high = at[s.data.plain], s.data.low, s.data.high
+        enough[f"got[{i}] >= (W){low!r}"] = None
+        enough |= {f"got[{i}] <= (W){high!r}": None} if math.isfinite(high) else {}
+    printer.put(0, "", f"static void {loop.function}({declared}) {{")
+    printer.put(1, f"{loop.function}_of<false>({given});")
+    printer.put(1, f"if (!({' && '.join(enough)})) {loop.function}_of<true>({given});")
     printer.put(0, "}")
 
 

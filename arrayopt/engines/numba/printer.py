@@ -163,7 +163,8 @@ def _codes(text: Text, slot: Codes) -> str:
     scales = f"at_{slot.scale}[{index(block)} : {index(block + blocks)}]"
     top = f"np.float32({STORED[text.storage[slot.array]].top})"
     way = "quantize" if slot.store else "dequantize"
-    return f"{way}({stretch}, {scales}, {slot.buffer}[: {index(slot.count)}], {top})"
+    values = f"{slot.buffer}[{index(slot.at)} : {index(slot.at + slot.count)}]"
+    return f"{way}({stretch}, {scales}, {values}, {top})"
 
 
 def _place(place: Place) -> str:
