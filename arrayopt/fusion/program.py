@@ -1,162 +1,42 @@
 """A plan as a program: plain statements, in which every place is an explicit index.
 
-Printers for Numba and for C++ print the same program. A function of a program works on one tensor,
-which is a row of the table: see `arrayopt.engines.native.columns`. Values of the plan are called by
-their nodes; all else by names.
+Printers for Numba, C++ and CUDA print the same statements. A function of a program works on one
+tensor, which is a row of the table. Values of the plan are called by their nodes; all else by
+names.
 """
 
-import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
 
 from arrayopt.fusion.graph import Node
+from arrayopt.fusion.index import ZERO, Index, Place
 
 __all__ = [
     "Array",
+    "Body",
     "Buffer",
-    "Call",
     "Codes",
     "Compute",
     "Elements",
     "Fill",
+    "Fold",
     "Function",
-    "Index",
     "Let",
     "Loop",
     "Multiply",
-    "Place",
     "Program",
     "Read",
     "Spread",
+    "Stage",
     "Start",
     "Statement",
     "Take",
     "View",
     "When",
     "Write",
-    "column",
+    "apart",
     "elements_of",
-    "evaluated",
-    "greatest",
-    "least",
-    "name",
-    "number",
-    "product",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Index:
-    """A whole number, none of which is negative, that the code computes.
-
-    Attributes
-    ----------
-    op : str
-        ``number``, ``name``, ``column`` (of the tensor's row of the table), ``+``, ``-``, ``*``,
-        ``//``, ``%``,
-        ``min`` or ``max``.
-    args : tuple
-        The number or the name; else what it is computed from.
-    """
-
-    op: str
-    args: tuple[Any, ...]
-
-    def __add__(self, other: "Index | int") -> "Index":
-        return Index("+", (self, _index(other)))
-
-    def __sub__(self, other: "Index | int") -> "Index":
-        return Index("-", (self, _index(other)))
-
-    def __mul__(self, other: "Index | int") -> "Index":
-        return Index("*", (self, _index(other)))
-
-    def __rmul__(self, other: int) -> "Index":
-        return _index(other) * self
-
-    def __floordiv__(self, other: "Index | int") -> "Index":
-        return Index("//", (self, _index(other)))
-
-    def __mod__(self, other: "Index | int") -> "Index":
-        return Index("%", (self, _index(other)))
-
-
-def _index(x: "Index | int") -> Index:
-    return x if isinstance(x, Index) else number(x)
-
-
-def number(x: int) -> Index:
-    """A number that is known now."""
-    return Index("number", (x,))
-
-
-def name(x: str) -> Index:
-    """A number that has a name in the code."""
-    return Index("name", (x,))
-
-
-def column(x: str) -> Index:
-    """What a column of the table holds for the tensor."""
-    return Index("column", (x,))
-
-
-def least(a: "Index | int", b: "Index | int") -> Index:
-    """The smaller of two numbers."""
-    return Index("min", (_index(a), _index(b)))
-
-
-def greatest(a: Index | int, b: Index | int) -> Index:
-    """The larger of two numbers."""
-    return Index("max", (_index(a), _index(b)))
-
-
-def product(factors: Iterable[str]) -> Index:
-    """The product of numbers that have names; 1 of none."""
-    names = list(map(name, factors))
-    made = names[0] if names else _index(1)
-    for factor in names[1:]:
-        made = made * factor
-    return made
-
-
-def evaluated(x: Index, names: Mapping[str, Any]) -> Any:
-    """What a number is, where names stand for these."""
-    if x.op in ("name", "number"):
-        return names[x.args[0]] if x.op == "name" else x.args[0]
-    return OPERATORS[x.op](*(evaluated(a, names) for a in x.args))
-
-
-OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "//": operator.floordiv,
-    "%": operator.mod,
-    "min": np.minimum,
-    "max": np.maximum,
-}
-"""What indices are computed by."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a number lies.
-
-    Attributes
-    ----------
-    room : str
-        ``work``, ``part``; ``values`` or ``scalars``, of the tensor; an `Array` or a `View`;
-        ``got``, for what the last
-        `Elements` have been reduced to.
-    index : Index
-        Its number there.
-    """
-
-    room: str
-    index: Index
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +67,12 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A value is what lies in a place; in the dtype of arithmetic, unless it is wide."""
+    """A value is what lies in a place, or what a variable holds; in the dtype of arithmetic, unless
+    it is wide.
+    """
 
     node: Node
-    place: Place
+    place: Place | str
     wide: bool = False
 
 
@@ -225,6 +107,36 @@ class Take:
     reduction: Node
     into: str
     value: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """A variable becomes what a reduction makes of what lies in a place.
+
+    Attributes
+    ----------
+    name : str
+        The variable.
+    reduction : Node
+        The reduction.
+    ranges : tuple of (str, Index)
+        What numbers the place's index goes over: their names and their ends, from outside in.
+    place : Place
+        Where each lies.
+    """
+
+    name: str
+    reduction: Node
+    ranges: tuple[tuple[str, Index], ...]
+    place: Place
+
+    @property
+    def serial(self) -> "tuple[Statement, ...]":
+        """The same by one thread."""
+        body: Statement = Take(self.reduction, self.name, self.place)
+        for name, end in reversed(self.ranges):
+            body = Loop(name, ZERO, end, (body,))
+        return Start(self.name, self.reduction), body
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +223,42 @@ class Elements:
     def totals(self) -> list[Node]:
         """What is reduced to one value for all elements."""
         return [s for s in self.sums if s not in self.into]
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What a pass does, by how often: once for a tensor, a matrix, a row, some columns, an element.
+    Engines have the loops.
+
+    Attributes
+    ----------
+    tensor, batch, row : tuple of Read
+        Values that are the same for a tensor, a matrix, a row.
+    columns : dict of Node to Place
+        Values that are the same for a column, and where the matrix's first one lies.
+    elements : Elements
+        What is done with elements, without where these are; if they are drawn at random, the
+        position is that of the tensor's first element.
+    sums : dict of str to (dict of Node to Index)
+        By what partial results are kept for (``tensor``, ``row``, ``column``, ``batch``), the
+        reductions, and where the partial results of each begin.
+    arrays : dict of str to Index
+        What is read and written, and how many numbers each array has.
+    codes : tuple of str
+        Those of the arrays that are stored as codes.
+    again : frozenset of str
+        Those that this pass or a later one reads again in the step.
+    """
+
+    tensor: tuple[Read, ...]
+    batch: tuple[Read, ...]
+    row: tuple[Read, ...]
+    columns: dict[Node, Place]
+    elements: Elements
+    sums: dict[str, dict[Node, Index]]
+    arrays: dict[str, Index]
+    codes: tuple[str, ...]
+    again: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,10 +358,12 @@ Statement = (
     | Start
     | Fill
     | Take
+    | Fold
     | Write
     | Loop
     | When
     | Elements
+    | Body
     | Spread
     | Multiply
     | Buffer
@@ -430,9 +380,9 @@ class Function:
     name : str
         What it is called.
     shared : str
-        How threads share it: each does ``units`` from ``lo`` to ``hi``; or finds its own by its
-        number among
-        ``threads``; or one does all.
+        How threads share it. On a CPU each does ``units`` from ``lo`` to ``hi``; or finds its own
+        by its number among ``threads``; or one does all. On a device, see
+        `arrayopt.fusion.lower_stages`.
     body : tuple of Statement
         What it does.
     scratch : tuple of str
@@ -446,17 +396,23 @@ class Function:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """What is done at a stage.
+class Stage:
+    """What is done of a tensor before threads, or blocks, meet.
 
     Attributes
     ----------
+    kind : str
+        ``pass``; ``product`` of matrices; ``between`` passes.
+    axes : str
+        The axes of what comes out; of a pass, the elements'.
     function : Function
-        The function, which several stages may have in common.
+        What it does, which several stages may have in common.
     scratch : tuple of str
         The arrays in place of the function's `scratch`.
     """
 
+    kind: str
+    axes: str
     function: Function
     scratch: tuple[str, ...] = ()
 
@@ -467,19 +423,30 @@ class Program:
 
     Attributes
     ----------
-    stages : tuple of Call or None
-        Stage 2k comes before pass k, if anything does; stage 2k + 1 is pass k.
+    stages : tuple of Stage
+        On a CPU, stage 2k comes before pass k, and may do nothing; stage 2k + 1 is pass k. On a
+        device, each loop before a pass is a stage.
     planes : tuple of Index
         How many planes a thread needs for each segment, for matrices of R rows and C columns.
     """
 
-    stages: tuple[Call | None, ...]
+    stages: tuple[Stage, ...]
     planes: tuple[Index, ...] = ()
 
     @property
     def functions(self) -> list[Function]:
-        """The functions, each once."""
-        return list({id(call.function): call.function for call in self.stages if call}.values())
+        """The functions that do something, each once."""
+        found = [stage.function for stage in self.stages if stage.function.body]
+        return list({id(function): function for function in found}.values())
+
+
+def apart(ranges: Sequence[tuple[str, Index]], whole: Index) -> list[Let]:
+    """Take a position among all that some ranges have together apart: the position in each."""
+    made = []
+    for i, (name, end) in reversed(list(enumerate(ranges))):
+        made.append(Let(name, whole % end if i else whole))
+        whole = whole // end
+    return made
 
 
 def elements_of(body: Iterable[Statement]) -> Iterator[Elements]:

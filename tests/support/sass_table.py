@@ -10,7 +10,7 @@ from pathlib import Path
 
 import arrayopt as ao
 from arrayopt.engines.cuda.emit import emit
-from arrayopt.engines.cuda.stages import stages
+from arrayopt.fusion.lower_stages import in_stages
 from arrayopt.fusion.plans import plan_for
 from arrayopt.rules.gradients import GradientNorms
 from tests.cudacpu import nvrtc
@@ -59,7 +59,7 @@ def look(name, arch=ARCH, dtype="float32"):
     rule, rank = RULES[name]
     plan = plan_for(rule, rank, dtype, lean=True, stats=isinstance(rule, GradientNorms))
     kernel = sass.kernel(emit(plan, dtype), arch)
-    at = [j for j, stage in enumerate(stages(plan)) if stage.kind == "pass"]
+    at = [j for j, stage in enumerate(in_stages(plan).stages) if stage.kind == "pass"]
     return kernel, [
         Row(tuple(p.loads), tuple(p.stores), plan.bytes_of(p), sass.facts(kernel, j))
         for j, p in zip(at, plan.passes, strict=True)

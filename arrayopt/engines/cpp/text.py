@@ -1,47 +1,22 @@
 """Printing a program as C++."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable
+from typing import ClassVar
 
-from arrayopt.codecs import BLOCK, STORED
+from arrayopt.codecs import BLOCK
+from arrayopt.engines.cplusplus import CPlusPlus
 from arrayopt.engines.native.columns import columns
-from arrayopt.engines.written import Written
+from arrayopt.fusion import program
 from arrayopt.fusion.graph import POSITION, Node
-from arrayopt.fusion.layout import GEOMETRY, Layout
+from arrayopt.fusion.layout import Layout
 from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.program import (
-    Array,
-    Buffer,
-    Codes,
-    Compute,
-    Elements,
-    Fill,
-    Function,
-    Index,
-    Let,
-    Loop,
-    Multiply,
-    Place,
-    Read,
-    Spread,
-    Start,
-    Statement,
-    Take,
-    View,
-    When,
-    Write,
-    elements_of,
-)
 
-__all__ = ["Text", "index", "print_function"]
+__all__ = ["Text"]
 
-FUNCTIONS = {"min": "least", "max": "greatest"}
-STRENGTH = {"+": 1, "-": 1, "*": 2, "//": 2, "%": 2}
 START = {"sum": "0", "max": "-INFINITY", "min": "INFINITY"}
 COMBINE = {"sum": "+", "max": "largest", "min": "smallest"}
 """How `omp simd` combines what lanes have reduced; the names are of the header."""
 
-ROOMS = {"values": "double", "scalars": "double", "part": "double", "work": "W"}
 REST = "int64_t* t, const double* scalars, double* values, W* work, double* part"
 ARGUMENTS = {
     "": REST,
@@ -51,233 +26,154 @@ ARGUMENTS = {
 """What a function takes, by how threads share it."""
 
 
-def index(number: Index, within: int = 0) -> str:
-    """The text of a number; in parentheses where what it is within binds as strongly, or more."""
-    if number.op == "column":
-        return f"t[{number.args[0]}]"
-    if number.op in ("name", "number"):
-        return str(number.args[0])
-    if number.op in FUNCTIONS:
-        return f"{FUNCTIONS[number.op]}({', '.join(map(index, number.args))})"
-    left, right = number.args
-    strength = STRENGTH[number.op]
-    text = f"{index(left, strength - 1)} {number.op[0]} {index(right, strength)}"
-    return f"({text})" if strength <= within else text
-
-
-class Text(Written):
+class Text(CPlusPlus):
     """The text of a source, being written."""
 
-    language = "cuda"  # its texts are C++, with the functions of the headers
+    words: ClassVar[dict[str, str]] = {"min": "least", "max": "greatest", "//": "/"}
+    whole = "int64_t"
 
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, where: Layout) -> None:
-        super().__init__(plan, dtype, grad_dtype, where, GEOMETRY)
-        self.columns = columns(plan, where)
+        super().__init__(plan, dtype, grad_dtype, where, columns(plan, where))
+        self.known: set[str] = set()
 
     def name(self, node: Node) -> str:
-        """What a value is called in the text."""
-        if node.op == "const":
-            if node.dtype == "bool":
-                return str(node.data).lower()
-            special = (
-                "NAN" if math.isnan(node.data) else "INFINITY" if node.data > 0 else "-INFINITY"
-            )
-            return f"(W){node.data!r}" if math.isfinite(node.data) else f"(W){special}"
-        if node.op == POSITION:
-            return "position"
-        if node.on_host:
-            return (
-                f"h{self.scalar[node]}" if node.dtype != "bool" else f"(h{self.scalar[node]} != 0)"
-            )
-        return f"{node.data}_" if node.op == "input" else f"x{node.id}".replace("-", "_")
+        if node.op in ("const", POSITION):
+            return "position" if node.op == POSITION else self.constant(node)
+        truth = node.on_host and node.dtype == "bool"
+        return f"({self.bare(node)} != 0)" if truth else self.bare(node)
 
-    def kind(self, n: Node, real: str = "W") -> str:
-        """The C++ type of a value."""
-        return {"bool": "bool", "complex": "Complex", "real": real}[n.dtype]
+    def function(self, function: program.Function) -> None:
+        """Print a function, after the loops over elements that it calls."""
+        most = 0
+        for elements in program.elements_of(function.body):
+            self._elements(elements)
+            most = max(most, len(elements.totals))
+        given = [ARGUMENTS[function.shared], *(f"int64_t AT_{x}" for x in function.scratch)]
+        self.put(0, "", f"static void {function.name}({', '.join(given)}) {{")
+        self.put(1, *([f"W got[{most}];"] if most else []))
+        self.statements(1, function.body)
+        self.put(0, "}")
 
-    def stored(self, array: str) -> str:
-        """The C++ type of what an array holds."""
-        return STORED[self.storage[array]].cuda
+    def statements(self, depth: int, body: Iterable[program.Statement]) -> None:
+        outer, self.known = self.known, set()
+        super().statements(depth, body)
+        self.known = outer
 
+    def _again(self, name: str) -> bool:
+        """Whether these statements have defined a name before."""
+        found = name in self.known
+        self.known.add(name)
+        return found
 
-def print_function(text: Text, function: Function) -> None:
-    """Print a function, after the loops over elements that it calls."""
-    most = 0
-    for elements in elements_of(function.body):
-        _elements(text, elements)
-        most = max(most, len(elements.totals))
-    given = ", ".join([ARGUMENTS[function.shared], *(f"int64_t AT_{x}" for x in function.scratch)])
-    text.put(0, "", f"static void {function.name}({given}) {{")
-    text.put(1, *([f"W got[{most}];"] if most else []))
-    _statements(text, 1, function.body)
-    text.put(0, "}")
-
-
-def _statements(text: Text, depth: int, body: Sequence[Statement]) -> None:
-    """Print statements."""
-    known: set[str] = set()
-    for statement in body:
+    def statement(self, depth: int, statement: program.Statement) -> None:
+        index = self.index
         match statement:
-            case Let(name, value):
-                text.put(depth, f"{'' if name in known else 'int64_t '}{name} = {index(value)};")
-                known.add(name)
-            case Array(name, _):
-                kind = text.stored(name)
-                text.put(depth, f"{kind}* const at_{name} = ({kind}*)t[AT_{name}];")
-            case View(name, room, first, _):
-                text.put(depth, f"auto* const {name} = {room} + {index(first)};")
-            case Read(node, place, wide):
-                if _bare(text, node) not in known:
-                    _read(text, depth, node, place, wide=wide)
-                known.add(_bare(text, node))
-            case Compute(node):
-                kind = "auto" if node.dtype == "real" else text.kind(node)
-                text.put(depth, f"const {kind} {text.name(node)} = {text.expression(node)};")
-                known.add(text.name(node))
-            case Start(name, reduction):
-                text.put(
-                    depth, f"{'' if name in known else 'double '}{name} = {START[reduction.op]};"
-                )
-                known.add(name)
-            case Fill(view, size, reduction):
-                text.put(
-                    depth,
-                    f"for (int64_t i = 0; i < {index(size)}; ++i) {view}[i] ="
-                    f" {START[reduction.op]};",
-                )
-            case Take(reduction, into, value):
-                text.put(depth, f"{text.take(reduction, into, _place(value))};")
-            case Write(place, value):
-                _write(text, depth, place, value)
-            case Loop(name, first, end, inside, turned):
-                a, b = index(first), index(end)
-                head = f"int64_t {name} = {a}; {name} < {b}; ++{name}"
-                if turned:
-                    head = f"int64_t {name} = {index(end - 1)}; {name} >= {a}; --{name}"
-                text.put(depth, f"for ({head}) {{")
-                _statements(text, depth + 1, inside)
-                text.put(depth, "}")
-            case When(left, right, then, otherwise):
-                text.put(depth, f"if ({index(left)} == {index(right)}) {{")
-                _statements(text, depth + 1, then)
-                text.put(depth, "} else {")
-                _statements(text, depth + 1, otherwise)
-                text.put(depth, "}")
-            case Multiply(a, b, out, first, end, sides, turned, symmetric):
-                arrays = [f"(W*)t[AT_{array}] + {index(start)}" for array, start in (a, b, out)]
-                numbers = [
-                    *map(index, (first, end, *sides)),
-                    *(str(int(flag)) for flag in (*turned, symmetric)),
-                ]
-                text.put(depth, f"multiply((void*)t[BLAS], {', '.join([*arrays, *numbers])});")
-            case Spread(back, array, first, end, planes, each):
-                way, source = "give" if back else "take", f"at_{array} + {index(first)}"
-                text.put(
-                    depth,
-                    f"{way}({source}, {planes}, {index((end - first) // each)}, {index(each)});",
-                )
-            case Buffer(name, size):
-                text.put(depth, f"W {name}[{size}];")
-            case Codes(store, array, scale, first, count, buffer):
-                codes, scales = (
-                    f"at_{array} + {index(first)}",
-                    f"at_{scale} + {index(first // BLOCK)}",
-                )
+            case program.Let(name, value):
+                kind = "" if self._again(name) else "int64_t "
+                self.put(depth, f"{kind}{name} = {index(value)};")
+            case program.Array(name, _):
+                kind = self.stored(name)
+                self.put(depth, f"{kind}* const at_{name} = ({kind}*)t[AT_{name}];")
+            case program.View(name, room, first, _):
+                self.put(depth, f"auto* const {name} = {room} + {index(first)};")
+            case program.Read(node, place, wide):
+                if not self._again(self.bare(node)):
+                    self.put(depth, self._read(node, self.value(place), wide=wide))
+            case program.Compute(node):
+                kind = "auto" if node.dtype == "real" else self.kind(node)
+                self.put(depth, f"const {kind} {self.name(node)} = {self.expression(node)};")
+                self.known.add(self.name(node))
+            case program.Start(name, reduction):
+                kind = "" if self._again(name) else "double "
+                self.put(depth, f"{kind}{name} = {START[reduction.op]};")
+            case program.Fill(view, size, reduction):
+                head = f"for (int64_t i = 0; i < {index(size)}; ++i)"
+                self.put(depth, f"{head} {view}[i] = {START[reduction.op]};")
+            case program.Take(reduction, into, value):
+                self.put(depth, f"{self.take(reduction, into, self.place(value))};")
+            case program.Write(place, value):
+                self.put(depth, f"{self.place(place)} = {self.value(value)};")
+            case program.Multiply(a, b, out, first, end, sides, turned, symmetric):
+                given = ["(void*)t[BLAS]"]
+                given += [f"(W*)t[AT_{array}] + {index(start)}" for array, start in (a, b, out)]
+                given += map(index, (first, end, *sides))
+                given += [str(int(flag)) for flag in (*turned, symmetric)]
+                self.put(depth, f"multiply({', '.join(given)});")
+            case program.Spread(back, array, first, end, planes, each):
+                way, count = "give" if back else "take", index((end - first) // each)
+                source = f"at_{array} + {index(first)}"
+                self.put(depth, f"{way}({source}, {planes}, {count}, {index(each)});")
+            case program.Buffer(name, size):
+                self.put(depth, f"W {name}[{size}];")
+            case program.Codes(store, array, scale, first, count, buffer):
+                codes, scales = index(first), index(first // BLOCK)
                 way = "quantize" if store else "dequantize"
-                text.put(depth, f"{way}({codes}, {scales}, {buffer}, {index(count)});")
-            case Elements():
-                given = [
-                    index(statement.count),
-                    *(f"{array} + {index(first)}" for array, first, _ in statement.slices.values()),
-                ]
-                given += [_bare(text, n) for n in statement.scalars]
+                given = [f"at_{array} + {codes}", f"at_{scale} + {scales}", buffer, index(count)]
+                self.put(depth, f"{way}({', '.join(given)});")
+            case program.Elements():
+                given = [index(statement.count)]
+                for array, first, _ in statement.slices.values():
+                    given.append(f"{array} + {index(first)}")
+                given += map(self.bare, statement.scalars)
                 if statement.position is not None and statement.stride is not None:
                     given += [index(statement.position), index(statement.stride)]
                 given += ["got"] if statement.totals else []
-                text.put(depth, f"{statement.function}({', '.join(given)});")
+                self.put(depth, f"{statement.function}({', '.join(given)});")
+            case _:
+                super().statement(depth, statement)
 
+    def _read(self, node: Node, place: str, *, wide: bool) -> str:
+        """A scalar keeps its number, also where it is a truth value."""
+        if node.on_host:
+            kind = "double" if wide else "W"
+            return f"const {kind} {self.bare(node)} = ({kind}){place};"
+        if node.dtype == "bool":
+            return f"const bool {self.name(node)} = {place} != 0;"
+        return f"const {'auto' if wide else 'W'} {self.name(node)} = {place};"
 
-def _place(place: Place) -> str:
-    """What lies in a place."""
-    return f"{place.room}[{index(place.index)}]"
-
-
-def _write(printer: Text, depth: int, place: Place, value: "Node | str | Place") -> None:
-    text = (
-        _place(value)
-        if isinstance(value, Place)
-        else value
-        if isinstance(value, str)
-        else printer.name(value)
-    )
-    printer.put(depth, f"{_place(place)} = {text};")
-
-
-def _read(text: Text, depth: int, node: Node, place: Place, *, wide: bool) -> None:
-    """A scalar keeps its number, also where it is a truth value."""
-    if place.room == "scalars":
-        name, kind = f"h{text.scalar[node]}", "double" if wide else "W"
-        text.put(depth, f"const {kind} {name} = ({kind}){_place(place)};")
-    elif node.dtype == "bool":
-        text.put(depth, f"const bool {text.name(node)} = {_place(place)} != 0;")
-    else:
-        kind = "auto" if wide else "W"
-        text.put(depth, f"const {kind} {text.name(node)} = {_place(place)};")
-
-
-def _elements(printer: Text, loop: Elements) -> None:
-    """Print a loop over elements as a function."""
-    totals = loop.totals
-    given = ["int64_t count"]
-    for name in loop.slices:
-        kind = printer.stored(loop.storage[name]) if name in loop.storage else "W"
-        constant = "" if name in loop.stores or name in loop.into.values() else "const "
-        given.append(f"{constant}{kind}* __restrict {name}")
-    for node in loop.scalars:
-        kind = "W" if node.on_host else printer.kind(node)
-        given.append(f"const {kind} {_bare(printer, node)}")
-    given += ["int64_t start", "int64_t each"] if loop.position is not None else []
-    given += ["W* __restrict got"] if totals else []
-    printer.put(
-        0, "", f"static __attribute__((noinline)) void {loop.function}({', '.join(given)}) {{"
-    )
-    printer.put(1, *(f"W s{s.id} = {START[s.op]};" for s in totals))
-    printer.put(
-        0, f"#pragma omp simd{''.join(f' reduction({COMBINE[s.op]}:s{s.id})' for s in totals)}"
-    )
-    printer.put(1, "for (int64_t i = 0; i < count; ++i) {")
-    if loop.position is not None:
-        printer.put(2, "const int64_t position = start + i * each;")
-    for name, node in loop.loads.items():
-        here = f"{name}[i]"
-        text = (
-            f"widen({here})"
-            if name in loop.storage
-            else f"{here} != 0"
-            if node.dtype == "bool"
-            else here
-        )
-        printer.put(2, f"const {printer.kind(node)} {printer.name(node)} = {text};")
-    for node in loop.nodes:
-        text = printer.expression(node)
-        if node.op == "where" and node.dtype == "real" and not node.args[0].axes:
-            text = f"chosen({', '.join(map(printer.name, node.args))})"
-        printer.put(2, f"const {printer.kind(node)} {printer.name(node)} = {text};")
-    for name, node in loop.stores.items():
-        here = f"{name}[i]"
-        only = f"if ({printer.name(loop.guards[name])}) " if name in loop.guards else ""
-        if name in loop.storage:
-            printer.put(2, f"{only}narrow({printer.name(node)}, {here});")
-        else:  # g++ makes no vectors of a conversion
-            value = f"{printer.name(node)}{' ? (W)1 : (W)0' if node.dtype == 'bool' else ''}"
-            printer.put(2, f"{only}{here} = {value};")
-    for s, node in loop.sums.items():
-        into = f"{loop.into[s]}[i]" if s in loop.into else f"s{s.id}"
-        printer.put(2, f"{printer.take(s, into, printer.name(node))};")
-    printer.put(1, "}", *(f"got[{i}] = s{s.id};" for i, s in enumerate(totals)))
-    printer.put(0, "}")
-
-
-def _bare(m: Text, n: Node) -> str:
-    """The name of a value as a loop takes it."""
-    return f"h{m.scalar[n]}" if n.on_host else m.name(n)
+    def _elements(self, loop: program.Elements) -> None:
+        """Print a loop over elements as a function."""
+        totals = loop.totals
+        given = ["int64_t count"]
+        for name in loop.slices:
+            kind = self.stored(loop.storage[name]) if name in loop.storage else "W"
+            constant = "" if name in loop.stores or name in loop.into.values() else "const "
+            given.append(f"{constant}{kind}* __restrict {name}")
+        for node in loop.scalars:
+            kind = "W" if node.on_host else self.kind(node)
+            given.append(f"const {kind} {self.bare(node)}")
+        given += ["int64_t start", "int64_t each"] if loop.position is not None else []
+        given += ["W* __restrict got"] if totals else []
+        head = f"static __attribute__((noinline)) void {loop.function}({', '.join(given)}) {{"
+        self.put(0, "", head)
+        self.put(1, *(f"W s{s.id} = {START[s.op]};" for s in totals))
+        combined = "".join(f" reduction({COMBINE[s.op]}:s{s.id})" for s in totals)
+        self.put(0, f"#pragma omp simd{combined}")
+        self.put(1, "for (int64_t i = 0; i < count; ++i) {")
+        if loop.position is not None:
+            self.put(2, "const int64_t position = start + i * each;")
+        for name, node in loop.loads.items():
+            here = f"{name}[i]"
+            if name in loop.storage:
+                here = f"widen({here})"
+            elif node.dtype == "bool":
+                here = f"{here} != 0"
+            self.put(2, f"const {self.kind(node)} {self.name(node)} = {here};")
+        for node in loop.nodes:
+            text = self.expression(node)
+            if node.op == "where" and node.dtype == "real" and not node.args[0].axes:
+                text = f"chosen({', '.join(map(self.name, node.args))})"
+            self.put(2, f"const {self.kind(node)} {self.name(node)} = {text};")
+        for name, node in loop.stores.items():
+            here, value = f"{name}[i]", self.name(node)
+            only = f"if ({self.name(loop.guards[name])}) " if name in loop.guards else ""
+            if name in loop.storage:
+                self.put(2, f"{only}narrow({value}, {here});")
+            else:  # g++ makes no vectors of a conversion
+                value += " ? (W)1 : (W)0" if node.dtype == "bool" else ""
+                self.put(2, f"{only}{here} = {value};")
+        for s, node in loop.sums.items():
+            into = f"{loop.into[s]}[i]" if s in loop.into else f"s{s.id}"
+            self.put(2, f"{self.take(s, into, self.name(node))};")
+        self.put(1, "}", *(f"got[{i}] = s{s.id};" for i, s in enumerate(totals)))
+        self.put(0, "}")

@@ -20,9 +20,9 @@ from arrayopt.engines.native.cut import Cut, windows_of
 from arrayopt.engines.native.gradients import Gradients
 from arrayopt.engines.native.loads import divide
 from arrayopt.engines.threads import run
+from arrayopt.fusion.index import evaluated
 from arrayopt.fusion.layout import GEOMETRY, extent, flops
 from arrayopt.fusion.lower import lowered
-from arrayopt.fusion.program import evaluated
 from arrayopt.fusion.windows import WINDOW
 
 __all__ = ["Code", "Table"]

@@ -1,0 +1,160 @@
+"""Whole numbers that a program computes, and places: where things lie, how far loops go."""
+
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = [
+    "INDEX",
+    "ONE",
+    "ZERO",
+    "Index",
+    "Place",
+    "column",
+    "evaluated",
+    "greatest",
+    "least",
+    "name",
+    "number",
+    "position_of",
+    "product",
+    "ranges_of",
+]
+
+INDEX = {"A": "a", "B": "b", "R": "r", "C": "c"}
+"""What the position along an axis is called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """A whole number, none of which is negative, that the code computes.
+
+    Attributes
+    ----------
+    op : str
+        ``number``, ``name``, ``column`` (of the tensor's row of the table), ``+``, ``-``, ``*``,
+        ``//``, ``%``,
+        ``min`` or ``max``.
+    args : tuple
+        The number or the name; else what it is computed from.
+    """
+
+    op: str
+    args: tuple[Any, ...]
+
+    def __add__(self, other: "Index | int") -> "Index":
+        other = _index(other)
+        if ZERO in (self, other):
+            return other if self == ZERO else self
+        return Index("+", (self, other))
+
+    def __sub__(self, other: "Index | int") -> "Index":
+        other = _index(other)
+        return self if other == ZERO else Index("-", (self, other))
+
+    def __mul__(self, other: "Index | int") -> "Index":
+        other = _index(other)
+        return ZERO if ZERO in (self, other) else Index("*", (self, other))
+
+    def __rmul__(self, other: int) -> "Index":
+        return _index(other) * self
+
+    def __floordiv__(self, other: "Index | int") -> "Index":
+        return Index("//", (self, _index(other)))
+
+    def __mod__(self, other: "Index | int") -> "Index":
+        return Index("%", (self, _index(other)))
+
+
+def _index(x: "Index | int") -> Index:
+    return x if isinstance(x, Index) else number(x)
+
+
+def number(x: int) -> Index:
+    """A number that is known now."""
+    return Index("number", (x,))
+
+
+def name(x: str) -> Index:
+    """A number that has a name in the code."""
+    return Index("name", (x,))
+
+
+def column(x: str) -> Index:
+    """What a column of the table holds for the tensor."""
+    return Index("column", (x,))
+
+
+def least(a: "Index | int", b: "Index | int") -> Index:
+    """The smaller of two numbers."""
+    return Index("min", (_index(a), _index(b)))
+
+
+def greatest(a: Index | int, b: Index | int) -> Index:
+    """The larger of two numbers."""
+    return Index("max", (_index(a), _index(b)))
+
+
+def product(factors: Iterable[str]) -> Index:
+    """The product of numbers that have names; 1 of none."""
+    names = list(map(name, factors))
+    made = names[0] if names else _index(1)
+    for factor in names[1:]:
+        made = made * factor
+    return made
+
+
+def evaluated(x: Index, names: Mapping[str, Any]) -> Any:
+    """What a number is, where names stand for these."""
+    if x.op in ("name", "number"):
+        return names[x.args[0]] if x.op == "name" else x.args[0]
+    return OPERATORS[x.op](*(evaluated(a, names) for a in x.args))
+
+
+OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "min": np.minimum,
+    "max": np.maximum,
+}
+"""What indices are computed by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a number lies.
+
+    Attributes
+    ----------
+    room : str
+        ``work``, ``part``; ``values`` or ``scalars``, of the tensor; an `Array` or a `View`;
+        ``got``, for what the last
+        `Elements` have been reduced to.
+    index : Index
+        Its number there.
+    """
+
+    room: str
+    index: Index
+
+
+ZERO, ONE = number(0), number(1)
+
+
+def position_of(axes: str) -> Index:
+    """The number of a value over some axes, as it lies in memory, at the positions along these."""
+    found = ZERO
+    for x in axes:
+        found = found * name(x) + name(INDEX[x])
+    return found
+
+
+def ranges_of(axes: Iterable[str]) -> tuple[tuple[str, Index], ...]:
+    """The name of the position along each axis, and its end."""
+    return tuple((INDEX[x], name(x)) for x in axes)
