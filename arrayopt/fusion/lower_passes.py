@@ -1,5 +1,5 @@
-"""Lowering a plan to a program for CPUs: loops over units, rows and columns, in which every place is
-an explicit index.
+"""Lowering a plan to a program for CPUs: loops over units, rows and columns, in which every place
+is an explicit index.
 """
 
 from collections.abc import Iterator, Sequence

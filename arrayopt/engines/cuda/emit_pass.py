@@ -37,7 +37,7 @@ class PassText:
         self.windows = self.loop.position is not None and text.windows
 
     def write(self, ahead: int) -> None:
-        """Write all of it; a thread reads so many vectors of each array before it uses the first."""
+        """Write all of it; a thread reads so many vectors of an array before it uses the first."""
         self.text.put(0, f"struct {self.function.name} {{")
         self._types(ahead)
         self._members()
