@@ -1,4 +1,4 @@
-# `make demo` and `make test` set up what they need and do the rest. PYTHON chooses the interpreter (3.11 to 3.13).
+# `make demo` and `make test` set up what they need and do the rest. PYTHON chooses the interpreter (3.11 to 3.14).
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin

@@ -214,7 +214,7 @@ def update(
             run = partial(_update, *given, name=name, clip=verdict.factor, stats=stats)
             work[name] = Work(r, p, run, left.get(name))
     with np.errstate(all="ignore"):  # infinity and NaN are data, and no warning
-        done = together(work)
+        done = together(work, valued=value is not None)
     for name, p in named:
         if name not in done:
             new.append(p)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 from arrayopt.arrays import Array
 from arrayopt.engines.bucket import Bucket
+from arrayopt.rules.names import VALUE
 from arrayopt.state.loss_scale import LossScale
 from arrayopt.state.run import Holder
 from arrayopt.state.tensors import Left
@@ -101,6 +102,11 @@ class Asked(NamedTuple):
     stats: bool = False
     skip: Array | None = None
     left: Left | None = None
+
+    @property
+    def valued(self) -> bool:
+        """Whether there is a value for rules that do without; see `Rule.value_optional`."""
+        return self.hypers[0].get(VALUE, 0.0) is not None
 
 
 class Engine(ABC):

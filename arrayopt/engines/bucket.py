@@ -14,7 +14,7 @@ from arrayopt.rules.base import Rule
 from arrayopt.state.run import Run
 from arrayopt.state.tensors import Left, Tensor
 
-__all__ = ["Bucket", "beside", "chosen"]
+__all__ = ["AtHome", "Bucket", "beside", "chosen"]
 
 KEPT = 16
 """So many ways to run a bucket are kept, one for each pattern of dtypes of gradients; the oldest is
@@ -73,9 +73,9 @@ class Bucket:
     """The array of the numbers of updates on the device, shared by all tables of the bucket; see
     `Run.give_to`.
     """
-    totals: "set[tuple[Meets, ...]] | None" = None
-    """When the tensors meet for totals, for each way that the rule takes them; None where that is
-    not known yet.
+    totals: "dict[bool, set[tuple[Meets, ...]]]" = field(default_factory=dict)
+    """When the tensors meet for totals, for each way that the rule takes them; in steps with a
+    value, and without.
     """
     members: tuple[bytes, list[Any]] | None = None
     """What took part in the last step with totals; see `arrayopt.engines.meeting`."""
@@ -174,6 +174,38 @@ class Bucket:
             while len(self.batches) > KEPT:
                 self.batches.popitem(last=False)
         return self.batches[key]
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class AtHome(Bucket):
+    """A bucket of whole tensors, of some of which the user gave parts.
+
+    Attributes
+    ----------
+    given : Bucket
+        The tensors that the user gave.
+    """
+
+    given: Bucket = field(default_factory=Bucket)
+
+    @classmethod
+    def of(cls, given: Bucket) -> "AtHome":
+        """The whole tensors of a bucket."""
+        tensors = [tensor.home or tensor for tensor in given.tensors]
+        made = cls(given.groups, tensors, given.group_of, given.places, given.run, given=given)
+        made.refresh()
+        return made
+
+    @property
+    def whole(self) -> Bucket:
+        return self.given
+
+    def refresh(self) -> None:
+        for part in self.given.tensors:
+            if part.home is not None:
+                home = part.home
+                home.slots, home.run = part.slots, part.run
+                home.place, home.number = part.place, part.number
 
 
 def beside(

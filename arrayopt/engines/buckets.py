@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from arrayopt.arrays import dtype_name, place, writable
-from arrayopt.engines.bucket import Bucket
+from arrayopt.engines.bucket import AtHome, Bucket
 from arrayopt.engines.layers import Layers
 from arrayopt.engines.table import advise, select
 from arrayopt.params.groups import Group
@@ -86,6 +86,8 @@ def bucketed(groups: Sequence[Group], run: Run) -> list[Bucket]:
             bucket.group_of.append(len(bucket.groups) - 1)
     made: list[Bucket] = []
     for x in buckets.values():
+        if any(tensor.home is not None for tensor in x.tensors):
+            x = AtHome.of(x)
         several = x.rule.several and writable(x.tensors[0].array)
         made.append(Layers.of(x) if several else x)
     return made

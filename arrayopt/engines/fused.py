@@ -23,7 +23,7 @@ from arrayopt.engines.threads import thread_count
 from arrayopt.fusion.lanes import Lanes, lanes, suits
 from arrayopt.fusion.layout import flops, geometry, in_rows, layout, moved
 from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.plans import plan_for, widened
+from arrayopt.fusion.plans import plan_for, ways, widened
 from arrayopt.params.headers import dtypes
 from arrayopt.rules.base import Rule
 from arrayopt.state.tensors import BY_GROUP, Tensor
@@ -89,8 +89,8 @@ class Fused(Engine):
                 " number, which the"
                 " device counts; engine='array_api' runs it as it is"
             )
-        for stats in (False, True):
-            for plan in self.plans(bucket, stats=stats):
+        for way in ways(bucket.rule):
+            for plan in self.plans(bucket, **way):
                 if plan.phases and bucket.rule.branches:
                     raise NoRemedyError(
                         f"{type(bucket.rule).__name__} asks for totals, and makes some updates as"
@@ -120,8 +120,19 @@ class Fused(Engine):
         """See `Engine.explain`."""
         if bucket.kind == "none":
             return "their parameters come from other ranks after each step; here they are counted"
+        branches = (
+            ["some updates of each tensor as they are written"] if bucket.rule.branches else []
+        )
+        lines = self._explained(bucket, valued=not bucket.rule.value_optional)
+        if bucket.rule.value_optional:
+            lines += ["with a value:", *self._explained(bucket, valued=True)]
+        return "\n    ".join([self.describe(), *branches, *lines])
+
+    def _explained(self, bucket: Bucket, *, valued: bool) -> list[str]:
+        """What is said of each plan."""
         some = any(size(x.array) for x in bucket.tensors)
-        plans, lines = self.plans(bucket, stats=False) if some else {}, list[str]()
+        plans = self.plans(bucket, stats=False, valued=valued) if some else {}
+        lines = list[str]()
         for plan, shapes in plans.items():
             if len(plans) > 1:
                 ranks = list(dict.fromkeys(map(len, shapes)))
@@ -140,10 +151,7 @@ class Fused(Engine):
                     f"{'  ' * (len(plans) > 1)}in all {total / 1e6:.6g} MFLOPs in products{full},"
                     f" {passed / 1e6:.6g} MB in passes"
                 )
-        branches = (
-            ["some updates of each tensor as they are written"] if bucket.rule.branches else []
-        )
-        return "\n    ".join([self.describe(), *branches, *lines])
+        return lines
 
     def foresee(self, coming: Iterable[tuple[Bucket, Asked]]) -> None:
         """Before the first steps of these buckets: what takes long may be begun for all of them
@@ -227,15 +235,14 @@ class Fused(Engine):
             return widened(found)
         return found
 
-    def plans(self, bucket: Bucket, *, stats: bool) -> dict[Plan, list[tuple[int, ...]]]:
+    def plans(self, bucket: Bucket, **way: bool) -> dict[Plan, list[tuple[int, ...]]]:
         """The plans that a bucket's tensors take, and the shapes that take each."""
         dtype, found = dtype_name(bucket.tensors[0].array), dict[Plan, list[tuple[int, ...]]]()
         every = [tuple(x.shape) for x in bucket.tensors if size(x.array)]
         every = every or [tuple(x.shape) for x in bucket.tensors]
         for shape in sorted(set(every), key=lambda x: (len(x), x)):
-            found.setdefault(
-                self.plan(bucket.rule, len(shape), dtype, shape=shape, stats=stats), []
-            ).append(shape)
+            plan = self.plan(bucket.rule, len(shape), dtype, shape=shape, **way)
+            found.setdefault(plan, []).append(shape)
         return found
 
     def count(self, bucket: Bucket, took: list[Ints]) -> None:
@@ -247,7 +254,8 @@ class Fused(Engine):
         """Whether the engine takes the matrices of a tensor side by side."""
         rank, dtype = tensor.array.ndim, dtype_name(tensor.array)
         shape = tensor.array.shape
-        plans = [self.plan(bucket.rule, rank, dtype, shape=shape, stats=x) for x in (False, True)]
+        each = ways(bucket.rule)
+        plans = [self.plan(bucket.rule, rank, dtype, shape=shape, **way) for way in each]
         return any(self._split(plan, tensor) is not None for plan in plans)
 
     def _split(self, plan: Plan, tensor: Tensor) -> Lanes | None:
@@ -291,9 +299,8 @@ class Fused(Engine):
                 made.append(self._batch(kind.plan)(kind, bucket, members))
             return made
 
-        return bucket.keep(
-            (clip, stats, common or tuple(None if g is None else g.dtype for g in grads)), made
-        )
+        of_grads = common or tuple(None if g is None else g.dtype for g in grads)
+        return bucket.keep((clip, stats, asked.valued, of_grads), made)
 
     def _members(self, bucket: Bucket, asked: Asked, common: Any) -> dict[Kind, list[int]]:
         """For each kind of batch its tensors; `common` is the dtype of all gradients, where they
@@ -301,7 +308,7 @@ class Fused(Engine):
         """
         found: dict[Kind, list[int]] = {}
         seen: dict[Any, Kind] = {}  # of tensors that do not differ in what decides
-        options = {"clip": asked.clip is not None, "stats": asked.stats}
+        options = {"clip": asked.clip is not None, "stats": asked.stats, "valued": asked.valued}
         for place, (tensor, g) in enumerate(zip(bucket.tensors, asked.grads, strict=True)):
             if g is None and common is None:
                 continue

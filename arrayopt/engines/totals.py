@@ -52,7 +52,7 @@ class Work(NamedTuple):
         return [x[i, ...] for i in range(x.shape[0])]
 
 
-def together(work: dict[str, Work]) -> dict[str, Done]:
+def together(work: dict[str, Work], *, valued: bool) -> dict[str, Done]:
     """Make all updates; those that ask for totals are made again whenever some are known."""
     done = {name: one.run({}) for name, one in work.items()}
     classes: dict[type[Rule], list[str]] = {}
@@ -64,7 +64,7 @@ def together(work: dict[str, Work]) -> dict[str, Done]:
         for name in names:
             one = work[name]
             shape = tuple(one.p.shape)[1 if one.rule.stacked else 0 :]
-            plans.add(totals_for(one.rule, shape, dtype_name(one.p)))
+            plans.add(totals_for(one.rule, shape, dtype_name(one.p), valued=valued))
         as_many(rule, plans)
         if {len(x) for x in plans} != {len(totals_in(done[names[0]][2]))}:
             raise unforeseen(rule)

@@ -26,7 +26,7 @@ from arrayopt.rules.names import VALUE, Values
 from arrayopt.rules.namespace import rule_namespace
 from arrayopt.rules.totals import TOTALS, Heard
 
-__all__ = ["plan_for", "totals_for", "widened"]
+__all__ = ["plan_for", "totals_for", "ways", "widened"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,7 @@ def plan_for(
     shape: Sequence[int] = (),
     clip: bool = False,
     stats: bool = False,
+    valued: bool = True,
     lean: bool = False,
     calls: bool = False,
 ) -> Plan:
@@ -83,7 +84,8 @@ def plan_for(
 
     With `stats` it is the plan of what a step reports. It writes nothing, and is run before the
     update, whose plan is the same with and without reports. So watching changes no bit of what is
-    watched, whatever a compiler makes of either.
+    watched, whatever a compiler makes of either. Whether a step is `valued` matters to rules with
+    `value_optional` alone.
 
     Where no sum is over rows or columns, shape does not matter and the tensor is seen as one row of
     elements. Ranks for which a rule does the same share a plan. The `shape` is looked at by rules
@@ -91,13 +93,14 @@ def plan_for(
     fewer rows.
     """
     key, view = _ByStructure(rule), dict[str, Any](flat=True)
+    without = () if valued or not rule.value_optional else (("valued", False),)
     while True:
         made = _made(
             key,
             rank,
             dtype,
             calls,
-            (("clip", clip), ("stats", stats), ("lean", lean), *view.items()),
+            (("clip", clip), ("stats", stats), ("lean", lean), *view.items(), *without),
         )
         if isinstance(made, Plan):
             return made
@@ -115,23 +118,36 @@ def plan_for(
                 view["sides"] = (rows, columns)
 
 
-def totals_for(rule: Rule, shape: tuple[int, ...], dtype: str) -> tuple[Meets, ...]:
+def ways(rule: Rule) -> list[dict[str, bool]]:
+    """The options of `plan_for` that steps of a rule differ by: its update, and what reports of it;
+    with a value, and without.
+    """
+    found = [{"stats": False}, {"stats": True}]
+    if rule.value_optional:
+        found += [one | {"valued": False} for one in found]
+    return found
+
+
+def totals_for(
+    rule: Rule, shape: tuple[int, ...], dtype: str, *, valued: bool = True
+) -> tuple[Meets, ...]:
     """When tensors meet for the totals of a rule; one after the other if it cannot be traced."""
     try:
-        return plan_for(rule, len(shape), dtype, shape=shape).totals
+        return plan_for(rule, len(shape), dtype, shape=shape, valued=valued).totals
     except (TypeError, ValueError):  # as a `TraceError` is; what else there is the step will raise
-        return _counted(_ByStructure(rule), len(shape))
+        return _counted(_ByStructure(rule), len(shape), valued or not rule.value_optional)
 
 
 @lru_cache(maxsize=KEPT)
-def _counted(key: _ByStructure, rank: int) -> tuple[Meets, ...]:
+def _counted(key: _ByStructure, rank: int, valued: bool) -> tuple[Meets, ...]:
     """The totals that a rule asks for of a small tensor of ones, as it is written."""
-    p, rule = np.ones((2,) * rank), key.rule
+    ones, rule = np.ones((2,) * rank), key.rule
     values = {name: None if getattr(rule, name) is None else 0.5 for name in hypers(type(rule))}
     heard = Heard({}, np.asarray)
-    h = Values(**values, t=1, **{VALUE: 1.0, DRAWS: Drawn(p, "float64", 0, "", 1), TOTALS: heard})
+    given = {VALUE: 1.0 if valued else None, DRAWS: Drawn(ones, "float64", 0, "", 1), TOTALS: heard}
+    h = Values(**values, t=1, **given)
     with np.errstate(all="ignore"), suppress(Exception):  # which the step itself will raise
-        rule(rule_namespace(np), p, p, rule.all_slots(np, p, "float64"), h)
+        rule(rule_namespace(np), ones, ones, rule.all_slots(np, ones, "float64"), h)
     return tuple(Meets(1, j, how) for j, how in enumerate(heard.how))
 
 

@@ -139,6 +139,7 @@ def trace(
     *,
     flat: bool = False,
     clip: bool = False,
+    valued: bool = True,
     stats: bool = False,
     lean: bool = False,
     folded: bool = False,
@@ -158,6 +159,8 @@ def trace(
     flat : bool
         Whether to see the tensor as one row of elements, which no sum over rows or columns may
         contradict.
+    valued : bool
+        Whether `h.value` is the step's value; else it is None.
     clip : bool
         Whether gradients are multiplied by the scalar `CLIP` first.
     stats : bool
@@ -242,7 +245,11 @@ def trace(
     for name in hypers(type(rule)):
         values[name] = None if getattr(rule, name) is None else scalar(name)
     totals = _Totals(graph)
-    given_too = {VALUE: scalar(VALUE), DRAWS: _Draws(param, dtype), TOTALS: totals}
+    given_too = {
+        VALUE: scalar(VALUE) if valued else None,
+        DRAWS: _Draws(param, dtype),
+        TOTALS: totals,
+    }
     hyper = Values(**values, t=scalar(UPDATES), **given_too)
     given = NAMESPACE.multiply(grad, scalar(CLIP)) if clip else grad
     now = dict(slots)

@@ -27,6 +27,8 @@ class Alone:
     """Whether each rank has its own gradients, which are added up."""
     captured = True
     """Whether a CUDA graph can record the messages of a step."""
+    has_homes = False
+    """Whether the user has divided tensors that one rank updates; see `arrayopt.ranks.homes`."""
     hooked = False
     """Whether functions will be called after the next step."""
     replaced = Replaced([])
@@ -92,6 +94,17 @@ class Alone:
     def rooms(self, tensors: Sequence[Tensor], grads: list[Array | None]) -> list[Array | None]:
         """Return the arrays that `reduce` will fill."""
         return grads
+
+    def whole_rooms(
+        self, tensors: Sequence[Tensor], grads: list[Array | None]
+    ) -> list[Array | None]:
+        """Return the arrays that `bring` will fill; see `arrayopt.ranks.homes`."""
+        return grads
+
+    def bring(
+        self, tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]
+    ) -> None:
+        """Bring parts of tensors that one rank updates, and of their gradients, to that rank."""
 
     def reduce(
         self, tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]

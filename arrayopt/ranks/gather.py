@@ -21,7 +21,7 @@ from arrayopt.arrays import (
 from arrayopt.ranks.alone import Alone
 from arrayopt.ranks.comm import Comm, as_bytes
 from arrayopt.ranks.partition import fills
-from arrayopt.state.shares import Shards
+from arrayopt.state.shares import Homed, Shards
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["SMALL", "Buffer", "Gather", "Scattered", "collect", "pieces_of", "slot_of"]
@@ -138,12 +138,13 @@ def pieces_of(tensor: Tensor, slot: str) -> dict[int, Any] | None:
     """
     share, shape = tensor.share, tensor.shape if slot == "p" else tensor.whole[slot]
     divided = isinstance(share, Shards) and slot not in share.undivided
+    divided = divided and (slot == "p" or not isinstance(share, Homed))
     if share is None or (not share.holders and not divided):
         return None
     try:
         found: dict[int, Any]
         if isinstance(share, Shards) and divided:
-            found = {r: (*share.where(r), ...) for r in share.holders}
+            found = {r: (*share.where(r), ...) for r in share.senders}
             counts = {r: math.prod(share.blocks[r][1]) for r in found}
             blocks = [share.blocks[r] for r in found]
             if not fills(blocks, shape):

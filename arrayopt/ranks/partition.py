@@ -19,9 +19,10 @@ from arrayopt.engines.buckets import bucketed
 from arrayopt.engines.fused import Fused
 from arrayopt.engines.table import select
 from arrayopt.fusion.layout import CHUNK, boundaries, geometry
-from arrayopt.fusion.plans import plan_for
+from arrayopt.fusion.plans import plan_for, ways
 from arrayopt.fusion.windows import axes_of, windows
 from arrayopt.params.groups import Group
+from arrayopt.ranks.homes import cost_of, owners
 from arrayopt.state.run import Run
 from arrayopt.state.shares import Shards, Share
 from arrayopt.state.tensors import Tensor
@@ -49,6 +50,8 @@ class Boundaries:
 
     elements: Any
     undivided: tuple[str, ...] = ()
+    cost: int = 0
+    """FLOPs of an update, if one rank makes all of it because the rule multiplies matrices."""
 
 
 def divide(groups: Sequence[Group], engine: str, rank: int, ranks: int) -> None:
@@ -71,8 +74,14 @@ def divide(groups: Sequence[Group], engine: str, rank: int, ranks: int) -> None:
     tensors = [tensor for group in groups for tensor in group.tensors if tensor.block is None]
     if not tensors:
         return
-    ends = part_ends([found[id(tensor)].elements for tensor in tensors], ranks)
-    for tensor, own in zip(tensors, ends, strict=True):
+    dear = [tensor for tensor in tensors if found[id(tensor)].cost]
+    others = [tensor for tensor in tensors if not found[id(tensor)].cost]
+    chosen_owners = owners([found[id(tensor)].cost for tensor in dear], ranks)
+    for tensor, owner in zip(dear, chosen_owners, strict=True):
+        count = size(tensor.array)
+        tensor.share = Share(rank, (0,) * (owner + 1) + (count,) * (ranks - owner))
+    ends = part_ends([found[id(tensor)].elements for tensor in others], ranks)
+    for tensor, own in zip(others, ends, strict=True):
         tensor.share = Share(rank, tuple(own), found[id(tensor)].undivided)
 
 
@@ -88,9 +97,9 @@ def part_ends(elements: Sequence[Any], ranks: int) -> list[list[int]]:
     """
     sizes = np.array([int(own[-1]) for own in elements], np.int64)
     tops = np.cumsum(sizes)
-    total = int(tops[-1])
+    total = int(sizes.sum())
     found = [[0] * ranks + [int(n)] for n in sizes]
-    for rank in range(1, ranks):
+    for rank in range(1, ranks if found else 1):
         goal = total * rank / ranks
         nearest = int(np.argmin(np.abs(tops - goal)))
         if abs(tops[nearest] - goal) <= SNAP * total / ranks:
@@ -106,7 +115,7 @@ def part_ends(elements: Sequence[Any], ranks: int) -> list[list[int]]:
 
 def _boundaries(tensor: Tensor, bucket: Bucket, engine: Any) -> Boundaries:
     """Find where a tensor may be divided."""
-    ends_alone = Boundaries(np.array([0, size(tensor.array)]))
+    ends_alone = Boundaries(np.array([0, size(tensor.array)]), cost=cost_of(tensor, bucket, engine))
     if bucket.rule.several or bucket.rule.branches or not isinstance(engine, Fused):
         return ends_alone
     if not engine.cuts or engine.lays_side_by_side(bucket, tensor):
@@ -115,10 +124,8 @@ def _boundaries(tensor: Tensor, bucket: Bucket, engine: Any) -> Boundaries:
     found = _unit_starts(engine, (size(tensor.array),), "C")
     undivided: tuple[str, ...] = ()
     shape, dtype = tensor.array.shape, dtype_name(tensor.array)
-    for stats in (False, True):
-        plan = plan_for(
-            bucket.rule, tensor.array.ndim, dtype, shape=shape, stats=stats, lean=engine.lean
-        )
+    for way in ways(bucket.rule):
+        plan = plan_for(bucket.rule, tensor.array.ndim, dtype, shape=shape, lean=engine.lean, **way)
         if plan.multiplies:
             return ends_alone
         if plan.quantized:
@@ -126,7 +133,7 @@ def _boundaries(tensor: Tensor, bucket: Bucket, engine: Any) -> Boundaries:
         if plan.element != "C":
             starts = _unit_starts(engine, tuple(shape), plan.element)
             found = np.intersect1d(found, starts, assume_unique=True)
-        if not stats:
+        if not way["stats"]:
             undivided = tuple(slot for slot, axes in plan.slots.items() if axes != plan.element)
     return Boundaries(found if found.size > 1 else ends_alone.elements, undivided)
 
@@ -153,6 +160,8 @@ class Needs:
 
     elements: set[str]
     spans: dict[str, tuple[int, ...]]
+    cost: int = 0
+    """FLOPs of an update if the rule needs the whole tensor, which one rank then updates."""
 
 
 def check_parts(groups: Sequence[Group], engine: str) -> dict[str, Needs]:
@@ -181,31 +190,24 @@ def _needs(tensor: Tensor, bucket: Bucket, engine: str) -> Needs:
         raise ValueError(
             f"{who} cannot have a rule with {what}; give the {each} as tensors of their own"
         )
+    chosen, why = select(engine, bucket)
+    cost = cost_of(tensor, bucket, chosen)
+    if cost:
+        return Needs(set(), {}, cost)
     if "int8" in str(bucket.rule.state_dtype):
         raise ValueError(
             f"{who} cannot have state_dtype='int8', because blocks belong to whole tensors; give"
             " 'bfloat16', or whole tensors and `comm`"
         )
-    chosen, why = select(engine, bucket)
     if not isinstance(chosen, Fused) or not chosen.parts:
         raise ValueError(
             f"{who} only engines 'numba', 'cpp' and 'cupy' support; got {chosen.name!r} ({why})"
         )
-    if bucket.rule.branches:
-        raise ValueError(
-            f"{who} {rule} does not support: some of its updates need whole tensors;"
-            " give these, and `comm`"
-        )
     shape, dtype = tensor.shape, dtype_name(tensor.array)
     plans = []
-    for stats in (False, True):
-        plan = plan_for(bucket.rule, len(shape), dtype, shape=shape, stats=stats, lean=chosen.lean)
-        plans.append(plan)
-    update, report = plans
-    if update.multiplies or report.multiplies:
-        raise ValueError(
-            f"{who} {rule} does not support: it multiplies whole matrices; give these, and `comm`"
-        )
+    for way in ways(bucket.rule):
+        plans.append(plan_for(bucket.rule, len(shape), dtype, shape=shape, lean=chosen.lean, **way))
+    update = plans[0]
     draws_by_element = any(plan.draws and plan.element == "C" for plan in plans)
     if draws_by_element and tensor.block.first(tuple(tensor.array.shape)) is None:
         raise ValueError(
@@ -217,7 +219,7 @@ def _needs(tensor: Tensor, bucket: Bucket, engine: str) -> Needs:
     for slot, axes in update.slots.items():
         if axes != update.element:
             spans[slot] = tuple(i for i, letter in enumerate(letters) if letter in axes)
-    return Needs({update.element, report.element}, spans)
+    return Needs({plan.element for plan in plans}, spans)
 
 
 def shards(tensor: Tensor, rank: int, every: Sequence[Any], needs: Needs) -> Shards:

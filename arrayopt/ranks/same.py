@@ -13,7 +13,7 @@ from arrayopt.arrays import Array, array_namespace, detached, dtype_name, size, 
 from arrayopt.params.groups import Group, labelled
 from arrayopt.params.replaced import PUT
 from arrayopt.ranks.comm import as_bytes
-from arrayopt.state.shares import Shards
+from arrayopt.state.shares import Homed, Shards
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["alike", "checksum", "differences", "groups_of", "is_odd", "plain", "texts", "unlike"]
@@ -147,7 +147,7 @@ def is_odd(tensor: Tensor, grad: Array) -> bool:
     xp, first, last = array_namespace(grad), 0, 0
     if not isinstance(share, Shards):
         first, last = share.first, share.last
-    elif share.rank in share.holders:
+    elif share.rank in share.holders or isinstance(share, Homed):
         return False
     flat = xp.reshape(detached(grad), (-1,))
     for rest in (flat[:first], flat[last:]):

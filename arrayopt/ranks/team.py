@@ -10,6 +10,7 @@ import numpy as np
 from arrayopt.arrays import Array, dtype_name, library, like, place, to_host
 from arrayopt.engines.base import Partials, Report
 from arrayopt.params.groups import Group
+from arrayopt.ranks import homes
 from arrayopt.ranks.agreement import Agreement
 from arrayopt.ranks.alone import Alone
 from arrayopt.ranks.comm import Bytes, as_bytes
@@ -51,12 +52,30 @@ class Team(Agreement):
             for part in parts:
                 offset = part.block and part.block.offset
                 mine.append((offset, tuple(part.array.shape), checksum(part.array)))
-            for part, *of_ranks in zip(parts, *self._comm.tell(mine), strict=True):
-                part.share = shards(part, self.rank, of_ranks, needs[part.name])
+            costs = [needs[part.name].cost for part in parts]
+            chosen = self._comm.tell(homes.owners(costs, self.size))[0]
+            every = zip(parts, costs, chosen, *self._comm.tell(mine), strict=True)
+            for part, cost, owner, *of_ranks in every:
+                share = shards(part, self.rank, of_ranks, needs[part.name])
+                part.share = homes.homed(part, share, owner) if cost else share
+            self.has_homes = self.has_homes or any(costs)
+            homes.bring(self._comm, parts)
         divide(groups, self._engine, self.rank, self.size)
 
     def rooms(self, tensors: Sequence[Tensor], grads: list[Array | None]) -> list[Array | None]:
-        return grads if self._ranks.grads == "reduced" else self._sums.rooms(tensors, grads)
+        found = grads if self._ranks.grads == "reduced" else self._sums.rooms(tensors, grads)
+        return self.whole_rooms(tensors, found)
+
+    def whole_rooms(
+        self, tensors: Sequence[Tensor], grads: list[Array | None]
+    ) -> list[Array | None]:
+        return homes.rooms(tensors, grads) if self.has_homes else grads
+
+    def bring(
+        self, tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]
+    ) -> None:
+        if self.has_homes:
+            homes.bring(self._comm, tensors, grads, rooms)
 
     def reduce(
         self, tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]
@@ -167,9 +186,16 @@ class Team(Agreement):
         if self._gather is None or not self._gather.serves(tensors):
             self._gather = Gather(self._comm, tensors, packed=self._ranks.gather == "packed")
         self._gather()
+        self._send_back(tensors)
 
     def start_gather(self, tensors: Sequence[Tensor]) -> StartedGather:
+        self._send_back(tensors)
         return StartedGather(self._comm, tensors)
+
+    def _send_back(self, tensors: Sequence[Tensor]) -> None:
+        """Bring what owners have updated to the parts of all ranks."""
+        if self.has_homes:
+            homes.send_back(self._comm, tensors)
 
     def arrive(self, started: Any, place: int | None) -> None:
         with self._answered("Optimizer.wait"):

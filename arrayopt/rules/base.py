@@ -178,6 +178,11 @@ class Rule(ABC):
         return type(self).as_written is not Rule.as_written
 
     @property
+    def value_optional(self) -> bool:
+        """Whether steps without a value are made another way: `h.value` is None in these."""
+        return False
+
+    @property
     def masters(self) -> bool:
         """Whether parameters of 16 bits have masters."""
         return self.master_weights is not False and self.rounding == "nearest"
@@ -227,7 +232,7 @@ class Rule(ABC):
             The slots, as `slots` or the last update returned them, in at least float32.
         h : namespace
             This step's hyper-parameters as scalars, by field name (None where off); `h.t`, the number of updates of
-            this tensor, counting this one; and `h.value`, the value that the step was given.
+            this tensor, counting this one; and `h.value`, the value that the step was given (see `value_optional`).
 
         Returns
         -------
@@ -317,7 +322,7 @@ class Rule(ABC):
         values, scheduled = self._numbers
         now = Numbers(values)
         now.update({name: evaluate(who, values[name], step, interval) for name, who, interval in scheduled})
-        if value is not None:
+        if value is not None or self.value_optional:
             now[VALUE] = value
         return now
 

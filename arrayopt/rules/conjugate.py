@@ -7,9 +7,9 @@ import numpy as np
 
 from arrayopt.arrays import Array
 from arrayopt.hyper import Hyper, real
-from arrayopt.rules.base import Rule
 from arrayopt.rules.line_search import ARMIJO, MOST, Searching, Turn
 from arrayopt.rules.names import Values
+from arrayopt.rules.one_unknown import COMPANY, OneUnknown
 from arrayopt.rules.words import clamp, dot, nonzero, number
 
 __all__ = ["CG", "SPG"]
@@ -37,6 +37,8 @@ class CG(Searching):
         The part of the slope that may be left where a length is taken, in (0, 1).
     first_step : number, schedule or sequence, default 1
         How far the very first step goes, in the units of the unknowns, in (0, inf).
+    joint : bool, default True
+        All tensors of a step are one unknown; see `LBFGS`.
     grad_centralization : bool, default False
         See `Rule`, for this and the other options of every rule.
 
@@ -70,13 +72,14 @@ class CG(Searching):
         h: Any,
         *,
         square: Array,
+        later: Any,
         taken: Array,
         since: Array,
     ) -> Turn:
-        old, change = dot(xp, s["grad"], s["grad"]), g - s["grad"]
-        beta = xp.where(since > 0, dot(xp, g, change) / nonzero(xp, old), 0.0)
+        old, change = self.over(h, dot(xp, s["grad"], s["grad"])), g - s["grad"]
+        beta = xp.where(since > 0, self.over(h, dot(xp, g, change)) / nonzero(xp, old), 0.0)
         beta = xp.where((beta > 0) & (beta < np.inf), beta, 0.0)
-        slope = beta * dot(xp, g, s["d"]) - square
+        slope = beta * self.over(h, dot(xp, g, s["d"])) - square
         falls = slope < 0
         beta = xp.where(falls, beta, 0.0)
         slope = xp.where(falls, slope, -square)
@@ -87,7 +90,7 @@ class CG(Searching):
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
-class SPG(Rule):
+class SPG(OneUnknown):
     r"""Spectral projected gradients (Birgin, Martínez and Raydan 2000).
 
     .. math::
@@ -104,6 +107,8 @@ class SPG(Rule):
         How much of the average of values is kept from step to step, in [0, 1); with 0, no step goes up.
     first_step : number, schedule or sequence, default 1
         How far the very first step goes, by its largest element, in (0, inf).
+    joint : bool, default True
+        All tensors of a step are one unknown; see `LBFGS`.
     project : callable, optional
         Onto a convex set, see `Rule`; for a penalty, such as `projections.soft_threshold`, take `FISTA`.
     grad_centralization : bool, default False
@@ -139,8 +144,7 @@ class SPG(Rule):
     complex_ok: ClassVar[bool] = True
     begins_at_zero: ClassVar[bool] = True
     numbers: ClassVar[tuple[str, ...]] = ("average", "weight", "slope", "step", "trials", "accepted", "ended")
-    wide: ClassVar[tuple[str, ...]] = ("x", "grad", *numbers)
-    joint: ClassVar[bool] = True
+    wide: ClassVar[tuple[str, ...]] = ("x", "grad", *numbers, *COMPANY)
 
     @property
     def projects_itself(self) -> bool:
@@ -148,21 +152,23 @@ class SPG(Rule):
 
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:
         arrays = {"x": p, "grad": xp.zeros_like(p), "d": xp.zeros_like(p)}
-        return arrays | {name: number(xp, p) for name in self.numbers}
+        return arrays | {name: number(xp, p) for name in self.numbers} | self.company(xp, p)
 
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
-        f, first, going = h.value, h.t == 1, s["ended"] == 0
+        first, later, company = self.begins(s, h)
+        f, going = h.value, first | (s["ended"] == 0)
         enough = f <= s["average"] + ARMIJO * s["step"] * s["slope"]
-        finite = xp.isfinite(dot(xp, g, p - s["x"]))
+        finite = xp.isfinite(self.over(h, dot(xp, g, p - s["x"])))
         taken = going & (first | (enough & finite))
-        ended = xp.where(going & ~taken & (s["trials"] >= MOST), 1.0, s["ended"])
+        ended = xp.where(going & ~taken & (s["trials"] >= MOST), 1.0, xp.where(first, 0.0, s["ended"]))
 
         step, change = p - s["x"], g - s["grad"]
-        along, square = dot(xp, step, change), dot(xp, step, step)
-        reach = xp.max(xp.abs(self._to(xp, p, g, 1.0, h) - p))
+        along, square = self.over(h, dot(xp, step, change)), self.over(h, dot(xp, step, step))
+        reach = self.over(h, xp.max(xp.abs(self._to(xp, p, g, 1.0, h) - p)), "max")
         # as far as p is large, where the curvature does not say
-        large = xp.where(first, h.first_step, xp.maximum(xp.max(xp.abs(p)), xp.max(xp.abs(step)))) / nonzero(xp, reach)
-        far = xp.where(along > 0, square / nonzero(xp, along), large)
+        size = self.over(h, xp.maximum(xp.max(xp.abs(p)), xp.max(xp.abs(step))), "max")
+        large = xp.where(first, h.first_step, size) / nonzero(xp, reach)
+        far = xp.where(later & (along > 0), square / nonzero(xp, along), large)
         far = clamp(xp, far, 1e-10, 1e10)
         d = xp.where(taken, self._to(xp, p, g, far, h) - p, s["d"])
         x, grad = xp.where(taken, p, s["x"]), xp.where(taken, g, s["grad"])
@@ -176,13 +182,13 @@ class SPG(Rule):
         numbers = {
             "average": xp.where(taken, average, s["average"]),
             "weight": xp.where(taken, weight, s["weight"]),
-            "slope": xp.where(taken, dot(xp, grad, d), s["slope"]),
+            "slope": xp.where(taken, self.over(h, dot(xp, grad, d)), s["slope"]),
             "step": xp.where(ended > 0, 0.0, xp.where(taken, 1.0, shorter)),
             "trials": xp.where(taken, 0.0, s["trials"] + 1.0),
-            "accepted": xp.where(taken & (h.t > 1), s["accepted"] + 1.0, s["accepted"]),
+            "accepted": xp.where(taken & later, s["accepted"] + 1.0, s["accepted"]),
             "ended": ended,
         }
-        return x + numbers["step"] * d, {"x": x, "grad": grad, "d": d, **numbers}
+        return x + numbers["step"] * d, {"x": x, "grad": grad, "d": d, **numbers, **company}
 
     def _kept(self, weight: Array, h: Any) -> Array:
         return h.memory * weight

@@ -1,14 +1,15 @@
 """L-BFGS: steps by what the last gradients have told of the curvature."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, final
 
 import numpy as np
 
 from arrayopt.arrays import Array
 from arrayopt.hyper import choice, structural, whole
-from arrayopt.rules.line_search import Searching, Turn
-from arrayopt.rules.pairs import RINGS, begun, direction, forgotten
+from arrayopt.rules.line_search import MOST, Searching, Turn
+from arrayopt.rules.pairs import RINGS, Direction, begun, direction, forgotten
 from arrayopt.rules.rings import put
 from arrayopt.rules.words import dot, nonzero, real_name
 
@@ -44,8 +45,12 @@ class LBFGS(Searching):
     memory : int, default 10
         How many pairs are kept, from 1 to 100; with more than 20, `engine` must be ``"array_api"``. The work between
         the passes grows with the square: with 30 pairs it takes some 20 ms.
+    joint : bool, default True
+        All tensors that take part in a step under this class of rule are one unknown: inner products are sums over all
+        of them. With False each tensor is a problem of its own; with `stacked`, each layer is in either case.
     line_search : {"strong_wolfe", None}
-        How lengths are found. None takes `lr` as it is; this rule is ``torch.optim.LBFGS`` then.
+        How lengths are found in steps that are given the value. Others take `lr` as it is, and with None all do; this
+        rule is ``torch.optim.LBFGS`` then.
     curvature : number, schedule or sequence, default 0.9
         The part of the slope that may be left where a length is taken, in (0, 1).
     first_step : number, schedule or sequence, default 1
@@ -61,10 +66,10 @@ class LBFGS(Searching):
 
     Notes
     -----
-    The rule is for whole functions, and not for gradients of batches. With a line search it asks
-    for the value: ``opt.step(grads, value=f)``. `arrayopt.minimize` does so, and looks when to
-    end. Each tensor is a problem of its own; with `stacked`, each layer. `arrayopt.minimize` makes
-    one tensor of several. Values and slopes that are not finite make the length shorter.
+    The rule is for whole functions, and not for gradients of batches. A line search takes the
+    value: ``opt.step(grads, value=f)``. `arrayopt.minimize` does so, and looks when to end.
+    Values and slopes that are not finite make the length shorter. Where other tensors take part
+    than in the last step, the memory is forgotten, and the step is a first one.
 
     The slot ``x`` is the last point taken; ``accepted`` counts these, and ``ended`` is 1 where no
     length makes the value less. The slots ``s`` and ``y`` are rings of steps and of changes of the
@@ -97,25 +102,47 @@ class LBFGS(Searching):
     rings: ClassVar[tuple[str, ...]] = RINGS
     wide: ClassVar[tuple[str, ...]] = (*Searching.wide, "place", "sy", "yy")
 
+    @property
+    def value_optional(self) -> bool:
+        return self.line_search is not None
+
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:
         memory = begun(xp, p, self.memory)
         if self.line_search is not None:
             return {**super().slots(xp, p), **memory}
-        return {"grad": xp.zeros_like(p), **memory}
+        return {"grad": xp.zeros_like(p), **memory, **self.company(xp, p)}
 
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Any], h: Any) -> tuple[Array, dict[str, Any]]:
         if self.memory > MOST_FUSED and hasattr(g, "lean"):
             raise TypeError(f"LBFGS: a memory of more than {MOST_FUSED} pairs is not fused: engine='array_api' runs it")
-        if self.line_search is not None:
+        if self.line_search is None or h.value is None:
+            new, slots = self._along(xp, p, g, s, h)
+            step = new - p
+        else:
             new, slots = super().update(xp, p, g, s, h)
             step = new - slots["x"]
-        else:
-            # as PyTorch's rule
-            found = direction(xp, s, g, dot(xp, g, g), stored=h.t > 1, least=(1e-10, 0.0))
-            far = h.lr * xp.where(h.t == 1, 1.0 / xp.maximum(xp.sum(xp.abs(g)), 1.0), 1.0)
-            new, slots = p - far * found.array, {"grad": g, **found.slots}
-            step = new - p
         return new, {**slots, "s": put(s["s"], slots["place"], step)}
+
+    def _along(self, xp: Any, p: Array, g: Array, s: dict[str, Any], h: Any) -> tuple[Array, dict[str, Any]]:
+        """A step of length `lr`, as PyTorch's rule."""
+        first, later, company = self.begins(s, h)
+        square, size = self.over(h, dot(xp, g, g)), self.over(h, xp.sum(xp.abs(g)))
+        found = self._direction(xp, s, g, square, h, later=later, stored=later, least=(1e-10, 0.0))
+        far = h.lr * xp.where(first, 1.0 / xp.maximum(size, 1.0), 1.0)
+        slots = {**s, "grad": g, **found.slots, **company}
+        if self.line_search is not None:
+            # a search that was begun has ended
+            accepted = xp.where(later, s["accepted"] + 1.0, s["accepted"])
+            slots |= {"trials": float(MOST), "accepted": accepted, "ended": 0.0}
+        return p - far * found.array, slots
+
+    def _direction(
+        self, xp: Any, s: dict[str, Any], g: Array, square: Array, h: Any, *, later: Any, **options: Any
+    ) -> Direction:
+        """The direction, of what is remembered of steps that these tensors have made together."""
+        if self.joint:
+            s = forgotten(xp, ~later, s)
+        return direction(xp, s, g, square, over=partial(self.each_over, h), **options)
 
     def turn(
         self,
@@ -125,12 +152,13 @@ class LBFGS(Searching):
         h: Any,
         *,
         square: Array,
+        later: Any,
         taken: Array,
         since: Array,
     ) -> Turn:
         # as Fortran's
         least = (0.0, float(np.finfo(real_name(g)).eps))
-        found = direction(xp, s, g, square, stored=taken & (h.t > 1), least=least)
+        found = self._direction(xp, s, g, square, h, later=later, stored=taken & later, least=least)
         falls = (found.slope > 0) & (found.slope < np.inf)
         return Turn(
             d=-xp.where(falls, found.array, g),

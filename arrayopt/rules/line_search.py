@@ -12,7 +12,7 @@ import numpy as np
 
 from arrayopt.arrays import Array
 from arrayopt.hyper import Hyper, real
-from arrayopt.rules.base import Rule
+from arrayopt.rules.one_unknown import COMPANY, OneUnknown
 from arrayopt.rules.words import dot, nonzero, number, real_name
 
 __all__ = ["ARMIJO", "MOST", "NUMBERS", "Searching", "Turn"]
@@ -56,7 +56,7 @@ class Turn(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Searching(Rule):
+class Searching(OneUnknown):
     """A rule that turns where a point is taken, and looks along a line for the next one."""
 
     lr: Hyper = real("(0, inf)", 1.0)
@@ -65,9 +65,7 @@ class Searching(Rule):
 
     complex_ok: ClassVar[bool] = True
     begins_at_zero: ClassVar[bool] = True
-    wide: ClassVar[tuple[str, ...]] = ("x", "grad", "since", "accepted", "ended", *NUMBERS)
-    joint: ClassVar[bool] = True
-    """Whether all tensors of a problem are one unknown."""
+    wide: ClassVar[tuple[str, ...]] = ("x", "grad", "since", "accepted", "ended", *NUMBERS, *COMPANY)
 
     def check(self) -> None:
         if self.project is not None:
@@ -83,12 +81,14 @@ class Searching(Rule):
         h: Any,
         *,
         square: Array,
+        later: Any,
         taken: Array,
         since: Array,
     ) -> Turn:
         """A direction of descent from the point that was evaluated, where the gradient is g.
 
-        `square` is that of its norm. Where the point is not taken, the direction counts for nothing.
+        `square` is that of its norm; `later` is whether a point was taken before. Where the point is not taken, the
+        direction counts for nothing.
         """
 
     def restarted(self, xp: Any, where: Array, slots: dict[str, Array]) -> dict[str, Array]:
@@ -97,20 +97,21 @@ class Searching(Rule):
 
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:
         arrays = {"x": p, "grad": xp.zeros_like(p), "d": xp.zeros_like(p)}
-        return arrays | {name: number(xp, p) for name in ("since", "accepted", "ended", *NUMBERS)}
+        numbers = {name: number(xp, p) for name in ("since", "accepted", "ended", *NUMBERS)}
+        return arrays | numbers | self.company(xp, p)
 
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
-        found = search(xp, s, h.value, dot(xp, g, s["d"]), h.curvature)
-        going = s["ended"] == 0
-        taken = going & ((h.t == 1) | found.taken)
+        first, later, company = self.begins(s, h)
+        found = search(xp, s, h.value, self.over(h, dot(xp, g, s["d"])), h.curvature)
+        going = first | (s["ended"] == 0)
+        taken = going & (first | found.taken)
         failed = going & ~taken & found.failed
         # by steepest descent, where the direction was another
         again = failed & (s["since"] > s["trials"])
-        ended = xp.where(failed & ~again, 1.0, s["ended"])
-        turned = self.turn(
-            xp, g, s, h, square=dot(xp, g, g), taken=taken, since=xp.where(h.t == 1, 0.0, s["since"] + 1.0)
-        )
-        old = dot(xp, s["grad"], s["grad"])
+        ended = xp.where(failed & ~again, 1.0, xp.where(first, 0.0, s["ended"]))
+        square, since = self.over(h, dot(xp, g, g)), xp.where(first, 0.0, s["since"] + 1.0)
+        turned = self.turn(xp, g, s, h, square=square, later=later, taken=taken, since=since)
+        old = self.over(h, dot(xp, s["grad"], s["grad"]))
         short = h.lr * (h.first_step / xp.sqrt(nonzero(xp, old)))
         slope, length = xp.where(taken, turned.slope, -old), xp.where(taken, turned.step, short)
         begins, since = taken | again, xp.where(taken, turned.since, 0.0)
@@ -118,11 +119,11 @@ class Searching(Rule):
         numbers = started(xp, begins, found.numbers, value, slope, length)
         numbers["step"] = xp.where(ended > 0, 0.0, numbers["step"])
         numbers["since"] = xp.where(begins, since, s["since"] + 1.0)
-        numbers["accepted"] = xp.where(taken & (h.t > 1), s["accepted"] + 1.0, s["accepted"])
+        numbers["accepted"] = xp.where(taken & later, s["accepted"] + 1.0, s["accepted"])
         x, grad = xp.where(taken, p, s["x"]), xp.where(taken, g, s["grad"])
         d = xp.where(taken, turned.d, xp.where(again, -s["grad"], s["d"]))
         slots = self.restarted(xp, begins & (since == 0), turned.slots)
-        new = {"x": x, "grad": grad, "d": d, "ended": ended, **numbers, **slots}
+        new = {"x": x, "grad": grad, "d": d, "ended": ended, **numbers, **slots, **company}
         return x + numbers["step"] * d, new
 
 

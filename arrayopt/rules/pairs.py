@@ -5,6 +5,7 @@ from it. So all inner products of a step are sums of one pass, and the direction
 older pairs are kept, by age, so that their places matter to the rings alone.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,6 +16,8 @@ from arrayopt.rules.words import number
 __all__ = ["RINGS", "Direction", "begun", "direction", "forgotten"]
 
 RINGS = ("s", "y", "sy", "yy")
+
+Over = Callable[[list[Any]], list[Any]]
 
 
 class Direction(NamedTuple):
@@ -47,7 +50,7 @@ def begun(xp: Any, p: Array, k: int) -> dict[str, Any]:
 
 
 def direction(
-    xp: Any, s: dict[str, Any], g: Array, square: Array, *, stored: Any, least: tuple[float, float]
+    xp: Any, s: dict[str, Any], g: Array, square: Array, *, over: Over, stored: Any, least: tuple[float, float]
 ) -> Direction:
     """The two loops on coefficients (Nocedal and Wright, algorithm 7.4).
 
@@ -61,6 +64,8 @@ def direction(
         The gradient.
     square : array, 0-d
         The square of its norm.
+    over : callable
+        Adds each of several numbers up, over all tensors that are one unknown.
     stored : bool or array of bool, 0-d
         Whether the newest pair is to be kept.
     least : tuple of float
@@ -70,9 +75,9 @@ def direction(
     change = g - s["grad"]
     changes = put(s["y"], place, change)
     by_age = partial(_by_age, xp, turns=_turns(xp, place, k))
-    by_step, by_change = by_age(dots(steps, g)), by_age(dots(changes, g))
-    sy = _bordered(by_age(dots(steps, change)), s.get("sy", ()))
-    yy = _bordered(by_age(dots(changes, change)), s.get("yy", ()))
+    by_step, by_change = by_age(over(dots(steps, g))), by_age(over(dots(changes, g)))
+    sy = _bordered(by_age(over(dots(steps, change))), s.get("sy", ()))
+    yy = _bordered(by_age(over(dots(changes, change))), s.get("yy", ()))
 
     good = stored & (sy[0][0] > least[0]) & (sy[0][0] > least[1] * yy[0][0])
     scale, known, rho = 1.0, good & False, {}

@@ -40,7 +40,7 @@ class Prodigy(Rule):
         Added to the root of the second moment, in units of d, in (0, inf).
     weight_decay : number, schedule or sequence, default 0
         λ, in [0, inf).
-    decoupled : bool, default True
+    decouple : bool, default True
         Decay the parameter. With False, λp is added to the gradient instead (L2).
     d0 : number, schedule or sequence, default 1e-6
         The first d, in (0, inf): below the distance to the solution.
@@ -88,7 +88,7 @@ class Prodigy(Rule):
     beta3: Hyper | None = real("[0, 1)", None)
     eps: Hyper = real("(0, inf)", 1e-8)
     weight_decay: Hyper = real("[0, inf)", 0.0)
-    decoupled: bool = flag(True)
+    decouple: bool = flag(True)
     d0: Hyper = real("(0, inf)", 1e-6)
     d_coef: Hyper = real("(0, inf)", 1.0)
     growth_rate: Hyper | None = real("[1, inf)", None)
@@ -104,7 +104,7 @@ class Prodigy(Rule):
         return found if self.growth_rate is None else {**found, "ratio_max": number(xp, p) + 1.0}
 
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
-        g = g if self.decoupled else g + h.weight_decay * p
+        g = g if self.decouple else g + h.weight_decay * p
         beta3 = on_scalar("sqrt", h.beta2) if h.beta3 is None else h.beta3
         d = s["ratio"] * h.d0
         lr = d * h.lr
@@ -126,6 +126,6 @@ class Prodigy(Rule):
             new["ratio"] = xp.minimum(new["ratio_max"], left * h.growth_rate)
         d_next = new["ratio"] * h.d0
         u = m / (sqrt(xp, v) + d_next * h.eps)
-        u = u + h.weight_decay * p if self.decoupled else u
+        u = u + h.weight_decay * p if self.decouple else u
         p = p - xp.where(still, 0.0, lr) * u
         return p, {"m": m, "v": v, "s": weighed, "p0": s["p0"], "num": num, **new, "d": d_next}

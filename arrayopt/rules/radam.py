@@ -6,9 +6,23 @@ from typing import Any, ClassVar, final
 from arrayopt.arrays import Array
 from arrayopt.hyper import Hyper, flag, real
 from arrayopt.rules.base import Rule
-from arrayopt.rules.words import bias_correction, choose, debias, ema, is_zero, moments, on_scalar, sqrt, zeros_abs2
+from arrayopt.rules.words import (
+    bias_correction,
+    choose,
+    debias,
+    ema,
+    is_zero,
+    moments,
+    on_scalar,
+    smaller,
+    sqrt,
+    zeros_abs2,
+)
 
 __all__ = ["RAdam"]
+
+SERIES = (1 / 3, -1 / 45, 2 / 945, -1 / 4725, 2 / 93555, -1382 / 638512875, 4 / 18243225, -3617 / 162820783125)
+"""y coth(y) - 1 in powers of y²."""
 
 
 @final
@@ -104,7 +118,26 @@ def _rectification(h: Any) -> tuple[Any, Any]:
     """Whether ρ is above the threshold, and r √c₂, which has a meaning only then."""
     c2 = bias_correction(h.beta2, h.t)
     most = 2.0 / (1.0 - h.beta2) - 1.0
-    rho = most - 2.0 * h.t * h.beta2**h.t / c2
+    rho = _length(h.beta2, h.t, most - 2.0 * h.t * (1.0 - c2) / c2)
     known = rho > choose(h.threshold > 4, h.threshold, 4.0)
     a, b = (choose(known, x, 5.0) for x in (rho, most + 0.0 * rho))
     return known, on_scalar("sqrt", (a - 4.0) * (a - 2.0) * b / ((b - 4.0) * (b - 2.0) * a) * c2)
+
+
+def _length(beta2: Any, t: Any, late: Any) -> Any:
+    """ρ, without the cancellation that its formula, `late`, has in early updates and single precision.
+
+    With x = -log β₂ and L(y) = y coth(y) - 1, ρ is t - 2 (L(t x / 2) - L(x / 2)) / x, in which both L are small early.
+    """
+    if is_zero(beta2):
+        return late
+    half = -0.5 * on_scalar("log", beta2)
+    early = t - (_series(smaller(half * t, 0.5)) - _series(smaller(half, 0.5))) / half
+    return choose(half * t < 0.5, early, late)
+
+
+def _series(y: Any) -> Any:
+    square, total = y * y, 0.0
+    for coefficient in reversed(SERIES):
+        total = (total + coefficient) * square
+    return total

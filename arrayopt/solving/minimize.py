@@ -142,6 +142,8 @@ def minimize(
             )
         stacks, joint = rule.stacked, getattr(rule, "joint", False)
         problem = Problem(f, params, stacked=stacks, joint=joint, ranks=ranks)
+        if joint:  # one array is one unknown
+            rule = dataclasses.replace(rule, joint=False)  # type: ignore[call-arg]
         if problem.packed and getattr(rule.project, "arrays", None):
             raise ValueError(
                 f"minimize: {type(rule).__name__} takes all params as one unknown, and `project` has"

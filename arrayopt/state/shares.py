@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from arrayopt.arrays import Array, array_namespace, size
 from arrayopt.codecs import BLOCK, SCALE
 
-__all__ = ["Block", "Shards", "Share"]
+__all__ = ["Block", "Homed", "Shards", "Share"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,3 +172,44 @@ class Shards(Share):
     def where(self, rank: int) -> tuple[slice, ...]:
         """The place of a rank's part in the whole array."""
         return tuple(slice(first, first + n) for first, n in zip(*self.blocks[rank], strict=True))
+
+    @property
+    def senders(self) -> tuple[int, ...]:
+        """The ranks that send their parts where all of the tensor is put together."""
+        return self.holders
+
+
+@dataclass(frozen=True, slots=True)
+class Homed(Shards):
+    """Parts that the user gave of a tensor that one rank updates as a whole. That rank has the slots."""
+
+    @property
+    def owner(self) -> int:
+        """The rank that updates it."""
+        return self.holders[0]
+
+    @property
+    def first(self) -> int:
+        return self.ends[self.rank]
+
+    @property
+    def last(self) -> int:
+        return self.ends[self.rank + 1]
+
+    @property
+    def kind(self) -> str:
+        return "whole" if self.rank == self.owner else "none"
+
+    def of(self, slot: str, x: Array) -> Array:
+        return Share.of(self, slot, x)
+
+    def taken(self, slot: str, x: Array) -> Array:
+        return x[self.where(self.rank)] if slot == "p" else self.of(slot, x)
+
+    @property
+    def senders(self) -> tuple[int, ...]:
+        """Of ranks with the same part the owner, or else the first."""
+        found = {block: r for r, block in reversed([*enumerate(self.blocks)]) if math.prod(block[1])}
+        if self.blocks[self.owner] in found:
+            found[self.blocks[self.owner]] = self.owner
+        return tuple(sorted(found.values()))

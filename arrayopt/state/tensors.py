@@ -68,6 +68,8 @@ class Tensor:
     """Its first place among the numbers of the run, where that is another than `place`, among all tensors."""
     layers: int = 0
     """How many layers a stacked tensor has: each has numbers of its own. Others have none."""
+    home: "Tensor | None" = None
+    """Of a part of a tensor that one rank updates: the whole tensor there, and zeros elsewhere."""
 
     @property
     def origin(self) -> tuple[str, int]:
@@ -94,6 +96,10 @@ class Tensor:
 
     def fresh(self, rule: Rule, array: Array | None = None) -> dict[str, Array]:
         """This rank's state before the first update; see `new_slots`."""
+        if self.home is not None:
+            self.home.slots = self.home.fresh(rule)
+            self.whole = self.home.whole
+            return self.home.slots
         made = new_slots(rule, self.name, detached(self.array if array is None else array), self.block)
         here = tuple(self.array.shape)
         self.whole = {slot: self.shape if tuple(x.shape) == here else tuple(x.shape) for slot, x in made.items()}

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from arrayopt.arrays import Array, array_namespace, library
 from arrayopt.engines.bucket import Bucket
 from arrayopt.params.headers import LocatedGrads
+from arrayopt.rules.names import VALUE
 from arrayopt.state.verdict import Verdict
 from arrayopt.step.accumulate import Adding
 from arrayopt.step.judging import Known
@@ -37,7 +38,13 @@ class Coming(NamedTuple):
             known.limit is None,
             known.check,
             known.verdict is None,
+            self.valued,
         )
+
+    @property
+    def valued(self) -> bool:
+        """Whether no rule does without a value that it might be given."""
+        return all(own[0].get(VALUE, 0.0) is not None for own in self.hypers)
 
 
 @dataclass(slots=True)
@@ -76,7 +83,7 @@ def form_of(
         return None
     if not grads.locations.complete or verdict.skip is not False or verdict.left:
         return None
-    return coming.version, grads.dtype, verdict.factor is None
+    return coming.version, grads.dtype, verdict.factor is None, coming.valued
 
 
 def check_values(values: Array, buckets: list[Bucket], ranks: int) -> None:

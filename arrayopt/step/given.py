@@ -79,8 +79,9 @@ class GivenStep(Step):
         for place, tensor in enumerate(tensors):
             if tensor.block is not None:  # ranks compare the gradients of the same part
                 given[place] = rooms[place]
-        self._foresee(coming, rooms, stats=stats)
-        return Begun(given, rooms, rooms, reduced=True)
+        whole = self._team.whole_rooms(tensors, rooms)
+        self._foresee(coming, whole, stats=stats)
+        return Begun(given, rooms, whole, reduced=True)
 
     def drop_taken(self) -> None:
         """Forget what was taken; the step is made, or it has failed."""

@@ -112,11 +112,11 @@ def _meetings(
     """
     classes: dict[type[Rule], list[tuple[Bucket, Asked]]] = {}
     for bucket, wanted in work:
-        if totals_of(bucket):
+        if totals_of(bucket, valued=wanted.valued):
             classes.setdefault(type(bucket.rule), []).append((bucket, wanted))
     made = {}
     for rule, several in classes.items():
-        plans = set().union(*(bucket.totals or () for bucket, _ in several))
+        plans = set().union(*(totals_of(x, valued=wanted.valued) for x, wanted in several))
         as_many(rule, plans)
         rank, ranks = (0, 1) if team is None else (team.rank, team.size)
         runs = 1 + any(wanted.stats for _, wanted in several)
@@ -124,19 +124,19 @@ def _meetings(
     return made
 
 
-def totals_of(bucket: Bucket) -> set[tuple[Meets, ...]]:
+def totals_of(bucket: Bucket, *, valued: bool) -> set[tuple[Meets, ...]]:
     """When the tensors of a bucket meet, for each way that its rule takes tensors; none if they do
     not.
     """
-    if bucket.totals is None:
-        bucket.totals = _totals(bucket)
-    return bucket.totals
+    if valued not in bucket.totals:
+        bucket.totals[valued] = _totals(bucket, valued=valued)
+    return bucket.totals[valued]
 
 
-def _totals(bucket: Bucket) -> set[tuple[Meets, ...]]:
+def _totals(bucket: Bucket, *, valued: bool) -> set[tuple[Meets, ...]]:
     """See `totals_of`."""
     dtype, found = dtype_name(bucket.tensors[0].array), set[tuple[Meets, ...]]()
     stacks = bucket.rule.stacked and not isinstance(bucket, Layers)
     for shape in {x.shape[1 if stacks else 0 :] for x in bucket.tensors}:
-        found.add(totals_for(bucket.rule, shape, dtype))
+        found.add(totals_for(bucket.rule, shape, dtype, valued=valued))
     return found if any(found) else set()

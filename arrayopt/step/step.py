@@ -94,7 +94,7 @@ class Step:
     @property
     def meets(self) -> bool:
         """Whether a rule asks for totals, for which all tensors meet."""
-        return any(map(totals_of, self.buckets))
+        return any(totals_of(x, valued=valued) for x in self.buckets for valued in (True, False))
 
     @property
     def is_arriving(self) -> bool:
@@ -153,7 +153,7 @@ class Step:
             return Begun(given, grads, grads, adding)
         rooms = team.rooms(self._parameters.all, grads)
         ready = self._foresee(coming, rooms, stats=stats)
-        final = adding is None and not judged and not team.sums
+        final = adding is None and not judged and not team.sums and not team.has_homes
         return Begun(given, grads, rooms, adding, ready if final else None)
 
     def _foresee(self, coming: Coming, rooms: list[Array | None], *, stats: bool) -> Ready:
@@ -211,6 +211,7 @@ class Step:
             grads = begun.rooms
             if team.size > 1 and not begun.reduced:
                 team.reduce(self._parameters.all, begun.grads, grads)
+            team.bring(self._parameters.all, begun.grads, grads)
             if adding is None or team.size > 1:
                 norms_of: Callable[[], Measures] = partial(measures, coming.buckets, grads)
             else:

@@ -19,7 +19,7 @@ from arrayopt.torch.release import Release
 from arrayopt.torch.saved import loaded_of
 from arrayopt.torch.settings import RULE, Settings, check_group, check_names, defaults_of, rule_of
 from arrayopt.torch.spelled import placed
-from arrayopt.torch.state import Guests, State, guests_of, moved, own_of
+from arrayopt.torch.state import Guests, State, complete, guests_of, moved, own_of
 
 __all__ = ["Optimizer"]
 
@@ -224,6 +224,11 @@ class Optimizer(torch.optim.Optimizer):
         """
         inner, made = self.inner, super().state_dict()
         state = {key: dict(entry) if isinstance(entry, dict) else entry for key, entry in made["state"].items()}
+        if inner is not None and self._below is not None:
+            keys = (key for group in made["param_groups"] for key in dict.fromkeys(group["params"]))
+            for key, tensor in zip(keys, self._below.tensors, strict=False):
+                if tensor.home is not None and key in state:
+                    state[key] |= complete(tensor, inner._team)
         steps = 0 if inner is None else inner.step_count
         groups = [{**group, RULE: group[RULE].__name__} if RULE in group else group for group in made["param_groups"]]
         return {**made, "state": state, "param_groups": groups, "step_count": steps, "rule": self.rule.__name__}

@@ -14,7 +14,7 @@ from arrayopt.state.tensors import Tensor as Known
 from arrayopt.state.tensors import advising
 from arrayopt.torch.settings import Settings, check_group
 from arrayopt.torch.spelled import as_pytorch, more_of
-from arrayopt.torch.state import put
+from arrayopt.torch.state import complete, put
 
 __all__ = ["Below", "distinct"]
 
@@ -147,9 +147,10 @@ class Below:
             if any(x.t for x in self.tensors):
                 for group, rule in zip(own, rules, strict=True):
                     self._check_switched(group, rule)
-        kept = {
-            p: {"step": as_tensor(x.updates), **x.slots} for p, x in zip(self.params, self.tensors, strict=True) if x.t
-        }
+        kept = {}
+        for p, x in zip(self.params, self.tensors, strict=True):
+            if x.t and self.made is not None:
+                kept[p] = {"step": as_tensor(x.updates), **complete(x, self.made._team)}
         self._make(groups, kept, self.steps, copies=False)
         return self.made
 

@@ -12,12 +12,13 @@ from torch import Tensor as Param
 
 from arrayopt.arrays import kind, like
 from arrayopt.params.parts import block_of, local
+from arrayopt.ranks.alone import Alone
 from arrayopt.rules.names import AROUND
 from arrayopt.state.run import is_count
 from arrayopt.state.shares import Shards
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["Guests", "State", "guests_of", "moved", "own_of", "put", "show"]
+__all__ = ["Guests", "State", "complete", "guests_of", "moved", "own_of", "put", "show"]
 
 STEP = "step"
 """What PyTorch calls the number of updates."""
@@ -152,8 +153,16 @@ class State(MutableMapping[Any, Any]):
 def show(p: Param, tensor: Tensor) -> dict[str, Any]:
     """The state of a parameter, its slots as they are; DTensors where the parameter is one."""
     undivided = tensor.share.undivided if tensor.share is not None else ()
-    slots = {name: x if name in undivided else _as_given(p, x) for name, x in tensor.slots.items()}
+    as_it_is = tensor.home is not None  # its owner has whole slots, and other ranks empty ones
+    slots = {name: x if as_it_is or name in undivided else _as_given(p, x) for name, x in tensor.slots.items()}
     return {STEP: torch.tensor(tensor.updates), **slots}
+
+
+def complete(tensor: Tensor, team: Alone) -> dict[str, Param]:
+    """The slots of a tensor; whole ones on all ranks where one rank updates a tensor that they have parts of."""
+    if tensor.home is None:
+        return tensor.slots
+    return {slot: team.collect(tensor, slot) for slot in tensor.slots}
 
 
 def _as_given(p: Param, x: Param) -> Param:

@@ -3,7 +3,6 @@
 import copy
 import gc
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import (
@@ -14,11 +13,12 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import arrayopt as ao
+import arrayopt.torch
 from arrayopt.engines.table import FUSED
 from arrayopt.torch import CAME, LAMB, AdamW, split
 
@@ -81,8 +81,51 @@ def check(make, ranks):
         if options.get("stats"):
             ours, theirs = one.stats.read(), many.stats.read()
             assert all(abs(ours[n][k] - theirs[n][k]) <= 1e-4 * abs(ours[n][k]) for n in ours for k in ours[n])
-    with pytest.raises(ValueError, match="multiplies whole matrices"):
-        ao.Optimizer([p for p in make(model(), ranks).parameters() if p.ndim == 2], ao.Muon(lr=0.1))
+
+
+def check_matrices(make, ranks):
+    """Rules that multiply matrices, beside AdamW for biases: the bits of one process, in both interfaces."""
+    torch.manual_seed(1)
+    x, y = torch.randn(64, 30), torch.randint(0, 6, (64,))
+    for name in ("Muon", "NorMuon", "MuonH", "SOAP"):
+        rule = getattr(ao, name)(lr=0.01)
+        whole, sharded, nets = model(), make(model(), ranks), [make(model(), ranks) for _ in range(2)]
+        groups = {"*bias": ao.AdamW(lr=0.01)}
+        one = ao.Optimizer(dict(whole.named_parameters()), rule, groups=groups, engine=ENGINE)
+        many = ao.Optimizer(dict(sharded.named_parameters()), rule, groups=groups)
+        door, later = (
+            getattr(arrayopt.torch, name)(
+                [
+                    {"params": [p for p in net.parameters() if p.ndim == 2], "lr": 0.01},
+                    {"params": [p for p in net.parameters() if p.ndim < 2], "rule": ao.AdamW(lr=0.01)},
+                ]
+            )
+            for net in nets
+        )
+        for k in range(4):
+            grads = loss(whole, x, y)
+            given = {n: shard(grads[n], p) for n, p in sharded.named_parameters()}  # passes of shards round otherwise
+            if k == 2:
+                nets[1].load_state_dict(nets[0].state_dict())
+                set_optimizer_state_dict(nets[1], later, get_optimizer_state_dict(nets[0], door))
+            one.step(grads)
+            many.step(given, wait=k % 2 == 0)
+            for net, opt in zip(nets, (door, later)[: 1 + (k > 1)], strict=False):
+                for n, p in net.named_parameters():
+                    p.grad = given[n].clone()
+                opt.step()
+        many.wait()
+        for n, p in whole.named_parameters():
+            for net in (sharded, *nets):
+                assert torch.equal(dict(net.named_parameters())[n].full_tensor(), p.data), (name, n)
+        held = [int(about["m"].numel()) for n, about in many.state.items() if "weight" in n]
+        assert sum(held) < sum(p.numel() for p in whole.parameters())
+        assert all(n in (0, whole[0].weight.numel(), whole[2].weight.numel()) for n in held)
+
+
+def shard(x, like):
+    """What this rank has of a tensor, as a DTensor placed as another."""
+    return distribute_tensor(x, like.device_mesh, like.placements)
 
 
 def check_door(make, ranks, rule=LAMB):
@@ -197,6 +240,7 @@ if __name__ == "__main__":
     ranks, rank = dist.get_world_size(), dist.get_rank()
     for make in [fsdp, tensor_parallel, *([both] if ranks % 2 == 0 and ranks > 2 else [])]:
         check(make, ranks)
+        check_matrices(make, ranks)
         if make is fsdp or ranks > 2:
             check_door(make, ranks)
             check_split(make, ranks)

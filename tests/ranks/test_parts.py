@@ -144,13 +144,6 @@ class Drift(ao.Rule):
     [
         ((0, 0), ao.SGD(lr=0.1), "auto", "must fill a tensor of shape"),
         ((0, 2), ao.SGD(lr=0.1), "auto", "must fill a tensor of shape"),
-        ((0, 3), ao.Muon(lr=0.1), "auto", "multiplies whole matrices"),
-        (
-            (0, 3),
-            ao.SOAP(max_precondition_dim=2),
-            "auto",
-            "SOAP does not support: some of its updates need whole tensors",
-        ),
         ((0, 3), Drift(lr=0.1), "auto", "is made from the values of 'w', of which"),
         ((0, 3), ao.LAMB(lr=0.1), "numpy", "only engines 'numba', 'cpp' and 'cupy' support"),
     ],

@@ -1,6 +1,8 @@
 """Very large and very small gradients, and what is exactly zero: every rule and every clip, on every engine."""
 
 import array_api_compat
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -153,3 +155,16 @@ def test_complex_gradients_of_another_width(engine, dtype, other):
     tolerance = {"complex128": 1e-15, "complex64": 3e-7}[dtype]
     for k, x in exact.items():
         assert np.abs(found[k] - x).max() <= tolerance * np.abs(x).max(), k
+
+
+def test_the_rectification_of_radam_is_precise_in_single_precision():
+    """Under `jax.jit` scalars are float32, in which 1999 - 1993.0 loses four digits."""
+    rule, grad = ao.RAdam(lr=1.0, beta1=0.0), np.float32(1.0)
+    state = rule.init({"w": jnp.zeros((), jnp.float32)})
+    step = jax.jit(lambda state: ao.update(rule, {"w": jnp.zeros((), jnp.float32)}, {"w": jnp.asarray(grad)}, state))
+    exact = ao.Optimizer({"w": np.zeros(())}, rule, engine="array_api")
+    for _ in range(12):
+        moved, state = step(state)
+        exact.params["w"][...] = 0.0
+        exact.step({"w": np.ones(())})
+        assert abs(float(moved["w"]) - exact.params["w"]) < 4e-6 * abs(exact.params["w"])

@@ -12,13 +12,13 @@ from tests.support.slow import marked
 SHAPES = {"w": (4, 3), "b": (5,), "t": (2, 2, 2)}
 STEPS = 12
 DEFAULTS = {"lr": 1.0, "beta1": 0.9, "beta2": 0.999, "beta3": None, "eps": 1e-8, "weight_decay": 0.0}
-DEFAULTS |= {"d0": 1e-6, "d_coef": 1.0, "growth_rate": None, "decoupled": True, "bias_correction": False}
+DEFAULTS |= {"d0": 1e-6, "d_coef": 1.0, "growth_rate": None, "decouple": True, "bias_correction": False}
 DEFAULTS |= {"safeguard_warmup": False}
 OPTIONS = [
     {},
     {"lr": 0.5, "d_coef": 2.0, "weight_decay": 0.1, "d0": 1e-3},
     {"growth_rate": 1.1, "bias_correction": True},
-    {"lr": 0.3, "safeguard_warmup": True, "decoupled": False, "weight_decay": 0.2, "beta3": 0.99, "d0": 1e-3},
+    {"lr": 0.3, "safeguard_warmup": True, "decouple": False, "weight_decay": 0.2, "beta3": 0.99, "d0": 1e-3},
     {"d0": 1e-2, "grad_centralization": True},  # whose means per row go on to what follows the sums
 ]
 
@@ -51,7 +51,7 @@ class Witness:
         rates = {}
         for name in took:
             p, d = self.p[name], self.d[name]
-            g = grads[name] + (0.0 if h["decoupled"] else h["weight_decay"] * p)
+            g = grads[name] + (0.0 if h["decouple"] else h["weight_decay"] * p)
             if h.get("grad_centralization") and g.ndim > 1:
                 g = g - g.mean(axis=tuple(range(1, g.ndim)), keepdims=True)
             self.t[name] += 1
@@ -74,7 +74,7 @@ class Witness:
         new = most if h["growth_rate"] is None else min(most, new * h["growth_rate"])
         for name in took:
             u = self.m[name] / (np.sqrt(self.v[name]) + new * h["eps"])
-            u = u + (h["weight_decay"] * self.p[name] if h["decoupled"] else 0.0)
+            u = u + (h["weight_decay"] * self.p[name] if h["decouple"] else 0.0)
             self.p[name] = self.p[name] - rates[name] * u
             self.d[name], self.most[name] = new, most
 

@@ -29,6 +29,7 @@ RULES: dict[str, dict[str, Any]] = {
     "SOAP": {"lr": 0.05, "precondition_frequency": 2},
     "ring": {"lr": 0.05},
     "Prodigy": {"d0": 0.01},  # of which all tensors meet
+    "LBFGS": {"lr": 0.05, "memory": 2},  # both
 }
 SHAPES = {"w": (6, 5), "b": (6,), "stack": (3, 4, 2), "number": (), "empty": (0, 3)}
 CALLS_EACH = 7

@@ -1,8 +1,11 @@
 // Functions of numbers and of bits that <math.h> has not.
 #pragma once
 
-static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
-static inline double rsqrt(double x) { return 1.0 / sqrt(x); }
+// glibc 2.42 has functions of these names.
+static inline float cudacpu_rsqrtf(float x) { return 1.0f / sqrtf(x); }
+static inline double cudacpu_rsqrt(double x) { return 1.0 / sqrt(x); }
+#define rsqrtf(x) cudacpu_rsqrtf(x)
+#define rsqrt(x) cudacpu_rsqrt(x)
 static inline float __frsqrt_rn(float x) { return (float)(1.0 / sqrt((double)x)); }
 static inline float __fsqrt_rn(float x) { return sqrtf(x); }
 static inline float __fdividef(float a, float b) { return a / b; }

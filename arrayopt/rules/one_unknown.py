@@ -1,0 +1,46 @@
+"""Rules to which all tensors are one unknown."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from arrayopt.arrays import Array
+from arrayopt.hyper import flag
+from arrayopt.rules.base import Rule
+from arrayopt.rules.totals import total
+from arrayopt.rules.words import number
+
+__all__ = ["COMPANY", "OneUnknown"]
+
+COMPANY = ("company", "together")
+"""What is kept of the tensors that are one unknown: how many took part in the last step, and how many steps there were
+since the first of them took part in one."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class OneUnknown(Rule):
+    """A rule whose sums are over all tensors of a step, unless each is a problem of its own."""
+
+    joint: bool = flag(True)
+
+    def over(self, h: Any, x: Any, how: str = "sum") -> Any:
+        """A sum, or the largest number, over all tensors that are one unknown; `x` is this tensor's."""
+        return total(h, x, how) if self.joint else x
+
+    def each_over(self, h: Any, numbers: Sequence[Any]) -> list[Any]:
+        """`over` of each of several numbers."""
+        return [self.over(h, x) for x in numbers]
+
+    def company(self, xp: Any, p: Array) -> dict[str, Array]:
+        """The slots that `begins` looks at."""
+        return {name: number(xp, p) for name in COMPANY} if self.joint else {}
+
+    def begins(self, s: dict[str, Any], h: Any) -> tuple[Any, Any, dict[str, Any]]:
+        """Whether this step is the first one of just these tensors together, and whether it is a later one; and the
+        new slots that tell.
+        """
+        if not self.joint:
+            return h.t == 1, h.t > 1, {}
+        company, latest = total(h, 1.0), total(h, s["together"], "max")
+        same = (company == s["company"]) & (latest == -total(h, -s["together"], "max"))
+        return ~same, same, {"company": company, "together": latest + 1.0}
