@@ -17,7 +17,6 @@ from arrayopt.fusion.passes import Between, Pass
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.products import multiplied
 from arrayopt.fusion.trace import TraceError
-from arrayopt.state.quantized import scale_of
 
 __all__ = [
     "BANDS",
@@ -234,19 +233,6 @@ class Layout:
             if node in self.vectors
             else "local"
         )
-
-    def columns(self, plan: Plan, head: Sequence[str]) -> list[str]:
-        """The names of the columns that every table of tensors begins with: ``IN_`` and a name of
-        `head`; ``AT_`` and the name of an array, for its address; ``VEC`` and ``PART`` and a
-        number, for where a vector, or the partial results of a reduction, begin.
-        """
-        arrays = ["p", "g", *plan.slots, *map(scale_of, plan.quantized), *plan.spilled]
-        return [
-            *(f"IN_{name}" for name in head),
-            *(f"AT_{name}" for name in arrays),
-            *(f"VEC{i}" for i in range(len(self.vectors))),
-            *(f"PART{i}" for i in range(len(self.partials))),
-        ]
 
     def lengths(
         self, plan: Plan, geo: "np.ndarray[Any, np.dtype[np.int64]]"

@@ -21,7 +21,8 @@ from arrayopt.fusion.index import (
 )
 from arrayopt.fusion.lanes import Segment
 from arrayopt.fusion.layout import outliving
-from arrayopt.fusion.lower_passes import Loops, loops_over
+from arrayopt.fusion.lower_between import loops_over
+from arrayopt.fusion.lower_passes import Loops
 from arrayopt.fusion.passes import Loop as Small
 from arrayopt.fusion.passes import Pass
 

@@ -6,9 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from arrayopt.fusion import program
-from arrayopt.fusion.graph import Node
 from arrayopt.fusion.index import (
-    INDEX,
     ONE,
     ZERO,
     Index,
@@ -18,17 +16,15 @@ from arrayopt.fusion.index import (
     least,
     name,
     number,
-    position_of,
     product,
 )
 from arrayopt.fusion.layout import BANDS, CHUNK
-from arrayopt.fusion.lowering import Lowering
-from arrayopt.fusion.passes import Between, Pass
-from arrayopt.fusion.passes import Loop as Small
+from arrayopt.fusion.lower_between import LoopsBetween, Statements
+from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.windows import WINDOW
 from arrayopt.state.quantized import scale_of
 
-__all__ = ["Loops", "loops_over"]
+__all__ = ["Loops"]
 
 STRETCH = 1024
 """So many elements of slots of codes are widened at a time: they stay in the first cache."""
@@ -36,29 +32,11 @@ STRETCH = 1024
 AT_ONCE = 16
 """So many sums over a tensor are made in one loop: with more, registers would be few."""
 
-Statements = list[program.Statement]
 Slices = dict[str, tuple[str, Index, Index]]
 
 
-class Loops(Lowering):
-    """A program for CPUs, which is being made.
-
-    Attributes
-    ----------
-    seen : dict of Node
-        Vectors that the function that is being made has looked at, by a view.
-    """
-
-    seen: dict[Node, None] | None = None
-
-    def place(self, node: Node, at: Index | None = None) -> Place:
-        """See `Lowering.place`; between passes, where loops begin at 0, a vector is seen by a view,
-        which is noted.
-        """
-        if self.seen is None or node not in self.vector:
-            return super().place(node, at)
-        self.seen[node] = None
-        return Place(f"w{self.vector[node]}", position_of(node.axes) if at is None else at)
+class Loops(LoopsBetween):
+    """A program for CPUs, which is being made."""
 
     # ---- passes ----------------------------------------------------------------------------------
 
@@ -286,78 +264,3 @@ class Loops(Lowering):
         slices = {x: (x, start, name("e")) for x in body.elements.storage}
         here += self._elements(body, body.elements, slices, ZERO)
         return program.Function(f"units_{index}", "threads", (*made, self._shared(here)))
-
-    # ---- between passes --------------------------------------------------------------------------
-
-    def between(self, index: int, between: Between) -> program.Function:
-        """What comes before pass k: partial results are combined, then values computed and slots
-        written.
-        """
-        body: Statements = [program.Let(x, column(f"IN_{x}")) for x in (*"ABRC", "NR", "NC")]
-        operands = [a for n in between.nodes for a in n.args]
-        reads = dict.fromkeys([*operands, *between.stores.values()])
-        arrays = {n.data: n.axes for n in reads if n.op == "input"}
-        arrays |= {x: self.plan.slots[x] for x in between.stores}
-        body += [program.Array(x, product(axes)) for x, axes in arrays.items()]
-        body += self.reads([n for n in reads if n.on_host], wide=True)
-        self.seen = {}
-        rest: Statements = []
-        for reduction in between.combine:
-            rest += self._combine(reduction)
-        for loop in between.after:
-            if loop.reduces:
-                rest += self._folded(self.folded("acc", loop), loop.axes)
-            else:
-                rest += self._small(loop)
-        for array, node in between.stores.items():
-            axes = self.plan.slots[array]
-            value = node if self.where.place(node) in ("const", "scalar") else self.place(node)
-            rest += loops_over(
-                axes, [program.Write(Place(f"at_{array}", position_of(axes)), value)]
-            )
-        for node in self.seen:
-            i = self.vector[node]
-            body.append(program.View(f"w{i}", "work", column(f"VEC{i}"), product(node.axes)))
-        self.seen = None
-        return program.Function(f"between_{index}", "", (*body, *rest))
-
-    def _folded(self, fold: program.Fold, axes: str) -> Statements:
-        """A reduction at each position along some axes, each kept."""
-        kept = program.Write(self.place(fold.reduction), fold.name)
-        return loops_over(axes, [*fold.serial, kept])
-
-    def _combine(self, reduction: Node) -> Statements:
-        """Put a reduction over elements together from its partial results, in their order; copy
-        them where there is one of each.
-        """
-        fold = self.combined("acc", reduction)
-        made = self._folded(fold, reduction.axes)
-        if self.where.partials[reduction] not in ("row", "column"):
-            return made
-        length = product(reduction.axes)
-        view = program.View("one", "work", self.part(reduction), length)
-        copy = program.Write(self.place(reduction, name("i")), Place("one", name("i")))
-        copied = view, program.Loop("i", ZERO, length, (copy,))
-        ((_, count),) = fold.ranges
-        return [program.When(count, ONE, copied, tuple(made))]
-
-    def _small(self, loop: Small) -> Statements:
-        """Operations over the same axes."""
-        made, wide = set(loop.nodes), not loop.axes
-        read = dict.fromkeys(a for x in loop.nodes for a in x.args if a not in made)
-        read = {n: None for n in read if not n.on_host}
-        before = self.reads([n for n in read if not n.axes], wide=wide)
-        inside: Statements = [*self.reads([n for n in read if n.axes], wide=wide)]
-        for n in loop.nodes:
-            inside.append(program.Compute(n))
-            if n in self.kept:
-                inside.append(program.Write(self.place(n), n))
-        return [*before, *loops_over(loop.axes, inside)]
-
-
-def loops_over(axes: str, body: Sequence[program.Statement]) -> Statements:
-    """Statements in a loop for each axis."""
-    made = list(body)
-    for x in reversed(axes):
-        made = [program.Loop(INDEX[x], ZERO, name(x), tuple(made))]
-    return made

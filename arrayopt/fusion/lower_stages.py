@@ -73,16 +73,16 @@ class Stages(Lowering):
         sums = [n for n in loop.nodes if n.reduces]
         body: list[program.Statement] = [self.combined(f"sum{n.id}", n) for n in sums]
         made, wide = set(loop.nodes), not loop.axes
-        for n in [*sums, *(n for n in loop.nodes if not n.reduces)]:
-            if n.reduces:
-                body.append(program.Read(n, f"sum{n.id}", wide))
+        for node in [*sums, *(n for n in loop.nodes if not n.reduces)]:
+            if node.reduces:
+                body.append(program.Read(node, f"sum{node.id}", wide))
             else:
                 # just before it is needed: some rules have too many values for the registers
-                read = dict.fromkeys(a for a in n.args if a not in made)
-                body += [*self.reads(read, wide=wide), program.Compute(n)]
+                read = dict.fromkeys(a for a in node.args if a not in made)
+                body += [*self.reads(read, wide=wide), program.Compute(node)]
                 made |= read.keys()
-            if n in self.kept:
-                body.append(program.Write(self.place(n, name("i")), n))
+            if node in self.kept:
+                body.append(program.Write(self.place(node, name("i")), node))
         read_here = [a for n in loop.nodes if not n.reduces for a in n.args]
         self._between("positions", loop.axes, body, read_here)
 

@@ -1,5 +1,6 @@
 """The columns of the table that kernels work through, and what is sent to them for each step."""
 
+from arrayopt.engines.columns import first_columns
 from arrayopt.fusion.graph import CLIP, COUNT, KEY, UPDATES, reachable
 from arrayopt.fusion.layout import GEOMETRY, Layout
 from arrayopt.fusion.phases import GIVEN
@@ -15,10 +16,10 @@ WINDOW = ("A_FROM", "R_FROM", "C_FROM", "A_END", "R_END", "C_END", "STRIDE", "MA
 
 
 def columns(plan: Plan, where: Layout, *, windows: bool) -> list[str]:
-    """The names of the columns, in their order: those of `Layout.columns`; for random numbers the
+    """The names of the columns, in their order: those of `first_columns`; for random numbers the
     position of the first element and the halves of keys; where what is given lies; `WINDOW`.
     """
-    found = where.columns(plan, COLUMNS)
+    found = first_columns(plan, where, COLUMNS)
     if plan.draws:
         found += ["START", *(f"KEY{i}" for i in range(len(keys(plan))))]
     found += [f"GIVEN{i}" for i in range(len(given(plan)))]

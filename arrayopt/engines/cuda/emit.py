@@ -151,15 +151,15 @@ def _scalars(text: CudaText) -> None:
     table = {UPDATES: "count", CLIP: "factor"}
     table |= {name: f"hyper[{i}]" for i, name in enumerate(hypers(plan))}
     table |= {name: f"(double)t[KEY{i}]" for i, name in enumerate(keys(plan))}
-    for i, name in enumerate(given(plan)):
-        table[name] = f"*reinterpret_cast<const double*>(t[GIVEN{i}])"
+    for number, name in enumerate(given(plan)):
+        table[name] = f"*reinterpret_cast<const double*>(t[GIVEN{number}])"
 
     def leaf(name: str) -> str:
         extents = " * ".join(f"(double)t[IN_{x}]" for x in name.removeprefix(COUNT))
         return extents if name.startswith(COUNT) else table[name]
 
     known = text.straight(list(plan.scalars), leaf)
-    for node, i in text.where.scalars.items():
-        text.put(1, f"working[{i}] = (W)(scalar[{i}] = {known[node]});")
+    for node, number in text.where.scalars.items():
+        text.put(1, f"working[{number}] = (W)(scalar[{number}] = {known[node]});")
     text.put(0, "}")
     text.type = "W"

@@ -30,7 +30,7 @@ class PassText:
         assert isinstance(body, Body)
         self.text, self.function, self.body = text, function, body
         self.loop = body.elements
-        self.sums = {kind: list(body.sums[of].items()) for kind, of in RESULTS.items()}
+        self.sums = {kind: body.sums[of] for kind, of in RESULTS.items()}
         self.loads = {x: n for x, n in self.loop.loads.items() if x in self.loop.storage}
         self.coded = {x: a for x, a in self.loop.storage.items() if a in body.codes}
         self.scales = {x: scale_of(a) for x, a in self.coded.items() if x in self.loads}
@@ -79,7 +79,7 @@ class PassText:
         text.put(2, *(f"BFloat16 {scale};" for scale in self.scales.values()))
         text.put(1, "};")
         for kind, some in self.sums.items():
-            text.fold(1, f"Of{kind}", [reduction for reduction, _ in some])
+            text.fold(1, f"Of{kind}", list(some))
 
     def _members(self) -> None:
         """Where arrays lie, and values that are the same for a tensor or a batch."""
@@ -173,25 +173,25 @@ class PassText:
         text.put(1, "template <int N>", "__device__ __forceinline__ void work(")
         text.put(2, "long long i, int n, bool aligned, const Loads<N>& loads, const Row& of_row,")
         text.put(2, "const Columns<N>& of_columns, Sums& sums, W (*columns)[N]) const {")
-        for x in loop.stores:
-            packed = f"Pack<{self._stored(x)}, N> write_{x};"
-            text.put(2, f"float write_{x}[N];" if x in self.coded else packed)
-        for x, scale in self.scales.items():
-            text.put(2, f"const float step_{x} = step_of<{self._stored(x)}>(loads.{scale});")
+        for at in loop.stores:
+            packed = f"Pack<{self._stored(at)}, N> write_{at};"
+            text.put(2, f"float write_{at}[N];" if at in self.coded else packed)
+        for at, scale in self.scales.items():
+            text.put(2, f"const float step_{at} = step_of<{self._stored(at)}>(loads.{scale});")
         for read in self.body.row:
             text.put(2, text.declare(read.node, f"of_row.{text.bare(read.node)}"))
         text.put(2, "#pragma unroll", "for (int j = 0; j < N; ++j) {")
         self._compute()
         self._sum_up()
         text.put(2, "}")
-        for x in loop.stores:
-            last = str(self._last(x)).lower()
-            if x in self.coded:
-                to = f"{x}, at_{scale_of(self.coded[x])}, i, n, aligned, write_{x}"
+        for at in loop.stores:
+            last = str(self._last(at)).lower()
+            if at in self.coded:
+                to = f"{at}, at_{scale_of(self.coded[at])}, i, n, aligned, write_{at}"
                 text.put(2, f"write_codes<N, {last}>({to});")
             else:
-                only = f"if ({text.name(loop.guards[x])}) " if x in loop.guards else ""
-                text.put(2, f"{only}write<N, {last}>({x} + i, write_{x}, n, aligned);")
+                only = f"if ({text.name(loop.guards[at])}) " if at in loop.guards else ""
+                text.put(2, f"{only}write<N, {last}>({at} + i, write_{at}, n, aligned);")
         unused = ("i", "n", "aligned", "loads", "of_row", "of_columns", "sums", "columns")
         text.put(2, ", ".join(f"(void){x}" for x in unused) + ";")
         text.put(1, "}")
@@ -199,19 +199,19 @@ class PassText:
     def _compute(self) -> None:
         """What is computed of one element, up to what is to be stored."""
         text = self.text
-        for x, node in self.loads.items():
-            made = f"widen(loads.{x}.value[j])"
-            if x in self.coded:
-                made = f"((float)loads.{x}.value[j] * step_{x})"
+        for at, node in self.loads.items():
+            made = f"widen(loads.{at}.value[j])"
+            if at in self.coded:
+                made = f"((float)loads.{at}.value[j] * step_{at})"
             text.put(3, text.declare(node, f"({text.kind(node)}){made}"))
         for node in self.body.columns:
             text.put(3, text.declare(node, f"of_columns.{text.bare(node)}[j]"))
         for node in self.loop.nodes:
             text.put(3, text.declare(node, text.expression(node)))
-        for x, node in self.loop.stores.items():
-            made = f"narrow({text.name(node)}, write_{x}.value[j]);"
-            if x in self.coded:
-                made = f"write_{x}[j] = (float){text.name(node)};"
+        for at, node in self.loop.stores.items():
+            made = f"narrow({text.name(node)}, write_{at}.value[j]);"
+            if at in self.coded:
+                made = f"write_{at}[j] = (float){text.name(node)};"
             text.put(3, made)
 
     def _sum_up(self) -> None:
@@ -220,7 +220,7 @@ class PassText:
         if self.loop.sums:
             text.put(3, "if (j < n) {")
             for kind in ("Whole", "Row", "Batch", "Column"):
-                for i, (total, _) in enumerate(self.sums[kind]):
+                for i, total in enumerate(self.sums[kind]):
                     into = f"columns[{i}][j]" if kind == "Column" else f"sums.{kind.lower()}[{i}]"
                     text.put(4, f"{text.take(total, into, text.name(self.loop.sums[total]))};")
             text.put(3, "}")
@@ -231,13 +231,13 @@ class PassText:
         for kind in ("Whole", "Row", "Batch"):
             made = kind.lower()
             text.put(1, f"__device__ void keep_{made}(long long i, const Sums& sums) const {{")
-            for number, (_, first) in enumerate(self.sums[kind]):
+            for number, first in enumerate(self.sums[kind].values()):
                 place = text.place(Place("work", first + name("i")))
                 text.put(2, f"{place} = sums.{made}[{number}];")
             text.put(2, "(void)i, (void)sums;")
             text.put(1, "}")
         text.put(1, "__device__ void keep_column(int k, long long i, W sum) const {")
-        for number, (_, first) in enumerate(self.sums["Column"]):
+        for number, first in enumerate(self.sums["Column"].values()):
             place = text.place(Place("work", first + name("i")))
             text.put(2, f"if (k == {number}) {place} = sum;")
         text.put(2, "(void)k, (void)i, (void)sum;")

@@ -2,6 +2,7 @@
 fills them in.
 """
 
+from arrayopt.engines.columns import first_columns
 from arrayopt.fusion.layout import GEOMETRY, Layout
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.windows import WINDOW
@@ -22,14 +23,14 @@ def columns(plan: Plan, where: Layout) -> list[str]:
     Returns
     -------
     list of str
-        Those of `Layout.columns`, with names of `GEOMETRY` and `WINDOW`: sizes, and the batches,
+        Those of `first_columns`, with names of `GEOMETRY` and `WINDOW`: sizes, and the batches,
         rows and columns that are here. ``START``: the position of the first element, where random
         numbers are drawn. ``BLAS``: the address of its product. ``OWN``: where in `work` the
         threads' own parts begin. ``FIRST`` and ``LAST``: the units to run, which are all, but where
         several processes share a tensor.
     """
     return [
-        *where.columns(plan, GEOMETRY),
+        *first_columns(plan, where, GEOMETRY),
         *(f"IN_{name}" for name in WINDOW),
         *(["START"] if plan.draws else []),
         *(["BLAS"] if plan.multiplies else []),

@@ -177,15 +177,17 @@ class Text(Printer):
             case _:
                 super().statement(depth, statement)
 
-    def _codes(self, x: program.Codes) -> str:
+    def _codes(self, codes: program.Codes) -> str:
         """The call that reads codes, or stores them."""
-        block = x.first // BLOCK_SIZE
-        blocks = (x.count + (BLOCK_SIZE - 1)) // BLOCK_SIZE
-        codes = f"at_{x.array}[{self.index(x.first)} : {self.index(x.first + x.count)}]"
-        scales = f"at_{x.scale}[{self.index(block)} : {self.index(block + blocks)}]"
-        top = f"np.float32({STORED[self.storage[x.array]].top})"
-        way = "quantize" if x.store else "dequantize"
-        return f"{way}({codes}, {scales}, {x.buffer}[: {self.index(x.count)}], {top})"
+        block = codes.first // BLOCK_SIZE
+        blocks = (codes.count + (BLOCK_SIZE - 1)) // BLOCK_SIZE
+        stretch = (
+            f"at_{codes.array}[{self.index(codes.first)} : {self.index(codes.first + codes.count)}]"
+        )
+        scales = f"at_{codes.scale}[{self.index(block)} : {self.index(block + blocks)}]"
+        top = f"np.float32({STORED[self.storage[codes.array]].top})"
+        way = "quantize" if codes.store else "dequantize"
+        return f"{way}({stretch}, {scales}, {codes.buffer}[: {self.index(codes.count)}], {top})"
 
     def _call(self, loop: program.Elements) -> str:
         """The call of a loop over elements."""
