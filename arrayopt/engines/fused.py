@@ -312,11 +312,12 @@ class Fused(Engine):
         for place, (tensor, g) in enumerate(zip(bucket.tensors, asked.grads, strict=True)):
             if g is None and common is None:
                 continue
-            dtype, shape = dtype_name(tensor.array), tensor.shape
-            grad = dtype_name(g) if common is None else str(common).rsplit(".", 1)[-1]
-            key = tuple(tensor.array.shape), shape, dtype, grad, tensor.kind, tensor.block is None
+            array, shape = tensor.array, tensor.shape
+            typed: Any = common or g.dtype  # type: ignore[union-attr]
+            key = array.shape, shape, array.dtype, typed, tensor.kind, tensor.block is None
             if key not in seen:
-                plan = self.plan(bucket.rule, tensor.array.ndim, dtype, shape=shape, **options)
+                dtype, grad = dtype_name(array), str(typed).rsplit(".", 1)[-1]
+                plan = self.plan(bucket.rule, array.ndim, dtype, shape=shape, **options)
                 seen[key] = Kind(plan, self._split(plan, tensor), dtype, grad)
             found.setdefault(seen[key], []).append(place)
         return found

@@ -3,7 +3,7 @@
 Blocks are layers of stacked tensors that lie in the tensors as they are.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -75,6 +75,35 @@ def each(rule: Rule, x: Array) -> list[Array]:
 def of_layers(name: str, stacked: Tensor) -> Array:
     """A parameter or slot of all layers of a stacked tensor."""
     return stacked.array if name == "p" else stacked.slots[name]
+
+
+class SlotsOfLayer(MutableMapping[str, Array]):
+    """The slots of a layer, as views of the stacked tensor's that are made when they are asked for:
+    L-BFGS has 128 slots, and a batch of it a thousand layers.
+    """
+
+    __slots__ = "_nth", "_stacked"
+
+    def __init__(self, stacked: Tensor, nth: int) -> None:
+        self._stacked, self._nth = stacked, nth
+
+    def __getitem__(self, slot: str) -> Array:
+        x = self._stacked.slots[slot]
+        if self._stacked.kind != "whole":
+            return x
+        return x[self._nth, ...] if size(self._stacked.array) else split(x)[0]
+
+    def __setitem__(self, slot: str, value: Array) -> None:
+        pass  # it was written in place
+
+    def __delitem__(self, slot: str) -> None:
+        raise TypeError("a layer keeps its slots")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stacked.slots)
+
+    def __len__(self) -> int:
+        return len(self._stacked.slots)
 
 
 def unless(left: Array, new: Array, old: Array) -> Array:
@@ -180,7 +209,8 @@ class Layers(Bucket):
             first, share = stacks.first_layer(at), share_of(tensor, length)
             for nth in range(count):
                 own = layer_name(name, first + nth)
-                layer = Tensor(own, tensor.array, {}, tensor.run, tensor.place, share)
+                slots: Any = SlotsOfLayer(tensor, nth)
+                layer = Tensor(own, tensor.array, slots, tensor.run, tensor.place, share)
                 layer.layer_of = name, begin + nth * length
                 layer.number = tensor.first if blocks else tensor.first + nth
                 made.tensors.append(layer)
@@ -229,16 +259,8 @@ class Layers(Bucket):
         self.stacks.refresh()
         layers = iter(self.tensors)
         for tensor in self.stacks.tensors:
-            full, arrays = size(tensor.array) > 0, split(detached(tensor.array))
-            slots: dict[str, list[Array]] = {}
-            for slot, x in tensor.slots.items():
-                if tensor.kind != "whole":
-                    slots[slot] = [x] * len(arrays)
-                else:
-                    slots[slot] = [x[i, ...] for i in range(len(arrays))] if full else split(x)
-            for i, array in enumerate(arrays):
-                layer = next(layers)
-                layer.array, layer.slots = array, {slot: each[i] for slot, each in slots.items()}
+            for array in split(detached(tensor.array)):
+                next(layers).array = array
 
 
 def _count(tensor: Tensor) -> int:

@@ -5,6 +5,7 @@ one batch, or several whole batches where they are small. Units do not depend on
 threads, and their partial sums are combined in their order: so results do not either.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +66,7 @@ def geometry(
     """
     rows = np.ones((len(shapes), len(GEOMETRY)), dtype=np.int64)
     if element == "C":
-        sizes = np.fromiter((int(np.prod(s)) for s in shapes), np.int64, len(shapes))
+        sizes = np.fromiter((math.prod(s) for s in shapes), np.int64, len(shapes))
         rows[:, 0], rows[:, 4], rows[:, 6] = sizes, sizes, chunk
         rows[:, 9] = rows[:, 10] = -(-sizes // chunk)
         return rows

@@ -8,7 +8,7 @@ graph.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from arrayopt.fusion.graph import CLIP, KEPT, UPDATES, Node, evaluate, reachable
 from arrayopt.fusion.ops import OPS
 from arrayopt.fusion.plan import Plan
 
-__all__ = ["EACH_STEP", "ScalarCode", "scalar_code", "straight"]
+__all__ = ["EACH_STEP", "ScalarCode", "read_elsewhere", "scalar_code", "straight"]
 
 EACH_STEP = {UPDATES: "t", CLIP: "clip"}
 """What may be another number at each step, while hyper-parameters stay; and what it is called in
@@ -115,19 +115,56 @@ def scalar_code(plan: Plan) -> ScalarCode:
     )
 
 
-@lru_cache(maxsize=KEPT)
-def straight(nodes: tuple[Node, ...]) -> tuple[tuple[Node, ...], Callable[..., tuple[Any, ...]]]:
-    """What some values per tensor are computed from, and a function that computes them of these, in
-    floats.
+class Straight(NamedTuple):
+    """A function of numbers or arrays.
 
-    It raises ZeroDivisionError where NumPy would not.
+    Attributes
+    ----------
+    outer : tuple of Node
+        What it takes.
+    results : tuple of Node
+        What it returns.
+    function : callable
+        The function. Of Python's numbers it raises ZeroDivisionError where NumPy would not.
     """
-    inner = set(nodes)
+
+    outer: tuple[Node, ...]
+    results: tuple[Node, ...]
+    function: Callable[..., tuple[Any, ...]]
+
+
+@lru_cache(maxsize=KEPT)
+def straight(nodes: tuple[Node, ...], read: frozenset[Node] | None) -> Straight:
+    """What computes some values per tensor. Those that are not `read` by anything else are freed
+    after their last use: of a thousand tensors they are many arrays.
+    """
+    inner, last = set(nodes), dict[Node, Node]()
+    read = frozenset(nodes) if read is None else read
     outer = tuple(
         dict.fromkeys(a for n in nodes for a in n.args if a not in inner and a.op != "const")
     )
-    text = _function("made", [f"x{n.id}" for n in outer], list(nodes), [f"x{n.id}" for n in nodes])
-    return outer, _compiled(text)["made"]
+    for n in nodes:
+        last |= dict.fromkeys(n.args, n)
+    freed: dict[Node, list[str]] = {}
+    for n in inner.intersection(last).difference(read):
+        freed.setdefault(last[n], []).append(f"x{n.id}")
+    results = tuple(n for n in nodes if n in read)
+    names = [f"x{n.id}" for n in results]
+    text = _function("made", [f"x{n.id}" for n in outer], list(nodes), names, freed=freed)
+    return Straight(outer, results, _compiled(text)["made"])
+
+
+@lru_cache(maxsize=KEPT)
+def read_elsewhere(plan: Plan) -> frozenset[Node]:
+    """What is read outside of the loop that computes it."""
+    found = {*plan.reports.values()}
+    for pass_ in plan.passes:
+        found |= {*pass_.uses}
+    for between in plan.between:
+        found |= {*between.stores.values()}
+        for loop in between.after:
+            found |= {a for n in loop.nodes for a in n.args}.difference(loop.nodes)
+    return frozenset(found)
 
 
 def _compiled(text: str) -> dict[str, Any]:
@@ -160,8 +197,11 @@ def _function(
     nodes: list[Node],
     results: list[str],
     names: Mapping[Node, str] | None = None,
+    freed: Mapping[Node, list[str]] | None = None,
 ) -> str:
-    """The text of a function that computes some nodes, arguments first."""
+    """The text of a function that computes some nodes, arguments first; `freed` says what is not
+    read any more after a node.
+    """
     lines = [f"def {name}({', '.join(given)}):"]
     for node in nodes:
         if node.op != "host":
@@ -171,4 +211,6 @@ def _function(
                 or f"np_{node.op}({', '.join(f'{{{number}}}' for number in range(len(args)))})"
             )
             lines.append(f"    x{node.id} = {form.format(*args)}")
+            if freed and node in freed:
+                lines.append(f"    del {', '.join(freed[node])}")
     return "\n".join([*lines, f"    return ({', '.join(results)}{',' * bool(results)})", ""])

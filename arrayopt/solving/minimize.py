@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from arrayopt.arrays import Array
+from arrayopt.arrays import Array, library
 from arrayopt.functional import init, update
 from arrayopt.hyper import scalar, whole
 from arrayopt.optimizer import Optimizer
@@ -119,7 +119,7 @@ def minimize(
     """
     ranks = ranks_of(comm)
     with ranks.warned("minimize"):
-        tol = scalar("minimize: `tol`", tol, "[0, inf)")
+        tol = float(scalar("minimize: `tol`", tol, "[0, inf)"))
         max_steps = whole("minimize: `max_steps`", max_steps)
         check_every = whole("minimize: `check_every`", check_every, first=1)
         if not isinstance(stacked, bool):
@@ -140,8 +140,13 @@ def minimize(
                 "minimize: `comm` is for one problem that ranks share, and `stacked` for problems that"
                 " have nothing to do with each other; give each rank its own of these, without `comm`"
             )
-        stacks, joint = rule.stacked, getattr(rule, "joint", False)
-        problem = Problem(f, params, stacked=stacks, joint=joint, ranks=ranks)
+        joint = getattr(rule, "joint", None)
+        problem = Problem(f, params, stacked=rule.stacked, joint=bool(joint), ranks=ranks)
+        if joint is False and len(problem.named) > 1:
+            raise ValueError(
+                f"minimize: {type(rule).__name__} with joint=False makes a problem of each array, and"
+                f" `f` is one function of {len(problem.named)}; leave out `joint`"
+            )
         if joint:  # one array is one unknown
             rule = dataclasses.replace(rule, joint=False)  # type: ignore[call-arg]
         if problem.packed and getattr(rule.project, "arrays", None):
@@ -160,7 +165,8 @@ def minimize(
         look_at_gradient(problem, probe)
     engine = engine_for(rule, problem) if engine == "auto" else engine
     opt = Optimizer(problem.arrays, rule, engine=engine, comm=ranks.ranks)
-    run = partial(Run, problem, opt, probe, tol, max_steps, check_every)
+    spares = engine != "array_api" and library(problem.arrays[0]) in ("numpy", "torch")
+    run = partial(Run, problem, opt, probe, tol, max_steps, check_every, spares)
     if not progress:
         return run(callback).result()
     with bar(max_steps) as show:

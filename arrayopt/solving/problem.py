@@ -95,8 +95,12 @@ class Problem:
         """All elements of several arrays in one array, for each problem."""
         kinds = {(array_namespace(x), dtype_name(x), place(x)[1]) for x in leaves}
         if len(kinds) > 1:
+            listed = ", ".join(
+                f"{name!r} {_said(x)}" for (name, _), x in zip(self.named, leaves, strict=True)
+            )
             raise ValueError(
-                "minimize: params must be of one library, dtype and device under a rule that takes all tensors together"
+                "minimize: params must be of one library, dtype and device under a rule that takes them as one"
+                f" unknown; got {listed}; convert them, or take a rule such as Adam(lr=0.01)"
             )
         lead = () if self.count is None else (self.count,)
         shapes = [(*lead, math.prod(x.shape[len(lead) :])) for x in leaves]

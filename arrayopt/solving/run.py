@@ -4,12 +4,15 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from arrayopt.arrays import Array, copied, size
+import numpy as np
+
+from arrayopt.arrays import Array, copied, size, to_host, writable
 from arrayopt.functional import init, update
 from arrayopt.optimizer import Optimizer
 from arrayopt.rules import Rule
 from arrayopt.solving.problem import Problem
 from arrayopt.solving.result import Result
+from arrayopt.state.verdict import Verdict
 
 __all__ = ["Run"]
 
@@ -31,7 +34,7 @@ class _Seen(NamedTuple):
 
 
 class Run:
-    """A run of `minimize`."""
+    """A run of `minimize`; where it `spares`, engines make no steps of problems that have ended."""
 
     def __init__(
         self,
@@ -41,15 +44,19 @@ class Run:
         tol: float,
         max_steps: int,
         check_every: int,
+        spares: bool,
         callback: Callable[[Result], Any] | None,
     ) -> None:
         self._problem, self._opt, self._tol = problem, opt, tol
         self._max_steps, self._check_every, self._callback = max_steps, check_every, callback
-        self._own = opt.state["0"].keys()
+        self._searches = "accepted" in opt.state["0"]
+        # such a rule takes gradients at points that may lie outside of the set
+        self._apart = probe.project is not None and bool(opt.rule.evaluated_from)
         # a step of this rule tells how far a gradient leads where parameters are projected
         self._probe = probe
         self._probed = None if probe.project is None else init(probe, problem.arrays)
         self._seen: _Seen | None = None
+        self._stepped, self._left = (problem.count or 0) * spares, None
 
     def result(self) -> Result:
         """The loop. What it ends by is in the message."""
@@ -62,21 +69,35 @@ class Run:
 
     def _loop(self) -> str:
         """Step until all problems have ended; what ended those that have not converged."""
-        xp, opt = self._problem.xp, self._opt
+        xp, opt, problem = self._problem.xp, self._opt, self._problem
         for step in range(self._max_steps + 1):
-            value, grads = self._problem(self._shown())
-            self._seen = self._judged(value, grads)
+            value, grads = problem(self._shown(opt.params))
+            if self._apart and step:
+                inside = opt.averaged()
+                self._seen = self._judged(inside, *problem(self._shown(inside)), 2)
+            else:
+                self._seen = self._judged(opt.params, value, grads, 1)
             due = step % self._check_every == 0 or step == self._max_steps
             if due and bool(xp.all(self._seen.done)):
                 return ENDED
             if due and self._callback is not None and self._called_back(self._callback):
                 return "the callback has ended it"
             if step < self._max_steps:
-                opt.step(grads, value=value)
+                if due and self._stepped:
+                    self._spare(self._seen)
+                opt.step(grads, value=value, loss_scale=self._left)
                 self._note()
                 if due and bool(xp.all(self._seen.done)):
                     return ENDED
         return f"after max_steps={self._max_steps} steps"
+
+    def _spare(self, seen: _Seen) -> None:
+        """Leave problems that have ended out of steps, once half of those that are stepped have."""
+        done = to_host(seen.done)
+        going = len(done) - int(done.sum())
+        if 2 * going <= self._stepped:
+            left: Any = Verdict(left={len(done): done.copy()})
+            self._stepped, self._left = going, left
 
     def _called_back(self, callback: Callable[[Result], Any]) -> bool:
         """Call back; whether the run is to end, on this rank or on another."""
@@ -89,17 +110,20 @@ class Run:
             error = caught
         return self._problem.ranks.agree("minimize: `callback`", dict, error, wish=stop)
 
-    def _shown(self) -> list[Array]:
-        """Where to evaluate: at the optimizer's point; where a problem has ended, at its best one."""
-        now = list(self._opt.params)
+    def _shown(self, now: list[Array]) -> list[Array]:
+        """Where to evaluate: here, in arrays that `f` may write; where a problem has ended, at its
+        best point.
+        """
         if self._seen is None or (self._problem.count is None and self._check_every == 1):
-            return now
+            return [copied(x) if writable(x) else x for x in now]
         pairs = zip(self._seen.best, now, strict=True)
         return [self._where(self._seen.done, best, p) for best, p in pairs]
 
     def _where(self, condition: Array, yes: Array, no: Array) -> Array:
-        """One of two arrays, by a condition for each problem."""
+        """One of two arrays, by a condition for each problem, in a new array."""
         xp = self._problem.xp
+        if isinstance(condition, np.ndarray | np.generic) and condition.ndim == 0:
+            return copied(yes if condition else no)
         if self._problem.count is not None:
             condition = xp.reshape(condition, (-1, *(1,) * (no.ndim - 1)))
         return xp.where(condition, yes, no)
@@ -117,9 +141,15 @@ class Run:
             found = xp.maximum(found, xp.astype(most, self._problem.real, copy=False))
         return found
 
-    def _judged(self, value: Array, grads: list[Array]) -> _Seen:
-        """What is known after an evaluation: where it is better, it is the best."""
-        xp, now, old = self._problem.xp, list(self._opt.params), self._seen
+    @np.errstate(all="ignore")
+    def _judged(
+        self, now: list[Array], value: Array, grads: list[Array], evaluations: int
+    ) -> _Seen:
+        """What is known after so many evaluations: where the last is better, it is the best.
+
+        One that is not finite is never better: minus infinity is an overflow.
+        """
+        xp, old = self._problem.xp, self._seen
         norm = self._norm(value, now, grads)
         none = xp.zeros_like(value)
         if old is None:
@@ -129,14 +159,16 @@ class Run:
         going = ~old.done
         slack = 100.0 * float(xp.finfo(self._problem.real).eps) * xp.abs(old.value)
         small = going & (norm <= self._tol) & (value <= old.value + slack)
-        better = small | going & ((value < old.value) | xp.isnan(old.value) & ~xp.isnan(value))
+        known, better = xp.isfinite(old.value), xp.isfinite(value + 0.0 * norm)
+        better = small | going & better & ((value < old.value) | ~known)
         pairs = zip(now, old.best, strict=True)
         return _Seen(
             best=[self._where(better, p, best) for p, best in pairs],
             value=xp.where(better, value, old.value),
             norm=xp.where(better, norm, old.norm),
-            steps=old.steps,
-            evaluations=old.evaluations + xp.astype(going, xp.int32),
+            # the point at which it ends is taken, too, and the rule never told so
+            steps=old.steps + xp.astype(small & self._searches, xp.int32),
+            evaluations=old.evaluations + evaluations * xp.astype(going, xp.int32),
             converged=old.converged | small,
             done=old.done | small,
         )
@@ -145,7 +177,7 @@ class Run:
         """Take from the rule how many points it has taken, and where it has ended."""
         assert self._seen is not None
         xp, seen = self._problem.xp, self._seen
-        if "accepted" not in self._own:
+        if not self._searches:
             steps = seen.steps + xp.astype(~seen.done, xp.int32)
             self._seen = seen._replace(steps=steps)
             return
@@ -160,7 +192,7 @@ class Run:
         assert seen is not None
         numbers = [seen.value, seen.norm, seen.steps, seen.evaluations, seen.converged]
         if problem.count is None:
-            if not float(seen.value) < math.inf:
+            if not math.isfinite(float(seen.value)):
                 ended = f"no value of `f` was finite; {ended}"
             kinds = (float, float, int, int, bool)
             numbers = [kind(x) for kind, x in zip(kinds, numbers, strict=True)]

@@ -81,9 +81,10 @@ def form_of(
     """What steps have in common that one `Ready` can make; None where it makes just one."""
     if not isinstance(grads, LocatedGrads) or grads.dtype is None or grads.locations is None:
         return None
-    if not grads.locations.complete or verdict.skip is not False or verdict.left:
+    if not grads.locations.complete or verdict.skip is not False:
         return None
-    return coming.version, grads.dtype, verdict.factor is None, coming.valued
+    left = [(count, mask.tobytes()) for count, mask in (verdict.left or {}).items()]
+    return coming.version, grads.dtype, verdict.factor is None, coming.valued, left
 
 
 def check_values(values: Array, buckets: list[Bucket], ranks: int) -> None:

@@ -93,6 +93,8 @@ class Judging:
         TypeError, ValueError
             If the loss scale that is given is no positive number, or there is one already.
         """
+        if isinstance(given, Verdict) and given.factor is None and given.skip is False:
+            return Known(verdict=given)
         if isinstance(given, Verdict):
             known, (factor, skip, *_) = self._deciding(Known(), buckets, version), given
             if known.judge is None:

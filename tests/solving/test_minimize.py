@@ -199,6 +199,11 @@ def test_a_batch_may_have_several_arrays_and_none():
         ao.minimize(f, [np.ones((3, 2, 2)), np.ones(4)], stacked=True)
 
 
+@pytest.mark.parametrize("tol", [1e-3, np.asarray(1e-3), torch.tensor(1e-3, dtype=torch.float64), jnp.asarray(1e-3)])
+def test_tol_is_a_number_of_any_kind(tol):
+    assert ao.minimize(rosen, START, tol=tol).evaluations == ao.minimize(rosen, START, tol=1e-3).evaluations
+
+
 def test_looking_seldom_changes_no_result():
     found, seldom = ao.minimize(rosen, START), ao.minimize(rosen, START, check_every=7)
     assert repr(found) == repr(seldom)
@@ -359,6 +364,8 @@ REFUSED = [
     ({"f": 1}, TypeError, "`f` must be a function"),
     ({"engine": "none"}, ValueError, "engine"),
     ({"params": [START, START + 1], "project": ao.projections.box(START, 3)}, ValueError, "give params as one array"),
+    ({"params": [START, START.astype("f4")]}, ValueError, r"'1' a numpy array of shape \(2,\) and dtype float32"),
+    ({"params": [START, START + 1], "rule": ao.CG(joint=False)}, ValueError, "one function of 2; leave out `joint`"),
 ]
 
 

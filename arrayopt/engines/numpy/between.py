@@ -82,25 +82,32 @@ class Small:
         partials: dict[Node, Any],
         arrays: dict[str, Any],
         known: dict[Node, Any],
+        read: frozenset[Node] | None = None,
     ) -> None:
-        """What is computed and stored between passes; sums that these have made come first."""
+        """What is computed and stored between passes; sums that these have made come first. Only
+        what is `read` later is kept; None: all.
+        """
         for reduction in between.combine:
             known[reduction] = partials[reduction]
         for loop in between.after:
             per_tensor = not loop.axes and not loop.reduces
-            if not (per_tensor and self._scalars(loop.nodes, arrays, known)):
+            if not (per_tensor and self._scalars(loop.nodes, read, arrays, known)):
                 for node in loop.nodes:
                     known[node] = self._computed(node, arrays, known)
         for name, node in between.stores.items():
             arrays[name][...] = self._value(node, arrays, known)
 
     def _scalars(
-        self, nodes: tuple[Node, ...], arrays: dict[str, Any], known: dict[Node, Any]
+        self,
+        nodes: tuple[Node, ...],
+        read: frozenset[Node] | None,
+        arrays: dict[str, Any],
+        known: dict[Node, Any],
     ) -> bool:
         """Compute values per tensor by one function, in Python's numbers if there is one tensor;
         whether that was possible.
         """
-        outer, function = straight(nodes)
+        outer, results, function = straight(nodes, read)
         given = []
         for node in outer:
             value = self._value(node, arrays, known)
@@ -109,13 +116,19 @@ class Small:
             given.append(value)
         if not all(isinstance(value, float | bool) or _real(value) for value in given):
             return False
-        given = [_wide(value) for value in given]  # copies: no result is a stored array
+        given = [_wide(value) for value in given]
         try:
             made = function(*given)
         except (ZeroDivisionError, OverflowError):
             return False
-        for node, value in zip(nodes, made, strict=True):
-            known[node] = value.item() if isinstance(value, np.generic) else value
+        stored = set(map(id, given))
+        for node, value in zip(results, made, strict=True):
+            if isinstance(value, np.ndarray):
+                # before the array that it may be, or be a view of, is overwritten
+                shares = value.base is not None or id(value) in stored
+                known[node] = value.copy() if shares else value
+            else:
+                known[node] = value.item() if isinstance(value, np.generic) else value
         return True
 
     def _value(self, node: Node, arrays: dict[str, Any], known: dict[Node, Any]) -> Any:
@@ -136,6 +149,10 @@ class Small:
             # that what is taken together changes no bit.
             fit = self._narrowed if node.axes else _wide
             made = OPS[node.op].numpy(*map(fit, args))
+            if isinstance(made, np.ndarray) and (
+                made.base is not None or any(made is x for x in args)
+            ):
+                made = made.copy()
         if node.axes:
             return made.astype(self.of.real, copy=False) if node.dtype == "real" else made
         return made if np.ndim(made) else made.item()
@@ -155,5 +172,10 @@ def _wide(value: Any) -> Any:
     """A value per tensor in double precision, as those are that several tensors do not have in
     common.
     """
-    number = isinstance(value, np.ndarray) and value.dtype.kind in "fc"
-    return value.astype(np.result_type(value, np.float64)) if number else value
+    if (
+        not isinstance(value, np.ndarray)
+        or value.dtype == np.float64
+        or value.dtype.kind not in "fc"
+    ):
+        return value
+    return value.astype(np.result_type(value, np.float64))

@@ -24,6 +24,7 @@ from arrayopt.engines.threads import run
 from arrayopt.fusion.graph import POSITION, Node
 from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.passes import Pass
+from arrayopt.fusion.scalars import read_elsewhere
 
 __all__ = ["Stack"]
 
@@ -49,8 +50,9 @@ class Stack(Small):
     def _passes(self, arrays: dict[str, Any], known: dict[Node, Any]) -> None:
         """All passes and products, and what lies between them."""
         plan, partials = self.of.plan, dict[Node, Any]()
+        read = read_elsewhere(plan)
         for between, pass_ in zip_longest(plan.between, plan.passes):
-            self._between(between, partials, arrays, known)
+            self._between(between, partials, arrays, known, read)
             if pass_ is not None:
                 make = self._multiply if pass_.multiplies else self._pass
                 partials = make(pass_, arrays, known)
@@ -160,7 +162,7 @@ class Stack(Small):
         here: tuple[int, ...],
     ) -> Any:
         """A reduction of a block's values; with `y`, of its products with these."""
-        left = np.broadcast_to(left, here)
+        left = left if np.shape(left) == here else np.broadcast_to(left, here)
         kind = kinds[reduction]
         if kind == "tensor":
             rows = self._totals(reduction, left, right)
