@@ -136,10 +136,11 @@ class _Updates:
             return {}
         numbers, some = self._numbers(k)
         found: dict[str, Any] = {}
-        for j in meeting.known:
+        known, alone = sorted(meeting.known), len(numbers) == 1
+        alone = alone or self.bucket.rule.blocks is not None
+        for j, made in zip(known, meeting.totals(known, numbers[some]), strict=True):
             each = np.ones(len(numbers))
-            each[some] = meeting.total(j, numbers[some])
-            alone = len(numbers) == 1 or self.bucket.rule.blocks is not None
+            each[some] = made
             found[of_total(j)] = float(each[0]) if alone else each
         return found
 
@@ -154,7 +155,7 @@ class _Updates:
                     told = np.asarray(to_host(told) if is_array(told) else told, np.float64)
                     values.append(np.broadcast_to(told, len(mine))[here])
                     numbers.append(mine[here])
-            meeting.tell(which, np.concatenate(numbers), np.concatenate(values))
+            meeting.tell([which], np.concatenate(numbers), np.concatenate(values))
 
     def write(self) -> dict[str, Report]:
         """Write the updates, and count them; what they report."""

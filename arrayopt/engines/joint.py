@@ -102,16 +102,16 @@ class Joint:
     def tell(self, meeting: Meeting, phase: Batch, totals: list[int], here: Ints) -> None:
         """Tell what tensors that are here add to totals, and keep what a phase has made."""
         told = {name: phase.values_of(node) for name, node in phase.plan.reports.items()}
-        for which in totals:
-            meeting.tell(which, self.numbers[here], told[of_total(which)][here])
+        if totals:
+            values = np.array([told[of_total(which)] for which in totals])
+            meeting.tell(totals, self.numbers[here], values[:, here])
         self._known |= told
 
     def take(self, meeting: Meeting, totals: list[int], here: Ints) -> None:
         """Take totals that are known."""
-        for which in totals:
-            made = np.ones(len(self.members))
-            made[here] = meeting.total(which, self.numbers[here])
-            self._known[of_total(which)] = made
+        made = np.ones((len(totals), len(self.members)))
+        made[:, here] = meeting.totals(totals, self.numbers[here])
+        self._known |= dict(zip(map(of_total, totals), made, strict=True))
 
     def enter(self, phase: Batch, rows: Rows, threads: int) -> None:
         """Begin a phase that is not the first."""

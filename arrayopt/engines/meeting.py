@@ -35,7 +35,7 @@ class There(Protocol):
     def place(self) -> Any: ...
 
     def add(self, how: str, first: Ints, at: Ints) -> None:
-        """Make a total of each class of layers on the device.
+        """Make some totals on the device, each of each class of layers.
 
         Parameters
         ----------
@@ -55,8 +55,8 @@ class Meeting:
 
     Attributes
     ----------
-    known : dict of int to array
-        For each total that is known, what it is for each tensor.
+    known : set of int
+        The totals that are known.
     rounds : list of list of int
         The totals that are made together, round after round.
     """
@@ -89,7 +89,8 @@ class Meeting:
         self._values = np.zeros((len(self._how), len(numbers)))
         self._at = np.zeros((len(self._how), len(numbers), 2), np.int64)
         self._told, self._joined = Counter[int](), list[There | None]()
-        self.known: dict[int, Any] = {}
+        self._made = np.zeros(self._values.shape)
+        self.known = set[int]()
         self.rounds = in_rounds(totals)
 
     def join(self, there: There | None = None) -> None:
@@ -106,19 +107,23 @@ class Meeting:
         alone = self._ranks == 1 and len(places) == 1
         return self._joined[0] if alone else None
 
-    def tell(self, j: int, numbers: Ints, values: Any) -> None:
-        """Tell what some tensors add to a total."""
-        self._values[j, np.searchsorted(self._numbers, numbers)] = values
-        self._told[j] += 1
+    def tell(self, some: list[int], numbers: Ints, values: Any) -> None:
+        """Tell what some tensors add to some totals: a row of values for each total."""
+        self._values[self._cells(some, numbers)] = values
+        self._told.update(some)
 
-    def tell_there(self, j: int, numbers: Ints, at: Ints) -> None:
+    def tell_there(self, some: list[int], numbers: Ints, at: Ints) -> None:
         """Tell where that is on the device; see `There.add`."""
-        self._at[j, np.searchsorted(self._numbers, numbers)] = at
-        self._told[j] += 1
+        self._at[self._cells(some, numbers)] = at
+        self._told.update(some)
 
-    def total(self, j: int, numbers: Ints) -> Any:
-        """A total that is known, for each of some tensors."""
-        return self.known[j][np.searchsorted(self._numbers, numbers)]
+    def totals(self, some: list[int], numbers: Ints) -> Any:
+        """A row for each of some totals that are known: what it is for each of some tensors."""
+        return self._made[self._cells(some, numbers)]
+
+    def _cells(self, some: list[int], numbers: Ints) -> Any:
+        """Where numbers of some totals and tensors are."""
+        return np.array(some, np.int64)[:, None], np.searchsorted(self._numbers, numbers)
 
     def run(self) -> Iterator[list[Partials]]:
         """Make all totals; stop while numbers are to be told, and where ranks must meet.
@@ -137,29 +142,35 @@ class Meeting:
                 for own, piece in zip(of_ranks, pieces, strict=True):
                     of_round[:, own] = piece.reshape(len(some), -1)
                 self._values[some] = of_round
-            for j in some:
+            for how in dict.fromkeys(self._how[j] for j in some):
+                alike = [j for j in some if self._how[j] == how]
                 if self.there is None:
-                    self.known[j] = self._made(j)
+                    self._make(how, alike)
                 else:
-                    self._make_there(self.there, j)
-                    self.known[j] = None
+                    self._make_there(self.there, how, alike)
+            self.known |= {*some}
             yield []
 
-    def _made(self, which: int) -> Any:
-        """A total: numbers are added in the order of tensors."""
+    def _make(self, how: str, some: list[int]) -> None:
+        """Make totals: numbers are added in the order of tensors."""
+        # of each total a cell for each class of layers
+        into = np.arange(len(some))[:, None] * self._count + self._kinds
+        cells, values = into.reshape(-1), self._values[some].reshape(-1)
         with np.errstate(all="ignore"):  # infinity and NaN are data
-            if self._how[which] == "sum":
-                made = np.bincount(self._kinds, self._values[which], self._count)
+            if how == "sum":
+                made = np.bincount(cells, values, len(some) * self._count)
             else:
-                made = np.full(self._count, -np.inf)
-                np.maximum.at(made, self._kinds, self._values[which])
-        return made[self._kinds]
+                made = np.full(len(some) * self._count, -np.inf)
+                np.maximum.at(made, cells, values)
+        self._made[some] = made[into]
 
-    def _make_there(self, there: There, which: int) -> None:
-        """Make a total on the device."""
+    def _make_there(self, there: There, how: str, some: list[int]) -> None:
+        """Make totals on the device."""
         order = np.argsort(self._kinds, kind="stable")
-        first = np.searchsorted(self._kinds[order], np.arange(self._count + 1))
-        there.add(self._how[which], first, self._at[which][order])
+        ends = np.searchsorted(self._kinds[order], np.arange(1, self._count + 1))
+        begins = np.arange(len(some))[:, None] * len(order)
+        first = np.concatenate([[0], (begins + ends).reshape(-1)])
+        there.add(how, first, self._at[some][:, order].reshape(-1, 2))
 
 
 def numbers_of(bucket: Bucket, *, stacks: bool = False) -> list[Ints]:

@@ -119,7 +119,8 @@ class Printer(Lines):
     def index(self, number: Index, within: int = 0) -> str:
         """A number; in parentheses where what it is within binds as strongly, or more."""
         if number.op == "column":
-            return self.column(number.args[0])
+            name, *after = number.args
+            return self.column(" + ".join([name, *map(self.index, after)]))
         if number.op in ("name", "number"):
             return str(number.args[0])
         word = self.words.get(number.op, number.op)

@@ -35,9 +35,8 @@ class Index:
     Attributes
     ----------
     op : str
-        ``number``, ``name``, ``column`` (of the tensor's row of the table), ``+``, ``-``, ``*``,
-        ``//``, ``%``,
-        ``min`` or ``max``.
+        ``number``, ``name``, ``column`` (of the tensor's row of the table: its name, and perhaps
+        how many columns after it), ``+``, ``-``, ``*``, ``//``, ``%``, ``min`` or ``max``.
     args : tuple
         The number or the name; else what it is computed from.
     """
@@ -83,9 +82,9 @@ def name(x: str) -> Index:
     return Index("name", (x,))
 
 
-def column(x: str) -> Index:
-    """What a column of the table holds for the tensor."""
-    return Index("column", (x,))
+def column(x: str, after: Index | None = None) -> Index:
+    """What a column of the table holds for the tensor; or one that is so many after it."""
+    return Index("column", (x,) if after is None else (x, after))
 
 
 def least(a: "Index | int", b: "Index | int") -> Index:

@@ -17,6 +17,7 @@ from arrayopt.fusion.graph import ELEMENT, Node
 from arrayopt.fusion.passes import Between, Pass
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.products import multiplied
+from arrayopt.fusion.ring_members import in_order
 from arrayopt.fusion.trace import TraceError
 
 __all__ = [
@@ -262,7 +263,7 @@ def partial_length(kind: str, col: dict[str, Any]) -> Any:
 
 def layout(plan: Plan) -> Layout:
     """Lay out the values of a plan."""
-    partials = {n: kind for p in plan.passes for n, kind in p.reductions.items()}
+    partials = {n: p.reductions[n] for p in plan.passes for n in in_order(p)}
     small = list(partials)
     for between in plan.between:
         small += between.nodes

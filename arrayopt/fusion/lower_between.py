@@ -4,9 +4,21 @@ from collections.abc import Sequence
 
 from arrayopt.fusion import program
 from arrayopt.fusion.graph import Node
-from arrayopt.fusion.index import INDEX, ONE, ZERO, Index, Place, column, name, position_of, product
+from arrayopt.fusion.index import (
+    INDEX,
+    ONE,
+    ZERO,
+    Index,
+    Place,
+    column,
+    name,
+    number,
+    position_of,
+    product,
+)
 from arrayopt.fusion.lowering import Lowering
 from arrayopt.fusion.passes import Between, Loop
+from arrayopt.fusion.ring_members import LEAST
 
 __all__ = ["LoopsBetween", "Statements", "loops_over"]
 
@@ -46,8 +58,8 @@ class LoopsBetween(Lowering):
         body += self.reads([n for n in reads if n.on_host], wide=True)
         self.seen = {}
         rest: Statements = []
-        for reduction in between.combine:
-            rest += self._combine(reduction)
+        for run in self._runs(between.combine):
+            rest += self._combine_all(run) if len(run) >= LEAST else self._combine(run[0])
         for loop in between.after:
             if loop.reduces:
                 rest += self._folded(self.folded("acc", loop), loop.axes)
@@ -69,6 +81,42 @@ class LoopsBetween(Lowering):
         """A reduction at each position along some axes, each kept."""
         kept = program.Write(self.place(fold.reduction), fold.name)
         return loops_over(axes, [*fold.serial, kept])
+
+    def _runs(self, reductions: Sequence[Node]) -> list[list[Node]]:
+        """Reductions over tensors whose partial results and values lie side by side, as those of
+        the members of rings do; others, and few, alone.
+        """
+        runs = list[list[Node]]()
+        for reduction in sorted(reductions, key=self.partial.__getitem__):
+            last = runs[-1][-1] if runs else None
+            if (
+                last is not None
+                and last.op == reduction.op
+                and self.where.partials[last] == self.where.partials[reduction] == "tensor"
+                and self.partial[reduction] == self.partial[last] + 1
+                and self.where.tensor[reduction] == self.where.tensor[last] + 1
+            ):
+                runs[-1].append(reduction)
+            else:
+                runs.append([reduction])
+        found = list[list[Node]]()
+        for run in runs:
+            found += [run] if len(run) >= LEAST else [[reduction] for reduction in run]
+        return found
+
+    def _combine_all(self, run: Sequence[Node]) -> Statements:
+        """Put reductions together whose partial results lie side by side."""
+        first, which = run[0], name("which")
+        base = column(f"PART{self.partial[first]}", which)
+        each = program.Take(first, "acc", Place("part", base + name("unit")))
+        taken = program.Loop("unit", ZERO, column("IN_UNITS"), (each,))
+        into = Place("values", number(self.where.tensor[first]) + which)
+        body: tuple[program.Statement, ...] = (
+            program.Start("acc", first),
+            taken,
+            program.Write(into, "acc"),
+        )
+        return [program.Loop("which", ZERO, number(len(run)), body)]
 
     def _combine(self, reduction: Node) -> Statements:
         """Put a reduction over elements together from its partial results, in their order; copy

@@ -2,10 +2,11 @@
 is an explicit index.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from arrayopt.fusion import program
+from arrayopt.fusion.graph import Node
 from arrayopt.fusion.index import (
     ONE,
     ZERO,
@@ -18,16 +19,16 @@ from arrayopt.fusion.index import (
     number,
     product,
 )
-from arrayopt.fusion.layout import BANDS, CHUNK
+from arrayopt.fusion.layout import BANDS, CHUNK, Layout
 from arrayopt.fusion.lower_between import LoopsBetween, Statements
+from arrayopt.fusion.lower_rings import STRETCH, in_turns, member_room
 from arrayopt.fusion.passes import Pass
+from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.rings import Rolled, rolled
 from arrayopt.fusion.windows import WINDOW
 from arrayopt.state.quantized import scale_of
 
 __all__ = ["Loops"]
-
-STRETCH = 1024
-"""So many elements of slots of codes are widened at a time: they stay in the first cache."""
 
 AT_ONCE = 16
 """So many sums over a tensor are made in one loop: with more, registers would be few."""
@@ -37,6 +38,10 @@ Slices = dict[str, tuple[str, Index, Index]]
 
 class Loops(LoopsBetween):
     """A program for CPUs, which is being made."""
+
+    def __init__(self, plan: Plan, where: Layout, kept: Iterable[Node]) -> None:
+        super().__init__(plan, where, kept)
+        self.rolled: dict[Pass, Rolled | None] = {}
 
     # ---- passes ----------------------------------------------------------------------------------
 
@@ -50,10 +55,13 @@ class Loops(LoopsBetween):
         matrices = self.plan.element != "C"
         lets = ["size", "TC", *("ABRC" if matrices else "")]
         made: Statements = [program.Let(x, column(f"IN_{x.upper()}")) for x in lets]
-        made += [program.Array(x, size) for x, size in body.arrays.items()]
+        rings = self._rings(pass_, body)
+        of_rings = {} if rings is None else rings.of.member_of
+        made += [program.Array(x, size) for x, size in body.arrays.items() if x not in of_rings]
         wide = CHUNK if matrices else STRETCH
         made += [program.Buffer(f"wide_{x}", wide) for x in body.codes]
         made += body.tensor
+        made += [] if rings is None else member_room(rings)
         if matrices:
             made += [program.Let(x, column(f"IN_{x}")) for x in (*WINDOW, "TR", "G", "NR", "NC")]
             for axis in "RC":
@@ -66,6 +74,14 @@ class Loops(LoopsBetween):
         inside = self._tile(body) if matrices else self._stretch(index, pass_, body)
         made.append(program.Loop("unit", name("lo"), name("hi"), tuple(inside), turned))
         return program.Function(f"units_{index}", "units", tuple(made))
+
+    def _rings(self, pass_: Pass, body: program.Body) -> Rolled | None:
+        """The pass in loops over members of rings, if it is such a one."""
+        if self.plan.element != "C" or body.codes:
+            return None
+        if pass_ not in self.rolled:
+            self.rolled[pass_] = rolled(pass_, [*self.plan.slots])
+        return self.rolled[pass_]
 
     def _elements(
         self, body: program.Body, loop: program.Elements, slices: Slices, at: Index
@@ -94,6 +110,10 @@ class Loops(LoopsBetween):
         start, end_of_unit = name("o"), name("e")
         yield program.Let("o", name("unit") * name("TC"))
         yield program.Let("e", least(name("size"), start + name("TC")))
+        rings = self._rings(pass_, body)
+        if rings is not None:
+            yield from in_turns(index, pass_, rings, self.part)
+            return
         parts = [pass_] if body.codes else pass_.in_turns(AT_ONCE)
         turns = [body.elements]
         if len(parts) > 1:

@@ -49,10 +49,13 @@ class Let:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """Call an array, at the address that the table has, ``at_`` and its name."""
+    """Call an array ``at_`` and its name, at the address that the table has: in the column of that
+    name, unless another is said.
+    """
 
     name: str
     size: Index
+    address: Index | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +88,9 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A variable, or each number of a view, is what a reduction begins with."""
+    """A variable, or a place, is what a reduction begins with."""
 
-    name: str
+    name: str | Place
     reduction: Node
 
 
@@ -102,10 +105,10 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """A reduction takes a value, or what lies in a place, into a variable."""
+    """A reduction takes a value, or what lies in a place, into a variable or another place."""
 
     reduction: Node
-    into: str
+    into: str | Place
     value: Place
 
 

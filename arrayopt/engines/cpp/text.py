@@ -8,6 +8,7 @@ from arrayopt.engines.cplusplus import CPlusPlus
 from arrayopt.engines.native.columns import columns
 from arrayopt.fusion import program
 from arrayopt.fusion.graph import POSITION, Node
+from arrayopt.fusion.index import Place
 from arrayopt.fusion.layout import Layout
 from arrayopt.fusion.plan import Plan
 
@@ -71,9 +72,10 @@ class Text(CPlusPlus):
             case program.Let(name, value):
                 kind = "" if self._again(name) else "int64_t "
                 self.put(depth, f"{kind}{name} = {index(value)};")
-            case program.Array(name, _):
+            case program.Array(name, _, address):
                 kind = self.stored(name)
-                self.put(depth, f"{kind}* const at_{name} = ({kind}*)t[AT_{name}];")
+                where = f"t[AT_{name}]" if address is None else index(address)
+                self.put(depth, f"{kind}* const at_{name} = ({kind}*){where};")
             case program.View(name, room, first, _):
                 self.put(depth, f"auto* const {name} = {room} + {index(first)};")
             case program.Read(node, place, wide):
@@ -83,14 +85,15 @@ class Text(CPlusPlus):
                 kind = "auto" if node.dtype == "real" else self.kind(node)
                 self.put(depth, f"const {kind} {self.name(node)} = {self.expression(node)};")
                 self.known.add(self.name(node))
-            case program.Start(name, reduction):
-                kind = "" if self._again(name) else "double "
-                self.put(depth, f"{kind}{name} = {START[reduction.op]};")
+            case program.Start(into, reduction):
+                kept = self.value(into)
+                kind = "" if isinstance(into, Place) or self._again(kept) else "double "
+                self.put(depth, f"{kind}{kept} = {START[reduction.op]};")
             case program.Fill(view, size, reduction):
                 head = f"for (int64_t i = 0; i < {index(size)}; ++i)"
                 self.put(depth, f"{head} {view}[i] = {START[reduction.op]};")
             case program.Take(reduction, into, value):
-                self.put(depth, f"{self.take(reduction, into, self.place(value))};")
+                self.put(depth, f"{self.take(reduction, self.value(into), self.place(value))};")
             case program.Write(place, value):
                 self.put(depth, f"{self.place(place)} = {self.value(value)};")
             case program.Multiply(a, b, out, first, end, sides, turned, symmetric):

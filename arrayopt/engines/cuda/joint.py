@@ -80,20 +80,24 @@ class JointThere(Joint):
 
     def tell(self, meeting: Meeting, phase: Any, totals: list[int], here: Ints) -> None:
         """See `Joint.tell`."""
-        for which in totals:
-            node = phase.plan.reports[of_total(which)]
-            if meeting.there is None:
-                meeting.tell(which, self.numbers[here], phase.values_of(node)[here])
-                continue
-            at = np.column_stack([phase.places_of(node), self.wanted_at[which]])
-            meeting.tell_there(which, self.numbers[here], at[here])
+        nodes = [phase.plan.reports[of_total(which)] for which in totals]
+        if not totals:
+            return
+        if meeting.there is None:
+            values = np.array([phase.values_of(node) for node in nodes])
+            meeting.tell(totals, self.numbers[here], values[:, here])
+        else:
+            places = np.array([phase.places_of(node) for node in nodes])
+            at = np.stack([places, self.wanted_at[totals]], axis=-1)
+            meeting.tell_there(totals, self.numbers[here], at[:, here])
 
     def take(self, meeting: Meeting, totals: list[int], here: Ints) -> None:
         """See `Joint.take`."""
         if meeting.there is not None:
             return
-        for which in totals:
-            self.values[which, here] = meeting.total(which, self.numbers[here])
+        self.values[np.array(totals, np.int64)[:, None], here] = meeting.totals(
+            totals, self.numbers[here]
+        )
         with on_device(self.access, self.device):
             self.totals.send(self.values)
 

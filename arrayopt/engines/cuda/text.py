@@ -121,11 +121,12 @@ class CudaText(CudaWords, CPlusPlus):
                 self.put(depth, self.declare(node, self.read(node, place, wide=wide)))
             case program.Compute(node):
                 self.put(depth, self.declare(node, self.expression(node)))
-            case program.Start(name, reduction):
+            case program.Start(into, reduction):
                 kind = REDUCTIONS[reduction.op].cuda
-                self.put(depth, f"double {name} = {kind}::start(0, 0.0);")
+                self.put(depth, f"double {self.value(into)} = {kind}::start(0, 0.0);")
             case program.Take(reduction, into, value):
-                self.put(depth, f"{self.take(reduction, into, f'(double){self.place(value)}')};")
+                term = f"(double){self.place(value)}"
+                self.put(depth, f"{self.take(reduction, self.value(into), term)};")
             case program.Write(place, value):
                 self._write(depth, place, self.value(value), cast=isinstance(value, str))
             case _:

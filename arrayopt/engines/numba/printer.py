@@ -124,10 +124,11 @@ class Text(Printer):
         match statement:
             case program.Let(name, value):
                 self.put(depth, f"{name} = {index(value)}")
-            case program.Array(name, size):
+            case program.Array(name, size, address):
                 kind = STORED[self.storage[name]].numba or self.storage[name]
-                address = f"pointer(table[row, AT_{name}])"
-                self.put(depth, f"at_{name} = nb.carray({address}, ({index(size)},), np.{kind})")
+                where = f"table[row, AT_{name}]" if address is None else index(address)
+                made = f"nb.carray(pointer({where}), ({index(size)},), np.{kind})"
+                self.put(depth, f"at_{name} = {made}")
             case program.View(name, room, first, size):
                 self.put(depth, f"{name} = {room}[{index(first)} : {index(first + size)}]")
             case program.Read(node, place, wide):
@@ -138,12 +139,13 @@ class Text(Printer):
                     self.put(depth, f"{self.name(node)} = {self._typed(node, text, cast)}")
             case program.Compute(node):
                 self.put(depth, f"{self.name(node)} = {self.expression(node)}")
-            case program.Start(name, reduction):
-                self.put(depth, f"{name} = {REDUCTIONS[reduction.op].start}")
-            case program.Fill(view, _, reduction):
-                self.put(depth, f"{view}[:] = W({REDUCTIONS[reduction.op].start})")
+            case program.Start(into, reduction):
+                self.put(depth, f"{self.value(into)} = {REDUCTIONS[reduction.op].start}")
+            case program.Fill(view, size, reduction):
+                start = REDUCTIONS[reduction.op].start
+                self.put(depth, f"{view}[: {index(size)}] = W({start})")
             case program.Take(reduction, into, value):
-                self.put(depth, self.take(reduction, into, self.place(value)))
+                self.put(depth, self.take(reduction, self.value(into), self.place(value)))
             case program.Write(place, value):
                 self.put(depth, f"{self.place(place)} = {self.value(value)}")
             case program.Loop(name, first, end, inside, turned):
@@ -165,8 +167,8 @@ class Text(Printer):
                 self.put(depth, self._call(statement))
             case program.Multiply(a, b, out, first, end, sides, turned, symmetric):
                 given = ["table[row, BLAS]"]
-                for array, start in (a, b, out):
-                    given.append(f"table[row, AT_{array}] + {index(start, 1)} * SIZE")
+                for array, begin in (a, b, out):
+                    given.append(f"table[row, AT_{array}] + {index(begin, 1)} * SIZE")
                 given += map(index, (first, end, *sides))
                 given += [str(int(flag)) for flag in (*turned, symmetric)]
                 self.put(depth, f"multiply({', '.join(given)})")

@@ -1,0 +1,130 @@
+"""What a pass does with the members of rings: the same with each, found by structure."""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from arrayopt.fusion.graph import Node
+from arrayopt.fusion.passes import Pass
+
+__all__ = ["LEAST", "Members", "UnlikeError", "families", "in_order"]
+
+LEAST = 8
+"""Rings of fewer members are not rolled up: one loop over all of them reads less."""
+
+_MEMBER = re.compile(r"(.+)_(\d+)")
+
+
+class UnlikeError(Exception):
+    """What is done with members differs."""
+
+
+def families(names: Iterable[str]) -> dict[str, int]:
+    """Names that may be those of rings, without their numbers, and how many members there are."""
+    found: dict[str, set[int]] = {}
+    for match in filter(None, map(_MEMBER.fullmatch, names)):
+        if match[2] == str(int(match[2])):
+            found.setdefault(match[1], set()).add(int(match[2]))
+    whole = {ring: len(numbers) for ring, numbers in found.items()}
+    return {x: n for x, n in whole.items() if n >= LEAST and max(found[x]) == n - 1}
+
+
+def in_order(one: Pass) -> list[Node]:
+    """What a pass reduces; where it may be of rings, in the order of members."""
+    return sorted(one.sums, key=lambda s: s.id) if families(one.arrays) else [*one.sums]
+
+
+class Members:
+    """The members of rings in a pass.
+
+    Attributes
+    ----------
+    of : dict of Node to set of int
+        Of which members each value is made.
+    stage : dict of Node to int
+        How many sums over members come before a value.
+    terms : dict of Node to list of Node
+        Sums over all members, and what is added of each.
+    arrays : dict of str to str
+        The names that stand for members of a ring, and the ring's first.
+    each : dict of Node to tuple of Node
+        What stands for a value of each member's own, and these values.
+    which : dict of str to int
+        For what stands for members, which of those that are taken it stands for.
+    """
+
+    def __init__(self, one: Pass, rings: Iterable[str], members: int) -> None:
+        self.one, self.members = one, members
+        self.arrays, self.which = dict[str, str](), dict[str, int]()
+        self.each: dict[Node, tuple[Node, ...]] = {}
+        self.array = {node: name for name, node in one.loads.items()}
+        self.member_of = {f"{ring}_{j}": (ring, j) for ring in rings for j in range(members)}
+        self.of: dict[Node, frozenset[int]] = {}
+        self.stage: dict[Node, int] = {}
+        self.terms: dict[Node, list[Node]] = {}
+        self.alike: dict[Any, Node] = {}
+        for node, name in self.array.items():
+            self.stage[node] = 0
+            self.of[node] = frozenset([self.member_of[name][1]] if name in self.member_of else [])
+        for node in one.nodes:
+            self._classify(node)
+
+    def _classify(self, node: Node) -> None:
+        whole = [a for a in node.args if a in self.of]
+        self.stage[node] = max((self.stage[a] for a in whole), default=0)
+        self.of[node] = frozenset[int]().union(*(self.of[a] for a in whole))
+        if len(self.of[node]) == self.members:
+            terms = self._terms(node)
+            if terms is not None:
+                self.terms[node], self.of[node] = terms, frozenset()
+                self.stage[node] = max(self.stage[x] for x in terms) + 1
+
+    def _terms(self, node: Node) -> list[Node] | None:
+        """What a sum over all members is of, in their order; None of anything else."""
+        terms = list[Node]()
+        while len(self.of[node]) > 1:
+            if node.op != "add" or any(a not in self.of for a in node.args):
+                return None
+            node, last = node.args
+            terms.append(last)
+        terms = [node, *reversed(terms)]
+        each = [self.of[x] for x in terms]
+        return terms if each == [frozenset([j]) for j in range(self.members)] else None
+
+    def same(self, nodes: tuple[Node, ...], which: int = 0) -> Node:
+        """What stands for a value of each member, in names of one of them."""
+        first = nodes[which]
+        if all(n is first for n in nodes):
+            if len(self.of.get(first, ())) > 0:
+                raise UnlikeError
+            return first
+        key = nodes, which
+        if key not in self.alike:
+            self.alike[key] = self._same(nodes, which)
+        return self.alike[key]
+
+    def _same(self, nodes: tuple[Node, ...], which: int) -> Node:
+        first = nodes[which]
+        if all(n in self.array for n in nodes):
+            names = [self.array[n] for n in nodes]
+            ring, _ = self.member_of.get(names[0], ("", 0))
+            if [self.member_of.get(x) for x in names] != [(ring, j) for j in range(len(nodes))]:
+                raise UnlikeError
+            self.arrays[names[which]] = f"{ring}_0"
+            self.which[names[which]] = which
+            return first
+        if not any(n in self.of for n in nodes):
+            name = f"_each{len(self.each)}"
+            made = Node("input", (), "", first.level, first.dtype, name, -1)
+            self.each[made] = nodes
+            self.which[name] = which
+            return made
+        kinds = {(n.op, n.dtype, len(n.args), n.data, n in self.array) for n in nodes}
+        if len(kinds) > 1 or any(n not in self.of or n in self.terms for n in nodes):
+            raise UnlikeError
+        args = list[Node]()
+        for i in range(len(first.args)):
+            args.append(self.same(tuple(n.args[i] for n in nodes), which))
+        return Node(
+            first.op, tuple(args), first.axes, first.level, first.dtype, first.data, first.id
+        )

@@ -1,0 +1,292 @@
+"""Passes over rings, as loops over their members.
+
+A rule does the same with each member of a ring, and its trace has it k times. What is done is found
+again by structure: so the code of a pass does not grow with k, and neither do the registers that it
+needs. Each part of it goes over the elements once: once for all, for some members at a time, or for
+each pair of members.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import NamedTuple
+
+from arrayopt.fusion.graph import Node
+from arrayopt.fusion.passes import Pass
+from arrayopt.fusion.ring_members import Members, UnlikeError, families, in_order
+
+__all__ = ["AT_ONCE", "Part", "Rolled", "rolled"]
+
+AT_ONCE = 4
+"""So many members are taken at a time: memory is read faster from several arrays side by side."""
+
+
+@dataclass(slots=True)
+class Part:
+    """What one loop over elements does, for each member if `over` says so.
+
+    Attributes
+    ----------
+    over : str
+        ``once``; ``several`` for `AT_ONCE` members at a time, ``rest`` for all that are left;
+        ``square`` for all pairs of members, or ``triangle`` for those of which the second is not
+        after the first.
+    at_once : int
+        How many members are taken at a time.
+    loads, stores : dict of str to Node
+        What is read from arrays and written to them. The names of a ring's first members stand for
+        the members that are taken.
+    nodes : tuple of Node
+        What is computed.
+    sums : dict of Node to Node
+        What is reduced, by the reduction, or by the first ones of a family; and of which value.
+    guards : dict of str to Node
+        The conditions under which arrays are written.
+    taken, kept : list of Node
+        What lies in buffers: values that are read, and those that are written.
+    added : dict of Node to (Node, Node)
+        Sums over members, each with what stands for the sum so far, and with that and a term.
+    """
+
+    over: str
+    at_once: int = 1
+    loads: dict[str, Node] = field(default_factory=dict)
+    stores: dict[str, Node] = field(default_factory=dict)
+    nodes: tuple[Node, ...] = ()
+    sums: dict[Node, Node] = field(default_factory=dict)
+    guards: dict[str, Node] = field(default_factory=dict)
+    taken: list[Node] = field(default_factory=list)
+    kept: list[Node] = field(default_factory=list)
+    added: dict[Node, tuple[Node, Node]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.stores or self.sums or self.kept or self.added)
+
+
+class Rolled(NamedTuple):
+    """A pass over rings.
+
+    Attributes
+    ----------
+    of : Members
+        What is done with the members.
+    parts : list of Part
+        The parts, in order.
+    """
+
+    of: Members
+    parts: list[Part]
+
+
+def rolled(one: Pass, slots: Sequence[str]) -> Rolled | None:
+    """A pass as loops over members; None where it has no rings, or they are not treated alike.
+
+    `slots` are all stored arrays, in the order of their addresses.
+    """
+    rings = families(one.arrays)
+    read = [*one.loads.values(), *one.nodes]
+    if len({*rings.values()}) != 1 or one.draws or one.summed or one.multiplies:
+        return None
+    if any(n.dtype == "complex" for n in read):
+        return None
+    (members,) = {*rings.values()}
+    for ring in rings:
+        first = slots.index(f"{ring}_0") if f"{ring}_0" in slots else 0
+        if list(slots[first : first + members]) != [f"{ring}_{j}" for j in range(members)]:
+            return None
+    try:
+        return _Rolling(one, rings, members).made()
+    except UnlikeError:
+        return None
+
+
+class _Rolling(Members):
+    """A pass that is being put into parts: those of each stage that are made once, and others."""
+
+    def __init__(self, one: Pass, rings: Iterable[str], members: int) -> None:
+        super().__init__(one, rings, members)
+        self.numbers = count(1 << 29)
+        self.once, self.others = dict[int, Part](), dict[int, list[Part]]()
+
+    def made(self) -> Rolled:
+        """The parts: of each stage what is done once, then what with pairs, and with members."""
+        for stage in range(max(self.stage.values()) + 2):
+            self.once[stage] = Part("once")
+            self.others[stage] = [Part("several", AT_ONCE)]
+            if self.members % AT_ONCE:
+                self.others[stage].append(Part("rest", self.members % AT_ONCE))
+        self._sums()
+        self._chains()
+        for parts in self.others.values():
+            for part in parts:
+                self._complete(part, ())
+        self._member_stores()
+        self._place()
+        made = list[Part]()
+        for stage, part in self.once.items():
+            made += [x for x in (part, *self.others[stage]) if x]
+        for at, part in enumerate(made):
+            rings = {self.arrays[x] for x in part.stores if x in self.arrays}
+            for later in made[at + 1 :]:
+                others = part.over == "several" and later.over == "rest"  # other members
+                if not others and rings & {self.arrays.get(x) for x in later.loads}:
+                    raise UnlikeError
+        return Rolled(self, made)
+
+    def _sums(self) -> None:
+        """Put each reduction into a part."""
+        sums, at = in_order(self.one), 0
+        while at < len(sums):
+            reduction, members = sums[at], self.members
+            value = reduction.args[0]
+            if not self.of[value]:
+                self.once[self.stage[value]].sums[reduction] = value
+                at += 1
+                continue
+            values = [s.args[0] for s in sums[at : at + members]]
+            if [self.of[x] for x in values] == [frozenset([j]) for j in range(members)]:
+                for part in self._of_members(self.stage[value]):
+                    for j in range(part.at_once):
+                        part.sums[sums[at + j]] = self.same(tuple(values), j)
+                at += members
+                continue
+            at += self._pairs(sums[at:])
+
+    def _pairs(self, sums: list[Node]) -> int:
+        """Put products of all pairs of members into a part; how many there are."""
+        k = range(self.members)
+        for over, each in (
+            ("square", [(i, j) for i in k for j in k]),
+            ("triangle", [(i, j) for i in k for j in range(i + 1)]),
+        ):
+            products = [s.args[0] for s in sums[: len(each)]]
+            if len(products) < len(each) or any(x.op != "mul" for x in products):
+                continue
+            left, right = dict[int, Node](), dict[int, Node]()
+            for (i, j), x in zip(each, products, strict=True):
+                left.setdefault(i, x.args[0])
+                right.setdefault(j, x.args[1])
+            expected = [(left[i], right[j]) for i, j in each]
+            if [x.args for x in products] != expected:
+                continue
+            args = self.same(tuple(left.values())), self.same(tuple(right.values()), 1)
+            first = products[0]
+            value = Node("mul", args, first.axes, first.level, first.dtype, None, first.id)
+            part = Part(over, sums={sums[0]: value})
+            self.others[max(self.stage[x] for x in products)].insert(0, part)
+            return len(each)
+        raise UnlikeError
+
+    def _member_stores(self) -> None:
+        """Put what is written to members into parts, after all that reads them."""
+        for ring in dict.fromkeys(ring for ring, _ in self.member_of.values()):
+            names = [f"{ring}_{j}" for j in range(self.members)]
+            there = {*names} & {*self.one.stores}
+            guarded = {*names} & {*self.one.guards}
+            if not there:
+                continue
+            if len(there) < len(names) or 0 < len(guarded) < len(names):
+                raise UnlikeError
+            values, arrays = [self.one.stores[x] for x in names], self.arrays
+            stage = max(self.stage[x] for x in values)
+            for at, parts in self.others.items():
+                if any(arrays.get(x) == names[0] for part in parts for x in part.loads):
+                    stage = max(stage, at)
+            guards = tuple(self.one.guards[x] for x in names if guarded)
+            values = [x.args[1] if guarded else x for x in values]
+            for part in self._of_members(stage):
+                for j in range(part.at_once):
+                    part.stores[names[j]] = self.same(tuple(values), j)
+                    arrays[names[j]], self.which[names[j]] = names[0], j
+                    if guarded:
+                        part.guards[names[j]] = self.same(guards, j)
+
+    def _chains(self) -> None:
+        """Put sums over members into parts."""
+        for at, (root, terms) in enumerate(self.terms.items()):
+            form = root.axes, root.level, root.dtype
+            for part in self._of_members(self.stage[root] - 1):
+                so_far = new = Node("input", (), *form, f"_sum{at}", -1)
+                for j in range(part.at_once):
+                    term = self.same(tuple(terms), j)
+                    new = Node("add", (new, term), *form, None, next(self.numbers))
+                part.added[root] = so_far, new
+
+    def _of_members(self, stage: int) -> list[Part]:
+        """The parts of a stage that take all members."""
+        return [part for part in self.others[stage] if part.over in ("several", "rest")]
+
+    def _place(self) -> None:
+        """Complete the parts by what they compute and read; other arrays are written when nobody
+        reads what was in them.
+        """
+        when = dict[str, int]()
+        for name, node in self.one.stores.items():
+            if name not in self.member_of:
+                if self.of[node]:
+                    raise UnlikeError
+                when[name] = self.stage[node]
+        ready = {*self.terms}
+        for stage, part in self.once.items():
+            for other in self.others[stage]:
+                self._complete(other, ready)
+                new = [node for node in other.taken if node not in ready]
+                part.kept += new
+                ready |= {*new}
+        while True:
+            for stage, part in self.once.items():
+                self._store(part, [name for name, at in when.items() if at == stage])
+                self._complete(part, {node for node in ready if self._from(node) < stage})
+            reads = [(2 * at, x) for at, part in self.once.items() for x in part.loads]
+            for at, parts in self.others.items():
+                reads += [(2 * at + 1, x) for part in parts for x in part.loads]
+            moved = False
+            for at, name in reads:
+                if name in when and at > 2 * when[name]:
+                    when[name], moved = (at + 1) // 2, True
+            if not moved:
+                return
+
+    def _store(self, part: Part, names: list[str]) -> None:
+        """Have a part write these arrays."""
+        stores, guards = self.one.stores, self.one.guards
+        part.stores = {x: stores[x].args[1] if x in guards else stores[x] for x in names}
+        part.guards = {x: guards[x] for x in names if x in guards}
+
+    def _from(self, node: Node) -> int:
+        """After which stage's part a value lies in a buffer."""
+        if node in self.terms:
+            return self.stage[node] - 1
+        return next(stage for stage, part in self.once.items() if node in part.kept)
+
+    def _complete(self, part: Part, ready: Iterable[Node]) -> None:
+        """Find what a part reads and computes for its ends; what is ready lies in buffers, and so
+        do common values that members need.
+        """
+        ends = [*part.stores.values(), *part.sums.values(), *part.kept]
+        ends += [new for _, new in part.added.values()]
+        so_far = {node for node, _ in part.added.values()}
+        common, there = part.over != "once", {*ready}
+        nodes, done = list[Node](), set[int]()
+        part.loads, part.taken = {}, []
+
+        def visit(node: Node) -> None:
+            if id(node) in done or node in so_far or not self._is_element(node):
+                return
+            done.add(id(node))
+            if node in self.array:
+                part.loads[self.array[node]] = node
+            elif node in there or (common and node in self.of and not self.of[node]):
+                part.taken.append(node)
+            else:
+                for a in node.args:
+                    visit(a)
+                nodes.append(node)
+
+        for node in ends:
+            visit(node)
+        part.nodes = tuple(nodes)
+
+    def _is_element(self, node: Node) -> bool:
+        """Whether a value is one for each element."""
+        return node.axes == self.one.axes
