@@ -206,7 +206,8 @@ class Optimizer(Settings):
         RankError
             If another rank has failed or did not answer in time; the message says whether anything has changed.
         """
-        value = data("Optimizer.step: `value`", value, rank=1)
+        if value is not None:
+            value = data("Optimizer.step: `value`", value, rank=1)
         if grads is NOT_GIVEN and self._team.size > 1:
             return self._end_taken(loss_scale, value, incomplete=incomplete, wait=wait)
         if grads is NOT_GIVEN:

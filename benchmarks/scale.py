@@ -19,7 +19,7 @@ import numpy as np
 
 import arrayopt as ao
 from arrayopt.params.groups import Group
-from arrayopt.ranks import started
+from arrayopt.ranks import gather, started
 from arrayopt.ranks.layout import layout
 from arrayopt.ranks.partition import divide
 from arrayopt.state.tensors import Tensor
@@ -101,14 +101,14 @@ class Messages:
             most = max(received.values(), default=0), max(messages.values(), default=0)
             self.reductions.append((places, bucket.size * ITEM, *most))
         self.gathers, self._noted = [], []
-        with_memory, started.Buffer = started.Buffer, _Sized
+        with_memory, gather.Buffer = gather.Buffer, _Sized
         try:
-            gather = started.StartedGather(comm, tensors)
+            later = started.LaterGather(comm, tensors)
         finally:
-            started.Buffer = with_memory
-        for (buffers, _), pieces in zip(gather._waiting, self._noted, strict=True):
-            places = [buffer.tensor.place for buffer in buffers]
-            self.gathers.append((places, len(pieces), sum(pieces)))
+            gather.Buffer = with_memory
+        later()
+        for bucket, pieces in zip(later._buckets, self._noted, strict=True):
+            self.gathers.append((bucket.places, len(pieces), sum(pieces)))
         fullest, _, self.rounds, self.sums, _, _ = count(shapes, RULE, ranks)
         self.fullest = fullest * self.sizes.sum() / ranks
 
@@ -118,11 +118,11 @@ class Messages:
         return lambda: None
 
 
-class _Sized:
-    """A parameter's size in bytes; see `arrayopt.ranks.gather.Buffer`."""
+class _Sized(gather.Buffer):
+    """A parameter's size in bytes."""
 
     def __init__(self, tensor, *, on_device):
-        self.tensor, self.item = tensor, ITEM
+        self.tensor, self.item, self.copy = tensor, ITEM, None
         self.bytes = np.broadcast_to(np.uint8(0), tensor.array.size * ITEM)
 
 

@@ -6,28 +6,24 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import Array, Ints, array_namespace, dtype_name, memory, size, to_host
+from arrayopt.arrays import Array, Ints, array_namespace, dtype_name, memory, size
 from arrayopt.engines.base import Asked, Partials, Report
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.layers import Layers, layers_with, of_layers
-from arrayopt.fusion.graph import COUNT, KEY, LETTERS, Node
+from arrayopt.engines.step_scalars import StepScalars
+from arrayopt.fusion.graph import Node
 from arrayopt.fusion.lanes import Lanes, lane_geometry
 from arrayopt.fusion.layout import CHUNK, GEOMETRY, geometry, layout
-from arrayopt.fusion.phases import GIVEN
 from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.scalars import scalar_code
-from arrayopt.randomness import halves, key
-from arrayopt.rules.names import VALUE
 from arrayopt.state.quantized import dequantized, quantized, scale_of
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["Batch", "Idle", "Kind", "Rows", "plain"]
+__all__ = ["Batch", "Idle", "Kind", "Prepared", "Rows", "plain"]
 
 KEPT = 8
 """So many sets of tensors that took part in a step are remembered."""
@@ -72,6 +68,10 @@ class Rows:
     kept: Any = None
 
 
+Prepared = list[tuple[Any, Rows, Sequence[Array | None]]]
+"""Batches that are ready for a step, each with the rows and the gradients that it is to take."""
+
+
 class Batch(ABC):
     """Tensors of one plan, from one bucket.
 
@@ -83,8 +83,8 @@ class Batch(ABC):
         Whether the whole tensor has elements.
     firsts : array of int64
         The position in the whole of each tensor's first element, where it is a layer of a tensor.
-    fixed : dict of str to array
-        The scalars that no step changes: sizes, and keys of random numbers.
+    step_scalars : StepScalars
+        What computes the scalars of a step.
     scalars : array of float64
         For each tensor the plan's scalars of the step.
     values : array of float64
@@ -109,8 +109,6 @@ class Batch(ABC):
         # which keeps this: a circle would wait for the garbage collector
         self.bucket = weakref.proxy(bucket)
         self.tensors = [bucket.tensors[i] for i in members]
-        self.whole_bucket = len(members) == len(bucket.tensors)
-        self.groups = np.array([bucket.group_of[i] for i in members])
         self.where = layout(self.plan) if self.split is None else self.split.where
         shapes = [x.shape for x in self.tensors]
         if self.split is None:
@@ -125,26 +123,15 @@ class Batch(ABC):
                 self.stacks[bucket.stacks.tensors[at]] = np.flatnonzero(of == at)
         # of whole tensors: the same on all ranks
         self.filled = self.geo[:, GEOMETRY.index("SIZE")] > 0
-        self.scalars = np.zeros((len(members), len(self.plan.scalars)))
+        self.step_scalars = StepScalars(self.plan, bucket, members, self.geo)
+        self.scalars = self.step_scalars.of_tensors
         self.values = np.zeros((len(members), len(self.where.tensor)))
         self.whole = self._made_rows(np.arange(len(members)))
         self._some: dict[bytes, Rows] = {}
-        self.code = scalar_code(self.plan)
-        apart = COUNT, KEY, *GIVEN
-        self._names = [name for name in self.code.names if not name.startswith(apart)]
-        self.fixed, self._numbers = self._counted() | self._keys(), list[Any]()
-        for name in self.code.names:
-            if name.startswith(GIVEN):  # until it is known, in `enter`
-                self.fixed[name] = np.ones(len(members))
         self._located = -1
-        slots = self.tensors[0].slots
-        narrow = {x for x in self.plan.slots if scale_of(x) in slots}
-        self.widens = narrow - set(self.plan.quantized)
-        self._versioned = (
-            array_api_compat.is_torch_array(self.tensors[0].array) and "p" in self.plan.written
-        )
-
-    # ---- which tensors ---------------------------------------------------------------------------
+        first, narrow = self.tensors[0], set(self.plan.quantized)
+        self.widens = {x for x in self.plan.slots if scale_of(x) in first.slots} - narrow
+        self._versioned = "p" in self.plan.written and array_api_compat.is_torch_array(first.array)
 
     def rows(self, grads: Sequence[Array | None], *, complete: bool) -> Rows:
         """The tensors that have a gradient."""
@@ -167,7 +154,7 @@ class Batch(ABC):
         """Make a step over some of the tensors ready, raising whatever there is to raise; `grads`
         are the batch's.
         """
-        self.evaluate(asked.hypers, None if asked.clip is None else float(asked.clip))
+        self.step_scalars.evaluate(asked)
         self.locate()
 
     def allocate(self, rows: Rows, threads: int) -> None:  # noqa: B027
@@ -179,10 +166,13 @@ class Batch(ABC):
         """Begin a phase that is not the first of a step: take what is known now, a value for each
         tensor, and look anew at what an earlier phase has written.
         """
-        self.fixed |= {name: known[name] for name in self.fixed if name in known}
-        self._numbers = []
-        self.evaluate(asked.hypers, None if asked.clip is None else float(asked.clip))
+        self.step_scalars.learn(known)
+        self.step_scalars.evaluate(asked)
         self.allocate(rows, threads)
+
+    def is_shared(self, rows: Rows) -> bool:
+        """Whether the number of threads matters to a launch over these tensors, which is ready."""
+        return True
 
     @abstractmethod
     def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
@@ -206,57 +196,6 @@ class Batch(ABC):
             if share.last > share.first:
                 mine.append(i)
         return Rows(rows.all, np.array(mine, np.int64))
-
-    def evaluate(self, hypers: Sequence[dict[str, Any]], clip: float | None) -> None:
-        """Fill in the scalars of the step."""
-        value = hypers[0].get(VALUE) if VALUE in self._names else None
-        of_layers: dict[str, Any] = {}
-        if getattr(value, "ndim", 0) == 1:
-            of_layers[VALUE] = to_host(value).astype(np.float64)[self._places_of_layers]
-            hypers = [{**h, VALUE: 0.0} for h in hypers]
-        numbers = [list(map(float, map(h.__getitem__, self._names))) for h in hypers]
-        if numbers != self._numbers or of_layers:
-            each = {}
-            for name, *column in zip(self._names, *numbers, strict=True):
-                each[name] = column[0] if len(column) == 1 else np.array(column)[self.groups]
-            self._constants = self.code.constants(self.fixed | each | of_layers)
-            self._numbers = numbers
-            self._uniform = np.ndarray not in map(type, self._constants)
-        t: Any = self.bucket.updates()
-        alike = isinstance(t, int)
-        if not (alike or self.whole_bucket):
-            t = t[self.members]
-        values = self.code.scalars(t + 1.0, clip, self._constants)
-        if alike and self._uniform:
-            self.scalars[:] = values
-            return
-        for i, x in enumerate(values):
-            self.scalars[:, i] = x
-
-    @cached_property
-    def _places_of_layers(self) -> Ints:
-        """Which layer of its stack each tensor is."""
-        found = [x.origin[1] // max(1, size(x.array)) for x in self.tensors]
-        return np.array(found, np.int64)
-
-    def _counted(self) -> dict[str, Any]:
-        """The numbers of elements that means divide by."""
-        names = [name for name in self.code.names if name.startswith(COUNT)]
-        extents = {x: self.geo[:, GEOMETRY.index(x.upper())].astype(np.float64) for x in LETTERS}
-        found = {}
-        for name in names:
-            found[name] = np.prod([extents[x] for x in name.removeprefix(COUNT)], axis=0)
-        return found
-
-    def _keys(self) -> dict[str, Any]:
-        """The halves of keys of random numbers."""
-        seed, made = self.bucket.rule.seed, dict[str, Any]()
-        for name in self.code.names:
-            if name.startswith(KEY):
-                _, stream, i = name.split(":")
-                each = (key(seed, stream, x.origin[0]) for x in self.tensors)
-                made[name] = np.array([halves(words)[int(i)] for words in each], np.float64)
-        return made
 
     # ---- arrays ----------------------------------------------------------------------------------
 

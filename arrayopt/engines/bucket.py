@@ -116,7 +116,7 @@ class Bucket:
 
     def numbers(self, step: int, value: Any = None) -> list[dict[str, Any]]:
         """The hyper-parameters of each group at a step; see `Rule.at`."""
-        return [group.rule.at(step, value) for group in self.groups]
+        return [group.rule.hypers_at(step, value) for group in self.groups]
 
     def own(
         self, every: Sequence[Array | None], left: Left | None = None

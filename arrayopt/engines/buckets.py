@@ -1,9 +1,10 @@
 """The parameters of an optimizer in buckets."""
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
-from arrayopt.arrays import dtype_name, place, writable
+from arrayopt.arrays import dtype_name, library, place, size, writable
 from arrayopt.engines.bucket import AtHome, Bucket
 from arrayopt.engines.layers import Layers
 from arrayopt.engines.table import advise, select
@@ -11,7 +12,9 @@ from arrayopt.params.groups import Group
 from arrayopt.params.parameters import Parameters
 from arrayopt.state.run import Run
 
-__all__ = ["Buckets", "bucketed"]
+__all__ = ["Buckets", "bucketed", "explain_buckets"]
+
+_STRUCTURE = operator.attrgetter("rule.structure")
 
 
 class Buckets:
@@ -35,10 +38,7 @@ class Buckets:
         structure changes.
         """
         groups = self._parameters.groups
-        structures: list[Any] = [
-            self._parameters.kinds,
-            *(group.rule.structure for group in groups),
-        ]
+        structures: list[Any] = [self._parameters.kinds, *map(_STRUCTURE, groups)]
         if structures != self._structures:
             self._run.take_back()
             self._made, self._structures = bucketed(groups, self._run), structures
@@ -91,3 +91,31 @@ def bucketed(groups: Sequence[Group], run: Run) -> list[Bucket]:
         several = x.rule.several and writable(x.tensors[0].array)
         made.append(Layers.of(x) if several else x)
     return made
+
+
+def explain_buckets(buckets: Sequence[Bucket], engine: str) -> str:
+    """Each group's rule, once; then for each bucket its tensors, its engine, why it was chosen and
+    what it does.
+    """
+    groups = {id(group): group for bucket in buckets for group in bucket.groups}
+    lines = [f"{group.label}: {group.rule!r}" for group in groups.values()]
+    if len(groups) == 1:
+        lines = [repr(group.rule) for group in groups.values()]
+    for bucket in buckets:
+        chosen, why = select(engine, bucket)
+        whole = bucket.whole.tensors
+        first, total = whole[0].array, sum(size(tensor.array) for tensor in whole)
+        layers = ""
+        if isinstance(bucket, Layers):
+            what = "layers" if bucket.rule.stacked else "blocks"
+            layers = f" of {len(bucket.tensors)} {what}"
+        where = f"{library(first)} on {place(first)[1]}"
+        owners = (
+            f", of {', '.join(group.label for group in bucket.groups)}" if len(groups) > 1 else ""
+        )
+        lines.append(
+            f"  {len(whole)} tensors{layers}, {total} parameters, {dtype_name(first)},"
+            f" {where}{owners}"
+        )
+        lines.append(f"  engine {chosen.name} ({why}): {chosen.explain(bucket)}")
+    return "\n".join(lines)

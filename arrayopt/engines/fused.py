@@ -2,24 +2,21 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 
-from arrayopt.arrays import Array, Ints, dtype_name, size
+from arrayopt.arrays import Ints, dtype_name, size
 from arrayopt.codecs import PAIR
-from arrayopt.engines.array_api import ArrayAPI
-from arrayopt.engines.base import Asked, Engine, NoRemedyError, Partials, Report, abreast
-from arrayopt.engines.batch import Batch, Idle, Kind, Rows
-from arrayopt.engines.blas import one_thread
+from arrayopt.engines.base import Asked, Engine, NoRemedyError, Partials, Report
+from arrayopt.engines.batch import Batch, Idle, Kind, Prepared
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.joint import Joint
-from arrayopt.engines.layers import Split, layers_with
+from arrayopt.engines.launch import Launch, cut_steps, joint_steps
+from arrayopt.engines.layers import Split
 from arrayopt.engines.meeting import Meeting
-from arrayopt.engines.threads import thread_count
 from arrayopt.fusion.lanes import Lanes, lanes, suits
 from arrayopt.fusion.layout import flops, geometry, in_rows, layout, moved
 from arrayopt.fusion.plan import Plan
@@ -28,13 +25,7 @@ from arrayopt.params.headers import dtypes
 from arrayopt.rules.base import Rule
 from arrayopt.state.tensors import BY_GROUP, Tensor
 
-__all__ = ["Fused", "Launch", "Prepared"]
-
-SMALL = 1 << 17
-"""Tensors of up to so many elements are small."""
-
-Prepared = list[tuple[Any, Rows, Sequence[Array | None]]]
-"""Batches that are ready for a step, each with the rows and the gradients that it is to take."""
+__all__ = ["Fused"]
 
 
 class Fused(Engine):
@@ -175,21 +166,7 @@ class Fused(Engine):
         reports : dict
             Where reports of the tensors go of which this rank has elements.
         """
-        threads, work = thread_count(), self.batches(bucket, asked._replace(stats=False))
-        watched = self.batches(bucket, asked) if asked.stats else []
-        for batch, rows, _ in [*watched, *work]:
-            batch.allocate(rows, threads)
-
-        def steps() -> Iterator[list[Partials]]:
-            yield from abreast(batch.passes(rows, given, threads) for batch, rows, given in watched)
-            for batch, rows, _ in watched:
-                reports.update(batch.report(batch.held(rows)))
-            yield from abreast(batch.passes(rows, given, threads) for batch, rows, given in work)
-            for batch, rows, _ in work:
-                batch.written(batch.held(rows))
-            self.count(bucket, [np.array(batch.members)[rows.all] for batch, rows, _ in work])
-
-        return steps()
+        return cut_steps(self, bucket, asked, reports)
 
     def prepare_joint(
         self,
@@ -199,27 +176,7 @@ class Fused(Engine):
         reports: dict[str, Report],
     ) -> Iterator[list[Partials]]:
         """See `Engine.prepare_joint`."""
-        threads, runs = thread_count(), list[tuple[bool, Meeting, Prepared]]()
-        for stats, meeting in zip((True, False)[-len(meetings) :], meetings, strict=True):
-            work = self.batches(bucket, asked._replace(stats=stats))
-            runs.append((stats, meeting, work))
-            for batch, rows, _ in work:
-                batch.allocate(rows, threads)
-        for _, meeting, work in runs:
-            for batch, _, _ in work:
-                meeting.join(batch.there)
-
-        def steps() -> Iterator[list[Partials]]:
-            for stats, meeting, work in runs:
-                yield from abreast(batch.steps(given, threads, meeting) for batch, _, given in work)
-                for batch, rows, _ in work:
-                    if stats:  # before the update overwrites what they are of
-                        reports.update(batch.report(batch.held(rows)))
-                    else:
-                        batch.written(batch.held(rows))
-            self.count(bucket, [np.array(batch.members)[rows.all] for batch, rows, _ in work])
-
-        return steps()
+        return joint_steps(self, bucket, asked, meetings, reports)
 
     def plan(self, rule: Rule, rank: int, dtype: str, **options: Any) -> Plan:
         """The engine's plan of a rule; see `plan_for`.
@@ -335,92 +292,3 @@ class Fused(Engine):
         if plan.phases:
             return partial(Joint, self._batch)
         return Idle if plan.idle and not self.counts else self.batch
-
-
-class Launch:
-    """A step over a bucket that is ready; called once, it makes it. Then it can be made ready
-    `again`.
-
-    Attributes
-    ----------
-    repeats : bool
-        Whether it can be.
-    """
-
-    def __init__(self, engine: Fused, bucket: Bucket, asked: Asked) -> None:
-        self._written, asked = _as_written(bucket, asked)
-        self._engine, self._bucket, self._threads = engine, bucket, thread_count()
-        self._work = engine.batches(bucket, asked._replace(stats=False))
-        self._watched = engine.batches(bucket, asked) if asked.stats else []
-        for batch, rows, _ in [*self._watched, *self._work]:
-            batch.allocate(rows, self._threads)
-        self.repeats = not (engine.counts or asked.stats or bucket.rule.branches)
-        self._rows = [(batch, rows) for batch, rows, _ in self._work]
-        self._took = [np.array(batch.members)[rows.all] for batch, rows in self._rows]
-
-    def again(self, asked: Asked) -> bool:
-        """Make a step ready over gradients of the same dtypes, for the same tensors; False where
-        that takes more.
-        """
-        if not self.repeats or thread_count() != self._threads:
-            return False
-        self._work = []
-        for batch, rows in self._rows:
-            given = chosen(asked.grads, batch.members)
-            batch.prepare(rows, given, asked)
-            batch.allocate(rows, self._threads)
-            self._work.append((batch, rows, given))
-        return True
-
-    def __call__(self) -> dict[str, Report]:
-        """See `Engine.prepare`."""
-        reports: dict[str, Report] = self._written()
-        for batch, rows, given in self._watched:  # they see what the update is about to overwrite
-            batch.launch(rows, given, self._threads)
-            reports |= batch.report(rows)
-        for batch, rows, given in self._work:
-            batch.launch(rows, given, self._threads)
-            batch.written(rows)
-        if not self._engine.counts:
-            self._engine.count(self._bucket, self._took)
-        self._watched, self._work = [], []
-        return reports
-
-
-def _as_written(bucket: Bucket, asked: Asked) -> tuple[Callable[[], dict[str, Report]], Asked]:
-    """The updates that are made as they are written, which are ready to be made, and what is asked
-    of the others.
-
-    Over small tensors BLAS is held to one thread, as in products: others would take longer to meet
-    than to work.
-    """
-    if not bucket.rule.branches:
-        return dict, asked
-    updates = (np.broadcast_to(bucket.updates(), len(bucket.tensors)) + 1).tolist()
-    numbers = {n: bucket.rule.as_written(n) for n in set(updates)}
-    if not any(numbers.values()):
-        return dict, asked
-    due = [False] * len(updates)
-    for i in layers_with(asked.grads).tolist():
-        due[i] = numbers[updates[i]]
-    ready = []
-    for small, held in ((True, one_thread), (False, nullcontext)):
-        mine = []
-        for is_due, tensor in zip(due, bucket.tensors, strict=True):
-            mine.append(is_due and (size(tensor.array) <= SMALL) is small)
-        if any(mine):
-            with held():
-                ready.append(
-                    ArrayAPI().prepare(bucket, asked._replace(grads=_some(asked.grads, mine)))
-                )
-    others = asked._replace(grads=_some(asked.grads, [not x for x in due]))
-    return lambda: {name: report for launch in ready for name, report in launch().items()}, others
-
-
-def _some(grads: Sequence[Array | None], which: Sequence[bool]) -> Sequence[Array | None]:
-    """Some of the gradients, and None for the others."""
-    if all(which):
-        return grads
-    if isinstance(grads, Split):
-        return grads.where(which)
-    return [g if x else None for g, x in zip(grads, which, strict=True)]

@@ -24,11 +24,14 @@ class Lines:
     ----------
     language : str
         Whose texts of the table of operations are printed.
+    infinity : str
+        What an infinite number is there.
     type : str
         What real numbers are called where the text is now.
     """
 
     language: ClassVar[str]
+    infinity: ClassVar[str] = "INFINITY"
     type = "W"
 
     def __init__(self) -> None:
@@ -46,6 +49,10 @@ class Lines:
         """What an operation is, of values of these names."""
         mixed = n.dtype == "complex" or any(a.dtype == "complex" for a in n.args)
         return OPS[n.op].text(self.language, args, self.type, mixed=mixed)
+
+    def start(self, reduction: Node) -> str:
+        """What is kept of a reduction before its first value."""
+        return str(REDUCTIONS[reduction.op].initial).replace("inf", self.infinity)
 
     def take(self, reduction: Node, kept: str, value: str) -> str:
         """The statement that takes a value into what is kept of a reduction."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 
-from arrayopt.arrays import Array, dtype_name, library, place, size
+from arrayopt.arrays import Array, library
 from arrayopt.engines.base import CompilationError, Engine, NoRemedyError
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.compiling import LOG
@@ -22,7 +22,6 @@ __all__ = [
     "EngineRow",
     "NotFusedWarning",
     "advise",
-    "explain_buckets",
     "instead",
     "select",
 ]
@@ -279,31 +278,3 @@ def _serving(name: str, arrays: str, bucket: Bucket, *, asked: bool = False) -> 
     except TraceError as error:
         raise ValueError(str(error)) from error
     return engine
-
-
-def explain_buckets(buckets: Sequence[Bucket], engine: str) -> str:
-    """Each group's rule, once; then for each bucket its tensors, its engine, why it was chosen and
-    what it does.
-    """
-    groups = {id(group): group for bucket in buckets for group in bucket.groups}
-    lines = [f"{group.label}: {group.rule!r}" for group in groups.values()]
-    if len(groups) == 1:
-        lines = [repr(group.rule) for group in groups.values()]
-    for bucket in buckets:
-        chosen, why = select(engine, bucket)
-        whole = bucket.whole.tensors
-        first, total = whole[0].array, sum(size(tensor.array) for tensor in whole)
-        layers = ""
-        if isinstance(bucket, Layers):
-            what = "layers" if bucket.rule.stacked else "blocks"
-            layers = f" of {len(bucket.tensors)} {what}"
-        where = f"{library(first)} on {place(first)[1]}"
-        owners = (
-            f", of {', '.join(group.label for group in bucket.groups)}" if len(groups) > 1 else ""
-        )
-        lines.append(
-            f"  {len(whole)} tensors{layers}, {total} parameters, {dtype_name(first)},"
-            f" {where}{owners}"
-        )
-        lines.append(f"  engine {chosen.name} ({why}): {chosen.explain(bucket)}")
-    return "\n".join(lines)

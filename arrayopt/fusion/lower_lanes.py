@@ -7,7 +7,7 @@ back what has changed. Planes are in the part of ``work`` that is the thread's o
 
 from collections.abc import Iterator, Sequence
 
-from arrayopt.fusion import program
+from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import POSITION, Node, operands
 from arrayopt.fusion.index import (
     Index,
@@ -142,7 +142,7 @@ class LoweredSegment:
         position = None
         if any(n.op == POSITION for n in used):
             position = name("start") + name("r") * name("C") + name("c")
-        each = program.Elements(
+        each = bulk.Elements(
             function,
             slices,
             scalars,
@@ -206,10 +206,10 @@ class LoweredSegment:
         yield from (self._spread(x, f"q_{x}", back=True) for x in stored)
         yield from (self._spread(x, self.where[n], back=True) for x, n in segment.writes.items())
 
-    def _spread(self, array: str, planes: str, *, back: bool = False) -> program.Spread:
+    def _spread(self, array: str, planes: str, *, back: bool = False) -> bulk.Spread:
         """Copy some matrices' part of a stored array to planes, or back."""
         each = self._size(array)
-        return program.Spread(
+        return bulk.Spread(
             back, array, name("ab") * each, (name("ab") + name("n")) * each, planes, each
         )
 

@@ -5,7 +5,7 @@ is an explicit index.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from arrayopt.fusion import program
+from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.index import (
     ONE,
@@ -59,7 +59,7 @@ class Loops(LoopsBetween):
         of_rings = {} if rings is None else rings.of.member_of
         made += [program.Array(x, size) for x, size in body.arrays.items() if x not in of_rings]
         wide = CHUNK if matrices else STRETCH
-        made += [program.Buffer(f"wide_{x}", wide) for x in body.codes]
+        made += [bulk.Buffer(f"wide_{x}", wide) for x in body.codes]
         made += body.tensor
         made += [] if rings is None else member_room(rings)
         if matrices:
@@ -84,7 +84,7 @@ class Loops(LoopsBetween):
         return self.rolled[pass_]
 
     def _elements(
-        self, body: program.Body, loop: program.Elements, slices: Slices, at: Index
+        self, body: program.Body, loop: bulk.Elements, slices: Slices, at: Index
     ) -> Statements:
         """A loop over the elements of a stretch, with what reads and stores codes before and after
         it.
@@ -98,9 +98,9 @@ class Loops(LoopsBetween):
             slices[here] = buffer, ZERO, end - first
             stretch = array, scale_of(array), first, end - first, buffer
             if here in loop.loads:
-                before.append(program.Codes(False, *stretch))
+                before.append(bulk.Codes(False, *stretch))
             if here in loop.stores:
-                after.append(program.Codes(True, *stretch))
+                after.append(bulk.Codes(True, *stretch))
             del storage[here]
         position = None if loop.position is None else loop.position + at
         return [*before, replace(loop, slices=slices, storage=storage, position=position), *after]
@@ -242,7 +242,7 @@ class Loops(LoopsBetween):
         ]
         sides = name(rows), name(columns), name(length)
         here.append(
-            program.Multiply(
+            bulk.Multiply(
                 left_start,
                 right_start,
                 out,

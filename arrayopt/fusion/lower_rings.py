@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from arrayopt.fusion import program
+from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.index import ZERO, Index, Place, column, least, name, number
 from arrayopt.fusion.passes import Pass
@@ -21,11 +21,11 @@ def member_room(rolled: Rolled) -> list[program.Statement]:
     """Room for what parts leave for others, and for the values of each member."""
     body: list[program.Statement] = []
     for one, values in rolled.of.each.items():
-        body.append(program.Buffer(str(one.data), rolled.of.members))
+        body.append(bulk.Buffer(str(one.data), rolled.of.members))
         for j, value in enumerate(values):
             body.append(program.Write(Place(str(one.data), number(j)), value))
     kept = {n for part in rolled.parts for n in (*part.kept, *part.added)}
-    return [*body, *(program.Buffer(_buffer(n), STRETCH) for n in sorted(kept, key=lambda n: n.id))]
+    return [*body, *(bulk.Buffer(_buffer(n), STRETCH) for n in sorted(kept, key=lambda n: n.id))]
 
 
 def in_turns(
@@ -85,7 +85,7 @@ def _elements(function: str, pass_: Pass, part: Part, rolled: Rolled) -> list[pr
     stores = {f"at_{array}": node for array, node in part.stores.items()}
     stores |= {_buffer(node): node for node in part.kept}
     stores |= {_buffer(root): new for root, (_, new) in part.added.items()}
-    made = program.Elements(
+    made = bulk.Elements(
         function,
         slices,
         tuple(scalars),

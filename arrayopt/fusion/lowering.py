@@ -5,7 +5,7 @@ tensor, a matrix, a row and an element, and how partial results become one.
 from collections.abc import Iterable
 
 from arrayopt.codecs import BLOCK
-from arrayopt.fusion import program
+from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.index import (
     ONE,
@@ -91,7 +91,7 @@ class Lowering:
             frozenset(later & arrays.keys()),
         )
 
-    def elements(self, function: str, pass_: Pass) -> program.Elements:
+    def elements(self, function: str, pass_: Pass) -> bulk.Elements:
         """What is done with elements, without where these are."""
         columns = {f"v{n.id}": n for n in pass_.using("column")}
         reduced = [*pass_.reducing("tensor", "row", "batch"), *pass_.reducing("column")]
@@ -104,7 +104,7 @@ class Lowering:
         for node in reversed(pass_.nodes):
             if node in used:
                 used |= {*node.args}
-        return program.Elements(
+        return bulk.Elements(
             function,
             {},
             tuple(n for kind in ("host", "tensor", "row", "batch") for n in pass_.using(kind)),

@@ -5,15 +5,14 @@ Tracing, folding of constants, evaluation on the host and the engines all read t
 operation is a row.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
-from string import Formatter
 from typing import Any
 
 import numpy as np
 
 from arrayopt import randomness
+from arrayopt.fusion.op import Op, Reduction
 from arrayopt.randomness import (
     current_bfloat16,
     current_float16,
@@ -22,105 +21,7 @@ from arrayopt.randomness import (
     round_float16,
 )
 
-__all__ = ["OPS", "REDUCTIONS", "Op", "Reduction"]
-
-
-@dataclass(frozen=True, slots=True)
-class Op:
-    """An element-wise operation.
-
-    Texts are formats: ``{0}``, ``{1}`` and ``{2}`` are the operands' names, ``{W}`` is the type of
-    real numbers.
-
-    Attributes
-    ----------
-    numpy : callable
-        What it is on NumPy's arrays and on numbers.
-    numba, cuda : str
-        What it is in Numba, and in CUDA C++.
-    api : tuple of str
-        Functions of the array API that are this operation.
-    methods : tuple of str
-        Methods of Python's operators that are it; those that begin with ``__r`` have their operands
-        swapped.
-    result : str
-        What comes out: ``bool``, ``real``, ``complex``, or ``same``, which is complex where an
-        operand is. ``branch``:
-        what the operands after the first are.
-    real_only : bool
-        Whether complex operands are refused.
-    python : str
-        What it is in Python, for floats and arrays of them; NumPy's function where it is empty.
-    into : callable or None
-        As `numpy`, with where to write as one more argument; `numpy` itself where it is None and
-        takes one.
-    numba_complex, cuda_complex : str
-        What it is where an operand or the result is complex, if that is something else.
-    """
-
-    numpy: Callable[..., Any]
-    numba: str
-    cuda: str
-    api: tuple[str, ...] = ()
-    methods: tuple[str, ...] = ()
-    result: str = "same"
-    real_only: bool = False
-    python: str = ""
-    into: Callable[..., Any] | None = None
-    numba_complex: str = ""
-    cuda_complex: str = ""
-
-    @property
-    def arity(self) -> int:
-        """How many operands it takes."""
-        return len(
-            {field for _, field, _, _ in Formatter().parse(self.cuda) if field and field != "W"}
-        )
-
-    def kind(self, operands: Sequence[str]) -> str:
-        """What comes out of operands that are each ``bool``, ``real`` or ``complex``."""
-        if self.result not in ("same", "branch"):
-            return self.result
-        if self.result == "branch" and set(operands[1:]) == {"bool"}:
-            return "bool"
-        return "complex" if "complex" in operands else "real"
-
-    @property
-    def in_place(self) -> bool:
-        """Whether a result may be written over an operand: each element is read before it is
-        written.
-        """
-        return isinstance(self.numpy, np.ufunc)
-
-    def text(self, language: str, args: Sequence[str], real: str, *, mixed: bool) -> str:
-        """What it is of operands of these names, in ``numba`` or ``cuda``; `mixed`: complex numbers
-        take part.
-        """
-        form: str = (mixed and getattr(self, f"{language}_complex")) or getattr(self, language)
-        return form.format(*args, W=real)
-
-
-@dataclass(frozen=True, slots=True)
-class Reduction:
-    """What makes one value of many.
-
-    Attributes
-    ----------
-    ufunc : numpy.ufunc
-        What two values become.
-    start : str
-        What is kept before the first value, in Numba.
-    take : str
-        The statement that takes a value ``{1}`` into what is kept, ``{0}``; the same in Numba and
-        in CUDA.
-    cuda : str
-        The type of ``kernels/sums.cuh`` that says both.
-    """
-
-    ufunc: np.ufunc
-    start: str
-    take: str
-    cuda: str
+__all__ = ["OPS", "REDUCTIONS"]
 
 
 def _abs2(x: Any, out: Any) -> None:
@@ -343,8 +244,8 @@ OPS = {
 """Every operation, by the name that nodes have it under."""
 
 REDUCTIONS = {
-    "sum": Reduction(np.add, "0.0", "{0} += {1}", "Sum"),
-    "max": Reduction(np.maximum, "-np.inf", "{0} = maximum({0}, {1})", "Max"),
-    "min": Reduction(np.minimum, "np.inf", "{0} = minimum({0}, {1})", "Min"),
+    "sum": Reduction(np.add, 0.0, "{0} += {1}", "+", "Sum", repeated="mul"),
+    "max": Reduction(np.maximum, -np.inf, "{0} = maximum({0}, {1})", "largest", "Max"),
+    "min": Reduction(np.minimum, np.inf, "{0} = minimum({0}, {1})", "smallest", "Min"),
 }
 """Every reduction, by the name that nodes have it under."""

@@ -1,34 +1,17 @@
-"""Planning: from a trace to passes over the elements, with what little is computed between them.
+"""A plan: the passes over the elements of a tensor, and what is computed between them."""
 
-A pass reads and writes elements. Between passes stands what varies over fewer axes (per row, per
-column, per tensor): it is computed from the sums of the passes before. Threads, blocks and ranks
-share a pass out by elements, and meet between the passes. A product of matrices stands among the
-passes: it reads what one has stored, and stores.
-"""
-
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from arrayopt.arrays import REAL, WORKING
 from arrayopt.codecs import QUANTIZED, STORED
 from arrayopt.fusion.dims import TraceError
-from arrayopt.fusion.graph import POSITION, PRODUCT, Node, is_whole, operands, reachable
-from arrayopt.fusion.passes import Between, Pass, loops
-from arrayopt.fusion.phases import Meets, meetings, phases
-from arrayopt.fusion.placement import Placement
-from arrayopt.fusion.products import check_spaces, multiplied, renamed, shared
-from arrayopt.fusion.trace import Trace
-from arrayopt.fusion.work import Work
-from arrayopt.rules.totals import of_total
+from arrayopt.fusion.graph import POSITION, Node, reachable
+from arrayopt.fusion.passes import Between, Pass
+from arrayopt.fusion.phases import Meets
+from arrayopt.fusion.products import multiplied
 from arrayopt.state.quantized import scale_of
 
-__all__ = ["Plan", "plan"]
-
-COPIES = 1 << 30
-"""Copies of small slots have ids from here on, which are parts of names: no graph has so many
-nodes.
-"""
+__all__ = ["Plan"]
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
@@ -195,171 +178,3 @@ class Plan:
         return (
             f"product {left} {right} over {pass_.axes}{how}; store {stored}; {count}{flops} FLOPs"
         )
-
-
-def plan(traced: Trace, *, calls: bool = False) -> Plan:
-    """Plan the passes of a trace.
-
-    Each value is computed in the first pass that it can be computed in, a sum possibly later, where
-    a pass reads its terms anyway. A slot is stored as soon as no later pass needs what it held
-    before. What a later pass needs of an earlier one it computes again from what is stored, or
-    reads from scratch memory, where the earlier one has spilled it: whichever moves fewer bytes,
-    and if it is all the same, the former. With `calls` each operation is a call that reads and
-    writes memory, too, and costs as much; and all stores are made, whatever guards them.
-
-    What a product multiplies is stored, and so is what it makes: outputs and inputs of the passes,
-    which are planned for each space of elements by itself, and put in order by their levels.
-    """
-    element = traced.element
-    whole = dict[str, Node]()
-    for name, x in traced.outputs.items():
-        if name == "p" or is_whole(traced.slots[name], element):
-            whole[name] = x
-    copies: dict[Node, Node] = {}
-    small = {n: _own(n, x, copies) for n, x in traced.outputs.items() if n not in whole}
-    reports = {n: _own("", x, copies) for n, x in traced.reports.items()}
-    totals = {of_total(j): x for j, x in enumerate(traced.totals)}
-    # the others stay as they are
-    outputs = {n: x for n, x in whole.items() if not (x.op == "input" and x.data == n)}
-    roots = [*outputs.values(), *small.values(), *reports.values(), *totals.values()]
-    products = sorted((n for n in reachable(roots) if n.op == PRODUCT), key=lambda n: n.level)
-    made = {n: f"product{i}" for i, n in enumerate(products)}
-    operands = dict.fromkeys(a for n in products for a in n.args if a not in made)
-    given = {a: f"operand{i}" for i, a in enumerate(operands)}
-    multiplied_axes = [x.axes for n in products for x in (n, *n.args)]
-    spaces = list(dict.fromkeys([element, *multiplied_axes]))
-    narrow = frozenset(name for name, dtype in traced.storage.items() if STORED[dtype].rounds)
-    narrow |= {"g"} if "p" in narrow else set()
-    sums = {n for n in reachable(roots) if n.reduces and is_whole(n.args[0].axes, element)}
-    order: list[tuple[int, Pass]] = []
-    scratch = {name: n for n, name in (made | given).items()}
-    gradient = "complex" if traced.storage["p"].startswith("complex") else "real"
-    for space in spaces:
-        here = [name for name in outputs if traced.slots.get(name, element) == space]
-        stored = {name: outputs[name] for name in here}
-        stored |= {name: n for n, name in given.items() if n.axes == space}
-        own = [n for n in reachable(roots) if n in sums and n.args[0].axes == space]
-        placed = _placed(Work(space, stored, own, narrow, made, calls=calls), traced.totals)
-        for k, p in enumerate(placed.passes):
-            if p.stores or p.sums:
-                order.append((k, p.within(element, gradient)))
-        scratch |= placed.scratch
-    for n in products:
-        loads = {made.get(a) or given[a]: a for a in n.args}
-        order.append((n.level - 1, Pass(loads, (n,), {made[n]: n}, (), n.axes, element)))
-    if products and totals:
-        raise TraceError("products of matrices and totals in one rule are not fused")
-    # products after what is of a lower level than they are
-    order.sort(key=lambda x: (x[0], x[1].multiplies))
-    passes = tuple(p if calls else p.guarded() for _, p in order)
-    extents = {name: n.axes for name, n in scratch.items()}
-    if products:
-        room = shared(passes, {name: (n.axes, n.narrow or n.dtype) for name, n in scratch.items()})
-        passes = tuple(renamed(p, room) for p in passes)
-        scratch = {room[name]: n for name, n in scratch.items()}
-        extents = {name: n.axes for name, n in scratch.items()}
-        check_spaces(passes, element)
-    working = WORKING[traced.storage["p"]]
-    wide = {"real": REAL.get(working, working), "complex": working}
-    storage = traced.storage | {name: n.narrow or wide[n.dtype] for name, n in scratch.items()}
-    spilled = {name: n.dtype for name, n in scratch.items()}
-
-    def put_together(
-        passes: tuple[Pass, ...], small: dict[str, Node], reports: dict[str, Node]
-    ) -> Plan:
-        """The plan of some passes, and of what is to be known after them."""
-        results = [*small.values(), *reports.values()]
-        ready = {s: k + 1 for k, p in enumerate(passes) for s in p.sums}
-        between = _between(results, small, passes, ready, element)
-        used = [n for p in passes for x in p.nodes for n in x.args]
-        used += [n for p in passes for x in p.sums for n in x.args]
-        used += [x for p in passes for x in p.stores.values()]
-        used += [n for b in between for x in b.nodes for n in x.args] + results
-        scalars = {n.id: n for n in used if n.on_host and n.op != "const"}
-        rest = traced.slots, small, reports, storage, spilled, extents
-        return Plan(element, passes, between, tuple(scalars.values()), *rest)
-
-    complete = put_together(passes, small, reports | totals)
-    if not totals:
-        return complete
-    levels = [k for k, p in order]
-    parts = phases(complete, traced.totals, levels, put_together)
-    return replace(complete, totals=meetings(traced.totals), phases=parts)
-
-
-def _placed(work: Work, totals: Sequence[Node]) -> Placement:
-    """The passes over the elements of a space; a sum that a total needs is made before it."""
-    outputs, sums = work.outputs, work.sums
-    placed = Placement(work, {s: s.args[0].level for s in sums}, {})
-    ends = [*outputs.values(), *(s.args[0] for s in sums), *totals]
-    sinks = [(n, frozenset(reachable([n]))) for n in ends]
-    for alike in _alike(sums):
-        placed = placed.with_sums(alike, min(_last_chance(s, sinks, work.count) for s in alike))
-    placed = placed if work.products else placed.with_stores()
-    # to watch takes no memory of a tensor's size; where all tensors meet, none keeps scratch memory
-    return placed.with_spills() if outputs and not totals else placed
-
-
-def _own(name: str, node: Node, copies: dict[Node, Node]) -> Node:
-    """What a small slot is to hold, or a report: a copy where it is what another slot held, for
-    that is written too.
-    """
-    if node.op != "input" or node.data == name:
-        return node
-    return copies.setdefault(
-        node, Node("copy", (node,), node.axes, node.level, node.dtype, None, COPIES + node.id)
-    )
-
-
-def _alike(sums: Iterable[Node]) -> list[list[Node]]:
-    """The sums in groups that are made of the same inputs: what reads these for one sum has them
-    for the others.
-    """
-    groups: dict[Any, list[Node]] = {}
-    for s in sums:
-        inputs = frozenset(n for n in reachable(s.args) if n.op == "input")
-        groups.setdefault((s.axes, s.args[0].level, inputs), []).append(s)
-    return list(groups.values())
-
-
-def _last_chance(s: Node, sinks: Iterable[tuple[Node, frozenset[Node]]], count: int) -> int:
-    """The last pass that a sum may be made in: the one before what depends on it; sinks come with
-    what they need.
-    """
-    made = s.args[0].level
-    before = [n.level - 1 for n, needed in sinks if n.level > made and s in needed]
-    return min(before, default=count - 1)
-
-
-def _between(
-    roots: list[Node],
-    small: dict[str, Node],
-    passes: tuple[Pass, ...],
-    ready: dict[Node, int],
-    element: str,
-) -> tuple[Between, ...]:
-    """Values over fewer axes than the elements, each before the first pass that it can be computed
-    before.
-    """
-    wanted: list[Node] = []
-    for p in passes:
-        wanted += operands(p.nodes)
-    for p in passes:
-        wanted += [s.args[0] for s in p.sums]
-    wanted += roots
-    for p in passes:
-        wanted += p.stores.values()
-    parts: list[list[Node]] = [[] for _ in range(len(passes) + 1)]
-    when: dict[Node, int] = dict(ready)
-    for node in reachable([n for n in wanted if not is_whole(n.axes, element)], stop=list(ready)):
-        if node in ready or node.on_host or is_whole(node.axes, element) or node.op == "complex":
-            continue
-        when[node] = max((when.get(a, 0) for a in node.args), default=0)
-        if node.op != "input":
-            parts[when[node]].append(node)
-    sums = [(), *(p.sums for p in passes)]
-    stores = {name: n for name, n in small.items() if not (n.op == "input" and n.data == name)}
-    made = []
-    for combine, part in zip(sums, parts, strict=True):
-        made.append(Between(combine, loops(part, element)))
-    return (*made[:-1], Between(made[-1].combine, made[-1].after, stores))

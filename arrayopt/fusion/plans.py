@@ -17,7 +17,8 @@ from arrayopt.arrays import REAL, WORKING
 from arrayopt.codecs import PAIR
 from arrayopt.fusion.graph import KEPT
 from arrayopt.fusion.phases import Meets
-from arrayopt.fusion.plan import Plan, plan
+from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.planning import plan
 from arrayopt.fusion.trace import NotFlat, NotFolded, NotMeasured, NotOriented, trace
 from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS, Drawn

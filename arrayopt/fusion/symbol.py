@@ -22,8 +22,9 @@ from arrayopt.fusion.dims import (
     broadcast,
     reduced_over,
 )
-from arrayopt.fusion.graph import COUNT, LETTERS, PRODUCT, Graph, Node, Spare
+from arrayopt.fusion.graph import COUNT, LETTERS, PRODUCT, Node, Spare
 from arrayopt.fusion.ops import OPS, REDUCTIONS
+from arrayopt.fusion.simplify import Graph
 
 __all__ = ["NAMESPACE", "Symbol", "lift"]
 
@@ -350,8 +351,10 @@ def _reduced(op: str, symbol: Symbol, *, axis: Any = None, keepdims: bool = Fals
         else symbol.graph.make(op, symbol.node, axes=left, data=symbol.spare or gone)
     )
     extra = "".join(axis_letter for axis_letter in gone if axis_letter not in symbol.node.axes)
-    if extra and op == "sum":  # the value is the same along these axes: so many times itself
-        node = symbol.graph.make("mul", node, symbol.graph.make("host", data=f"count:{extra}"))
+    repeated = REDUCTIONS[op].repeated
+    if extra and repeated:  # the value is the same along these axes
+        count = symbol.graph.make("host", data=f"{COUNT}{extra}")
+        node = symbol.graph.make(repeated, node, count)
     dims: list[str] = []
     for place, dim in enumerate(symbol.dims):
         if place not in over:

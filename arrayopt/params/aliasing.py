@@ -113,15 +113,16 @@ class WrittenMemory:
 
     def _check_few(self, grads: Sequence[Any], places: Sequence[int], found: Locations) -> None:
         """Check gradients whose locations are known; see `check`."""
-        lows, contiguous = (x if isinstance(x, list) else x.tolist() for x in found[:2])
-        seen = lows, contiguous, places
-        if seen != self._seen:
+        lows, contiguous = found.addresses, found.contiguous
+        if not isinstance(lows, list):
+            lows, contiguous = lows.tolist(), contiguous.tolist()
+        if (lows, contiguous, places) != self._seen:
             (regions,), near = self._devices.values(), []
             for i, low in zip(places, lows, strict=True):
                 if regions.near(low, low + self._size(i, grads)):
                     near.append(i)
             self._compare(grads, near)
-            self._seen = seen
+            self._seen = lows, contiguous, places
         if not all(contiguous):
             self._compare(grads, [i for i, one in zip(places, contiguous, strict=True) if not one])
 
@@ -257,9 +258,12 @@ def _read_few(words: Any) -> Locate:
     word = words.item
 
     def locate(grads: Sequence[Any]) -> tuple[Any, Any]:
-        headers = [id(grad) >> 3 for grad in grads]
-        addresses = [word(header + DATA) for header in headers]
-        return addresses, [word(header + FLAGS) & CONTIGUOUS for header in headers]
+        addresses, contiguous = [], []
+        for grad in grads:
+            header = id(grad) >> 3
+            addresses.append(word(header + DATA))
+            contiguous.append(word(header + FLAGS) & CONTIGUOUS)
+        return addresses, contiguous
 
     return locate
 

@@ -4,6 +4,8 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+import array_api_compat
+
 from arrayopt.arrays import Array, array_namespace, is_array, kind, library, look, place
 from arrayopt.params.aliasing import WrittenMemory
 from arrayopt.params.given import as_tree
@@ -43,6 +45,7 @@ class GradMatcher:
         self._forms: list[Any] = []
         self._checker: Any = None  # of forms, where headers can be read
         self._complete = False
+        self._plain = False  # whether no library of theirs has views that must be resolved
 
     def match(self, grads: Any) -> tuple[LocatedGrads, bool]:
         """Return the tensors' gradients, checked, and whether they were familiar."""
@@ -54,7 +57,7 @@ class GradMatcher:
             named = [(tensor.name, tensor.array) for tensor in self._tensors]
             matched = match_grads("Optimizer.step", named, grads, by_position=self._by_position)
             given = list(matched.values())
-        found = resolved(given)
+        found = given if familiar and self._plain else resolved(given)
         written = self._written_memory()
         if not familiar:
             written.forget()
@@ -97,6 +100,7 @@ class GradMatcher:
         """Remember the forms of gradients that are of one type and can be asked."""
         some = [grad for grad in given if grad is not None]
         kinds = set(map(type, some))
+        self._plain = not any(map(array_api_compat.is_torch_array, some))
         if len(kinds) != 1 or not all(hasattr(grad, "device") for grad in some):
             return
         (kind,) = kinds

@@ -136,7 +136,7 @@ def object_addresses(several: Sequence[Any]) -> Ints:
     """Return the addresses of objects."""
     if isinstance(several, list) and _can_read_lists():
         memory = words()
-        start = word_index(int(memory[word_index(id(several)) + _ITEMS])) - 1
+        start = word_index(memory.item(word_index(id(several)) + _ITEMS)) - 1
         return memory[start : start + len(several)]  # type: ignore[no-any-return]
     return np.fromiter(map(id, several), np.int64, len(several))
 

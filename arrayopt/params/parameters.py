@@ -179,12 +179,6 @@ class Parameters:
         """Return a tree of what this rank has of its leaves."""
         return rebuild(tree, local) if self._parted else tree
 
-    def _found(self, tree: Any) -> list[Any]:
-        """Return the leaves of a tree, in the parameters' order if it has their structure."""
-        tree = self._local(tree)
-        found = leaves(self._matcher.template, tree)
-        return [leaf for _, leaf in flatten(tree)] if found is None else found
-
     def take_up(self) -> None:
         """Check and use the arrays that the user has put into the tree of the parameters.
 
@@ -198,7 +192,9 @@ class Parameters:
         """
         if self._lent is not None:
             self._lent = self._lent.follow(self.all)
-        now = self._found(self._tree)
+        now = leaves(self._matcher.template, self._local(self._tree))
+        if now is None:
+            now = [leaf for _, leaf in flatten(self._local(self._tree))]
         if self._objects is None:  # of a copy
             self._objects = object_addresses(self._held).tobytes()
         if object_addresses(now).tobytes() != self._objects or self._watch.changed():

@@ -12,6 +12,7 @@ from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.params.replaced import Replaced
 from arrayopt.ranks.alone import Alone, Said
 from arrayopt.ranks.comm import Comm, RankError
+from arrayopt.ranks.machine import shared_at
 from arrayopt.ranks.same import checksum, differences, groups_of, plain, texts, unlike
 from arrayopt.state.tensors import Tensor
 
@@ -145,7 +146,10 @@ class Agreement(Alone):
                     reduced.append((i, grad))
 
         def checksums() -> list[Any]:
-            params = [(i, checksum(tensors[i].array)) for i in places]
+            params = []
+            for i in places:
+                array = tensors[i].array
+                params.append((i, [checksum(array), shared_at(array)]))
             return [params, [(i, checksum(grad)) for i, grad in reduced]]
 
         every = self.hear(what, checksums)

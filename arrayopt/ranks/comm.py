@@ -80,6 +80,10 @@ class Comm(ABC):
         they were started.
         """
 
+    def meet(self) -> Pending:
+        """Start to wait for all ranks; the returned function ends when all have come."""
+        return self.allgather(np.zeros(1, np.uint8), [1] * self.size)
+
     def poll(self) -> None:  # noqa: B027
         """Let messages that were started make progress, where the library does so only in calls."""
 

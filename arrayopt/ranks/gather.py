@@ -20,18 +20,19 @@ from arrayopt.arrays import (
 )
 from arrayopt.ranks.alone import Alone
 from arrayopt.ranks.comm import Comm, as_bytes
+from arrayopt.ranks.machine import shared_at
 from arrayopt.ranks.partition import fills
 from arrayopt.state.shares import Homed, Shards
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["SMALL", "Buffer", "Gather", "Scattered", "collect", "pieces_of", "slot_of"]
+__all__ = ["SMALL", "Buffer", "Gather", "Gathers", "Scattered", "collect", "pieces_of", "slot_of"]
 
 SMALL = 1 << 18
 """Pieces of fewer bytes are sent together."""
 
 
-class Gather:
-    """Fetches the parameters that other ranks have updated. It is valid until arrays are replaced.
+class Gathers:
+    """Where the parameters lie that other ranks update. It is valid until arrays are replaced.
 
     Parameters
     ----------
@@ -39,32 +40,25 @@ class Gather:
         The communicator.
     tensors : sequence of Tensor
         The tensors.
-    packed : bool
-        Whether each rank sends all in one message.
+
+    Attributes
+    ----------
+    buffers : list of Buffer
+        The memory of those that are sent.
+    shared : list of Buffer
+        The memory of those that all ranks have in common; see `arrayopt.ranks.shared`.
     """
 
-    def __init__(self, comm: Comm, tensors: Sequence[Tensor], *, packed: bool) -> None:
+    def __init__(self, comm: Comm, tensors: Sequence[Tensor]) -> None:
         self._comm, self._tensors = comm, list(tensors)
         self._version = tensors[0].run.arrays if tensors else 0
-        self._buffers, self._large = list[Buffer](), list[tuple[int, Any]]()
-        self._small: list[list[Any]] = [[] for _ in range(comm.size)]
-        self._counts = [0] * comm.size
+        self.buffers, self.shared = list[Buffer](), list[Buffer]()
         for tensor in tensors:
-            share, holders = tensor.share, () if tensor.share is None else tensor.share.holders
-            if share is None or not holders or tensor.block is not None:
-                continue
-            buffer = Buffer(tensor, on_device=comm.on_device)
-            self._buffers.append(buffer)
-            for rank in holders:
-                first, end = share.ends[rank] * buffer.item, share.ends[rank + 1] * buffer.item
-                piece = buffer.bytes[first:end]
-                if isinstance(piece, np.ndarray) and (packed or piece.size < SMALL):
-                    self._small[rank].append(piece)
-                    self._counts[rank] += piece.size
-                else:
-                    self._large.append((rank, piece))
-
-        self._settling = [buffer for buffer in self._buffers if buffer.settles]
+            share = tensor.share
+            if share is not None and share.holders and tensor.block is None:
+                where = self.buffers if shared_at(tensor.array) is None else self.shared
+                where.append(Buffer(tensor, on_device=comm.on_device))
+        self._settling = [buffer for buffer in self.buffers + self.shared if buffer.settles]
 
     def serves(self, tensors: Sequence[Tensor]) -> bool:
         """Return whether it was made for these tensors, and their arrays have not been replaced."""
@@ -72,8 +66,35 @@ class Gather:
             return False
         return self._version == tensors[0].run.arrays and self._tensors == tensors
 
+
+class Gather(Gathers):
+    """Fetches the parameters that other ranks have updated.
+
+    Parameters
+    ----------
+    comm, tensors
+        See `Gathers`.
+    packed : bool
+        Whether each rank sends all in one message.
+    """
+
+    def __init__(self, comm: Comm, tensors: Sequence[Tensor], *, packed: bool) -> None:
+        super().__init__(comm, tensors)
+        self._large = list[tuple[int, Any]]()
+        self._small: list[list[Any]] = [[] for _ in range(comm.size)]
+        self._counts = [0] * comm.size
+        for buffer in self.buffers:
+            for rank, piece in buffer.pieces():
+                if isinstance(piece, np.ndarray) and (packed or piece.size < SMALL):
+                    self._small[rank].append(piece)
+                    self._counts[rank] += piece.size
+                else:
+                    self._large.append((rank, piece))
+
     def __call__(self) -> None:
         """Fetch the parameters."""
+        if self.shared:
+            self._comm.meet()()
         if any(self._counts):
             mine = self._small[self._comm.rank]
             sent = np.concatenate([*mine, np.zeros(0, np.uint8)])
@@ -190,6 +211,15 @@ class Buffer:
         flat = memory(array) if self.copy is None else self.copy
         self.bytes = as_bytes(flat)
         self.item = flat.itemsize
+
+    def pieces(self) -> list[tuple[int, Any]]:
+        """Return the ranks that update elements, each with the memory of these."""
+        share, found = self.tensor.share, list[tuple[int, Any]]()
+        assert share is not None
+        for rank in share.holders:
+            first, end = share.ends[rank] * self.item, share.ends[rank + 1] * self.item
+            found.append((rank, self.bytes[first:end]))
+        return found
 
     @property
     def settles(self) -> bool:

@@ -13,6 +13,7 @@ from arrayopt.arrays import Array, array_namespace, detached, dtype_name, size, 
 from arrayopt.params.groups import Group, labelled
 from arrayopt.params.replaced import PUT
 from arrayopt.ranks.comm import as_bytes
+from arrayopt.ranks.machine import shared_at
 from arrayopt.state.shares import Homed, Shards
 from arrayopt.state.tensors import Tensor
 
@@ -58,13 +59,14 @@ def alike(groups: Sequence[Group], options: Mapping[str, Any]) -> dict[str, Any]
     for label, group in labelled(groups):
         words[f"the rule of group {label}"] = group.rule
         for tensor in group.tensors:
-            x = tensor.array
-            words[repr(tensor.name)] = f"{dtype_name(x)} {tensor.shape} in group {label}"
+            array = tensor.array
+            words[repr(tensor.name)] = f"{dtype_name(array)} {tensor.shape} in group {label}"
             if tensor.block is not None:
                 continue
-            words[f"the checksum of {tensor.name!r}"] = checksum(x)
+            words[f"the checksum of {tensor.name!r}"] = checksum(array)
             ends = None if tensor.share is None else tensor.share.ends
             words[f"where {tensor.name!r} is cut for its engine"] = ends
+            words[f"the memory that ranks share for {tensor.name!r}"] = shared_at(array)
     return words
 
 

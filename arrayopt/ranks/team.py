@@ -18,7 +18,7 @@ from arrayopt.ranks.gather import Gather, collect, pieces_of
 from arrayopt.ranks.partition import check_parts, divide, shards
 from arrayopt.ranks.same import checksum, is_odd
 from arrayopt.ranks.settings import Ranks, as_ranks
-from arrayopt.ranks.started import StartedGather
+from arrayopt.ranks.started import Arrivals, LaterGather
 from arrayopt.ranks.sums import Sums
 from arrayopt.ranks.taken import Taken
 from arrayopt.state.tensors import Tensor
@@ -36,7 +36,8 @@ class Team(Agreement):
         self.sums = ranks.grads != "reduced"
         self._taken = Taken(self._comm, self._sums)
         self.captured = self._comm.on_device and not self.sums
-        self._gather: Gather | None = None  # of the last step
+        self._gather: Gather | None = None  # of the last step that has waited
+        self._later: LaterGather | None = None  # of the last that has not
 
     def divide(self, groups: list[Group]) -> None:
         tensors = [tensor for group in groups for tensor in group.tensors]
@@ -127,8 +128,9 @@ class Team(Agreement):
         """Start filling in partial results through the host's memory; see `swap`."""
         counts, mine = [0] * self.size, []
         for partials in wanted:
-            for r in range(self.size):
-                counts[r] += partials.pieces[r].nbytes
+            for r, piece in enumerate(partials.pieces):
+                if piece.size:
+                    counts[r] += piece.nbytes
             with partials.where():
                 own = np.ascontiguousarray(to_host(partials.pieces[self.rank]))
                 mine.append(as_bytes(own))
@@ -188,9 +190,11 @@ class Team(Agreement):
         self._gather()
         self._send_back(tensors)
 
-    def start_gather(self, tensors: Sequence[Tensor]) -> StartedGather:
+    def start_gather(self, tensors: Sequence[Tensor]) -> Arrivals:
         self._send_back(tensors)
-        return StartedGather(self._comm, tensors)
+        if self._later is None or not self._later.serves(tensors):
+            self._later = LaterGather(self._comm, tensors)
+        return self._later()
 
     def _send_back(self, tensors: Sequence[Tensor]) -> None:
         """Bring what owners have updated to the parts of all ranks."""
@@ -219,7 +223,8 @@ class Team(Agreement):
     def __deepcopy__(self, memo: Any) -> "Team":
         made: Team = object.__new__(Team)
         made.__dict__.update(self.__dict__)  # over the same communicator
-        made.replaced, made._gather = copy.deepcopy(self.replaced, memo), None
+        made.replaced = copy.deepcopy(self.replaced, memo)
+        made._gather = made._later = None
         made._told, made._inside = None, 0
         made._taken = Taken(made._comm, made._sums)
         return made
@@ -237,7 +242,7 @@ def _unpack(received: Bytes, rank: int, wanted: list[Partials]) -> None:
         piece = partials.pieces[rank]
         if not piece.size:
             continue
-        values = received[at : at + piece.nbytes].view(piece.dtype.name).reshape(piece.shape)
+        values = received[at : at + piece.nbytes].view(piece.dtype).reshape(piece.shape)
         with partials.where():
             piece[...] = values if isinstance(piece, np.ndarray) else like(piece, values)
         at += piece.nbytes

@@ -319,17 +319,24 @@ class Rule(ABC):
         TypeError
             If a schedule returns something that is not a number.
         """
+        return Numbers(self.hypers_at(step, value))
+
+    def hypers_at(self, step: Any, value: Any = None) -> dict[str, Any]:
+        """As `at`; not to be changed, for steps in which nothing can differ have one dict in common."""
         values, scheduled = self._numbers
+        if not (scheduled or self.value_optional) and value is None:
+            return values
         now = Numbers(values)
-        now.update({name: evaluate(who, values[name], step, interval) for name, who, interval in scheduled})
+        for name, who, interval in scheduled:
+            now[name] = evaluate(who, values[name], step, interval)
         if value is not None or self.value_optional:
             now[VALUE] = value
         return now
 
     @cached_property
-    def _numbers(self) -> tuple[dict[str, Any], list[tuple[str, str, str | None]]]:
+    def _numbers(self) -> tuple[Numbers, list[tuple[str, str, str | None]]]:
         """The hyper-parameters as they are given; and the names, owners and intervals of schedules."""
-        given = {name: getattr(self, name) for name in hypers(type(self))}
+        given = Numbers({name: getattr(self, name) for name in hypers(type(self))})
         intervals = hypers(type(self))
         scheduled = [name for name, x in given.items() if callable(x)]
         return given, [(name, f"{type(self).__name__}: `{name}`", intervals[name]) for name in scheduled]

@@ -13,7 +13,7 @@ from typing import IO
 
 from arrayopt.saving.paths import refuse_others
 
-__all__ = ["replacing"]
+__all__ = ["created", "replacing"]
 
 # A writer holds a lock on its temporary file, which the system takes away when the writer ends, however it ends. So a
 # temporary file whose lock can be had is litter. Where a file system has no locks, nothing is ever taken for litter.
@@ -41,13 +41,15 @@ def replacing(who: str, path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         raise IsADirectoryError(f"{target} is a folder")
     refuse_others(who, target)
     _clear(target)
-    file, temporary = _create(target)
+    file, temporary = created(target)
     try:
         with file:
             yield file
             file.flush()
             os.fsync(file.fileno())
             os.replace(temporary, target)
+            with suppress(OSError):  # a child process may have it still
+                fcntl.flock(file, fcntl.LOCK_UN)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -58,7 +60,7 @@ def replacing(who: str, path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         os.close(folder)
 
 
-def _create(target: Path) -> tuple[IO[bytes], Path]:
+def created(target: Path) -> tuple[IO[bytes], Path]:
     """A temporary file beside the target, locked."""
     try:
         old = os.stat(target)

@@ -154,13 +154,14 @@ class Saved:
             Whether the parameters are in it, too.
         wait : bool, default True
             Wait until the file is on disk. With False, arrays are copied to the host's memory, and a thread writes the
-            file while the run goes on. The copy is as large as the file; over ranks, rank 0 has it.
+            file while the run goes on. The copies are as large as the file; over ranks, each has what it writes.
 
         Returns
         -------
         concurrent.futures.Future or None
             With ``wait=False``, a future: ``result()`` waits until the file is on disk, and raises what went wrong. The
-            next `save` waits for the file before it, and raises its error if nobody has asked for it.
+            next `save` waits for the file before it, and raises its error if nobody has asked for it. Over ranks, an
+            error before the copies are made, such as a missing folder, is raised at once.
 
         Raises
         ------
@@ -204,9 +205,12 @@ class Saved:
                 file = writing.File(path, state, self._params() if params else None)
             said = {"what there is to save": file.head, "`wait`": wait}
             self._team.agree("Optimizer.save", lambda: said)
-            rank = self._team.rank
-            self._team.agree("Optimizer.save", dict, file.write(self._team) if wait else file.copy(rank))
-            return None if wait else self._writer.start(file.write_copy if rank == 0 else None)
+            if wait:
+                self._team.agree("Optimizer.save", dict, file.write(self._team))
+                return None
+            from arrayopt.saving.behind import begin_behind  # for POSIX systems only
+
+            return self._writer.start(begin_behind(file, self._team))
 
     def load(self, path: str | os.PathLike[str]) -> Any:
         """Go on from a checkpoint: state, counts, hyper-parameters and, where it holds them, the parameters.

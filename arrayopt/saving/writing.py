@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import IO, Any
 
@@ -54,7 +54,7 @@ class File:
 
     def __init__(self, path: str | os.PathLike[str], state: dict[str, Any], params: dict[str, Any] | None) -> None:
         reader("Optimizer.save")  # what is saved here can be loaded here
-        self._path = checked_path("Optimizer.save", path)
+        self.path = checked_path("Optimizer.save", path)
         document = {"checkpoint": FORMAT, "arrayopt": __version__, "state": state}
         if params is not None:
             document["params"] = params
@@ -81,15 +81,24 @@ class File:
 
     def _write_together(self, team: Alone, stack: ExitStack) -> None:
         """See `write`."""
+        files, _, shared = self.begin(team, stack)
+        writers = self.writers(team.size if shared else 1)
+        for written in team.hear("Optimizer.save", lambda: self._write_own(team.rank, writers, files)):
+            self.note(written)
+        if team.rank == 0:
+            self.finish(files[0])
+
+    def begin(self, team: Alone, stack: ExitStack) -> tuple[list[IO[bytes]], str, bool]:
+        """Begin the file; this rank's handle of it if it has one, where it lies, and whether all ranks see it."""
         from arrayopt.saving.atomic import replacing  # for POSIX systems only
 
         who = "Optimizer.save"
         files: list[IO[bytes]] = []
 
-        def begin() -> str | None:
+        def first() -> str | None:
             if team.rank:
                 return None
-            files.append(stack.enter_context(replacing(who, self._path)))
+            files.append(stack.enter_context(replacing(who, self.path)))
             files[0].write(self.head)
             files[0].flush()
             return str(files[0].name)
@@ -103,16 +112,15 @@ class File:
                 return False
             return True
 
-        temporary = team.hear(who, begin)[0]
-        shared = all(team.hear(who, join))
-        writers = self._writers(team.size if shared else 1)
-        for written in team.hear(who, lambda: self._write_own(team.rank, writers, files)):
-            for i, found in written:
-                self._arrays[i][0]["blake2b"] = found
-        if team.rank == 0:
-            self._finish(files[0])
+        temporary = team.hear(who, first)[0]
+        return files, temporary, all(team.hear(who, join))
 
-    def _writers(self, ranks: int) -> list[int]:
+    def note(self, written: Iterable[tuple[int, str]]) -> None:
+        """Take down checksums of arrays that were written."""
+        for i, found in written:
+            self._arrays[i][0]["blake2b"] = found
+
+    def writers(self, ranks: int) -> list[int]:
         """Which rank writes each array: one that has it, and has the least to write so far."""
         holders = []
         for _, array in self._arrays:
@@ -126,26 +134,35 @@ class File:
         return writers
 
     def _write_own(self, rank: int, writers: list[int], files: list[IO[bytes]]) -> list[tuple[int, str]]:
-        """Write this rank's arrays to where they belong; the checksum of each. Other ranks get what they write."""
-        found, error, at = list[tuple[int, str]](), None, len(self.head)
+        """Write this rank's arrays to where they belong; the checksum of each."""
+        found = list[tuple[int, str]]()
+        self.visit(rank, writers, lambda i, at, value: found.append((i, self.put(files[0], i, at, value))))
+        if rank and found:  # rank 0 does so when all have written
+            files[0].flush()
+            os.fsync(files[0].fileno())
+        return found
+
+    def put(self, file: IO[bytes], i: int, at: int, value: Any) -> str:
+        """Write an array to where it belongs; its checksum."""
+        file.seek(at)
+        made, written = _write(file, value)
+        if written != length(self._arrays[i][0]):
+            raise _torn()
+        return made
+
+    def visit(self, rank: int, writers: list[int], take: Callable[[int, int, Any], object]) -> None:
+        """Call `take` with the number, the place and the values of each array that this rank writes."""
+        error, at = None, len(self.head)
         for i, ((about, array), writer) in enumerate(zip(self._arrays, writers, strict=True)):
             value = array.collect(writer) if isinstance(array, Scattered) else array
             if writer == rank and error is None:
                 try:
-                    files[0].seek(at)
-                    made, written = _write(files[0], value)
-                    if written != length(about):
-                        raise _torn()
-                    found.append((i, made))
+                    take(i, at, value)
                 except BaseException as caught:
                     error = caught  # others wait for what this rank has of the rest
             at += length(about)
         if error is not None:
             raise error
-        if rank and found:  # rank 0 does so when all have written
-            files[0].flush()
-            os.fsync(files[0].fileno())
-        return found
 
     def copy(self, rank: int) -> BaseException | None:
         """Copy all arrays to the host's memory, on rank 0, so that `write` can come later."""
@@ -176,15 +193,15 @@ class File:
         """Write the file in one process."""
         from arrayopt.saving.atomic import replacing  # for POSIX systems only
 
-        with replacing("Optimizer.save", self._path) as file:
+        with replacing("Optimizer.save", self.path) as file:
             file.write(self.head)
             for about, array in values:
                 about["blake2b"], written = _write(file, array)
                 if written != length(about):
                     raise _torn()
-            self._finish(file)
+            self.finish(file)
 
-    def _finish(self, file: IO[bytes]) -> None:
+    def finish(self, file: IO[bytes]) -> None:
         """Write the header again, with checksums."""
         file.seek(0)
         file.write(_header(self._described, [about for about, _ in self._arrays]))  # as long as before

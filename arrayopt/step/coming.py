@@ -4,16 +4,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from arrayopt.arrays import Array, array_namespace, library
+from arrayopt.arrays import Array, array_namespace, detached, dtype_name, is_array, library
 from arrayopt.engines.bucket import Bucket
+from arrayopt.params.groups import labelled
 from arrayopt.params.headers import LocatedGrads
+from arrayopt.params.parameters import Parameters
 from arrayopt.rules.names import VALUE
+from arrayopt.state.run import Run
 from arrayopt.state.verdict import Verdict
 from arrayopt.step.accumulate import Adding
 from arrayopt.step.judging import Known
 from arrayopt.step.ready import Ready
 
-__all__ = ["Begun", "Coming", "check_values", "form_of"]
+__all__ = ["Begun", "Coming", "checked_value", "form_of", "said"]
 
 
 class Coming(NamedTuple):
@@ -87,7 +90,15 @@ def form_of(
     return coming.version, grads.dtype, verdict.factor is None, coming.valued, left
 
 
-def check_values(values: Array, buckets: list[Bucket], ranks: int) -> None:
+def checked_value(value: Any, buckets: list[Bucket], ranks: int) -> Any:
+    """The value of a step, as rules get it: a number, or an array of one process."""
+    if getattr(value, "ndim", 0) == 1:
+        _check_values(value, buckets, ranks)
+        return detached(value)
+    return detached(value) if ranks == 1 and is_array(value) else float(value)
+
+
+def _check_values(values: Array, buckets: list[Bucket], ranks: int) -> None:
     """Raise TypeError where there cannot be a value for each layer."""
     who = "Optimizer.step: `value` must be a number, or one for each layer of stacked tensors"
     if ranks > 1:
@@ -108,3 +119,35 @@ def check_values(values: Array, buckets: list[Bucket], ranks: int) -> None:
                 raise TypeError(
                     f"{who}; got a {library(values)} array, and {tensor.name!r} is of {other}"
                 )
+
+
+def said(
+    coming: Coming, parameters: Parameters, run: Run, done: int, grads: list[Array | None]
+) -> dict[str, Any]:
+    """What of a step must be the same on all ranks.
+
+    `done` counts the micro-steps that have been accumulated; `grads` is empty where no gradients
+    are known yet.
+    """
+    known = coming.known
+    dtypes = [None if g is None else dtype_name(g) for g in grads]
+    absent = [x.name for x, kind in zip(parameters.all, dtypes, strict=bool(grads)) if kind is None]
+    scale = run.peek("scale") if known.scale is None else known.scale
+    if known.judge is not None and known.scale is None:
+        scale = None  # what a device decides is the same everywhere, and not waited for
+    found: dict[str, Any] = {
+        "the number of steps": (run.steps, done),
+        "the list of tensors without a gradient": absent,
+        "the list of dtypes of gradients": dtypes if len(set(dtypes)) > 1 else dtypes[:1],
+        "clip_norm": known.limit,
+        "the loss scale": scale,
+        "`wait`": coming.wait,
+    }
+    hypers: dict[int, dict[str, Any]] = {}
+    for bucket, own in zip(coming.buckets, coming.hypers, strict=True):
+        for group, values in zip(bucket.groups, own, strict=True):
+            hypers[id(group)] = values
+    for label, group in labelled(parameters.groups):
+        for name, value in [*hypers[id(group)].items(), *group.rule.switches]:
+            found[f"`{name}` of group {label}"] = value
+    return found

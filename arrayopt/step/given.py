@@ -6,9 +6,10 @@ from arrayopt.arrays import Array, zeros_in_place_of
 from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.step.accumulate import Adding
 from arrayopt.step.coming import Begun, Coming
+from arrayopt.step.commit import Commit
 from arrayopt.step.ready import Ready
 from arrayopt.step.release import Release
-from arrayopt.step.step import Commit, Step
+from arrayopt.step.step import Step
 
 __all__ = ["GivenStep"]
 

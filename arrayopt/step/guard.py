@@ -35,27 +35,6 @@ class Guard:
         """
         return _Call(self, what, arrived)
 
-    def enter(self, what: str, *, arrived: bool) -> None:
-        """Let the thread in, or raise."""
-        if not self._lock.acquire(blocking=False):
-            raise RuntimeError(
-                f"{what}: another thread is in {self._what or 'a call'} of this Optimizer; one"
-                " thread at a time may use"
-                " it, so call it between steps, or make an Optimizer for each thread"
-            )
-        self._what = what
-        try:
-            self._run.streams.meet(what)
-            if arrived and self.arrive is not None:
-                self.arrive()
-        except BaseException:
-            self._lock.release()
-            raise
-
-    def leave(self) -> None:
-        """Let the thread out."""
-        self._lock.release()
-
     def __reduce__(self) -> Any:
         return Guard, (self._run, self.arrive)
 
@@ -71,7 +50,21 @@ class _Call:
         self._guard, self._what, self._arrived = guard, what, arrived
 
     def __enter__(self) -> None:
-        self._guard.enter(self._what, arrived=self._arrived)
+        guard = self._guard
+        if not guard._lock.acquire(blocking=False):
+            raise RuntimeError(
+                f"{self._what}: another thread is in {guard._what or 'a call'} of this Optimizer;"
+                " one thread at a time may use it, so call it between steps, or make an Optimizer"
+                " for each thread"
+            )
+        guard._what = self._what
+        try:
+            guard._run.streams.meet(self._what)
+            if self._arrived and guard.arrive is not None:
+                guard.arrive()
+        except BaseException:
+            guard._lock.release()
+            raise
 
     def __exit__(
         self,
@@ -79,4 +72,4 @@ class _Call:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._guard.leave()
+        self._guard._lock.release()

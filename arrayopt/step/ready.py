@@ -7,7 +7,8 @@ from typing import Any
 from arrayopt.arrays import dtype_name
 from arrayopt.engines.base import Asked, CompilationError, Engine, Partials, Report, abreast
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.fused import Fused, Launch
+from arrayopt.engines.fused import Fused
+from arrayopt.engines.launch import Launch
 from arrayopt.engines.layers import Layers
 from arrayopt.engines.meeting import Meeting
 from arrayopt.engines.table import instead, select

@@ -3,53 +3,31 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from types import TracebackType
 from typing import Any
 
-from arrayopt.arrays import Array, detached, dtype_name, is_array
+from arrayopt.arrays import Array
 from arrayopt.engines.base import Asked, Report
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.buckets import Buckets
+from arrayopt.engines.buckets import Buckets, explain_buckets
 from arrayopt.engines.interrupts import uninterrupted
-from arrayopt.engines.table import explain_buckets, select
-from arrayopt.params.groups import labelled
+from arrayopt.engines.table import select
 from arrayopt.params.parameters import Parameters
 from arrayopt.ranks.alone import Alone
 from arrayopt.state.run import Run
 from arrayopt.state.verdict import Verdict
 from arrayopt.step.accumulate import Accumulator
-from arrayopt.step.coming import Begun, Coming, check_values, form_of
+from arrayopt.step.coming import Begun, Coming, checked_value, form_of, said
+from arrayopt.step.commit import Commit
 from arrayopt.step.judging import Judging
 from arrayopt.step.norms import Measures, measures
 from arrayopt.step.ready import Ready, totals_of
 
-__all__ = ["Commit", "Step"]
+__all__ = ["Step"]
 
 Record = Callable[[dict[str, Report], Any], object]
 """What takes the reports of a step by tensor name, and the joint norm of its gradients."""
 
 _NOTHING = nullcontext()
-
-
-class Commit(uninterrupted):
-    """The section of a step that writes. No signal interrupts it; if it breaks off all the same,
-    that is remembered.
-    """
-
-    __slots__ = ("_team",)
-
-    def __init__(self, team: Alone) -> None:
-        self._team = team
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is not None:
-            self._team.tear("a step", error)
-        super().__exit__(kind, error, traceback)
 
 
 class Step:
@@ -118,11 +96,8 @@ class Step:
         """All that the host knows of the next step before its gradients."""
         self._run.begin("Optimizer.step")
         buckets, step = self._buckets.chosen(self._engine), self._run.steps
-        if value is not None and getattr(value, "ndim", 0) == 1:
-            check_values(value, buckets, self._team.size)
-            value = detached(value)
-        elif value is not None:
-            value = detached(value) if self._team.size == 1 and is_array(value) else float(value)
+        if value is not None:
+            value = checked_value(value, buckets, self._team.size)
         version, scaled = self._buckets.version, self.accumulator.scaled
         known = self.judging.known(buckets, version, loss_scale, limit, scaled=scaled)
         hypers = [bucket.numbers(step, value) for bucket in buckets]
@@ -194,11 +169,11 @@ class Step:
     ) -> bool:
         """See `make`: all that may fail, then one section that writes."""
         team, known, adding = self._team, coming.known, begun.adding
-        wanted = stats
+        wanted, done = stats, self.accumulator.done
         if not (counted and self.capturing):  # what is captured has been agreed on in `advance`
             wanted = team.agree(
                 "Optimizer.step",
-                partial(self._said, coming, begun.given),
+                partial(said, coming, self._parameters, self._run, done, begun.given),
                 wish=stats,
                 grads=begun.given,
                 step=self._run.steps,
@@ -257,30 +232,6 @@ class Step:
             )
         return True
 
-    def _said(self, coming: Coming, grads: list[Array | None]) -> dict[str, Any]:
-        """What of a step must be the same on all ranks; no gradients where none are known yet."""
-        known = coming.known
-        dtypes = [None if g is None else dtype_name(g) for g in grads]
-        pairs = zip(self._parameters.all, dtypes, strict=bool(grads))
-        scale = self._run.peek("scale") if known.scale is None else known.scale
-        # what a device decides is the same everywhere, and not waited for
-        on_device = known.judge is not None and known.scale is None
-        said = {
-            "the number of steps": (self._run.steps, self.accumulator.done),
-            "the list of tensors without a gradient": [x.name for x, kind in pairs if kind is None],
-            "the list of dtypes of gradients": dtypes if len(set(dtypes)) > 1 else dtypes[:1],
-            "clip_norm": known.limit,
-            "the loss scale": None if on_device else scale,
-            "`wait`": coming.wait,
-        }
-        hypers: dict[int, dict[str, Any]] = {}
-        for bucket, own in zip(coming.buckets, coming.hypers, strict=True):
-            hypers |= {id(group): values for group, values in zip(bucket.groups, own, strict=True)}
-        for label, group in labelled(self._parameters.groups):
-            for name, value in [*hypers[id(group)].items(), *group.rule.switches]:
-                said[f"`{name}` of group {label}"] = value
-        return said
-
     def _prepare(
         self, coming: Coming, grads: list[Array | None], verdict: Verdict, *, stats: bool
     ) -> Ready:
@@ -313,7 +264,9 @@ class Step:
                 "Optimizer.advance: the structure of groups, clipping or loss scaling has changed"
                 " since the step was captured; call `step`, then capture again"
             )
-        self._team.agree("Optimizer.advance", partial(self._said, coming, []))
+        self._team.agree(
+            "Optimizer.advance", partial(said, coming, self._parameters, self._run, 0, [])
+        )
         for bucket, values in zip(coming.buckets, coming.hypers, strict=True):
             select(self._engine, bucket)[0].advance(bucket, values)
         self.judging.advance(coming.known)
@@ -331,8 +284,6 @@ class Step:
             )
         begun = self.begin(self._coming, grads, stats=False)
         return partial(self.make, self._coming, begun, stats=False, record=record, counted=True)
-
-    # ---- around ----------------------------------------------------------------------------------
 
     def explain(self, *, clips: bool) -> str:
         """See `Optimizer.explain`."""

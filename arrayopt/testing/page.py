@@ -4,13 +4,15 @@ The page needs no network and no script. Colours are of a logarithmic scale; eac
 """
 
 import math
+from collections.abc import Iterable, Sequence
 from html import escape
+from typing import Any
 
 from arrayopt.testing.equivalence import Outcome
 from arrayopt.testing.ulps import in_short
 from arrayopt.testing.verify import Report, Row
 
-__all__ = ["document", "page"]
+__all__ = ["document", "page", "table"]
 
 # From white over blue to dark blue, of one hue, for what passes; orange for what does not.
 SCALE = ((247, 251, 255), (158, 202, 225), (49, 130, 189), (8, 69, 148))
@@ -27,7 +29,7 @@ th { font-weight: 600; text-align: left; padding: .3rem .6rem; vertical-align: b
           font-variant-numeric: tabular-nums; }
 .map td.none { color: #767676; background: #f1f1f1; text-align: center; }
 .map td.over { background: #f4772e; color: #000; font-weight: 700; }
-.map tbody th { vertical-align: middle; } .map td.plain { color: #555; text-align: left; min-width: 0; }
+.map td.plain { color: #555; text-align: left; min-width: 0; }
 .list th { border-bottom: 1px solid #888; }
 .list td { padding: .2rem .6rem; vertical-align: top; border-bottom: 1px solid #ddd; }
 .list td.number { text-align: right; font-variant-numeric: tabular-nums; }
@@ -37,28 +39,6 @@ code { font: .92em ui-monospace, monospace; } .scroll { overflow-x: auto; }
 @media print { body { font-size: 9pt; margin: 0; max-width: none; padding: 0; } .scroll { overflow: visible; }
                tr { break-inside: avoid; } .map td { padding: .2rem .4rem; min-width: 0; } }
 """
-
-
-def page(report: Report) -> str:
-    """The whole page, as text to be written in UTF-8."""
-    wrong = sum(not row.passed for row in report.rows)
-    verdict = (
-        '<p class="verdict">All backends agree within the limit.</p>'
-        if report.passed
-        else f'<p class="verdict bad">{wrong} of {len(report.rows)} rows are beyond the limit.</p>'
-    )
-    body = f"""{verdict}
-<p>{_setting(report)}</p>
-<h2>Largest difference from <code>{escape(report.reference)}</code>, in ULPs of the update</h2>
-<p>A ULP is one unit in the last place that the parameters' dtype has at the largest magnitude of the element so far, or
-at the root mean square of its tensor's update where that is larger. The reference is the rule as it is written.</p>
-{_map(report)}
-{_key(report)}
-<h2>Where</h2>
-{_list(report)}
-<h2>What was not compared, and errors</h2>
-{_notes(report)}"""
-    return document("arrayopt verify", "Do all backends compute the same?", body)
 
 
 def document(title: str, heading: str, body: str, style: str = "") -> str:
@@ -79,64 +59,69 @@ def document(title: str, heading: str, body: str, style: str = "") -> str:
 """
 
 
-def _setting(report: Report) -> str:
-    """What was run, in two sentences."""
-    s = report.settings
+def table(look: str, heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table of plain texts; a line break in a head is one. A cell may have attributes of its tag, such as a style."""
+    top = "".join(f'<th scope="col">{escape(x).replace(chr(10), "<br>")}</th>' for x in heads)
+    lines = []
+    for row in rows:
+        cells = []
+        for cell in row:
+            text, about = (cell, {}) if isinstance(cell, str) else cell
+            own = "".join(f' {name}="{escape(x)}"' for name, x in about.items())
+            cells.append(f"<td{own}>{escape(text)}</td>")
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    body = "\n".join(lines)
+    head = f'<table class="{look}"><thead><tr>{top}</tr></thead>'
+    return f'<div class="scroll">{head}\n<tbody>\n{body}\n</tbody></table></div>'
+
+
+def page(report: Report) -> str:
+    """The whole page, as text to be written in UTF-8."""
+    wrong = sum(not row.passed for row in report.rows)
+    verdict = f'<p class="verdict bad">{wrong} of {len(report.rows)} rows are beyond the limit.</p>'
+    if report.passed:
+        verdict = '<p class="verdict">All backends agree within the limit.</p>'
+    s, top = report.settings, max((row.limit for row in report.rows), default=1.0)
     shapes = ", ".join("×".join(map(str, shape)) or "scalar" for shape in s.shapes)
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
-    return escape(
+    setting = (
         f"{s.steps} steps from seed {s.seed}, on tensors of shapes {shapes}; every backend was given the same"
         f" parameters and gradients. {report.when}; {versions}."
     )
-
-
-def _map(report: Report) -> str:
-    """The heat map: a row for each rule and dtype, a column for each backend."""
-    top = _top(report)
-    columns = "".join(
-        f'<th scope="col">{escape(library)}<br>{escape(engine)}</th>'
-        for library, _, engine in (name.partition(":") for name in report.backends)
-    )
-    rows = "\n".join(
-        f'<tr><th scope="row">{escape(row.rule)}</th><td class="plain">{escape(row.dtype)}</td>'
-        + "".join(_cell(row.outcomes[name], row, top) for name in report.backends)
-        + f'<td class="plain">{row.limit:g}</td></tr>'
-        for row in report.rows
-    )
-    return (
-        '<div class="scroll"><table class="map"><thead><tr><th scope="col">rule</th><th scope="col">dtype</th>'
-        f'{columns}<th scope="col">limit</th></tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>'
-    )
-
-
-def _cell(outcome: Outcome, row: Row, top: float) -> str:
-    """One rule on one backend."""
-    if outcome.skipped:
-        return f'<td class="none" title="{escape(outcome.skipped)}">–</td>'
-    if outcome.error:
-        return f'<td class="over" title="{escape(outcome.error)}">error</td>'
-    if outcome.difference is None:
-        return '<td class="none" title="no elements">–</td>'
-    title, value = escape(str(outcome.difference)), outcome.difference.ulps
-    if not outcome.passes(row.limit):
-        return f'<td class="over" title="{title}">{in_short(value)}</td>'
-    return f'<td style="{_look(value, top)}" title="{title}">{in_short(value)}</td>'
-
-
-def _key(report: Report) -> str:
-    """What the colours mean."""
-    top = _top(report)
+    heads = ["rule", "dtype", *(name.replace(":", "\n") for name in report.backends), "limit"]
+    rows = []
+    for row in report.rows:
+        cells = [_cell(row.outcomes[name], row, top) for name in report.backends]
+        rows.append([(row.rule, PLAIN), (row.dtype, PLAIN), *cells, (f"{row.limit:g}", PLAIN)])
     marks = sorted({0.0, 1.0, round(top**0.5), top})
-    shown = "".join(f'<span style="{_look(x, top)}">{in_short(x)}</span>' for x in marks)
-    return (
-        f'<p class="key">ULPs: {shown} <span style="background:#f4772e">beyond the limit, or an error</span>'
-        ' <span style="background:#f1f1f1;color:#767676">– not compared</span></p>'
-    )
+    key = "".join(f'<span style="{_look(x, top)}">{in_short(x)}</span>' for x in marks)
+    body = f"""{verdict}
+<p>{escape(setting)}</p>
+<h2>Largest difference from <code>{escape(report.reference)}</code>, in ULPs of the update</h2>
+<p>A ULP is one unit in the last place that the parameters' dtype has at the largest magnitude of the element so far, or
+at the root mean square of its tensor's update where that is larger. The reference is the rule as it is written.</p>
+{table("map", heads, rows)}
+<p class="key">ULPs: {key} <span style="background:#f4772e">beyond the limit, or an error</span>
+<span style="background:#f1f1f1;color:#767676">– not compared</span></p>
+<h2>Where</h2>
+{_list(report)}
+<h2>What was not compared, and errors</h2>
+{_notes(report)}"""
+    return document("arrayopt verify", "Do all backends compute the same?", body)
 
 
-def _top(report: Report) -> float:
-    """The end of the colours: the largest limit."""
-    return max((row.limit for row in report.rows), default=1.0)
+PLAIN = {"class": "plain"}
+
+
+def _cell(outcome: Outcome, row: Row, top: float) -> Any:
+    """One rule on one backend."""
+    found = outcome.difference
+    if outcome.error:
+        return "error", {"class": "over", "title": outcome.error}
+    if found is None:
+        return "–", {"class": "none", "title": outcome.skipped or "no elements"}
+    look = {"style": _look(found.ulps, top)} if outcome.passes(row.limit) else {"class": "over"}
+    return in_short(found.ulps), {**look, "title": str(found)}
 
 
 def _look(value: float, top: float) -> str:
@@ -150,26 +135,18 @@ def _look(value: float, top: float) -> str:
 
 def _list(report: Report) -> str:
     """Where each difference is, the largest in proportion to its limit first."""
-    found = [
-        (row, name, outcome.difference)
-        for row in report.rows
-        for name, outcome in row.outcomes.items()
-        if outcome.difference is not None and outcome.difference.ulps > 0
-    ]
-    if not found:
-        return "<p>Nowhere: all results are the same, bit for bit.</p>"
-    found.sort(key=lambda x: -x[2].ulps / max(x[0].limit, 1e-9))
-    rows = "\n".join(
-        f'<tr><td class="number">{in_short(d.ulps)}</td><td>{escape(row.rule)}, {escape(row.dtype)}</td>'
-        f"<td>{escape(name)}</td><td>{escape(d.tensor)}</td><td>[{', '.join(map(str, d.index))}]</td>"
-        f'<td class="number">{d.step}</td><td><code>{d.got!r}</code></td><td><code>{d.expected!r}</code></td></tr>'
-        for row, name, d in found
-    )
+    found, number = [], {"class": "number"}
+    for row in report.rows:
+        for name, outcome in row.outcomes.items():
+            d = outcome.difference
+            if d is not None and d.ulps > 0:
+                where = [f"{row.rule}, {row.dtype}", name, d.tensor, f"[{', '.join(map(str, d.index))}]"]
+                cells = [(in_short(d.ulps), number), *where, (str(d.step), number), repr(d.got), repr(d.expected)]
+                found.append((d.ulps / max(row.limit, 1e-9), cells))
+    found.sort(key=lambda x: -x[0])
     heads = ("ULPs", "rule", "backend", "tensor", "index", "step", "got", "expected")
-    return (
-        f'<div class="scroll"><table class="list"><thead><tr>{"".join(f"<th>{x}</th>" for x in heads)}</tr></thead>\n'
-        f"<tbody>\n{rows}\n</tbody></table></div>"
-    )
+    same = "<p>Nowhere: all results are the same, bit for bit.</p>"
+    return table("list", heads, [cells for _, cells in found]) if found else same
 
 
 def _notes(report: Report) -> str:
@@ -178,9 +155,6 @@ def _notes(report: Report) -> str:
     for row in report.rows:
         for name, outcome in row.outcomes.items():
             if outcome.skipped or outcome.error:
-                notes.setdefault(f"{name}: {outcome.error or outcome.skipped}", []).append(
-                    escape(f"{row.rule} {row.dtype}")
-                )
-    if not notes:
-        return "<p>Nothing.</p>"
-    return "<ul>" + "".join(f"<li>{escape(note)} ({', '.join(where)})</li>" for note, where in notes.items()) + "</ul>"
+                notes.setdefault(f"{name}: {outcome.error or outcome.skipped}", []).append(f"{row.rule} {row.dtype}")
+    lines = [f"<li>{escape(note)} ({escape(', '.join(where))})</li>" for note, where in notes.items()]
+    return f"<ul>{''.join(lines)}</ul>" if lines else "<p>Nothing.</p>"

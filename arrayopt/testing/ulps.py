@@ -26,7 +26,7 @@ class Scale:
     """
 
     def __init__(self, start: Values) -> None:
-        self._last = start
+        self._last, self.update = start, 0.0  # the root mean square of the last update
         self.values: Any = _magnitude(start)
 
     def follow(self, now: Values) -> None:
@@ -34,8 +34,8 @@ class Scale:
         with np.errstate(all="ignore"):
             update = _magnitude(now - self._last)
         largest = update.max(initial=0.0)
-        rms = largest * np.sqrt(np.mean((update / largest) ** 2)) if largest > 0 else 0.0
-        self.values = np.maximum(np.maximum(self.values, _magnitude(now)), rms)
+        self.update = float(largest * np.sqrt(np.mean((update / largest) ** 2))) if largest > 0 else 0.0
+        self.values = np.maximum(np.maximum(self.values, _magnitude(now)), self.update)
         self._last = now
 
 

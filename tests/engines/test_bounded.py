@@ -8,7 +8,7 @@ import pytest
 import arrayopt as ao
 from arrayopt.engines import batch as batches
 from arrayopt.engines import bucket
-from arrayopt.engines.numpy.program import program
+from arrayopt.engines.numpy.making import program
 from arrayopt.fusion import plans
 from arrayopt.fusion.lanes import lanes
 from arrayopt.fusion.scalars import scalar_code

@@ -8,9 +8,10 @@ import pytest
 import arrayopt as ao
 from arrayopt.engines.cuda.emit import emit as cuda
 from arrayopt.engines.numba.emit import emit as numba
-from arrayopt.fusion.graph import Graph
-from arrayopt.fusion.ops import OPS, REDUCTIONS, Op
+from arrayopt.fusion.op import Op, Reduction
+from arrayopt.fusion.ops import OPS, REDUCTIONS
 from arrayopt.fusion.plans import plan_for
+from arrayopt.fusion.simplify import Graph
 from arrayopt.fusion.trace import TraceError, trace
 from tests.cudacpu import standin
 from tests.support.engines import NOW
@@ -219,3 +220,21 @@ def test_means_of_complex_numbers_reach_the_elements_in_every_engine(shape):
     expected = ao.Optimizer(p.copy(), rule, engine="array_api").step(g)
     for engine, (found,) in runs(rule, [p], [g]).items():
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6, err_msg=engine)
+
+
+@pytest.mark.parametrize("engine", NOW)
+def test_a_row_is_all_that_a_reduction_takes(engine, monkeypatch):
+    monkeypatch.setitem(REDUCTIONS, "prod", Reduction(np.multiply, 1.0, "{0} *= {1}", "*", "Prod", repeated="pow"))
+
+    def function(xp, p, g):
+        rows = xp.prod(1.0 + 0.01 * g, axis=-1, keepdims=True)
+        columns = xp.prod(1.0 + 0.01 * g, axis=-2, keepdims=True)
+        same = xp.prod(0.0 * p + xp.prod(rows), axis=-1, keepdims=True)
+        return p - 0.1 * (rows * columns + same * xp.prod(1.0 - 0.001 * g))
+
+    rng = np.random.default_rng(0)
+    for shape in ((5, 7), (30, 2, 3), (3000, 40)):
+        p, g = rng.standard_normal((2, *shape)) * 0.1
+        expected = function(np, p, g)
+        ao.Optimizer(p, of(function), engine=engine).step(g)
+        np.testing.assert_allclose(p, expected, rtol=1e-9)

@@ -81,3 +81,16 @@ def test_what_follows_from_hyper_parameters_alone_is_not_computed_at_each_step()
 def test_a_plan_has_one_code():
     plan = plan_for(make("LAMB", {}), 2, "float32")
     assert scalar_code(plan) is scalar_code(plan)
+
+
+@pytest.mark.parametrize("name", dict.fromkeys(name for name, _ in ALL))
+def test_scalars_of_many_steps_at_once_are_those_of_each(name):
+    """`arrayopt.engines.batch` computes them ahead, while hyper-parameters stay."""
+    rule = next(make(*row) for row in ALL if row[0] == name)
+    plan = plan_for(rule, 2, "float32")
+    code = scalar_code(plan)
+    constants = code.constants(given_to(plan, rule))
+    steps = np.arange(1.0, 131.0)
+    together = [np.broadcast_to(x, len(steps)) for x in code.scalars(steps, None, constants)]
+    for i, t in enumerate(steps.tolist()):
+        assert bits(code.scalars(t, None, constants), 1) == bits([x[i] for x in together], 1)

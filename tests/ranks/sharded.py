@@ -2,9 +2,13 @@
 
 import copy
 import gc
+import os
+import shutil
+import tempfile
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -121,6 +125,31 @@ def check_matrices(make, ranks):
         held = [int(about["m"].numel()) for n, about in many.state.items() if "weight" in n]
         assert sum(held) < sum(p.numel() for p in whole.parameters())
         assert all(n in (0, whole[0].weight.numel(), whole[2].weight.numel()) for n in held)
+
+
+def check_dcp(make, folder):
+    """torch.distributed.checkpoint saves an Optimizer, and another one goes on from it."""
+    torch.manual_seed(1)
+    x, y = torch.randn(64, 30), torch.randint(0, 6, (64,))
+    for rule in (ao.LAMB(lr=0.1), ao.Muon(lr=0.1)):
+        nets = [make(), make()]
+        opts = []
+        for net in nets:
+            named = dict(net.named_parameters())
+            opts.append(ao.Optimizer(named, rule, groups={"*bias": ao.AdamW(lr=0.1)}, comm=dist.group.WORLD))
+        for _ in range(2):
+            opts[0].step(loss(nets[0], x, y))
+        where = os.path.join(folder, type(rule).__name__)
+        dcp.save({"model": nets[0].state_dict(), "opt": opts[0]}, checkpoint_id=where)
+        found = {"model": nets[1].state_dict(), "opt": opts[1]}
+        dcp.load(found, checkpoint_id=where)
+        nets[1].load_state_dict(found["model"])
+        for net, opt in zip(nets, opts, strict=True):
+            opt.step(loss(net, x, y))
+        assert opts[1].step_count == 3
+        for p, q in zip(*(net.parameters() for net in nets), strict=True):
+            p, q = (a.full_tensor() if isinstance(a, DTensor) else a for a in (p, q))
+            assert torch.equal(p, q)
 
 
 def shard(x, like):
@@ -247,6 +276,12 @@ if __name__ == "__main__":
         if ranks > 2:
             check_door(make, ranks, CAME)
         print(f"rank {rank}: {make.__name__} ok", flush=True)
+    every = [tempfile.mkdtemp() if rank == 0 else ""]
+    dist.broadcast_object_list(every)
+    check_dcp(model, every[0] + "/plain")
+    check_dcp(lambda: fsdp(model(), ranks), every[0] + "/fsdp")
+    dist.barrier()
+    shutil.rmtree(every[0], ignore_errors=True)
     check_ddp(ranks, rank)
     print(f"rank {rank}: ddp ok", flush=True)
     check_zero(rank)

@@ -9,12 +9,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import arrayopt as ao
 from arrayopt.rules.rings import Ring
 from tests.support.engines import EVERY, SLOW
 from tests.support.ringed import ringed, witness
-from tests.support.slow import marked
+from tests.support.slow import PROFILE, marked, settled
 
 SHAPES = {"matrix": (3, 7), "kernel": (2, 3, 5), "long": (1031,), "one": (1,), "number": ()}
 CLOSE = {"float64": 1e-12, "float32": 2e-5, "complex64": 2e-5, "bfloat16": 2e-2}
@@ -218,3 +220,34 @@ def test_what_rules_return_is_checked(made, back, said):
 
     with pytest.raises(TypeError, match=said):
         ao.Optimizer(np.zeros(3), Wrong(), engine="array_api").step(np.zeros(3))
+
+
+@settled(6)
+@given(
+    engine=st.sampled_from([e for e in EVERY if e not in SLOW or PROFILE != "quick"]),
+    k=st.sampled_from([1, 3, 9]),
+    ranks=st.integers(1, 4),
+    absent=st.lists(st.tuples(st.integers(0, 7), st.sampled_from(sorted(SHAPES))), max_size=8),
+    accumulate=st.sampled_from([1, 2]),
+)
+def test_any_of_it_together(engine, k, ranks, absent, accumulate):
+    """On ranks, with gradients that are absent or accumulated, beside the witness in double precision."""
+    if accumulate > 1:  # a mean is of all calls, or of none
+        absent = [(t // 2 * 2 + i, name) for t, name in absent for i in (0, 1)]
+    calls = [arrays("float64", t + 1) for t in range(8)]
+
+    def run(comm=None):
+        opt = ao.Optimizer(arrays("float64", 0), ringed(k)(), engine=engine, comm=comm, accumulate=accumulate)
+        for t, grads in enumerate(calls):
+            opt.step({name: None if (t, name) in absent else g for name, g in grads.items()})
+        return {name: np.array(x) for name, x in opt.params.items()}
+
+    found = run()
+    for name, start in arrays("float64", 0).items():
+        taken = [t for t in range(0, 8, accumulate) if (t, name) not in absent]
+        means = [np.mean([calls[t + i][name] for i in range(accumulate)], axis=0) for t in taken]
+        expected, _, _ = witness(start, means, k)
+        np.testing.assert_allclose(found[name], expected, rtol=1e-9, atol=1e-11, err_msg=name)
+    for other in ao.ranks.run(ranks, run):
+        for name, x in found.items():
+            assert other[name].tobytes() == x.tobytes(), name

@@ -56,7 +56,7 @@ def _shared(comm: Any, path: Any, options: Any) -> int:
     """Save; how many bytes of arrays this rank was to write."""
     opt = stepped(comm, **options)
     file = writing.File(path, opt._dump(lambda x, slot: writing.Scattered(opt._team, x, slot)), opt._params())
-    writers = file._writers(comm.size)
+    writers = file.writers(comm.size)
     opt.save(path)
     return sum(
         writing.length(about) for (about, _), rank in zip(file._arrays, writers, strict=True) if rank == comm.rank

@@ -1,14 +1,17 @@
 """Rules to which all tensors are one unknown: the same steps as of one array that has all their elements."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
 
 import arrayopt as ao
-from tests.support.engines import EVERY, SLOW, each_engine
+import arrayopt.torch
+from tests.support.engines import EVERY, SLOW
 from tests.support.ranks import contents, differing
 from tests.support.slow import marked
 
+some_engines = pytest.mark.parametrize("engine", marked([(e,) for e in EVERY], lambda e: e in ("numpy", "cpp")))
 H = 10.0 ** np.random.default_rng(0).uniform(-1, 1, 30)
 SHAPES = {"w": (4, 5), "b": (9,), "number": ()}
 
@@ -74,7 +77,7 @@ def test_several_arrays_are_one_unknown(engine, row):
     assert f(points[-1])[0] < 0.8 * f(np.ones(30))[0]
 
 
-@each_engine
+@some_engines
 def test_without_values_it_is_pytorchs(engine):
     opt = ao.Optimizer(tree(np.ones(30)), ao.LBFGS(lr=0.8, memory=5), engine=engine)
     theirs = [torch.nn.Parameter(torch.tensor(x)) for x in tree(np.ones(30)).values()]
@@ -136,7 +139,7 @@ def test_ranks_give_the_same_bits(engine, ranks, row):
     assert not [name for found in ao.ranks.run(ranks, rank) for name in found]
 
 
-@each_engine
+@some_engines
 def test_layers_of_the_same_number_are_one_unknown(engine):
     """Each layer of one tensor is a problem together with that layer of the other."""
     start = np.linspace(0.5, 2.0, 90).reshape(3, 30)
@@ -173,7 +176,7 @@ def test_it_is_the_functional_form_and_a_resumed_run(tmp_path):
         assert not differing(contents(opt), contents(other))
 
 
-@each_engine
+@some_engines
 def test_each_tensor_is_a_problem_of_its_own(engine):
     start = tree(np.linspace(0.5, 2.0, 30))
     opt = ao.Optimizer(start, ao.LBFGS(joint=False, line_search=None), engine=engine)
@@ -199,3 +202,57 @@ def test_kernels_do_the_same(cupy, row):
         opt.step(grads, value=value if valued(k) else None)
         found = flat({name: x.get() for name, x in opt.params.items()})
         np.testing.assert_allclose(found, points[k], rtol=1e-8, atol=1e-8)
+
+
+def bowl(x):
+    """The gradient of a quadratic function, and its value."""
+    wide = x.astype(np.complex128 if np.iscomplexobj(x) else np.float64)
+    weights = np.arange(1, x.size + 1).reshape(x.shape)
+    return (weights * wide).astype(x.dtype), float((weights * abs(wide) ** 2).sum()) / 2
+
+
+@pytest.mark.parametrize(
+    ("engine", "dtype"),
+    marked(
+        [(e, d) for e in EVERY for d in ("float32", "complex64", "complex128", "float16", ml_dtypes.bfloat16)],
+        lambda e, d: e == "numpy" and d in ("complex64", ml_dtypes.bfloat16),
+    ),
+)
+def test_arrays_of_any_dtype_and_size(engine, dtype):
+    shapes = {"w": (3, 4), "number": (), "empty": (0, 3), "b": (5,)}
+    start = {name: np.ones(shape).astype(dtype) for name, shape in shapes.items()}
+    opt = ao.Optimizer(start, ao.LBFGS(memory=3), engine=engine)
+    for k in range(25):
+        found = {name: bowl(x) for name, x in opt.params.items()}
+        value = sum(value for _, value in found.values())
+        opt.step({name: g for name, (g, _) in found.items()}, value=value if k % 5 else None)
+    assert value < 1e-8
+
+
+def test_tensors_of_two_libraries_and_dtypes_are_one_unknown():
+    start = {"a": np.ones(4), "b": torch.ones(5, dtype=torch.float64), "c": np.ones(3, np.float32)}
+    opt = ao.Optimizer(start, ao.LBFGS(memory=3))
+    for k in range(20):
+        found = {name: bowl(np.asarray(x)) for name, x in opt.params.items()}
+        value = sum(value for _, value in found.values())
+        grads = {name: torch.tensor(g) if name == "b" else g for name, (g, _) in found.items()}
+        opt.step(grads, value=value if k % 5 else None)
+    assert value < 1e-12
+    assert len({float(opt.state[name]["trials"]) for name in "abc"}) == 1
+
+
+def test_in_a_loop_of_pytorch_the_loss_is_the_value():
+    params = [torch.nn.Parameter(torch.tensor(x)) for x in tree(np.ones(30)).values()]
+    opt = arrayopt.torch.optimizer(ao.LBFGS)(params, memory=3)
+    points = alone(ROWS["line search"][0], ALL)
+
+    def closure():
+        value, grad = f(np.concatenate([x.detach().numpy().reshape(-1) for x in params]))
+        for x, g in zip(params, tree(grad).values(), strict=True):
+            x.grad = torch.tensor(g)
+        return torch.tensor(value, dtype=torch.float64)
+
+    for point in points:
+        opt.step(closure)
+        found = np.concatenate([x.detach().numpy().reshape(-1) for x in params])
+        np.testing.assert_allclose(found, point, rtol=1e-8, atol=1e-8)

@@ -268,8 +268,16 @@ def _given(place: Place, opt: Any, grads: Any) -> Any:
     return opt
 
 
+def _waited(place: Place, opt: Any, grads: Any) -> Any:
+    """The step returns early, and one parameter is waited for."""
+    assert opt.step(grads, wait=False) is None
+    opt.wait(str(place.rng.choice(list(SHAPES))))
+    return opt
+
+
 CALLS: dict[str, Callable[[Place, Any, Any], Any]] = {
     "straight": _straight,
+    "waiting": _waited,
     "given": _given,
     "refused": _refused,
     "signals": _signalled,

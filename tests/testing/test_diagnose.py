@@ -9,7 +9,7 @@ import pytest
 
 import arrayopt as ao
 from arrayopt.testing import Trajectory, diagnose
-from arrayopt.testing.diagnosis import descent
+from arrayopt.testing.diagnosis import fit
 from arrayopt.testing.diagnosis.entry import run
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis, plain
 from arrayopt.testing.diagnosis.model import Model, Seen, one_set
@@ -391,7 +391,7 @@ def test_used_optimizers_are_refused():
 def test_without_scipy_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     with pytest.raises(ImportError, match=r"pip install 'arrayopt\[diagnose\]'"):
-        descent.least_squares()
+        fit.least_squares()
 
 
 def test_what_is_known_and_not_searched_is_said_to_be():

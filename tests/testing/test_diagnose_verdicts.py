@@ -134,7 +134,7 @@ def test_rules_that_cannot_be_made_are_refused():
     assert attempt(Hypothesis(ao.SGD), seen, SGD, {}).passes
     below = attempt(Hypothesis(ao.SGD), seen, {**SGD, "weight_decay": -1e-18}, {})
     assert below.passes
-    assert below.fit.values["weight_decay"] == 0.0
+    assert below.values["weight_decay"] == 0.0
 
 
 def test_a_rule_that_is_the_same_there_is_named_too(monkeypatch):
@@ -143,7 +143,7 @@ def test_a_rule_that_is_the_same_there_is_named_too(monkeypatch):
     seen, known = Seen(made), {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
     off = attempt(Hypothesis(ao.Adam), seen, {**known, "lr": 0.5}, {})
     assert not off.passes
-    assert set(off.fit.model.names) == {"lr", *known}
+    assert set(off.model.names) == {"lr", *known}
     tried = {off.hypothesis: off}
     among = [Hypothesis(ao.AdamW)]
     found = search(seen, {**known, "lr": 0.003}, depth=0, tried=tried, among=among, watch=Watch(lambda h: None))

@@ -13,8 +13,8 @@ from hashlib import sha256
 
 from arrayopt._version import __version__
 from arrayopt.engines.base import CompilationError
-from arrayopt.engines.compiling import LOG
-from arrayopt.engines.cpp.process import compiled, library, said
+from arrayopt.engines.compiling import LOG, compiling
+from arrayopt.engines.cpp.process import LateError, compiled, library, said
 from arrayopt.engines.headers import header
 from arrayopt.engines.native.kept import read, turn, write
 
@@ -50,7 +50,8 @@ PROCESSOR = {
 
 PROBE = """
 typedef float W;
-#pragma omp declare reduction(largest : W : omp_out = omp_out > omp_in ? omp_out : omp_in) initializer(omp_priv = 0)
+#pragma omp declare reduction(largest : W : omp_out = omp_out > omp_in ? omp_out : omp_in) \\
+    initializer(omp_priv = 0)
 
 extern "C" double probe(const float* x, int64_t n) {
     W sum = 0, most = 0;
@@ -116,9 +117,14 @@ def compiler(*, asked: bool = False) -> Compiler:
         If there is none, with the reason for each.
     """
     found, named = _found(os.environ.get("CXX", "").strip(), os.environ.get("PATH", ""))
-    if found is None or (asked and named):
-        why = named if found else f"it needs a C++ compiler that works: {named or 'none is found'}"
+    if found is None:
+        why = f"it needs a C++ compiler that works: {named or 'none is found'}"
         raise CompilationError(f"{why}; install g++ or clang++, or name one in CXX")
+    if asked and named:
+        raise CompilationError(
+            f"{named}; install g++ or clang++, or name one in CXX; without CXX,"
+            f" {found.command[0]} would be taken, as engine='auto' does"
+        )
     return found
 
 
@@ -145,7 +151,8 @@ def _found(chosen: str, path: str) -> tuple[Compiler | None, str]:
         if len(command) == 1:
             tried.add(os.path.realpath(program))
         try:
-            found = _probed((program, *command[1:]))
+            with compiling([f"a probe with {program}"]):
+                found = _probed((program, *command[1:]))
         except CompilationError as error:
             reasons.append(f"CXX={chosen}: {error}" if command is named else str(error))
             continue
@@ -198,7 +205,9 @@ def _first_right(command: tuple[str, ...], source: str) -> bytes:
     why: CompilationError | None = None
     for number, target in enumerate(TARGETS):
         try:
-            code = compiled((*command, *FLAGS, *target), source)
+            code = compiled((*command, *FLAGS, *target), source, soon=True)
+        except LateError:
+            raise
         except CompilationError as error:
             why = why or error
             continue

@@ -16,10 +16,13 @@ from typing import Any, BinaryIO
 from arrayopt.engines.base import CompilationError
 from arrayopt.engines.interrupts import uninterrupted
 
-__all__ = ["compiled", "end_all", "library", "said"]
+__all__ = ["LateError", "compiled", "end_all", "library", "said"]
 
 PATIENCE = 300.0
 """After so many seconds a compiler is ended."""
+
+SOON = 30.0
+"""The same where it has little to do: to say its version, or to compile the probe."""
 
 SHARED_MEMORY = "/dev/shm"
 """Where compilers work, if there is such a folder with room: a disk is slower and may be full."""
@@ -37,8 +40,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_running.clear)  # they are the parent's
 
 
-def compiled(command: Sequence[str], source: str) -> bytes:
-    """The library that a command makes of a source.
+class LateError(CompilationError):
+    """A compiler has not ended in time."""
+
+
+def compiled(command: Sequence[str], source: str, *, soon: bool = False) -> bytes:
+    """The library that a command makes of a source; `soon` if that is to take `SOON` at most.
 
     Raises
     ------
@@ -48,7 +55,9 @@ def compiled(command: Sequence[str], source: str) -> bytes:
     with _room() as folder:
         try:
             (folder / "code.cpp").write_text(source, "utf-8")
-            _run((*command, "-o", "code.so", "code.cpp"), folder)
+            _run((*command, "-o", "code.so", "code.cpp"), folder, SOON if soon else PATIENCE)
+            if not (folder / "code.so").exists():
+                raise CompilationError(f"{command[0]} reports no error, and writes no library")
             return (folder / "code.so").read_bytes()
         except OSError as error:
             raise CompilationError(f"{command[0]} cannot be used: {error}") from error
@@ -57,7 +66,7 @@ def compiled(command: Sequence[str], source: str) -> bytes:
 def said(command: Sequence[str]) -> str:
     """What a command says; CompilationError if it fails."""
     with _room() as folder:
-        return _run(command, folder)
+        return _run(command, folder, SOON)
 
 
 @contextmanager
@@ -77,9 +86,9 @@ def _room() -> Iterator[Path]:
         yield Path(name)
 
 
-def _run(command: Sequence[str], folder: Path) -> str:
-    """What a command prints; it and all that it starts are ended if it takes too long, or if this
-    is interrupted.
+def _run(command: Sequence[str], folder: Path, patience: float) -> str:
+    """What a command prints; it and all that it starts are ended if it takes longer than `patience`
+    seconds, or if this is interrupted.
     """
     process, timer, late = None, None, list[int]()
     try:
@@ -87,13 +96,13 @@ def _run(command: Sequence[str], folder: Path) -> str:
             with uninterrupted():  # else it might run on and nobody know of it
                 process = _started(command, folder, output)
             # a wait with a limit looks only now and then
-            timer = Timer(PATIENCE, _expire, [process, late])
+            timer = Timer(patience, _expire, [process, late])
             timer.daemon = True
             with suppress(RuntimeError):  # the system has no more threads
                 timer.start()
             process.wait()
             if late:
-                raise CompilationError(f"{command[0]} did not end within {PATIENCE:.0f} s")
+                raise LateError(f"{command[0]} did not end within {patience:.0f} s")
             output.seek(0)
             text = output.read(MOST).decode(errors="replace")
     except OSError as error:

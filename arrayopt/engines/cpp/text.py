@@ -6,17 +6,14 @@ from typing import ClassVar
 from arrayopt.codecs import BLOCK
 from arrayopt.engines.cplusplus import CPlusPlus
 from arrayopt.engines.native.columns import columns
-from arrayopt.fusion import program
+from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import POSITION, Node
 from arrayopt.fusion.index import Place
 from arrayopt.fusion.layout import Layout
+from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.plan import Plan
 
 __all__ = ["Text"]
-
-START = {"sum": "0", "max": "-INFINITY", "min": "INFINITY"}
-COMBINE = {"sum": "+", "max": "largest", "min": "smallest"}
-"""How `omp simd` combines what lanes have reduced; the names are of the header."""
 
 REST = "int64_t* t, const double* scalars, double* values, W* work, double* part"
 ARGUMENTS = {
@@ -88,32 +85,32 @@ class Text(CPlusPlus):
             case program.Start(into, reduction):
                 kept = self.value(into)
                 kind = "" if isinstance(into, Place) or self._again(kept) else "double "
-                self.put(depth, f"{kind}{kept} = {START[reduction.op]};")
+                self.put(depth, f"{kind}{kept} = {self.start(reduction)};")
             case program.Fill(view, size, reduction):
                 head = f"for (int64_t i = 0; i < {index(size)}; ++i)"
-                self.put(depth, f"{head} {view}[i] = {START[reduction.op]};")
+                self.put(depth, f"{head} {view}[i] = {self.start(reduction)};")
             case program.Take(reduction, into, value):
                 self.put(depth, f"{self.take(reduction, self.value(into), self.place(value))};")
             case program.Write(place, value):
                 self.put(depth, f"{self.place(place)} = {self.value(value)};")
-            case program.Multiply(a, b, out, first, end, sides, turned, symmetric):
+            case bulk.Multiply(a, b, out, first, end, sides, turned, symmetric):
                 given = ["(void*)t[BLAS]"]
                 given += [f"(W*)t[AT_{array}] + {index(start)}" for array, start in (a, b, out)]
                 given += map(index, (first, end, *sides))
                 given += [str(int(flag)) for flag in (*turned, symmetric)]
                 self.put(depth, f"multiply({', '.join(given)});")
-            case program.Spread(back, array, first, end, planes, each):
+            case bulk.Spread(back, array, first, end, planes, each):
                 way, count = "give" if back else "take", index((end - first) // each)
                 source = f"at_{array} + {index(first)}"
                 self.put(depth, f"{way}({source}, {planes}, {count}, {index(each)});")
-            case program.Buffer(name, size):
+            case bulk.Buffer(name, size):
                 self.put(depth, f"W {name}[{size}];")
-            case program.Codes(store, array, scale, first, count, buffer):
+            case bulk.Codes(store, array, scale, first, count, buffer):
                 codes, scales = index(first), index(first // BLOCK)
                 way = "quantize" if store else "dequantize"
                 given = [f"at_{array} + {codes}", f"at_{scale} + {scales}", buffer, index(count)]
                 self.put(depth, f"{way}({', '.join(given)});")
-            case program.Elements():
+            case bulk.Elements():
                 given = [index(statement.count)]
                 for array, first, _ in statement.slices.values():
                     given.append(f"{array} + {index(first)}")
@@ -134,7 +131,7 @@ class Text(CPlusPlus):
             return f"const bool {self.name(node)} = {place} != 0;"
         return f"const {'auto' if wide else 'W'} {self.name(node)} = {place};"
 
-    def _elements(self, loop: program.Elements) -> None:
+    def _elements(self, loop: bulk.Elements) -> None:
         """Print a loop over elements as a function."""
         totals = loop.totals
         given = ["int64_t count"]
@@ -149,9 +146,9 @@ class Text(CPlusPlus):
         given += ["W* __restrict got"] if totals else []
         head = f"static __attribute__((noinline)) void {loop.function}({', '.join(given)}) {{"
         self.put(0, "", head)
-        self.put(1, *(f"W s{s.id} = {START[s.op]};" for s in totals))
-        combined = "".join(f" reduction({COMBINE[s.op]}:s{s.id})" for s in totals)
-        self.put(0, f"#pragma omp simd{combined}")
+        self.put(1, *(f"W s{s.id} = {self.start(s)};" for s in totals))
+        clauses = [f" reduction({REDUCTIONS[s.op].simd}:s{s.id})" for s in totals]
+        self.put(0, f"#pragma omp simd{''.join(clauses)}")
         self.put(1, "for (int64_t i = 0; i < count; ++i) {")
         if loop.position is not None:
             self.put(2, "const int64_t position = start + i * each;")

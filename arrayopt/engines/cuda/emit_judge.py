@@ -6,7 +6,7 @@ import numpy as np
 
 from arrayopt.engines.cuda.text import CudaWords
 from arrayopt.engines.headers import header
-from arrayopt.fusion.graph import Graph
+from arrayopt.fusion.simplify import Graph
 from arrayopt.fusion.symbol import NAMESPACE, Symbol, lift
 from arrayopt.rules.words import SMALL, choose, root_of_squares
 from arrayopt.state.loss_scale import LossScale

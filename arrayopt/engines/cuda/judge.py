@@ -10,7 +10,7 @@ import numpy as np
 
 from arrayopt.arrays import Ints
 from arrayopt.engines.base import Asked, Swap, abreast
-from arrayopt.engines.batch import Rows
+from arrayopt.engines.batch import Prepared, Rows
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.cuda.device import access, on_device, uncaptured
 from arrayopt.engines.cuda.emit_judge import GIVEN, STATE, VERDICT, emit_judge
@@ -18,7 +18,7 @@ from arrayopt.engines.cuda.flags import Flags
 from arrayopt.engines.cuda.launches import NOTHING
 from arrayopt.engines.cuda.places import Places
 from arrayopt.engines.cuda.upload import Upload
-from arrayopt.engines.fused import Fused, Prepared
+from arrayopt.engines.fused import Fused
 from arrayopt.state.loss_scale import LossScale
 from arrayopt.state.verdict import Verdict
 

@@ -94,7 +94,11 @@ class Table(Batch):
             self.whole = self._made_rows(self.whole.all)
         count, first = len(members), len(COLUMNS)
         self.at = {name: first + i for i, name in enumerate(self.names)}
-        last = [self.firsts, *(self.fixed[name] for name in keys(plan))] if plan.draws else []
+        last = (
+            [self.firsts, *(self.step_scalars.fixed[name] for name in keys(plan))]
+            if plan.draws
+            else []
+        )
         at_given = first + len(self.names) + lengths.shape[1] + len(last)
         self.given = {name: at_given + i for i, name in enumerate(given(plan))}
         last += [np.zeros(count, np.int64) for _ in self.given]
@@ -104,7 +108,7 @@ class Table(Batch):
             (count, first + len(self.names) + lengths.shape[1] + len(last)), np.int64
         )
         self.host[:, : len(GEOMETRY)] = self.geo
-        self.host[:, COLUMNS.index("GROUP")] = self.groups
+        self.host[:, COLUMNS.index("GROUP")] = self.step_scalars.groups
         self.host[:, COLUMNS.index("COUNT")] = members
         first += len(self.names)
         self.host[:, first : first + lengths.shape[1]] = (

@@ -90,6 +90,7 @@ class Cut:
             np.empty(ends["part"][-1]),
         )
         self.scratch: list[Any] = []
+        self.known: dict[tuple[int, Node], tuple[int, Partials]] = {}  # and where they begin
         self.plan = table.plan
         self.numbers = {reduction: i for i, reduction in enumerate(table.where.partials)}
 
@@ -187,14 +188,21 @@ class Cut:
         found = []
         for row in rows.tolist():
             for reduction, kind in self.plan.passes[k].reductions.items():
-                found.append(Partials(self._pieces(row, reduction, kind)))
+                found.append(self._partials(row, reduction, kind))
         return found
 
-    def _pieces(self, row: int, reduction: Node, kind: str) -> tuple[Any, ...]:
-        """The partial results of a reduction, by rank."""
+    def _partials(self, row: int, reduction: Node, kind: str) -> Partials:
+        """The partial results of a reduction, by rank; kept while they lie where they do."""
         geo, share = self.of.geo[row], self.shares[row]
         begin = int(self.of.table[row, self.of.column[f"PART{self.numbers[reduction]}"]])
         room = self.work if kind in ("row", "column") else self.parts
+        known = self.known.get((row, reduction))
+        if known is not None and known[0] == begin:
+            return known[1]
         if row in self.windows:
-            return tiled(room, begin, geo, self.windows[row], share, kind)
-        return stretches(room, begin, geo, self.of.plan.element, self.units[row], kind)
+            pieces = tiled(room, begin, geo, self.windows[row], share, kind)
+        else:
+            pieces = stretches(room, begin, geo, self.of.plan.element, self.units[row], kind)
+        made = Partials(pieces)
+        self.known[row, reduction] = begin, made
+        return made

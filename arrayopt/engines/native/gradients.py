@@ -38,10 +38,10 @@ class Gradients:
         """Put the gradients' addresses into the table; what is returned must live until they have
         been used.
         """
-        if isinstance(grads, Split):
-            return self._of_stacks(rows, grads)
         if self._known(rows, grads):
             return grads
+        if isinstance(grads, Split):
+            return self._of_stacks(rows, grads)
         given = list(chosen(grads, rows))
         kinds = set(map(type, given))
         if all(hasattr(kind, "data_ptr") for kind in kinds):

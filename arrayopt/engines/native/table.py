@@ -162,11 +162,9 @@ class Table(Batch):
 
     def _rooms(self, rows: Ints, threads: int) -> tuple[Any, Any]:
         """Room for the values between the passes of any of these tensors, and for partial sums."""
-        need = (
-            (self.room["work"] + threads * self.own)[rows].max(initial=0),
-            self.room["part"][rows].max(initial=0),
-        )
-        return np.empty(need[0], self.compiled.real), np.empty(need[1])
+        work = (self.room["work"] + threads * self.own)[rows].max(initial=0)
+        part = self.room["part"][rows].max(initial=0)
+        return np.empty(work, self.compiled.real), np.empty(part)
 
     def prepare(self, rows: Rows, grads: Sequence[Array | None], asked: Asked) -> None:
         """See `Batch.prepare`."""
@@ -185,6 +183,10 @@ class Table(Batch):
         if self.copies:
             self.write_back()
         self.alive = []
+
+    def is_shared(self, rows: Rows) -> bool:
+        """See `Batch.is_shared`."""
+        return int(self.loads[rows.full].sum()) > ALONE
 
     def passes(
         self, rows: Rows, grads: Sequence[Array | None], threads: int

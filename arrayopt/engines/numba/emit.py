@@ -7,9 +7,9 @@ pass k.
 """
 
 from arrayopt.codecs import STORED
+from arrayopt.engines.numba.header import CODES, DRAW, HALF, HEADER, ROUND, SPLIT
 from arrayopt.engines.numba.printer import ARGUMENTS, REST, Text
 from arrayopt.engines.numba.products import header
-from arrayopt.engines.numba.text import CODES, DRAW, HALF, HEADER, ROUND, SPLIT
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.lower import lowered

@@ -6,11 +6,10 @@ from arrayopt.codecs import BLOCK as BLOCK_SIZE
 from arrayopt.codecs import STORED
 from arrayopt.engines.native.columns import columns
 from arrayopt.engines.printer import Printer
-from arrayopt.fusion import program
+from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import POSITION, Node
 from arrayopt.fusion.index import ONE, ZERO, Place
 from arrayopt.fusion.layout import Layout
-from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.plan import Plan
 
 __all__ = ["ARGUMENTS", "REST", "Text"]
@@ -61,6 +60,7 @@ class Text(Printer):
     """The text of a module, being written."""
 
     language = "numba"
+    infinity = "np.inf"
 
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, where: Layout) -> None:
         super().__init__(plan, dtype, grad_dtype, where, columns(plan, where))
@@ -140,10 +140,9 @@ class Text(Printer):
             case program.Compute(node):
                 self.put(depth, f"{self.name(node)} = {self.expression(node)}")
             case program.Start(into, reduction):
-                self.put(depth, f"{self.value(into)} = {REDUCTIONS[reduction.op].start}")
+                self.put(depth, f"{self.value(into)} = {self.start(reduction)}")
             case program.Fill(view, size, reduction):
-                start = REDUCTIONS[reduction.op].start
-                self.put(depth, f"{view}[: {index(size)}] = W({start})")
+                self.put(depth, f"{view}[: {index(size)}] = W({self.start(reduction)})")
             case program.Take(reduction, into, value):
                 self.put(depth, self.take(reduction, self.value(into), self.place(value)))
             case program.Write(place, value):
@@ -159,27 +158,27 @@ class Text(Printer):
                 self.statements(depth + 1, then)
                 self.put(depth, "else:")
                 self.statements(depth + 1, otherwise)
-            case program.Buffer(name, size):
+            case bulk.Buffer(name, size):
                 self.put(depth, f"{name} = np.empty({size}, W)")
-            case program.Codes():
+            case bulk.Codes():
                 self.put(depth, self._codes(statement))
-            case program.Elements():
+            case bulk.Elements():
                 self.put(depth, self._call(statement))
-            case program.Multiply(a, b, out, first, end, sides, turned, symmetric):
+            case bulk.Multiply(a, b, out, first, end, sides, turned, symmetric):
                 given = ["table[row, BLAS]"]
                 for array, begin in (a, b, out):
                     given.append(f"table[row, AT_{array}] + {index(begin, 1)} * SIZE")
                 given += map(index, (first, end, *sides))
                 given += [str(int(flag)) for flag in (*turned, symmetric)]
                 self.put(depth, f"multiply({', '.join(given)})")
-            case program.Spread(back, array, first, end, planes, each):
+            case bulk.Spread(back, array, first, end, planes, each):
                 stretch_of = f"at_{array}[{index(first)} : {index(end)}]"
                 way = f"{'give' if back else 'take'}_{self.storage[array]}"
                 self.put(depth, f"{way}({stretch_of}, {planes}, {index(each)})")
             case _:
                 super().statement(depth, statement)
 
-    def _codes(self, codes: program.Codes) -> str:
+    def _codes(self, codes: bulk.Codes) -> str:
         """The call that reads codes, or stores them."""
         block = codes.first // BLOCK_SIZE
         blocks = (codes.count + (BLOCK_SIZE - 1)) // BLOCK_SIZE
@@ -191,7 +190,7 @@ class Text(Printer):
         way = "quantize" if codes.store else "dequantize"
         return f"{way}({stretch}, {scales}, {codes.buffer}[: {self.index(codes.count)}], {top})"
 
-    def _call(self, loop: program.Elements) -> str:
+    def _call(self, loop: bulk.Elements) -> str:
         """The call of a loop over elements."""
         given = []
         for array, first, end in loop.slices.values():
@@ -202,7 +201,7 @@ class Text(Printer):
             given += [] if loop.stride == ONE else [self.index(loop.stride)]
         return f"{'got = ' if loop.totals else ''}{loop.function}({', '.join(given)})"
 
-    def _elements(self, loop: program.Elements) -> None:
+    def _elements(self, loop: bulk.Elements) -> None:
         """Print a loop over elements as a function."""
         totals = loop.totals
         each = loop.position is not None and loop.stride != ONE
@@ -210,7 +209,7 @@ class Text(Printer):
         given += [*(["start"] if loop.position else []), *(["each"] if each else [])]
         self.position = "(start + i * each)" if each else "(start + i)"
         self.put(0, "", "", "@inner", f"def {loop.function}({', '.join(given)}):")
-        self.put(1, *(f"s{s.id} = W({REDUCTIONS[s.op].start})" for s in totals))
+        self.put(1, *(f"s{s.id} = W({self.start(s)})" for s in totals))
         self.put(1, f"for i in range({next(iter(loop.slices))}.size):")
         for name, node in loop.loads.items():
             here, stored = f"{name}[i]", loop.storage.get(name)

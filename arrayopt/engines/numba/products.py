@@ -40,8 +40,9 @@ def gemm(typingctx, address, ta, tb, m, n, k, a, lda, b, ldb, c, ldc):
             return builder.inttoptr(x, kind.as_pointer())
 
         address, ta, tb, m, n, k, a, lda, b, ldb, c, ldc = args
-        given = [letter(ta), letter(tb), number(m), number(n), number(k), there(kind(1.0)), array(a), number(lda)]
-        given += [array(b), number(ldb), there(kind(0.0)), array(c), number(ldc)]
+        given = [letter(ta), letter(tb), number(m), number(n), number(k), there(kind(1.0))]
+        given += [array(a), number(lda), array(b), number(ldb), there(kind(0.0))]
+        given += [array(c), number(ldc)]
         function = ir.FunctionType(ir.VoidType(), [x.type for x in given])
         builder.call(builder.inttoptr(address, function.as_pointer()), given)
         return context.get_dummy_value()
@@ -50,10 +51,11 @@ def gemm(typingctx, address, ta, tb, m, n, k, a, lda, b, ldb, c, ldc):
 
 @inner
 def multiply(blas, a, b, c, i0, i1, i, j, k, ta, tb, symmetric):
-    """Rows i0 to i1 of the product of i x k and k x j values, which lie row by row; see BLAS, which has columns."""
+    """Rows i0 to i1 of the product of i x k and k x j values, row by row; BLAS has columns."""
     end = i1 if symmetric else j
-    gemm(blas, tb, ta, end, i1 - i0, k, b, k if tb else j, a + (i0 if ta else i0 * k) * SIZE, i if ta else k,
-         c + i0 * j * SIZE, j)
+    a += (i0 if ta else i0 * k) * SIZE
+    out = c + i0 * j * SIZE
+    gemm(blas, tb, ta, end, i1 - i0, k, b, k if tb else j, a, i if ta else k, out, j)
     if symmetric and i0 > 0:
         x = nb.carray(pointer(c), (i * j,), np.{real})
         for c0 in range(0, i0, {tile}):

@@ -197,11 +197,8 @@ class _Blocks(Batch):
         if stack is None:
             stack = self._begin(chunk)
         stack.threads = threads
-        arrays = {
-            "g": self._gradient(chunk, grads).reshape(stack.shape(self.plan.element)),
-            **chunk.views,
-        }
-        inside = bool(chunk.views)
+        gradient, inside = self._gradient(chunk, grads), bool(chunk.views)
+        arrays = {"g": gradient.reshape(stack.shape(self.plan.element)), **chunk.views}
         if "p" in arrays and np.may_share_memory(arrays["g"], arrays["p"]):
             # a gradient may be its own parameter, which calls write before they read
             arrays["g"] = arrays["g"].copy()

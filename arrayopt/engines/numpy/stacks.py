@@ -19,7 +19,8 @@ from arrayopt.engines.blas import bands
 from arrayopt.engines.numpy.between import Small
 from arrayopt.engines.numpy.blocks import blocks, dims, part, reduced, totals
 from arrayopt.engines.numpy.buffers import buffers_of
-from arrayopt.engines.numpy.program import Program, program
+from arrayopt.engines.numpy.making import program
+from arrayopt.engines.numpy.program import Program
 from arrayopt.engines.threads import run
 from arrayopt.fusion.graph import POSITION, Node
 from arrayopt.fusion.ops import REDUCTIONS
@@ -27,9 +28,6 @@ from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.scalars import read_elsewhere
 
 __all__ = ["Stack"]
-
-START = {"sum": 0.0, "max": -np.inf, "min": np.inf}
-"""What a reduction is before the first value."""
 
 
 class Stack(Small):
@@ -185,12 +183,12 @@ class Stack(Small):
         """A reduction from those of the blocks, in their order."""
         made = parts[0]
         if len(parts) > 1:
-            ufunc, kept = REDUCTIONS[reduction.op].ufunc, dims(reduction.axes)
+            row, kept = REDUCTIONS[reduction.op], dims(reduction.axes)
             dtype = np.float64 if kind in ("tensor", "batch") else self.of.real
-            made = np.full(self.shape(reduction.axes), START[reduction.op], dtype)
+            made = np.full(self.shape(reduction.axes), row.initial, dtype)
             for cuts, found in zip(blocks, parts, strict=True):
                 where = tuple(cut if i in kept else slice(None) for i, cut in enumerate(cuts))
-                ufunc(made[where], found, out=made[where])
+                row.ufunc(made[where], found, out=made[where])
             if kind == "tensor" and made.size == 1:
                 return made.item()
         return made.astype(self.of.real, copy=False) if kind == "batch" else made

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,10 @@ import numpy as np
 
 from arrayopt.rules.base import Rule
 from arrayopt.testing.diagnosis import words
-from arrayopt.testing.diagnosis.descent import LOWER, Judged, judge
-from arrayopt.testing.diagnosis.fit import simplified
+from arrayopt.testing.diagnosis.fit import LOWER, MADE_UP, simplified
 from arrayopt.testing.diagnosis.hypothesis import OFF
-from arrayopt.testing.diagnosis.model import Seen, one_set
+from arrayopt.testing.diagnosis.model import Fit, Seen, one_set
 from arrayopt.testing.diagnosis.trajectory import Trajectory
-from arrayopt.testing.diagnosis.words import MADE_UP, lost, made_up, motion, unseen
 from arrayopt.testing.equivalence import Difference
 from arrayopt.testing.ulps import in_short, plain
 
@@ -171,52 +169,50 @@ class Diagnosis:
         Path(path).write_text(page(self), encoding="utf-8")
 
 
-def made_of(found: Sequence[Judged], trajectory: Trajectory, known: Mapping[str, Any], reason: str = "") -> Diagnosis:
+def made_of(found: Sequence[Fit], trajectory: Trajectory, known: Mapping[str, Any], reason: str = "") -> Diagnosis:
     """The diagnosis of what a search has found, and why it ended before it was over."""
     best, names = found[0], trajectory.names
-    seen = best.fit.model.seen
     if best.passes:
-        simple = judge(simplified(best.fit))
+        simple = simplified(best)
         best = simple if simple.passes else best
-    h, values = best.hypothesis, dict(best.fit.values)
+    h, values, seen, follows = best.hypothesis, dict(best.values), best.model.seen, best.passes
     changes = words.changes(h, values, names)
-    switches = {name: values.get(name) if x is None else None if x == OFF else x for name, x in h.switches}
     others = []
-    for x in found[1:]:
-        other = "; ".join(words.changes(x.hypothesis, x.fit.values, names))
-        numbers = words.numbers_in_words(x.fit.values)
+    for x in found[1:] if follows else ():
+        other = "; ".join(words.changes(x.hypothesis, x.values, names))
+        numbers = words.numbers_in_words(x.values)
         others.append(f"{x.hypothesis.kind.__name__}{': ' if other else ''}{other} ({numbers})")
-    said, gone = words.remarks(values, known), lost(seen)
-    if best.coarse:
-        said.append("hyper-parameters are rounded to float32")
-    said += [*gone[1:2], *motion(seen)]
-    if gone and best.passes:
-        said.append(f"what is finite follows this, to {in_short(best.ulps)} ULPs")
+    gone, said = words.lost(seen), words.remarks(values, known)
+    said += ["hyper-parameters are rounded to float32"] if best.coarse else []
+    said += [*gone[1:2], *words.motion(seen)]
+    distances, beyond = best.distances, best.beyond
     if gone:  # values that become no numbers are too far off
+        said += [f"what is finite follows this, to {in_short(best.ulps)} ULPs"] if follows else []
         odd = ~np.isfinite(seen.got)
         odd[1:] &= np.isfinite(seen.start[1:])
-        best = replace(best, distances=np.where(odd, np.inf, best.distances), beyond=best.beyond | odd)
+        distances, beyond = np.where(odd, np.inf, distances), beyond | odd
+        follows = follows and not odd.any()
     first = None
-    if not best.passes:
-        predicted = best.fit.model.predict(one_set(best.fit.values))[0]
-        first = seen.first_difference(best.distances, best.beyond, predicted, expected=True)
+    if not follows:
+        pair = best.model.predict(one_set(best.values))[0], seen.got
+        first = seen.first_difference(distances, beyond, pair)
     return Diagnosis(
         subject=trajectory.subject,
-        explained=best.passes,
+        explained=follows,
         name=h.kind.__name__,
-        rule=_rule(best),
-        switches=switches,
+        rule=_rule(best) if follows else None,
+        switches={name: values.get(name) if x is None else None if x == OFF else x for name, x in h.switches},
         hypers=values,
         twist=changes[len(h.switches)] if h.twist else "",
-        ulps=best.ulps,
-        error=best.fit.cost,
+        ulps=float(distances.max(initial=0.0)),
+        error=best.cost,
         first=first,
-        unseen=unseen(best) if best.passes else (),
-        made_up=made_up(best, known) if best.passes else (),
-        others=tuple(dict.fromkeys(others)) if best.passes else (),
+        unseen=words.unseen(best) if follows else (),
+        made_up=words.made_up(best, known) if follows else (),
+        others=tuple(dict.fromkeys(others)) if follows else (),
         remarks=tuple(said),
-        by_step={name: best.distances[:, part].max(axis=1, initial=0.0).tolist() for name, part in seen.parts.items()},
-        agreeing=tuple(best.agreeing),
+        by_step={name: distances[:, part].max(axis=1, initial=0.0).tolist() for name, part in seen.parts.items()},
+        agreeing=tuple(name for name, part in seen.parts.items() if not beyond[:, part].any()),
         finite=not gone,
         reason=gone[0] if gone else reason,
         changes=tuple(changes),
@@ -225,15 +221,14 @@ def made_of(found: Sequence[Judged], trajectory: Trajectory, known: Mapping[str,
 
 def no_rule(made: Trajectory, reason: str) -> Diagnosis:
     """The diagnosis of what comes near no rule, for some reason."""
-    return Diagnosis(made.subject, explained=False, reason=reason, finite=not lost(Seen(made)))
+    return Diagnosis(made.subject, explained=False, reason=reason, finite=not words.lost(Seen(made)))
 
 
-def _rule(found: Judged) -> Rule | None:
+def _rule(found: Fit) -> Rule | None:
     """The rule itself, where that is all."""
-    values = found.fit.values
-    if not found.passes or found.hypothesis.twist or any(np.ndim(x) for x in values.values()):
+    if found.hypothesis.twist or any(np.ndim(x) for x in found.values.values()):
         return None
     try:
-        return found.hypothesis.rule({k: float(x) for k, x in values.items()})
+        return found.hypothesis.rule({k: float(x) for k, x in found.values.items()})
     except (TypeError, ValueError):  # a number outside its interval
         return None

@@ -12,10 +12,10 @@ from arrayopt.foreign import unknown
 from arrayopt.hyper import is_number
 from arrayopt.libraries import to_numpy
 from arrayopt.params.grads import match_grads
-from arrayopt.testing.diagnosis.descent import LIMITS, LOWER
 from arrayopt.testing.diagnosis.diagnosis import Diagnosis, no_rule
-from arrayopt.testing.diagnosis.hypothesis import fields
-from arrayopt.testing.diagnosis.model import Seen
+from arrayopt.testing.diagnosis.fit import LOWER
+from arrayopt.testing.diagnosis.hypothesis import hyper_names
+from arrayopt.testing.diagnosis.model import LIMITS, Seen
 from arrayopt.testing.diagnosis.search import Watch
 from arrayopt.testing.diagnosis.strategy import examine
 from arrayopt.testing.diagnosis.subjects import Subject, as_subject
@@ -179,7 +179,7 @@ def check(path: Any, step: Any, params: Any = None, *, max_ulp: float | None = N
     seen, got = Seen(kept), Seen(made).got
     distances = seen.distance(got)
     limits = seen.by_dtype(CHECKED if max_ulp is None else dict.fromkeys(CHECKED, max_ulp))
-    where = seen.first_difference(distances, distances > limits, got, expected=False)
+    where = seen.first_difference(distances, distances > limits, (seen.got, got))
     if where is not None:
         limit = CHECKED[kept.dtypes[where.tensor]] if max_ulp is None else max_ulp
         raise AssertionError(f"{made.subject} does not do what {str(path)!r} has: {where}; at most {limit:g} pass")
@@ -191,9 +191,9 @@ def _known(known: Any) -> dict[str, float]:
         return {}
     if not isinstance(known, Mapping) or not all(isinstance(k, str) and is_number(x) for k, x in known.items()):
         raise TypeError(f"diagnose: `known` must be a dict of names and numbers; got {known!r}")
-    wrong = [name for name in known if name not in fields()]
+    wrong = [name for name in known if name not in hyper_names()]
     if wrong:
-        raise ValueError(unknown("diagnose: `known`", fields(), wrong[0], {}))
+        raise ValueError(unknown("diagnose: `known`", hyper_names(), wrong[0], {}))
     return {name: float(x) for name, x in known.items()}
 
 
@@ -204,11 +204,7 @@ def _whole(name: str, x: Any, least: int = 1) -> int:
 
 
 def run(
-    subject: Subject,
-    grads: Sequence[Any] | None,
-    steps: int,
-    who: str,
-    start: Mapping[str, Values] | None = None,
+    subject: Subject, grads: Sequence[Any] | None, steps: int, who: str, start: Mapping[str, Values] | None = None
 ) -> Trajectory:
     """Make steps, and keep what came of them; from `start`, if that is given.
 
@@ -218,34 +214,35 @@ def run(
         If gradients do not fit, or the subject returns something else than its parameters.
     """
     now = dict(subject.params)
-    shapes = {name: tuple(x.shape) for name, x in now.items()}
-    if start is not None:
-        _check_start(shapes, {name: tuple(x.shape) for name, x in start.items()}, who)
-        for name, x in now.items():
-            value = _like(x, start[name])
-            if array_api_compat.is_torch_array(x):  # PyTorch's optimizers own their parameters
-                detached(x)[...] = value
-            else:
-                now[name] = value
-    dtypes = {name: dtype_name(x) for name, x in now.items()}
+    shapes, dtypes = {name: tuple(x.shape) for name, x in now.items()}, {k: dtype_name(x) for k, x in now.items()}
     for name, x in dtypes.items():
         if x in REAL:
             raise TypeError(f"{who}: parameters must be real; got {x} at {name!r}")
-    if grads is None:
-        grads = gradients(shapes, dtypes, steps)
-    params, given = [{name: to_numpy(x) for name, x in now.items()}], []
-    for s, tree in enumerate(grads):
+    if start is not None:
+        _check_start(shapes, {name: x.shape for name, x in start.items()}, who)
+        for name, x in now.items():
+            now[name] = _like(x, start[name])
+            if array_api_compat.is_torch_array(x):  # PyTorch's optimizers own their parameters
+                detached(x)[...] = now[name]
+                now[name] = x
+    params, given = [_kept(now)], []
+    for s, tree in enumerate(gradients(shapes, dtypes, steps) if grads is None else grads):
         made = _gradients(who, s, now, tree)
-        given.append({name: None if g is None else to_numpy(g) for name, g in made.items()})
+        given.append(_kept(made))
         try:
             now = dict(subject.step(now, made))
         except Exception as error:
             error.add_note(f"{who}: raised by {subject.name} in step {s}")
             raise
-        params.append({name: to_numpy(x) for name, x in now.items()})
+        params.append(_kept(now))
     if not given:
         raise ValueError(f"{who}: `grads` must hold the gradients of at least one step; got none")
     return Trajectory(dtypes, params, given, subject.name)
+
+
+def _kept(arrays: Mapping[str, Array | None]) -> dict[str, Any]:
+    """Arrays on the host."""
+    return {name: None if x is None else to_numpy(x) for name, x in arrays.items()}
 
 
 def _gradients(who: str, step: int, now: Mapping[str, Array], tree: Any) -> dict[str, Array | None]:

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.testing.diagnosis.descent import Fit, Judged, changed, judge
 from arrayopt.testing.diagnosis.fit import fit, snapped
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis
-from arrayopt.testing.diagnosis.model import Model, Seen
+from arrayopt.testing.diagnosis.model import Fit, Model, Seen
 from arrayopt.testing.diagnosis.trajectory import Trajectory
 
 __all__ = ["Group", "grouped", "merged", "on"]
 
+Setting = tuple[Hypothesis, Mapping[str, Any]]
 Group = tuple[list[str], Hypothesis, Mapping[str, Any]]
 
 ENOUGH = 6  # of so many elements a number is found for each step
@@ -27,25 +27,24 @@ def grouped(
     A number for each step may make up for anything in one tensor: it counts where two have it.
     """
     groups: list[Group] = []
-    rest, odd = list(made.names), set(made.names) - set(taken)
-    settings: tuple[Hypothesis, Mapping[str, Any]] | None = (h, values)
-    while settings is not None:
-        able = [name for name in rest if name not in odd]
-        same = on(made.only(able), *settings).agreeing if able else []
-        shared = len(same) > 1 or all(_has(groups, name, settings[1][name]) for name, _ in settings[0].free)
-        if same and shared:
-            groups.append((same, *settings))
-            rest = [name for name in rest if name not in same]
+    able, odd = [name for name in made.names if name in taken], set(made.names) - set(taken)
+    settings: Iterator[Setting] = iter([(h, values)])
+    while able:
+        setting = next(settings, None)
+        if setting is not None:
+            same = on(made.only(able), *setting).agreeing
+            free = [name for name, _ in setting[0].free]
+            if same and (len(same) > 1 or all(_has(groups, name, setting[1][name]) for name in free)):
+                groups.append((same, *setting))
+            else:
+                odd |= set(same)
+            able = [name for name in able if name not in same]
         else:
-            odd |= set(same)
-        settings = None
-        for name in (name for name in rest if name not in odd):
-            bases = [x[1:] for x in groups] or [(h, values)]
-            settings = next(_alike(made.only([name]), bases, steps=steps), None)
-            if settings is not None:
-                break
-            odd.add(name)
-    return groups, rest
+            odd.add(able.pop(0))
+        if able:  # what the next of them may follow
+            bases = [(h, x) for _, h, x in groups] or [(h, values)]
+            settings = _alike(made.only(able[:1]), bases, steps=steps)
+    return groups, [name for name in made.names if name in odd]
 
 
 def _has(groups: Sequence[Group], name: str, x: Any) -> bool:
@@ -53,33 +52,26 @@ def _has(groups: Sequence[Group], name: str, x: Any) -> bool:
     return any(name in values and np.array_equal(values[name], x) for _, _, values in groups)
 
 
-def merged(made: Trajectory, groups: Sequence[Group]) -> Judged | None:
+def merged(made: Trajectory, groups: Sequence[Group]) -> Fit | None:
     """All tensors as one, where their settings are the same but for one number that does not change."""
-    if not groups:
+    if not groups or any(h != groups[0][1] for _, h, _ in groups):
         return None
     _, h, values = groups[0]
-    if any(other != h for _, other, _ in groups[1:]):
-        return None
-    differ = {name for _, _, x in groups for name in values if np.any(x[name] != values[name])}
-    if len(differ) != 1:
-        return None
-    name = differ.pop()
-    if np.ndim(values[name]):
+    differ = [name for name in values if any(np.any(x[name] != values[name]) for _, _, x in groups)]
+    if len(differ) != 1 or np.ndim(values[differ[0]]):
         return None
     own = np.zeros((1, len(made.names)))
     for names, _, x in groups:
-        own[0, [made.names.index(tensor) for tensor in names]] = x[name]
-    return on(made, replace(h, free=(*h.free, (name, "tensor"))), {**values, name: own})
+        own[0, [made.names.index(tensor) for tensor in names]] = x[differ[0]]
+    return on(made, replace(h, free=(*h.free, (differ[0], "tensor"))), {**values, differ[0]: own})
 
 
-def on(made: Trajectory, hypothesis: Hypothesis, values: Mapping[str, Any]) -> Judged:
+def on(made: Trajectory, hypothesis: Hypothesis, values: Mapping[str, Any]) -> Fit:
     """A hypothesis with its numbers on other tensors."""
-    return judge(changed(Fit(Model(hypothesis, Seen(made), {}), values, 0.0), {}))
+    return Model(hypothesis, Seen(made), {}).at(values)[0]
 
 
-def _alike(
-    made: Trajectory, bases: Sequence[tuple[Hypothesis, Mapping[str, Any]]], *, steps: bool
-) -> Iterator[tuple[Hypothesis, dict[str, Any]]]:
+def _alike(made: Trajectory, bases: Sequence[Setting], *, steps: bool) -> Iterator[Setting]:
     """What else one tensor may follow: the same rule, with another decay or learning rate, or without its ratio.
 
     With `steps` these may also change from step to step, where enough elements tell so.
@@ -102,33 +94,24 @@ def _alike(
 
 def _ways(h: Hypothesis) -> list[Hypothesis]:
     """A hypothesis, and the same without its ratio, or with gradients that are centralized."""
-    others = (("adapt", False), ("grad_centralization", True))
     able = {f.name for f in fields(h.kind)} - {name for name, _ in h.switches}
-    return [h, *(replace(h, switches=(*h.switches, x)) for x in others if x[0] in able)]
+    others = [x for x in (("adapt", False), ("grad_centralization", True)) if x[0] in able]
+    return [h, *(replace(h, switches=(*h.switches, x)) for x in others)]
 
 
 def _moving(made: Trajectory) -> int:
-    """How many elements have a gradient in every step that has one."""
-    count = 0
-    for name in made.names:
-        moves = np.full(made.params[0][name].shape, bool(made.took[:, made.names.index(name)].any()))
-        for grads in made.grads:
-            x = grads[name]
-            moves &= True if x is None else x != 0
-        count += int(moves.sum())
-    return count
+    """How many elements of one tensor have a gradient in every step that has one."""
+    (name,) = made.names
+    rows = [grads[name] != 0 for grads in made.grads if grads[name] is not None]
+    return int(np.all(rows, axis=0).sum()) if rows else 0
 
 
-def _fitting(
-    h: Hypothesis, seen: Seen, values: Mapping[str, Any], free: Sequence[str]
-) -> Iterator[tuple[Hypothesis, dict[str, Any]]]:
+def _fitting(h: Hypothesis, seen: Seen, values: Mapping[str, Any], free: Sequence[str]) -> Iterator[Setting]:
     """A hypothesis with some numbers to be found and the others known, if it fits."""
     tried = replace(h, free=tuple(x for x in h.free if x[0] in free))  # the others are known, of each step
     model = Model(tried, seen, {k: x for k, x in values.items() if k not in free})
-    if not set(free) <= set(model.names):
-        return
-    near = {k: x if np.shape(x) == model.shape(k) else float(np.mean(x)) for k, x in values.items()}
-    found = fit(model, near)
-    judged = judge(snapped(found) if free else found)
-    if judged.passes:
-        yield h, dict(judged.fit.values)
+    if set(free) <= set(model.names):
+        found = fit(model, {k: x if np.shape(x) == model.shape(k) else float(np.mean(x)) for k, x in values.items()})
+        found = snapped(found) if free else found
+        if found.passes:
+            yield h, dict(found.values)

@@ -1,7 +1,7 @@
 """What an optimizer may be: a rule, with switches, and at most one twist; and which of these are near to another."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -10,45 +10,55 @@ import numpy as np
 
 from arrayopt import rules as offered
 from arrayopt.rules.base import Rule
-from arrayopt.rules.fields import hypers, is_flag
-from arrayopt.rules.words import is_zero
+from arrayopt.rules.fields import hypers, is_flag, is_off
 from arrayopt.testing.diagnosis.twists import TWISTS, Twist
 
-__all__ = ["OFF", "Hypothesis", "fields", "not_searched", "numbers", "plain"]
+__all__ = ["OFF", "USUAL", "Hypothesis", "hyper_names", "not_searched", "numbers", "plain"]
 
 # Fields that change no step here, or that are tried with another; and those that are as plain switched on as off.
-LEFT_ALONE = {"stacked", "blocks", "project", "ema_decay", "master_weights", "lookahead_alpha", "rounding"}
+LEFT_ALONE = {"stacked", "blocks", "project", "ema_decay", "lookahead_alpha", "rounding", "ns_dtype"}
 ORDINARY = {"momentum", "nesterov"}
 
-# Where the search begins for numbers that are switched on.
-WIDE = [float(x) for x in 10.0 ** np.arange(-5.0, 3.1, 0.5)]
-BELOW_ONE = [0.9, 0.99, 0.5, 0.999]
-STARTS: Mapping[str, list[float]] = {
-    "lookahead_steps": [2.0, 3.0, 4.0, 5.0, 6.0],
-    "momentum": [0.9, 0.5],
-    "clip_threshold": [1.0, 0.1],
-    "decay_rate": [0.8, 0.5],
-    "initial_scale": [1.0, 0.1],
-    "alpha_warmup": [3.0, 5.0, 7.5, 10.0, 20.0, 100.0, 1000.0],
-    "beta3_warmup": [3.0, 5.0, 7.5, 10.0, 20.0, 100.0, 1000.0],
+WARMUP = (3.0, 5.0, 7.5, 10.0, 20.0, 100.0, 1000.0)
+USUAL: Mapping[str, Sequence[float]] = {
+    "beta1": (0.0, 0.5, 0.99),
+    "beta2": (0.9, 0.95, 0.98, 0.99, 0.999),
+    "beta3": (0.99,),
+    "eps": (1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2),
+    "eps1": (1e-30, 1e-20, 1e-10, 1e-6),
+    "eps2": (1e-16, 1e-10, 1e-6),
+    "eps_scale": (1e-3, 0.01),
+    "weight_decay": (0.0, 0.01, 0.1, 1.0),
+    "momentum": (0.9, 0.5, 0.99),
+    "dampening": (0.0, 0.5),
+    "clip_threshold": (1.0, 0.1, 0.5, 2.0),
+    "decay_rate": (0.8, 0.5),
+    "initial_scale": (1.0, 0.1),
+    "alpha": (0.9, 0.5, 2.0, 5.0),
+    "alpha_warmup": WARMUP,
+    "beta3_warmup": WARMUP,
+    "warmup_steps": (0.0, 3.0, 5.0, 10.0),
+    "r": (0.0, 1.0),
+    "lookahead_steps": (2.0, 3.0, 4.0, 5.0, 6.0),
 }
+"""Where the search for numbers begins, beside a rule's own defaults, and where it jumps to."""
+WIDE = [float(x) for x in 10.0 ** np.arange(-5.0, 3.1, 0.5)]  # for others that are switched on
+BELOW_ONE = (0.9, 0.99, 0.5, 0.999)
 
 # What fields are set to in published code that are neither numbers to be found nor choices.
-PUBLISHED: Mapping[str, list[Any]] = {
-    "ns_steps": [3, 4, 6, 8, 10],
-    "ns_coefficients": [
-        (2.0, -1.5, 0.5),
-        (
-            (4.0848, -6.8946, 2.9270),
-            (3.9505, -6.3029, 2.6377),
-            (3.7418, -5.5913, 2.3037),
-            (2.8769, -3.1427, 1.2046),
-            (2.8366, -3.0525, 1.2012),
-        ),
-    ],
+POLAR_EXPRESS = (
+    (4.0848, -6.8946, 2.9270),
+    (3.9505, -6.3029, 2.6377),
+    (3.7418, -5.5913, 2.3037),
+    (2.8769, -3.1427, 1.2046),
+    (2.8366, -3.0525, 1.2012),
+)
+PUBLISHED: Mapping[str, Sequence[Any]] = {
+    "ns_steps": (3, 4, 6, 8, 10),
+    "ns_coefficients": ((2.0, -1.5, 0.5), POLAR_EXPRESS),
+    "master_weights": (False,),
 }
 
-NO_TWIST = Twist("")
 OFF = "off"  # in `Hypothesis.switches`: a number that is switched off
 
 
@@ -81,9 +91,9 @@ class Hypothesis:
     @property
     def twisted(self) -> Twist:
         """The twist itself."""
-        return TWISTS.get(self.twist, NO_TWIST)
+        return TWISTS.get(self.twist, Twist(""))
 
-    def rule(self, values: Mapping[str, float] | None = None) -> Rule:
+    def rule(self, values: Mapping[str, float] = MappingProxyType({})) -> Rule:
         """The rule with some numbers; without, it is one to be traced. Not twisted.
 
         Raises
@@ -92,10 +102,8 @@ class Hypothesis:
             If the switches do not go together.
         """
         made: dict[str, Any] = {f.name: 0.1 for f in dataclasses.fields(self.kind) if f.default is dataclasses.MISSING}
-        for name, value in self.switches:
-            on = value is None and name in hypers(self.kind)
-            made[name] = _starts(self.kind, name)[0] if on else None if value == OFF else value
-        made |= values or {}
+        on = {name: x[0] for name, x in self._switched_on().items()}
+        made |= {name: on.get(name, None if x == OFF else x) for name, x in self.switches} | dict(values)
         try:
             return self.kind(**made)
         except ValueError:  # lr where it must be given, and not where it must not
@@ -113,37 +121,48 @@ class Hypothesis:
             return False
         return True
 
-    def starts(self) -> dict[str, list[float]]:
+    def applies(self) -> bool:
+        """Whether there is such a rule, and its twist means something there."""
+        return self.exists() and self.twisted.applies(self.rule())
+
+    def _switched_on(self) -> dict[str, Sequence[float]]:
+        """Numbers that are switched on, and where the search for these begins."""
+        found = {}
+        for name, x in self.switches:
+            if x is None and name in hypers(self.kind):
+                interval = hypers(self.kind)[name] or "(0, inf)"
+                found[name] = USUAL.get(name, BELOW_ONE if interval.endswith(("1)", "1]")) else WIDE)
+        return found
+
+    def starts(self) -> dict[str, Sequence[float]]:
         """For each number that was switched on, or that a twist brings, where the search may begin."""
-        on = [name for name, x in self.switches if x is None and name in hypers(self.kind)]
-        made = {name: _starts(self.kind, name) for name in on}
-        return made | dict(self.twisted.numbers)
+        return {**self._switched_on(), **self.twisted.numbers}
 
     def neighbours(self, *, narrow: bool, known: bool) -> Iterator["Hypothesis"]:
         """All with one change more."""
         rule, changed = self.rule(), {name for name, _ in self.switches}
         for f in dataclasses.fields(self.kind):
-            if f.name in changed or (f.name in LEFT_ALONE and not (f.name == "master_weights" and narrow)):
-                continue
-            for value in _others(f, getattr(rule, f.name), self.kind):
-                new = replace(self, switches=(*self.switches, (f.name, value)))
-                if new.exists():
-                    yield new
-        if not self.free:
-            for name, axis in (("weight_decay", "tensor"), ("lr", "tensor"), ("lr", "step"), ("weight_decay", "step")):
-                if name in numbers(rule) and (self.twist, axis) != ("joined", "tensor"):
-                    yield replace(self, free=((name, axis),))
-        if not self.twist:
-            for key, twist in TWISTS.items():
-                if key == "joined" and "tensor" in dict(self.free).values():
-                    continue
-                if twist.applies(rule) and not (twist.known and not known) and not (twist.wide and narrow):
-                    yield replace(self, twist=key)
+            if f.name not in changed | LEFT_ALONE and (narrow or f.name != "master_weights"):
+                yield from self.switched(f)
+        for name, axis in (("weight_decay", "tensor"), ("lr", "tensor"), ("lr", "step"), ("weight_decay", "step")):
+            if not self.free and name in numbers(rule) and (self.twist, axis) != ("joined", "tensor"):
+                yield replace(self, free=((name, axis),))
+        for key, twist in TWISTS.items() if not self.twist else ():
+            able = twist.applies(rule) and (known or not twist.known) and not (narrow and twist.wide)
+            if able and not (key == "joined" and "tensor" in dict(self.free).values()):
+                yield replace(self, twist=key)
+
+    def switched(self, f: "dataclasses.Field[Any]") -> Iterator["Hypothesis"]:
+        """All with another value of a field, or with it on or off, that exist."""
+        for value in _others(f, getattr(self.rule(), f.name), self.kind):
+            new = replace(self, switches=(*self.switches, (f.name, value)))
+            if new.exists():
+                yield new
 
     def with_one_switch_less(self) -> Iterator["Hypothesis"]:
         """All in which a field is as by default again."""
-        for name, _ in self.switches:
-            new = replace(self, switches=tuple(x for x in self.switches if x[0] != name))
+        for switch in self.switches:
+            new = replace(self, switches=tuple(x for x in self.switches if x != switch))
             if new.exists():
                 yield new
 
@@ -154,28 +173,25 @@ class Hypothesis:
 
 
 def plain(shapes: Iterable[tuple[int, ...]] = ((1,),)) -> list[Hypothesis]:
-    """Every rule as it is by default that takes tensors of these shapes."""
+    """Every rule as it is by default that takes tensors of these shapes, and with the switches in `ORDINARY`."""
     tensors = [np.zeros(shape) for shape in set(shapes)]
     found = [one for one in map(Hypothesis, _kinds()) if one.takes(tensors)]
-    for name in ("momentum", "nesterov"):
+    for name in sorted(ORDINARY):
         for one in list(found):
             for f in (f for f in dataclasses.fields(one.kind) if f.name == name):
-                for value in _others(f, getattr(one.rule(), name), one.kind):
-                    new = replace(one, switches=(*one.switches, (name, value)))
-                    if value != OFF and new not in found and new.exists():
-                        found.append(new)
-    return found
+                found += [new for new in one.switched(f) if (name, OFF) not in new.switches]
+    return list(dict.fromkeys(found))
 
 
-def fields() -> list[str]:
+def hyper_names() -> list[str]:
     """The hyper-parameters of all rules."""
     return list(dict.fromkeys(name for kind in _kinds() for name in hypers(kind)))
 
 
 def not_searched(name: str) -> str:
     """The rule that a name has in it, if it is known and not searched; empty elsewhere."""
-    searched, short = _kinds(), name.lower().replace("_", "")
-    others = [kind.__name__ for kind in _rules() if kind not in searched]
+    short = name.lower().replace("_", "")
+    others = [kind.__name__ for kind in _rules() if kind not in _kinds()]
     return next((other for other in others if other.lower() in short), "")
 
 
@@ -195,36 +211,19 @@ def _kinds() -> list[type[Rule]]:
 def numbers(rule: Rule) -> list[str]:
     """The numbers of a rule that do something: neither off, nor for what is not parameters."""
     idle = {"ema_decay"} | ({"lookahead_alpha"} if rule.lookahead_steps is None else set())
-    found = []
-    for f in dataclasses.fields(rule):
-        value = getattr(rule, f.name)
-        off = value is None or (f.metadata.get("zero_is_off") and is_zero(value))
-        if f.name in hypers(type(rule)) and f.name not in idle and not off:
-            found.append(f.name)
-    return found
+    own = [f for f in dataclasses.fields(rule) if f.name in hypers(type(rule)) and f.name not in idle]
+    return [f.name for f in own if not is_off(f, getattr(rule, f.name))]
 
 
-def _others(f: "dataclasses.Field[Any]", value: Any, kind: type[Rule]) -> list[Any]:
+def _others(f: "dataclasses.Field[Any]", value: Any, kind: type[Rule]) -> Sequence[Any]:
     """What a field may be switched to."""
-    if f.metadata.get("function"):
-        return []
-    if f.metadata.get("options"):
-        if f.name in ("master_weights", "ns_dtype"):
-            return [False] if f.name == "master_weights" else []
-        return [x for x in f.metadata["options"] if x is not value and x != value]
-    if f.name in PUBLISHED:
-        return [x for x in PUBLISHED[f.name] if x != value]
+    if f.name in PUBLISHED or f.metadata.get("options"):
+        options = PUBLISHED.get(f.name) or f.metadata["options"]
+        return [x for x in options if x is not value and x != value]
     if is_flag(f):
         return [not value] if isinstance(value, bool) else []
-    if f.name not in hypers(kind):
+    if f.name not in hypers(kind) or f.name == "lr":
         return []
-    if value is None or (is_zero(value) and f.metadata.get("zero_is_off")):
-        return [None] if f.name != "lr" else []
-    return [OFF] if f.metadata.get("optional") and f.name != "lr" else []
-
-
-def _starts(kind: type[Rule], name: str) -> list[float]:
-    if name in STARTS:
-        return list(STARTS[name])
-    interval = hypers(kind)[name] or "(0, inf)"
-    return list(BELOW_ONE if interval.endswith(("1)", "1]")) else WIDE)
+    if is_off(f, value):
+        return [None]
+    return [OFF] if f.metadata.get("optional") else []

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from arrayopt.rules.base import Rule
-from arrayopt.rules.words import trust_ratio
+from arrayopt.rules.words import bias_correction, on_scalar, trust_ratio
 
 __all__ = ["Change", "in_method"]
 
@@ -19,17 +19,20 @@ TINY = 1e-300
 """An eps that does nothing, where one must be positive."""
 
 
-def in_method(method: str, function: Callable[..., Any]) -> Change:
-    """A change of classes: `function` is called in place of a method, and takes that method first."""
+def in_method(method: str) -> Callable[[Callable[..., Any]], Change]:
+    """Make a change of classes of a function that is called in place of a method, and takes that method first."""
 
-    @cache
-    def changed(kind: type[Rule]) -> type[Rule]:
-        def called(self: Any, *given: Any) -> Any:
-            return function(getattr(kind, method).__get__(self), *given)
+    def made(function: Callable[..., Any]) -> Change:
+        @cache
+        def changed(kind: type[Rule]) -> type[Rule]:
+            def called(self: Any, *given: Any) -> Any:
+                return function(getattr(kind, method).__get__(self), *given)
 
-        return type(kind.__name__, (kind,), {method: called, "__module__": kind.__module__})
+            return type(kind.__name__, (kind,), {method: called, "__module__": kind.__module__})
 
-    return changed
+        return changed
+
+    return made
 
 
 def _with(h: Any, **values: Any) -> Any:
@@ -57,52 +60,74 @@ class _Roots:
         return self._root(x) if whole else self._xp.sqrt(x)
 
 
-def _eps_in_root(update: Any, xp: Any, p: Any, g: Any, s: Any, h: Any) -> Any:
+@in_method("update")
+def eps_in_root(update: Any, xp: Any, p: Any, g: Any, s: Any, h: Any) -> Any:
     return update(_Roots(xp, p, lambda x: xp.sqrt(x + h.eps)), p, g, s, _with(h, eps=TINY))
 
 
-def _forgetful(ratio: Any, xp: Any, p: Any, x: Any, h: Any) -> Any:
+@in_method("_ratio")
+def forgetful(ratio: Any, xp: Any, p: Any, x: Any, h: Any) -> Any:
     asks = any(f.name == "decayed_norm" for f in fields(ratio.__self__))  # else x has the decay
     return ratio(xp, p, x if asks else x - h.weight_decay * p, _bare(h))
 
 
-def _averaged(ratio: Any, xp: Any, p: Any, x: Any, h: Any) -> Any:
+@in_method("_ratio")
+def averaged(ratio: Any, xp: Any, p: Any, x: Any, h: Any) -> Any:
     return trust_ratio(xp, xp.sum(xp.abs(p)), xp.sum(xp.abs(x)), h)  # of as many elements
 
 
 def _less(taken: Callable[[Any, Any, Any], Any]) -> Change:
     """An update without decay, of whose new parameter something is taken: a function of p, the new p, and h."""
 
+    @in_method("update")
     def update(bare: Any, xp: Any, p: Any, g: Any, s: Any, h: Any) -> Any:
         new, slots = bare(xp, p, g, s, _bare(h))
         return new - taken(p, new, h), slots
 
-    return in_method("update", update)
+    return update
 
 
-def _begun(update: Any, xp: Any, p: Any, g: Any, s: Any, h: Any) -> Any:
+def _uncorrected(which: int) -> Change:
+    """Rules whose first moment is not corrected, or whose second is not."""
+
+    @in_method("_debiased")
+    def debiased(method: Any, m: Any, v: Any, h: Any) -> Any:
+        made = method(m, v, h)
+        return (m, made[1]) if which == 1 else (made[0], v)
+
+    @in_method("update")
+    def update(correct: Any, xp: Any, p: Any, g: Any, s: Any, h: Any) -> Any:
+        if which == 1:
+            size, eps = bias_correction(h.beta1, h.t), h.eps
+        else:
+            root = on_scalar("sqrt", bias_correction(h.beta2, h.t))
+            size, eps = 1.0 / root, h.eps / root
+        decay = {"weight_decay": h.weight_decay / size} if hasattr(h, "weight_decay") else {}
+        return correct(xp, p, g, s, _with(h, lr=h.lr * size, eps=eps, **decay))
+
+    # a trust ratio does away with the size of the direction, but not where it is one
+    return lambda kind: (debiased if hasattr(kind, "_debiased") else update)(kind)
+
+
+@in_method("update")
+def begun(update: Any, xp: Any, p: Any, g: Any, s: Any, h: Any) -> Any:
     first = {"m": g, "v": g * g}
     slots = {name: xp.where(h.t == 1, first[name], x) if name in first else x for name, x in s.items()}
     return update.__func__(replace(update.__self__, bias_correction=False), xp, p, g, slots, h)
 
 
-no_root = in_method("update", lambda update, xp, p, *rest: update(_Roots(xp, p, lambda x: x), p, *rest))
-eps_in_root = in_method("update", _eps_in_root)
-inverted = in_method("_ratio", lambda ratio, *given: 1.0 / ratio(*given))
-averaged = in_method("_ratio", _averaged)
-forgetful = in_method("_ratio", _forgetful)
-coupled = in_method("update", lambda update, xp, p, g, s, h: update(xp, p, g + h.weight_decay * p, s, _bare(h)))
-decay_first = in_method(
-    "update", lambda update, xp, p, g, s, h: update(xp, p * (1.0 - h.lr * h.weight_decay), g, s, _bare(h))
-)
+_updated = in_method("update")
+no_root = _updated(lambda update, xp, p, *rest: update(_Roots(xp, p, lambda x: x), p, *rest))
+inverted = in_method("_ratio")(lambda ratio, *given: 1.0 / ratio(*given))
+coupled = _updated(lambda update, xp, p, g, s, h: update(xp, p, g + h.weight_decay * p, s, _bare(h)))
+decay_first = _updated(lambda update, xp, p, g, s, h: update(xp, p * (1.0 - h.lr * h.weight_decay), g, s, _bare(h)))
 decoupled = _less(lambda p, new, h: h.lr * h.weight_decay * p)
 decay_after = _less(lambda p, new, h: h.lr * h.weight_decay * new)
 decay_without_lr = _less(lambda p, new, h: h.weight_decay * p)
-begun = in_method("update", _begun)
-begun_first = in_method(
-    "update", lambda update, xp, p, g, s, h: update(xp, p, g, {**s, "m": xp.where(h.t == 1, g, s["m"])}, h)
-)
-# Where there is a trust ratio, other numbers cannot say that a moment is not corrected: the ratio does away with the
-# size of the direction, but not where it is one.
-uncorrected_m = in_method("_debiased", lambda debiased, m, v, h: (m, debiased(m, v, h)[1]))
-uncorrected_v = in_method("_debiased", lambda debiased, m, v, h: (debiased(m, v, h)[0], v))
+_first = _updated(lambda update, xp, p, g, s, h: update(xp, p, g, {**s, "m": xp.where(h.t == 1, g, s["m"])}, h))
+uncorrected_m, uncorrected_v = _uncorrected(1), _uncorrected(2)
+
+
+def begun_first(kind: type[Rule]) -> type[Rule]:
+    """Rules whose first moment begins with the first gradient, and is not corrected."""
+    return _first(uncorrected_m(kind))

@@ -9,26 +9,24 @@ import numpy as np
 
 from arrayopt.rules.fields import hypers
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis, numbers
-from arrayopt.testing.diagnosis.simulate import Simulation
+from arrayopt.testing.diagnosis.simulate import Simulation, rounded
 from arrayopt.testing.diagnosis.trajectory import Trajectory, Values
 from arrayopt.testing.equivalence import Difference
 from arrayopt.testing.ulps import Scale, ulps
 
-__all__ = ["Model", "Seen", "Sets", "cost", "one_set"]
+__all__ = ["LIMITS", "Fit", "Model", "Seen", "Sets", "one_set"]
 
 Sets = dict[str, Values]  # numbers by name, each of shape (sets, 1 or steps, 1 or tensors)
 LOST = 1e3  # what counts as a prediction's error that is no number, in units of the update
+
+# The ULPs within which a rule counts as found, or the share of a tensor's update: 1 - β^t, as it stands, loses digits.
+LIMITS = {"float16": 4.0, "bfloat16": 4.0, "float32": 8.0, "float64": 64.0}
+SHARES = {"float32": 3e-5, "float64": 1e-11}
 
 
 def one_set(values: Mapping[str, Any]) -> Sets:
     """One set of numbers."""
     return {name: np.reshape(x, (1, *(np.shape(x) or (1, 1)))) for name, x in values.items()}
-
-
-def cost(errors: Values) -> Values:
-    """The root mean square of each set's errors."""
-    made: Values = np.sqrt(np.mean(np.minimum(errors**2, 1e4), axis=-1)) if errors.shape[-1] else np.zeros(len(errors))
-    return made
 
 
 class Seen:
@@ -42,8 +40,10 @@ class Seen:
         Which tensor each element is of.
     rows, start, got : array
         The parameters at all times, before each step, and after each.
-    counts : array of bool
-        What is compared: what is finite, and of tensors that a step has a gradient of.
+    took, counts : array of bool
+        Whether a step has a gradient of the tensor; and what is compared: of this, what is finite.
+    scales : array
+        How large the numbers were that each element was computed from; see `Scale`.
     updates, units : array
         The root mean square of the tensor's update; and what errors are measured in: this, or, where it is lost in
         rounding, some ULPs.
@@ -57,21 +57,18 @@ class Seen:
         self.parts = {name: slice(a, b) for name, a, b in zip(names, ends[:-1], ends[1:], strict=True)}
         self.tensor = np.repeat(np.arange(len(names)), sizes)
         self.rows = np.empty((len(trajectory.params), ends[-1]))
-        for row, params in zip(self.rows, trajectory.params, strict=True):
-            for name, part in self.parts.items():
-                row[part] = params[name].ravel()
+        for name, part in self.parts.items():
+            self.rows[:, part] = [params[name].ravel() for params in trajectory.params]
         self.start, self.got = self.rows[:-1], self.rows[1:]
-        self.counts = np.isfinite(self.got) & np.isfinite(self.start) & trajectory.took[:, self.tensor]
-        with np.errstate(all="ignore"):
-            update = self.got - self.start
-            update = np.where(np.isfinite(update), update, 0.0)
-            self.updates = np.zeros_like(update)
-            for part in self.parts.values():
-                largest = np.abs(update[:, part]).max(axis=1, initial=0.0, keepdims=True)
-                share = update[:, part] / np.where(largest > 0, largest, 1.0)
-                mean = np.sum(share**2, axis=1, keepdims=True) / max(share.shape[1], 1)
-                self.updates[:, part] = largest * np.sqrt(mean)
-            ulp = 1.0 / np.maximum(self.distance(self.got + 1.0), 1e-300)
+        self.took = trajectory.took[:, self.tensor]
+        self.counts = np.isfinite(self.got) & np.isfinite(self.start) & self.took
+        self.scales, self.updates = np.empty_like(self.got), np.empty_like(self.got)
+        for part in self.parts.values():
+            scale = Scale(self.rows[0, part])
+            for s, now in enumerate(self.got):
+                scale.follow(now[part])
+                self.scales[s, part], self.updates[s, part] = scale.values, scale.update
+        ulp = 1.0 / np.maximum(self.distance(self.got + 1.0), 1e-300)
         exact = self.by_dtype({"float64": 0.0}, 16.0)
         least = np.maximum(exact * np.where(np.isfinite(ulp), ulp, 0.0), 1e-290)
         self.units = np.maximum(self.updates, least)
@@ -88,9 +85,10 @@ class Seen:
         found: Values = off[:, self.counts]
         return found
 
-    def costs(self, predicted: Values) -> Values:
-        """Of each set, the root mean square of the errors."""
-        return cost(self.errors(predicted))
+    def costs(self, errors: Values) -> Values:
+        """Of each set, the root mean square of its `errors`."""
+        made: Values = np.sqrt(np.sum(np.minimum(errors**2, 1e4), axis=-1) / max(errors.shape[-1], 1))
+        return made
 
     def distance(self, predicted: Values) -> Values:
         """How far predictions of one set are off, in ULPs."""
@@ -100,21 +98,10 @@ class Seen:
             found[:, part] = ulps(predicted[:, part], self.got[:, part], self.scales[:, part], dtype)
         return found
 
-    @cached_property
-    def scales(self) -> Values:
-        """How large the numbers were that each element was computed from; see `Scale`."""
-        made = np.empty_like(self.got)
-        for part in self.parts.values():
-            scale = Scale(self.rows[0, part])
-            for now, row in zip(self.got, made, strict=True):
-                scale.follow(now[part])
-                row[part] = scale.values
-        return made
-
-    def first_difference(
-        self, distances: Values, beyond: Values, other: Values, *, expected: bool
-    ) -> Difference | None:
-        """The first step with elements beyond a limit, and the one there that is furthest from what others are."""
+    def first_difference(self, distances: Values, beyond: Values, pair: Sequence[Values]) -> Difference | None:
+        """The first step with elements beyond a limit, and the one there that is furthest off; `pair` is what is
+        expected and what is there.
+        """
         if not beyond.any():
             return None
         step = int(np.argmax(beyond.any(axis=1)))
@@ -122,8 +109,8 @@ class Seen:
         i = int(np.argmax(far))
         name = self.trajectory.names[self.tensor[i]]
         at = np.unravel_index(i - self.parts[name].start, self.trajectory.params[0][name].shape)
-        pair = float(other[step, i]), float(self.got[step, i])
-        return Difference(float(far[i]), name, tuple(map(int, at)), step, *(pair if expected else pair[::-1]))
+        expected, got = (float(x[step, i]) for x in pair)
+        return Difference(float(far[i]), name, tuple(map(int, at)), step, expected, got)
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,14 +156,10 @@ class Model:
         """The unknown numbers of several sets."""
         made = {}
         for name in self.unknown:
-            shape = self.shape(name)
-            made[name] = np.stack([np.broadcast_to(np.asarray(row[name], float), shape) for row in rows])
+            made[name] = np.empty((len(rows), *self.shape(name)))
+            for one, row in zip(made[name], rows, strict=True):
+                one[...] = row[name]
         return made
-
-    def values(self, sets: Sets, i: int) -> dict[str, Any]:
-        """All numbers, with the unknown ones of one set."""
-        rows = {name: x[i] for name, x in sets.items()}
-        return {**self.fixed, **{name: float(x.item()) if x.size == 1 else x for name, x in rows.items()}}
 
     def predict(self, sets: Sets) -> Values:
         """The parameters after each step, of shape (sets, steps, elements)."""
@@ -186,15 +169,23 @@ class Model:
             values = {name: x[:, :, :1] for name, x in values.items()}
         with np.errstate(all="ignore"):
             values = self.hypothesis.twisted.alters(values, made)
-        return np.concatenate(self.simulation.run(values), axis=2)
+        return self.simulation.run(values)
 
     def errors(self, sets: Sets) -> Values:
         """See `Seen.errors`."""
         return self.seen.errors(self.predict(sets))
 
-    def costs(self, sets: Sets) -> Values:
-        """See `Seen.costs`."""
-        return self.seen.costs(self.predict(sets))
+    def fit(self, sets: Sets, i: int, cost: float) -> "Fit":
+        """What one of several sets is, of which the cost is known."""
+        values = dict(self.fixed)
+        for name, x in sets.items():
+            values[name] = float(x[i].item()) if x[i].size == 1 else x[i]
+        return Fit(self, values, cost)
+
+    def at(self, *rows: Mapping[str, Any]) -> "list[Fit]":
+        """The model with some numbers, and with others."""
+        sets = {k: np.concatenate(x) for k, x in _transposed([one_set(row) for row in rows]).items()}
+        return [Fit(self, row, float(x)) for row, x in zip(rows, self.seen.costs(self.errors(sets)), strict=True)]
 
     def rescaled(self, sets: Sets, predicted: Values) -> Sets:
         """The sets with the learning rates that suit the predictions best, were these in proportion to them."""
@@ -212,3 +203,86 @@ class Model:
         still = (tensors == 1) & (total(np.abs(theirs)) == 0)  # there the rate is zero
         factor = np.where(np.isfinite(factor) & ((factor != 0) | still), factor, 1.0)
         return {**sets, "lr": sets["lr"] * factor.reshape(-1, steps, tensors)}
+
+
+def _transposed(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Lists by name in place of a list of dicts."""
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """A model with numbers, and how far it is off.
+
+    Attributes
+    ----------
+    values : dict of str to (float or array)
+        The numbers; arrays are of shape (1 or steps, 1 or tensors).
+    cost : float
+        The root mean square of the errors, in units of the updates.
+    refused : bool
+        Whether it cannot be meant, however near it is.
+    """
+
+    model: Model
+    values: Mapping[str, Any]
+    cost: float
+    refused: bool = False
+
+    @property
+    def hypothesis(self) -> Hypothesis:
+        return self.model.hypothesis
+
+    def changed(self, **values: Any) -> "Fit":
+        """The same with some other values."""
+        return self.model.at({**self.values, **values})[0]
+
+    @cached_property
+    def _judged(self) -> tuple[Values, Values, bool]:
+        """Distances, what is beyond, and whether numbers are rounded to float32: they are where parameters are no
+        wider, and this does better.
+        """
+        distances, beyond = self._off(self.values)
+        if beyond.any() and "float64" not in self.model.seen.trajectory.dtypes.values():
+            coarse, more = self._off({k: rounded(np.asarray(x, float), "float32") for k, x in self.values.items()})
+            if coarse.max(initial=0.0) < distances.max(initial=0.0):
+                return coarse, more, True
+        return distances, beyond, False
+
+    def _off(self, values: Mapping[str, Any]) -> tuple[Values, Values]:
+        """How far some values are off, and which elements are too far."""
+        seen, predicted = self.model.seen, self.model.predict(one_set(values))[0]
+        distances = np.where(seen.took & np.isfinite(seen.got), seen.distance(predicted), 0.0)
+        with np.errstate(all="ignore"):
+            near = np.abs(predicted - seen.got) <= seen.by_dtype(SHARES) * seen.updates
+        return distances, seen.counts & ~near & (distances > seen.by_dtype(LIMITS))
+
+    @property
+    def distances(self) -> Values:
+        """How far each element is off, in ULPs, of shape (steps, elements)."""
+        return self._judged[0]
+
+    @property
+    def beyond(self) -> Values:
+        """The elements that are too far off."""
+        return self._judged[1]
+
+    @property
+    def coarse(self) -> bool:
+        """Whether hyper-parameters are those rounded to float32."""
+        return self._judged[2]
+
+    @property
+    def passes(self) -> bool:
+        """Whether all is near enough."""
+        return not self.refused and not self.beyond.any()
+
+    @property
+    def ulps(self) -> float:
+        """The largest distance."""
+        return float(self.distances.max(initial=0.0))
+
+    @property
+    def agreeing(self) -> list[str]:
+        """The tensors of which all is near enough."""
+        return [name for name, part in self.model.seen.parts.items() if not self.beyond[:, part].any()]

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from arrayopt.testing.diagnosis import words
-from arrayopt.testing.page import document
+from arrayopt.testing.page import document, table
 from arrayopt.testing.ulps import in_short
 
 __all__ = ["page"]
@@ -30,29 +30,18 @@ def _body(found: Any) -> str:
     if found.parts:
         return "\n".join(f"<h2>{escape(', '.join(names))}</h2>\n{_body(part)}" for names, part in found.parts)
     first, *rest = str(found).splitlines()
-    good = "" if found.as_documented else " bad"
+    verdict = f'<p class="verdict{"" if found.as_documented else " bad"}">{escape(first)}</p>'
     if not found.name:
-        return f'<p class="verdict{good}">{escape(first)}</p>'
+        return verdict
     numbers = words.numbers_in_words(found.hypers)  # which the table has
     lines = "\n".join(f"<p>{escape(line.strip())}</p>" for line in rest if line.strip() != numbers)
-    return f"""<p class="verdict{good}">{escape(first)}</p>
+    unseen = dict.fromkeys(found.unseen, "not to be seen in these gradients")
+    rows = [[name, words.number(x), unseen.get(name, "")] for name, x in found.hypers.items()]
+    return f"""{verdict}
 {lines}
-{_table(found)}
+{table("list", ("hyper-parameter", "found", ""), rows)}
 <h2>Differences by step, in ULPs of the update</h2>
 {_plot(found)}"""
-
-
-def _table(found: Any) -> str:
-    """The hyper-parameters."""
-    rows = ""
-    for name, x in found.hypers.items():
-        said = "not to be seen in these gradients" if name in found.unseen else ""
-        rows += f"<tr><td><code>{escape(name)}</code></td><td>{escape(words.number(x))}</td><td>{said}</td></tr>"
-    return (
-        '<div class="scroll"><table class="list">'
-        "<thead><tr><th>hyper-parameter</th><th>found</th><th></th></tr></thead>"
-        f"<tbody>{rows}</tbody></table></div>"
-    )
 
 
 def _plot(found: Any) -> str:

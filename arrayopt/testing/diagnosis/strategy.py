@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.testing.diagnosis.descent import LOWER, Judged, judge
 from arrayopt.testing.diagnosis.diagnosis import NOT_SEARCHED, Diagnosis, made_of, no_rule
-from arrayopt.testing.diagnosis.fit import fit
+from arrayopt.testing.diagnosis.fit import LOWER, fit
 from arrayopt.testing.diagnosis.grouping import Group, grouped, merged, on
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis, not_searched, plain
-from arrayopt.testing.diagnosis.model import Model, Seen
+from arrayopt.testing.diagnosis.model import Fit, Model, Seen
 from arrayopt.testing.diagnosis.search import Watch, attempt, search
 from arrayopt.testing.diagnosis.trajectory import Trajectory
 from arrayopt.testing.diagnosis.words import made_up, unseen, untold
@@ -33,22 +32,17 @@ def examine(
 
     Numbers that are `known` are taken as they are; those that are `said` are what the optimizer is said to have.
     """
-    seen, tried = Seen(made), {}  # type: Seen, dict[Hypothesis, Judged]
-    reason = untold(seen)
-    if reason:
-        return no_rule(made, reason)
-    unsought = not_searched(made.subject)
-    if unsought:
-        return no_rule(made, f"{unsought} is {NOT_SEARCHED}")
-    if len(made.names) > MANY:
-        found = _from_few(made, known, said, min(depth, 2), watch)
-        if found is not None:
-            return found
-    for_matrices = False
-    mixed = len(made.names) <= MANY and len({x.ndim > 1 for x in made.params[0].values()}) == 2
+    seen, tried = Seen(made), {}  # type: Seen, dict[Hypothesis, Fit]
+    reason, unsought, many = untold(seen), not_searched(made.subject), len(made.names) > MANY
+    if reason or unsought:
+        return no_rule(made, reason or f"{unsought} is {NOT_SEARCHED}")
+    found = _from_few(made, known, said, min(depth, 2), watch) if many else None
+    if found is not None:
+        return found
+    mixed, for_matrices = not many and len({x.ndim > 1 for x in made.params[0].values()}) == 2, False
     for deep in dict.fromkeys((0, min(depth, 1), depth)):
         best = search(seen, known, made.subject, depth=deep, tried=tried, watch=watch)
-        if best[0].passes or watch.over or (deep and best[0].fit.cost < LOWER):
+        if best[0].passes or watch.over or (deep and best[0].cost < LOWER):
             break
         coarse = _coarse(tried.values(), made.subject) if deep or not depth else None
         if coarse is not None:
@@ -62,34 +56,31 @@ def examine(
     return made_of(best, made, said)
 
 
-def _coarse(tried: Iterable[Judged], name: str) -> Judged | None:
+def _coarse(tried: Iterable[Fit], name: str) -> Fit | None:
     """A rule of products that comes as near as one whose products are in bfloat16, if there is one."""
-    near = [x for x in tried if hasattr(x.hypothesis.kind, "ns_dtype") and x.fit.cost < COARSE]
-    if not near:
-        return None
-    best = min(near, key=lambda x: (x.hypothesis.kind.__name__ != name, x.hypothesis.changes, x.fit.cost))
-    return replace(judge(best.fit), refused=True)
+    near = [x for x in tried if hasattr(x.hypothesis.kind, "ns_dtype") and x.cost < COARSE]
+    near.sort(key=lambda x: (x.hypothesis.kind.__name__ != name, x.hypothesis.changes, x.cost))
+    return replace(near[0], refused=True) if near else None
 
 
 def _from_few(
     made: Trajectory, known: Mapping[str, Any], said: Mapping[str, Any], depth: int, watch: Watch
 ) -> Diagnosis | None:
     """What a few tensors follow, and which others do so too; None where these few follow nothing."""
-    near: list[Judged] = []
-    best: list[Judged] = []
+    near: list[Fit] = []
+    best: list[Fit] = []
     for best in _begun(made, known, depth, watch):
         if best[0].passes:
             found = _everywhere(made, best, said)
             if found is not None:
                 return found
             near = best
-    if not near:
-        hypothesis, values = _of_one(best[0])
-        everywhere = len(_taken(made, hypothesis)) == len(made.names)
-        return made_of([on(made, hypothesis, values)], made, said) if watch.stopped and everywhere else None
-    hypothesis, values = _of_one(near[0])
+    hypothesis, values = _of_one((near or best)[0])
     taken = _taken(made, hypothesis)
-    if len(taken) == len(made.names):  # something that the few do not show; the numbers that these show are right
+    everywhere = len(taken) == len(made.names)
+    if not near:
+        return made_of([on(made, hypothesis, values)], made, said) if watch.stopped and everywhere else None
+    if everywhere:  # something that the few do not show; the numbers that these show are right
         hidden = {*unseen(near[0]), *(name for name, _ in hypothesis.free)}
         shown = {name: x for name, x in values.items() if name not in hidden}
         first = on(made, hypothesis, values)
@@ -104,14 +95,14 @@ def _from_few(
     return _joined(made, groups, other.parts or [(tuple(rest), other)])
 
 
-def _begun(made: Trajectory, known: Mapping[str, Any], depth: int, watch: Watch) -> Iterator[list[Judged]]:
+def _begun(made: Trajectory, known: Mapping[str, Any], depth: int, watch: Watch) -> Iterator[list[Fit]]:
     """What a few tensors follow, or come nearest to, with the fewest changes first; or one of them, which may have
     settings of its own.
     """
     few, told = _few(made), False
-    seen: dict[tuple[str, ...], tuple[Seen, dict[Hypothesis, Judged]]] = {}
+    seen: dict[tuple[str, ...], tuple[Seen, dict[Hypothesis, Fit]]] = {}
 
-    def looked(names: list[str], deep: int) -> list[Judged]:
+    def looked(names: list[str], deep: int) -> list[Fit]:
         own, tried = seen.setdefault(tuple(names), (Seen(made.only(names)), {}))
         return search(own, _of(known, made, names), made.subject, depth=deep, tried=tried, watch=watch)
 
@@ -131,22 +122,20 @@ def _begun(made: Trajectory, known: Mapping[str, Any], depth: int, watch: Watch)
                 yield best
 
 
-def _everywhere(made: Trajectory, best: Sequence[Judged], said: Mapping[str, Any]) -> Diagnosis | None:
+def _everywhere(made: Trajectory, best: Sequence[Fit], said: Mapping[str, Any]) -> Diagnosis | None:
     """What all tensors follow, if it is what some do, or nearly so."""
-    first = best[0]
-    hypothesis, values = _of_one(first)
+    hypothesis, values = _of_one(best[0])
     taken = _taken(made, hypothesis)
     whole = len(taken) == len(made.names)
     if whole:
         same = [x for x in best if x.hypothesis == _of_one(x)[0] and _taken(made, x.hypothesis) == taken]
-        alike = [on(made, x.hypothesis, x.fit.values) for x in same]
-        if any(x.passes for x in alike):
-            return made_of([x for x in alike if x.passes], made, said)
-        hidden = {*unseen(first), *(name for pair in made_up(first, said) for name in pair)}
-        if hidden:  # the others may show it
+        alike = [x for x in (on(made, x.hypothesis, x.values) for x in same) if x.passes]
+        hidden = {*unseen(best[0]), *(name for pair in made_up(best[0], said) for name in pair)}
+        if not alike and hidden:  # the others may show it
             near = attempt(hypothesis, Seen(made), {k: x for k, x in values.items() if k not in hidden}, values)
-            if near.passes:
-                return made_of([near], made, said)
+            alike = [near] if near.passes else []
+        if alike:
+            return made_of(alike, made, said)
     groups, rest = grouped(made, taken, hypothesis, values, steps=whole)
     if rest:
         return None
@@ -154,11 +143,13 @@ def _everywhere(made: Trajectory, best: Sequence[Judged], said: Mapping[str, Any
     return made_of([one], made, said) if one is not None and one.passes else _joined(made, groups)
 
 
-def _of_one(found: Judged) -> tuple[Hypothesis, dict[str, Any]]:
+def _of_one(found: Fit) -> tuple[Hypothesis, dict[str, Any]]:
     """What the first of some tensors follows, where they have numbers of their own."""
+    values = {}
+    for name, x in found.values.items():
+        one = x[:, :1] if np.ndim(x) else x
+        values[name] = float(one.item()) if np.ndim(one) and one.size == 1 else one
     h = found.hypothesis
-    values = {k: x[:, :1] if np.ndim(x) else x for k, x in found.fit.values.items()}
-    values = {k: float(x.item()) if np.ndim(x) and x.size == 1 else x for k, x in values.items()}
     return replace(h, free=tuple((name, axis) for name, axis in h.free if axis != "tensor")), values
 
 
@@ -166,9 +157,8 @@ def _is_for_matrices(made: Trajectory, known: Mapping[str, Any], watch: Watch) -
     """Whether a rule that is for matrices alone is not far from what these do."""
     names = [name for name, x in made.params[0].items() if x.ndim > 1]
     part = made.only(names)
-    shapes = [x.shape for x in part.params[0].values()]
-    among = [h for h in plain(shapes) if not h.takes([np.zeros(1)])]
-    return search(Seen(part), _of(known, made, names), depth=0, among=among, watch=watch)[0].fit.cost < FAR
+    among = [h for h in plain([x.shape for x in part.params[0].values()]) if not h.takes([np.zeros(1)])]
+    return search(Seen(part), _of(known, made, names), depth=0, among=among, watch=watch)[0].cost < FAR
 
 
 def _joined(made: Trajectory, groups: Sequence[Group], others: Sequence[Part] = ()) -> Diagnosis:
@@ -195,16 +185,15 @@ def _taken(made: Trajectory, hypothesis: Hypothesis) -> list[str]:
 
 def _few(made: Trajectory) -> list[str]:
     """Tensors that show most: matrices that move, neither of one value nor large."""
-
-    def good(name: str, rank: int) -> bool:
-        p, moves = made.params[0][name], any(g[name] is not None and np.any(g[name]) for g in made.grads[:1])
-        return p.ndim >= rank and moves and bool(np.ptp(p) > 0) and p.size <= LARGE
-
+    start, first = made.params[0], made.grads[0]
+    moving = [name for name in made.names if first[name] is not None and np.any(first[name])]
+    good = [name for name in moving if np.ptp(start[name]) > 0 and start[name].size <= LARGE]
     for rank in (2, 1, 0):
-        found = [name for name in made.names if good(name, rank)]
+        found = [name for name in good if start[name].ndim >= rank]
         if found:
-            usual = np.median([np.abs(made.params[0][name]).max() for name in found])
-            found.sort(key=lambda n: abs(np.log(np.abs(made.params[0][n]).max() / usual)))
+            largest = {name: np.abs(start[name]).max() for name in found}
+            usual = np.median([*largest.values()])
+            found.sort(key=lambda name: abs(np.log(largest[name] / usual)))
             return [name for name in made.names if name in found[:FEW]]
     return made.names[:FEW]
 

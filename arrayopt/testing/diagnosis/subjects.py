@@ -110,37 +110,26 @@ def _function(step: Callable[..., Any], params: Any, who: str) -> Subject:
         made = dict(named_params(here if new is None else new, f"{who}: what {name} returned", functional=True))
         if set(made) != set(now):
             raise ValueError(f"{who}: {name} must return the parameters, {list(now)}; got {list(made)}")
-        made = {key: made[key] for key in now}
-        for key, x in made.items():
-            if tuple(x.shape) != tuple(now[key].shape):
-                raise ValueError(f"{who}: {name} must keep shapes; {key!r} was {now[key].shape}, is {x.shape}")
-            if dtype_name(x) != dtype_name(now[key]):
-                dtypes = f"{dtype_name(now[key])}, is {dtype_name(x)}"
-                raise ValueError(f"{who}: {name} must keep dtypes; {key!r} was {dtypes}")
-        return {key: like(x, detached(x)) for key, x in made.items()}
+        for what, of in (("shapes", lambda x: tuple(x.shape)), ("dtypes", dtype_name)):
+            for key, x in now.items():
+                if of(made[key]) != of(x):
+                    raise ValueError(f"{who}: {name} must keep {what}; {key!r} was {of(x)}, is {of(made[key])}")
+        return {key: like(made[key], detached(made[key])) for key in now}
 
     return Subject(name, dict(named_params(tree, who, functional=True)), one, {}, again=keeps_nothing(step))
 
 
 def _ours(opt: Optimizer, who: str) -> Subject:
     mine = copy.deepcopy(opt)
-    rules = {name: group.rule for group in mine.groups for name in group.names}
-    tensors = dict(named_params(mine.params, who))
+    tensors, rows = dict(named_params(mine.params, who)), dict[str, Mapping[str, Any]]()
+    for group in mine.groups:
+        own = {name: getattr(group.rule, name) for name in hypers(type(group.rule))}
+        rows |= dict.fromkeys(group.names, own)
 
     def one(now: Mapping[str, Array], grads: Mapping[str, Array | None]) -> Mapping[str, Array]:
         return dict(named_params(mine.step(_filled(mine.params, grads)), who))
 
-    return Subject(type(mine.rule).__name__, tensors, one, _agreed([_numbers(rules[name]) for name in tensors]))
-
-
-def _agreed(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of the numbers of each tensor those that all have; as an array where they are not the same."""
-    made: dict[str, Any] = {}
-    for key in rows[0]:
-        values = np.array([[row.get(key, np.nan) for row in rows]])
-        if not np.isnan(values).any():
-            made[key] = values if np.ptp(values) else float(values[0, 0])
-    return made
+    return Subject(type(mine.rule).__name__, tensors, one, _agreed([rows[name] for name in tensors]))
 
 
 def _torch(opt: Any) -> Subject:
@@ -149,10 +138,12 @@ def _torch(opt: Any) -> Subject:
     tensors: dict[str, Array] = {}
     rows = []
     for group in mine.param_groups:
+        own = {name: group[name] for name in ("lr", "eps", "weight_decay", "momentum", "dampening") if name in group}
+        betas = group.get("betas")
+        own |= {f"beta{i}": x for i, x in enumerate(betas, 1)} if isinstance(betas, tuple | list) else {}
         names = group.get("param_names") or range(len(tensors), len(tensors) + len(group["params"]))
-        for name, x in zip(names, group["params"], strict=True):
-            tensors[str(name)] = x
-            rows.append(_numbers_of_torch(group))
+        tensors |= dict(zip(map(str, names), group["params"], strict=True))
+        rows += [own] * len(group["params"])
 
     def one(now: Mapping[str, Array], grads: Mapping[str, Array | None]) -> Mapping[str, Array]:
         for name, x in tensors.items():
@@ -163,19 +154,16 @@ def _torch(opt: Any) -> Subject:
     return Subject(type(mine).__name__, tensors, one, _agreed(rows))
 
 
-def _numbers(rule: Rule) -> dict[str, float]:
-    """The hyper-parameters of a rule that are plain numbers."""
-    made = {name: getattr(rule, name) for name in hypers(type(rule))}
-    return {name: float(x) for name, x in made.items() if is_number(x)}
-
-
-def _numbers_of_torch(group: Mapping[str, Any]) -> dict[str, float]:
-    """The hyper-parameters of a group that have a plain counterpart here."""
-    made = {name: group[name] for name in ("lr", "eps", "weight_decay", "momentum", "dampening") if name in group}
-    betas = group.get("betas")
-    made |= {f"beta{i}": x for i, x in enumerate(betas, 1)} if isinstance(betas, tuple | list) else {}
-    plain = {name: x.item() if is_array(x) and x.ndim == 0 else x for name, x in made.items()}
-    return {name: float(x) for name, x in plain.items() if is_number(x) and math.isfinite(x)}
+def _agreed(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The hyper-parameters of each tensor that all have as plain numbers; as an array where they are not the same."""
+    made: dict[str, Any] = {}
+    for key in rows[0]:
+        own: list[Any] = [row.get(key) for row in rows]
+        own = [x.item() if is_array(x) and x.ndim == 0 else x for x in own]
+        if all(is_number(x) and math.isfinite(x) for x in own):
+            values = np.array([own], float)
+            made[key] = values if np.ptp(values) else float(values[0, 0])
+    return made
 
 
 def _optax(transformation: Any, params: Any, who: str) -> Subject:

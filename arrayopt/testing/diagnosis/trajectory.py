@@ -63,10 +63,7 @@ class Trajectory:
     @cached_property
     def took(self) -> Values:
         """Of shape (steps, tensors): whether a step has a gradient of a tensor."""
-        took = np.empty((self.steps, len(self.names)), bool)
-        for i, name in enumerate(self.names):
-            took[:, i] = [g[name] is not None for g in self.grads]
-        return took
+        return np.array([[g[name] is not None for name in self.names] for g in self.grads])
 
     @cached_property
     def counts(self) -> Values:
@@ -80,8 +77,8 @@ class Trajectory:
         def some(row: Mapping[str, Any]) -> dict[str, Any]:
             return {name: row[name] for name in names}
 
-        params, grads = map(some, self.params), map(some, self.grads)
-        return replace(self, dtypes=some(self.dtypes), params=[*params], grads=[*grads])
+        rows: dict[str, Any] = {"params": [*map(some, self.params)], "grads": [*map(some, self.grads)]}
+        return replace(self, dtypes=some(self.dtypes), **rows)
 
     def joined(self) -> "Trajectory":
         """All tensors one after the other, as one."""

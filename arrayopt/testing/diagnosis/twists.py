@@ -75,14 +75,6 @@ def _adapts(rule: Rule) -> bool:
     return hasattr(rule, "_ratio") and bool(getattr(rule, "adapt", True))
 
 
-def _corrects_alone(rule: Rule) -> bool:
-    return _corrects(rule) and not _adapts(rule)
-
-
-def _corrects_by_ratio(rule: Rule) -> bool:
-    return _corrects(rule) and _adapts(rule)
-
-
 # ---- gradients -------------------------------------------------------------------------------------------------------
 
 
@@ -121,48 +113,25 @@ def _count_per_tensor(h: Numbers, made: Trajectory) -> Numbers:
     return {**h, "t": np.maximum(flat, 1).astype(float)}
 
 
-def _joint_clip(h: Numbers, made: Trajectory) -> Numbers:
-    """What the joint norm of all gradients asks for."""
-    squares = np.zeros(made.steps)
-    for s, grads in enumerate(made.grads):
-        squares[s] = sum(np.sum(x**2) for x in grads.values() if x is not None)
-    norms = np.sqrt(np.maximum(squares, 1e-300))[None, :, None]
-    return {**h, "grad_factor": np.minimum(1.0, h["clip_norm"] / norms)}
+def _joint_clip(times: int) -> Callable[[Numbers, Trajectory], Numbers]:
+    """Gradients times what their joint norm asks for, once or twice."""
 
+    def alters(h: Numbers, made: Trajectory) -> Numbers:
+        squares = np.zeros(made.steps)
+        for s, grads in enumerate(made.grads):
+            squares[s] = sum(np.sum(x**2) for x in grads.values() if x is not None)
+        norms = np.sqrt(np.maximum(squares, 1e-300))[None, :, None]
+        return {**h, "grad_factor": np.minimum(1.0, h["clip_norm"] / norms) ** times}
 
-def _twice_clipped(h: Numbers, made: Trajectory) -> Numbers:
-    """The same factor, twice."""
-    h = _joint_clip(h, made)
-    return {**h, "grad_factor": h["grad_factor"] ** 2}
+    return alters
 
 
 def _correction(h: Numbers, beta: str) -> Any:
     return -np.expm1(h["t"] * np.log(np.maximum(h[beta], 1e-300)))
 
 
-def _uncorrected(h: Numbers, divisor: Any) -> Numbers:
-    """The direction times a divisor of the moments, said by the other numbers."""
-    decay = h.get("weight_decay")
-    h = h if decay is None else {**h, "weight_decay": decay / divisor}
-    return {**h, "lr": h["lr"] * divisor}
-
-
-def _no_c1(h: Numbers, made: Trajectory) -> Numbers:
-    """The first moment is not corrected."""
-    return _uncorrected(h, _correction(h, "beta1"))
-
-
-def _no_c2(h: Numbers, made: Trajectory) -> Numbers:
-    """The second moment is not corrected."""
-    root = np.sqrt(_correction(h, "beta2"))
-    return _uncorrected({**h, "eps": h["eps"] / root}, 1.0 / root)
-
-
 CLIPS = [float(x) for x in 10.0 ** np.arange(-3.0, 3.1, 0.5)]
 _EPS_LATE = _to(eps=lambda h: h["eps"] * np.sqrt(_correction(h, "beta2")))
-_NO_C1 = "the first moment is not corrected for its start at zero"
-_NO_C2 = "the second moment is not corrected for its start at zero"
-_BEGUN = "the first moment begins with the first gradient, and is not corrected"
 _DECAY = _has("weight_decay", "lr")
 
 TWISTS: dict[str, Twist] = {
@@ -179,13 +148,10 @@ TWISTS: dict[str, Twist] = {
         alters=_to(t=lambda h: np.maximum(h["t"] - 1.0, 1.0)),
     ),
     "t per tensor": Twist("t moves on with each tensor, and not once in each step", _counts, alters=_count_per_tensor),
-    "no c1": Twist(_NO_C1, _corrects_alone, alters=_no_c1),
-    "no c1 by ratio": Twist(_NO_C1, _corrects_by_ratio, kind=kinds.uncorrected_m),
-    "no c2": Twist(_NO_C2, _corrects_alone, alters=_no_c2),
-    "no c2 by ratio": Twist(_NO_C2, _corrects_by_ratio, kind=kinds.uncorrected_v),
-    "m begun": Twist(_BEGUN, _corrects_alone, kind=kinds.begun_first, alters=_no_c1),
-    "m begun by ratio": Twist(
-        _BEGUN, _corrects_by_ratio, kind=lambda kind: kinds.begun_first(kinds.uncorrected_m(kind))
+    "no c1": Twist("the first moment is not corrected for its start at zero", _corrects, kind=kinds.uncorrected_m),
+    "no c2": Twist("the second moment is not corrected for its start at zero", _corrects, kind=kinds.uncorrected_v),
+    "m begun": Twist(
+        "the first moment begins with the first gradient, and is not corrected", _corrects, kind=kinds.begun_first
     ),
     "begun": Twist("both moments begin with the first gradient, and are not corrected", _corrects, kind=kinds.begun),
     # eps and the root
@@ -242,12 +208,12 @@ TWISTS: dict[str, Twist] = {
     "joint clip": Twist(
         "all gradients are scaled down together to a joint norm of {clip_norm:.6g}",
         numbers={"clip_norm": CLIPS},
-        alters=_joint_clip,
+        alters=_joint_clip(1),
     ),
     "joint clip twice": Twist(
         "all gradients are scaled down together to a joint norm of {clip_norm:.6g}, by a factor that is applied twice",
         numbers={"clip_norm": CLIPS},
-        alters=_twice_clipped,
+        alters=_joint_clip(2),
     ),
     "scaled": Twist(
         "the gradient is multiplied by {grad_factor:.6g}: it may not have been unscaled",

@@ -7,47 +7,21 @@ from typing import Any
 import numpy as np
 
 from arrayopt.rules.fields import hypers
-from arrayopt.testing.diagnosis.descent import Fit, Judged, judge
+from arrayopt.testing.diagnosis.fit import MADE_UP
 from arrayopt.testing.diagnosis.hypothesis import OFF, Hypothesis
-from arrayopt.testing.diagnosis.model import Seen
+from arrayopt.testing.diagnosis.model import Fit, Seen
 
-__all__ = [
-    "MADE_UP",
-    "changes",
-    "lost",
-    "made_up",
-    "motion",
-    "number",
-    "numbers_in_words",
-    "remarks",
-    "unseen",
-    "untold",
-]
+__all__ = ["changes", "lost", "made_up", "motion", "number", "numbers_in_words", "remarks", "unseen", "untold"]
 
 # Switches that have better words than their names, and numbers that may be switched on.
 SWITCHES: Mapping[tuple[str, Any], str] = {
     ("bias_correction", False): "no bias correction",
-    ("bias_correction", True): "bias correction",
     ("adapt", False): "the trust ratio is left out",
     ("nesterov", True): "Nesterov's momentum",
-    ("nesterov", False): "plain momentum, not Nesterov's",
     ("amsgrad", True): "AMSGrad: the largest v so far",
     ("grad_averaging", False): "the gradient is not multiplied by 1-β1 in the first moment",
     ("grad_centralization", True): "gradients are centralized",
     ("decayed_norm", True): "the ratio is by the norm of the decayed gradient",
-    ("trust_clip", True): "the ratio is at most lr",
-    ("lr_in_momentum", True): "lr is inside the momentum",
-    ("weak_differences", True): "differences are multiplied by 1-β2",
-    ("eps_added", True): "eps is added to the norm",
-    ("factored", False): "second moments are not factored",
-    ("sequential", True): "the second part of the step sees the decay of the first",
-    ("scale_parameter", True): "lr is multiplied by the RMS of the parameter",
-    ("scale_parameter", False): "lr is not multiplied by the RMS of the parameter",
-    ("relative_step", False): "lr is given, and not relative to t",
-    ("relative_step", True): "lr is relative to t",
-    ("master_weights", False): "no master in float32",
-    ("state_dtype", "float16"): "the state is stored in float16, of second moments the root",
-    ("state_dtype", "bfloat16"): "the state is stored in bfloat16, of second moments the root",
 }
 NUMBERS: Mapping[str, str] = {
     "momentum": "momentum {}",
@@ -60,12 +34,6 @@ NUMBERS: Mapping[str, str] = {
     "clip_tensor_norm": "each tensor's gradient is clipped to the norm {}",
     "clip_unit_ratio": "gradients are clipped to {} times the norm of the parameters, unit by unit",
     "lookahead_steps": "lookahead every {} steps",
-}
-# Two numbers that may make up for each other: the power of the first's change by which the second changes then, and
-# what shows of both.
-MADE_UP: Mapping[tuple[str, str], tuple[float, str]] = {
-    ("lr", "trust_coefficient"): (-1.0, "their product"),  # LARS
-    ("clip_threshold", "eps2"): (2.0, "eps2 / clip_threshold²"),  # CAME, where all updates are clipped
 }
 STILL = "the parameters never move"
 
@@ -104,10 +72,10 @@ def _varying(name: str, axis: str, values: Any, names: list[str]) -> str:
     shown = [f"{x:.6g}" for x in values]
     if axis == "step":
         return f"{name} changes from step to step: {', '.join(shown)}"
-    said = []
-    for x in dict.fromkeys(shown):
-        own = [tensor for tensor, other in zip(names, shown, strict=True) if other == x]
-        said.append(f"{x} for {', '.join(own)}")
+    own: dict[str, list[str]] = {}
+    for tensor, x in zip(names, shown, strict=True):
+        own.setdefault(x, []).append(tensor)
+    said = [f"{x} for {', '.join(tensors)}" for x, tensors in own.items()]
     return f"{name} is not the same for all tensors: {'; '.join(said)}"
 
 
@@ -142,27 +110,24 @@ def _short(x: float) -> bool:
     return math.isclose(x, float(f"{x:.1g}"), rel_tol=1e-6)
 
 
-def unseen(best: Judged) -> tuple[str, ...]:
+def unseen(best: Fit) -> tuple[str, ...]:
     """The numbers that might as well be others."""
-    values, names = best.fit.values, best.fit.model.names
-    plain = {name: float(x) for name, x in values.items() if name in names and not np.ndim(x)}
-    return tuple(name for name, x in plain.items() if _is_as_near(best, {name: _other(name, x)}))
+    own = {name: x for name, x in best.values.items() if name in best.model.names and not np.ndim(x)}
+    return tuple(name for name, x in own.items() if _is_as_near(best, {name: _other(name, x)}))
 
 
-def made_up(best: Judged, known: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+def made_up(best: Fit, known: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """The pairs of numbers that might as well be others if both change, and of which none is known."""
-    values, found = best.fit.values, []
+    values, found = best.values, []
     for (a, b), (power, _) in MADE_UP.items():
         if {a, b} <= set(values) and not {a, b} & set(known):
             other = {a: np.multiply(values[a], 2.0), b: np.multiply(values[b], 2.0**power)}
-            if _is_as_near(best, other):
-                found.append((a, b))
+            found += [(a, b)] if _is_as_near(best, other) else []
     return tuple(found)
 
 
-def _is_as_near(best: Judged, values: Mapping[str, Any]) -> bool:
-    changed = Fit(best.fit.model, {**best.fit.values, **values}, 0.0)
-    return judge(changed).ulps <= 2.0 * best.ulps + 1.0
+def _is_as_near(best: Fit, values: Mapping[str, Any]) -> bool:
+    return best.changed(**values).ulps <= 2.0 * best.ulps + 1.0
 
 
 def _other(name: str, x: float) -> float:

@@ -1,4 +1,4 @@
-"""What emitted Numba text begins with: functions that the table of operations, and codecs, name."""
+"""What generated modules begin with: the functions that Numba lacks."""
 
 from arrayopt.codecs import BLOCK
 from arrayopt.randomness import PARITY, ROTATIONS, ROUNDS
@@ -8,15 +8,17 @@ __all__ = ["CODES", "DRAW", "HALF", "HEADER", "ROUND", "SPLIT"]
 
 HEADER = '''"""Fused loops{about}
 
-Arguments: `table`, a row of integers per tensor (the columns are named below: sizes, addresses, offsets);
-`scalars`, a row of float64 per tensor; `values`, what is computed between passes, per tensor; `work` and `part`,
-values over rows and columns, and partial sums. Columns IN_A_0 to IN_C_T are the batches, rows and columns that are
-here, with their first units; OWN is where in `work` the threads' own parts begin; FIRST and LAST are the units to run:
+Arguments: `table`, a row of integers per tensor (the columns are named below: sizes, addresses,
+offsets); `scalars`, a row of float64 per tensor; `values`, what is computed between passes, per
+tensor; `work` and `part`, values over rows and columns, and partial sums. Columns IN_A_0 to IN_C_T
+are the batches, rows and columns that are here, with their first units; OWN is where in `work` the
+threads' own parts begin; FIRST and LAST are the units to run:
 all, but where several processes share a tensor. Stage -1 puts the address of a gradient's
 elements in the place of that of the NumPy array.
 
-All functions become part of `run`. Otherwise code that has just been compiled would call them as they were compiled by
-themselves, and code that is read from disk as they were compiled within `run`, which may round otherwise.
+All functions become part of `run`. Otherwise code that has just been compiled would call them as
+they were compiled by themselves, and code that is read from disk as they were compiled within
+`run`, which may round otherwise.
 """
 import math
 
@@ -43,8 +45,9 @@ def pointer(typingctx, address):
 
 @inner
 def look(array):
-    """Where the elements of the NumPy array at an address lie; 0 if not one after the other, or not aligned."""
-    head = nb.carray(pointer(array), (9,), np.int64)  # count, type, data, ndim, shape, strides, base, dtype, flags
+    """Where the elements of a NumPy array lie; 0 if not in order, or not aligned."""
+    # count, type, data, ndim, shape, strides, base, dtype, flags
+    head = nb.carray(pointer(array), (9,), np.int64)
     return head[2] if head[8] & 0x101 == 0x101 else 0
 
 
@@ -147,17 +150,21 @@ def joined_float16(low, p):
 @inner
 def low_bfloat16(master, p):
     rounded = load_bfloat16(store_bfloat16(p))
-    apart = np.int32(np.int32(float_to_bits(master)) - np.int32(float_to_bits(rounded)) + np.int32(128)) >> np.int32(8)
+    apart = np.int32(float_to_bits(master)) - np.int32(float_to_bits(rounded))
+    apart = np.int32(apart + np.int32(128)) >> np.int32(8)
     return np.float32(min(max(apart, -127), 127)) if math.isfinite(rounded) else np.float32(0.0)
 
 
 @inner
 def low_float16(master, p):
     rounded = load_float16(store_float16(p))
-    apart = np.int32(np.int32(float_to_bits(master)) - np.int32(float_to_bits(rounded)) + np.int32(16)) >> np.int32(5)
+    apart = np.int32(float_to_bits(master)) - np.int32(float_to_bits(rounded))
+    apart = np.int32(apart + np.int32(16)) >> np.int32(5)
     near = np.rint((master - rounded) * np.float32(2.0**32))
     low = near if abs(rounded) <= np.float32(2.0**-14) else np.float32(apart)
-    return min(max(low, np.float32(-127.0)), np.float32(127.0)) if math.isfinite(rounded) else np.float32(0.0)
+    if not math.isfinite(rounded):
+        return np.float32(0.0)
+    return min(max(low, np.float32(-127.0)), np.float32(127.0))
 
 """
 
@@ -215,7 +222,8 @@ def threefry(typingctx, x, y, k0, k1):
             y = builder.xor(y, x)
             if i % 4 == 3:
                 n = i // 4 + 1
-                x, y = builder.add(x, keys[n % 3]), builder.add(y, builder.add(keys[(n + 1) % 3], word(n)))
+                x = builder.add(x, keys[n % 3])
+                y = builder.add(y, builder.add(keys[(n + 1) % 3], word(n)))
         return x
     return types.uint32(*[types.uint32] * 4), codegen
 
@@ -225,7 +233,7 @@ def joined(high, low):
     return np.uint32(np.int32(high)) << np.uint32(16) | np.uint32(np.int32(low))
 
 
-@nb.njit(error_model="numpy", nogil=True, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@nb.njit(error_model="numpy", **OWN)
 def uniform(position, a, b, c, d, t1, t0):
     key = np.uint32(joined(a, b) + np.uint32(position >> 32))
     bits = threefry(np.uint32(position), np.uint32(joined(t1, t0)), key, np.uint32(joined(c, d)))

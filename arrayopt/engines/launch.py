@@ -1,0 +1,171 @@
+"""A step over a bucket whose engine runs plans: what is ready, and how it is launched."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+
+from arrayopt.arrays import Array, size
+from arrayopt.engines.array_api import ArrayAPI
+from arrayopt.engines.base import Asked, Partials, Report, abreast
+from arrayopt.engines.batch import Prepared
+from arrayopt.engines.blas import one_thread
+from arrayopt.engines.bucket import Bucket, chosen
+from arrayopt.engines.layers import Split, layers_with
+from arrayopt.engines.meeting import Meeting
+from arrayopt.engines.threads import thread_count
+
+__all__ = ["Launch", "cut_steps", "joint_steps"]
+
+SMALL = 1 << 17
+"""Tensors of up to so many elements are small."""
+
+
+class Launch:
+    """A step over a bucket that is ready; called once, it makes it. Then it can be made ready
+    `again`.
+
+    Parameters
+    ----------
+    engine : Fused
+        The engine.
+    bucket, asked
+        As for `Engine.prepare`.
+
+    Attributes
+    ----------
+    repeats : bool
+        Whether it can be.
+    """
+
+    def __init__(self, engine: Any, bucket: Bucket, asked: Asked) -> None:
+        self._written, asked = _as_written(bucket, asked)
+        self._engine, self._bucket, self._threads = engine, bucket, thread_count()
+        self._work = engine.batches(bucket, asked._replace(stats=False))
+        self._watched = engine.batches(bucket, asked) if asked.stats else []
+        for batch, rows, _ in [*self._watched, *self._work]:
+            batch.allocate(rows, self._threads)
+        self.repeats = not (engine.counts or asked.stats or bucket.rule.branches)
+        self._rows = [(batch, rows) for batch, rows, _ in self._work]
+        self._shared = any(batch.is_shared(rows) for batch, rows in self._rows)
+        self._took = [np.array(batch.members)[rows.all] for batch, rows in self._rows]
+
+    def again(self, asked: Asked) -> bool:
+        """Make a step ready over gradients of the same dtypes, for the same tensors; False where
+        that takes more.
+        """
+        if not self.repeats or (self._shared and thread_count() != self._threads):
+            return False
+        self._work = []
+        for batch, rows in self._rows:
+            given = chosen(asked.grads, batch.members)
+            batch.prepare(rows, given, asked)
+            batch.allocate(rows, self._threads)
+            self._work.append((batch, rows, given))
+        return True
+
+    def __call__(self) -> dict[str, Report]:
+        """See `Engine.prepare`."""
+        reports: dict[str, Report] = self._written()
+        for batch, rows, given in self._watched:  # they see what the update is about to overwrite
+            batch.launch(rows, given, self._threads)
+            reports |= batch.report(rows)
+        for batch, rows, given in self._work:
+            batch.launch(rows, given, self._threads)
+            batch.written(rows)
+        if not self._engine.counts:
+            self._engine.count(self._bucket, self._took)
+        self._watched, self._work = [], []
+        return reports
+
+
+def cut_steps(
+    engine: Any, bucket: Bucket, asked: Asked, reports: dict[str, Report]
+) -> Iterator[list[Partials]]:
+    """See `Fused.prepare_cut`."""
+    threads, work = thread_count(), engine.batches(bucket, asked._replace(stats=False))
+    watched = engine.batches(bucket, asked) if asked.stats else []
+    for batch, rows, _ in [*watched, *work]:
+        batch.allocate(rows, threads)
+
+    def steps() -> Iterator[list[Partials]]:
+        yield from abreast(batch.passes(rows, given, threads) for batch, rows, given in watched)
+        for batch, rows, _ in watched:
+            reports.update(batch.report(batch.held(rows)))
+        yield from abreast(batch.passes(rows, given, threads) for batch, rows, given in work)
+        for batch, rows, _ in work:
+            batch.written(batch.held(rows))
+        engine.count(bucket, [np.array(batch.members)[rows.all] for batch, rows, _ in work])
+
+    return steps()
+
+
+def joint_steps(
+    engine: Any,
+    bucket: Bucket,
+    asked: Asked,
+    meetings: Sequence[Meeting],
+    reports: dict[str, Report],
+) -> Iterator[list[Partials]]:
+    """See `Engine.prepare_joint`."""
+    threads, runs = thread_count(), list[tuple[bool, Meeting, Prepared]]()
+    for stats, meeting in zip((True, False)[-len(meetings) :], meetings, strict=True):
+        work = engine.batches(bucket, asked._replace(stats=stats))
+        runs.append((stats, meeting, work))
+        for batch, rows, _ in work:
+            batch.allocate(rows, threads)
+    for _, meeting, work in runs:
+        for batch, _, _ in work:
+            meeting.join(batch.there)
+
+    def steps() -> Iterator[list[Partials]]:
+        for stats, meeting, work in runs:
+            yield from abreast(batch.steps(given, threads, meeting) for batch, _, given in work)
+            for batch, rows, _ in work:
+                if stats:  # before the update overwrites what they are of
+                    reports.update(batch.report(batch.held(rows)))
+                else:
+                    batch.written(batch.held(rows))
+        engine.count(bucket, [np.array(batch.members)[rows.all] for batch, rows, _ in work])
+
+    return steps()
+
+
+def _as_written(bucket: Bucket, asked: Asked) -> tuple[Callable[[], dict[str, Report]], Asked]:
+    """The updates that are made as they are written, which are ready to be made, and what is asked
+    of the others.
+
+    Over small tensors BLAS is held to one thread, as in products: others would take longer to meet
+    than to work.
+    """
+    if not bucket.rule.branches:
+        return dict, asked
+    updates = (np.broadcast_to(bucket.updates(), len(bucket.tensors)) + 1).tolist()
+    numbers = {n: bucket.rule.as_written(n) for n in set(updates)}
+    if not any(numbers.values()):
+        return dict, asked
+    due = [False] * len(updates)
+    for i in layers_with(asked.grads).tolist():
+        due[i] = numbers[updates[i]]
+    ready = []
+    for small, held in ((True, one_thread), (False, nullcontext)):
+        mine = []
+        for is_due, tensor in zip(due, bucket.tensors, strict=True):
+            mine.append(is_due and (size(tensor.array) <= SMALL) is small)
+        if any(mine):
+            with held():
+                ready.append(
+                    ArrayAPI().prepare(bucket, asked._replace(grads=_some(asked.grads, mine)))
+                )
+    others = asked._replace(grads=_some(asked.grads, [not x for x in due]))
+    return lambda: {name: report for launch in ready for name, report in launch().items()}, others
+
+
+def _some(grads: Sequence[Array | None], which: Sequence[bool]) -> Sequence[Array | None]:
+    """Some of the gradients, and None for the others."""
+    if all(which):
+        return grads
+    if isinstance(grads, Split):
+        return grads.where(which)
+    return [g if x else None for g, x in zip(grads, which, strict=True)]

@@ -1,0 +1,244 @@
+"""Making of a pass a list of NumPy calls, which write into as few buffers as there can be."""
+
+import operator
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import lru_cache
+
+from arrayopt.codecs import STORED, Codec
+from arrayopt.engines.numpy.program import VIEWS, Extra, Program, Steps
+from arrayopt.fusion.graph import Node, Spare
+from arrayopt.fusion.ops import OPS
+from arrayopt.fusion.passes import Pass
+
+__all__ = ["program"]
+
+
+@lru_cache(maxsize=512)
+def program(
+    pass_: Pass, storage: tuple[tuple[str, str], ...], given: tuple[tuple[Node, float], ...] = ()
+) -> Program:
+    """The program of a pass.
+
+    Parameters
+    ----------
+    p : Pass
+        The pass.
+    storage : tuple of (str, str)
+        Stored arrays, and their dtypes. Those that do not round can be written by a step itself.
+    given : tuple of (Node, float)
+        Scalars that are zero or one in this step: what these multiply, and what is added then,
+        takes no call.
+    """
+    stored, finite = {name: STORED[dtype] for name, dtype in storage}, set[str]()
+    pass_ = _without(pass_, dict(given), stored, finite) if given else pass_
+    read, summed = dict(pass_.loads), {r: _factors(r, pass_) for r in pass_.reductions}
+    extras = _extras(pass_, summed)
+    spare = {n for nodes in extras.values() for n in nodes}
+    kept = {a for factors in summed.values() for a in factors} | set(pass_.stores.values())
+    wanted = _needed(kept, pass_)
+    order = [n for n in pass_.nodes if n in wanted and n not in spare]
+    order += [n for nodes in extras.values() for n in nodes]
+    last = {a: i for i, n in enumerate(order) for a in n.args}
+    bases = {n: n.args[0] for n in order if n.op in VIEWS}
+    direct: dict[Node, str] = {}
+    for name, node in pass_.stores.items():
+        if (
+            not stored[name].rounds
+            and node in order
+            and node not in direct
+            and node.op not in VIEWS
+        ):
+            old, at = read.get(name), order.index(node)
+            still_read = (
+                -1 if old is None else max(last.get(old, -1), len(order) if old in kept else -1)
+            )
+            if old in bases.values():
+                continue  # a view of what is stored is read later
+            if still_read < at or (still_read == at and OPS[node.op].in_place):
+                direct[node] = name
+                first = _first_half(node, old, order, last, kept)
+                if first is not None and first not in direct:
+                    direct[first] = name
+    buffers: list[str] = []
+    free: dict[str, list[int]] = {"real": [], "complex": [], "bool": []}
+    where: dict[Node, int] = {}
+    targets: dict[Node, int | str] = {}
+    for i, node in enumerate(order):
+        dying = []
+        for operand in dict.fromkeys(node.args):
+            if operand in where and last[operand] == i and operand not in kept:
+                dying.append(operand)
+        dying = [a for a in dying if a not in bases.values()]
+        over = OPS[node.op].in_place
+        if over:
+            for operand in dying:
+                free[operand.dtype].append(where.pop(operand))
+        target: int | str = direct.get(node, -1)
+        if node not in bases and target == -1:
+            if not free[node.dtype]:
+                free[node.dtype].append(len(buffers))
+                buffers.append(node.dtype)
+            target = where[node] = free[node.dtype].pop()
+        targets[node] = target
+        for operand in () if over else dying:
+            free[operand.dtype].append(where.pop(operand))
+    copies = {name: node for name, node in pass_.stores.items() if direct.get(node) != name}
+    return replace(
+        _placed(pass_, stored, targets, summed, extras, copies, tuple(buffers)),
+        finite=tuple(sorted(finite)),
+    )
+
+
+def _without(
+    pass_: Pass, given: dict[Node, float], stored: dict[str, Codec], finite: set[str]
+) -> Pass:
+    """A pass without factors of one, and without stored arrays that zero multiplies; these are
+    added to `finite`.
+    """
+    exact = {name: n for name, n in pass_.loads.items() if not stored[name].rounds}
+    names = {n: name for name, n in exact.items() if n.dtype == "real"}
+    now: dict[Node, Node] = {}
+    nothing, made = dict[Node, str](), list[Node]()
+    for node in pass_.nodes:
+        args = tuple(now.get(a, a) for a in node.args)
+        worth = [given.get(a) for a in args]
+        if node.op in ("add", "sub") and args[1] in nothing:
+            now[node] = args[0]
+            finite.add(nothing[args[1]])
+        elif node.op == "add" and args[0] in nothing:
+            now[node] = args[1]
+            finite.add(nothing[args[0]])
+        elif node.op == "mul" and 1.0 in worth and args[1 - worth.index(1.0)].axes == node.axes:
+            now[node] = args[1 - worth.index(1.0)]
+        else:
+            now[node] = node if args == node.args else replace(node, args=args)
+            made.append(now[node])
+            if node.op == "mul" and 0.0 in worth and args[1 - worth.index(0.0)] in names:
+                nothing[now[node]] = names[args[1 - worth.index(0.0)]]
+    sums = {r: now.get(r.args[0], r.args[0]) for r in pass_.reductions}
+    return replace(
+        pass_,
+        nodes=tuple(made),
+        stores={name: now.get(n, n) for name, n in pass_.stores.items()},
+        summed=sums,
+    )
+
+
+def _needed(roots: Iterable[Node], p: Pass) -> set[Node]:
+    """What of a pass's own values some are computed from, and these."""
+    found, stack, own = set[Node](), list(roots), set(p.nodes)
+    while stack:
+        n = stack.pop()
+        if n in own and n not in found:
+            found.add(n)
+            stack += n.args
+    return found
+
+
+def _factors(r: Node, p: Pass) -> tuple[Node, ...]:
+    """What a reduction is of: two factors, where it is a sum of products over a whole tensor."""
+    x = p.summed.get(r, r.args[0])
+    dot = r.op == "sum" and not r.axes and x.op == "mul" and x in p.nodes
+    return (
+        x.args
+        if dot and all(a.axes == p.axes and a.dtype == "real" and not a.on_host for a in x.args)
+        else (x,)
+    )
+
+
+def _first_half(
+    division: Node, old: Node | None, order: list[Node], last: dict[Node, int], kept: set[Node]
+) -> Node | None:
+    """An operand of what overwrites a stored value that may overwrite it first, for nothing else
+    reads either.
+    """
+    if old is None or not OPS[division.op].in_place:
+        return None
+    for operand in division.args:
+        alone = (
+            operand in order
+            and operand not in kept
+            and last[operand] == order.index(division)
+            and operand.dtype == division.dtype
+            and operand.op not in VIEWS
+        )
+        if (
+            alone
+            and old in operand.args
+            and OPS[operand.op].in_place
+            and old not in kept
+            and last[old] == order.index(operand)
+        ):
+            return operand
+    return None
+
+
+def _extras(pass_: Pass, summed: dict[Node, tuple[Node, ...]]) -> dict[Node, list[Node]]:
+    """The sums that can be spared, for the pass makes what they stand beside; and what is computed
+    for each alone.
+    """
+    plain = _plain(pass_)
+    spare = [r for r in pass_.reductions if isinstance(r.data, Spare)]
+    can = [r for r in spare if (r.data.plain, r.axes) in plain]
+    others = [*pass_.stores.values(), *(a for r, x in summed.items() if r not in can for a in x)]
+    found = [_needed(others, pass_)]
+    found += [_needed(summed[r], pass_) for r in can]
+    needed = Counter(n for some in found for n in some)
+    alone = {}
+    for r, some in zip(can, found[1:], strict=True):
+        alone[r] = [n for n in pass_.nodes if n in some and needed[n] == 1]
+    return alone
+
+
+def _plain(p: Pass) -> dict[tuple[int, str], Node]:
+    """The sums that no other makes idle, by what they are of, and their axes."""
+    summed = [r for r in p.reductions if r.op == "sum" and not isinstance(r.data, Spare)]
+    return {(r.args[0].id, r.axes): r for r in summed}
+
+
+def _placed(
+    pass_: Pass,
+    stored: dict[str, Codec],
+    targets: dict[Node, int | str],
+    summed: dict[Node, tuple[Node, ...]],
+    extras: dict[Node, list[Node]],
+    copies: dict[str, Node],
+    buffers: tuple[str, ...],
+) -> Program:
+    """A program, with a place in one list for each value that it is about."""
+    args = [a for n in targets for a in n.args]
+    wanted = [*(a for factors in summed.values() for a in factors), *copies.values()]
+    every = dict.fromkeys([*pass_.loads.values(), *args, *targets, *wanted])
+    at = {n: i for i, n in enumerate(every)}
+    raw = {*pass_.loads.values(), *(n for n in pass_.nodes if n.op in VIEWS)}
+    plain, first = _plain(pass_), [r for r in pass_.reductions if r not in extras]
+
+    def steps(nodes: Iterable[Node]) -> Steps:
+        made = []
+        for n in nodes:
+            take = operator.itemgetter(*(at[a] for a in n.args), at[n])
+            new = at[n] if targets[n] == -1 else -1
+            made.append((OPS[n.op].into or OPS[n.op].numpy, take, new))
+        return tuple(made)
+
+    def extra(r: Node) -> Extra:
+        return Extra(plain[r.data.plain, r.axes], r.data.low, r.data.high, steps(extras[r]))
+
+    spare = {n for nodes in extras.values() for n in nodes}
+    reductions = []
+    for r in [*first, *extras]:
+        places = tuple(at[a] for a in summed[r])
+        reductions.append((r, places, extra(r) if r in extras else None))
+    return Program(
+        steps=steps(n for n in targets if n not in spare),
+        reductions=tuple(reductions),
+        blank=tuple(n.data if n.op == "const" else None for n in at),
+        loads=tuple((name, stored[name].load, at[n]) for name, n in pass_.loads.items()),
+        small={n: at[n] for n in pass_.uses if n in at},
+        made=tuple((at[n], target) for n, target in targets.items() if target != -1),
+        buffers=buffers,
+        copies=tuple((name, stored[name].store, at[n], n in raw) for name, n in copies.items()),
+        finite=(),
+    )

@@ -1,0 +1,156 @@
+"""The scalars of a step, for the tensors of a batch."""
+
+import operator
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from arrayopt.arrays import Ints, size, to_host
+from arrayopt.engines.base import Asked
+from arrayopt.engines.bucket import Bucket
+from arrayopt.fusion.graph import COUNT, KEY, LETTERS
+from arrayopt.fusion.layout import GEOMETRY
+from arrayopt.fusion.phases import GIVEN
+from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.scalars import scalar_code
+from arrayopt.randomness import halves, key
+from arrayopt.rules.names import VALUE
+
+__all__ = ["StepScalars"]
+
+AHEAD = 64
+"""While hyper-parameters stay, scalars are computed for so many steps at once."""
+
+
+class StepScalars:
+    """The scalars of a step, for the tensors of a batch.
+
+    Parameters
+    ----------
+    plan : Plan
+        The plan.
+    bucket : Bucket
+        The bucket that the tensors are of.
+    members : list of int
+        Their places in it.
+    geo : array of int64
+        `GEOMETRY` of each tensor.
+
+    Attributes
+    ----------
+    groups : array of int64
+        The group of each tensor, by its place in the bucket.
+    of_tensors : array of float64
+        For each tensor the plan's scalars.
+    fixed : dict of str to array
+        Those that no step changes: sizes, and keys of random numbers; and what is known later in a
+        step.
+    """
+
+    def __init__(self, plan: Plan, bucket: Bucket, members: list[int], geo: Ints) -> None:
+        # which keeps the batch: a circle would wait for the garbage collector
+        self._bucket, self._members = weakref.proxy(bucket), members
+        self._all = len(members) == len(bucket.tensors)
+        self.groups = np.array([bucket.group_of[i] for i in members])
+        self._layers: Ints | None = None
+        self._code = scalar_code(plan)
+        self.of_tensors = np.zeros((len(members), len(plan.scalars)))
+        self.fixed = self._counts(geo) | self._keys()
+        for name in self._code.names:
+            if name.startswith(GIVEN):  # until it is known, in `learn`
+                self.fixed[name] = np.ones(len(members))
+        self._names = [name for name in self._code.names if name not in self.fixed]
+        self._hypers: Sequence[dict[str, Any]] = []  # of the last step
+        self._numbers: list[list[float]] = []  # their values
+        self._steps: dict[int, Any] = {}  # scalars of the next steps, by the number of updates
+
+    def _counts(self, geo: Ints) -> dict[str, Any]:
+        """The numbers of elements that means divide by."""
+        extents = {x: geo[:, GEOMETRY.index(x.upper())].astype(np.float64) for x in LETTERS}
+        found = {}
+        for name in self._code.names:
+            if name.startswith(COUNT):
+                axes = name.removeprefix(COUNT)
+                found[name] = np.prod([extents[x] for x in axes], axis=0)
+        return found
+
+    def _keys(self) -> dict[str, Any]:
+        """The halves of keys of random numbers."""
+        found = {}
+        for name in self._code.names:
+            if name.startswith(KEY):
+                _, stream, i = name.split(":")
+                column = []
+                for member in self._members:
+                    origin, _ = self._bucket.tensors[member].origin
+                    words = key(self._bucket.rule.seed, stream, origin)
+                    column.append(halves(words)[int(i)])
+                found[name] = np.array(column, np.float64)
+        return found
+
+    def learn(self, known: Mapping[str, Any]) -> None:
+        """Take what is known only in the middle of a step, a value for each tensor."""
+        for name in self.fixed:
+            if name in known:
+                self.fixed[name] = known[name]
+        self._hypers, self._numbers = [], []
+
+    def evaluate(self, asked: Asked) -> None:
+        """Fill in the scalars of a step."""
+        hypers, clip = asked.hypers, asked.clip
+        same = bool(self._hypers) and all(map(operator.is_, hypers, self._hypers))
+        if not same:
+            self._set_constants(hypers)
+            self._hypers = hypers
+        updates: Any = self._bucket.updates()
+        alike = self._uniform and isinstance(updates, int)
+        if alike and same and clip is None:
+            if updates not in self._steps:
+                self._compute_ahead(updates)
+            self.of_tensors[:] = self._steps[updates]
+            return
+        if not (self._all or isinstance(updates, int)):
+            updates = updates[self._members]
+        factor = None if clip is None else float(clip)
+        values = self._code.scalars(updates + 1.0, factor, self._constants)
+        if alike:
+            self.of_tensors[:] = values
+            return
+        for i, x in enumerate(values):
+            self.of_tensors[:, i] = x
+
+    def _compute_ahead(self, updates: int) -> None:
+        """Compute the scalars of the next steps, in which only the number of updates changes."""
+        numbers = range(updates, updates + AHEAD)
+        values = self._code.scalars(np.array(numbers) + 1.0, None, self._constants)
+        rows = np.empty((AHEAD, len(values)))
+        for i, x in enumerate(values):
+            rows[:, i] = x
+        self._steps = dict(zip(numbers, rows, strict=True))
+
+    def _set_constants(self, hypers: Sequence[dict[str, Any]]) -> None:
+        """Compute what follows from hyper-parameters and sizes alone, if it has changed."""
+        value = hypers[0].get(VALUE) if VALUE in self._names else None
+        of_layers: dict[str, Any] = {}
+        if getattr(value, "ndim", 0) == 1:
+            of_layers[VALUE] = to_host(value).astype(np.float64)[self._layer_of_each()]
+            hypers = [{**h, VALUE: 0.0} for h in hypers]
+        numbers = [list(map(float, map(h.__getitem__, self._names))) for h in hypers]
+        if numbers == self._numbers and not of_layers:
+            return
+        each = {}
+        for name, *column in zip(self._names, *numbers, strict=True):
+            each[name] = column[0] if len(column) == 1 else np.array(column)[self.groups]
+        self._constants = self._code.constants(self.fixed | each | of_layers)
+        self._numbers, self._steps = numbers, {}
+        self._uniform = np.ndarray not in map(type, self._constants)
+
+    def _layer_of_each(self) -> Ints:
+        """Which layer of its stack each tensor is."""
+        if self._layers is None:
+            tensors = [self._bucket.tensors[member] for member in self._members]
+            found = [x.origin[1] // max(1, size(x.array)) for x in tensors]
+            self._layers = np.array(found, np.int64)
+        return self._layers

@@ -1,0 +1,191 @@
+"""Making the nodes of a graph: each distinct value once, in its simplest form."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from arrayopt.fusion.graph import LETTERS, PRODUCT, TOTAL, Node, is_whole
+from arrayopt.fusion.ops import OPS, REDUCTIONS
+
+__all__ = ["Graph"]
+
+
+def _axes_of_all(nodes: Iterable[Node]) -> str:
+    """The axes that one of some values has, or more of them."""
+    found = {letter for node in nodes for letter in node.axes}
+    return "".join(letter for letter in LETTERS if letter in found)
+
+
+@dataclass(slots=True)
+class Graph:
+    """Makes nodes, each distinct one once, in simplest form.
+
+    In a flat graph, `element` is ``"C"`` whatever the tensor's rank, and sums are over whole
+    tensors only. `tiny` is
+    the smallest normal number of the dtype that arithmetic is done in; for `lean`, `tall` and
+    `sides` see
+    `arrayopt.fusion.trace.trace`. In an `ordinary` graph no condition of
+    `arrayopt.rules.words.branch` holds.
+    """
+
+    nodes: dict[Any, Node] = field(default_factory=dict)
+    element: str = "C"
+    flat: bool = False
+    tiny: float = float(np.finfo("float64").tiny)
+    lean: bool = False
+    tall: int | None = None
+    sides: tuple[int, int] | None = None
+    ordinary: bool = False
+
+    @property
+    def real(self) -> str:
+        """The dtype that arithmetic on real numbers is done in; what is made of plain numbers alone
+        is of it too.
+        """
+        return "float32" if self.tiny == float(np.finfo("float32").tiny) else "float64"
+
+    def make(
+        self,
+        op: str,
+        *args: Node,
+        axes: str | None = None,
+        dtype: str | None = None,
+        data: Any = None,
+    ) -> Node:
+        """The node of an operation, after what can be simplified without changing a result."""
+        if op in OPS:
+            simpler = self._simplify(op, args)
+            if simpler is not None:
+                return simpler
+        if any(a.dtype == "complex" for a in args) and op not in ("real", "imag", "complex"):
+            parts = self._in_parts(op, args, axes, data)
+            if parts is not None:
+                return parts
+        key = (op, tuple(a.id for a in args), axes, repr(data))  # True is not 1.0, nor 0.0 -0.0
+        if key not in self.nodes:
+            over = _axes_of_all(args) if axes is None else axes
+            level = max((a.level for a in args), default=0)
+            if op == PRODUCT or (op in REDUCTIONS and is_whole(args[0].axes, self.element)):
+                level += 1  # it takes a pass over the elements, or that they are stored
+            if op == TOTAL:
+                level = max(1, level)  # nothing that uses it is computed before tensors can meet
+            kind = dtype or (
+                OPS[op].kind([a.dtype for a in args])
+                if op in OPS
+                else args[0].dtype
+                if args
+                else "real"
+            )
+            self.nodes[key] = Node(op, args, over, level, kind, data, len(self.nodes))
+        return self.nodes[key]
+
+    def const(self, value: float | bool) -> Node:
+        """The node of a number."""
+        return self.make("const", dtype="bool" if isinstance(value, bool) else "real", data=value)
+
+    def _simplify(self, op: str, args: tuple[Node, ...]) -> Node | None:
+        if op != "complex" and all(a.op == "const" for a in args):
+            with np.errstate(all="ignore"):
+                return self.const(np.asarray(OPS[op].numpy(*(a.data for a in args))).item())
+        first, *rest = args
+        second = rest[0] if rest else None
+        if (
+            op == "div"
+            and second is not None
+            and len(second.axes) < len(first.axes)
+            and second.dtype == "real"
+        ):
+            return self._over(first, second)
+        if op in ("mul", "div") and second is not None and _is(second, 1.0):
+            return self.make("float", first) if first.dtype == "bool" else first
+        if op == "mul" and second is not None and _is(first, 1.0):
+            return self.make("float", second) if second.dtype == "bool" else second
+        if op == "pow" and second is not None and second.op == "const":
+            if second.data == 2.0:
+                return self.make("mul", first, first)
+            if second.data == 1.0:
+                return first
+            if second.data == 0.5:
+                return self.make("sqrt", first)
+            if second.data == -0.5:
+                return self.make("div", self.const(1.0), self.make("sqrt", first))
+        if op in ("real", "imag") and first.op == "complex":
+            return first.args[op == "imag"]
+        if op == "where":
+            return self._where(*args)
+        return None
+
+    def _in_parts(
+        self, op: str, args: tuple[Node, ...], axes: str | None, data: Any
+    ) -> Node | None:
+        """A sum, or an operation on values over fewer axes than the elements, by real and imaginary
+        parts.
+
+        So what lies between the passes is real. None where the result is an element, or there is no
+        such form.
+        """
+        if op != "sum" and self.element == _axes_of_all(args):
+            return None
+        zero = self.const(0.0)
+        re = [self.make("real", a) if a.dtype == "complex" else a for a in args]
+        im = [self.make("imag", a) if a.dtype == "complex" else zero for a in args]
+        if op == "sum":
+            parts = [self.make("sum", x, axes=axes, data=data) for x in (re[0], im[0])]
+        elif op in ("neg", "add", "sub"):
+            parts = [self.make(op, *re), self.make(op, *im)]
+        elif op in ("div", "over") and args[1].dtype == "real":
+            parts = [self.make(op, x, *args[1:]) for x in (re[0], im[0])]
+        elif op == "where":
+            parts = [self.make(op, *re), self.make(op, re[0], *im[1:])]
+        elif op == "conj":
+            parts = [re[0], self.make("neg", im[0])]
+        elif op == "mul" and "real" in (args[0].dtype, args[1].dtype):
+            parts = [
+                self.make(op, *re),
+                self.make(op, *(im[i] if a.dtype == "complex" else a for i, a in enumerate(args))),
+            ]
+        elif op == "mul":
+            ((x, u), (y, v)) = re, im
+            parts = [
+                self.make("sub", self.make(op, x, u), self.make(op, y, v)),
+                self.make("add", self.make(op, x, v), self.make(op, y, u)),
+            ]
+        elif op in ("abs", "abs2"):
+            square = self.make(
+                "add", self.make("mul", re[0], re[0]), self.make("mul", im[0], im[0])
+            )
+            return self.make("sqrt", square) if op == "abs" else square
+        else:
+            return None
+        return self.make("complex", *parts)
+
+    def _over(self, dividend: Node, divisor: Node) -> Node:
+        """a / b with one division for all elements that b is the same for: a · scale · (1 / (b ·
+        scale)).
+
+        The scale is one, but for a subnormal b, whose reciprocal is infinite. There 2¹⁰⁰ is enough,
+        and not too much: where a · 2¹⁰⁰ is infinite, so is a / b.
+        """
+        subnormal = self.make("lt", self.make("abs", divisor), self.const(self.tiny))
+        scale = self.make("where", subnormal, self.const(2.0**100), self.const(1.0))
+        reciprocal = self.make("div", self.const(1.0), self.make("mul", divisor, scale))
+        return (
+            self.make("mul", dividend, reciprocal)
+            if _is(scale, 1.0)
+            else self.make("over", dividend, scale, reciprocal)
+        )
+
+    def _where(self, cond: Node, yes: Node, no: Node) -> Node | None:
+        """√x written so that its derivative at zero is zero is, run forward, just √x."""
+        if cond.op == "eq" and _is(cond.args[1], 0.0) and _is(yes, 0.0) and no.op == "sqrt":
+            x, inner = cond.args[0], no.args[0]
+            if inner.op == "where" and inner.args[0] is cond and inner.args[2] is x:
+                return self.make("sqrt", x)
+        return yes if yes is no else None
+
+
+def _is(node: Node, value: float) -> bool:
+    """Whether a node is that number."""
+    return node.op == "const" and node.dtype == "real" and node.data == value

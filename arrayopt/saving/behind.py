@@ -1,0 +1,140 @@
+"""Checkpoints that ranks write together while the run goes on.
+
+Each rank copies what it is to write, and its thread writes that. Threads send no messages. Each rank but rank 0 has a
+small file beside the checkpoint, which it locks until its part is on disk; the system takes the lock away if the
+process ends. Rank 0 waits for these locks, reads the checksums in the small files, and completes the checkpoint. The
+others wait for the lock that rank 0 has on it.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from arrayopt.ranks.alone import Alone
+from arrayopt.saving.atomic import created
+from arrayopt.saving.words import as_memory
+from arrayopt.saving.writing import File
+
+__all__ = ["begin_behind"]
+
+WHO = "Optimizer.save"
+
+
+def begin_behind(file: File, team: Alone) -> Callable[[], None] | None:
+    """Copy what this rank is to write; what writes the copies, or None. An error on one rank is raised on all."""
+    stack, error, write = ExitStack(), None, None
+    try:
+        write = _copied(file, team, stack)
+    except BaseException as caught:
+        error = caught
+    try:
+        team.agree(WHO, dict, error)
+    except BaseException:
+        _give_up(stack)
+        raise
+    return write
+
+
+def _copied(file: File, team: Alone, stack: ExitStack) -> Callable[[], None] | None:
+    """See `begin_behind`."""
+    files, temporary, shared = file.begin(team, stack) if team.size > 1 else ([], "", False)
+    beside = list[IO[bytes]]()
+
+    def add() -> str | None:
+        if not team.rank:
+            return None
+        made, path = created(Path(os.path.realpath(file.path)))
+        stack.callback(path.unlink, missing_ok=True)
+        stack.callback(made.close)
+        beside.append(made)
+        return str(path)
+
+    names = team.hear(WHO, add) if shared else []
+    shared = shared and all(team.hear(WHO, lambda: _are_locked([temporary] if team.rank else names[1:])))
+    if not shared:  # or locks do not work here
+        error = file.copy(team.rank)
+        _give_up(stack)
+        if error is not None:
+            raise error
+        return file.write_copy if team.rank == 0 else None
+    copies = list[tuple[int, int, Any]]()
+    file.visit(
+        team.rank,
+        file.writers(team.size),
+        lambda i, at, value: copies.append((i, at, np.array(as_memory(value)))),
+    )
+    if team.rank:
+        return lambda: _write_part(file, copies, files[0], temporary, beside[0], stack)
+    return lambda: _complete(file, copies, files[0], names[1:], stack)
+
+
+def _give_up(stack: ExitStack) -> None:
+    """Remove what was begun."""
+    with suppress(InterruptedError):
+        stack.__exit__(InterruptedError, InterruptedError(), None)
+
+
+def _are_locked(names: list[str]) -> bool:
+    """Whether others have locks on all of these files."""
+    for name in names:
+        try:
+            with open(name, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        except OSError:
+            return False
+        return False
+    return True
+
+
+def _write_part(
+    file: File, copies: list[tuple[int, int, Any]], mine: IO[bytes], temporary: str, beside: IO[bytes], stack: ExitStack
+) -> None:
+    """Write the copies of a rank, tell rank 0 of it, and wait until the checkpoint is complete."""
+    with stack:
+        error: BaseException | None = None
+        try:
+            said: Any = [(i, file.put(mine, i, at, value)) for i, at, value in copies]
+            mine.flush()
+            os.fsync(mine.fileno())
+        except BaseException as caught:
+            error, said = caught, f"{type(caught).__name__}: {caught}"
+        copies.clear()
+        beside.write(json.dumps(said).encode())
+        beside.flush()
+        fcntl.flock(beside, fcntl.LOCK_UN)
+        fcntl.flock(mine, fcntl.LOCK_SH)  # until rank 0 has read that
+        if error is not None:
+            raise error
+        if os.path.exists(temporary) or not os.fstat(mine.fileno()).st_nlink:
+            raise RuntimeError(f"{WHO}: rank 0 could not complete the file; an old file has been left as it was")
+
+
+def _complete(
+    file: File, copies: list[tuple[int, int, Any]], mine: IO[bytes], names: list[str], stack: ExitStack
+) -> None:
+    """Write the copies of rank 0, wait for the other ranks, and complete the file."""
+    with stack:
+        try:
+            for i, at, value in copies:
+                file.note([(i, file.put(mine, i, at, value))])
+            copies.clear()
+            for rank, name in enumerate(names, 1):
+                with open(name, "rb") as beside:
+                    fcntl.flock(beside, fcntl.LOCK_SH)
+                    text = beside.read()
+                said = json.loads(text) if text else "it has ended"
+                if isinstance(said, str):
+                    raise RuntimeError(f"{WHO}: rank {rank} could not write its part: {said}")
+                file.note(said)
+            file.finish(mine)
+        finally:
+            for name in names:
+                Path(name).unlink(missing_ok=True)

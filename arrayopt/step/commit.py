@@ -1,0 +1,29 @@
+"""The section of a step that writes."""
+
+from types import TracebackType
+
+from arrayopt.engines.interrupts import uninterrupted
+from arrayopt.ranks.alone import Alone
+
+__all__ = ["Commit"]
+
+
+class Commit(uninterrupted):
+    """The section of a step that writes. No signal interrupts it; if it breaks off all the same,
+    that is remembered.
+    """
+
+    __slots__ = ("_team",)
+
+    def __init__(self, team: Alone) -> None:
+        self._team = team
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self._team.tear("a step", error)
+        super().__exit__(kind, error, traceback)
