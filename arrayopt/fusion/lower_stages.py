@@ -8,20 +8,20 @@ columns are the device's. At ``positions``, of which ``i`` is one, statements ar
 of a tensor, and one of its threads does the rest. A ``library`` makes products.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
 from arrayopt.fusion import program
 from arrayopt.fusion.alike import described, scratch_of
 from arrayopt.fusion.graph import KEPT, Node
-from arrayopt.fusion.index import ZERO, Place, name, product, ranges_of
+from arrayopt.fusion.index import ZERO, Index, Place, name, product, ranges_of
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.lowering import Lowering
 from arrayopt.fusion.passes import Loop, Pass, loops
 from arrayopt.fusion.plan import Plan
 
-__all__ = ["in_stages"]
+__all__ = ["apart", "in_stages"]
 
 
 @lru_cache(maxsize=KEPT)
@@ -108,6 +108,15 @@ class Stages(Lowering):
         arrays |= {x: self.plan.slots[x] for x in slots}
         found = [program.Array(x, product(over)) for x, over in arrays.items()]
         shared = "block" if shared == "positions" and not axes else shared
-        at = program.apart(ranges_of(axes), name("i"))
+        at = apart(ranges_of(axes), name("i"))
         function = program.Function(f"stage{len(self.made)}", shared, (*found, *at, *body))
         self.made.append(program.Stage("between", axes, function))
+
+
+def apart(ranges: Sequence[tuple[str, Index]], whole: Index) -> list[program.Let]:
+    """Take a position among all that some ranges have together apart: the position in each."""
+    made = []
+    for i, (position, end) in reversed(list(enumerate(ranges))):
+        made.append(program.Let(position, whole % end if i else whole))
+        whole = whole // end
+    return made

@@ -5,7 +5,7 @@ tensor, which is a row of the table. Values of the plan are called by their node
 names.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from arrayopt.fusion.bulk import Buffer, Codes, Elements, Multiply, Spread
@@ -30,7 +30,6 @@ __all__ = [
     "View",
     "When",
     "Write",
-    "apart",
     "elements_of",
 ]
 
@@ -66,9 +65,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A value is what lies in a place, or what a variable holds; in the dtype of arithmetic, unless
-    it is wide.
-    """
+    """A value is what a place, or a variable, holds: in the dtype of arithmetic, unless wide."""
 
     node: Node
     place: Place | str
@@ -292,15 +289,6 @@ class Program:
         """The functions that do something, each once."""
         found = [stage.function for stage in self.stages if stage.function.body]
         return list({id(function): function for function in found}.values())
-
-
-def apart(ranges: Sequence[tuple[str, Index]], whole: Index) -> list[Let]:
-    """Take a position among all that some ranges have together apart: the position in each."""
-    made = []
-    for i, (name, end) in reversed(list(enumerate(ranges))):
-        made.append(Let(name, whole % end if i else whole))
-        whole = whole // end
-    return made
 
 
 def elements_of(body: Iterable[Statement]) -> Iterator[Elements]:

@@ -11,6 +11,7 @@ from arrayopt.fusion import program
 from arrayopt.fusion.graph import POSITION, Node, reachable
 from arrayopt.fusion.index import Place, name
 from arrayopt.fusion.layout import layout
+from arrayopt.fusion.lower_stages import apart
 from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.plan import Plan
 
@@ -190,7 +191,7 @@ class CudaText(CudaWords, CPlusPlus):
         kind = REDUCTIONS[fold.reduction.op].cuda
         width = " * ".join(self.index(end) for _, end in fold.ranges)
         self.put(1, f"fold_over<{kind}>(begin, end, {width}, [&](long long i, long long j) {{")
-        self.statements(2, [*position, *program.apart(fold.ranges, name("j"))])
+        self.statements(2, [*position, *apart(fold.ranges, name("j"))])
         self.put(2, "(void)i;", f"return (double){self.place(fold.place)};")
         self.put(1, f"}}, [&](long long i, double {fold.name}) {{")
         self.statement(2, keep)
