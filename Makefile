@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 messages: $(VENV)/.test
 	$(BIN)/python tests/messages.py
 
-.PHONY: messages demo test test-all test-oldest test-doors bench test-gpu bench-gpu check format docs clean
+.PHONY: messages demo test test-all test-oldest test-doors test-ptx bench test-gpu bench-gpu bench-ptx check format docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m arrayopt demo
@@ -38,6 +38,14 @@ test-oldest: $(OLDEST)/.oldest
 # Loops of accelerate, Lightning, transformers, Keras and Flax around our optimizers, in an environment of their own.
 test-doors: $(DOORS)/.doors
 	OMP_WAIT_POLICY=passive $(DOORS)/bin/python -m pytest -q tests/doors -m '' -W ignore::arrayopt.NotFusedWarning
+
+# Kernels as PTX in GPGPU-Sim, with no GPU: GPGPUSIM=<a checkout of gpgpu-sim_distribution> make test-ptx. See tests/ptx.
+test-ptx: $(VENV)/.test
+	@test -n "$(GPGPUSIM)" || { echo "GPGPUSIM must name a checkout of github.com/gpgpu-sim/gpgpu-sim_distribution"; exit 1; }
+	GPGPUSIM=$(GPGPUSIM) $(BIN)/python -m pytest -q -m '' -n auto --dist worksteal tests/ptx
+
+bench-ptx: $(VENV)/.test
+	GPGPUSIM=$(GPGPUSIM) $(BIN)/python benchmarks/ptx.py $(BENCH)
 
 # `make bench BENCH=--quick` takes about two minutes and writes nothing; --help lists the options.
 bench: $(VENV)/.bench

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import Array, Ints, array_namespace, dtype_name, memory, size
+from arrayopt.arrays import Array, Ints, array_namespace, dtype_name, memory, size, to_host
 from arrayopt.engines.base import Asked, Partials, Report
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.layers import Layers, layers_with, of_layers
@@ -238,7 +238,7 @@ class Batch(ABC):
     def wide(self, row: int, name: str) -> Any:
         """What the codes of a slot stand for, as a NumPy array of the plan's dtype."""
         slots = self.tensors[row].slots
-        codes, scale = memory(slots[name]), memory(slots[scale_of(name)])
+        codes, scale = memory(slots[name]), to_host(slots[scale_of(name)])
         return dequantized(codes, scale, np.dtype(self.plan.storage[name]))
 
     def put_wide(self, row: int, name: str, value: Any) -> None:
@@ -252,7 +252,8 @@ class Batch(ABC):
         """Write a parameter or slot, or put another array in its place if it cannot be written."""
         tensor, old = self.tensors[row], self.stored(row, name)
         if array_api_compat.is_torch_array(old) and isinstance(value, np.ndarray):
-            memory(old)[...] = value
+            here = memory(old)  # of bfloat16, which NumPy's is not: integers
+            here[...] = value.view(here.dtype) if dtype_name(value) == "bfloat16" else value
         else:
             tensor.put(None if name == "p" else name, value)
 

@@ -156,7 +156,8 @@ class Bucket:
             self.run.count(self._index())
             self.same = None if self.same is None else (self.same[0] + 1, self.same[1])
         else:
-            self.run.count(np.array([x.first for x in self.tensors])[took])
+            index = self._index()
+            self.run.count(took if isinstance(index, slice) else index[took])
             self.same = None
 
     def _index(self) -> Any:

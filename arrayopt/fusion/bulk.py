@@ -114,8 +114,8 @@ class Codes:
         The slot, and that of its scales.
     first, count : Index
         The first element, which is the first of a block, and how many there are.
-    buffer : str
-        The buffer.
+    buffer, at : str and Index
+        The buffer, and the place of the first element there.
     """
 
     store: bool
@@ -124,6 +124,7 @@ class Codes:
     first: Index
     count: Index
     buffer: str
+    at: Index
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,25 +2,23 @@
 is an explicit index.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.index import (
-    ONE,
     ZERO,
     Index,
     Place,
     column,
-    greatest,
     least,
     name,
     number,
-    product,
 )
-from arrayopt.fusion.layout import BANDS, CHUNK, Layout
+from arrayopt.fusion.layout import CHUNK, Layout
 from arrayopt.fusion.lower_between import LoopsBetween, Statements
+from arrayopt.fusion.lower_products import lowered_product, shared
 from arrayopt.fusion.lower_rings import STRETCH, in_turns, member_room
 from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.plan import Plan
@@ -29,6 +27,9 @@ from arrayopt.fusion.windows import WINDOW
 from arrayopt.state.quantized import scale_of
 
 __all__ = ["Loops"]
+
+PIECE = 256
+"""So many elements of slots of codes are widened at a time; with more, memory waits meanwhile."""
 
 AT_ONCE = 16
 """So many sums over a tensor are made in one loop: with more, registers would be few."""
@@ -48,7 +49,7 @@ class Loops(LoopsBetween):
     def units(self, index: int, pass_: Pass) -> program.Function:
         """Pass k over units lo to hi of one tensor."""
         if pass_.multiplies:
-            return self._product(index, pass_)
+            return lowered_product(index, pass_)
         body = self.body(index, pass_)
         if pass_.axes != self.plan.element:
             return self._square(index, pass_.axes[-1].upper(), body)
@@ -70,7 +71,8 @@ class Loops(LoopsBetween):
         # every other pass runs backwards, so that it begins with what the one before has left in
         # the cache
         # in turns it would be one loop more to compile
-        turned = index % 2 == 1 and not self.plan.multiplies
+        # codes are widened in pieces, which memory brings sooner one after the other
+        turned = index % 2 == 1 and not self.plan.multiplies and not body.codes
         inside = self._tile(body) if matrices else self._stretch(index, pass_, body)
         made.append(program.Loop("unit", name("lo"), name("hi"), tuple(inside), turned))
         return program.Function(f"units_{index}", "units", tuple(made))
@@ -83,27 +85,31 @@ class Loops(LoopsBetween):
             self.rolled[pass_] = rolled(pass_, [*self.plan.slots])
         return self.rolled[pass_]
 
-    def _elements(
-        self, body: program.Body, loop: bulk.Elements, slices: Slices, at: Index
-    ) -> Statements:
-        """A loop over the elements of a stretch, with what reads and stores codes before and after
-        it.
+    def _wide(self, body: program.Body, slices: Slices, at: Index) -> Iterator[program.Statement]:
+        """What reads a stretch of slots of codes into their buffers, from a place on; the loop over
+        the elements finds these there.
         """
-        before: Statements = []
-        after: Statements = []
-        storage = dict(loop.storage)
         for array in body.codes:
             here, buffer = f"at_{array}", f"wide_{array}"
             _, first, end = slices[here]
-            slices[here] = buffer, ZERO, end - first
-            stretch = array, scale_of(array), first, end - first, buffer
-            if here in loop.loads:
-                before.append(bulk.Codes(False, *stretch))
-            if here in loop.stores:
-                after.append(bulk.Codes(True, *stretch))
-            del storage[here]
+            slices[here] = buffer, at, at + (end - first)
+            if here in body.elements.loads:
+                yield bulk.Codes(False, array, scale_of(array), first, end - first, buffer, at)
+
+    def _stored(self, body: program.Body, first: Index, end: Index) -> Iterator[program.Statement]:
+        """What stores a stretch of slots of codes from their buffers."""
+        for array in body.codes:
+            if f"at_{array}" in body.elements.stores:
+                buffer = f"wide_{array}"
+                yield bulk.Codes(True, array, scale_of(array), first, end - first, buffer, ZERO)
+
+    def _elements(
+        self, body: program.Body, loop: bulk.Elements, slices: Slices, at: Index
+    ) -> bulk.Elements:
+        """A loop over the elements of a stretch; codes are in their buffers."""
+        storage = {x: array for x, array in loop.storage.items() if array not in body.codes}
         position = None if loop.position is None else loop.position + at
-        return [*before, replace(loop, slices=slices, storage=storage, position=position), *after]
+        return replace(loop, slices=slices, storage=storage, position=position)
 
     def _stretch(self, index: int, pass_: Pass, body: program.Body) -> Iterator[program.Statement]:
         """A unit of a tensor that is seen as one row of elements."""
@@ -121,7 +127,7 @@ class Loops(LoopsBetween):
         places = {s: Place("part", at + name("unit")) for s, at in body.sums["tensor"].items()}
         if not body.codes and len(turns) == 1:
             slices = {x: (x, start, end_of_unit) for x in body.elements.storage}
-            yield from self._elements(body, body.elements, slices, start)
+            yield self._elements(body, body.elements, slices, start)
             for order, reduction in enumerate(places):
                 yield program.Write(places[reduction], Place("got", number(order)))
             return
@@ -130,16 +136,36 @@ class Loops(LoopsBetween):
             program.Let("first", start + name("turn") * STRETCH),
             program.Let("end", least(end_of_unit, first + STRETCH)),
         ]
-        for loop in turns:
-            inside += self._elements(body, loop, {x: (x, first, end) for x in loop.storage}, first)
-            for order, reduction in enumerate(loop.totals):
-                got = Place("got", number(order))
-                inside.append(program.Take(reduction, f"t{reduction.id}", got))
+        if body.codes:
+            inside += self._in_pieces(body, first, end)
+        for loop in [] if body.codes else turns:
+            slices = {x: (x, first, end) for x in loop.storage}
+            inside += [self._elements(body, loop, slices, first), *self._taken(loop)]
         yield from (program.Start(f"t{s.id}", s) for s in places)
         count = (end_of_unit - start + (STRETCH - 1)) // STRETCH
         yield program.Loop("turn", ZERO, count, tuple(inside))
         for reduction, place in places.items():
             yield program.Write(place, f"t{reduction.id}")
+
+    def _in_pieces(
+        self, body: program.Body, first: Index, end: Index
+    ) -> Iterator[program.Statement]:
+        """A stretch with slots of codes: these are widened piece by piece, and stored together."""
+        here, there, loop = name("here"), name("there"), body.elements
+        slices = {x: (x, here, there) for x in loop.storage}
+        inside: Statements = [
+            program.Let("here", first + name("piece") * PIECE),
+            program.Let("there", least(end, here + PIECE)),
+        ]
+        inside += self._wide(body, slices, here - first)
+        inside += [self._elements(body, loop, slices, here), *self._taken(loop)]
+        yield program.Loop("piece", ZERO, (end - first + (PIECE - 1)) // PIECE, tuple(inside))
+        yield from self._stored(body, first, end)
+
+    def _taken(self, loop: bulk.Elements) -> Iterator[program.Statement]:
+        """What the sums of a loop over elements are added to."""
+        for order, reduction in enumerate(loop.totals):
+            yield program.Take(reduction, f"t{reduction.id}", Place("got", number(order)))
 
     def _tile(self, body: program.Body) -> Iterator[program.Statement]:
         """A unit of a tensor that is seen as matrices: some rows and columns of one, or several
@@ -196,7 +222,9 @@ class Loops(LoopsBetween):
         views = [*(x for x in loop.loads if x not in loop.storage), *loop.into.values()]
         slices |= {x: (x, ZERO, c1 - c0) for x in views}
         row_of_all = ab * name("R") + row
-        yield from self._elements(body, loop, slices, row_of_all * name("C") + c0)
+        yield from self._wide(body, slices, ZERO)
+        yield self._elements(body, loop, slices, row_of_all * name("C") + c0)
+        yield from self._stored(body, start, name("e"))
         for order, reduction in enumerate(loop.totals):
             got, rows_of = Place("got", number(order)), body.sums["row"]
             if reduction in rows_of:
@@ -205,62 +233,6 @@ class Loops(LoopsBetween):
             else:
                 kind = "t" if reduction in body.sums["tensor"] else "y"
                 yield program.Take(reduction, f"{kind}{reduction.id}", got)
-
-    # ---- products of matrices --------------------------------------------------------------------
-
-    def _product(self, index: int, pass_: Pass) -> program.Function:
-        """Product k: this thread's share of the bands, from outside in.
-
-        Of a symmetric product the last bands take longest.
-        """
-        (made,), names = pass_.nodes, list(pass_.loads)
-        turned_left, turned_right, symmetric, _ = made.data
-        rows, columns = (x.upper() for x in pass_.axes[-2:])
-        left = made.args[0].axes[-2:].upper()
-        length = left[0] if turned_left else left[1]
-        ab, band, bands = name("ab"), name("band"), name("bands")
-        operands = [
-            (names[0], made.args[0]),
-            (names[-1], made.args[1]),
-            (next(iter(pass_.stores)), made),
-        ]
-        starts = [(x, ab * product(node.axes[-2:].upper())) for x, node in operands]
-        left_start, right_start, out = starts
-        body: Statements = [program.Let(x, column(f"IN_{x}")) for x in "ABRC"]
-        body.append(program.Let("high", least(greatest(name(rows) // 4, BANDS[0]), BANDS[1])))
-        body.append(program.Let("bands", (name(rows) + name("high") - 1) // name("high")))
-        body.append(program.Let("total", name("A") * name("B") * bands))
-        here: Statements = [
-            program.Let("ab", name("unit") // bands),
-            program.Let("turn", name("unit") % bands),
-        ]
-        half, odd = name("turn") // 2, name("turn") % 2
-        here.append(program.Let("band", (ONE - odd) * half + odd * (bands - 1 - half)))
-        here += [
-            program.Let("i0", band * name("high")),
-            program.Let("i1", least(name(rows), name("i0") + name("high"))),
-        ]
-        sides = name(rows), name(columns), name(length)
-        here.append(
-            bulk.Multiply(
-                left_start,
-                right_start,
-                out,
-                name("i0"),
-                name("i1"),
-                sides,
-                (turned_left, turned_right),
-                symmetric,
-            )
-        )
-        return program.Function(f"units_{index}", "threads", (*body, self._shared(here)))
-
-    def _shared(self, body: Sequence[program.Statement]) -> program.Loop:
-        """This thread's share of ``total`` units."""
-        total, thread, threads = map(name, ("total", "thread", "threads"))
-        return program.Loop(
-            "unit", total * thread // threads, total * (thread + 1) // threads, tuple(body)
-        )
 
     def _square(self, index: int, extent: str, body: program.Body) -> program.Function:
         """Pass k over the elements of products of matrices with their own transposes: this thread's
@@ -282,5 +254,5 @@ class Loops(LoopsBetween):
             program.Let("e", least((ab + 1) * size, start + CHUNK)),
         ]
         slices = {x: (x, start, name("e")) for x in body.elements.storage}
-        here += self._elements(body, body.elements, slices, ZERO)
-        return program.Function(f"units_{index}", "threads", (*made, self._shared(here)))
+        here.append(self._elements(body, body.elements, slices, ZERO))
+        return program.Function(f"units_{index}", "threads", (*made, shared(here)))

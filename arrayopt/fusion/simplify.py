@@ -27,7 +27,8 @@ class Graph:
     the smallest normal number of the dtype that arithmetic is done in; for `lean`, `tall` and
     `sides` see
     `arrayopt.fusion.trace.trace`. In an `ordinary` graph no condition of
-    `arrayopt.rules.words.branch` holds.
+    `arrayopt.rules.words.branch` holds. Where roots of second moments are stored (`rooted`), the
+    root of a scaled moment is the stored root, scaled: roots take longest of a CPU's operations.
     """
 
     nodes: dict[Any, Node] = field(default_factory=dict)
@@ -38,6 +39,7 @@ class Graph:
     tall: int | None = None
     sides: tuple[int, int] | None = None
     ordinary: bool = False
+    rooted: bool = False
 
     @property
     def real(self) -> str:
@@ -111,6 +113,9 @@ class Graph:
                 return self.make("sqrt", first)
             if second.data == -0.5:
                 return self.make("div", self.const(1.0), self.make("sqrt", first))
+        scaled = first.op in ("mul", "over") and all(x.on_host for x in first.args[1:])
+        if op == "sqrt" and self.rooted and scaled and not first.on_host:
+            return self.make(first.op, *(self.make("sqrt", x) for x in first.args))
         if op in ("real", "imag") and first.op == "complex":
             return first.args[op == "imag"]
         if op == "where":

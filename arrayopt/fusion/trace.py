@@ -205,6 +205,7 @@ def trace(
         tall=tall,
         sides=sides,
         ordinary=rule.branches,
+        rooted=any(slot in rule.squares for slot in rule.storage(rank, dtype)),
     )
     if flat:
         dims = tuple(str(number) for number in range(rank))

@@ -128,6 +128,8 @@ def collect(comm: Comm, tensor: Tensor, slot: str, root: int | None) -> Any:
     complete = np.empty(shape, mine.dtype)  # the pieces fill it
     by_block = any(isinstance(where, tuple) for where in places.values())
     indexed = complete if by_block else complete.reshape(-1)
+    if isinstance(tensor.share, Shards) and tensor.share.are_scales(slot):
+        indexed = complete.reshape(tensor.share.seen)
     views = {rank: indexed[where] for rank, where in places.items()}
     buffers: dict[int, Any] = {}
     for rank, view in views.items():
@@ -165,10 +167,10 @@ def pieces_of(tensor: Tensor, slot: str) -> dict[int, Any] | None:
     try:
         found: dict[int, Any]
         if isinstance(share, Shards) and divided:
-            found = {r: (*share.where(r), ...) for r in share.senders}
-            counts = {r: math.prod(share.blocks[r][1]) for r in found}
-            blocks = [share.blocks[r] for r in found]
-            if not fills(blocks, shape):
+            found = {r: (*share.where(slot, r), ...) for r in share.senders}
+            blocks = [share.parts_of(slot)[r] for r in found]
+            counts = {r: math.prod(n) for r, (_, n) in zip(found, blocks, strict=True)}
+            if not fills(blocks, share.seen if share.are_scales(slot) else shape):
                 raise ValueError(f"the parts {blocks} do not fill {shape}, each place once")
         else:
             ends = share.parts(slot, math.prod(shape))

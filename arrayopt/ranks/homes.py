@@ -113,7 +113,7 @@ def bring(
         share: Any = tensor.share
         ways = []
         for sender in share.senders:
-            ways.append((sender, share.owner, (...,), (*share.where(sender), ...)))
+            ways.append((sender, share.owner, (...,), (*share.where("p", sender), ...)))
         legs.append(_Leg(tensor.array, tensor.home.array, ways))
         if whole is not None:
             legs.append(_Leg(grads[index], whole[index], ways))
@@ -137,7 +137,7 @@ def send_back(comm: Comm, tensors: Iterable[Tensor]) -> None:
         ways = []
         for receiver, (_, shape) in enumerate(share.blocks):
             if 0 not in shape:
-                ways.append((share.owner, receiver, (*share.where(receiver), ...), (...,)))
+                ways.append((share.owner, receiver, (*share.where("p", receiver), ...), (...,)))
         legs.append(_Leg(tensor.home.array, tensor.array, ways))
     for tensor, new in zip(parted, _move(comm, legs), strict=True):
         if new is not tensor.array:

@@ -24,7 +24,7 @@ from arrayopt.fusion.windows import axes_of, windows
 from arrayopt.params.groups import Group
 from arrayopt.ranks.homes import cost_of, owners
 from arrayopt.state.run import Run
-from arrayopt.state.shares import Shards, Share
+from arrayopt.state.shares import Shards, Share, scales_of
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["check_parts", "divide", "fills", "shards"]
@@ -156,12 +156,16 @@ class Needs:
         The axes of an element, as the rule's plans see them.
     spans : dict of str to tuple of int
         The slots with fewer elements than the parameter, and the tensor's axes that each has.
+    codes : bool
+        Whether slots are stored in 8 bits, with scales for blocks of neighbours.
+    cost : int
+        FLOPs of an update if the rule needs the whole tensor, which one rank then updates.
     """
 
     elements: set[str]
     spans: dict[str, tuple[int, ...]]
+    codes: bool = False
     cost: int = 0
-    """FLOPs of an update if the rule needs the whole tensor, which one rank then updates."""
 
 
 def check_parts(groups: Sequence[Group], engine: str) -> dict[str, Needs]:
@@ -193,12 +197,7 @@ def _needs(tensor: Tensor, bucket: Bucket, engine: str) -> Needs:
     chosen, why = select(engine, bucket)
     cost = cost_of(tensor, bucket, chosen)
     if cost:
-        return Needs(set(), {}, cost)
-    if "int8" in str(bucket.rule.state_dtype):
-        raise ValueError(
-            f"{who} cannot have state_dtype='int8', because blocks belong to whole tensors; give"
-            " 'bfloat16', or whole tensors and `comm`"
-        )
+        return Needs(set(), {}, cost=cost)
     if not isinstance(chosen, Fused) or not chosen.parts:
         raise ValueError(
             f"{who} only engines 'numba', 'cpp' and 'cupy' support; got {chosen.name!r} ({why})"
@@ -219,7 +218,7 @@ def _needs(tensor: Tensor, bucket: Bucket, engine: str) -> Needs:
     for slot, axes in update.slots.items():
         if axes != update.element:
             spans[slot] = tuple(i for i, letter in enumerate(letters) if letter in axes)
-    return Needs({plan.element for plan in plans}, spans)
+    return Needs({plan.element for plan in plans}, spans, bool(update.quantized))
 
 
 def shards(tensor: Tensor, rank: int, every: Sequence[Any], needs: Needs) -> Shards:
@@ -240,7 +239,8 @@ def shards(tensor: Tensor, rank: int, every: Sequence[Any], needs: Needs) -> Sha
     ------
     ValueError
         If the parts do not fill the tensor or overlap, if ranks have the same part with other
-        values, or if a part must consist of whole rows and columns and does not.
+        values, or if a part must consist of whole rows and columns, or of whole blocks of codes,
+        and does not.
     """
     blocks = tuple((tuple(offset), tuple(shape)) for offset, shape, _ in every)
     first: dict[Any, tuple[int, Any]] = {}
@@ -266,7 +266,9 @@ def shards(tensor: Tensor, rank: int, every: Sequence[Any], needs: Needs) -> Sha
             f"Optimizer: the parts of {tensor.name!r} must fill a tensor of shape {tensor.shape},"
             f" each place once; got {listed}"
         )
-    found = Shards(rank, tuple(ends), tuple(needs.spans), blocks, tuple(starts), needs.spans)
+    scales = scales_of(tensor.name, tensor.shape, blocks) if needs.codes else ((), ())
+    undivided = tuple(needs.spans)
+    found = Shards(rank, tuple(ends), undivided, blocks, tuple(starts), needs.spans, *scales)
     for element in needs.elements - {"C"} if found.kind == "cut" else ():
         try:
             windows(blocks, tensor.shape, element, geometry([tensor.shape], element)[0])

@@ -158,7 +158,7 @@ class SPG(OneUnknown):
         first, later, company = self.begins(s, h)
         f, going = h.value, first | (s["ended"] == 0)
         enough = f <= s["average"] + ARMIJO * s["step"] * s["slope"]
-        finite = xp.isfinite(self.over(h, dot(xp, g, p - s["x"])))
+        finite = xp.isfinite(self.over(h, dot(xp, g, p - s["x"]))) & (xp.abs(f) < np.inf)
         taken = going & (first | (enough & finite))
         ended = xp.where(going & ~taken & (s["trials"] >= MOST), 1.0, xp.where(first, 0.0, s["ended"]))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from arrayopt.arrays import Array, array_namespace, size
 from arrayopt.codecs import BLOCK, SCALE
 
-__all__ = ["Block", "Homed", "Shards", "Share"]
+__all__ = ["Block", "Homed", "Shards", "Share", "scales_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +129,17 @@ class Shards(Share):
         Where each rank's part begins, as `ends` counts.
     spans : dict of str to tuple of int
         For each undivided slot the axes of the tensor that it goes over.
+    scales : tuple of (tuple of int, tuple of int)
+        As `blocks`, of the scales of slots of codes.
+    seen : tuple of int
+        The shape that all scales are seen in, where `scales` are parts of it.
     """
 
     blocks: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
     starts: tuple[int, ...] = ()
     spans: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    scales: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
+    seen: tuple[int, ...] = ()
 
     @property
     def first(self) -> int:
@@ -153,7 +159,20 @@ class Shards(Share):
         return x
 
     def taken(self, slot: str, x: Array) -> Array:
-        return self.held(x) if slot in self.undivided else x[self.where(self.rank)]
+        if slot in self.undivided:
+            return self.held(x)
+        if not self.are_scales(slot):
+            return x[self.where(slot, self.rank)]
+        xp = array_namespace(x)
+        return xp.reshape(xp.reshape(x, self.seen)[self.where(slot, self.rank)], (-1,))
+
+    def are_scales(self, slot: str) -> bool:
+        """Whether a slot is the scales of another."""
+        return bool(self.seen) and slot.startswith(SCALE)
+
+    def parts_of(self, slot: str) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+        """For each rank the offset and the shape of its part of a slot, or of the parameter ("p")."""
+        return self.scales if self.are_scales(slot) else self.blocks
 
     def held(self, x: Array) -> Array:
         """An undivided slot, or of a rank that has no elements where others have some, nothing of it."""
@@ -169,9 +188,9 @@ class Shards(Share):
             return tuple(shape[i] for i in over)
         return tuple(n if i in over else 1 for i, n in enumerate(shape))
 
-    def where(self, rank: int) -> tuple[slice, ...]:
-        """The place of a rank's part in the whole array."""
-        return tuple(slice(first, first + n) for first, n in zip(*self.blocks[rank], strict=True))
+    def where(self, slot: str, rank: int) -> tuple[slice, ...]:
+        """The place of a rank's part in the whole slot, or parameter ("p")."""
+        return tuple(slice(first, first + n) for first, n in zip(*self.parts_of(slot)[rank], strict=True))
 
     @property
     def senders(self) -> tuple[int, ...]:
@@ -204,7 +223,7 @@ class Homed(Shards):
         return Share.of(self, slot, x)
 
     def taken(self, slot: str, x: Array) -> Array:
-        return x[self.where(self.rank)] if slot == "p" else self.of(slot, x)
+        return x[self.where("p", self.rank)] if slot == "p" else self.of(slot, x)
 
     @property
     def senders(self) -> tuple[int, ...]:
@@ -213,3 +232,34 @@ class Homed(Shards):
         if self.blocks[self.owner] in found:
             found[self.blocks[self.owner]] = self.owner
         return tuple(sorted(found.values()))
+
+
+Blocks = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+
+
+def scales_of(name: str, shape: tuple[int, ...], blocks: Blocks) -> tuple[Blocks, tuple[int, ...]]:
+    """The offsets and shapes of the ranks' parts of scales, and the shape that these are seen in.
+
+    Blocks of codes lie in rows if all rows are whole blocks, of the tensor and of each part; else
+    parts must be stretches of the tensor's elements.
+    """
+    last, total = shape[-1] if shape else 1, math.prod(shape)
+    in_rows = []
+    for offset, part in blocks:
+        if shape and not (last % BLOCK or offset[-1] % BLOCK or part[-1] % BLOCK):
+            start, size = (*offset[:-1], offset[-1] // BLOCK), (*part[:-1], part[-1] // BLOCK)
+            in_rows.append((start, size))
+    if len(in_rows) == len(blocks):
+        return tuple(in_rows), (*shape[:-1], last // BLOCK)
+    found = []
+    for offset, part in blocks:
+        first, count = Block(offset, shape).first(part), math.prod(part)
+        if first is None or first % BLOCK or (count % BLOCK and first + count < total):
+            raise ValueError(
+                f"Optimizer: {name!r} has state_dtype='int8', so its parts must begin and"
+                f" end at multiples of {BLOCK} elements of the whole tensor, or of its rows; got"
+                f" {part} from {offset} on, of {shape}; divide it otherwise, or give it a group"
+                " with another `state_dtype`"
+            )
+        found.append(((first // BLOCK,), (-(-count // BLOCK),)))
+    return tuple(found), (-(-total // BLOCK),)

@@ -35,7 +35,7 @@ from arrayopt.rules.base import Rule
 from arrayopt.rules.names import AROUND
 from arrayopt.rules.stretches import uncuttable
 from arrayopt.state.blocks import Cut
-from arrayopt.state.quantized import quantized, scale_of
+from arrayopt.state.quantized import narrowed, quantized, scale_of, scale_shape
 from arrayopt.state.run import Run
 from arrayopt.state.shares import Block, Shards, Share
 
@@ -103,6 +103,8 @@ class Tensor:
         made = new_slots(rule, self.name, detached(self.array if array is None else array), self.block)
         here = tuple(self.array.shape)
         self.whole = {slot: self.shape if tuple(x.shape) == here else tuple(x.shape) for slot, x in made.items()}
+        if self.block is not None:
+            self.whole |= {scale_of(slot): scale_shape(self.shape, 0) for slot in narrowed(made)}
         if isinstance(self.share, Shards) and self.share.spans:
             made |= self._undivided(rule, made)
         return {slot: self.own(slot, x) for slot, x in made.items()}

@@ -17,8 +17,25 @@ __all__ = ["Backend", "Stepper", "backend_names", "choose", "start"]
 JIT = "jit"
 """Beside the engines: the functional form, compiled by JAX."""
 
-Stepper = Callable[[Mapping[str, Array | None]], Any]
-"""One step: takes gradients by tensor name and returns the parameters."""
+
+@dataclass(frozen=True)
+class Stepper:
+    """A run, ready to step.
+
+    Attributes
+    ----------
+    step : callable
+        One step: takes gradients by tensor name and returns the parameters.
+    slots : callable
+        The state of a tensor by its name, in which slots may be replaced.
+    """
+
+    step: Callable[[Mapping[str, Array | None]], Any]
+    slots: Callable[[str], Any]
+
+    def __call__(self, grads: Mapping[str, Array | None]) -> Any:
+        """A step."""
+        return self.step(grads)
 
 
 @dataclass(frozen=True)
@@ -105,7 +122,8 @@ def choose(names: Iterable[str] | None = None) -> list[Backend]:
 def start(backend: Backend, rule: Rule, params: Any, options: Mapping[str, Any]) -> Stepper:
     """A rule on parameters of a backend, ready to step; raises what `Optimizer` raises where it cannot run."""
     if backend.engine != JIT:
-        return Optimizer(params, rule, engine=backend.engine, **options).step
+        opt = Optimizer(params, rule, engine=backend.engine, **options)
+        return Stepper(opt.step, opt.state.__getitem__)
     from jax import jit
 
     groups = options.get("groups")
@@ -118,7 +136,7 @@ def start(backend: Backend, rule: Rule, params: Any, options: Mapping[str, Any])
         held["params"], held["state"] = compiled(held["params"], dict(grads), held["state"])
         return held["params"]
 
-    return step
+    return Stepper(step, lambda name: held["state"]["tensors"][name])
 
 
 def _engines(library: str) -> tuple[str, ...]:

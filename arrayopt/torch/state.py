@@ -11,11 +11,12 @@ import torch
 from torch import Tensor as Param
 
 from arrayopt.arrays import kind, like
+from arrayopt.codecs import SCALE
 from arrayopt.params.parts import block_of, local
 from arrayopt.ranks.alone import Alone
 from arrayopt.rules.names import AROUND
 from arrayopt.state.run import is_count
-from arrayopt.state.shares import Shards
+from arrayopt.state.shares import Block, Shards
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["Guests", "State", "complete", "guests_of", "moved", "own_of", "put", "show"]
@@ -154,7 +155,9 @@ def show(p: Param, tensor: Tensor) -> dict[str, Any]:
     """The state of a parameter, its slots as they are; DTensors where the parameter is one."""
     undivided = tensor.share.undivided if tensor.share is not None else ()
     as_it_is = tensor.home is not None  # its owner has whole slots, and other ranks empty ones
-    slots = {name: x if as_it_is or name in undivided else _as_given(p, x) for name, x in tensor.slots.items()}
+    slots = {}
+    for name, x in tensor.slots.items():
+        slots[name] = x if as_it_is or name in undivided else _as_given(p, tensor, name, x)
     return {STEP: torch.tensor(tensor.updates), **slots}
 
 
@@ -165,14 +168,32 @@ def complete(tensor: Tensor, team: Alone) -> dict[str, Param]:
     return {slot: team.collect(tensor, slot) for slot in tensor.slots}
 
 
-def _as_given(p: Param, x: Param) -> Param:
+def _as_given(p: Param, tensor: Tensor, slot: str, x: Param) -> Param:
     """What this rank has of a slot as a DTensor, like the parameter's."""
     if block_of(p) is None:
         return x
     from torch.distributed.tensor import DTensor
 
     assert isinstance(p, DTensor)
-    return DTensor.from_local(x, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
+    shape, stride, share = p.shape, p.stride(), tensor.share
+    if isinstance(share, Shards) and share.are_scales(slot):
+        x, shape = x.reshape(share.parts_of(slot)[share.rank][1]), torch.Size(share.seen)
+        stride = torch.empty(shape, device="meta").stride()
+    made = DTensor.from_local(x, p.device_mesh, p.placements, run_check=False, shape=shape, stride=stride)
+    if slot.startswith(SCALE) and block_of(made) != _place_of(tensor, slot):
+        raise ValueError(
+            f"{tensor.name!r} has rows of {p.shape[-1]} elements, whose scales do not form a DTensor; give it a group"
+            " with another `state_dtype`, or rows of a multiple of 32"
+        )
+    return made
+
+
+def _place_of(tensor: Tensor, slot: str) -> Block:
+    """Where a part of scales lies among all of them."""
+    share = tensor.share
+    assert isinstance(share, Shards)
+    offset, here = share.parts_of(slot)[share.rank]
+    return Block(offset if 0 not in here else (0,) * len(here), share.seen)
 
 
 def put(who: str, given: Iterable[tuple[str, Tensor, Mapping[str, Any]]], *, copies: bool = True) -> bool:
@@ -233,17 +254,26 @@ def _differences(tensor: Tensor, state: Mapping[str, Any]) -> list[str]:
         x = state[slot]
         if not isinstance(x, Param):
             wrong.append(f"{slot} must be a tensor; got {type(x).__name__}")
-        elif tuple(x.shape) not in (tuple(mine.shape), tensor.whole[slot]) or kind(x) != kind(mine):
+        elif not _fits(tensor, slot, x) or kind(x) != kind(mine):
             wrong.append(f"{slot} is {x.dtype} {tuple(x.shape)}, expected {mine.dtype} {tensor.whole[slot]}")
     return wrong
+
+
+def _fits(tensor: Tensor, slot: str, x: Param) -> bool:
+    """Whether a slot in a state has the shape of this rank's or of the whole; scales may lie in rows."""
+    mine, whole = tensor.slots[slot], tensor.whole[slot]
+    if slot.startswith(SCALE):
+        return x.numel() in (mine.numel(), math.prod(whole))
+    return tuple(x.shape) in (tuple(mine.shape), whole)
 
 
 def _own(tensor: Tensor, slot: str, x: Param, copies: bool) -> Param:
     """What this rank is to have of a slot, as its own is."""
     mine = tensor.slots[slot]
     part: Param = local(x)
-    if part is x and isinstance(tensor.share, Shards) and tuple(x.shape) != tuple(mine.shape):
+    if part is x and isinstance(tensor.share, Shards) and x.numel() != mine.numel():
         part = tensor.share.taken(slot, x)
+    part = part.reshape(tuple(mine.shape)) if tuple(part.shape) != tuple(mine.shape) else part
     same = part.dtype == mine.dtype and part.device == mine.device
     return part if part is mine or (same and not copies) else like(mine, part)
 

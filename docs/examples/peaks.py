@@ -141,8 +141,11 @@ def draw(counts: np.ndarray, found: dict[str, Fit], path: Path) -> None:
         axis.tick_params(labelsize=7)
     axis = figure.add_subplot(grid[:, 3:])
     for name, above in excess(found).items():
-        label = f"{name}, {found[name].seconds:.2f} s"
-        axis.plot(np.sort(np.maximum(above, 1e-16)), np.linspace(0, 1, len(above)), label=label)
+        label, style = (
+            f"{name}, {found[name].seconds:.2f} s",
+            ":" if name == "ao.Adam" else "-",
+        )  # it lies on that by hand
+        axis.plot(np.sort(np.maximum(above, 1e-16)), np.linspace(0, 1, len(above)), style, label=label)
     axis.set_xscale("log")
     axis.set_xlabel("misfit above the least")
     axis.set_ylabel("share of the spectra")

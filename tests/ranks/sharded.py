@@ -36,6 +36,12 @@ def model():
     return torch.nn.Sequential(torch.nn.Linear(30, 260), torch.nn.ReLU(), torch.nn.Linear(260, 6))
 
 
+def even():
+    """A network whose rows, and parts of two or four ranks, are whole blocks of codes."""
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 128))
+
+
 def loss(net, x, y):
     """The loss, and its gradients in the parameters."""
     net.zero_grad()
@@ -157,13 +163,14 @@ def shard(x, like):
     return distribute_tensor(x, like.device_mesh, like.placements)
 
 
-def check_door(make, ranks, rule=LAMB):
+def check_door(make, ranks, rule=LAMB, model=model, **fields):
     """An optimizer of `arrayopt.torch` does as `arrayopt.Optimizer`; PyTorch's checkpoints of it are resumed from."""
     torch.manual_seed(1)
-    x, y = torch.randn(64, 30), torch.randint(0, 6, (64,))
+    x, y = torch.randn(64, model()[0].in_features), torch.randint(0, 6, (64,))
     nets = [make(model(), ranks) for _ in range(4)]
-    one = ao.Optimizer(dict(nets[0].named_parameters()), getattr(ao, rule.__name__)(lr=0.01), clip_norm=0.1)
-    many, *later = [rule(net.parameters(), lr=0.01, clip_norm=0.1) for net in nets[1:]]
+    plain = getattr(ao, rule.__name__)(lr=0.01, **fields)
+    one = ao.Optimizer(dict(nets[0].named_parameters()), plain, clip_norm=0.1)
+    many, *later = [rule(net.parameters(), lr=0.01, clip_norm=0.1, **fields) for net in nets[1:]]
 
     def equal():
         every = zip(*(net.parameters() for net in nets), strict=True)
@@ -275,6 +282,8 @@ if __name__ == "__main__":
             check_split(make, ranks)
         if ranks > 2:
             check_door(make, ranks, CAME)
+        if ranks % 2 == 0 and make is not both:
+            check_door(make, ranks, model=even, state_dtype="int8")
         print(f"rank {rank}: {make.__name__} ok", flush=True)
     every = [tempfile.mkdtemp() if rank == 0 else ""]
     dist.broadcast_object_list(every)

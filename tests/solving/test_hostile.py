@@ -63,7 +63,7 @@ HOSTILE = {
     "minus infinity at the start": (lambda x: (-np.inf, x), [1.0, 1.0]),
     "a gradient of NaN at the start": (lambda x: (x @ x, np.nan * x), [3.0, 1.0]),
 }
-SOLVED = {name for name in HOSTILE if "half of the space" in name or name in ("a logarithm", "almost flat", "far away")}
+SOLVED = {name for name in HOSTILE if "half of the space" in name or name in ("a logarithm", "almost flat")}
 
 
 CASES = [(name, rule, dtype) for name in HOSTILE for rule in RULES for dtype in (np.float64, np.float32)]
@@ -96,7 +96,7 @@ def test_what_is_returned_is_the_best_that_was_seen(name, rule, dtype):
         assert found.value <= min(x[0] for x in finite) + slack
     assert found.converged == (found.grad_norm <= tol)
     assert ("converged: the gradient" in found.message) == found.converged
-    if name in SOLVED and rule == "LBFGS" and (dtype is np.float64 or name != "far away"):
+    if name in SOLVED and rule != "Adam":
         assert found.converged
 
 

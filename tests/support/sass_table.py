@@ -39,8 +39,13 @@ RULES = {
     "judging": (GradientNorms(master_weights=False), 1),
     "CAME": (ao.CAME(lr=0.1), 2),
     "Adafactor": (ao.Adafactor(), 2),
+    "AdamW, bfloat16": (ao.AdamW(), 1),
+    "LAMB, bfloat16": (ao.LAMB(), 1),
+    "LANS, bfloat16": (ao.LANS(), 1),
+    "CAME, bfloat16": (ao.CAME(lr=0.1), 2),
 }
-"""Rules, with the rank of the tensors. `judging` measures gradients, for `clip_norm` and loss scales."""
+"""Rules, with the rank of the tensors. `judging` measures gradients, for `clip_norm` and loss scales. In bfloat16 are
+parameters and gradients; slots and masters are in float32."""
 
 
 @dataclass(frozen=True)
@@ -51,19 +56,23 @@ class Row:
     stores: tuple[str, ...]
     moved: int
     facts: sass.PassFacts
+    narrow: int = 0
+    """How many of the arrays that it reads have 16 bits: four elements are a word of 8 bytes."""
 
 
 @cache
-def look(name, arch=ARCH, dtype="float32"):
+def look(name, arch=ARCH):
     """The compiled kernel of a rule, and its passes."""
     rule, rank = RULES[name]
+    dtype = "bfloat16" if name.endswith("bfloat16") else "float32"
     plan = plan_for(rule, rank, dtype, lean=True, stats=isinstance(rule, GradientNorms))
     kernel = sass.kernel(emit(plan, dtype), arch)
     at = [j for j, stage in enumerate(in_stages(plan).stages) if stage.kind == "pass"]
-    return kernel, [
-        Row(tuple(p.loads), tuple(p.stores), plan.bytes_of(p), sass.facts(kernel, j))
-        for j, p in zip(at, plan.passes, strict=True)
-    ]
+    made = []
+    for j, p in zip(at, plan.passes, strict=True):
+        narrow = sum(plan.storage.get(x, dtype) == "bfloat16" for x in p.loads)
+        made.append(Row(tuple(p.loads), tuple(p.stores), plan.bytes_of(p), sass.facts(kernel, j), narrow))
+    return kernel, made
 
 
 def share(in_flight, device):

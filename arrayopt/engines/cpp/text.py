@@ -1,5 +1,6 @@
 """Printing a program as C++."""
 
+import math
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -7,7 +8,7 @@ from arrayopt.codecs import BLOCK
 from arrayopt.engines.cplusplus import CPlusPlus
 from arrayopt.engines.native.columns import columns
 from arrayopt.fusion import bulk, program
-from arrayopt.fusion.graph import POSITION, Node
+from arrayopt.fusion.graph import POSITION, Node, Spare
 from arrayopt.fusion.index import Place
 from arrayopt.fusion.layout import Layout
 from arrayopt.fusion.ops import REDUCTIONS
@@ -105,10 +106,11 @@ class Text(CPlusPlus):
                 self.put(depth, f"{way}({source}, {planes}, {count}, {index(each)});")
             case bulk.Buffer(name, size):
                 self.put(depth, f"W {name}[{size}];")
-            case bulk.Codes(store, array, scale, first, count, buffer):
+            case bulk.Codes(store, array, scale, first, count, buffer, at):
                 codes, scales = index(first), index(first // BLOCK)
                 way = "quantize" if store else "dequantize"
-                given = [f"at_{array} + {codes}", f"at_{scale} + {scales}", buffer, index(count)]
+                given = [f"at_{array} + {codes}", f"at_{scale} + {scales}"]
+                given += [f"{buffer} + {index(at)}", index(count)]
                 self.put(depth, f"{way}({', '.join(given)});")
             case bulk.Elements():
                 given = [index(statement.count)]
@@ -134,18 +136,24 @@ class Text(CPlusPlus):
     def _elements(self, loop: bulk.Elements) -> None:
         """Print a loop over elements as a function."""
         totals = loop.totals
-        given = ["int64_t count"]
+        given = {"count": "int64_t count"}
         for name in loop.slices:
             kind = self.stored(loop.storage[name]) if name in loop.storage else "W"
             constant = "" if name in loop.stores or name in loop.into.values() else "const "
-            given.append(f"{constant}{kind}* __restrict {name}")
+            given[name] = f"{constant}{kind}* __restrict {name}"
         for node in loop.scalars:
             kind = "W" if node.on_host else self.kind(node)
-            given.append(f"const {kind} {self.bare(node)}")
-        given += ["int64_t start", "int64_t each"] if loop.position is not None else []
-        given += ["W* __restrict got"] if totals else []
-        head = f"static __attribute__((noinline)) void {loop.function}({', '.join(given)}) {{"
-        self.put(0, "", head)
+            given[self.bare(node)] = f"const {kind} {self.bare(node)}"
+        if loop.position is not None:
+            given |= {"start": "int64_t start", "each": "int64_t each"}
+        given |= {"got": "W* __restrict got"} if totals else {}
+        declared = ", ".join(given.values())
+        summed = {s.args[0].id for s in totals if not isinstance(s.data, Spare)}
+        spare = [s for s in totals if isinstance(s.data, Spare) and s.data.plain in summed]
+        spare = [] if loop.stores or loop.into else spare
+        function = f"{loop.function}_of" if spare else loop.function
+        self.put(0, "", *(["template <bool all>"] if spare else []))
+        self.put(0, f"static __attribute__((noinline)) void {function}({declared}) {{")
         self.put(1, *(f"W s{s.id} = {self.start(s)};" for s in totals))
         clauses = [f" reduction({REDUCTIONS[s.op].simd}:s{s.id})" for s in totals]
         self.put(0, f"#pragma omp simd{''.join(clauses)}")
@@ -174,6 +182,24 @@ class Text(CPlusPlus):
                 self.put(2, f"{only}{here} = {value};")
         for s, node in loop.sums.items():
             into = f"{loop.into[s]}[i]" if s in loop.into else f"s{s.id}"
-            self.put(2, f"{self.take(s, into, self.name(node))};")
+            only = "if (all) " if s in spare else ""
+            self.put(2, f"{only}{self.take(s, into, self.name(node))};")
         self.put(1, "}", *(f"got[{i}] = s{s.id};" for i, s in enumerate(totals)))
+        self.put(0, "}")
+        if spare:
+            self._without(loop, spare, declared, ", ".join(given))
+
+    def _without(self, loop: bulk.Elements, spare: list[Node], declared: str, given: str) -> None:
+        """Print the function that makes a loop without its spare sums first, and with them where it
+        must.
+        """
+        at = {s.args[0].id: i for i, s in enumerate(loop.totals) if s not in spare}
+        enough = dict[str, None]()
+        for s in spare:
+            i, low, high = at[s.data.plain], s.data.low, s.data.high
+            enough[f"got[{i}] >= (W){low!r}"] = None
+            enough |= {f"got[{i}] <= (W){high!r}": None} if math.isfinite(high) else {}
+        self.put(0, "", f"static void {loop.function}({declared}) {{")
+        self.put(1, f"{loop.function}_of<false>({given});")
+        self.put(1, f"if (!({' && '.join(enough)})) {loop.function}_of<true>({given});")
         self.put(0, "}")

@@ -108,19 +108,21 @@ class Launches:
 
     def _lag(self) -> int | None:
         """See `tickets`: one launch, unless most elements are of tensors of which the L2 cache
-        holds less than half.
+        holds less than half, or the cache is too small for what is moved between two passes.
 
         What is worked on at once goes through the cache too: the shorter the lag, the more is found
         again, and the more blocks wait. Half as many tickets as there are blocks is best, or
         nearly, wherever ``benchmarks/l2.py`` looks.
         """
-        passes = self.table.plan.passes
+        passes, lag = self.table.plan.passes, _resident() // 2
         if len(passes) < 2:
             return 0
         shared = self.table.work.dtype.itemsize * max(len(p.loads) for p in passes[1:])
-        sizes = self.table.geo[:, GEOMETRY.index("SIZE")]
+        sizes, units = (self.table.geo[:, GEOMETRY.index(x)] for x in ("SIZE", "UNITS"))
+        moved = max(map(self.table.plan.bytes_of, passes)) * int(sizes.sum()) // max(1, units.sum())
         held = sizes * shared <= 2 * _cache()
-        return _resident() // 2 if 2 * int(sizes[held].sum()) >= int(sizes.sum()) else None
+        fits = lag * moved <= _cache() and 2 * int(sizes[held].sum()) >= int(sizes.sum())
+        return lag if fits else None
 
 
 def _cache() -> int:

@@ -7,7 +7,8 @@ pass k.
 """
 
 from arrayopt.codecs import STORED
-from arrayopt.engines.numba.header import CODES, DRAW, HALF, HEADER, ROUND, SPLIT
+from arrayopt.engines.numba.codes import CODES
+from arrayopt.engines.numba.header import DRAW, HALF, HEADER, ROUND, SPLIT
 from arrayopt.engines.numba.printer import ARGUMENTS, REST, Text
 from arrayopt.engines.numba.products import header
 from arrayopt.fusion.lanes import Lanes

@@ -1,10 +1,8 @@
 """What generated modules begin with: the functions that Numba lacks."""
 
-from arrayopt.codecs import BLOCK
 from arrayopt.randomness import PARITY, ROTATIONS, ROUNDS
-from arrayopt.state.quantized import TINY
 
-__all__ = ["CODES", "DRAW", "HALF", "HEADER", "ROUND", "SPLIT"]
+__all__ = ["DRAW", "HALF", "HEADER", "ROUND", "SPLIT"]
 
 HEADER = '''"""Fused loops{about}
 
@@ -25,7 +23,7 @@ import math
 import numba as nb
 import numpy as np
 from llvmlite import ir
-from numba.core import types
+from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 W = np.{real}
@@ -165,44 +163,6 @@ def low_float16(master, p):
     if not math.isfinite(rounded):
         return np.float32(0.0)
     return min(max(low, np.float32(-127.0)), np.float32(127.0))
-
-"""
-
-
-CODES = f"""
-exact = nb.njit(error_model="numpy", **OWN)
-
-
-@exact
-def dequantize(codes, scales, values, top):
-    for block in range(scales.size):
-        step = load_bfloat16(scales[block]) * (np.float32(1.0) / top)
-        step = step if math.isfinite(step) else np.float32(np.nan)
-        first, end = block * {BLOCK}, min(block * {BLOCK} + {BLOCK}, values.size)
-        for i in range(first, end):
-            values[i] = W(np.float32(codes[i]) * step)
-
-
-@exact
-def quantize(codes, scales, values, top):
-    for block in range(scales.size):
-        first, end = block * {BLOCK}, min(block * {BLOCK} + {BLOCK}, values.size)
-        largest = np.int32(0)
-        for i in range(first, end):
-            bits = np.int32(float_to_bits(np.float32(values[i])) & np.uint32(0x7FFFFFFF))
-            largest = bits if bits > largest else largest
-        stored = store_bfloat16(bits_to_float(np.uint32(largest)))
-        scale = load_bfloat16(stored)
-        stored = np.uint16(0) if scale < np.float32({TINY!r}) else stored
-        scale = load_bfloat16(stored)
-        factor = top / scale if (scale > 0) & math.isfinite(scale) else np.float32(0.0)
-        scales[block] = stored
-        if factor > 0:
-            for i in range(first, end):
-                codes[i] = np.int32(min(np.rint(np.float32(values[i]) * factor), top))
-        else:
-            for i in range(first, end):
-                codes[i] = 0
 
 """
 

@@ -188,7 +188,8 @@ class Text(Printer):
         scales = f"at_{codes.scale}[{self.index(block)} : {self.index(block + blocks)}]"
         top = f"np.float32({STORED[self.storage[codes.array]].top})"
         way = "quantize" if codes.store else "dequantize"
-        return f"{way}({stretch}, {scales}, {codes.buffer}[: {self.index(codes.count)}], {top})"
+        end = self.index(codes.at + codes.count)
+        return f"{way}({stretch}, {scales}, {codes.buffer}[{self.index(codes.at)} : {end}], {top})"
 
     def _call(self, loop: bulk.Elements) -> str:
         """The call of a loop over elements."""

@@ -62,17 +62,20 @@ class _Roots:
 
 @in_method("update")
 def eps_in_root(update: Any, xp: Any, p: Any, g: Any, s: Any, h: Any) -> Any:
+    """Add eps inside the root of the second moment."""
     return update(_Roots(xp, p, lambda x: xp.sqrt(x + h.eps)), p, g, s, _with(h, eps=TINY))
 
 
 @in_method("_ratio")
 def forgetful(ratio: Any, xp: Any, p: Any, x: Any, h: Any) -> Any:
+    """Compute the trust ratio of an update without its decay."""
     asks = any(f.name == "decayed_norm" for f in fields(ratio.__self__))  # else x has the decay
     return ratio(xp, p, x if asks else x - h.weight_decay * p, _bare(h))
 
 
 @in_method("_ratio")
 def averaged(ratio: Any, xp: Any, p: Any, x: Any, h: Any) -> Any:
+    """Compare mean magnitudes in the trust ratio, in place of norms."""
     return trust_ratio(xp, xp.sum(xp.abs(p)), xp.sum(xp.abs(x)), h)  # of as many elements
 
 
@@ -111,6 +114,7 @@ def _uncorrected(which: int) -> Change:
 
 @in_method("update")
 def begun(update: Any, xp: Any, p: Any, g: Any, s: Any, h: Any) -> Any:
+    """Begin the moments with the first gradient and its square."""
     first = {"m": g, "v": g * g}
     slots = {name: xp.where(h.t == 1, first[name], x) if name in first else x for name, x in s.items()}
     return update.__func__(replace(update.__self__, bias_correction=False), xp, p, g, slots, h)

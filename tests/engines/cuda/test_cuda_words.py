@@ -158,3 +158,29 @@ def test_scales_and_codes_of_8_bits(module):
     assert run(module, "codes", "i4", x, ones).tolist() == [255, 255, 128, 0]
     none = np.array([0.0, np.nan, np.inf], ml_dtypes.bfloat16).view(np.uint16)
     assert run(module, "codes", "i4", np.ones(3, "f4"), none).tolist() == [0, 0, 0]
+
+
+FOLDS = """
+extern "C" __global__ void folds(const float* x, float* to) {
+    float largest[1], least[1];
+    start<Max>(largest), start<Min>(least);
+    largest[0] = Max::fold(0, largest[0], x[threadIdx.x]), least[0] = Min::fold(0, least[0], -x[threadIdx.x]);
+    block_fold<Max>(largest), block_fold<Min>(least);
+    if (threadIdx.x == 0) to[0] = largest[0], to[1] = least[0];
+    for (int i = 2; i < 4; ++i) {
+        float sum[1] = {i * x[threadIdx.x]};
+        block_fold<Sum>(sum);
+        if (threadIdx.x == 255) to[i] = sum[0];
+    }
+}
+"""
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_folds_of_a_block_one_after_the_other(seed):
+    """Of negative numbers and of positive ones; a fold does not write what threads still read of the one before."""
+    text = "\n".join(["typedef float W;", *(header(f"{name}.cuh") for name in ("arithmetic", "sums")), FOLDS])
+    x, to = -1 - np.random.default_rng(0).permutation(256).astype("f4"), np.zeros(4, "f4")
+    module = Module(code=text, names=["folds"], check=True)
+    module.get_function("folds")((1,), (256,), [x, to], random=True, seed=seed)
+    assert to.tolist() == [-1, 1, 2 * x.sum(), 3 * x.sum()]

@@ -140,6 +140,20 @@ def test_accumulation_with_a_loss_scale(cupy, rule, limit):
     compare(opts)
 
 
+def test_what_is_accumulated_is_divided_by_the_scale_that_was_loaded(cupy):
+    opts = pair(cupy, ao.SGD(lr=0.1), LITTLE, accumulate=2, loss_scale=ao.LossScale(init=1024.0, window=1))
+    for k in range(2):
+        scaled(cupy, opts, k)
+    saved = [opt.state_dict() for opt in opts]
+    for k in range(2, 4):
+        scaled(cupy, opts, k)
+    for opt, state in zip(opts, saved, strict=True):
+        opt.load_state_dict(state)
+    for k in range(4, 6):
+        scaled(cupy, opts, k)
+    compare(opts)
+
+
 def test_clip_norm(cupy):
     opts = pair(cupy, ao.AdamW(), SHAPES, clip_norm=0.5)
     for k in range(2):

@@ -2,6 +2,7 @@
 
 import mmap
 from dataclasses import dataclass
+from typing import final
 
 import ml_dtypes
 import numpy as np
@@ -208,9 +209,10 @@ def captured(cupy, opt, stream, grads):
         return stream.end_capture()
 
 
-def test_a_graph_finds_all_that_it_needs_however_many_steps_later(cupy):
+@pytest.mark.parametrize("options", [{}, {"clip_norm": 0.5}], ids=["plain", "a limit"])
+def test_a_graph_finds_all_that_it_needs_however_many_steps_later(cupy, options):
     """Also where the captured step left a tensor out, and what was kept for such steps has long been dropped."""
-    opts = pair(cupy, ao.LAMB(lr=0.1), SOME)
+    opts = pair(cupy, ao.LAMB(lr=0.1), SOME, **options)
     values = trees(SOME, "float32", 5)
     there = {name: cupy.asarray(g) for name, g in values.items()}
     others = [{name for i, name in enumerate(SOME) if k >> i & 1} for k in range(1, 13)]
@@ -337,4 +339,24 @@ def test_a_step_is_captured_again_where_groups_have_changed(cupy, change):
                 opts[1].advance()
             graph.launch(stream)
     stream.synchronize()
+    compare(opts)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Apart(ao.Rule):
+    """A step by sums to which a zero that no element holds would add."""
+
+    def slots(self, xp, p):
+        return {}
+
+    def update(self, xp, p, g, s, h):
+        far = (g - 1.0) * (g - 1.0)
+        return p + xp.sum(far, axis=-1, keepdims=True) + xp.sum(far), {}
+
+
+def test_what_lies_behind_the_last_element_is_in_no_sum(cupy):
+    shapes = {"row": (4099,), "matrix": (5, 131), "narrow": (3, 7), "stack": (2, 3, 131)}
+    opts = pair(cupy, Apart(), shapes)
+    step(cupy, opts, shapes)
     compare(opts)

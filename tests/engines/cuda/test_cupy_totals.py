@@ -166,3 +166,9 @@ def test_the_largest_number_of_none(cupy):
         opt = ao.Optimizer({x: cupy.zeros(3) for x in "abc"}, Largest(), engine="cupy")
         opt.step(there(cupy, grads))
         assert all(np.isnan(x.get()).all() for x in opt.params.values())
+
+
+def test_the_largest_number_may_be_negative(cupy):
+    opt = ao.Optimizer({x: cupy.zeros(3) for x in "abc"}, Largest(), engine="cupy")
+    opt.step(there(cupy, {x: np.full(3, -1.0 - i) for i, x in enumerate("abc")}))
+    assert all((x.get() == -3).all() for x in opt.params.values())

@@ -1,0 +1,121 @@
+"""Reading and storing blocks of 8-bit codes, as text of Numba's module."""
+
+from arrayopt.codecs import BLOCK
+from arrayopt.state.quantized import TINY
+
+__all__ = ["CODES"]
+
+CODES = f"""
+exact = nb.njit(error_model="numpy", fastmath=False, **OWN)  # else it is as of who calls
+SINGLES, WHOLE = ir.VectorType(ir.FloatType(), {BLOCK}), ir.VectorType(ir.IntType(32), {BLOCK})
+
+
+def place_of(context, builder, kind, array, block):
+    # Where a block of an array lies, as a vector.
+    data = context.make_array(kind)(context, builder, array).data
+    first = builder.gep(data, [builder.mul(block, block.type({BLOCK}))])
+    vector = ir.VectorType(context.get_data_type(kind.dtype), {BLOCK})
+    return builder.bitcast(first, vector.as_pointer())
+
+
+def singles(context, builder, kind, array, block):
+    # A block of numbers, in single precision.
+    x = builder.load(place_of(context, builder, kind, array, block), align=kind.dtype.bitwidth // 8)
+    return x if x.type == SINGLES else builder.fptrunc(x, SINGLES)
+
+
+def each(builder, x):
+    # A vector of the same number.
+    none = ir.Constant(SINGLES, ir.Undefined)
+    one = builder.insert_element(none, x, ir.IntType(32)(0))
+    return builder.shuffle_vector(one, none, ir.Constant(WHOLE, [0] * {BLOCK}))
+
+
+def made(builder, name, x, kind):
+    # What a function of LLVM makes of a vector.
+    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [x.type]), name)
+    return builder.call(function, [x])
+
+
+@intrinsic
+def widen_block(typingctx, codes, values, block, step):
+    def codegen(context, builder, signature, args):
+        x = builder.load(place_of(context, builder, codes, args[0], args[2]), align=1)
+        x = builder.sext(x, WHOLE) if codes.dtype.signed else builder.zext(x, WHOLE)
+        x = builder.fmul(builder.sitofp(x, SINGLES), each(builder, args[3]))
+        to = place_of(context, builder, values, args[1], args[2])
+        x = x if to.type.pointee == SINGLES else builder.fpext(x, to.type.pointee)
+        builder.store(x, to, align=values.dtype.bitwidth // 8)
+    return types.void(codes, values, types.int64, types.float32), codegen
+
+
+@intrinsic
+def largest_of(typingctx, values, block):
+    def codegen(context, builder, signature, args):
+        bits = builder.bitcast(singles(context, builder, values, *args), WHOLE)
+        bits = builder.and_(bits, ir.Constant(WHOLE, [0x7FFFFFFF] * {BLOCK}))
+        return made(builder, "llvm.vector.reduce.smax.v{BLOCK}i32", bits, WHOLE.element)
+    return types.int32(values, types.int64), codegen
+
+
+@intrinsic
+def narrow_block(typingctx, values, codes, block, factor, top):
+    def codegen(context, builder, signature, args):
+        x = singles(context, builder, values, args[0], args[2])
+        x = builder.fmul(x, each(builder, args[3]))
+        x, most = made(builder, "llvm.rint.v{BLOCK}f32", x, SINGLES), each(builder, args[4])
+        x = builder.fptosi(builder.select(builder.fcmp_ordered("<", x, most), x, most), WHOLE)
+        to = place_of(context, builder, codes, args[1], args[2])
+        builder.store(builder.trunc(x, to.type.pointee), to, align=1)
+    return types.void(values, codes, types.int64, types.float32, types.float32), codegen
+
+
+@exact
+def step_of(scale, top):
+    step = load_bfloat16(scale) * (np.float32(1.0) / top)
+    return step if math.isfinite(step) else np.float32(np.nan)
+
+
+@exact
+def scale_of(largest):
+    stored = store_bfloat16(bits_to_float(np.uint32(largest)))
+    return np.uint16(0) if load_bfloat16(stored) < np.float32({TINY!r}) else stored
+
+
+@exact
+def factor_of(scale, top):
+    x = load_bfloat16(scale)
+    return top / x if (x > 0) & math.isfinite(x) else np.float32(0.0)
+
+
+@exact
+def dequantize(codes, scales, values, top):
+    blocks = values.size // {BLOCK}
+    for block in range(blocks):
+        widen_block(codes, values, block, step_of(scales[block], top))
+    for i in range(blocks * {BLOCK}, values.size):
+        values[i] = W(np.float32(codes[i]) * step_of(scales[blocks], top))
+
+
+@exact
+def quantize(codes, scales, values, top):
+    blocks = values.size // {BLOCK}
+    for block in range(blocks):
+        scales[block] = scale_of(largest_of(values, block))
+        factor = factor_of(scales[block], top)
+        if factor > 0:
+            narrow_block(values, codes, block, factor, top)
+        else:
+            codes[block * {BLOCK} : block * {BLOCK} + {BLOCK}] = 0
+    if blocks < scales.size:
+        largest = np.int32(0)
+        for i in range(blocks * {BLOCK}, values.size):
+            size = float_to_bits(np.float32(values[i])) & np.uint32(0x7FFFFFFF)
+            largest = max(largest, np.int32(size))
+        scales[blocks] = scale_of(largest)
+        factor = factor_of(scales[blocks], top)
+        for i in range(blocks * {BLOCK}, values.size):
+            x = np.rint(np.float32(values[i]) * factor)
+            codes[i] = np.int32(x if x < top else top) if factor > 0 else np.int32(0)
+
+"""

@@ -1,0 +1,127 @@
+"""State in 8 bits over shapes with every remainder of a block, beside a witness in plain Python."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import arrayopt as ao
+from arrayopt.state.quantized import dequantized, quantized
+from arrayopt.testing import assert_equivalent
+from tests.rules.test_quantized import as_host, awkward, kept, witness
+from tests.support.engines import EVERY, SLOW, each_engine
+from tests.support.slow import marked
+
+SIZES = {f"n{n}": (n,) for n in range(1, 34)} | {f"n{n}": (n,) for n in range(8192 - 16, 8192 + 17)}
+ROWS = {f"r{n}": (3, n) for n in range(31, 66)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Told(ao.Rule):
+    """A rule whose parameters become what was stored, so that it shows what is read."""
+
+    squares = ("v",)
+    rows: bool = False
+
+    def slots(self, xp, p):
+        return {"m": xp.zeros_like(p), "v": xp.zeros_like(p)}
+
+    def update(self, xp, p, g, s, h):
+        told = s["m"] if not self.rows else s["m"] + 0.0 * xp.max(s["m"], axis=-1, keepdims=True)
+        return xp.where(g == 0.0, s["v"], told), {"m": g, "v": g * g}
+
+
+@pytest.mark.parametrize("engine", marked([(e,) for e in EVERY], lambda e: e not in SLOW))
+def test_codes_are_the_witness_s_for_every_remainder(engine):
+    opt = ao.Optimizer({name: np.zeros(shape, "float32") for name, shape in SIZES.items()}, kept(), engine=engine)
+    grads = {name: awkward(*shape, positive=False) for name, shape in SIZES.items()}
+    opt.step(grads)
+    for name, g in grads.items():
+        with np.errstate(over="ignore"):
+            roots = np.sqrt((g * g).astype(np.float32))
+        for slot, x, top in (("m", g, 127), ("v", roots, 255)):
+            codes, scales, _ = witness(x, top)
+            assert as_host(opt.state[name][slot]).tolist() == codes, (name, slot)
+            assert as_host(opt.state[name][f"scale_{slot}"]).astype("float32").tolist() == scales, (name, slot)
+
+
+@each_engine
+@pytest.mark.parametrize("rows", [False, True])
+def test_engines_read_what_was_stored_to_the_last_bit(engine, rows):
+    shapes = ROWS if rows else SIZES
+    params = {name: np.zeros(shape, "float32") for name, shape in shapes.items()}
+    opt = ao.Optimizer(params, Told(state_dtype="int8", rows=rows), engine=engine)
+    rng = np.random.default_rng(0)
+    grads = {name: rng.standard_normal(shape).astype("float32") for name, shape in shapes.items()}
+    opt.step(grads)
+    opt.step(grads)
+    for name, g in grads.items():
+        assert opt.params[name].tobytes() == dequantized(*quantized(g, "int8")).tobytes(), name
+    opt.step({name: g * 0 for name, g in grads.items()})
+    for name, g in grads.items():
+        root = dequantized(*quantized(np.sqrt(g * g), "uint8"))
+        assert opt.params[name].tobytes() == (root * root).tobytes(), name
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
+@pytest.mark.parametrize("engine", marked([("numpy",), ("cpp",), ("numba",)], lambda e: e == "cpp"))
+def test_ranks_have_the_bytes_of_one_process(engine, ranks):
+    shapes = {"long": (3 * 8192 + 77,), "rows": (70, 160), "odd": (50, 45), "short": (31,)}
+
+    def train(comm):
+        rng = np.random.default_rng(0)
+        params = {name: rng.standard_normal(shape).astype("float32") for name, shape in shapes.items()}
+        opt = ao.Optimizer(params, ao.LAMB(lr=0.01, state_dtype="int8"), engine=engine, comm=comm)
+        for _ in range(2):
+            opt.step({name: rng.standard_normal(shape).astype("float32") for name, shape in shapes.items()})
+        slots = opt.state_dict()["tensors"]
+        found = {name: {slot: np.asarray(x).tobytes() for slot, x in slots[name]["slots"].items()} for name in shapes}
+        return found, {name: x.tobytes() for name, x in params.items()}
+
+    (one,) = ao.ranks.run(1, train)
+    assert ao.ranks.run(ranks, train) == [one] * ranks
+
+
+@pytest.mark.parametrize("rule", [ao.CAME(lr=0.01, state_dtype="int8"), ao.LAMB(lr=0.01, state_dtype="int8")])
+@each_engine
+def test_tensors_of_pytorch_have_the_same_state(engine, rule):
+    """Also in rows that are no blocks, which compiled engines widen before a step."""
+    torch = pytest.importorskip("torch")
+    if engine == "numpy":
+        pytest.skip("the engine takes NumPy arrays alone")
+    p = np.random.default_rng(0).standard_normal((7, 45)).astype("float32")
+    one = ao.Optimizer({"w": p.copy()}, rule, engine=engine)
+    other = ao.Optimizer({"w": torch.from_numpy(p.copy())}, rule, engine=engine)
+    for k in range(3):
+        g = np.random.default_rng(k).standard_normal(p.shape).astype("float32")
+        one.step({"w": g})
+        other.step({"w": torch.from_numpy(g)})
+    apart = one.state["w"]["m"].astype(int) - other.state["w"]["m"].numpy().astype(int)
+    assert np.abs(apart).max() <= (1 if engine == "array_api" else 0)
+    assert np.allclose(one.params["w"], other.params["w"], rtol=1e-4, atol=1e-5)
+
+
+def test_there_is_a_verification_of_8_bits():
+    """Each step begins with the reference's codes; what is stored otherwise is seen."""
+    params = {"w": np.random.default_rng(0).standard_normal((5, 33)).astype("float32")}
+    rule = ao.LAMB(lr=0.01, state_dtype="int8")
+    grads = lambda p, k: {"w": np.random.default_rng(k).standard_normal((5, 33)).astype("float32")}  # noqa: E731
+    found = assert_equivalent(rule, params, grads, engines=["numpy:numpy", "numpy:cpp", "torch:cpp"])
+    assert all(outcome.difference.ulps < 16 for outcome in found.values())
+
+
+def test_a_verification_sees_codes_that_are_off(monkeypatch):
+    from arrayopt.engines.numpy import engine
+
+    params = {"w": np.ones((5, 32), "float32")}
+    wrong = engine._Blocks.put_wide
+
+    def off(self, row, name, value):
+        wrong(self, row, name, np.asarray(value)[..., ::-1])
+
+    monkeypatch.setattr(engine._Blocks, "put_wide", off)
+    grads = {"w": np.random.default_rng(1).standard_normal((5, 32)).astype("float32")}
+    with pytest.raises(AssertionError, match=r"slot 'buf' of 'w' is .* codes off after step 0"):
+        assert_equivalent(
+            ao.SGD(lr=0.1, momentum=0.9, state_dtype="int8"), params, lambda p, k: grads, engines=["numpy:numpy"]
+        )
