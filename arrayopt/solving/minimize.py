@@ -154,6 +154,11 @@ def minimize(
                 f"minimize: {type(rule).__name__} takes all params as one unknown, and `project` has"
                 " arrays; give params as one array"
             )
+        if problem.packed and getattr(rule.project, "axis", None) is not None:
+            raise ValueError(
+                f"minimize: {type(rule).__name__} takes all params as one vector, and `project` is"
+                f" {rule.project!r}, which has an axis; give params as one array"
+            )
         probe = SGD(lr=1.0, project=rule.project, stacked=rule.stacked)
         if rule.project is not None:
             none = [problem.xp.zeros_like(x) for x in problem.arrays]

@@ -85,6 +85,12 @@ class Optimizer(torch.optim.Optimizer):
         self._guests: Guests = Guests(dict)
         self._below = Below(who, self.rule, options, self.param_groups, {}, 0)
         if release:
+            waits = [f"`{name}`" for name, x in (("clip_norm", clip_norm), ("skip_nonfinite", skip_nonfinite)) if x]
+            if waits:
+                raise ValueError(
+                    f"{who}: release={release!r} updates each parameter in the backward pass, and {' and '.join(waits)}"
+                    " must see all gradients first; leave out one of them"
+                )
             self._release = Release(self, int(release))
             for group in self.param_groups:
                 self._release.watch(group["params"])
@@ -227,8 +233,9 @@ class Optimizer(torch.optim.Optimizer):
         if inner is not None and self._below is not None:
             keys = (key for group in made["param_groups"] for key in dict.fromkeys(group["params"]))
             for key, tensor in zip(keys, self._below.tensors, strict=False):
-                if tensor.home is not None and key in state:
-                    state[key] |= complete(tensor, inner._team)
+                whole = complete(tensor, inner._team)
+                if key in state:
+                    state[key] |= {slot: x for slot, x in whole.items() if x is not tensor.slots[slot]}
         steps = 0 if inner is None else inner.step_count
         groups = [{**group, RULE: group[RULE].__name__} if RULE in group else group for group in made["param_groups"]]
         return {**made, "state": state, "param_groups": groups, "step_count": steps, "rule": self.rule.__name__}
@@ -307,6 +314,11 @@ def _step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
         with torch.enable_grad():
             loss = closure()
     inner, below = self.inner, self._below
+    if self._release is not None and getattr(self, "grad_scale", None) is not None:
+        raise RuntimeError(
+            f"{type(self).__name__}: with `release`, parameters were updated in the backward pass, before GradScaler"
+            " divided their gradients; leave out `release` or the scaler, and load a checkpoint"
+        )
     released = self._release is not None and inner is not None and self._release.end(inner)
     if inner is not None and below is not None and not released:
         inner.step(self._gradients(below.params), loss_scale=self._verdict(), value=_value(loss))

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
+from weakref import WeakMethod, finalize, ref
 
 import torch
 from torch import Tensor
@@ -22,17 +23,25 @@ class Release:
     """
 
     def __init__(self, optimizer: Any, every: int) -> None:
-        self._optimizer, self._every = optimizer, every
+        self._of, self._every = ref(optimizer), every
+        self._handles: list[Any] = []
+        finalize(self, _remove, self._handles)  # parameters outlive an optimizer
         self._hooked: set[int] = set()
         self._passes: Counter[int] = Counter()  # since the last step, by parameter
         self._names: tuple[Any, dict[int, str]] = None, {}
+
+    @property
+    def _optimizer(self) -> Any:
+        return self._of()
 
     def watch(self, params: Iterable[Tensor]) -> None:
         """Have parameters updated in the backward pass."""
         for p in params:
             if p.requires_grad and id(p) not in self._hooked:
                 self._hooked.add(id(p))
-                p.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
+                take = WeakMethod(self._take)
+                handle = p.register_post_accumulate_grad_hook(lambda p, take=take: _call(take, p))  # type: ignore[no-untyped-call]
+                self._handles.append(handle)
 
     def _take(self, p: Tensor) -> None:
         """Count a backward pass; update the parameter in the last one."""
@@ -68,3 +77,16 @@ class Release:
                 self._update(p)
         inner.step()
         return True
+
+
+def _call(take: WeakMethod[Any], p: Tensor) -> None:
+    """Call a method, unless its object is gone."""
+    method = take()
+    if method is not None:
+        method(p)
+
+
+def _remove(handles: list[Any]) -> None:
+    """Remove hooks."""
+    for handle in handles:
+        handle.remove()

@@ -162,10 +162,17 @@ def show(p: Param, tensor: Tensor) -> dict[str, Any]:
 
 
 def complete(tensor: Tensor, team: Alone) -> dict[str, Param]:
-    """The slots of a tensor; whole ones on all ranks where one rank updates a tensor that they have parts of."""
-    if tensor.home is None:
-        return tensor.slots
-    return {slot: team.collect(tensor, slot) for slot in tensor.slots}
+    """The slots of a tensor; whole ones on all ranks where only some have them.
+
+    So it is where one rank updates a tensor that others have parts of, and with slots of rows or columns where a rank
+    has no elements. Other programs keep one rank's copy of what is not a DTensor.
+    """
+    share, found = tensor.share, dict(tensor.slots)
+    lacking = isinstance(share, Shards) and len(share.holders) < len(share.blocks)
+    for slot in found:
+        if tensor.home is not None or (share is not None and lacking and slot in share.undivided):
+            found[slot] = team.collect(tensor, slot)
+    return found
 
 
 def _as_given(p: Param, tensor: Tensor, slot: str, x: Param) -> Param:

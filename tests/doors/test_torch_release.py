@@ -1,6 +1,7 @@
 """Gradients that are let go during the backward pass."""
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -77,10 +78,29 @@ def test_a_second_backward_pass_before_the_step_is_refused():
 
 
 def test_what_needs_all_gradients_refuses():
+    with pytest.raises(
+        ValueError, match=r"AdamW: release=True updates .* `clip_norm` and `skip_nonfinite` must see all"
+    ):
+        at.AdamW(model().parameters(), lr=0.01, clip_norm=1.0, skip_nonfinite=True, release=True)
+
+
+def test_hooks_end_with_the_optimizer():
     net = model()
-    at.AdamW(net.parameters(), lr=0.01, clip_norm=1.0, release=True)
-    with pytest.raises(ValueError, match="`clip_norm` need all gradients of a step"):
-        net(batches(1)[0]).sum().backward()
+    released = at.AdamW(net.parameters(), lr=0.01, release=True)
+    trained(released, net, steps=2)
+    del released
+    gc.collect()
+    before = [p.detach().clone() for p in net.parameters()]
+    trained(at.AdamW(net.parameters(), lr=0.0, weight_decay=0.0), net, steps=1)
+    assert all(torch.equal(p, q) for p, q in zip(net.parameters(), before, strict=True))
+
+
+def test_a_scaler_that_comes_too_late_is_told():
+    net = model()
+    optimizer, scaler = at.SGD(net.parameters(), lr=0.01, release=True), torch.amp.GradScaler("cpu")
+    scaler.scale(net(batches(1)[0]).sum()).backward()
+    with pytest.raises(RuntimeError, match="SGD: with `release`, parameters were updated in the backward pass"):
+        scaler.step(optimizer)
 
 
 @pytest.mark.parametrize("value", ["yes", -1, 1.5])

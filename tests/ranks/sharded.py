@@ -158,6 +158,16 @@ def check_dcp(make, folder):
             assert torch.equal(p, q)
 
 
+def check_ranks_without_elements():
+    """Where a rank has no elements, its state dict has whole row and column slots, of which PyTorch keeps one copy."""
+    net = fsdp(torch.nn.Sequential(torch.nn.Linear(5, 9), torch.nn.Linear(9, 1)), dist.get_world_size())
+    opt = CAME(net.parameters(), lr=0.01)
+    net(torch.ones(2, 5)).sum().backward()
+    opt.step()
+    state = opt.state_dict()["state"][2]
+    assert [state[slot].shape for slot in ("r", "c")] == [(1,), (9,)] and (state["r"] > 0).all()
+
+
 def shard(x, like):
     """What this rank has of a tensor, as a DTensor placed as another."""
     return distribute_tensor(x, like.device_mesh, like.placements)
@@ -288,6 +298,7 @@ if __name__ == "__main__":
     every = [tempfile.mkdtemp() if rank == 0 else ""]
     dist.broadcast_object_list(every)
     check_dcp(model, every[0] + "/plain")
+    check_ranks_without_elements()
     check_dcp(lambda: fsdp(model(), ranks), every[0] + "/fsdp")
     dist.barrier()
     shutil.rmtree(every[0], ignore_errors=True)
