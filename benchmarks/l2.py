@@ -23,8 +23,9 @@ if __name__ == "__main__":
 
 import arrayopt as ao
 from arrayopt.engines.cuda.queue import tickets
-from arrayopt.engines.cuda.stages import CHUNK, pieces, stages, tiles
+from arrayopt.engines.cuda.stages import CHUNK, pieces, tiles
 from arrayopt.fusion.layout import GEOMETRY, geometry
+from arrayopt.fusion.lower_stages import in_stages
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.plans import plan_for
 from benchmarks.problems import LARGE, PROBLEMS, Problem, Shape
@@ -109,7 +110,7 @@ def step(plan: Plan, shapes: tuple[Shape, ...], lag: int | None, device: Device,
     """
     geo = geometry(list(shapes), plan.element)
     tiles(geo, plan.element)
-    made = stages(plan)
+    made = in_stages(plan).stages
     queue, ends = tickets(made, pieces(made, geo), np.arange(len(shapes)), lag)
     sizes = geo[:, GEOMETRY.index("SIZE")]
     units = -(-sizes // CHUNK)
@@ -118,12 +119,11 @@ def step(plan: Plan, shapes: tuple[Shape, ...], lag: int | None, device: Device,
     lengths[first + units - 1] = 4 * (sizes - CHUNK * (units - 1))
     names = list(dict.fromkeys(name for p in plan.passes for name in (*p.loads, *p.stores)))
     touched = np.full((len(made), len(names), 2), -1)  # of each stage: which arrays it reads, and writes
-    for j, stage in enumerate(made):
-        if stage.kind == "pass":
-            p = plan.passes[stage.index]
-            for way, some in enumerate((p.loads, p.stores)):
-                touched[j, : len(some), way] = [names.index(name) for name in some]
-    later = np.array([stage.kind == "pass" and stage.index > 0 for stage in made])
+    passes = [j for j, stage in enumerate(made) if stage.kind != "between"]
+    for j, p in zip(passes, plan.passes, strict=True):
+        for way, some in enumerate((p.loads, p.stores)):
+            touched[j, : len(some), way] = [names.index(name) for name in some]
+    later = np.array([j in passes[1:] for j in range(len(made))])
     columns = [np.ascontiguousarray(queue[name]).astype(np.int64) for name in ("tensor", "stage", "stop", "wait")]
     place = first[columns[0]] + queue["piece"]
     last = np.zeros(len(queue), np.int64)

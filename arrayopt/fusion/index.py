@@ -1,4 +1,4 @@
-"""Indices: whole numbers that the code of a program computes."""
+"""Whole numbers that a program computes, and places: where things lie, how far loops go."""
 
 import operator
 from collections.abc import Callable, Iterable, Mapping
@@ -8,17 +8,24 @@ from typing import Any
 import numpy as np
 
 __all__ = [
+    "INDEX",
     "ONE",
     "ZERO",
     "Index",
+    "Place",
     "column",
     "evaluated",
     "greatest",
     "least",
     "name",
     "number",
+    "position_of",
     "product",
+    "ranges_of",
 ]
+
+INDEX = {"A": "a", "B": "b", "R": "r", "C": "c"}
+"""What the position along an axis is called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +45,18 @@ class Index:
     args: tuple[Any, ...]
 
     def __add__(self, other: "Index | int") -> "Index":
-        return Index("+", (self, _index(other)))
+        other = _index(other)
+        if ZERO in (self, other):
+            return other if self == ZERO else self
+        return Index("+", (self, other))
 
     def __sub__(self, other: "Index | int") -> "Index":
-        return Index("-", (self, _index(other)))
+        other = _index(other)
+        return self if other == ZERO else Index("-", (self, other))
 
     def __mul__(self, other: "Index | int") -> "Index":
-        return Index("*", (self, _index(other)))
+        other = _index(other)
+        return ZERO if ZERO in (self, other) else Index("*", (self, other))
 
     def __rmul__(self, other: int) -> "Index":
         return _index(other) * self
@@ -112,4 +124,36 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 }
 """What indices are computed by."""
 
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a number lies.
+
+    Attributes
+    ----------
+    room : str
+        ``work``, ``part``; ``values`` or ``scalars``, of the tensor; an `Array` or a `View`;
+        ``got``, for what the last
+        `Elements` have been reduced to.
+    index : Index
+        Its number there.
+    """
+
+    room: str
+    index: Index
+
+
 ZERO, ONE = number(0), number(1)
+
+
+def position_of(axes: str) -> Index:
+    """The number of a value over some axes, as it lies in memory, at the positions along these."""
+    found = ZERO
+    for x in axes:
+        found = found * name(x) + name(INDEX[x])
+    return found
+
+
+def ranges_of(axes: Iterable[str]) -> tuple[tuple[str, Index], ...]:
+    """The name of the position along each axis, and its end."""
+    return tuple((INDEX[x], name(x)) for x in axes)

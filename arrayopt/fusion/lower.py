@@ -8,12 +8,10 @@ from arrayopt.fusion.alike import described, scratch_of
 from arrayopt.fusion.graph import KEPT
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import layout, outliving
-from arrayopt.fusion.lower_between import lowered_between
 from arrayopt.fusion.lower_lanes import LoweredSegment
-from arrayopt.fusion.lower_passes import LoweringPasses
-from arrayopt.fusion.lowering import Lowering
+from arrayopt.fusion.lower_passes import Loops
 from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.program import Call, Function, Program
+from arrayopt.fusion.program import Function, Program, Stage
 
 __all__ = ["lowered"]
 
@@ -32,32 +30,33 @@ def _whole(plan: Plan) -> Program:
     """
     where = layout(plan)
     kept = {*outliving(plan.passes, plan.between), *plan.small.values(), *plan.reports.values()}
-    lowering = LoweringPasses(plan, where, kept)
-    stages: list[Call | None] = []
+    lowering = Loops(plan, where, kept)
+    stages: list[Stage] = []
     made: dict[Any, Function] = {}
     for index, between in enumerate(plan.between):
-        stages.append(Call(lowered_between(lowering, index, between)) if between else None)
+        before = lowering.between(index, between) if between else Function("", "", ())
+        stages.append(Stage("between", "", before))
         if index == len(plan.passes):
             break
         pass_ = plan.passes[index]
-        if not plan.multiplies:
-            stages.append(Call(lowering.units(index, pass_)))
-            continue
-        scratch, key = scratch_of(pass_, plan), described(pass_, plan, where)
+        kind = "product" if pass_.multiplies else "pass"
+        scratch = scratch_of(pass_, plan) if plan.multiplies else ()
+        key = described(pass_, plan, where) if plan.multiplies else index
         if key not in made:
             made[key] = replace(lowering.units(index, pass_), scratch=scratch)
-        stages.append(Call(made[key], scratch))
+        stages.append(Stage(kind, pass_.axes, made[key], scratch))
     return Program(tuple(stages))
 
 
 def _in_segments(plan: Plan, split: Lanes) -> Program:
     """The program of a plan in segments."""
-    lowering = Lowering(plan, split.where, {*split.where.tensor, *split.where.vectors})
-    stages: list[Call | None] = []
+    lowering = Loops(plan, split.where, {*split.where.tensor, *split.where.vectors})
+    stages: list[Stage] = []
     planes = []
     for k, s in enumerate(split.segments):
         segment = LoweredSegment(lowering, s)
-        stages += [Call(lowered_between(lowering, k, s.before)), Call(segment.units(k))]
+        stages.append(Stage("between", "", lowering.between(k, s.before)))
+        stages.append(Stage("pass", plan.element, segment.units(k)))
         planes.append(segment.planes)
-    stages.append(Call(lowered_between(lowering, len(split.segments), split.after)))
+    stages.append(Stage("between", "", lowering.between(len(split.segments), split.after)))
     return Program(tuple(stages), tuple(planes))

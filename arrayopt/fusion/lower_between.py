@@ -1,155 +1,155 @@
-"""Lowering what lies between passes: results are combined, values computed, slots written."""
+"""Lowering what is between the passes to a program for CPUs: loops over axes."""
 
 from collections.abc import Sequence
 
+from arrayopt.fusion import program
 from arrayopt.fusion.graph import Node
-from arrayopt.fusion.index import ONE, ZERO, column, name, number, product
-from arrayopt.fusion.lowering import Lowering, loops_over, position_of
-from arrayopt.fusion.passes import Between
-from arrayopt.fusion.passes import Loop as Small
-from arrayopt.fusion.program import (
-    Array,
-    Compute,
-    Function,
-    Let,
-    Loop,
+from arrayopt.fusion.index import (
+    INDEX,
+    ONE,
+    ZERO,
+    Index,
     Place,
-    Read,
-    Start,
-    Statement,
-    Take,
-    View,
-    When,
-    Write,
+    column,
+    name,
+    number,
+    position_of,
+    product,
 )
+from arrayopt.fusion.lowering import Lowering
+from arrayopt.fusion.passes import Between, Loop
 from arrayopt.fusion.ring_members import LEAST
 
-__all__ = ["lowered_between"]
+__all__ = ["LoopsBetween", "Statements", "loops_over"]
+
+Statements = list[program.Statement]
 
 
-def lowered_between(lowering: Lowering, index: int, between: Between) -> Function:
-    """What comes before pass k: partial results are combined, then values computed and slots
-    written.
+class LoopsBetween(Lowering):
+    """What a program for CPUs does between passes.
+
+    Attributes
+    ----------
+    seen : dict of Node
+        Vectors that the function that is being made has looked at, by a view.
     """
-    body: list[Statement] = [Let(x, column(f"IN_{x}")) for x in (*"ABRC", "NR", "NC")]
-    reads = list(
-        dict.fromkeys([*(a for n in between.nodes for a in n.args), *between.stores.values()])
-    )
-    arrays = {n.data: n.axes for n in reads if n.op == "input"}
-    arrays |= {x: lowering.plan.slots[x] for x in between.stores}
-    body += [Array(x, product(axes)) for x, axes in arrays.items()]
-    body += lowering.scalars(reads, wide=True)
-    lowering.seen = {}
-    rest: list[Statement] = []
-    for run in _runs(lowering, between.combine):
-        rest += _combine_all(lowering, run) if len(run) >= LEAST else _combine(lowering, run[0])
-    for loop in between.after:
-        rest += _reduce(lowering, loop) if loop.reduces else _small(lowering, loop)
-    for array, node in between.stores.items():
-        axes = lowering.plan.slots[array]
-        value = node if lowering.where.place(node) in ("const", "scalar") else lowering.place(node)
-        rest += loops_over(axes, [Write(Place(f"at_{array}", position_of(axes)), value)])
-    for node in lowering.seen:
-        i = lowering.vector[node]
-        body.append(View(f"w{i}", "work", column(f"VEC{i}"), product(node.axes)))
-    lowering.seen = None
-    return Function(f"between_{index}", "", (*body, *rest))
+
+    seen: dict[Node, None] | None = None
+
+    def place(self, node: Node, at: Index | None = None) -> Place:
+        """See `Lowering.place`; between passes, where loops begin at 0, a vector is seen by a view,
+        which is noted.
+        """
+        if self.seen is None or node not in self.vector:
+            return super().place(node, at)
+        self.seen[node] = None
+        return Place(f"w{self.vector[node]}", position_of(node.axes) if at is None else at)
+
+    def between(self, index: int, between: Between) -> program.Function:
+        """What comes before pass k: partial results are combined, then values computed and slots
+        written.
+        """
+        body: Statements = [program.Let(x, column(f"IN_{x}")) for x in (*"ABRC", "NR", "NC")]
+        operands = [a for n in between.nodes for a in n.args]
+        reads = dict.fromkeys([*operands, *between.stores.values()])
+        arrays = {n.data: n.axes for n in reads if n.op == "input"}
+        arrays |= {x: self.plan.slots[x] for x in between.stores}
+        body += [program.Array(x, product(axes)) for x, axes in arrays.items()]
+        body += self.reads([n for n in reads if n.on_host], wide=True)
+        self.seen = {}
+        rest: Statements = []
+        for run in self._runs(between.combine):
+            rest += self._combine_all(run) if len(run) >= LEAST else self._combine(run[0])
+        for loop in between.after:
+            if loop.reduces:
+                rest += self._folded(self.folded("acc", loop), loop.axes)
+            else:
+                rest += self._small(loop)
+        for array, node in between.stores.items():
+            axes = self.plan.slots[array]
+            value = node if self.where.place(node) in ("const", "scalar") else self.place(node)
+            rest += loops_over(
+                axes, [program.Write(Place(f"at_{array}", position_of(axes)), value)]
+            )
+        for node in self.seen:
+            i = self.vector[node]
+            body.append(program.View(f"w{i}", "work", column(f"VEC{i}"), product(node.axes)))
+        self.seen = None
+        return program.Function(f"between_{index}", "", (*body, *rest))
+
+    def _folded(self, fold: program.Fold, axes: str) -> Statements:
+        """A reduction at each position along some axes, each kept."""
+        kept = program.Write(self.place(fold.reduction), fold.name)
+        return loops_over(axes, [*fold.serial, kept])
+
+    def _runs(self, reductions: Sequence[Node]) -> list[list[Node]]:
+        """Reductions over tensors whose partial results and values lie side by side, as those of
+        the members of rings do; others, and few, alone.
+        """
+        runs = list[list[Node]]()
+        for reduction in sorted(reductions, key=self.partial.__getitem__):
+            last = runs[-1][-1] if runs else None
+            if (
+                last is not None
+                and last.op == reduction.op
+                and self.where.partials[last] == self.where.partials[reduction] == "tensor"
+                and self.partial[reduction] == self.partial[last] + 1
+                and self.where.tensor[reduction] == self.where.tensor[last] + 1
+            ):
+                runs[-1].append(reduction)
+            else:
+                runs.append([reduction])
+        found = list[list[Node]]()
+        for run in runs:
+            found += [run] if len(run) >= LEAST else [[reduction] for reduction in run]
+        return found
+
+    def _combine_all(self, run: Sequence[Node]) -> Statements:
+        """Put reductions together whose partial results lie side by side."""
+        first, which = run[0], name("which")
+        base = column(f"PART{self.partial[first]}", which)
+        each = program.Take(first, "acc", Place("part", base + name("unit")))
+        taken = program.Loop("unit", ZERO, column("IN_UNITS"), (each,))
+        into = Place("values", number(self.where.tensor[first]) + which)
+        body: tuple[program.Statement, ...] = (
+            program.Start("acc", first),
+            taken,
+            program.Write(into, "acc"),
+        )
+        return [program.Loop("which", ZERO, number(len(run)), body)]
+
+    def _combine(self, reduction: Node) -> Statements:
+        """Put a reduction over elements together from its partial results, in their order; copy
+        them where there is one of each.
+        """
+        fold = self.combined("acc", reduction)
+        made = self._folded(fold, reduction.axes)
+        if self.where.partials[reduction] not in ("row", "column"):
+            return made
+        length = product(reduction.axes)
+        view = program.View("one", "work", self.part(reduction), length)
+        copy = program.Write(self.place(reduction, name("i")), Place("one", name("i")))
+        copied = view, program.Loop("i", ZERO, length, (copy,))
+        ((_, count),) = fold.ranges
+        return [program.When(count, ONE, copied, tuple(made))]
+
+    def _small(self, loop: Loop) -> Statements:
+        """Operations over the same axes."""
+        made, wide = set(loop.nodes), not loop.axes
+        read = dict.fromkeys(a for x in loop.nodes for a in x.args if a not in made)
+        read = {n: None for n in read if not n.on_host}
+        before = self.reads([n for n in read if not n.axes], wide=wide)
+        inside: Statements = [*self.reads([n for n in read if n.axes], wide=wide)]
+        for n in loop.nodes:
+            inside.append(program.Compute(n))
+            if n in self.kept:
+                inside.append(program.Write(self.place(n), n))
+        return [*before, *loops_over(loop.axes, inside)]
 
 
-def _runs(lowering: Lowering, reductions: Sequence[Node]) -> list[list[Node]]:
-    """Reductions over tensors whose partial results and values lie side by side, as those of
-    the members of rings do; others, and few, alone.
-    """
-    runs = list[list[Node]]()
-    for reduction in sorted(reductions, key=lowering.partial.__getitem__):
-        last = runs[-1][-1] if runs else None
-        if (
-            last is not None
-            and last.op == reduction.op
-            and lowering.where.partials[last] == lowering.where.partials[reduction] == "tensor"
-            and lowering.partial[reduction] == lowering.partial[last] + 1
-            and lowering.where.tensor[reduction] == lowering.where.tensor[last] + 1
-        ):
-            runs[-1].append(reduction)
-        else:
-            runs.append([reduction])
-    found = list[list[Node]]()
-    for run in runs:
-        found += [run] if len(run) >= LEAST else [[reduction] for reduction in run]
-    return found
-
-
-def _combine_all(lowering: Lowering, run: Sequence[Node]) -> list[Statement]:
-    """Put reductions together whose partial results lie side by side."""
-    first, which = run[0], name("which")
-    base = column(f"PART{lowering.partial[first]}", which)
-    each = Take(first, "acc", Place("part", base + name("unit")))
-    taken = Loop("unit", ZERO, column("IN_UNITS"), (each,))
-    into = Place("values", number(lowering.where.tensor[first]) + which)
-    body: tuple[Statement, ...] = (Start("acc", first), taken, Write(into, "acc"))
-    return [Loop("which", ZERO, number(len(run)), body)]
-
-
-def _combine(lowering: Lowering, reduction: Node) -> list[Statement]:
-    """Put a reduction over elements together from its partial results, in their order."""
-    base, kind, element = (
-        lowering.part(reduction),
-        lowering.where.partials[reduction],
-        lowering.plan.element,
-    )
-    if kind == "tensor":
-        each = Take(reduction, "acc", Place("part", base + name("unit")))
-        taken = Loop("unit", ZERO, column("IN_UNITS"), (each,))
-        return [Start("acc", reduction), taken, Write(lowering.place(reduction), "acc")]
-    outer = "".join(x for x in "AB" if x not in reduction.axes and x in element)
-    ab = (
-        ZERO
-        if element == "RC"
-        else name("a")
-        if element == "ARC"
-        else name("a") * name("B") + name("b")
-    )
-    rows, columns = name("NR"), name("NC")
-    if kind == "row":
-        along, count = "ct", columns
-        here = Place("work", base + (ab * name("R") + name("r")) * columns + name("ct"))
-    elif kind == "column":
-        along, count = "rt", rows
-        here = Place("work", base + (ab * rows + name("rt")) * name("C") + name("c"))
-    else:
-        along, count = "unit", rows * columns
-        here = Place("part", base + ab * rows * columns + name("unit"))
-    inside = loops_over(outer, [Loop(along, ZERO, count, (Take(reduction, "acc", here),))])
-    combined = loops_over(
-        reduction.axes, [Start("acc", reduction), *inside, Write(lowering.place(reduction), "acc")]
-    )
-    if kind not in ("row", "column") or outer:
-        return combined
-    view = View("one", "work", base, product(reduction.axes))
-    copy = Write(lowering.place(reduction, name("i")), Place("one", name("i")))
-    copied: tuple[Statement, ...] = (view, Loop("i", ZERO, product(reduction.axes), (copy,)))
-    return [When(count, ONE, copied, tuple(combined))]
-
-
-def _small(lowering: Lowering, loop: Small) -> list[Statement]:
-    """Operations over the same axes."""
-    made, wide = set(loop.nodes), not loop.axes
-    read = dict.fromkeys(a for x in loop.nodes for a in x.args if a not in made)
-    read = {n: None for n in read if lowering.where.place(n) not in ("const", "scalar")}
-    before: list[Statement] = [Read(n, lowering.place(n), wide) for n in read if not n.axes]
-    inside: list[Statement] = [Read(n, lowering.place(n), wide) for n in read if n.axes]
-    for n in loop.nodes:
-        inside.append(Compute(n))
-        if n in lowering.kept:
-            inside.append(Write(lowering.place(n), n))
-    return [*before, *loops_over(loop.axes, inside)]
-
-
-def _reduce(lowering: Lowering, loop: Small) -> list[Statement]:
-    """A reduction over some of the axes of a value that goes over few."""
-    (n,) = loop.nodes
-    (x,) = n.args
-    inside = loops_over(
-        "".join(a for a in x.axes if a not in n.axes), [Take(n, "acc", lowering.place(x))]
-    )
-    return loops_over(n.axes, [Start("acc", n), *inside, Write(lowering.place(n), "acc")])
+def loops_over(axes: str, body: Sequence[program.Statement]) -> Statements:
+    """Statements in a loop for each axis."""
+    made = list(body)
+    for x in reversed(axes):
+        made = [program.Loop(INDEX[x], ZERO, name(x), tuple(made))]
+    return made

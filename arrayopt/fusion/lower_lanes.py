@@ -7,28 +7,24 @@ back what has changed. Planes are in the part of ``work`` that is the thread's o
 
 from collections.abc import Iterator, Sequence
 
-from arrayopt.fusion.bulk import Elements, Spread
+from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import POSITION, Node, operands
-from arrayopt.fusion.index import Index, column, least, name, number, product
+from arrayopt.fusion.index import (
+    Index,
+    Place,
+    column,
+    least,
+    name,
+    number,
+    position_of,
+    product,
+)
 from arrayopt.fusion.lanes import Segment
 from arrayopt.fusion.layout import outliving
-from arrayopt.fusion.lowering import Lowering, loops_over, position_of
+from arrayopt.fusion.lower_between import loops_over
+from arrayopt.fusion.lower_passes import Loops
 from arrayopt.fusion.passes import Loop as Small
 from arrayopt.fusion.passes import Pass
-from arrayopt.fusion.program import (
-    Array,
-    Fill,
-    Function,
-    Let,
-    Loop,
-    Place,
-    Read,
-    Start,
-    Statement,
-    Take,
-    View,
-    Write,
-)
 
 __all__ = ["LoweredSegment"]
 
@@ -51,7 +47,7 @@ class LoweredSegment:
         In which of them a value lies.
     """
 
-    def __init__(self, lowering: Lowering, segment: Segment) -> None:
+    def __init__(self, lowering: Loops, segment: Segment) -> None:
         self.m, self.s = lowering, segment
         self.passes = [lowering.plan.passes[i] for i in segment.passes]
         sums = [x for p in self.passes for x in p.sums if x.axes]
@@ -81,7 +77,7 @@ class LoweredSegment:
 
     # ---- loops over lanes ------------------------------------------------------------------------
 
-    def _body(self, k: int) -> Iterator[Statement]:
+    def _body(self, k: int) -> Iterator[program.Statement]:
         """All passes, and what is between them."""
         for j, b in enumerate(self.s.small):
             for i, loop in enumerate(b.after):
@@ -89,7 +85,7 @@ class LoweredSegment:
             if j < len(self.passes):
                 yield from self._pass(f"pass_{self.s.passes[j]}", self.passes[j])
 
-    def _small(self, function: str, loop: Small) -> Iterator[Statement]:
+    def _small(self, function: str, loop: Small) -> Iterator[program.Statement]:
         """Values per row, column or matrix: over lanes, for each place."""
         first = loop.nodes[0]
         if loop.reduces:
@@ -100,12 +96,14 @@ class LoweredSegment:
             stores = {self.where[n]: n for n in loop.nodes if n in self.where}
             yield from self._over(function, loop.axes, {}, loop.nodes, stores, {})
 
-    def _fill(self, reduction: Node) -> Fill:
+    def _fill(self, reduction: Node) -> program.Fill:
         """All planes of a reduction begin anew."""
         planes = self.where[reduction]
-        return Fill(planes, name("n") * product((self.counts | self.carried)[planes]), reduction)
+        return program.Fill(
+            planes, name("n") * product((self.counts | self.carried)[planes]), reduction
+        )
 
-    def _pass(self, function: str, pass_: Pass) -> Iterator[Statement]:
+    def _pass(self, function: str, pass_: Pass) -> Iterator[program.Statement]:
         """A pass over the elements: over lanes, for each place."""
         yield from (self._fill(x) for x in pass_.sums if x.axes)
         loads = {f"q_{x}": n for x, n in pass_.loads.items()}
@@ -127,7 +125,7 @@ class LoweredSegment:
         nodes: Sequence[Node],
         stores: dict[str, Node],
         sums: dict[Node, Node],
-    ) -> list[Statement]:
+    ) -> list[program.Statement]:
         """A loop over the lanes of a plane, for all planes."""
         used = [*operands(nodes), *stores.values(), *sums.values()]
         known = {*nodes, *loads.values()}
@@ -144,7 +142,7 @@ class LoweredSegment:
         position = None
         if any(n.op == POSITION for n in used):
             position = name("start") + name("r") * name("C") + name("c")
-        each = Elements(
+        each = bulk.Elements(
             function,
             slices,
             scalars,
@@ -157,42 +155,41 @@ class LoweredSegment:
             stride=product("RC"),
         )
         totals = [s for s in sums if s not in into]
-        takes = [Take(s, f"t{s.id}", Place("got", number(i))) for i, s in enumerate(totals)]
+        takes = [program.Take(s, f"t{s.id}", Place("got", number(i))) for i, s in enumerate(totals)]
         return loops_over(_inside(axes), [each, *takes])
 
     # ---- all of it -------------------------------------------------------------------------------
 
-    def units(self, index: int) -> Function:
+    def units(self, index: int) -> program.Function:
         """The segment over units lo to hi of one tensor."""
         lowering, segment = self.m, self.s
         inside = list(self._unit(index))
-        body: list[Statement] = [Let(x, column(f"IN_{x}")) for x in (*"ABRC", "G")]
-        body.append(Let("count", name("A") * name("B")))
+        body: list[program.Statement] = [program.Let(x, column(f"IN_{x}")) for x in (*"ABRC", "G")]
+        body.append(program.Let("count", name("A") * name("B")))
         slots = list(dict.fromkeys([*segment.reads, *segment.writes]))
-        body += [Array(x, name("count") * self._size(x)) for x in [*self.elements, *slots]]
-        body += [Array(n.data, number(1)) for n in self.scalars if n.op == "input"]
-        for n in self.scalars:
-            body += lowering.scalars([n]) if n.on_host else [Read(n, lowering.place(n))]
-        body.append(Let("own", column("OWN") + name("thread") * name("G") * self.planes))
+        body += [program.Array(x, name("count") * self._size(x)) for x in [*self.elements, *slots]]
+        body += [program.Array(n.data, number(1)) for n in self.scalars if n.op == "input"]
+        body += lowering.reads(self.scalars)
+        body.append(program.Let("own", column("OWN") + name("thread") * name("G") * self.planes))
         # every other segment runs backwards, so that it begins with what the one before has left in
         # the cache
-        body.append(Loop("unit", name("lo"), name("hi"), tuple(inside), index % 2 == 1))
-        return Function(f"units_{index}", "units", tuple(body))
+        body.append(program.Loop("unit", name("lo"), name("hi"), tuple(inside), index % 2 == 1))
+        return program.Function(f"units_{index}", "units", tuple(body))
 
-    def _unit(self, k: int) -> Iterator[Statement]:
+    def _unit(self, k: int) -> Iterator[program.Statement]:
         """Some matrices."""
         lowering, segment, ab = self.m, self.s, name("ab")
         loops = list(self._body(k))
-        yield Let("ab", name("unit") * name("G"))
-        yield Let("n", least(name("count"), ab + name("G")) - ab)
+        yield program.Let("ab", name("unit") * name("G"))
+        yield program.Let("n", least(name("count"), ab + name("G")) - ab)
         if lowering.plan.draws:
-            yield Let("start", column("START") + ab * name("R") * name("C"))
+            yield program.Let("start", column("START") + ab * name("R") * name("C"))
         for i, (planes, axes) in enumerate(self.counts.items()):
             first = name("own") + name("G") * _total(list(self.counts.values())[:i])
-            yield View(planes, "work", first, name("n") * product(axes))
+            yield program.View(planes, "work", first, name("n") * product(axes))
         for n in self.kept:
             each = product(_inside(n.axes))
-            yield View(
+            yield program.View(
                 f"c{n.id}", "work", column(f"VEC{lowering.vector[n]}") + ab * each, name("n") * each
             )
         written: set[str] = set()
@@ -201,18 +198,20 @@ class LoweredSegment:
             written |= {*p.loads, *p.stores}
         yield from (self._spread(x, f"q_{x}") for x in segment.reads)
         totals = [x for p in self.passes for x in p.reducing("tensor")]
-        yield from (Start(f"t{x.id}", x) for x in totals)
+        yield from (program.Start(f"t{x.id}", x) for x in totals)
         yield from loops
         for x in totals:
-            yield Write(Place("part", lowering.part(x) + name("unit")), f"t{x.id}")
+            yield program.Write(Place("part", lowering.part(x) + name("unit")), f"t{x.id}")
         stored = dict.fromkeys(x for p in self.passes for x in p.stores)
         yield from (self._spread(x, f"q_{x}", back=True) for x in stored)
         yield from (self._spread(x, self.where[n], back=True) for x, n in segment.writes.items())
 
-    def _spread(self, array: str, planes: str, *, back: bool = False) -> Spread:
+    def _spread(self, array: str, planes: str, *, back: bool = False) -> bulk.Spread:
         """Copy some matrices' part of a stored array to planes, or back."""
         each = self._size(array)
-        return Spread(back, array, name("ab") * each, (name("ab") + name("n")) * each, planes, each)
+        return bulk.Spread(
+            back, array, name("ab") * each, (name("ab") + name("n")) * each, planes, each
+        )
 
 
 def _total(counts: list[str]) -> Index:

@@ -1,34 +1,32 @@
-"""Lowering passes: loops over units, rows and columns; every place is an explicit index."""
+"""Lowering a plan to a program for CPUs: loops over units, rows and columns, in which every place
+is an explicit index.
+"""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
-from arrayopt.codecs import BLOCK
-from arrayopt.fusion.bulk import Buffer, Codes, Elements
-from arrayopt.fusion.index import ONE, ZERO, Index, column, least, name, number, product
-from arrayopt.fusion.layout import CHUNK
+from arrayopt.fusion import bulk, program
+from arrayopt.fusion.graph import Node
+from arrayopt.fusion.index import (
+    ZERO,
+    Index,
+    Place,
+    column,
+    least,
+    name,
+    number,
+)
+from arrayopt.fusion.layout import CHUNK, Layout
+from arrayopt.fusion.lower_between import LoopsBetween, Statements
 from arrayopt.fusion.lower_products import lowered_product, shared
 from arrayopt.fusion.lower_rings import STRETCH, in_turns, member_room
-from arrayopt.fusion.lowering import Lowering, position_of
-from arrayopt.fusion.passes import KINDS, Pass
-from arrayopt.fusion.program import (
-    Array,
-    Fill,
-    Function,
-    Let,
-    Loop,
-    Place,
-    Read,
-    Start,
-    Statement,
-    Take,
-    View,
-    Write,
-)
+from arrayopt.fusion.passes import Pass
+from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.rings import Rolled, rolled
 from arrayopt.fusion.windows import WINDOW
 from arrayopt.state.quantized import scale_of
 
-__all__ = ["LoweringPasses"]
+__all__ = ["Loops"]
 
 PIECE = 256
 """So many elements of slots of codes are widened at a time; with more, memory waits meanwhile."""
@@ -36,264 +34,225 @@ PIECE = 256
 AT_ONCE = 16
 """So many sums over a tensor are made in one loop: with more, registers would be few."""
 
+Slices = dict[str, tuple[str, Index, Index]]
 
-class LoweringPasses(Lowering):
-    """A plan whose passes are lowered one by one."""
+
+class Loops(LoopsBetween):
+    """A program for CPUs, which is being made."""
+
+    def __init__(self, plan: Plan, where: Layout, kept: Iterable[Node]) -> None:
+        super().__init__(plan, where, kept)
+        self.rolled: dict[Pass, Rolled | None] = {}
 
     # ---- passes ----------------------------------------------------------------------------------
 
-    def units(self, index: int, pass_: Pass) -> Function:
+    def units(self, index: int, pass_: Pass) -> program.Function:
         """Pass k over units lo to hi of one tensor."""
         if pass_.multiplies:
             return lowered_product(index, pass_)
+        body = self.body(index, pass_)
         if pass_.axes != self.plan.element:
-            return self._square(index, pass_)
+            return self._square(index, pass_.axes[-1].upper(), body)
         matrices = self.plan.element != "C"
-        body: list[Statement] = [Let("size", column("IN_SIZE")), Let("TC", column("IN_TC"))]
+        lets = ["size", "TC", *("ABRC" if matrices else "")]
+        made: Statements = [program.Let(x, column(f"IN_{x.upper()}")) for x in lets]
+        rings = self._rings(pass_, body)
+        of_rings = {} if rings is None else rings.of.member_of
+        made += [program.Array(x, size) for x, size in body.arrays.items() if x not in of_rings]
+        wide = CHUNK if matrices else STRETCH
+        made += [bulk.Buffer(f"wide_{x}", wide) for x in body.codes]
+        made += body.tensor
+        made += [] if rings is None else member_room(rings)
         if matrices:
-            body += [Let(x, column(f"IN_{x}")) for x in "ABRC"]
-        rings = self._rings(pass_)
-        of_rings = set() if rings is None else {*rings.of.member_of}
-        body += [Array(x, name("size")) for x in pass_.arrays if x not in of_rings]
-        for array in self._codes(pass_):
-            body.append(Array(scale_of(array), (name("size") + (BLOCK - 1)) // BLOCK))
-            body.append(Buffer(f"wide_{array}", CHUNK if matrices else STRETCH))
-        inputs = {n.data: n for kind in KINDS for n in pass_.using(kind) if n.op == "input"}
-        body += [Array(x, product(n.axes)) for x, n in inputs.items()]
-        body += self.scalars(pass_.using("host"))
-        body += [Read(n, self.place(n)) for n in pass_.using("tensor")]
-        if rings is not None:
-            body += member_room(rings)
-        if matrices:
-            body += [Let(x, column(f"IN_{x}")) for x in (*WINDOW, "TR", "G", "NR", "NC")]
-            for array in "RC":
-                tile = name(f"T{array}")
-                body.append(
-                    Let(f"M{array}", (name(f"{array}_1") - name(f"{array}_0") + tile - 1) // tile)
-                )
+            made += [program.Let(x, column(f"IN_{x}")) for x in (*WINDOW, "TR", "G", "NR", "NC")]
+            for axis in "RC":
+                extent, tile = name(f"{axis}_1") - name(f"{axis}_0"), name(f"T{axis}")
+                made.append(program.Let(f"M{axis}", (extent + tile - 1) // tile))
         # every other pass runs backwards, so that it begins with what the one before has left in
         # the cache
         # in turns it would be one loop more to compile
         # codes are widened in pieces, which memory brings sooner one after the other
-        turned = index % 2 == 1 and not self.plan.multiplies and not self._codes(pass_)
-        inside = self._tile(index, pass_) if matrices else self._stretch(index, pass_)
-        body.append(Loop("unit", name("lo"), name("hi"), tuple(inside), turned))
-        return Function(f"units_{index}", "units", tuple(body))
+        turned = index % 2 == 1 and not self.plan.multiplies and not body.codes
+        inside = self._tile(body) if matrices else self._stretch(index, pass_, body)
+        made.append(program.Loop("unit", name("lo"), name("hi"), tuple(inside), turned))
+        return program.Function(f"units_{index}", "units", tuple(made))
 
-    def _rings(self, pass_: Pass) -> Rolled | None:
+    def _rings(self, pass_: Pass, body: program.Body) -> Rolled | None:
         """The pass in loops over members of rings, if it is such a one."""
-        if self.plan.element != "C" or self._codes(pass_):
+        if self.plan.element != "C" or body.codes:
             return None
         if pass_ not in self.rolled:
             self.rolled[pass_] = rolled(pass_, [*self.plan.slots])
         return self.rolled[pass_]
 
-    def _codes(self, pass_: Pass) -> list[str]:
-        """The slots of a pass that are stored as codes."""
-        return [x for x in pass_.arrays if x in self.plan.quantized]
-
-    def _wide(
-        self, pass_: Pass, slices: dict[str, tuple[str, Index, Index]], at: Index
-    ) -> Iterator[Codes]:
+    def _wide(self, body: program.Body, slices: Slices, at: Index) -> Iterator[program.Statement]:
         """What reads a stretch of slots of codes into their buffers, from a place on; the loop over
         the elements finds these there.
         """
-        for array in self._codes(pass_):
-            _, first, end = slices[f"at_{array}"]
-            count, buffer = end - first, f"wide_{array}"
-            slices[f"at_{array}"] = buffer, at, at + count
-            if array in pass_.loads:
-                yield Codes(False, array, scale_of(array), first, count, buffer, at)
+        for array in body.codes:
+            here, buffer = f"at_{array}", f"wide_{array}"
+            _, first, end = slices[here]
+            slices[here] = buffer, at, at + (end - first)
+            if here in body.elements.loads:
+                yield bulk.Codes(False, array, scale_of(array), first, end - first, buffer, at)
 
-    def _stored(self, pass_: Pass, first: Index, end: Index) -> Iterator[Codes]:
+    def _stored(self, body: program.Body, first: Index, end: Index) -> Iterator[program.Statement]:
         """What stores a stretch of slots of codes from their buffers."""
-        for array in self._codes(pass_):
-            if array in pass_.stores:
-                yield Codes(True, array, scale_of(array), first, end - first, f"wide_{array}", ZERO)
+        for array in body.codes:
+            if f"at_{array}" in body.elements.stores:
+                buffer = f"wide_{array}"
+                yield bulk.Codes(True, array, scale_of(array), first, end - first, buffer, ZERO)
 
     def _elements(
-        self, index: int | str, pass_: Pass, slices: dict[str, tuple[str, Index, Index]], at: Index
-    ) -> Elements:
-        """The loop over the elements of a stretch."""
-        columns = {f"v{n.id}": n for n in pass_.using("column")}
-        reduced = [*pass_.reducing("tensor", "row", "batch"), *pass_.reducing("column")]
-        sums = {s: s.args[0] for s in reduced}
-        guards = {x: n for x, n in pass_.guards.items() if x not in self.plan.quantized}
-        stores = dict(pass_.stores)
-        for x in guards:  # where it is written, it is the second of `where`'s operands
-            stores[x] = stores[x].args[1]
-        used = {*stores.values(), *sums.values()}
-        for node in reversed(pass_.nodes):
-            if node in used:
-                used |= {*node.args}
-        return Elements(
-            f"pass_{index}",
-            slices,
-            tuple(n for kind in ("host", "tensor", "row", "batch") for n in pass_.using(kind)),
-            {f"at_{x}": n for x, n in pass_.loads.items()} | columns,
-            tuple(n for n in pass_.nodes if n in used),
-            {f"at_{x}": n for x, n in stores.items()},
-            sums,
-            {s: f"s{s.id}" for s in pass_.reducing("column")},
-            {f"at_{x}": x for x in pass_.arrays if x not in self.plan.quantized},
-            column("START") + at if pass_.draws else None,
-            ONE,
-            {f"at_{x}": n for x, n in guards.items()},
-        )
+        self, body: program.Body, loop: bulk.Elements, slices: Slices, at: Index
+    ) -> bulk.Elements:
+        """A loop over the elements of a stretch; codes are in their buffers."""
+        storage = {x: array for x, array in loop.storage.items() if array not in body.codes}
+        position = None if loop.position is None else loop.position + at
+        return replace(loop, slices=slices, storage=storage, position=position)
 
-    def _stretch(self, index: int, pass_: Pass) -> Iterator[Statement]:
+    def _stretch(self, index: int, pass_: Pass, body: program.Body) -> Iterator[program.Statement]:
         """A unit of a tensor that is seen as one row of elements."""
         start, end_of_unit = name("o"), name("e")
-        yield Let("o", name("unit") * name("TC"))
-        yield Let("e", least(name("size"), start + name("TC")))
-        rings = self._rings(pass_)
+        yield program.Let("o", name("unit") * name("TC"))
+        yield program.Let("e", least(name("size"), start + name("TC")))
+        rings = self._rings(pass_, body)
         if rings is not None:
             yield from in_turns(index, pass_, rings, self.part)
             return
-        turns = pass_.in_turns(AT_ONCE)
-        if not self._codes(pass_) and len(turns) == 1:
-            slices = {f"at_{x}": (f"at_{x}", start, end_of_unit) for x in pass_.arrays}
-            yield self._elements(index, pass_, slices, start)
-            for order, reduction in enumerate(pass_.sums):
-                part = Place("part", self.part(reduction) + name("unit"))
-                yield Write(part, Place("got", number(order)))
+        parts = [pass_] if body.codes else pass_.in_turns(AT_ONCE)
+        turns = [body.elements]
+        if len(parts) > 1:
+            turns = [self.elements(f"pass_{index}_{i}", part) for i, part in enumerate(parts)]
+        places = {s: Place("part", at + name("unit")) for s, at in body.sums["tensor"].items()}
+        if not body.codes and len(turns) == 1:
+            slices = {x: (x, start, end_of_unit) for x in body.elements.storage}
+            yield self._elements(body, body.elements, slices, start)
+            for order, reduction in enumerate(places):
+                yield program.Write(places[reduction], Place("got", number(order)))
             return
-        first, end, turn = name("first"), name("end"), name("turn")
-        inside: list[Statement] = [
-            Let("first", start + turn * STRETCH),
-            Let("end", least(end_of_unit, first + STRETCH)),
+        first, end = name("first"), name("end")
+        inside: Statements = [
+            program.Let("first", start + name("turn") * STRETCH),
+            program.Let("end", least(end_of_unit, first + STRETCH)),
         ]
-        if self._codes(pass_):
-            inside += self._in_pieces(index, pass_, first, end)
-        for place, turned in enumerate([] if self._codes(pass_) else turns):
-            slices = {f"at_{x}": (f"at_{x}", first, end) for x in turned.arrays}
-            here = f"{index}_{place}" if place else index
-            inside += [self._elements(here, turned, slices, first), *self._taken(turned)]
-        yield from (Start(f"t{s.id}", s) for s in pass_.sums)
-        yield Loop("turn", ZERO, (end_of_unit - start + (STRETCH - 1)) // STRETCH, tuple(inside))
-        for reduction in pass_.sums:
-            yield Write(Place("part", self.part(reduction) + name("unit")), f"t{reduction.id}")
+        if body.codes:
+            inside += self._in_pieces(body, first, end)
+        for loop in [] if body.codes else turns:
+            slices = {x: (x, first, end) for x in loop.storage}
+            inside += [self._elements(body, loop, slices, first), *self._taken(loop)]
+        yield from (program.Start(f"t{s.id}", s) for s in places)
+        count = (end_of_unit - start + (STRETCH - 1)) // STRETCH
+        yield program.Loop("turn", ZERO, count, tuple(inside))
+        for reduction, place in places.items():
+            yield program.Write(place, f"t{reduction.id}")
 
-    def _in_pieces(self, index: int, pass_: Pass, first: Index, end: Index) -> Iterator[Statement]:
+    def _in_pieces(
+        self, body: program.Body, first: Index, end: Index
+    ) -> Iterator[program.Statement]:
         """A stretch with slots of codes: these are widened piece by piece, and stored together."""
-        piece, here, there = name("piece"), name("here"), name("there")
-        slices = {f"at_{x}": (f"at_{x}", here, there) for x in pass_.arrays}
-        inside: list[Statement] = [Let("here", first + piece * PIECE)]
-        inside.append(Let("there", least(end, here + PIECE)))
-        inside += self._wide(pass_, slices, here - first)
-        inside += [self._elements(index, pass_, slices, here), *self._taken(pass_)]
-        yield Loop("piece", ZERO, (end - first + (PIECE - 1)) // PIECE, tuple(inside))
-        yield from self._stored(pass_, first, end)
+        here, there, loop = name("here"), name("there"), body.elements
+        slices = {x: (x, here, there) for x in loop.storage}
+        inside: Statements = [
+            program.Let("here", first + name("piece") * PIECE),
+            program.Let("there", least(end, here + PIECE)),
+        ]
+        inside += self._wide(body, slices, here - first)
+        inside += [self._elements(body, loop, slices, here), *self._taken(loop)]
+        yield program.Loop("piece", ZERO, (end - first + (PIECE - 1)) // PIECE, tuple(inside))
+        yield from self._stored(body, first, end)
 
-    def _taken(self, pass_: Pass) -> Iterator[Take]:
+    def _taken(self, loop: bulk.Elements) -> Iterator[program.Statement]:
         """What the sums of a loop over elements are added to."""
-        for order, reduction in enumerate(pass_.sums):
-            yield Take(reduction, f"t{reduction.id}", Place("got", number(order)))
+        for order, reduction in enumerate(loop.totals):
+            yield program.Take(reduction, f"t{reduction.id}", Place("got", number(order)))
 
-    def _tile(self, index: int, pass_: Pass) -> Iterator[Statement]:
+    def _tile(self, body: program.Body) -> Iterator[program.Statement]:
         """A unit of a tensor that is seen as matrices: some rows and columns of one, or several
         whole ones.
         """
         unit, at, rt, ct = map(name, ("unit", "at", "rt", "ct"))
         rows, columns = name("MR"), name("MC")
-        yield Let("ct", unit % columns)
-        yield Let("rt", unit // columns % rows)
-        yield Let("at", unit // columns // rows)
+        yield program.Let("ct", unit % columns)
+        yield program.Let("rt", unit // columns % rows)
+        yield program.Let("at", unit // columns // rows)
         tiles = (("A", "G", "ab", at), ("R", "TR", "r", rt), ("C", "TC", "c", ct))
         for axis, extent, first, tile in tiles:
-            yield Let(f"{first}0", name(f"{axis}_0") + tile * name(extent))
+            yield program.Let(f"{first}0", name(f"{axis}_0") + tile * name(extent))
         for axis, extent, first, _ in tiles:
-            yield Let(f"{first}1", least(name(f"{axis}_1"), name(f"{first}0") + name(extent)))
+            end = name(f"{first}0") + name(extent)
+            yield program.Let(f"{first}1", least(name(f"{axis}_1"), end))
         for axis, number_of in (("C", "ct"), ("R", "rt"), ("A", "at")):
-            yield Let(number_of, name(number_of) + name(f"{axis}_T"))
-        sums = {kind: pass_.reducing(kind) for kind in KINDS}
-        yield from (Start(f"t{s.id}", s) for s in sums["tensor"])
-        yield Loop("ab", name("ab0"), name("ab1"), tuple(self._batch(index, pass_)))
-        for s in sums["tensor"]:
-            here = self.part(s) + (at * name("NR") + rt) * name("NC") + ct
-            yield Write(Place("part", here), f"t{s.id}")
+            yield program.Let(number_of, name(number_of) + name(f"{axis}_T"))
+        yield from (program.Start(f"t{s.id}", s) for s in body.sums["tensor"])
+        yield program.Loop("ab", name("ab0"), name("ab1"), tuple(self._batch(body)))
+        for s, first_one in body.sums["tensor"].items():
+            here = first_one + (at * name("NR") + rt) * name("NC") + ct
+            yield program.Write(Place("part", here), f"t{s.id}")
 
-    def _batch(self, index: int, pass_: Pass) -> Iterator[Statement]:
+    def _batch(self, body: program.Body) -> Iterator[program.Statement]:
         """The rows of one matrix in a unit."""
-        ab, rt, ct, c0, c1 = map(name, ("ab", "rt", "ct", "c0", "c1"))
-        yield Let("a", ab // name("B"))
-        yield Let("b", ab % name("B"))
-        yield from (Read(n, self.place(n)) for n in pass_.using("batch"))
-        for node in pass_.using("column"):
-            axes = node.axes.replace("C", "")
-            first = position_of(axes) * name("C") + c0 if axes else c0
-            room = f"at_{node.data}" if node.op == "input" else "work"
-            first = first if node.op == "input" else column(f"VEC{self.vector[node]}") + first
-            yield View(f"v{node.id}", room, first, c1 - c0)
-        for reduction in pass_.reducing("column"):
-            yield View(
-                f"s{reduction.id}",
-                "work",
-                self.part(reduction) + (ab * name("NR") + rt) * name("C") + c0,
-                c1 - c0,
-            )
-            yield Fill(f"s{reduction.id}", c1 - c0, reduction)
-        yield from (Start(f"y{s.id}", s) for s in pass_.reducing("batch"))
-        yield Loop("r", name("r0"), name("r1"), tuple(self._row(index, pass_)))
-        for reduction in pass_.reducing("batch"):
-            here = self.part(reduction) + (ab * name("NR") + rt) * name("NC") + ct
-            yield Write(Place("part", here), f"y{reduction.id}")
+        ab, c0, width = name("ab"), name("c0"), name("c1") - name("c0")
+        tile = ab * name("NR") + name("rt")
+        yield program.Let("a", ab // name("B"))
+        yield program.Let("b", ab % name("B"))
+        yield from body.batch
+        for node, place in body.columns.items():
+            yield program.View(f"v{node.id}", place.room, place.index + c0, width)
+        for reduction, at in body.sums["column"].items():
+            view = f"s{reduction.id}"
+            yield program.View(view, "work", at + tile * name("C") + c0, width)
+            yield program.Fill(view, width, reduction)
+        yield from (program.Start(f"y{s.id}", s) for s in body.sums["batch"])
+        yield program.Loop("r", name("r0"), name("r1"), tuple(self._row(body)))
+        for reduction, at in body.sums["batch"].items():
+            here = Place("part", at + tile * name("NC") + name("ct"))
+            yield program.Write(here, f"y{reduction.id}")
 
-    def _row(self, index: int, pass_: Pass) -> Iterator[Statement]:
+    def _row(self, body: program.Body) -> Iterator[program.Statement]:
         """A row of a matrix in a unit."""
         ab, row, start, c0, c1 = map(name, ("ab", "r", "o", "c0", "c1"))
         rows, columns = name("R_1") - name("R_0"), name("C_1") - name("C_0")
-        yield Let("o", ((ab - name("A_0")) * rows + row - name("R_0")) * columns + c0 - name("C_0"))
-        yield Let("e", start + c1 - c0)
-        yield from (Read(n, self.place(n)) for n in pass_.using("row"))
-        slices = {f"at_{x}": (f"at_{x}", start, name("e")) for x in pass_.arrays}
-        views = [
-            *(f"v{n.id}" for n in pass_.using("column")),
-            *(f"s{s.id}" for s in pass_.reducing("column")),
-        ]
+        row_here = (ab - name("A_0")) * rows + row - name("R_0")
+        yield program.Let("o", row_here * columns + c0 - name("C_0"))
+        yield program.Let("e", start + c1 - c0)
+        yield from body.row
+        loop = body.elements
+        slices = {x: (x, start, name("e")) for x in loop.storage}
+        views = [*(x for x in loop.loads if x not in loop.storage), *loop.into.values()]
         slices |= {x: (x, ZERO, c1 - c0) for x in views}
-        yield from self._wide(pass_, slices, ZERO)
-        yield self._elements(index, pass_, slices, (ab * name("R") + row) * name("C") + c0)
-        yield from self._stored(pass_, start, name("e"))
-        for i, reduction in enumerate(pass_.reducing("tensor", "row", "batch")):
-            got, kind = Place("got", number(i)), pass_.reductions[reduction]
-            if kind == "row":
-                yield Write(
-                    Place(
-                        "work",
-                        self.part(reduction) + (ab * name("R") + row) * name("NC") + name("ct"),
-                    ),
-                    got,
-                )
+        row_of_all = ab * name("R") + row
+        yield from self._wide(body, slices, ZERO)
+        yield self._elements(body, loop, slices, row_of_all * name("C") + c0)
+        yield from self._stored(body, start, name("e"))
+        for order, reduction in enumerate(loop.totals):
+            got, rows_of = Place("got", number(order)), body.sums["row"]
+            if reduction in rows_of:
+                here = rows_of[reduction] + row_of_all * name("NC") + name("ct")
+                yield program.Write(Place("work", here), got)
             else:
-                yield Take(reduction, f"{'t' if kind == 'tensor' else 'y'}{reduction.id}", got)
+                kind = "t" if reduction in body.sums["tensor"] else "y"
+                yield program.Take(reduction, f"{kind}{reduction.id}", got)
 
-    def _square(self, index: int, pass_: Pass) -> Function:
+    def _square(self, index: int, extent: str, body: program.Body) -> program.Function:
         """Pass k over the elements of products of matrices with their own transposes: this thread's
         share of them.
         """
-        side, size, units, unit, ab, start = map(
-            name, (pass_.axes[-1].upper(), "size", "units", "unit", "ab", "o")
-        )
-        body: list[Statement] = [Let(x, column(f"IN_{x}")) for x in "ABRC"]
-        body += [Let("size", side * side), Let("units", (size + (CHUNK - 1)) // CHUNK)]
-        body.append(Let("total", name("A") * name("B") * units))
-        body += [Array(x, name("A") * name("B") * size) for x in pass_.arrays]
-        inputs = {n.data: n for n in pass_.using("batch", "tensor") if n.op == "input"}
-        body += [Array(x, product(n.axes)) for x, n in inputs.items()]
-        body += self.scalars(pass_.using("host"))
-        body += [Read(n, self.place(n)) for n in pass_.using("tensor")]
-        here: list[Statement] = [
-            Let("ab", unit // units),
-            Let("a", ab // name("B")),
-            Let("b", ab % name("B")),
+        side, size, units, unit, ab, start = map(name, (extent, "size", "units", "unit", "ab", "o"))
+        made: Statements = [program.Let(x, column(f"IN_{x}")) for x in "ABRC"]
+        made.append(program.Let("size", side * side))
+        made.append(program.Let("units", (size + (CHUNK - 1)) // CHUNK))
+        made.append(program.Let("total", name("A") * name("B") * units))
+        made += [program.Array(x, length) for x, length in body.arrays.items()]
+        made += body.tensor
+        here: Statements = [
+            program.Let("ab", unit // units),
+            program.Let("a", ab // name("B")),
+            program.Let("b", ab % name("B")),
+            *body.batch,
+            program.Let("o", ab * size + unit % units * CHUNK),
+            program.Let("e", least((ab + 1) * size, start + CHUNK)),
         ]
-        here += [Read(n, self.place(n)) for n in pass_.using("batch")]
-        here.append(Let("o", ab * size + unit % units * CHUNK))
-        here.append(Let("e", least((ab + 1) * size, start + CHUNK)))
-        here.append(
-            self._elements(
-                index, pass_, {f"at_{x}": (f"at_{x}", start, name("e")) for x in pass_.arrays}, ZERO
-            )
-        )
-        return Function(f"units_{index}", "threads", (*body, shared(here)))
+        slices = {x: (x, start, name("e")) for x in body.elements.storage}
+        here.append(self._elements(body, body.elements, slices, ZERO))
+        return program.Function(f"units_{index}", "threads", (*made, shared(here)))

@@ -2,22 +2,10 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from arrayopt.fusion.bulk import Buffer, Elements
+from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import Node
-from arrayopt.fusion.index import Index, column, least, name, number
+from arrayopt.fusion.index import ZERO, Index, Place, column, least, name, number
 from arrayopt.fusion.passes import Pass
-from arrayopt.fusion.program import (
-    Array,
-    Fill,
-    Let,
-    Loop,
-    Place,
-    Read,
-    Start,
-    Statement,
-    Take,
-    Write,
-)
 from arrayopt.fusion.rings import AT_ONCE, Part, Rolled
 
 __all__ = ["STRETCH", "in_turns", "member_room"]
@@ -25,33 +13,32 @@ __all__ = ["STRETCH", "in_turns", "member_room"]
 STRETCH = 1024
 """So many elements are taken at a time: they stay in the first cache from part to part."""
 
-ZERO = number(0)
 MEMBER, OTHER = name("member"), name("other")
 """The member, or the first and the second one of a pair."""
 
 
-def member_room(rolled: Rolled) -> list[Statement]:
+def member_room(rolled: Rolled) -> list[program.Statement]:
     """Room for what parts leave for others, and for the values of each member."""
-    body: list[Statement] = []
+    body: list[program.Statement] = []
     for one, values in rolled.of.each.items():
-        body.append(Buffer(str(one.data), rolled.of.members))
+        body.append(bulk.Buffer(str(one.data), rolled.of.members))
         for j, value in enumerate(values):
-            body.append(Write(Place(str(one.data), number(j)), value))
+            body.append(program.Write(Place(str(one.data), number(j)), value))
     kept = {n for part in rolled.parts for n in (*part.kept, *part.added)}
-    return [*body, *(Buffer(_buffer(n), STRETCH) for n in sorted(kept, key=lambda n: n.id))]
+    return [*body, *(bulk.Buffer(_buffer(n), STRETCH) for n in sorted(kept, key=lambda n: n.id))]
 
 
 def in_turns(
     index: int, pass_: Pass, rolled: Rolled, part_of: Callable[[Node], Index]
-) -> Iterator[Statement]:
+) -> Iterator[program.Statement]:
     """A unit of a tensor, between ``o`` and ``e``; `part_of` tells where partial results begin."""
     families = [(part, s) for part in rolled.parts for s in part.sums]
     for part, reduction in families:
-        start = Start(_result(part, reduction, rolled, part_of), reduction)
+        start = program.Start(_result(part, reduction, rolled, part_of), reduction)
         yield from _looped(part.over, rolled.of.members, [start])
-    inside: list[Statement] = [
-        Let("first", name("o") + name("turn") * STRETCH),
-        Let("end", least(name("e"), name("first") + STRETCH)),
+    inside: list[program.Statement] = [
+        program.Let("first", name("o") + name("turn") * STRETCH),
+        program.Let("end", least(name("e"), name("first") + STRETCH)),
     ]
     begun = set[Node]()
     for at, part in enumerate(rolled.parts):
@@ -59,20 +46,20 @@ def in_turns(
             if root in begun:
                 continue
             zero = Node("sum", (root,), "", root.level, root.dtype)
-            inside.append(Fill(_buffer(root), name("end") - name("first"), zero))
+            inside.append(program.Fill(_buffer(root), name("end") - name("first"), zero))
         begun |= {*part.added}
         body = _elements(f"pass_{index}_{at}", pass_, part, rolled)
         for order, reduction in enumerate(part.sums):
             into = _result(part, reduction, rolled, part_of)
-            body.append(Take(reduction, into, Place("got", number(order))))
+            body.append(program.Take(reduction, into, Place("got", number(order))))
         inside += _looped(part.over, rolled.of.members, body)
     turns = (name("e") - name("o") + (STRETCH - 1)) // STRETCH
-    yield Loop("turn", ZERO, turns, tuple(inside))
+    yield program.Loop("turn", ZERO, turns, tuple(inside))
 
 
-def _elements(function: str, pass_: Pass, part: Part, rolled: Rolled) -> list[Statement]:
+def _elements(function: str, pass_: Pass, part: Part, rolled: Rolled) -> list[program.Statement]:
     """The loop over elements of a part, and what it needs to know of a member before it."""
-    before: list[Statement] = []
+    before: list[program.Statement] = []
     slices = dict[str, tuple[str, Index, Index]]()
     for array in dict.fromkeys([*part.loads, *part.stores]):
         if array in rolled.of.arrays:
@@ -80,7 +67,7 @@ def _elements(function: str, pass_: Pass, part: Part, rolled: Rolled) -> list[St
                 f"AT_{rolled.of.arrays[array]}",
                 _member(part, rolled.of.which[array], rolled.of.members),
             )
-            before.append(Array(array, name("size"), where))
+            before.append(program.Array(array, name("size"), where))
         slices[f"at_{array}"] = f"at_{array}", name("first"), name("end")
     buffers = dict.fromkeys([*part.taken, *part.kept, *part.added])
     for node in buffers:
@@ -91,14 +78,14 @@ def _elements(function: str, pass_: Pass, part: Part, rolled: Rolled) -> list[St
     for node in scalars:
         if node in rolled.of.each:
             where = _member(part, rolled.of.which[str(node.data)], rolled.of.members)
-            before.append(Read(node, Place(str(node.data), where)))
+            before.append(program.Read(node, Place(str(node.data), where)))
     loads = {f"at_{array}": node for array, node in part.loads.items()}
     loads |= {_buffer(node): node for node in part.taken}
     loads |= {_buffer(root): so_far for root, (so_far, _) in part.added.items()}
     stores = {f"at_{array}": node for array, node in part.stores.items()}
     stores |= {_buffer(node): node for node in part.kept}
     stores |= {_buffer(root): new for root, (_, new) in part.added.items()}
-    made = Elements(
+    made = bulk.Elements(
         function,
         slices,
         tuple(scalars),
@@ -140,13 +127,13 @@ def _member(part: Part, which: int, members: int) -> Index:
     return MEMBER if which == 0 else OTHER
 
 
-def _looped(over: str, members: int, body: Sequence[Statement]) -> list[Statement]:
+def _looped(over: str, members: int, body: Sequence[program.Statement]) -> list[program.Statement]:
     """Statements for each member, or pair."""
     if over == "once":
         return [*body]
     inside, every = tuple(body), number(members)
     if over in ("several", "rest"):
         times = members // AT_ONCE if over == "several" else 1
-        return [Loop(over, ZERO, number(times), inside)]
+        return [program.Loop(over, ZERO, number(times), inside)]
     end = every if over == "square" else MEMBER + 1
-    return [Loop("member", ZERO, every, (Loop("other", ZERO, end, inside),))]
+    return [program.Loop("member", ZERO, every, (program.Loop("other", ZERO, end, inside),))]

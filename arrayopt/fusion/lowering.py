@@ -1,54 +1,44 @@
-"""What lowering works with: a plan, where its values lie, and loops over axes."""
+"""What programs for CPUs and for devices have in common: where values lie, what a pass does with a
+tensor, a matrix, a row and an element, and how partial results become one.
+"""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
+from arrayopt.codecs import BLOCK
+from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import Node
-from arrayopt.fusion.index import ZERO, Index, column, name, number
+from arrayopt.fusion.index import (
+    ONE,
+    Index,
+    Place,
+    column,
+    name,
+    number,
+    position_of,
+    product,
+    ranges_of,
+)
 from arrayopt.fusion.layout import Layout
-from arrayopt.fusion.passes import Pass
+from arrayopt.fusion.passes import KINDS, Loop, Pass
 from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.program import Loop, Place, Read, Statement
-from arrayopt.fusion.rings import Rolled
+from arrayopt.state.quantized import scale_of
 
-__all__ = ["INDEX", "Lowering", "loops_over", "position_of"]
-
-INDEX = {"A": "a", "B": "b", "R": "r", "C": "c"}
-"""What the position along an axis is called."""
-
-
-def position_of(axes: str) -> Index:
-    """The number of a value over some axes, as it lies in memory, at the positions along these."""
-    found = None
-    for x in axes:
-        found = name(INDEX[x]) if found is None else found * name(x) + name(INDEX[x])
-    return found or ZERO
-
-
-def loops_over(axes: str, body: Sequence[Statement]) -> list[Statement]:
-    """Statements in a loop for each axis."""
-    made = list(body)
-    for x in reversed(axes):
-        made = [Loop(INDEX[x], ZERO, name(x), tuple(made))]
-    return made
+__all__ = ["Lowering"]
 
 
 class Lowering:
-    """A plan whose program is being made, and where its values lie.
+    """A plan, where its values lie, and its program, which is being made.
 
     Attributes
     ----------
     kept : set of Node
         Values between passes that are kept; others are read in the loop alone that makes them.
-    seen : dict of Node
-        Vectors that the function that is being made has looked at, by a view.
     """
 
     def __init__(self, plan: Plan, where: Layout, kept: Iterable[Node]) -> None:
         self.plan, self.where, self.kept = plan, where, set(kept)
         self.vector = {n: i for i, n in enumerate(where.vectors)}
         self.partial = {n: i for i, n in enumerate(where.partials)}
-        self.seen: dict[Node, None] | None = None
-        self.rolled: dict[Pass, Rolled | None] = {}
 
     # ---- places ----------------------------------------------------------------------------------
 
@@ -57,19 +47,108 @@ class Lowering:
         return column(f"PART{self.partial[reduction]}")
 
     def place(self, node: Node, at: Index | None = None) -> Place:
-        """Where a value over fewer axes lies, where the positions along its axes are known."""
-        kind = self.where.place(node)
-        if kind == "tensor":
+        """Where a value over fewer axes lies; by default at the positions along its axes."""
+        if node.on_host:
+            return Place("scalars", number(self.where.scalars[node]))
+        if node in self.where.tensor:
             return Place("values", number(self.where.tensor[node]))
         at = position_of(node.axes) if at is None else at
         if node.op == "input":
             return Place(f"at_{node.data}", at)
-        if self.seen is None:
-            return Place("work", column(f"VEC{self.vector[node]}") + at)
-        self.seen[node] = None
-        return Place(f"w{self.vector[node]}", at)
+        return Place("work", column(f"VEC{self.vector[node]}") + at)
 
-    def scalars(self, nodes: Sequence[Node], *, wide: bool = False) -> list[Statement]:
-        """Scalars of the step."""
-        found = [n for n in nodes if n.on_host and n.op != "const"]
-        return [Read(n, Place("scalars", number(self.where.scalars[n])), wide) for n in found]
+    def reads(self, nodes: Iterable[Node], *, wide: bool = False) -> tuple[program.Read, ...]:
+        """Read values over fewer axes."""
+        return tuple(program.Read(n, self.place(n), wide) for n in nodes if n.op != "const")
+
+    # ---- passes ----------------------------------------------------------------------------------
+
+    def body(self, index: int, pass_: Pass) -> program.Body:
+        """What pass k does, by how often."""
+        size, plan = name("size"), self.plan
+        codes = tuple(x for x in pass_.arrays if x in plan.quantized)
+        several = name("A") * name("B") * size
+        arrays = dict.fromkeys(pass_.arrays, size if pass_.axes == plan.element else several)
+        arrays |= {scale_of(x): (size + (BLOCK - 1)) // BLOCK for x in codes}
+        for kind in KINDS:
+            arrays |= {n.data: product(n.axes) for n in pass_.using(kind) if n.op == "input"}
+        columns = {}
+        for node in pass_.using("column"):
+            columns[node] = self.place(node, position_of(node.axes[:-1]) * name("C"))
+        sums = {}
+        for kind in KINDS:
+            sums[kind] = {s: self.part(s) for s in pass_.reducing(kind)}
+        later = {x for other in plan.passes[index + 1 :] for x in other.loads}
+        return program.Body(
+            self.reads([*pass_.using("host"), *pass_.using("tensor")]),
+            self.reads(pass_.using("batch")),
+            self.reads(pass_.using("row")),
+            columns,
+            self.elements(f"pass_{index}", pass_),
+            sums,
+            arrays,
+            codes,
+            frozenset(later & arrays.keys()),
+        )
+
+    def elements(self, function: str, pass_: Pass) -> bulk.Elements:
+        """What is done with elements, without where these are."""
+        columns = {f"v{n.id}": n for n in pass_.using("column")}
+        reduced = [*pass_.reducing("tensor", "row", "batch"), *pass_.reducing("column")]
+        sums = {s: s.args[0] for s in reduced}
+        guards = {x: n for x, n in pass_.guards.items() if x not in self.plan.quantized}
+        stores = dict(pass_.stores)
+        for x in guards:  # where it is written, it is the second of `where`'s operands
+            stores[x] = stores[x].args[1]
+        used = {*stores.values(), *sums.values()}
+        for node in reversed(pass_.nodes):
+            if node in used:
+                used |= {*node.args}
+        return bulk.Elements(
+            function,
+            {},
+            tuple(n for kind in ("host", "tensor", "row", "batch") for n in pass_.using(kind)),
+            {f"at_{x}": n for x, n in pass_.loads.items()} | columns,
+            tuple(n for n in pass_.nodes if n in used),
+            {f"at_{x}": n for x, n in stores.items()},
+            sums,
+            {s: f"s{s.id}" for s in pass_.reducing("column")},
+            {f"at_{x}": x for x in pass_.arrays},
+            column("START") if pass_.draws else None,
+            ONE,
+            {f"at_{x}": n for x, n in guards.items()},
+        )
+
+    # ---- between passes --------------------------------------------------------------------------
+
+    def combined(self, variable: str, reduction: Node) -> program.Fold:
+        """A reduction over elements from its partial results, in their order."""
+        base, kind, element = (
+            self.part(reduction),
+            self.where.partials[reduction],
+            self.plan.element,
+        )
+        if kind == "tensor":
+            units = (("unit", column("IN_UNITS")),)
+            return program.Fold(variable, reduction, units, Place("part", base + name("unit")))
+        outer = [x for x in "AB" if x not in reduction.axes and x in element]
+        ab = position_of(element[:-2])
+        rows, columns = name("NR"), name("NC")
+        if kind == "row":
+            along, count = "ct", columns
+            here = Place("work", base + (ab * name("R") + name("r")) * columns + name("ct"))
+        elif kind == "column":
+            along, count = "rt", rows
+            here = Place("work", base + (ab * rows + name("rt")) * name("C") + name("c"))
+        else:
+            along, count = "unit", rows * columns
+            here = Place("part", base + ab * rows * columns + name("unit"))
+        ranges = (*ranges_of(outer), (along, count))
+        return program.Fold(variable, reduction, ranges, here)
+
+    def folded(self, variable: str, loop: Loop) -> program.Fold:
+        """A reduction over some of the axes of a value that goes over few."""
+        (reduction,) = loop.nodes
+        (term,) = reduction.args
+        gone = [x for x in term.axes if x not in reduction.axes]
+        return program.Fold(variable, reduction, ranges_of(gone), self.place(term))

@@ -145,25 +145,27 @@ class Plan:
         return sum(STORED[storage[name]].moved for name in (*p.loads, *p.written))
 
     def __str__(self) -> str:
-        lines = []
-        for number, pass_ in enumerate(self.passes):
-            if pass_.multiplies:
-                lines.append(f"pass {number}: {self._product(pass_)}")
-                continue
-            over = {self.element[:-1]: "row", self.element.replace("R", ""): "column", "": "tensor"}
-            made = []
-            for reduction in pass_.sums:
-                what = "" if reduction.op == "sum" else f"{reduction.op} "
-                made.append(f"{what}per {over.get(reduction.axes, 'batch')}")
-            stores, reduces = " ".join(pass_.stores) or "-", ", ".join(dict.fromkeys(made)) or "-"
-            where = "" if pass_.axes == self.element else f" over {pass_.axes}"
-            lines.append(
-                f"pass {number}: load {' '.join(pass_.loads)}; store {stores}; reduce {reduces};"
-                f" {self.bytes_of(pass_):g} B{where}"
-            )
+        lines = [self.line(number) for number in range(len(self.passes))]
         scratch = f", with scratch memory for {' '.join(self.spilled)}" if self.spilled else ""
         each = f"{self.bytes_per_parameter():g} bytes per {self.storage['p']} parameter"
         return "\n".join([*lines, f"{each}{scratch}"])
+
+    def line(self, number: int) -> str:
+        """What a pass loads, stores and reduces, in a line."""
+        pass_ = self.passes[number]
+        if pass_.multiplies:
+            return f"pass {number}: {self._product(pass_)}"
+        over = {self.element[:-1]: "row", self.element.replace("R", ""): "column", "": "tensor"}
+        made = []
+        for reduction in pass_.sums:
+            what = "" if reduction.op == "sum" else f"{reduction.op} "
+            made.append(f"{what}per {over.get(reduction.axes, 'batch')}")
+        stores, reduces = " ".join(pass_.stores) or "-", ", ".join(dict.fromkeys(made)) or "-"
+        where = "" if pass_.axes == self.element else f" over {pass_.axes}"
+        return (
+            f"pass {number}: load {' '.join(pass_.loads)}; store {stores}; reduce {reduces};"
+            f" {self.bytes_of(pass_):g} B{where}"
+        )
 
     def _product(self, pass_: Pass) -> str:
         """What a product multiplies, of which axes, and how many FLOPs that takes."""

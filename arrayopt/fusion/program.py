@@ -1,8 +1,8 @@
 """A plan as a program: plain statements, in which every place is an explicit index.
 
-Printers for Numba and for C++ print the same program. A function of a program works on one tensor,
-which is a row of the table: see `arrayopt.engines.native.columns`. Values of the plan are called by
-their nodes; all else by names.
+Printers for Numba, C++ and CUDA print the same statements. A function of a program works on one
+tensor, which is a row of the table. Values of the plan are called by their nodes; all else by
+names.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,19 +10,20 @@ from dataclasses import dataclass
 
 from arrayopt.fusion.bulk import Buffer, Codes, Elements, Multiply, Spread
 from arrayopt.fusion.graph import Node
-from arrayopt.fusion.index import Index
+from arrayopt.fusion.index import ZERO, Index, Place
 
 __all__ = [
     "Array",
-    "Call",
+    "Body",
     "Compute",
     "Fill",
+    "Fold",
     "Function",
     "Let",
     "Loop",
-    "Place",
     "Program",
     "Read",
+    "Stage",
     "Start",
     "Statement",
     "Take",
@@ -31,24 +32,6 @@ __all__ = [
     "Write",
     "elements_of",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a number lies.
-
-    Attributes
-    ----------
-    room : str
-        ``work``, ``part``; ``values`` or ``scalars``, of the tensor; an `Array` or a `View`;
-        ``got``, for what the last
-        `Elements` have been reduced to.
-    index : Index
-        Its number there.
-    """
-
-    room: str
-    index: Index
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +65,10 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A value is what lies in a place; in the dtype of arithmetic, unless it is wide."""
+    """A value is what a place, or a variable, holds: in the dtype of arithmetic, unless wide."""
 
     node: Node
-    place: Place
+    place: Place | str
     wide: bool = False
 
 
@@ -123,6 +106,36 @@ class Take:
 
 
 @dataclass(frozen=True, slots=True)
+class Fold:
+    """A variable becomes what a reduction makes of what lies in a place.
+
+    Attributes
+    ----------
+    name : str
+        The variable.
+    reduction : Node
+        The reduction.
+    ranges : tuple of (str, Index)
+        What numbers the place's index goes over: their names and their ends, from outside in.
+    place : Place
+        Where each lies.
+    """
+
+    name: str
+    reduction: Node
+    ranges: tuple[tuple[str, Index], ...]
+    place: Place
+
+    @property
+    def serial(self) -> "tuple[Statement, ...]":
+        """The same by one thread."""
+        body: Statement = Take(self.reduction, self.name, self.place)
+        for name, end in reversed(self.ranges):
+            body = Loop(name, ZERO, end, (body,))
+        return Start(self.name, self.reduction), body
+
+
+@dataclass(frozen=True, slots=True)
 class Write:
     """Write a value, a variable, or what lies in another place, to a place."""
 
@@ -151,6 +164,42 @@ class When:
     otherwise: "tuple[Statement, ...]"
 
 
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What a pass does, by how often: once for a tensor, a matrix, a row, some columns, an element.
+    Engines have the loops.
+
+    Attributes
+    ----------
+    tensor, batch, row : tuple of Read
+        Values that are the same for a tensor, a matrix, a row.
+    columns : dict of Node to Place
+        Values that are the same for a column, and where the matrix's first one lies.
+    elements : Elements
+        What is done with elements, without where these are; if they are drawn at random, the
+        position is that of the tensor's first element.
+    sums : dict of str to (dict of Node to Index)
+        By what partial results are kept for (``tensor``, ``row``, ``column``, ``batch``), the
+        reductions, and where the partial results of each begin.
+    arrays : dict of str to Index
+        What is read and written, and how many numbers each array has.
+    codes : tuple of str
+        Those of the arrays that are stored as codes.
+    again : frozenset of str
+        Those that this pass or a later one reads again in the step.
+    """
+
+    tensor: tuple[Read, ...]
+    batch: tuple[Read, ...]
+    row: tuple[Read, ...]
+    columns: dict[Node, Place]
+    elements: Elements
+    sums: dict[str, dict[Node, Index]]
+    arrays: dict[str, Index]
+    codes: tuple[str, ...]
+    again: frozenset[str]
+
+
 Statement = (
     Let
     | Array
@@ -160,10 +209,12 @@ Statement = (
     | Start
     | Fill
     | Take
+    | Fold
     | Write
     | Loop
     | When
     | Elements
+    | Body
     | Spread
     | Multiply
     | Buffer
@@ -180,9 +231,9 @@ class Function:
     name : str
         What it is called.
     shared : str
-        How threads share it: each does ``units`` from ``lo`` to ``hi``; or finds its own by its
-        number among
-        ``threads``; or one does all.
+        How threads share it. On a CPU each does ``units`` from ``lo`` to ``hi``; or finds its own
+        by its number among ``threads``; or one does all. On a device, see
+        `arrayopt.fusion.lower_stages`.
     body : tuple of Statement
         What it does.
     scratch : tuple of str
@@ -196,17 +247,23 @@ class Function:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """What is done at a stage.
+class Stage:
+    """What is done of a tensor before threads, or blocks, meet.
 
     Attributes
     ----------
+    kind : str
+        ``pass``; ``product`` of matrices; ``between`` passes.
+    axes : str
+        The axes of what comes out; of a pass, the elements'.
     function : Function
-        The function, which several stages may have in common.
+        What it does, which several stages may have in common.
     scratch : tuple of str
         The arrays in place of the function's `scratch`.
     """
 
+    kind: str
+    axes: str
     function: Function
     scratch: tuple[str, ...] = ()
 
@@ -217,19 +274,21 @@ class Program:
 
     Attributes
     ----------
-    stages : tuple of Call or None
-        Stage 2k comes before pass k, if anything does; stage 2k + 1 is pass k.
+    stages : tuple of Stage
+        On a CPU, stage 2k comes before pass k, and may do nothing; stage 2k + 1 is pass k. On a
+        device, each loop before a pass is a stage.
     planes : tuple of Index
         How many planes a thread needs for each segment, for matrices of R rows and C columns.
     """
 
-    stages: tuple[Call | None, ...]
+    stages: tuple[Stage, ...]
     planes: tuple[Index, ...] = ()
 
     @property
     def functions(self) -> list[Function]:
-        """The functions, each once."""
-        return list({id(call.function): call.function for call in self.stages if call}.values())
+        """The functions that do something, each once."""
+        found = [stage.function for stage in self.stages if stage.function.body]
+        return list({id(function): function for function in found}.values())
 
 
 def elements_of(body: Iterable[Statement]) -> Iterator[Elements]:

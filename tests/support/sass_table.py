@@ -10,7 +10,7 @@ from pathlib import Path
 
 import arrayopt as ao
 from arrayopt.engines.cuda.emit import emit
-from arrayopt.engines.cuda.stages import stages
+from arrayopt.fusion.lower_stages import in_stages
 from arrayopt.fusion.plans import plan_for
 from arrayopt.rules.gradients import GradientNorms
 from tests.cudacpu import nvrtc
@@ -67,7 +67,7 @@ def look(name, arch=ARCH):
     dtype = "bfloat16" if name.endswith("bfloat16") else "float32"
     plan = plan_for(rule, rank, dtype, lean=True, stats=isinstance(rule, GradientNorms))
     kernel = sass.kernel(emit(plan, dtype), arch)
-    at = [j for j, stage in enumerate(stages(plan)) if stage.kind == "pass"]
+    at = [j for j, stage in enumerate(in_stages(plan).stages) if stage.kind == "pass"]
     made = []
     for j, p in zip(at, plan.passes, strict=True):
         narrow = sum(plan.storage.get(x, dtype) == "bfloat16" for x in p.loads)

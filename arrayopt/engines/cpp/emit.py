@@ -1,7 +1,7 @@
 """Emitting C++: a plan as the text of one source."""
 
 from arrayopt.codecs import CODECS
-from arrayopt.engines.cpp.text import Text, print_function
+from arrayopt.engines.cpp.text import Text
 from arrayopt.engines.headers import header
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import layout
@@ -25,8 +25,9 @@ def emit(
     """The text of a C++ source that runs a plan; see `arrayopt.engines.numba.emit.emit`."""
     plan.check_wide()
     text = Text(plan, dtype, grad_dtype or dtype, split.where if split else layout(plan))
-    text.put(0, *(f"// {line}".rstrip() for line in f"Fused loops{about}".splitlines()), "")
-    text.put(0, *header("cpu.h").splitlines(), "", f"typedef {CODECS[text.real].cuda} W;", "")
+    text.comment(f"Fused loops{about}")
+    text.put_text(header("cpu.h"))
+    text.put(0, "", f"typedef {CODECS[text.real].cuda} W;", "")
     for name in (
         "storage.cuh",
         "arithmetic.cuh",
@@ -34,11 +35,12 @@ def emit(
         "quantized.cuh",
         "loops.h",
     ):
-        text.put(0, *header(name).splitlines(), "")
+        text.put_text(header(name))
+        text.put(0, "")
     text.put(0, f"enum {{ {', '.join(text.columns)}, kColumns }};")
     program = lowered(plan, split)
     for function in program.functions:
-        print_function(text, function)
+        text.function(function)
     text.put(
         0,
         "",
@@ -56,18 +58,18 @@ def emit(
     text.put(1, "const int64_t* const rows = (const int64_t*)call[5];")
     text.put(1, "for (int64_t j = 0; j < call[6]; ++j) {")
     text.put(2, "int64_t* t = (int64_t*)call[0] + rows[j] * kColumns;")
-    text.put(2, f"const double* s = scalars + rows[j] * {len(text.scalar)};")
-    text.put(2, f"double* v = values + rows[j] * {len(text.tensor)};")
+    text.put(2, f"const double* s = scalars + rows[j] * {len(text.where.scalars)};")
+    text.put(2, f"double* v = values + rows[j] * {len(text.where.tensor)};")
     text.put(2, "const int64_t f = t[FIRST], n = t[LAST] - f;")
     text.put(2, "const int64_t lo = f + n * thread / threads, hi = f + n * (thread + 1) / threads;")
     text.put(2, "if (first < 0) t[AT_g] = look(t[AT_g]);")
     text.put(
         2, "for (int64_t stage = first < 0 ? 0 : first; stage < last; ++stage) switch (stage) {"
     )
-    for stage, call in enumerate(program.stages):
-        if call is not None:
-            given = ", ".join([CALLS[call.function.shared], *(f"AT_{x}" for x in call.scratch)])
-            text.put(3, f"case {stage}: {call.function.name}({given}); break;")
+    for number, stage in enumerate(program.stages):
+        if stage.function.body:
+            given = ", ".join([CALLS[stage.function.shared], *(f"AT_{x}" for x in stage.scratch)])
+            text.put(3, f"case {number}: {stage.function.name}({given}); break;")
     text.put(2, "default: break;", "}")
     text.put(1, "}")
     text.put(0, "}")

@@ -1,25 +1,22 @@
 """Emitting CUDA: a plan as the text of one source, which the headers in ``kernels/`` make whole.
 
-For each pass there is a `PassK`, which does what the pass does with some elements; for each loop
-between passes a
-`betweenK`; `piece` finds the stage, and `scalars_of` computes the scalars of a step. The kernels
-are `prepare` and
-`run`. Passes that differ in nothing but which scratch arrays they have, as those between products
-of matrices do, share
-a struct.
+For each pass there is a `PassK`, which does what the pass does with some elements; `piece` finds
+the stage, and `scalars_of` computes the scalars of a step. The kernels are `prepare` and `run`.
+Passes that differ in nothing but which scratch arrays they have, as those between products of
+matrices do, share a struct.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
-from arrayopt.engines.cuda.between import between, hypers, scalars
-from arrayopt.engines.cuda.emit_pass import PassText, later
-from arrayopt.engines.cuda.stages import SQUARE, stages
+from arrayopt.codecs import STORED
+from arrayopt.engines.cuda.columns import WINDOW, given, hypers, keys
+from arrayopt.engines.cuda.emit_pass import PassText
+from arrayopt.engines.cuda.occupancy import ahead, resident
+from arrayopt.engines.cuda.stages import OUTPUTS, SMALL_COLUMNS, SMALL_MATRIX, SQUARE, SUMS
 from arrayopt.engines.cuda.text import CudaText
 from arrayopt.engines.headers import header
-from arrayopt.fusion.alike import described, scratch_of
-from arrayopt.fusion.passes import Pass
+from arrayopt.fusion.graph import CLIP, COUNT, UPDATES
+from arrayopt.fusion.lower_stages import in_stages
 from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.program import Stage
 
 __all__ = ["LEAN", "emit"]
 
@@ -51,29 +48,59 @@ def emit(
         Whether it is of matrices that the user has cut; see `arrayopt.fusion.windows`.
     """
     text = CudaText(plan, dtype, grad_dtype or dtype, windows=windows)
-    text.put(0, *(f"// {line}".rstrip() for line in f"Fused kernels{about}".splitlines()), "")
-    text.constants(len(hypers(plan)))
+    stages, blocks = in_stages(plan).stages, resident(plan, dtype, text.real)
+    text.comment(f"Fused kernels{about}")
+    _constants(text, blocks)
+    for name in _headers(plan):
+        text.put(0, f"// ---- {name}.cuh", "")
+        text.put_text(header(f"{name}.cuh"))
+        text.put(0, "")
+    text.put(0, "// ---- the plan", "")
+    alike: dict[str, list[int]] = {}
+    for number, stage in enumerate(stages):
+        if stage.kind == "between":
+            text.between(stage)
+        elif stage.kind == "pass":
+            same = alike.setdefault(stage.function.name, [])
+            same.append(number)
+            text.put(0, f"// {plan.line(sum(x.kind != 'between' for x in stages[:number]))}")
+            if len(same) == 1:
+                struct = PassText(text, stage.function)
+                struct.write(ahead(plan, struct.body, text.storage, blocks))
+    for same in alike.values():
+        _pass(text, same, [stages[number] for number in same])
+    first = {number: same[0] for same in alike.values() for number in same}
+    several = {number for same in alike.values() for number in same if same[1:]}
+    text.put(0, "__device__ void piece(const Step& step, int stage) {", "    switch (stage) {")
+    for number, stage in enumerate(stages):
+        if stage.kind != "product":
+            more = ", stage" if number in several else ""
+            text.put(2, f"case {number}: stage{first.get(number, number)}(step{more}); break;")
+    text.put(1, "}")
+    text.put(0, "}", "")
+    _scalars(text)
+    return text.text()
+
+
+def _constants(text: CudaText, blocks: int) -> None:
+    """The sizes that the headers and the rest of the text share."""
+    plan, where = text.plan, text.where
+    text.put(0, f"typedef {STORED[text.real].cuda} W;  // the dtype of arithmetic", "")
+    columns = ", ".join(text.columns)
+    text.put(0, f"enum {{ {columns}, kColumns }};  // what the table has of a tensor")
+    values = {"kHypers": len(hypers(plan)), "kScalars": len(where.scalars)}
+    values |= {"kValues": len(where.tensor), "kBlocks": blocks}
+    values["kStages"] = len(in_stages(plan).stages)
+    if plan.element != "C":
+        most = max((len(p.reducing("column")) for p in plan.passes), default=0)
+        # 0: tensors are whole
+        values["kWindow"] = text.columns.index(WINDOW[0]) if text.windows else 0
+        values |= {"kSmallMatrix": SMALL_MATRIX, "kSmallColumns": SMALL_COLUMNS}
+        values["kColumnRoom"] = max(1, most) * 256 * SMALL_COLUMNS
+        values |= {"kOutputs": OUTPUTS, "kResults": SUMS}
+    text.put(0, *(f"constexpr int {name} = {x};" for name, x in values.items()), "")
     if plan.multiplies:
         text.put(0, f"constexpr int kChunk = {SQUARE};", "")
-    for name in _headers(plan):
-        text.put(0, f"// ---- {name}.cuh", "", *header(f"{name}.cuh").splitlines(), "")
-    text.put(0, "// ---- the plan", "")
-    alike: dict[Any, list[int]] = {}
-    for number, stage in enumerate(stages(plan)):
-        if stage.kind == "pass":
-            k, pass_ = stage.index, plan.passes[stage.index]
-            again = later(plan, k)
-            kept = tuple(name in again for name in pass_.arrays)
-            same = alike.setdefault((described(pass_, plan, text.where), kept), [])
-            same.append(k)
-            text.put(0, f"// {str(plan).splitlines()[k]}")
-            if len(same) == 1:
-                PassText(text, k).write()
-        elif stage.kind != "product":
-            between(text, number, stage)
-    _piece(text, list(alike.values()))
-    scalars(text)
-    return text.text()
 
 
 def _headers(plan: Plan) -> list[str]:
@@ -87,43 +114,52 @@ def _headers(plan: Plan) -> list[str]:
     return [*names, "matrix", "between", *(("flat", "square") if plan.multiplies else ())]
 
 
-def _scratch(text: CudaText, same: Mapping[int, Pass]) -> str:
+def _scratch(numbers: list[int], stages: list[Stage]) -> str:
     """The arguments that say where the scratch arrays are, of the passes that some stages are."""
-    columns = {}
-    for number, pass_ in same.items():
-        columns[number] = [f"AT_{name}" for name in scratch_of(pass_, text.plan)]
-    *others, last = columns
+    *others, last = zip(numbers, stages, strict=True)
     arguments = ""
-    for i, column in enumerate(columns[last]):
+    for i, name in enumerate(last[1].scratch):
         choice = ""
-        for number in others:
-            if columns[number][i] != column:
-                choice += f"stage == {number} ? {columns[number][i]} : "
-        arguments += f", {choice}{column}"
+        for number, stage in others:
+            if stage.scratch[i] != name:
+                choice += f"stage == {number} ? AT_{stage.scratch[i]} : "
+        arguments += f", {choice}AT_{name}"
     return arguments
 
 
-def _piece(text: CudaText, alike: list[list[int]]) -> None:
-    """One piece of one stage; each stage is a function, and passes that are alike have one."""
-    made, passes = stages(text.plan), text.plan.passes
-    at = {stage.index: number for number, stage in enumerate(made) if stage.kind == "pass"}
-    for same in alike:
-        number, stage = at[same[0]], made[at[same[0]]]
-        text.open(f"stage{number}", ", int stage" if same[1:] else "")
-        arguments = _scratch(text, {at[k]: passes[k] for k in same})
-        text.put(1, f"Pass{stage.index} pass(step, tensor{arguments});")
-        if stage.square:
-            text.put(1, f"square_piece(pass, {stage.axes[-1].upper()}, piece);")
-        elif text.plan.element == "C":
-            text.put(1, "flat_piece(pass, t[IN_SIZE], t[IN_TC], t[IN_ALIGNED] != 0, piece);")
-        else:
-            text.put(1, "matrix_piece(pass, tile_of(t), t[IN_ALIGNED] != 0, piece);")
-        text.put(0, "}", "")
-    function = {k: (at[same[0]], ", stage" if same[1:] else "") for same in alike for k in same}
-    text.put(0, "__device__ void piece(const Step& step, int stage) {", "    switch (stage) {")
-    for number, stage in enumerate(made):
-        first, more = function[stage.index] if stage.kind == "pass" else (number, "")
-        if stage.kind != "product":
-            text.put(2, f"case {number}: stage{first}(step{more}); break;")
-    text.put(1, "}")
+def _pass(text: CudaText, numbers: list[int], same: list[Stage]) -> None:
+    """One piece of a pass; passes that are alike have one function."""
+    stage, function = same[0], same[0].function
+    text.open(f"stage{numbers[0]}", ", int stage" if same[1:] else "")
+    text.put(1, f"{function.name} pass(step, tensor{_scratch(numbers, same)});")
+    if function.shared == "squares":
+        text.put(1, f"square_piece(pass, {stage.axes[-1].upper()}, piece);")
+    elif text.plan.element == "C":
+        text.put(1, "flat_piece(pass, t[IN_SIZE], t[IN_TC], t[IN_ALIGNED] != 0, piece);")
+    else:
+        text.put(1, "matrix_piece(pass, tile_of(t), t[IN_ALIGNED] != 0, piece);")
     text.put(0, "}", "")
+
+
+def _scalars(text: CudaText) -> None:
+    """The scalars of a step, from hyper-parameters, the tensor's count and its extents."""
+    text.type, plan = "double", text.plan
+    head = "const long long* t, const double* hyper, double count, double factor,"
+    text.put(0, f"__device__ void scalars_of({head}")
+    text.put(0, "                           double* scalar, W* working) {")
+    text.put(1, "(void)t, (void)hyper, (void)count, (void)factor, (void)scalar, (void)working;")
+    table = {UPDATES: "count", CLIP: "factor"}
+    table |= {name: f"hyper[{i}]" for i, name in enumerate(hypers(plan))}
+    table |= {name: f"(double)t[KEY{i}]" for i, name in enumerate(keys(plan))}
+    for number, name in enumerate(given(plan)):
+        table[name] = f"*reinterpret_cast<const double*>(t[GIVEN{number}])"
+
+    def leaf(name: str) -> str:
+        extents = " * ".join(f"(double)t[IN_{x}]" for x in name.removeprefix(COUNT))
+        return extents if name.startswith(COUNT) else table[name]
+
+    known = text.straight(list(plan.scalars), leaf)
+    for node, number in text.where.scalars.items():
+        text.put(1, f"working[{number}] = (W)(scalar[{number}] = {known[node]});")
+    text.put(0, "}")
+    text.type = "W"

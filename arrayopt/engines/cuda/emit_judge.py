@@ -61,7 +61,9 @@ def emit_judge(scaling: LossScale | None, *, scale: str | None, limit: bool, che
     text.put(0, "// The verdict over a step.", "", "typedef double W;")
     text.put(0, f"constexpr double kSmall = {SMALL['float64']!r};", "")
     for name in ("arithmetic", "sums", "judge"):
-        text.put(0, f"// ---- {name}.cuh", "", *header(f"{name}.cuh").splitlines(), "")
+        text.put(0, f"// ---- {name}.cuh", "")
+        text.put_text(header(f"{name}.cuh"))
+        text.put(0, "")
     text.put(0, "// ---- what is decided", "")
     text.put(
         0,

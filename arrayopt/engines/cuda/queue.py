@@ -1,11 +1,12 @@
 """A step as a queue of tickets, in one of two orders; see ``kernels/queue.cuh``."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from arrayopt.arrays import Ints
-from arrayopt.engines.cuda.stages import Stage
+from arrayopt.fusion.program import Stage
 
 __all__ = ["TICKET", "Line", "tickets"]
 
@@ -15,7 +16,7 @@ TICKET = np.dtype(
 
 
 def tickets(
-    made: list[Stage],
+    made: Sequence[Stage],
     pieces: Ints,
     rows: Ints,
     lag: int | None,
@@ -27,7 +28,7 @@ def tickets(
 
     Parameters
     ----------
-    made : list of Stage
+    made : sequence of Stage
         The stages of the plan.
     pieces : array of int64
         How many pieces each stage (column) of each tensor (row) has.

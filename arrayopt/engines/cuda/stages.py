@@ -1,19 +1,15 @@
-"""A plan as stages: what is done of a tensor one after the other, each cut into pieces that can be
-done at once.
+"""How the stages of a program are cut into pieces that can be done at once.
 
-A device works a step off as a queue of pieces; see ``kernels/queue.cuh``. Passes are stages, and so
-is each loop between them.
+A device works a step off as a queue of pieces; see ``kernels/queue.cuh``.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import GEOMETRY
-from arrayopt.fusion.passes import loops
-from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.program import Stage
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -24,9 +20,7 @@ __all__ = [
     "SMALL_MATRIX",
     "SQUARE",
     "SUMS",
-    "Stage",
     "pieces",
-    "stages",
     "tiles",
 ]
 
@@ -45,66 +39,6 @@ sums.
 
 SMALL_MATRIX, SMALL_COLUMNS = 64, 8
 """Matrices of up to so many elements, with up to so many columns, are a thread's each."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """What is done of a tensor at once.
-
-    Attributes
-    ----------
-    kind : str
-        ``pass``; ``product`` of matrices, which no kernel makes; ``loop``: reductions over elements
-        are put together,
-        and operations follow, over the same axes; ``reduce``: one reduction of what a loop has
-        made; ``store``: slots
-        over the same axes are written.
-    index : int
-        Which pass, or the one that it comes before.
-    axes : str
-        The axes of what comes out; of a pass, the elements'.
-    nodes : tuple of Node
-        What is computed, in order. Reductions over elements are put together from their partial
-        results.
-    slots : tuple of str
-        What is written.
-    """
-
-    kind: str
-    index: int
-    axes: str
-    nodes: tuple[Node, ...] = ()
-    slots: tuple[str, ...] = ()
-
-    @property
-    def square(self) -> bool:
-        """Whether it is a pass over products of matrices with their own transposes: rows by rows,
-        or columns.
-        """
-        return self.kind == "pass" and self.axes[-1].islower()
-
-
-def stages(plan: Plan) -> list[Stage]:
-    """The stages of a plan, in order. Where reductions are put together, the first loop over the
-    same axes follows.
-    """
-    made: list[Stage] = []
-    for number, b in enumerate(plan.between):
-        grouped = loops([*b.combine, *b.nodes], plan.element)
-        made += [Stage("reduce" if x.reduces else "loop", number, x.axes, x.nodes) for x in grouped]
-        if number < len(plan.passes):
-            made.append(
-                Stage(
-                    "product" if plan.passes[number].multiplies else "pass",
-                    number,
-                    plan.passes[number].axes,
-                )
-            )
-    written = dict.fromkeys(plan.slots[name] for name in b.stores)
-    for x in written:
-        slots = tuple(name for name in b.stores if plan.slots[name] == x)
-        made.append(Stage("store", number, x, slots=slots))
-    return made
 
 
 def tiles(geo: Ints, element: str, *, sums: bool = True) -> None:
@@ -137,20 +71,21 @@ def tiles(geo: Ints, element: str, *, sums: bool = True) -> None:
         geo[:, at[name]] = values
 
 
-def pieces(made: list[Stage], geo: Ints) -> Ints:
+def pieces(stages: Sequence[Stage], geo: Ints) -> Ints:
     """How many pieces each stage (column) of each tensor (row) has; none for an empty tensor."""
     extents = {x: geo[:, GEOMETRY.index(x)] for x in "ABRC"}
-    out = np.ones((len(geo), len(made)), np.int64)
-    for number, stage in enumerate(made):
-        if stage.kind == "product":
+    out = np.ones((len(geo), len(stages)), np.int64)
+    for number, stage in enumerate(stages):
+        shared, axes = stage.function.shared, stage.axes
+        if shared == "library":
             out[:, number] = 0
-        elif stage.square:
-            side = extents[stage.axes[-1].upper()]
+        elif shared == "squares":
+            side = extents[axes[-1].upper()]
             out[:, number] = extents["A"] * extents["B"] * -(-side * side // SQUARE)
-        elif stage.kind == "pass":
+        elif shared == "tiles":
             out[:, number] = geo[:, GEOMETRY.index("UNITS")]
-        elif stage.axes:
-            count = np.prod([extents[x] for x in stage.axes], axis=0)
-            out[:, number] = -(-count // (SUMS if stage.kind == "reduce" else OUTPUTS))
+        elif axes:
+            count = np.prod([extents[x] for x in axes], axis=0)
+            out[:, number] = -(-count // (SUMS if shared == "folds" else OUTPUTS))
     out[geo[:, GEOMETRY.index("SIZE")] == 0] = 0
     return out

@@ -22,7 +22,8 @@ from arrayopt.engines.base import Asked, Partials, Report
 from arrayopt.engines.batch import Batch, Kind, Rows
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.compiling import compiling
-from arrayopt.engines.cuda.between import hypers as hypers_of
+from arrayopt.engines.cuda.columns import COLUMNS, WINDOW, given, keys
+from arrayopt.engines.cuda.columns import hypers as hypers_of
 from arrayopt.engines.cuda.counts import counts_of
 from arrayopt.engines.cuda.cublas import Blas, blas_of
 from arrayopt.engines.cuda.cut import Cut
@@ -31,11 +32,11 @@ from arrayopt.engines.cuda.emit import emit
 from arrayopt.engines.cuda.flags import Flags
 from arrayopt.engines.cuda.launches import NOTHING, THREADS, Launches
 from arrayopt.engines.cuda.products import scratch_starts
-from arrayopt.engines.cuda.stages import pieces, stages, tiles
-from arrayopt.engines.cuda.text import COLUMNS, WINDOW, given, keys
+from arrayopt.engines.cuda.stages import pieces, tiles
 from arrayopt.engines.cuda.upload import Upload
 from arrayopt.fusion.graph import UPDATES, Node, reachable
 from arrayopt.fusion.layout import GEOMETRY
+from arrayopt.fusion.lower_stages import in_stages
 from arrayopt.fusion.phases import GIVEN
 from arrayopt.fusion.plan import Plan
 from arrayopt.params.headers import locations_of
@@ -79,7 +80,7 @@ class Table(Batch):
         cut = bucket.kind == "cut"
         # a cut is between units
         tiles(self.geo, plan.element, sums=cut or any(p.reductions for p in plan.passes))
-        self.stages = stages(plan)
+        self.stages = in_stages(plan).stages
         self.cut = Cut(self) if cut else None
         self.pieces = pieces(self.stages, self.geo)
         if self.cut is not None:

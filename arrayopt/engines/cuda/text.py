@@ -1,54 +1,32 @@
-"""What emitted CUDA is made of: the headers in ``kernels/``, and how values are named, read and
-written.
+"""Printing a program as CUDA: what is computed between the passes, by the functions in
+``kernels/``.
 """
 
-import math
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
-from arrayopt.codecs import STORED
-from arrayopt.engines.cuda.stages import OUTPUTS, SMALL_COLUMNS, SMALL_MATRIX, SUMS, stages
-from arrayopt.engines.written import Lines, Written
-from arrayopt.fusion.graph import KEY, POSITION, Node, reachable
-from arrayopt.fusion.layout import GEOMETRY, layout
+from arrayopt.engines.cplusplus import CPlusPlus, Words
+from arrayopt.engines.cuda.columns import columns
+from arrayopt.fusion import program
+from arrayopt.fusion.graph import POSITION, Node, reachable
+from arrayopt.fusion.index import Place, name
+from arrayopt.fusion.layout import layout
+from arrayopt.fusion.lower_stages import apart
 from arrayopt.fusion.ops import REDUCTIONS
-from arrayopt.fusion.passes import Pass
-from arrayopt.fusion.phases import GIVEN
 from arrayopt.fusion.plan import Plan
 
-__all__ = ["COLUMNS", "WINDOW", "CudaText", "CudaWords", "given", "keys"]
-
-COLUMNS = (*GEOMETRY, "ALIGNED", "GROUP", "COUNT")
-"""What a tensor's row of the table begins with; addresses and offsets follow."""
-
-WINDOW = ("A_FROM", "R_FROM", "C_FROM", "A_END", "R_END", "C_END", "STRIDE", "MATRIX", "BEFORE")
-"""What it ends with where matrices are cut: see ``Tile`` in ``matrix.cuh``."""
+__all__ = ["CudaText", "CudaWords"]
 
 
-class CudaWords(Lines):
-    """The words of a CUDA source: numbers, and operations on values that have names."""
+class CudaWords(Words):
+    """The words of a CUDA source."""
 
-    language, type = "cuda", "double"
-
-    def kind(self, n: Node) -> str:
-        """The C++ type of a value."""
-        return {"bool": "bool", "complex": "Complex", "real": self.type}[n.dtype]
-
-    def number(self, value: float) -> str:
-        """A constant."""
-        if math.isfinite(value):
-            return f"({self.type}){value!r}"
-        bits = (
-            "0x7ff8000000000000"
-            if math.isnan(value)
-            else "0x7ff0000000000000"
-            if value > 0
-            else "0xfff0000000000000"
-        )
-        return f"({self.type})__longlong_as_double({bits}ll)"
-
-    def constant(self, n: Node) -> str:
-        """A constant of either kind."""
-        return str(n.data).lower() if n.dtype == "bool" else self.number(n.data)
+    type = "double"
+    special: ClassVar[dict[str, str]] = {
+        "nan": "__longlong_as_double(0x7ff8000000000000ll)",
+        "inf": "__longlong_as_double(0x7ff0000000000000ll)",
+        "-inf": "__longlong_as_double(0xfff0000000000000ll)",
+    }
 
     def straight(self, nodes: Sequence[Node], given: Callable[[str], str]) -> dict[Node, str]:
         """Define what some scalars are computed from, by the scalars that are given; the names of
@@ -59,42 +37,15 @@ class CudaWords(Lines):
             if node.op == "const":
                 known[node] = self.constant(node)
                 continue
+            leaf = node.op == "host"
+            args = [known[a] for a in node.args]
+            text = given(node.data) if leaf else self.operation(node, args)
             known[node] = f"s{node.id}"
-            text = (
-                given(node.data)
-                if node.op == "host"
-                else self.operation(node, [known[a] for a in node.args])
-            )
             self.put(1, f"const {self.kind(node)} s{node.id} = {text};")
         return known
 
 
-AHEAD = 32 << 10
-"""Bytes that a multiprocessor is to wait for at once. See "Bytes in flight" in ``docs/cuda.md``."""
-
-WIDE = 10
-"""With more words of 32 bits to load, to store and to sum up than that for each element, a pass
-needs more than 80 registers; with twice as many to load and to store, more than 128.
-"""
-
-
-def keys(plan: Plan) -> list[str]:
-    """The halves of keys of random numbers, in the order of the table's last columns; the first
-    position is before.
-    """
-    return [n.data for n in reachable(plan.scalars) if n.op == "host" and n.data.startswith(KEY)]
-
-
-def given(plan: Plan) -> list[str]:
-    """What a phase takes from the host's place in a step: totals, and values of earlier phases.
-
-    The table says where each is, in columns that follow those of the keys.
-    """
-    names = [n.data for n in reachable(plan.scalars) if n.op == "host"]
-    return [name for name in names if name.startswith(GIVEN)]
-
-
-class CudaText(CudaWords, Written):
+class CudaText(CudaWords, CPlusPlus):
     """The text of a CUDA source, being written.
 
     Attributes
@@ -103,111 +54,42 @@ class CudaText(CudaWords, Written):
         Whether it is of matrices that the user has cut.
     """
 
+    words: ClassVar[dict[str, str]] = {"//": "/"}
+    whole = "long long"
+
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, *, windows: bool = False) -> None:
-        super().__init__(plan, dtype, grad_dtype, layout(plan), COLUMNS)
-        self.type = "W"  # of real numbers, where the text is now
-        self.keys = keys(plan)
-        self.columns += (
-            ["ORIGIN", *(f"KEY{i}" for i in range(len(self.keys)))] if plan.draws else []
-        )
-        self.given = given(plan)
-        self.columns += [f"GIVEN{i}" for i in range(len(self.given))]
-        self.columns += WINDOW if windows else ()
-        self.windows = windows
-
-    def constants(self, hypers: int) -> None:
-        """The sizes that the headers and the rest of the text share."""
-        self.put(0, f"typedef {STORED[self.real].cuda} W;  // the dtype of arithmetic", "")
-        self.put(
-            0, f"enum {{ {', '.join(self.columns)}, kColumns }};  // what the table has of a tensor"
-        )
-        values = {"kHypers": hypers, "kScalars": len(self.scalar), "kValues": len(self.tensor)}
-        self.blocks = self._resident()
-        values["kBlocks"] = self.blocks
-        values["kStages"] = len(stages(self.plan))
-        if self.plan.element != "C":
-            most = max((len(p.reducing("column")) for p in self.plan.passes), default=0)
-            # 0: tensors are whole
-            values["kWindow"] = self.columns.index(WINDOW[0]) if self.windows else 0
-            values |= {"kSmallMatrix": SMALL_MATRIX, "kSmallColumns": SMALL_COLUMNS}
-            values |= {
-                "kColumnRoom": max(1, most) * 256 * SMALL_COLUMNS,
-                "kOutputs": OUTPUTS,
-                "kResults": SUMS,
-            }
-        self.put(0, *(f"constexpr int {name} = {x};" for name, x in values.items()), "")
-
-    def _resident(self) -> int:
-        """How many blocks a multiprocessor has: three leave a thread 80 registers, two 128, and
-        none is to spill.
-        """
-        if self.plan.multiplies:  # many passes in one kernel, and products take the time
-            return 1
-        passes, words = self.plan.passes, 2 if self.real == "float64" else 1
-        held = []
-        for p in passes:
-            moved = [*p.loads.values(), *p.stores.values()]
-            held.append(words * sum(2 if n.dtype == "complex" else 1 for n in moved))
-        if max(held, default=0) >= 2 * WIDE:
-            return 1
-        most = max((x + len(p.reductions) for x, p in zip(held, passes, strict=True)), default=0)
-        most += 5 * (STORED[self.storage["p"]].itemsize == 2)  # for rounding
-        most += 3 * len(self.plan.quantized)  # for scales
-        return 3 if self.plan.element == "C" and self.real == "float32" and most <= WIDE else 2
-
-    def ahead(self, p: Pass) -> int:
-        """How many vectors of each array a thread reads before it uses the first, so that enough
-        bytes are awaited.
-        """
-        each = self.blocks * 256 * sum(4 * STORED[self.storage[name]].itemsize for name in p.loads)
-        if self.plan.multiplies:  # many passes share the registers, and products take the time
-            return 1
-        if self.plan.element != "C":
-            return min(8, -(-AHEAD // each)) if each else 1
-        return next((n for n in (1, 2) if n * each >= AHEAD), 4)  # a piece is of four
+        where = layout(plan)
+        super().__init__(plan, dtype, grad_dtype, where, columns(plan, where, windows=windows))
+        self.windows, self.type = windows, "W"
+        self.sums: dict[str, str] = {}  # by the names of folds, what all threads have made
 
     # ---- values ----------------------------------------------------------------------------------
 
     def name(self, node: Node) -> str:
-        """What a value is called in the text."""
-        if node.op == "const":
-            return self.constant(node)
         if node.op == POSITION:
             return f"({'of_row.' if self.windows else ''}origin + i + j)"
-        if node.on_host:
-            return f"h{self.scalar[node]}"
-        return f"{node.data}_" if node.op == "input" else f"x{node.id}"
+        return self.constant(node) if node.op == "const" else self.bare(node)
+
+    def place(self, place: Place, *, wide: bool = False) -> str:
+        at = self.index(place.index)
+        if place.room == "scalars":
+            return f"scalar[{at}]" if wide else f"working[{at}]"
+        if place.room == "values":
+            return f"value[{at}]" if wide else f"working[kScalars + {at}]"
+        if place.room in ("work", "part"):
+            return f"step.work[{at}]"
+        return f"widen({place.room}[{at}])"
+
+    def read(self, node: Node, place: Place | str, *, wide: bool = False) -> str:
+        """What lies somewhere as a real number, in the value's own type."""
+        text = (
+            self.sums.get(place, place) if isinstance(place, str) else self.place(place, wide=wide)
+        )
+        return f"{text} != 0" if node.dtype == "bool" else f"({self.type}){text}"
 
     def declare(self, n: Node, text: str) -> str:
         """The definition of a value from what it is."""
         return f"const {self.kind(n)} {self.name(n)} = {text};"
-
-    def typed(self, n: Node, text: str) -> str:
-        """What is read of a value that lies somewhere as a real number, in the value's own type."""
-        return f"{text} != 0" if n.dtype == "bool" else f"({self.type}){text}"
-
-    def stored(self, name: str) -> str:
-        """The C++ type of an element of a stored array."""
-        return STORED[self.storage[name]].cuda
-
-    def value(self, node: Node) -> str:
-        """A value over fewer axes than the elements, read where its axes' indices are known."""
-        place = self.where.place(node)
-        if place == "vector":
-            return self.typed(
-                node, f"step.work[t[VEC{self.vector[node]}] + {self.index(node.axes)}]"
-            )
-        if place == "stored":
-            return self.typed(node, f"widen(at_{node.data}[{self.index(node.axes)}])")
-        if self.type == "double":
-            return self.typed(
-                node,
-                f"scalar[{self.scalar[node]}]"
-                if place == "scalar"
-                else f"value[{self.tensor[node]}]",
-            )
-        at = f"{self.scalar[node]}" if place == "scalar" else f"kScalars + {self.tensor[node]}"
-        return self.typed(node, f"working[{at}]")
 
     def fold(self, indent: int, name: str, reductions: Sequence[Node]) -> None:
         """Say how values of some reductions, by number, become one; see ``sums.cuh``."""
@@ -216,23 +98,54 @@ class CudaText(CudaWords, Written):
             self.put(indent, f"typedef {kinds[0] if kinds else 'Sum'} {name};")
             return
         self.put(indent, f"struct {name} {{")
-        choice = (
-            "".join(f"k == {j} ? {kind}::{{0}} : " for j, kind in enumerate(kinds[:-1]))
-            + f"{kinds[-1]}::{{0}}"
-        )
-        for head, call in (
-            ("start(int k, {0} a)", "start(k, a)"),
-            ("fold(int k, {0} a, {0} b)", "fold(k, a, b)"),
+        for given, call in (
+            (f"start(int k, {self.type} a)", "start(k, a)"),
+            (f"fold(int k, {self.type} a, {self.type} b)", "fold(k, a, b)"),
         ):
-            text = f"{{0}} {head} {{{{ return {choice.format(call)}; }}}}"
+            choice = [f"k == {j} ? {kind}::{call} : " for j, kind in enumerate(kinds[:-1])]
+            body = f"{{ return {''.join(choice)}{kinds[-1]}::{call}; }}"
             inline = "static __device__ __forceinline__"
-            self.put(indent + 1, f"{inline} {text.format(self.type)}")
+            self.put(indent + 1, f"{inline} {self.type} {given} {body}")
         self.put(indent, "};")
 
-    def pointer(self, name: str) -> str:
-        """The definition of where a stored array lies."""
-        kind = self.stored(name)
-        return f"{kind}* const at_{name} = global(reinterpret_cast<{kind}*>(t[AT_{name}]));"
+    # ---- statements ------------------------------------------------------------------------------
+
+    def statement(self, depth: int, statement: program.Statement) -> None:
+        match statement:
+            case program.Let(name, value):
+                self.put(depth, f"[[maybe_unused]] const long long {name} = {self.index(value)};")
+            case program.Array(name, _):
+                kind = self.stored(name)
+                address = f"reinterpret_cast<{kind}*>(t[AT_{name}])"
+                self.put(depth, f"{kind}* const at_{name} = global({address});")
+            case program.Read(node, place, wide):
+                self.put(depth, self.declare(node, self.read(node, place, wide=wide)))
+            case program.Compute(node):
+                self.put(depth, self.declare(node, self.expression(node)))
+            case program.Start(into, reduction):
+                kind = REDUCTIONS[reduction.op].cuda
+                self.put(depth, f"double {self.value(into)} = {kind}::start(0, 0.0);")
+            case program.Take(reduction, into, value):
+                term = f"(double){self.place(value)}"
+                self.put(depth, f"{self.take(reduction, self.value(into), term)};")
+            case program.Write(place, value):
+                self._write(depth, place, self.value(value), cast=isinstance(value, str))
+            case _:
+                if isinstance(statement, program.Loop):
+                    self.put(0, "#pragma unroll 1")
+                super().statement(depth, statement)
+
+    def _write(self, depth: int, place: Place, value: str, *, cast: bool) -> None:
+        """Leave a value for later stages; one of the tensor in both types."""
+        if place.room == "values":
+            wide = self.place(place, wide=True)
+            self.put(depth, f"{self.place(place)} = (W)({wide} = {value});")
+        elif place.room == "work":
+            self.put(depth, f"{self.place(place)} = {'(W)' if cast else ''}{value};")
+        else:
+            self.put(depth, f"narrow({value}, {place.room}[{self.index(place.index)}]);")
+
+    # ---- stages ----------------------------------------------------------------------------------
 
     def open(self, name: str, more: str = "") -> None:
         """Begin the function of a stage, which may take more: where the tensor's own values lie."""
@@ -244,4 +157,61 @@ class CudaText(CudaWords, Written):
         self.put(1, "double* const value = step.values + (long long)tensor * kValues;")
         self.put(1, "W* const working = step.working + (long long)tensor * (kScalars + kValues);")
         self.put(1, "const long long A = t[IN_A], B = t[IN_B], R = t[IN_R], C = t[IN_C];")
-        self.put(1, "(void)scalar, (void)value, (void)working, (void)A, (void)B, (void)R, (void)C;")
+        self.put(1, "const long long NR = t[IN_NR], NC = t[IN_NC];")
+        self.put(1, "(void)scalar, (void)value, (void)working, (void)piece;")
+        self.put(1, "(void)A, (void)B, (void)R, (void)C, (void)NR, (void)NC;")
+
+    def between(self, stage: program.Stage) -> None:
+        """A stage between passes."""
+        body = list(stage.function.body)
+        self.open(stage.function.name)
+        while body and isinstance(body[0], program.Array):
+            self.statement(1, body.pop(0))
+        if stage.function.shared == "block":
+            self._block(body)
+        else:
+            each = "kOutputs" if stage.function.shared == "positions" else "kResults"
+            self.put(1, f"const long long begin = (long long)piece * {each};")
+            self.put(1, f"const long long count = {' * '.join(stage.axes) or '1'};")
+            end = f"begin + {each} < count ? begin + {each} : count"
+            self.put(1, f"const long long end = {end};")
+            (self._positions if stage.function.shared == "positions" else self._folds)(body)
+        self.put(0, "}", "")
+
+    def _positions(self, body: Sequence[program.Statement]) -> None:
+        """A thread for each position."""
+        self.put(0, "#pragma unroll 1")
+        head = "for (long long i = begin + threadIdx.x; i < end; i += kThreads)"
+        self.block(1, head, body)
+
+    def _folds(self, body: Sequence[program.Statement]) -> None:
+        """At each position a reduction, for which there are more threads if it is long."""
+        *position, fold, keep = body
+        assert isinstance(fold, program.Fold)
+        kind = REDUCTIONS[fold.reduction.op].cuda
+        width = " * ".join(self.index(end) for _, end in fold.ranges)
+        self.put(1, f"fold_over<{kind}>(begin, end, {width}, [&](long long i, long long j) {{")
+        self.statements(2, [*position, *apart(fold.ranges, name("j"))])
+        self.put(2, "(void)i;", f"return (double){self.place(fold.place)};")
+        self.put(1, f"}}, [&](long long i, double {fold.name}) {{")
+        self.statement(2, keep)
+        self.put(2, "(void)i;")
+        self.put(1, "});")
+
+    def _block(self, body: Sequence[program.Statement]) -> None:
+        """Reductions of the tensor by all threads; all else by one."""
+        folds = [x for x in body if isinstance(x, program.Fold)]
+        if folds:
+            self.type = "double"
+            self.fold(1, "Of", [x.reduction for x in folds])
+            self.sums = {x.name: f"sum[{i}]" for i, x in enumerate(folds)}
+            self.put(1, f"double sum[{len(folds)}];", "start<Of>(sum);")
+            ((unit, end),) = folds[0].ranges
+            each = f"long long {unit} = threadIdx.x; {unit} < {self.index(end)}; {unit} += kThreads"
+            takes = [program.Take(x.reduction, self.sums[x.name], x.place) for x in folds]
+            self.block(1, f"for ({each})", takes)
+            self.put(1, "block_fold<Of>(sum);")
+        self.put(1, "if (threadIdx.x != 0) return;")
+        self.type = "double"
+        self.statements(1, [x for x in body if not isinstance(x, program.Fold)])
+        self.type = "W"

@@ -9,9 +9,8 @@ pass k.
 from arrayopt.codecs import STORED
 from arrayopt.engines.numba.codes import CODES
 from arrayopt.engines.numba.header import DRAW, HALF, HEADER, ROUND, SPLIT
-from arrayopt.engines.numba.printer import ARGUMENTS, print_copies, print_function
+from arrayopt.engines.numba.printer import ARGUMENTS, REST, Text
 from arrayopt.engines.numba.products import header
-from arrayopt.engines.numba.text import REST, Text
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.lower import lowered
@@ -44,23 +43,24 @@ def emit(
     """
     plan.check_wide()
     text = Text(plan, dtype, grad_dtype or dtype, split.where if split else layout(plan))
-    text.put(0, *HEADER.format(about=about, real=text.real).splitlines())
+    text.put_text(HEADER.format(about=about, real=text.real))
     if any(STORED[kind].numba for kind in text.storage.values()):
-        text.put(0, *HALF.splitlines())
+        text.put_text(HALF)
     if "low8" in plan.storage.values():
-        text.put(0, *SPLIT.splitlines())
+        text.put_text(SPLIT)
     if plan.quantized:
-        text.put(0, *CODES.splitlines())
+        text.put_text(CODES)
     if plan.draws:
-        text.put(0, *DRAW.splitlines(), *(ROUND.splitlines() if STORED[dtype].rounds else ()))
+        text.put_text(DRAW)
+        text.put_text(ROUND if STORED[dtype].rounds else "")
     if plan.multiplies:
-        text.put(0, *header(text).splitlines())
+        text.put_text(header(text))
     text.put(0, f"{', '.join(text.columns)} = range({len(text.columns)})")
     if split:
-        print_copies(text)
+        text.copies()
     program = lowered(plan, split)
     for function in program.functions:
-        print_function(text, function)
+        text.function(function)
     _entry(text, program)
     return text.text()
 
@@ -82,7 +82,9 @@ def _entry(text: Text, program: Program) -> None:
     text.put(2, "lo, hi = f + n * thread // threads, f + n * (thread + 1) // threads")
     text.put(2, "if first < 0:", "    table[row, AT_g] = look(table[row, AT_g])")
     text.put(2, "for stage in range(max(0, first), last):")
-    for stage, call in enumerate(program.stages):
-        if call is not None:
-            given = ", ".join([ARGUMENTS[call.function.shared], *(f"AT_{x}" for x in call.scratch)])
-            text.put(3, f"if stage == {stage}:", f"    {call.function.name}({given})")
+    for number, stage in enumerate(program.stages):
+        if stage.function.body:
+            given = ", ".join(
+                [ARGUMENTS[stage.function.shared], *(f"AT_{x}" for x in stage.scratch)]
+            )
+            text.put(3, f"if stage == {number}:", f"    {stage.function.name}({given})")

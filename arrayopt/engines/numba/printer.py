@@ -1,32 +1,28 @@
 """Printing a program as the text of a Python module, whose functions Numba compiles."""
 
-from collections.abc import Sequence
+import math
 
 from arrayopt.codecs import BLOCK as BLOCK_SIZE
 from arrayopt.codecs import STORED
-from arrayopt.engines.numba.text import REST, UNITS, Text
-from arrayopt.fusion.bulk import Buffer, Codes, Elements, Multiply, Spread
-from arrayopt.fusion.graph import Node
-from arrayopt.fusion.index import Index, number
-from arrayopt.fusion.program import (
-    Array,
-    Compute,
-    Fill,
-    Function,
-    Let,
-    Loop,
-    Place,
-    Read,
-    Start,
-    Statement,
-    Take,
-    View,
-    When,
-    Write,
-    elements_of,
-)
+from arrayopt.engines.native.columns import columns
+from arrayopt.engines.printer import Printer
+from arrayopt.fusion import bulk, program
+from arrayopt.fusion.graph import POSITION, Node
+from arrayopt.fusion.index import ONE, ZERO, Place
+from arrayopt.fusion.layout import Layout
+from arrayopt.fusion.plan import Plan
 
-__all__ = ["ARGUMENTS", "print_copies", "print_function"]
+__all__ = ["ARGUMENTS", "REST", "Text"]
+
+REST = "table, scalars, values, work, part"
+"""Where everything lies."""
+
+ARGUMENTS = {
+    "": f"row, {REST}",
+    "units": f"row, lo, hi, thread, {REST}",
+    "threads": f"row, thread, threads, {REST}",
+}
+"""What a function takes, by how threads share it."""
 
 COPIES = """
 
@@ -59,186 +55,176 @@ BLOCK = 4096
 takes its own.
 """
 
-STRENGTH = {"+": 1, "-": 1, "*": 2, "//": 2, "%": 2}
 
+class Text(Printer):
+    """The text of a module, being written."""
 
-ARGUMENTS = {
-    "": f"row, {REST}",
-    "units": f"{UNITS}, {REST}",
-    "threads": f"row, thread, threads, {REST}",
-}
-"""What a function takes, by how threads share it."""
+    language = "numba"
+    infinity = "np.inf"
 
+    def __init__(self, plan: Plan, dtype: str, grad_dtype: str, where: Layout) -> None:
+        super().__init__(plan, dtype, grad_dtype, where, columns(plan, where))
+        self.position = "(start + i)"
 
-def index(number: Index, within: int = 0) -> str:
-    """The text of a number; in parentheses where what it is within binds as strongly, or more."""
-    if number.op == "column":
-        return f"table[row, {' + '.join([number.args[0], *(index(x) for x in number.args[1:])])}]"
-    if number.op in ("name", "number"):
-        return str(number.args[0])
-    if number.op in ("min", "max"):
-        return f"{number.op}({', '.join(map(index, number.args))})"
-    left, right = number.args
-    strength = STRENGTH[number.op]
-    text = f"{index(left, strength - 1)} {number.op} {index(right, strength)}"
-    return f"({text})" if strength <= within else text
+    # ---- values ----------------------------------------------------------------------------------
 
+    def name(self, node: Node) -> str:
+        if node.op == POSITION:
+            return self.position
+        if node.op != "const":
+            truth = node.on_host and node.dtype == "bool"
+            return f"({self.bare(node)} != 0)" if truth else self.bare(node)
+        if node.dtype == "bool":
+            return repr(node.data)
+        return f"W({node.data!r})" if math.isfinite(node.data) else f"W(float('{node.data}'))"
 
-def print_copies(m: Text) -> None:
-    """Print what copies matrices into planes, and back, for each dtype that there is."""
-    for kind in dict.fromkeys(m.storage.values()):
-        load, store = m.load(kind, "x[i * count]"), m.store(kind, "y[i]")
-        m.put(0, *COPIES.format(kind=kind, load=load, store=store, block=BLOCK).splitlines())
+    def column(self, name: str) -> str:
+        return f"table[row, {name}]"
 
+    def place(self, place: Place) -> str:
+        row = "row, " if place.room in ("values", "scalars") else ""
+        return f"{place.room}[{row}{self.index(place.index)}]"
 
-def print_function(text: Text, function: Function) -> None:
-    """Print a function, after the loops over elements that it calls."""
-    for elements in elements_of(function.body):
-        _elements(text, elements)
-    given = ", ".join([ARGUMENTS[function.shared], *(f"AT_{x}" for x in function.scratch)])
-    text.put(0, "", "", "@inner", f"def {function.name}({given}):")
-    _statements(text, 1, function.body)
-    text.put(1, "return")
+    def _typed(self, n: Node, text: str, cast: str = "W") -> str:
+        """What is read of a value that lies somewhere as a float, in the value's own type."""
+        return f"{text} != 0" if n.dtype == "bool" else f"{cast}({text})" if cast else text
 
+    def _load(self, kind: str, stored: str) -> str:
+        """What is stored in a dtype, in the dtype of arithmetic."""
+        codec = STORED[kind]
+        text = codec.numba_load.format(stored)
+        if codec.working.startswith("complex"):
+            working = "complex64" if self.real == "float32" else "complex128"
+            return text if codec.working == working else f"np.{working}({text})"
+        return text if codec.working == self.real else f"W({text})"
 
-def _statements(text: Text, depth: int, body: Sequence[Statement]) -> None:
-    """Print statements."""
-    for statement in body:
+    def _store(self, kind: str, value: str) -> str:
+        """A value as it is stored in a dtype."""
+        return STORED[kind].numba_store.format(value)
+
+    # ---- functions -------------------------------------------------------------------------------
+
+    def copies(self) -> None:
+        """Print what copies matrices into planes, and back, for each dtype that there is."""
+        for kind in dict.fromkeys(self.storage.values()):
+            load, store = self._load(kind, "x[i * count]"), self._store(kind, "y[i]")
+            self.put_text(COPIES.format(kind=kind, load=load, store=store, block=BLOCK))
+
+    def function(self, function: program.Function) -> None:
+        """Print a function, after the loops over elements that it calls."""
+        for elements in program.elements_of(function.body):
+            self._elements(elements)
+        given = ", ".join([ARGUMENTS[function.shared], *(f"AT_{x}" for x in function.scratch)])
+        self.put(0, "", "", "@inner", f"def {function.name}({given}):")
+        self.statements(1, function.body)
+        self.put(1, "return")
+
+    def statement(self, depth: int, statement: program.Statement) -> None:
+        index = self.index
         match statement:
-            case Let(name, value):
-                text.put(depth, f"{name} = {index(value)}")
-            case Array(name, size, address):
-                text.array(depth, name, index(size), None if address is None else index(address))
-            case View(name, room, first, size):
-                text.put(depth, f"{name} = {room}[{index(first)} : {index(first + size)}]")
-            case Read(node, place, wide):
-                _read(text, depth, node, place, "" if wide else "W")
-            case Compute(node):
-                text.put(depth, f"{text.name(node)} = {text.expression(node)}")
-            case Start(name, reduction):
-                kept = _place(name) if isinstance(name, Place) else name
-                text.put(depth, f"{kept} = {text.start(reduction)}")
-            case Fill(view, size, reduction):
-                text.put(depth, f"{view}[: {index(size)}] = W({text.start(reduction)})")
-            case Take(reduction, into, value):
-                kept = _place(into) if isinstance(into, Place) else into
-                text.put(depth, text.take(reduction, kept, _place(value)))
-            case Write(place, value):
-                text.put(depth, f"{_place(place)} = {_value(text, value)}")
-            case Loop(name, first, end, inside, turned):
-                stretch = f"{index(first)}, {index(end)}".removeprefix("0, ")
+            case program.Let(name, value):
+                self.put(depth, f"{name} = {index(value)}")
+            case program.Array(name, size, address):
+                kind = STORED[self.storage[name]].numba or self.storage[name]
+                where = f"table[row, AT_{name}]" if address is None else index(address)
+                made = f"nb.carray(pointer({where}), ({index(size)},), np.{kind})"
+                self.put(depth, f"at_{name} = {made}")
+            case program.View(name, room, first, size):
+                self.put(depth, f"{name} = {room}[{index(first)} : {index(first + size)}]")
+            case program.Read(node, place, wide):
+                cast, text = "" if wide else "W", self.value(place)
+                if node.on_host:  # a scalar keeps its number, also where it is a truth value
+                    self.put(depth, f"{self.bare(node)} = {f'{cast}({text})' if cast else text}")
+                else:
+                    self.put(depth, f"{self.name(node)} = {self._typed(node, text, cast)}")
+            case program.Compute(node):
+                self.put(depth, f"{self.name(node)} = {self.expression(node)}")
+            case program.Start(into, reduction):
+                self.put(depth, f"{self.value(into)} = {self.start(reduction)}")
+            case program.Fill(view, size, reduction):
+                self.put(depth, f"{view}[: {index(size)}] = W({self.start(reduction)})")
+            case program.Take(reduction, into, value):
+                self.put(depth, self.take(reduction, self.value(into), self.place(value)))
+            case program.Write(place, value):
+                self.put(depth, f"{self.place(place)} = {self.value(value)}")
+            case program.Loop(name, first, end, inside, turned):
+                stretch = [*([] if first == ZERO else [index(first)]), index(end)]
                 if turned:
-                    stretch = f"{index(end - 1)}, {index(first - 1)}, -1"
-                text.put(depth, f"for {name} in range({stretch}):")
-                _statements(text, depth + 1, inside)
-            case When(left, right, then, otherwise):
-                text.put(depth, f"if {index(left)} == {index(right)}:")
-                _statements(text, depth + 1, then)
-                text.put(depth, "else:")
-                _statements(text, depth + 1, otherwise)
-            case Buffer(name, size):
-                text.put(depth, f"{name} = np.empty({size}, W)")
-            case Codes():
-                text.put(depth, _codes(text, statement))
-            case Elements():
-                _call(text, depth, statement)
-            case Multiply(a, b, out, first, end, sides, turned, symmetric):
+                    stretch = [index(end - 1), index(first - 1), "-1"]
+                self.put(depth, f"for {name} in range({', '.join(stretch)}):")
+                self.statements(depth + 1, inside)
+            case program.When(left, right, then, otherwise):
+                self.put(depth, f"if {index(left)} == {index(right)}:")
+                self.statements(depth + 1, then)
+                self.put(depth, "else:")
+                self.statements(depth + 1, otherwise)
+            case bulk.Buffer(name, size):
+                self.put(depth, f"{name} = np.empty({size}, W)")
+            case bulk.Codes():
+                self.put(depth, self._codes(statement))
+            case bulk.Elements():
+                self.put(depth, self._call(statement))
+            case bulk.Multiply(a, b, out, first, end, sides, turned, symmetric):
                 given = ["table[row, BLAS]"]
-                for array, start in (a, b, out):
-                    given.append(f"table[row, AT_{array}] + {index(start, 1)} * SIZE")
+                for array, begin in (a, b, out):
+                    given.append(f"table[row, AT_{array}] + {index(begin, 1)} * SIZE")
                 given += map(index, (first, end, *sides))
                 given += [str(int(flag)) for flag in (*turned, symmetric)]
-                text.put(depth, f"multiply({', '.join(given)})")
-            case Spread(back, array, first, end, planes, each):
-                stretch = f"at_{array}[{index(first)} : {index(end)}]"
-                way = "give" if back else "take"
-                text.put(depth, f"{way}_{text.storage[array]}({stretch}, {planes}, {index(each)})")
+                self.put(depth, f"multiply({', '.join(given)})")
+            case bulk.Spread(back, array, first, end, planes, each):
+                stretch_of = f"at_{array}[{index(first)} : {index(end)}]"
+                way = f"{'give' if back else 'take'}_{self.storage[array]}"
+                self.put(depth, f"{way}({stretch_of}, {planes}, {index(each)})")
+            case _:
+                super().statement(depth, statement)
 
-
-def _codes(text: Text, slot: Codes) -> str:
-    """The call that reads codes, or stores them."""
-    block = slot.first // BLOCK_SIZE
-    blocks = (slot.count + (BLOCK_SIZE - 1)) // BLOCK_SIZE
-    stretch = f"at_{slot.array}[{index(slot.first)} : {index(slot.first + slot.count)}]"
-    scales = f"at_{slot.scale}[{index(block)} : {index(block + blocks)}]"
-    top = f"np.float32({STORED[text.storage[slot.array]].top})"
-    way = "quantize" if slot.store else "dequantize"
-    values = f"{slot.buffer}[{index(slot.at)} : {index(slot.at + slot.count)}]"
-    return f"{way}({stretch}, {scales}, {values}, {top})"
-
-
-def _place(place: Place) -> str:
-    """What lies in a place."""
-    where = index(place.index)
-    return f"{place.room}[{f'row, {where}' if place.room in ('values', 'scalars') else where}]"
-
-
-def _value(m: Text, value: Node | str | Place) -> str:
-    """What is written."""
-    if isinstance(value, Place):
-        return _place(value)
-    return value if isinstance(value, str) else m.name(value)
-
-
-def _read(m: Text, depth: int, node: Node, place: Place, cast: str) -> None:
-    """A scalar keeps its number, also where it is a truth value."""
-    if place.room == "scalars":
-        m.put(depth, f"{m.bare(node)} = {f'{cast}({_place(place)})' if cast else _place(place)}")
-    else:
-        m.put(depth, f"{m.name(node)} = {m.typed(node, _place(place), cast)}")
-
-
-def _elements(printer: Text, loop: Elements) -> None:
-    """Print a loop over elements as a function."""
-    totals = loop.totals
-    each = loop.position is not None and loop.stride != number(1)
-    given = [
-        *loop.slices,
-        *map(printer.bare, loop.scalars),
-        *(["start"] if loop.position else []),
-        *(["each"] if each else []),
-    ]
-    printer.position = "(start + i * each)" if each else "(start + i)"
-    printer.put(0, "", "", "@inner", f"def {loop.function}({', '.join(given)}):")
-    printer.put(1, *(f"s{s.id} = W({printer.start(s)})" for s in totals))
-    printer.put(1, f"for i in range({next(iter(loop.slices))}.size):")
-    for slice_name, node in loop.loads.items():
-        stored = loop.storage.get(slice_name)
-        here = f"{slice_name}[i]"
-        text = (
-            printer.typed(node, here)
-            if stored is None
-            else printer.load(printer.storage[stored], here)
+    def _codes(self, codes: bulk.Codes) -> str:
+        """The call that reads codes, or stores them."""
+        block = codes.first // BLOCK_SIZE
+        blocks = (codes.count + (BLOCK_SIZE - 1)) // BLOCK_SIZE
+        stretch = (
+            f"at_{codes.array}[{self.index(codes.first)} : {self.index(codes.first + codes.count)}]"
         )
-        printer.put(2, f"{printer.name(node)} = {text}")
-    for node in loop.nodes:
-        printer.put(2, f"{printer.name(node)} = {printer.expression(node)}")
-    for slice_name, node in loop.stores.items():
-        stored = loop.storage.get(slice_name)
-        text = (
-            printer.name(node)
-            if stored is None
-            else printer.store(printer.storage[stored], printer.name(node))
-        )
-        only = f"if {printer.name(loop.guards[slice_name])}: " if slice_name in loop.guards else ""
-        printer.put(2, f"{only}{slice_name}[i] = {text}")
-    for s, node in loop.sums.items():
-        printer.put(
-            2,
-            printer.take(
-                s, f"{loop.into[s]}[i]" if s in loop.into else f"s{s.id}", printer.name(node)
-            ),
-        )
-    printer.put(1, f"return ({''.join(f's{s.id}, ' for s in totals)})" if totals else "return")
+        scales = f"at_{codes.scale}[{self.index(block)} : {self.index(block + blocks)}]"
+        top = f"np.float32({STORED[self.storage[codes.array]].top})"
+        way = "quantize" if codes.store else "dequantize"
+        end = self.index(codes.at + codes.count)
+        return f"{way}({stretch}, {scales}, {codes.buffer}[{self.index(codes.at)} : {end}], {top})"
 
+    def _call(self, loop: bulk.Elements) -> str:
+        """The call of a loop over elements."""
+        given = []
+        for array, first, end in loop.slices.values():
+            given.append(f"{array}[{self.index(first)} : {self.index(end)}]")
+        given += map(self.bare, loop.scalars)
+        if loop.position is not None and loop.stride is not None:
+            given.append(self.index(loop.position))
+            given += [] if loop.stride == ONE else [self.index(loop.stride)]
+        return f"{'got = ' if loop.totals else ''}{loop.function}({', '.join(given)})"
 
-def _call(text: Text, depth: int, loop: Elements) -> None:
-    """Print the call of a loop over elements."""
-    given = []
-    for array, first, end in loop.slices.values():
-        given.append(f"{array}[{index(first)} : {index(end)}]")
-    given += map(text.bare, loop.scalars)
-    if loop.position is not None and loop.stride is not None:
-        given += [index(loop.position), *([index(loop.stride)] if loop.stride != number(1) else [])]
-    kept = "got = " if loop.totals else ""
-    text.put(depth, f"{kept}{loop.function}({', '.join(given)})")
+    def _elements(self, loop: bulk.Elements) -> None:
+        """Print a loop over elements as a function."""
+        totals = loop.totals
+        each = loop.position is not None and loop.stride != ONE
+        given = [*loop.slices, *map(self.bare, loop.scalars)]
+        given += [*(["start"] if loop.position else []), *(["each"] if each else [])]
+        self.position = "(start + i * each)" if each else "(start + i)"
+        self.put(0, "", "", "@inner", f"def {loop.function}({', '.join(given)}):")
+        self.put(1, *(f"s{s.id} = W({self.start(s)})" for s in totals))
+        self.put(1, f"for i in range({next(iter(loop.slices))}.size):")
+        for name, node in loop.loads.items():
+            here, stored = f"{name}[i]", loop.storage.get(name)
+            text = self._load(self.storage[stored], here) if stored else self._typed(node, here)
+            self.put(2, f"{self.name(node)} = {text}")
+        for node in loop.nodes:
+            self.put(2, f"{self.name(node)} = {self.expression(node)}")
+        for name, node in loop.stores.items():
+            text, stored = self.name(node), loop.storage.get(name)
+            text = self._store(self.storage[stored], text) if stored else text
+            only = f"if {self.name(loop.guards[name])}: " if name in loop.guards else ""
+            self.put(2, f"{only}{name}[i] = {text}")
+        for s, node in loop.sums.items():
+            into = f"{loop.into[s]}[i]" if s in loop.into else f"s{s.id}"
+            self.put(2, self.take(s, into, self.name(node)))
+        results = "".join(f"s{s.id}, " for s in totals)
+        self.put(1, f"return ({results})" if totals else "return")

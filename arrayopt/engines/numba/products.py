@@ -5,7 +5,7 @@ not depend on the number of threads. Of a symmetric product the band ends at the
 is right of it is mirrored.
 """
 
-from arrayopt.engines.numba.text import Text
+from arrayopt.engines.numba.printer import Text
 
 __all__ = ["header"]
 

@@ -6,10 +6,11 @@
 from tests.engines.cuda.planted_later import LATER
 
 STRICT, CUPY, STEPS, STANDIN = (f"tests/engines/cuda/test_cupy{x}.py" for x in ("_strict", "", "_steps", "_standin"))
-TABLE, JUDGE, QUEUE, UPLOAD, COUNTS, DEVICE, BETWEEN, CUT, EMIT, LAUNCHES = (
+TABLE, JUDGE, QUEUE, UPLOAD, COUNTS, DEVICE, CUT, EMIT, LAUNCHES = (
     f"arrayopt/engines/cuda/{x}.py"
-    for x in ("table", "judge", "queue", "upload", "counts", "device", "between", "cut", "emit_pass", "launches")
+    for x in ("table", "judge", "queue", "upload", "counts", "device", "cut", "emit_pass", "launches")
 )
+LOWERING = "arrayopt/fusion/lowering.py"
 JOINT = "arrayopt/engines/cuda/joint.py"
 STREAMS = "arrayopt/streams.py"
 REPORTS = "tests/engines/cuda/test_cupy_streams.py::test_reports_leave_no_numbers_of_updates_behind"
@@ -66,7 +67,7 @@ MORE = [
     ("a copy of a parameter not written back", TABLE, "                (self.put_wide if name in self.widens else self.replace)(row, name, copy)\n", "                pass\n", AWKWARD),
     ("a copy of a parameter not read again", TABLE, "            copy[...] = self.wide(row, name) if widens else detached(self.stored(row, name))\n", "            pass\n", AWKWARD),
     ("partial sums of rows of another tile", "kernels/matrix.cuh", "(row + u * kWarps) * t.NC + tile_column, sums", "(row + u * kWarps) + tile_column, sums", TILES),
-    ("sums of columns of another tile", BETWEEN, "({batch}) * t[IN_NR] + k) * C + c", "({batch}) + k) * C + c", TILES),
+    ("sums of columns of another tile", LOWERING, '(ab * rows + name("rt"))', '(ab + name("rt"))', TILES),
     ("a step that is to be skipped is made", "kernels/queue.cuh", "if (skip != nullptr && *skip != 0) return;", "(void)skip;", f"{STEPS}::test_a_skipped_step_changes_no_bit"),
     ("a step that is skipped is counted", "kernels/prepare.cuh", " || (skip != nullptr && *skip != 0)", "", f"{STEPS}::test_a_skipped_step_changes_no_bit"),
     ("a norm of another tensor", TABLE, "np.arange(len(self.tensors)) * there.shape[1] + column\n", "np.arange(len(self.tensors)) * 0 + column\n", f"{STEPS}::test_clip_norm"),

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.engines.cuda.between import hypers
+from arrayopt.engines.cuda.columns import COLUMNS, hypers
 from arrayopt.engines.cuda.emit import emit
 from arrayopt.engines.cuda.queue import TICKET
-from arrayopt.engines.cuda.stages import pieces, stages, tiles
-from arrayopt.engines.cuda.text import COLUMNS
+from arrayopt.engines.cuda.stages import pieces, tiles
 from arrayopt.fusion.layout import GEOMETRY, geometry, layout
+from arrayopt.fusion.lower_stages import in_stages
 from arrayopt.fusion.plans import plan_for
 from tests.cudacpu import Module, standin
 from tests.engines.cuda.test_cupy import compare, numbers, pair, step, trees
@@ -153,7 +153,7 @@ def last_piece(rule, shape, values):
     plan = plan_for(rule, len(shape), "float32", lean=True)
     geo, where = geometry([shape], plan.element), layout(plan)
     tiles(geo, plan.element)
-    made = stages(plan)
+    made = in_stages(plan).stages
     first = next(j for j, stage in enumerate(made) if stage.kind == "pass")
     lengths = where.lengths(plan, geo)
     names, used = ["p", "g", *plan.slots, *plan.spilled], {*plan.passes[0].loads, *plan.passes[0].stores}

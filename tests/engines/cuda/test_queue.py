@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 import arrayopt as ao
 from arrayopt.engines.cuda.queue import Line, tickets
-from arrayopt.engines.cuda.stages import pieces, stages, tiles
+from arrayopt.engines.cuda.stages import pieces, tiles
 from arrayopt.fusion.layout import geometry
+from arrayopt.fusion.lower_stages import in_stages
 from arrayopt.fusion.plans import plan_for
 from tests.support.slow import settled
 
@@ -22,7 +23,7 @@ def check(rule, shapes, lag, chosen, *, apart=False):
     plan = plan_for(rule, len(shapes[0]), "float32", shape=shapes[0], lean=True)
     geo = geometry(shapes, plan.element)
     tiles(geo, plan.element)
-    made = stages(plan)
+    made = in_stages(plan).stages
     counts = pieces(made, geo)
     rows = np.flatnonzero([i in chosen for i in range(len(shapes))])
     queue, ends = tickets(made, counts, rows, lag, apart=apart)
@@ -52,7 +53,7 @@ def test_what_is_left_of_a_queue(lag, sizes, chosen):
     plan = plan_for(ao.LANS(), 1, "float32", lean=True)
     geo = geometry([(n,) for n in sizes], plan.element)
     tiles(geo, plan.element)
-    made = stages(plan)
+    made = in_stages(plan).stages
     line = Line(*tickets(made, pieces(made, geo), np.arange(len(sizes)), lag), len(sizes))
     part = np.array([i in chosen for i in range(len(sizes))])
     queue, ends = line.among(part)

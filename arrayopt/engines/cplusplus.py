@@ -1,0 +1,70 @@
+"""Printing the statements that C++ for CPUs and CUDA have in common."""
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+from arrayopt.codecs import STORED
+from arrayopt.engines.printer import Lines, Printer
+from arrayopt.fusion import program
+from arrayopt.fusion.graph import Node
+
+__all__ = ["CPlusPlus", "Words"]
+
+
+class Words(Lines):
+    """The words of a source: types, and numbers."""
+
+    language = "cuda"  # its texts are C++, with the functions of the headers
+    special: ClassVar[dict[str, str]] = {"nan": "NAN", "inf": "INFINITY", "-inf": "-INFINITY"}
+
+    def comment(self, text: str) -> None:
+        """Add a comment, and a line between."""
+        self.put(0, *(f"// {line}".rstrip() for line in text.splitlines()), "")
+
+    def kind(self, n: Node) -> str:
+        """The type of a value."""
+        return {"bool": "bool", "complex": "Complex", "real": self.type}[n.dtype]
+
+    def constant(self, n: Node) -> str:
+        """A constant."""
+        if n.dtype == "bool":
+            return str(n.data).lower()
+        finite = math.isfinite(n.data)
+        return f"({self.type}){n.data!r}" if finite else f"({self.type}){self.special[str(n.data)]}"
+
+
+class CPlusPlus(Words, Printer):
+    """Prints statements that are the same on CPUs and on a device."""
+
+    whole: ClassVar[str]
+    """The type of whole numbers."""
+
+    def column(self, name: str) -> str:
+        return f"t[{name}]"
+
+    def stored(self, array: str) -> str:
+        """The type of what an array holds."""
+        return STORED[self.storage[array]].cuda
+
+    def block(self, depth: int, head: str, body: Sequence[program.Statement]) -> None:
+        """Print statements in braces."""
+        self.put(depth, f"{head} {{")
+        self.statements(depth + 1, body)
+        self.put(depth, "}")
+
+    def statement(self, depth: int, statement: program.Statement) -> None:
+        match statement:
+            case program.Fold():
+                self.statements(depth, statement.serial)
+            case program.Loop(name, first, end, inside, turned):
+                a, b = self.index(first), self.index(end)
+                head = f"{self.whole} {name} = {a}; {name} < {b}; ++{name}"
+                if turned:
+                    head = f"{self.whole} {name} = {self.index(end - 1)}; {name} >= {a}; --{name}"
+                self.block(depth, f"for ({head})", inside)
+            case program.When(left, right, then, otherwise):
+                self.block(depth, f"if ({self.index(left)} == {self.index(right)})", then)
+                self.block(depth, "else", otherwise)
+            case _:
+                raise NotImplementedError(type(statement).__name__)

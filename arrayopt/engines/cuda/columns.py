@@ -1,0 +1,51 @@
+"""The columns of the table that kernels work through, and what is sent to them for each step."""
+
+from arrayopt.engines.columns import first_columns
+from arrayopt.fusion.graph import CLIP, COUNT, KEY, UPDATES, reachable
+from arrayopt.fusion.layout import GEOMETRY, Layout
+from arrayopt.fusion.phases import GIVEN
+from arrayopt.fusion.plan import Plan
+
+__all__ = ["COLUMNS", "WINDOW", "columns", "given", "hypers", "keys"]
+
+COLUMNS = (*GEOMETRY, "ALIGNED", "GROUP", "COUNT")
+"""What a tensor's row of the table begins with; addresses and offsets follow."""
+
+WINDOW = ("A_FROM", "R_FROM", "C_FROM", "A_END", "R_END", "C_END", "STRIDE", "MATRIX", "BEFORE")
+"""What it ends with where matrices are cut: see ``Tile`` in ``matrix.cuh``."""
+
+
+def columns(plan: Plan, where: Layout, *, windows: bool) -> list[str]:
+    """The names of the columns, in their order: those of `first_columns`; for random numbers the
+    position of the first element and the halves of keys; where what is given lies; `WINDOW`.
+    """
+    found = first_columns(plan, where, COLUMNS)
+    if plan.draws:
+        found += ["START", *(f"KEY{i}" for i in range(len(keys(plan))))]
+    found += [f"GIVEN{i}" for i in range(len(given(plan)))]
+    return [*found, *WINDOW] if windows else found
+
+
+def _leaves(plan: Plan) -> list[str]:
+    """What the scalars of a step are computed from."""
+    return [n.data for n in reachable(plan.scalars) if n.op == "host"]
+
+
+def hypers(plan: Plan) -> list[str]:
+    """The hyper-parameters that the scalars of a step are computed from, in the order of their
+    table.
+    """
+    others = COUNT, KEY, *GIVEN
+    return [x for x in _leaves(plan) if x not in (UPDATES, CLIP) and not x.startswith(others)]
+
+
+def keys(plan: Plan) -> list[str]:
+    """The halves of keys of random numbers, in the order of their columns."""
+    return [name for name in _leaves(plan) if name.startswith(KEY)]
+
+
+def given(plan: Plan) -> list[str]:
+    """What a phase takes from the host's place in a step: totals, and values of earlier phases; in
+    the order of the columns that say where each is.
+    """
+    return [name for name in _leaves(plan) if name.startswith(GIVEN)]

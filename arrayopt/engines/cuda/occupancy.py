@@ -1,0 +1,51 @@
+"""How many blocks a multiprocessor has, and how many bytes it waits for at once."""
+
+from collections.abc import Mapping
+
+from arrayopt.codecs import STORED
+from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.program import Body
+
+__all__ = ["ahead", "resident"]
+
+AHEAD = 32 << 10
+"""Bytes that a multiprocessor is to wait for at once. See "Bytes in flight" in ``docs/cuda.md``."""
+
+WIDE = 10
+"""With more words of 32 bits to load, to store and to sum up than that for each element, a pass
+needs more than 80 registers; with twice as many to load and to store, more than 128.
+"""
+
+
+def resident(plan: Plan, dtype: str, real: str) -> int:
+    """How many blocks a multiprocessor has: three leave a thread 80 registers, two 128, and none is
+    to spill.
+    """
+    if plan.multiplies:  # many passes in one kernel, and products take the time
+        return 1
+    passes, words = plan.passes, 2 if real == "float64" else 1
+    held = []
+    for p in passes:
+        moved = [*p.loads.values(), *p.stores.values()]
+        held.append(words * sum(2 if n.dtype == "complex" else 1 for n in moved))
+    if max(held, default=0) >= 2 * WIDE:
+        return 1
+    most = max((x + len(p.reductions) for x, p in zip(held, passes, strict=True)), default=0)
+    most += 5 * (STORED[dtype].itemsize == 2)  # for rounding
+    most += 3 * len(plan.quantized)  # for scales
+    return 3 if plan.element == "C" and real == "float32" and most <= WIDE else 2
+
+
+def ahead(plan: Plan, body: Body, storage: Mapping[str, str], blocks: int) -> int:
+    """How many vectors of each array a thread reads before it uses the first, so that enough bytes
+    are awaited.
+    """
+    if plan.multiplies:  # many passes share the registers, and products take the time
+        return 1
+    loop, each = body.elements, 0
+    for name in loop.loads:
+        if name in loop.storage:
+            each += blocks * 256 * 4 * STORED[storage[loop.storage[name]]].itemsize
+    if plan.element != "C":
+        return min(8, -(-AHEAD // each)) if each else 1
+    return next((n for n in (1, 2) if n * each >= AHEAD), 4)  # a piece is of four

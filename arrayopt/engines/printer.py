@@ -1,0 +1,160 @@
+"""What prints programs in any language: lines, numbers that code computes, and places."""
+
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from arrayopt.arrays import REAL, WORKING
+from arrayopt.fusion.graph import Node
+from arrayopt.fusion.index import Index, Place
+from arrayopt.fusion.layout import Layout
+from arrayopt.fusion.ops import OPS, REDUCTIONS
+from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.program import Statement
+from arrayopt.state.quantized import scale_of
+
+__all__ = ["Lines", "Printer"]
+
+STRENGTH = {"+": 1, "-": 1, "*": 2, "//": 2, "%": 2}
+
+
+class Lines:
+    """A text, being written.
+
+    Attributes
+    ----------
+    language : str
+        Whose texts of the table of operations are printed.
+    infinity : str
+        What an infinite number is there.
+    type : str
+        What real numbers are called where the text is now.
+    """
+
+    language: ClassVar[str]
+    infinity: ClassVar[str] = "INFINITY"
+    type = "W"
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def put(self, indent: int, *lines: str) -> None:
+        """Add lines."""
+        self.lines += ["    " * indent + line if line else "" for line in lines]
+
+    def put_text(self, text: str) -> None:
+        """Add the lines of a text."""
+        self.lines += text.splitlines()
+
+    def operation(self, n: Node, args: Sequence[str]) -> str:
+        """What an operation is, of values of these names."""
+        mixed = n.dtype == "complex" or any(a.dtype == "complex" for a in n.args)
+        return OPS[n.op].text(self.language, args, self.type, mixed=mixed)
+
+    def start(self, reduction: Node) -> str:
+        """What is kept of a reduction before its first value."""
+        return str(REDUCTIONS[reduction.op].initial).replace("inf", self.infinity)
+
+    def take(self, reduction: Node, kept: str, value: str) -> str:
+        """The statement that takes a value into what is kept of a reduction."""
+        return REDUCTIONS[reduction.op].take.format(kept, value)
+
+    def text(self) -> str:
+        """All of it."""
+        return "\n".join(self.lines) + "\n"
+
+
+class Printer(Lines):
+    """Prints the program of a plan.
+
+    Parameters
+    ----------
+    plan : Plan
+        The plan.
+    dtype, grad_dtype : str
+        What parameters and gradients are stored in.
+    where : Layout
+        Where values of the plan lie.
+    columns : sequence of str
+        The names of the table's columns.
+
+    Attributes
+    ----------
+    real : str
+        The dtype of arithmetic on real numbers.
+    storage : dict of str to str
+        The dtypes that arrays are stored in.
+    """
+
+    words: ClassVar[dict[str, str]] = {}
+    """What operations on whole numbers are called, where that differs."""
+
+    def __init__(
+        self, plan: Plan, dtype: str, grad_dtype: str, where: Layout, columns: Sequence[str]
+    ) -> None:
+        super().__init__()
+        self.plan, self.where, self.columns = plan, where, columns
+        self.real = REAL.get(WORKING[dtype], WORKING[dtype])
+        self.storage = {"p": dtype, "g": grad_dtype}
+        self.storage |= {name: plan.storage[name] for name in plan.slots}
+        self.storage |= {scale_of(name): "bfloat16" for name in plan.quantized}
+        self.storage |= {name: plan.storage[name] for name in plan.spilled}
+
+    # ---- values ----------------------------------------------------------------------------------
+
+    def name(self, node: Node) -> str:
+        """What a value is called where it is used."""
+        raise NotImplementedError
+
+    def bare(self, node: Node) -> str:
+        """What a value is called where it is defined; a scalar of the step keeps its number, also
+        where it is a truth value.
+        """
+        if node.on_host:
+            return f"h{self.where.scalars[node]}"
+        return f"{node.data}_" if node.op == "input" else f"x{node.id}"
+
+    def expression(self, n: Node) -> str:
+        """What an operation is, of values by their own names."""
+        return self.operation(n, [self.name(a) for a in n.args])
+
+    # ---- numbers and places ----------------------------------------------------------------------
+
+    def column(self, name: str) -> str:
+        """What the table has of the tensor."""
+        raise NotImplementedError
+
+    def index(self, number: Index, within: int = 0) -> str:
+        """A number; in parentheses where what it is within binds as strongly, or more."""
+        if number.op == "column":
+            name, *after = number.args
+            return self.column(" + ".join([name, *map(self.index, after)]))
+        if number.op in ("name", "number"):
+            return str(number.args[0])
+        word = self.words.get(number.op, number.op)
+        if number.op not in STRENGTH:
+            return f"{word}({', '.join(map(self.index, number.args))})"
+        left, right = number.args
+        strength = STRENGTH[number.op]
+        text = f"{self.index(left, strength - 1)} {word} {self.index(right, strength)}"
+        return f"({text})" if strength <= within else text
+
+    def place(self, place: Place) -> str:
+        """What lies in a place."""
+        return f"{place.room}[{self.index(place.index)}]"
+
+    def value(self, value: Node | str | Place) -> str:
+        """A value, a variable, or what lies in a place."""
+        if isinstance(value, Place):
+            return self.place(value)
+        return value if isinstance(value, str) else self.name(value)
+
+    # ---- statements ------------------------------------------------------------------------------
+
+    def statements(self, depth: int, body: Iterable[Statement]) -> None:
+        """Print statements."""
+        for statement in body:
+            self.statement(depth, statement)
+
+    def statement(self, depth: int, statement: Statement) -> None:
+        """Print a statement."""
+        raise NotImplementedError
