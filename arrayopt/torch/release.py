@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
-from weakref import WeakMethod, finalize, ref
+from weakref import WeakMethod, ref
 
 import torch
 from torch import Tensor
@@ -24,8 +25,6 @@ class Release:
 
     def __init__(self, optimizer: Any, every: int) -> None:
         self._of, self._every = ref(optimizer), every
-        self._handles: list[Any] = []
-        finalize(self, _remove, self._handles)  # parameters outlive an optimizer
         self._hooked: set[int] = set()
         self._passes: Counter[int] = Counter()  # since the last step, by parameter
         self._names: tuple[Any, dict[int, str]] = None, {}
@@ -39,9 +38,8 @@ class Release:
         for p in params:
             if p.requires_grad and id(p) not in self._hooked:
                 self._hooked.add(id(p))
-                take = WeakMethod(self._take)
-                handle = p.register_post_accumulate_grad_hook(lambda p, take=take: _call(take, p))  # type: ignore[no-untyped-call]
-                self._handles.append(handle)
+                take = partial(_call, WeakMethod(self._take))  # parameters outlive an optimizer
+                p.register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
 
     def _take(self, p: Tensor) -> None:
         """Count a backward pass; update the parameter in the last one."""
@@ -84,9 +82,3 @@ def _call(take: WeakMethod[Any], p: Tensor) -> None:
     method = take()
     if method is not None:
         method(p)
-
-
-def _remove(handles: list[Any]) -> None:
-    """Remove hooks."""
-    for handle in handles:
-        handle.remove()
