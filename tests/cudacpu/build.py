@@ -69,9 +69,12 @@ def build(name, flags, texts, libraries=()):
 
 @cache
 def runtime():
-    """The runtime's library, loaded, with `path`."""
+    """The runtime's library, loaded, with `path`.
+
+    A call keeps the lock of the interpreter: no other thread registers or frees memory while a launch looks at it.
+    """
     path = build("runtime", ["-O2", "-g1"], sorted(HERE.glob("runtime/*.cpp")))
-    library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    library = ctypes.PyDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     library.path = path
     library.cudacpu_report.restype = library.cudacpu_memory_name.restype = ctypes.c_char_p
     library.cudacpu_memory_base.restype = ctypes.c_size_t

@@ -66,6 +66,7 @@ class _Now(threading.local):
 
 _now = _Now()
 _host = {}  # what the host has waited for
+_waiting = threading.Lock()  # of the thread that says what it has waited for
 _uses = {}  # by the first address of an allocation
 _freed = {}  # when, by the first address
 _given = itertools.count()
@@ -83,7 +84,7 @@ def joined(clocks):
     """What any of some clocks knows."""
     made = {}
     for clock in clocks:
-        for lane, place in clock.items():
+        for lane, place in clock.copy().items():  # another thread may add to what the host has waited for
             if made.get(lane, 0) < place:
                 made[lane] = place
     return made
@@ -91,7 +92,8 @@ def joined(clocks):
 
 def host_waited(clock):
     """Whatever the host gives to do from now on comes after all that a clock knows."""
-    _host.update(joined([_host, clock]))
+    with _waiting:
+        _host.update(joined([_host, clock]))
 
 
 def forget():

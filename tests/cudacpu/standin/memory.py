@@ -247,7 +247,10 @@ def alloc_pinned_memory(size):
     As from CuPy's pool: what nobody holds is given away again, whether or not a copy is still to read it.
     """
     rooms = _rooms.setdefault(size, [])
-    room = rooms.pop() if rooms else (ctypes.c_uint8 * size)()
+    try:
+        room = rooms.pop()
+    except IndexError:
+        room = (ctypes.c_uint8 * size)()
     kind = type("PinnedMemoryPointer", (ctypes.c_uint8 * size,), {"__hash__": object.__hash__})
     buffer = kind.from_address(ctypes.addressof(room))
     buffer.ptr = ctypes.addressof(room)

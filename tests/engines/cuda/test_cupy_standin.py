@@ -1,6 +1,7 @@
 """The stand-in for CuPy: as strict as CuPy, and as late with its work as a GPU may be."""
 
 import sys
+import threading
 from types import SimpleNamespace
 
 import array_api_compat
@@ -436,3 +437,23 @@ def test_arrays_belong_to_devices(cupy, module):
     with pytest.raises(RuntimeError, match="invalid device ordinal"):
         cupy.cuda.Device(2)
     assert cupy.cuda.runtime.getDeviceCount() == 2
+
+
+def test_other_threads_may_have_memory_while_a_launch_is_checked(cupy, module):
+    ended = threading.Event()
+
+    def allocates():
+        while not ended.is_set():
+            for _ in range(50):
+                cupy.empty(3)
+
+    thread = threading.Thread(target=allocates)
+    thread.start()
+    try:
+        x, y = cupy.asarray(np.ones(20_000, "f4")), cupy.empty(20_000, "f4")
+        for _ in range(20):
+            module.get_function("copy")((1,), (64,), (x, y, np.int64(x.size)))
+            assert y.get().tobytes() == x.get().tobytes()
+    finally:
+        ended.set()
+        thread.join()
