@@ -9,7 +9,7 @@ import arrayopt as ao
 from tests.engines.cuda.test_cupy import compare, pair, step, trees
 
 TAILS = {f"n{n}": (n,) for n in (3, 4, 1023, 1028, 2051, 2056, 3075, 3080, 4095, 4096 + 2056, 2 * 4096 + 3080)}
-"""What is left for the last piece: for no, one, two, three of the vectors that a thread asks for at once, and for a part."""
+"""What is left for the last piece: for none, one, two, three of the vectors that a thread asks for at once."""
 
 
 @pytest.mark.parametrize("name", ["LARS", "LANS"])
@@ -36,11 +36,11 @@ def test_the_joint_norm_has_the_same_bits_however_tensors_are_grouped(cupy):
     names, other = list(shapes), ao.Adam(lr=0.1)
     expected = norm(cupy, shapes, grads)
     for some in (names[::2], names[1::3], names[30:], names[:7]):
-        assert norm(cupy, shapes, grads, groups={name: other for name in some}) == expected, some
+        assert norm(cupy, shapes, grads, groups=dict.fromkeys(some, other)) == expected, some
 
 
 def test_what_a_graph_reads_lives_as_long_as_the_optimizer(cupy):
-    """A graph of its own reads the loss scale; then the optimizer's tensors are sorted anew, and its tables with them."""
+    """A graph of its own reads the loss scale; then the tensors are sorted anew, and what decides is made anew."""
     opts = pair(cupy, ao.SGD(lr=0.1, momentum=0.9), {"w": (9,), "b": (3,)}, loss_scale=ao.LossScale(init=4.0))
     for k in range(2):
         step(cupy, opts, {"w": (9,), "b": (3,)}, seed=k)
