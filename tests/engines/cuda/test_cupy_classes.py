@@ -53,6 +53,9 @@ def test_what_a_graph_reads_lives_as_long_as_the_optimizer(cupy):
         for opt in opts:
             opt.groups[0].nesterov = True  # another structure
         step(cupy, opts, {"w": (9,), "b": (3,)}, seed=3)
+        for opt, xp in zip(opts, (np, cupy), strict=True):
+            opt.advance()
+            opt.launch({name: xp.asarray(g) for name, g in trees({"w": (9,), "b": (3,)}, "float32", 3).items()})
         gc.collect()
         graph.launch(stream)
         assert seen.get().tolist() == [4.0]
