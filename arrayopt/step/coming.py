@@ -18,7 +18,7 @@ from arrayopt.step.accumulate import Adding
 from arrayopt.step.judging import Known
 from arrayopt.step.ready import Ready
 
-__all__ = ["Begun", "Coming", "check_search", "checked_value", "form_of", "said"]
+__all__ = ["Begun", "Coming", "checked_value", "form_of", "numbers_at", "said"]
 
 
 class Coming(NamedTuple):
@@ -100,12 +100,15 @@ def checked_value(value: Any, buckets: list[Bucket], ranks: int) -> Any:
     return detached(value) if ranks == 1 and is_array(value) else float(value)
 
 
-def check_search(buckets: list[Bucket], hypers: list[list[dict[str, Any]]]) -> None:
-    """Raise ValueError where groups have different numbers for a search that they share."""
-    settings: list[tuple[Rule, dict[str, Any]]] = []
-    for bucket, own in zip(buckets, hypers, strict=True):
-        settings += zip([group.rule for group in bucket.groups], own, strict=True)
-    check_alike(settings)
+def numbers_at(buckets: list[Bucket], step: int, value: Any) -> list[list[dict[str, Any]]]:
+    """The hyper-parameters of each bucket's groups; those of one search must agree."""
+    hypers = [bucket.numbers(step, value) for bucket in buckets]
+    if value is not None:
+        settings: list[tuple[Rule, dict[str, Any]]] = []
+        for bucket, own in zip(buckets, hypers, strict=True):
+            settings += zip([group.rule for group in bucket.groups], own, strict=True)
+        check_alike(settings)
+    return hypers
 
 
 def _check_values(values: Array, buckets: list[Bucket], ranks: int) -> None:
