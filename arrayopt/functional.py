@@ -17,6 +17,7 @@ from arrayopt.params.groups import Groups, assign, grouped
 from arrayopt.params.trees import rebuild
 from arrayopt.rules.base import Rule
 from arrayopt.rules.gradients import GradientNorms
+from arrayopt.rules.one_unknown import check_alike
 from arrayopt.rules.words import choose
 from arrayopt.state.loss_scale import LOSS_SCALE, LossScale
 from arrayopt.state.quantized import scales
@@ -201,6 +202,8 @@ def update(
     left = _left_out(named, matched, rules) if skip_nonfinite and scale is None else {}
     verdict = _verdict(named, matched, scale, clip_norm, scale is not None or skip_nonfinite, left)
     hypers = {id(r): r.at(state["step"], value) for r in rules.values()}
+    if value is not None:
+        check_alike((r, hypers[id(r)]) for r in rules.values())
     tensors = dict(state["tensors"])
     new: list[Any] = []
     reports: dict[str, Any] = {}

@@ -30,10 +30,9 @@ __all__ = [
 class NotFusedWarning(UserWarning):
     """No fused engine runs a rule, for a reason that can be changed.
 
-    So it is slower than it need be, and takes more memory. An
-    `Optimizer` with ``engine="auto"`` gives it once for each reason, before it writes anything.
-    The message says the reason and what to do. ``engine="array_api"`` runs the same without the
-    warning.
+    So it is slower than it need be, and takes more memory. An `Optimizer` with ``engine="auto"``
+    gives it once for each reason, before it writes anything. The message says the reason and what
+    to do. ``engine="array_api"`` runs the same without the warning.
     """
 
 
@@ -55,8 +54,7 @@ class EngineRow:
         The module whose `emit` writes its code, where it has one.
     looks : bool
         Whether the class itself looks for what it needs, as a compiler that works, and raises
-        ValueError where it is
-        not there; it takes whether the user has asked for the engine.
+        ValueError where it is not there; it takes whether the user has asked for the engine.
     auto : bool
         Whether ``engine="auto"`` may choose it; else it serves who asks for it by name.
     """

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from arrayopt.fusion import bulk, program
-from arrayopt.fusion.graph import Node
+from arrayopt.fusion.graph import Node, operands
 from arrayopt.fusion.index import ZERO, Index, Place, column, least, name, number
 from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.rings import AT_ONCE, Part, Rolled
@@ -72,7 +72,7 @@ def _elements(function: str, pass_: Pass, part: Part, rolled: Rolled) -> list[pr
     buffers = dict.fromkeys([*part.taken, *part.kept, *part.added])
     for node in buffers:
         slices[_buffer(node)] = _buffer(node), ZERO, name("end") - name("first")
-    used = dict.fromkeys(a for node in part.nodes for a in node.args)
+    used = dict.fromkeys(operands(part.nodes))
     used |= dict.fromkeys([*part.guards.values(), *part.stores.values(), *part.sums.values()])
     scalars = [node for node in used if node.axes != pass_.axes and node.op != "const"]
     for node in scalars:

@@ -33,9 +33,8 @@ class Symbol:
     """A symbolic array: a node of a graph, and what each of its dimensions is.
 
     `dims` has an entry for each dimension: the letter of the axis that it runs over, or "" where
-    its length is one.
-    Several dimensions that are seen as one axis have its letter and a number. A transposed matrix
-    has the same node.
+    its length is one. Several dimensions that are seen as one axis have its letter and a number. A
+    transposed matrix has the same node.
     """
 
     spare: Spare | None = None

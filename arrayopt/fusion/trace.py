@@ -166,8 +166,7 @@ def trace(
         Whether gradients are multiplied by the scalar `CLIP` first.
     stats : bool
         Whether to trace what is reported, norms too, in place of what is stored. The two are traces
-        apart, so that a
-        report can change nothing of the update.
+        apart, so that a report can change nothing of the update.
 
     lean : bool
         Whether registers are few: then norms make do with less; see `arrayopt.rules.words.PAIR`.

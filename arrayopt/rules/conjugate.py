@@ -31,8 +31,8 @@ class CG(Searching):
     Parameters
     ----------
     lr : number, schedule or sequence, default 1
-        What lengths that are tried first are multiplied by, in (0, inf). They are those by which f would fall as much
-        as the last time, by its slope.
+        What lengths that are tried first are multiplied by, in [0, inf). They are those by which f would fall as much
+        as the last time, by its slope. With 0, a step changes no parameter.
     curvature : number, schedule or sequence, default 0.1
         The part of the slope that may be left where a length is taken, in (0, 1).
     first_step : number, schedule or sequence, default 1
@@ -141,6 +141,7 @@ class SPG(OneUnknown):
     memory: Hyper = real("[0, 1)", 0.85)
     first_step: Hyper = real("(0, inf)", 1.0)
 
+    alike: ClassVar[tuple[str, ...]] = ("memory", "first_step")
     complex_ok: ClassVar[bool] = True
     begins_at_zero: ClassVar[bool] = True
     numbers: ClassVar[tuple[str, ...]] = (

@@ -40,8 +40,8 @@ class LBFGS(Searching):
     Parameters
     ----------
     lr : number, schedule or sequence, default 1
-        The length that is tried first in each direction, in (0, inf). Without a line search, that of each step; the
-        first one is times min(1, 1 / the sum of magnitudes of the gradient).
+        The length that is tried first in each direction, in [0, inf). Without a line search, that of each step; the
+        first one is times min(1, 1 / the sum of magnitudes of the gradient). With 0, a step changes no parameter.
     memory : int, default 10
         How many pairs are kept, from 1 to 100; with more than 20, `engine` must be ``"array_api"``. The work between
         the passes grows with the square: with 30 pairs it takes some 20 ms.

@@ -60,10 +60,11 @@ class Turn(NamedTuple):
 class Searching(OneUnknown):
     """A rule that turns where a point is taken, and looks along a line for the next one."""
 
-    lr: Hyper = real("(0, inf)", 1.0)
+    lr: Hyper = real("[0, inf)", 1.0)
     curvature: Hyper = real("(0, 1)", 0.9)
     first_step: Hyper = real("(0, inf)", 1.0)
 
+    alike: ClassVar[tuple[str, ...]] = ("lr", "curvature", "first_step")
     complex_ok: ClassVar[bool] = True
     begins_at_zero: ClassVar[bool] = True
     wide: ClassVar[tuple[str, ...]] = ("x", "grad", "since", "accepted", "ended", *NUMBERS, *COMPANY)
@@ -105,7 +106,8 @@ class Searching(OneUnknown):
         first, later, company = self.begins(s, h)
         found = search(xp, s, h.value, self.over(h, dot(xp, g, s["d"])), h.curvature)
         going = first | (s["ended"] == 0)
-        taken = going & (first | found.taken)
+        still = s["step"] == 0  # where lr was 0
+        taken = going & (first | still | found.taken)
         failed = going & ~taken & found.failed
         # by steepest descent, where the direction was another
         again = failed & (s["since"] > s["trials"])

@@ -9,14 +9,16 @@ from arrayopt.engines.bucket import Bucket
 from arrayopt.params.groups import labelled
 from arrayopt.params.headers import LocatedGrads
 from arrayopt.params.parameters import Parameters
+from arrayopt.rules.base import Rule
 from arrayopt.rules.names import VALUE
+from arrayopt.rules.one_unknown import check_alike
 from arrayopt.state.run import Run
 from arrayopt.state.verdict import Verdict
 from arrayopt.step.accumulate import Adding
 from arrayopt.step.judging import Known
 from arrayopt.step.ready import Ready
 
-__all__ = ["Begun", "Coming", "checked_value", "form_of", "said"]
+__all__ = ["Begun", "Coming", "checked_value", "form_of", "numbers_at", "said"]
 
 
 class Coming(NamedTuple):
@@ -96,6 +98,17 @@ def checked_value(value: Any, buckets: list[Bucket], ranks: int) -> Any:
         _check_values(value, buckets, ranks)
         return detached(value)
     return detached(value) if ranks == 1 and is_array(value) else float(value)
+
+
+def numbers_at(buckets: list[Bucket], step: int, value: Any) -> list[list[dict[str, Any]]]:
+    """The hyper-parameters of each bucket's groups; those of one search must agree."""
+    hypers = [bucket.numbers(step, value) for bucket in buckets]
+    if value is not None:
+        settings: list[tuple[Rule, dict[str, Any]]] = []
+        for bucket, own in zip(buckets, hypers, strict=True):
+            settings += zip([group.rule for group in bucket.groups], own, strict=True)
+        check_alike(settings)
+    return hypers
 
 
 def _check_values(values: Array, buckets: list[Bucket], ranks: int) -> None:

@@ -16,7 +16,7 @@ from arrayopt.ranks.alone import Alone
 from arrayopt.state.run import Run
 from arrayopt.state.verdict import Verdict
 from arrayopt.step.accumulate import Accumulator
-from arrayopt.step.coming import Begun, Coming, checked_value, form_of, said
+from arrayopt.step.coming import Begun, Coming, checked_value, form_of, numbers_at, said
 from arrayopt.step.commit import Commit
 from arrayopt.step.judging import Judging
 from arrayopt.step.norms import Measures, measures
@@ -100,7 +100,7 @@ class Step:
             value = checked_value(value, buckets, self._team.size)
         version, scaled = self._buckets.version, self.accumulator.scaled
         known = self.judging.known(buckets, version, loss_scale, limit, scaled=scaled)
-        hypers = [bucket.numbers(step, value) for bucket in buckets]
+        hypers = numbers_at(buckets, step, value)
         return Coming(version, step, buckets, hypers, known, wait)
 
     def begin(

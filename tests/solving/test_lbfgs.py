@@ -110,6 +110,19 @@ def test_what_is_taken_satisfies_the_strong_wolfe_conditions(rule):
     assert checked >= 10
 
 
+@pytest.mark.parametrize("rule", [ao.LBFGS, ao.CG])
+@pytest.mark.parametrize("engine", ["array_api", "numpy", "cpp"])
+def test_a_step_of_length_zero_stands_still_and_the_search_goes_on_later(rule, engine):
+    start, scale = np.ones(20), np.arange(1.0, 21.0)
+    opt = ao.Optimizer(start.copy(), rule(lr=ao.schedules.Warmup(1.0, 4)), engine=engine)
+    for k in range(60):
+        opt.step(scale * opt.params, value=0.5 * scale @ opt.params**2)
+        if k == 0:
+            np.testing.assert_array_equal(opt.params, start)
+    assert np.abs(opt.params).max() < 1e-4
+    assert opt.state["param"]["ended"] == 0
+
+
 def test_a_step_asks_for_the_value():
     opt = ao.Optimizer(np.ones(2), ao.CG(), engine="array_api")
     with pytest.raises(ValueError, match=r"asks for `h.value`"):
