@@ -341,7 +341,7 @@ class Optimizer(Settings):
                     stats = self._stats.wanted
                     coming = step.coming(loss_scale, self._limit(), value, wait=wait)
                     if not (none or step.release or step.accumulator.begun):
-                        raise TypeError("Optimizer.step: needs the gradients, or `give` before it")
+                        raise TypeError("Optimizer.step: pass the gradients, or call `give` for each of them first")
                     step.release.check_end(incomplete=incomplete, ranks=True)
                     begun = step.begin_taken(coming, rooms, stats=stats)
                 self._made(coming, begun, stats=stats)
@@ -363,7 +363,7 @@ class Optimizer(Settings):
         """End the step that `give` has begun."""
         with self._guard("Optimizer.step"):
             if not self._step.release:
-                raise TypeError("Optimizer.step: needs the gradients, or `give` before it")
+                raise TypeError("Optimizer.step: pass the gradients, or call `give` for each of them first")
             if self._step.end_release(incomplete=incomplete):
                 for after in list(self._after):
                     after(self)
