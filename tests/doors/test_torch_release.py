@@ -147,7 +147,7 @@ def test_settings_that_change_in_the_middle_of_a_step_are_refused():
     optimizer.step()
     net(batches(1)[0]).sum().backward()
     more = torch.nn.Linear(1, 1)
-    with pytest.raises(RuntimeError, match=r"AdamW: groups have changed: 6 gradients have been given in a step"):
+    with pytest.raises(RuntimeError, match=r"AdamW: groups have changed: 6 gradients were given in an unfinished step"):
         optimizer.add_param_group({"params": list(more.parameters())})
     optimizer.step()
     optimizer.add_param_group({"params": list(more.parameters())})
