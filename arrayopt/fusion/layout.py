@@ -276,6 +276,9 @@ def layout(plan: Plan) -> Layout:
             raise TraceError(
                 f"a reduction that leaves the axes {r.axes} of {plan.element} is not fused"
             )
+    for n in {*small, *(x for p in plan.passes for x in p.nodes)}:
+        if {"R", "C"} <= {*n.axes} and n.axes != plan.element:
+            raise TraceError(f"a value over the axes {n.axes} of {plan.element} is not fused")
     kept = outliving(plan.passes, plan.between) | set(plan.small.values())
     per_tensor = [n for n in small if n.axes == ""]
     return Layout(
