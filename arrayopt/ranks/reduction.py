@@ -161,7 +161,6 @@ class Reduction:
         mine = parts[rank]
         others = [r for r in range(self._comm.size) if r != rank]
         received = {r: self._empty(bucket, len(mine), np.uint8) for r in others if len(mine)}
-        total = self._empty(bucket, len(mine) // item, wide)
         sent = [(r, parts[r]) for r in others if len(parts[r])]
         wait = self._comm.start_exchange(sent, list(received.items()))
 
@@ -169,6 +168,7 @@ class Reduction:
             wait()
             received[rank] = mine
             every = [received[r].view(dtype) for r in range(self._comm.size) if r in received]
+            total = self._empty(bucket, len(mine) // item, wide)
             self._total(every, total)
             return total
 
