@@ -6,7 +6,7 @@ import tracemalloc
 import arrayopt as ao
 from arrayopt.engines import table
 from arrayopt.fusion.plans import plan_for
-from benchmarks.contest import Contestant, Running
+from benchmarks.contest import Contestant, Running, by_threads
 from benchmarks.problems import Problem
 
 __all__ = [
@@ -96,7 +96,8 @@ def optimizer(rule: str, problem: Problem, engine: str) -> tuple[ao.Optimizer, d
 def running(rule: str, problem: Problem, engine: str) -> Running:
     """One engine, ready."""
     opt, grads = optimizer(rule, problem, engine)
-    return Running(lambda: opt.step(grads), lambda: list(opt.params.values()))
+    settings = by_threads() if engine in FUSED else {}
+    return Running(lambda: opt.step(grads), lambda: list(opt.params.values()), settings=settings)
 
 
 def bytes_per_parameter(rule: str, problem: Problem) -> float:

@@ -274,7 +274,7 @@ def layout(plan: Plan) -> Layout:
     for r, kind in partials.items():
         if kind == "batch" and r.axes not in (plan.element[:-2], "A"):
             raise TraceError(
-                f"a reduction that leaves the axes {r.axes} of {plan.element} is not fused"
+                f"a reduction that keeps the axes {r.axes} of {plan.element} is not fused"
             )
     kept = outliving(plan.passes, plan.between) | set(plan.small.values())
     per_tensor = [n for n in small if n.axes == ""]
