@@ -360,7 +360,7 @@ class Optimizer(Settings):
         """End the step that `give` has begun."""
         with self._guard("Optimizer.step"):
             if not self._step.release:
-                raise TypeError("Optimizer.step: needs the gradients, or `give` before it")
+                raise TypeError("Optimizer.step: pass the gradients, or call `give` for each of them first")
             if self._step.end_release(incomplete=incomplete):
                 for after in list(self._after):
                     after(self)

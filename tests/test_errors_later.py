@@ -219,7 +219,7 @@ def test_setting(call, exception, words):
 
 def test_stats_that_were_not_asked_for():
     opt = optimizer()
-    raises(opt.stats.read, RuntimeError, "Optimizer: `stats` were not asked for; make it with stats=True")
+    raises(opt.stats.read, RuntimeError, "Optimizer: `stats` are off; make the Optimizer with stats=True")
 
 
 STATE = ao.LAMB().init(params())
@@ -239,7 +239,7 @@ FUNCTIONAL = [
         "init: groups",
         lambda: ao.LAMB().init(params(), groups={"x": {}}),
         ValueError,
-        "group 'x': no parameter is left",
+        "group 'x': it must match a parameter that no earlier group has",
     ),
     row(
         "init: an unknown key",

@@ -53,8 +53,8 @@ class Alone:
             raise error
         if self.torn is not None and what not in ("Optimizer.load", "Optimizer.load_state_dict"):
             raise RuntimeError(
-                f"{what}: {self.torn}, and parameters and state may be of different steps: load a"
-                " checkpoint, or put saved parameters back and load their state dict"
+                f"{what}: {self.torn}, and parameters and state may belong to different steps:"
+                " load a checkpoint, or restore saved parameters and load their state dict"
             )
         return wish
 

@@ -71,7 +71,9 @@ class GivenStep(Step):
         """Let what may fail do so before ranks vote on a step whose gradients they have taken."""
         release, accumulator, tensors = self.release, self.accumulator, self._parameters.all
         if not release and not accumulator.begun:
-            raise TypeError("Optimizer.step: needs the gradients, or `give` before it")
+            raise TypeError(
+                "Optimizer.step: pass the gradients, or call `give` for each of them first"
+            )
         release.check_end(incomplete=incomplete, ranks=True)
         given = [release.given.get(tensor.name) for tensor in tensors]
         if not accumulator.last:

@@ -32,8 +32,8 @@ class Release:
         """
         if waits:
             raise ValueError(
-                f"Optimizer.give: {' and '.join(waits)} need all gradients of a step; call"
-                " step(grads), or make an Optimizer without"
+                f"Optimizer.give: with {' and '.join(waits)}, a step needs all gradients at once;"
+                " call step(grads), or make an Optimizer without"
             )
         if name not in names:
             known = ", ".join(names[:10])
@@ -42,7 +42,7 @@ class Release:
             )
         if name in self.given:
             first = "call step() before the next gradients"
-            raise ValueError(f"Optimizer.give: {name!r} has been given in this step; {first}")
+            raise ValueError(f"Optimizer.give: {name!r} was already given in this step; {first}")
 
     def took(self, name: str, grad: Any = None) -> None:
         """Note that a gradient was taken."""
@@ -53,12 +53,12 @@ class Release:
         """Raise RuntimeError where a gradient was refused, unless the step may be incomplete."""
         if self.refused and not incomplete:
             first, error = next(iter(self.refused.items()))
-            done = f"{len(self.given)} gradients have been given in this step; give it again,"
+            done = f"{len(self.given)} gradients were given in this step; give it again,"
             if ranks:
-                done = "nothing has changed; give all gradients of the step again,"
+                done = "nothing was changed; give all gradients of the step again,"
             raise RuntimeError(
                 f"Optimizer.step: the gradient of {first!r} was refused ({error}), and {done}"
-                " load a checkpoint, or call step(incomplete=True), which leaves it as it is"
+                " load a checkpoint, or call step(incomplete=True) to skip it"
             )
 
     def clear(self) -> None:
@@ -68,5 +68,5 @@ class Release:
     def check_whole(self, who: str) -> None:
         """Raise RuntimeError in the middle of a step."""
         if self:
-            done = f"{len(self.given)} gradients have been given"
-            raise RuntimeError(f"{who}: {done} in a step that has not ended; call step() first")
+            done = f"{len(self.given)} gradients were given"
+            raise RuntimeError(f"{who}: {done} in an unfinished step; call step() first")

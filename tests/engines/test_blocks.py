@@ -177,7 +177,7 @@ def test_in_the_functional_form_under_jit_and_where_nothing_can_be_written(expec
         assert state["tensors"]["qkv"]["m"].shape == (18, 5)
     params, grads = qkv(np.array)
     params["qkv"].flags.writeable = False
-    with pytest.warns(ao.NotFusedWarning, match="tensors with blocks where they can be written in place"):
+    with pytest.warns(ao.NotFusedWarning, match="tensors with blocks only if they are writable in place"):
         opt = ao.Optimizer(params, rule, groups=groups, stats=True, skip_nonfinite=True)
     for _ in range(2):
         opt.step(grads)

@@ -197,11 +197,11 @@ def test_a_mask_may_be_chosen_from_masks(engine):
 )
 def test_a_sum_that_cannot_be_fused_says_so(axis, rank, left):
     rule = made(lambda xp, p, g, s, h: (p - h.lr * g / xp.sum(g * g, axis=axis, keepdims=True), {}))()
-    with pytest.raises(TraceError, match=f"a reduction that leaves {left} is not fused"):
+    with pytest.raises(TraceError, match=f"a reduction that keeps the axes {left} is not fused"):
         layout(plan_for(rule, rank, "float32"))
     for engine in FUSED:
         with pytest.raises(
-            ValueError, match=f"engine '{engine}' cannot run Made: a reduction that leaves {left}"
+            ValueError, match=f"engine '{engine}' cannot run Made: a reduction that keeps the axes {left}"
         ):
             ao.Optimizer(np.ones((2,) * rank), rule, engine=engine)
     agree(rule, ((2,) * rank,), "array_api")

@@ -137,7 +137,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_lost(slot, value, error, ma
 def test_a_slot_given_before_the_first_step_is_not_made_anew():
     opt = _scaled()
     opt.state["w"]["hess"] = np.full((3, 2), 0.5)
-    with pytest.raises(ValueError, match="must stay what it was"):
+    with pytest.raises(ValueError, match="must keep shape, dtype, library and device"):
         opt.params = {"w": np.ones((3, 2), np.float32)}
 
 

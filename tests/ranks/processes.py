@@ -119,7 +119,7 @@ def shared(comm, rank):
     with pytest.raises(ValueError, match="which Optimizer over the communicator is 1 on rank 0, 2 on rank 1"):
         opts[min(rank, 1)].step({"w": np.ones(2)})
     opts[1]._team._comm.give_up()
-    with pytest.raises(ao.RankError, match="over this communicator was interrupted"):
+    with pytest.raises(ao.RankError, match="with this communicator was interrupted"):
         opts[2].step({"w": np.ones(2)})
     opts[1]._team.renew(opts[1]._parameters.all)
     assert len(made) == 2
