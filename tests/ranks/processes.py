@@ -205,6 +205,8 @@ def nccl(comm, rank, size, folder):
             assert held < 300 * 400 + 130 + 70 * 20 + 1
             assert [x.kind for x in many._parameters.all].count("cut") == 1
         captured(cupy, shapes, arrays)
+        for order in ("ordered", "fast"):
+            captured_sums(cupy, shapes, arrays, rank, order)
         windows(cupy, rank)
     print(f"rank {rank} of {size}: equal, {kinds(many)}", flush=True)
 
@@ -253,17 +255,55 @@ def captured(cupy, shapes, arrays):
         stream.synchronize()
     for n, x in opt.params.items():
         assert x.get().tobytes() == one.params[n].get().tobytes(), n
-    own = ao.Ranks(fake_nccl.NcclCommunicator(), grads="mean")
-    other = train(arrays(parameters(shapes)), rule, [grads], own)
-    with stream:
-        other.advance()
-        stream.begin_capture()
-        with pytest.raises(RuntimeError, match="over NCCL, and with reduced gradients"):
-            other.launch(grads)
-        stream.end_capture()
     assert opt.step_count == 5
     assert opt._run.loss == one._run.loss == {**one._run.loss, "skipped": 1}
     assert {n: about["t"] for n, about in opt.state.items()} == {n: about["t"] for n, about in one.state.items()}
+
+
+def captured_sums(cupy, shapes, arrays, rank, order):
+    """A graph adds up the gradients of ranks: of float16 in float32, and as often as it is replayed."""
+    from tests.cudacpu import standin
+    from tests.ranks import fake_nccl
+
+    def own(k):
+        made = arrays(gradients(k, shapes))
+        made = {n: g * cupy.asarray(np.float32(1 + rank)) for n, g in made.items()}
+        return made | {"k": made["k"].astype(np.float16)}
+
+    def optimizer():
+        comm = ao.Ranks(fake_nccl.NcclCommunicator(), grads="mean", reduction=order)
+        params = arrays(parameters(shapes))
+        params["k"] = params["k"].astype(np.float16)
+        return ao.Optimizer(params, ao.LAMB(lr=lambda t: 0.01 / (1 + t)), comm=comm, clip_norm=0.1)
+
+    one, opt, grads = optimizer(), optimizer(), own(0)
+    for k in range(5):
+        one.step(own(k))
+    opt.step(grads)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    with stream:
+        opt.advance()
+        stream.begin_capture()
+        with standin.forbidden("allocation"):
+            opt.launch(grads)
+        graph = stream.end_capture()
+        for k in range(1, 5):
+            for n, g in own(k).items():
+                grads[n][...] = g
+            if k > 1:
+                opt.advance()
+            graph.launch(stream)
+        stream.synchronize()
+        for n, x in opt.params.items():
+            assert x.get().tobytes() == one.params[n].get().tobytes(), (order, n)
+        other = {n: None if n == "b" else g for n, g in grads.items()}
+        opt.advance()
+        stream.begin_capture()
+        with pytest.raises(RuntimeError, match="make a step with"):
+            opt.launch(other)
+        stream.end_capture()
+    assert opt.step_count == 6
 
 
 def ends(comm, rank, size, folder):
