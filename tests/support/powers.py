@@ -32,6 +32,8 @@ RULES: dict[str, dict[str, Any]] = {
     "LBFGS": {"lr": 0.05, "memory": 2},  # both
 }
 SHAPES = {"w": (6, 5), "b": (6,), "stack": (3, 4, 2), "number": (), "empty": (0, 3)}
+
+
 @dataclass
 class Case:
     """A problem, in which powers are switched on.
