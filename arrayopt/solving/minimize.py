@@ -137,27 +137,27 @@ def minimize(
         rule = _rule(rule, project, stacked=stacked)
         if rule.stacked and ranks.size > 1:
             raise ValueError(
-                "minimize: `comm` is for one problem that ranks share, and `stacked` for problems that"
-                " have nothing to do with each other; give each rank its own of these, without `comm`"
+                "minimize: `comm` shares one problem among ranks, but `stacked` problems are independent; pass each"
+                " rank its own problems, without `comm`"
             )
         joint = getattr(rule, "joint", None)
         problem = Problem(f, params, stacked=rule.stacked, joint=bool(joint), ranks=ranks)
         if joint is False and len(problem.named) > 1:
             raise ValueError(
-                f"minimize: {type(rule).__name__} with joint=False makes a problem of each array, and"
-                f" `f` is one function of {len(problem.named)}; leave out `joint`"
+                f"minimize: {type(rule).__name__} with joint=False makes each array a separate problem, but `f` is one"
+                f" function of {len(problem.named)}; leave out `joint`"
             )
         if joint:  # one array is one unknown
             rule = dataclasses.replace(rule, joint=False)  # type: ignore[call-arg]
         if problem.packed and getattr(rule.project, "arrays", None):
             raise ValueError(
-                f"minimize: {type(rule).__name__} takes all params as one unknown, and `project` has"
-                " arrays; give params as one array"
+                f"minimize: {type(rule).__name__} combines all params into one vector, but `project` has arrays; pass"
+                " params as one array"
             )
         if problem.packed and getattr(rule.project, "axis", None) is not None:
             raise ValueError(
-                f"minimize: {type(rule).__name__} takes all params as one vector, and `project` is"
-                f" {rule.project!r}, which has an axis; give params as one array"
+                f"minimize: {type(rule).__name__} combines all params into one vector, but `project` is"
+                f" {rule.project!r}, which has an axis; pass params as one array"
             )
         probe = SGD(lr=1.0, project=rule.project, stacked=rule.stacked)
         if rule.project is not None:

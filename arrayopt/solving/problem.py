@@ -87,7 +87,8 @@ class Problem:
         if len(set(counts.values())) != 1 or () in counts.values():
             listed = ", ".join(f"{name!r} {tuple(x.shape)}" for name, x in self.named)
             raise ValueError(
-                f"minimize: with `stacked` the first axis of all params counts problems; got {listed}"
+                "minimize: with `stacked`, the first axis of all params must have one length, the number of problems;"
+                f" got {listed}"
             )
         return int(self.named[0][1].shape[0])
 
@@ -99,8 +100,8 @@ class Problem:
                 f"{name!r} {_said(x)}" for (name, _), x in zip(self.named, leaves, strict=True)
             )
             raise ValueError(
-                "minimize: params must be of one library, dtype and device under a rule that takes them as one"
-                f" unknown; got {listed}; convert them, or take a rule such as Adam(lr=0.01)"
+                "minimize: params must be of one library, dtype and device for a rule that combines them into one"
+                f" vector; got {listed}; convert them, or use a rule such as Adam(lr=0.01)"
             )
         lead = () if self.count is None else (self.count,)
         shapes = [(*lead, math.prod(x.shape[len(lead) :])) for x in leaves]

@@ -67,7 +67,10 @@ class Optimizer(torch.optim.Optimizer):
             what = "True, False, or how many backward passes make a step"
             raise TypeError(f"{who}: `release` must be {what}; got {release!r}")
         if not hasattr(self, "rule"):
-            raise TypeError("Optimizer: take a rule's, such as arrayopt.torch.LAMB, or make one: optimizer(MyRule)")
+            raise TypeError(
+                "Optimizer: use the class of a rule, such as arrayopt.torch.LAMB, or create one with"
+                " arrayopt.torch.optimizer(MyRule)"
+            )
         given = {**placed(who, self.rule, more, fields), **fields}
         given |= {} if lr is _UNGIVEN else {"lr": lr}
         maximize = given.pop("maximize", maximize)
@@ -88,8 +91,8 @@ class Optimizer(torch.optim.Optimizer):
             waits = [f"`{name}`" for name, x in (("clip_norm", clip_norm), ("skip_nonfinite", skip_nonfinite)) if x]
             if waits:
                 raise ValueError(
-                    f"{who}: release={release!r} updates each parameter in the backward pass, and {' and '.join(waits)}"
-                    " must see all gradients first; leave out one of them"
+                    f"{who}: release={release!r} updates each parameter in the backward pass, but"
+                    f" {' and '.join(waits)} must see all gradients first; leave out one of them"
                 )
             self._release = Release(self, int(release))
             for group in self.param_groups:
@@ -261,7 +264,7 @@ class Optimizer(torch.optim.Optimizer):
             pairs = enumerate(zip(made[1].made.groups, self.inner.groups, strict=True))
             wrong = [x for i, (a, b) in pairs for x in rule_differences(f"group {i}", describe(a.rule), b.rule)]
             if wrong:
-                raise ValueError(f"{type(self).__name__}: the state is of other settings: {'; '.join(wrong)}")
+                raise ValueError(f"{type(self).__name__}: the state was saved with other options: {'; '.join(wrong)}")
         self._go_on(loaded, *made)
         for post_hook in list(self._optimizer_load_state_dict_post_hooks.values()):
             post_hook(self)

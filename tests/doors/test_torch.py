@@ -441,7 +441,7 @@ KEYS = [
     ({"max_grad_norm": 1.0}, "it is the option clip_norm here"),
     ({"lrr": 1.0}, "did you mean `lr`?"),
     ({"learning_rate": 1.0}, "give lr=1.0"),
-    ({"differentiable": True}, "arrayopt.update is: differentiate that"),
+    ({"differentiable": True}, "use arrayopt.update, which is"),
     ({"betas": (0.9, 0.99), "beta1": 0.5}, "give `betas` or `beta1`, not both"),
 ]
 
@@ -528,8 +528,8 @@ def test_what_fails_changes_nothing():
         ({"state": {0: {**saved["state"][0], "m": 3}}}, "parameter 0: m must be a tensor; got int"),
         ({"state": {0: {**saved["state"][0], "step": 0.5}}}, "parameter 0: step must be an integer"),
         ({"state": {0: 3}}, "parameter 0: expected step, m, v; got int"),
-        ({"state": {9: saved["state"][0]}}, "there is state of [9]"),
-        ({"param_groups": []}, "the state is of groups of [] parameters; here they are of [4]"),
+        ({"state": {9: saved["state"][0]}}, "the state has [9]"),
+        ({"param_groups": []}, "the state has groups of [] parameters, but the optimizer has groups of [4]"),
         ({"param_groups": [{**saved["param_groups"][0], "lr": -1.0}]}, "`lr` must be in"),
     ]:
         refusals.raises(lambda change=change: opt.load_state_dict({**saved, **change}), ValueError, words)
@@ -674,7 +674,9 @@ def test_states_of_pytorchs_optimizers_are_exchanged(groups):
     back.load_state_dict(ao.to_torch(ours))
     assert [group["lr"] for group in back.param_groups] == [group["lr"] for group in theirs.param_groups]
     assert all(torch.equal(back.state[q]["exp_avg"], ours.state[q]["m"]) for q in b)
-    refusals.raises(lambda: ao.load_torch(theirs, {}), TypeError, "`opt` must be an Optimizer under", "; got AdamW")
+    refusals.raises(
+        lambda: ao.load_torch(theirs, {}), TypeError, "`opt` must be an Optimizer with the rule", "; got AdamW"
+    )
 
 
 def test_both_go_up_or_down():
@@ -698,7 +700,7 @@ DTYPES = marked([(torch.float32,), (torch.bfloat16,), (torch.float64,)], lambda 
 def test_a_state_of_other_settings_is_refused():
     a = tensors()
     opt, lamb = made(door.AdamW, a, amsgrad=True), made(door.LAMB, a)
-    with pytest.raises(ValueError, match="LAMB: the state is of AdamW; the rule here is LAMB"):
+    with pytest.raises(ValueError, match="LAMB: the state is for AdamW, but the rule here is LAMB"):
         lamb.load_state_dict(made(door.AdamW, a).state_dict())
     with pytest.raises(ValueError, match="group 0 had amsgrad=False, here True"):
         opt.load_state_dict(made(door.AdamW, a, lr=0.7).state_dict())
@@ -706,7 +708,7 @@ def test_a_state_of_other_settings_is_refused():
     give(0, a)
     theirs = torch.optim.AdamW(a)
     theirs.step()
-    with pytest.raises(ValueError, match=r"PyTorch's own optimizers: use arrayopt.load_torch\(opt, state\)$"):
+    with pytest.raises(ValueError, match=r"from an optimizer of PyTorch; use arrayopt.load_torch\(opt, state\)$"):
         opt.load_state_dict(theirs.state_dict())
     older = made(door.AdamW, a, amsgrad=True, lr=0.5).state_dict()
     del older["rule"]

@@ -173,7 +173,7 @@ def test_sums_that_each_rank_would_take_for_its_own(tmp_path):
         many = ao.Optimizer({"a": np.zeros(3)}, ao.SGD(lr=1.0), accumulate=2, comm=ao.Ranks(comm, grads="sum"))
         return [caught(call)[0] for call in (lambda: many.load(tmp_path / "x"), lambda: many.load_state_dict(saved))]
 
-    assert all("adds up gradients of its own" in x for x in chain(*ao.ranks.run(2, rank)))
+    assert all("accumulate different gradients" in x for x in chain(*ao.ranks.run(2, rank)))
 
 
 def broken_off(opt, comm, grads):

@@ -203,7 +203,7 @@ def test_what_cannot_be_is_told():
     ("made", "back", "said"),
     [
         (np.zeros(3), None, "must return a ring, made by `arrayopt.ring`"),
-        (ao.ring(np, np.zeros(3), 3), np.zeros(3), "the one that it was given, or a `put` of it; 's' is an array"),
+        (ao.ring(np, np.zeros(3), 3), np.zeros(3), "each ring unchanged, or a `put` of it; 's' is an array"),
         (ao.ring(np, np.zeros(3), 3), ao.ring(np, np.zeros(3), 2), "'s' is a ring of 2"),
     ],
 )

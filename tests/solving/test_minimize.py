@@ -195,7 +195,7 @@ def test_a_batch_may_have_several_arrays_and_none():
     assert "3 of 3" in repr(found)
     none = ao.minimize(f, [np.ones((0, 2, 2)), np.ones(0)], stacked=True)
     assert none.converged.shape == (0,)
-    with pytest.raises(ValueError, match="first axis of all params counts problems"):
+    with pytest.raises(ValueError, match="the first axis of all params must have one length"):
         ao.minimize(f, [np.ones((3, 2, 2)), np.ones(4)], stacked=True)
 
 
@@ -363,7 +363,7 @@ REFUSED = [
     ({"params": [1.0, 2.0]}, TypeError, "param"),
     ({"f": 1}, TypeError, "`f` must be a function"),
     ({"engine": "none"}, ValueError, "engine"),
-    ({"params": [START, START + 1], "project": ao.projections.box(START, 3)}, ValueError, "give params as one array"),
+    ({"params": [START, START + 1], "project": ao.projections.box(START, 3)}, ValueError, "pass params as one array"),
     ({"params": [START, START.astype("f4")]}, ValueError, r"'1' a numpy array of shape \(2,\) and dtype float32"),
     ({"params": [START, START + 1], "rule": ao.CG(joint=False)}, ValueError, "one function of 2; leave out `joint`"),
 ]
