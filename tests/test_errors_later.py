@@ -269,7 +269,7 @@ FUNCTIONAL = [
         "update: other tensors",
         lambda: ao.update(ao.LAMB(), ones(2), ones(2), STATE),
         ValueError,
-        "update: state holds ['b', 'w'], params ['param']",
+        "update: state and params must have the same tensors; state has ['b', 'w'], params ['param']",
     ),
     row(
         "update: another rule's state",

@@ -181,7 +181,7 @@ def test_the_functional_form_takes_a_value_that_is_traced():
         return ao.update(rule, params, {"w": jnp.ones(4)}, state, value=value)[0]
 
     np.testing.assert_allclose(made(params, rule.init(params), 2.0)["w"], 0.5)
-    with pytest.raises(ValueError, match=r"asks for `h.value`"):
+    with pytest.raises(ValueError, match=r"needs `h.value`"):
         ao.update(rule, params, {"w": jnp.ones(4)}, rule.init(params))
 
 

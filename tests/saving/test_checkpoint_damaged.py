@@ -156,7 +156,7 @@ TAMPERED = {
     "a tensor described twice": (forged(lambda d, h: d["params"].update(b=d["params"]["w"])), "named twice"),
     "a tensor that nobody describes": (state([*M], 1.0), "does not name its tensors 'state/tensors/w/slots/buf'"),
     "a shape": (state([*M, "shape"], [3, 2]), "should be ('F64', [3, 2])"),
-    "a dtype": (state([*M, "dtype"], "int64"), "should be ('I64', [2, 3])"),
+    "a dtype": (state([*M, "dtype"], "int64"), "must be ('I64', [2, 3])"),
     "a dtype that there is not": (state([*M, "dtype"], "float128"), "KeyError('float128')"),
     "a checksum": (state([*M, "blake2b"], None), "the checksum of tensor"),
     "a key": (state([*M, "$array"], ["x"]), "TypeError"),
