@@ -113,12 +113,24 @@ BLOCKS_OF(signed char, "vpmovsxbd", "vpmovsdb")
 BLOCKS_OF(unsigned char, "vpmovzxbd", "vpmovusdb")
 #endif
 
-// Reads codes as numbers; the first element of a stretch is the first of a block.
-template <class C>
-static void dequantize(const C* __restrict codes, const BFloat16* __restrict scales, W* __restrict to, int64_t count) {
+// Asks memory for a block that is read later. Nothing is read, so an address after the array's end does no harm.
+template <class T>
+static __forceinline__ void ask_for(const T* block) {
+    enum { kAhead = 1024, kLine = 64 };
+    for (int i = 0; i < kBlock * (int)sizeof(T); i += kLine) __builtin_prefetch((const char*)(block + kAhead) + i);
+}
+
+// Reads codes as numbers; the first element of a stretch is the first of a block. The arrays beside are what a loop reads
+// after this: while one of the two waits for memory, the other would not have asked for anything.
+template <class C, class... Beside>
+static void dequantize(const C* __restrict codes, const BFloat16* __restrict scales, W* __restrict to, int64_t count,
+                       const Beside*... beside) {
     int64_t first = 0;
-    for (; first + kBlock <= count; first += kBlock)
+    for (; first + kBlock <= count; first += kBlock) {
+        ask_for(codes + first);
+        (ask_for(beside + first), ...);
         widen_block(codes + first, step_of<C>(scales[first / kBlock]), to + first);
+    }
     for (; first < count; ++first) to[first] = (float)codes[first] * step_of<C>(scales[first / kBlock]);
 }
 

@@ -116,6 +116,9 @@ class Codes:
         The first element, which is the first of a block, and how many there are.
     buffer, at : str and Index
         The buffer, and the place of the first element there.
+    beside : tuple of (str, Index)
+        Arrays that a loop over the same elements reads next, and its first element there: memory
+        can be asked for these meanwhile.
     """
 
     store: bool
@@ -125,6 +128,7 @@ class Codes:
     count: Index
     buffer: str
     at: Index
+    beside: tuple[tuple[str, Index], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

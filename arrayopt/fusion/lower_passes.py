@@ -89,12 +89,18 @@ class Loops(LoopsBetween):
         """What reads a stretch of slots of codes into their buffers, from a place on; the loop over
         the elements finds these there.
         """
+        loads = body.elements.loads
+        read = [array for array in body.codes if f"at_{array}" in loads]
+        others = [(x, slices[f"at_{x}"][1]) for x in body.elements.storage.values()]
+        others = [(x, first) for x, first in others if f"at_{x}" in loads and x not in read]
         for array in body.codes:
             here, buffer = f"at_{array}", f"wide_{array}"
             _, first, end = slices[here]
             slices[here] = buffer, at, at + (end - first)
-            if here in body.elements.loads:
-                yield bulk.Codes(False, array, scale_of(array), first, end - first, buffer, at)
+            if array in read:
+                beside = tuple(others[read.index(array) :: len(read)])
+                place = first, end - first, buffer, at
+                yield bulk.Codes(False, array, scale_of(array), *place, beside)
 
     def _stored(self, body: program.Body, first: Index, end: Index) -> Iterator[program.Statement]:
         """What stores a stretch of slots of codes from their buffers."""

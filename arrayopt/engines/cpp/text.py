@@ -106,11 +106,12 @@ class Text(CPlusPlus):
                 self.put(depth, f"{way}({source}, {planes}, {count}, {index(each)});")
             case bulk.Buffer(name, size):
                 self.put(depth, f"W {name}[{size}];")
-            case bulk.Codes(store, array, scale, first, count, buffer, at):
+            case bulk.Codes(store, array, scale, first, count, buffer, at, beside):
                 codes, scales = index(first), index(first // BLOCK)
                 way = "quantize" if store else "dequantize"
                 given = [f"at_{array} + {codes}", f"at_{scale} + {scales}"]
                 given += [f"{buffer} + {index(at)}", index(count)]
+                given += [f"at_{x} + {index(start)}" for x, start in beside]
                 self.put(depth, f"{way}({', '.join(given)});")
             case bulk.Elements():
                 given = [index(statement.count)]
