@@ -192,8 +192,8 @@ def _as_given(p: Param, tensor: Tensor, slot: str, x: Param) -> Param:
     made = DTensor.from_local(x, p.device_mesh, p.placements, run_check=False, shape=shape, stride=stride)
     if slot.startswith(SCALE) and block_of(made) != _place_of(tensor, slot):
         raise ValueError(
-            f"{tensor.name!r} has rows of {p.shape[-1]} elements, whose scales do not form a DTensor; give it a group"
-            " with another `state_dtype`, or rows of a multiple of 32"
+            f"{tensor.name!r} has rows of {p.shape[-1]} elements, whose scales do not form a DTensor; put it into a"
+            " group with another `state_dtype`, or use rows of a multiple of 32 elements"
         )
     return made
 
