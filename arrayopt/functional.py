@@ -17,6 +17,7 @@ from arrayopt.params.groups import Groups, assign, grouped
 from arrayopt.params.trees import rebuild
 from arrayopt.rules.base import Rule
 from arrayopt.rules.gradients import GradientNorms
+from arrayopt.rules.one_unknown import check_alike
 from arrayopt.rules.words import choose
 from arrayopt.state.loss_scale import LOSS_SCALE, LossScale
 from arrayopt.state.quantized import scales
@@ -191,9 +192,12 @@ def update(
     named = named_params(params, "update", functional=True)
     matched = match_grads("update", named, grads, devices=False)
     if set(state["tensors"]) != {name for name, _ in named}:
-        raise ValueError(f"update: state holds {sorted(state['tensors'])}, params {sorted(name for name, _ in named)}")
+        raise ValueError(
+            f"update: state and params must have the same tensors; state has {sorted(state['tensors'])}, params"
+            f" {sorted(name for name, _ in named)}"
+        )
     if isinstance(loss_scale, LossScale) and "loss_scale" not in state:
-        raise ValueError("update: `loss_scale` is a LossScale, but state has none; give it to init too")
+        raise ValueError("update: `loss_scale` is a LossScale, but state has none; pass it to init too")
     own = isinstance(loss_scale, LossScale)
     given = state["loss_scale"]["scale"] if own else loss_scale
     scale = scalar("update: `loss_scale`", given, LOSS_SCALE, optional=not own)
@@ -201,6 +205,8 @@ def update(
     left = _left_out(named, matched, rules) if skip_nonfinite and scale is None else {}
     verdict = _verdict(named, matched, scale, clip_norm, scale is not None or skip_nonfinite, left)
     hypers = {id(r): r.at(state["step"], value) for r in rules.values()}
+    if value is not None:
+        check_alike((r, hypers[id(r)]) for r in rules.values())
     tensors = dict(state["tensors"])
     new: list[Any] = []
     reports: dict[str, Any] = {}

@@ -1,19 +1,39 @@
 """Timing side by side: contestants take turns, so that what else the machine does falls on all of them alike."""
 
 import gc
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
-__all__ = ["Contestant", "Race", "Running", "memory_available", "race"]
+from arrayopt.engines.threads import thread_count
+
+__all__ = ["THREADS", "Contestant", "Race", "Running", "by_threads", "memory_available", "race", "use_threads"]
+
+THREADS = thread_count()
+"""How many threads each contestant may use at most."""
 
 MEMORY = 9e9
 """Bytes that contestants may hold at a time; where the machine has less, half of what is free."""
+
+TRYING = 1.0
+"""Seconds after which no more steps are made to find out which setting is best."""
+
+
+def use_threads(count: int) -> None:
+    """Let this library's engines use so many threads."""
+    os.environ["ARRAYOPT_NUM_THREADS"] = str(count)
+
+
+def by_threads(use: Callable[[int], object] = use_threads) -> dict[str, Callable[[], object]]:
+    """Settings of a contestant: one thread, and all. Over small tensors, one is often faster."""
+    return {f"{n} thread{'s' if n > 1 else ''}": partial(use, n) for n in sorted({1, THREADS})}
 
 
 @dataclass(frozen=True)
@@ -134,6 +154,7 @@ def race(
             made.rounds += _rounds(running, fixed, rounds, least, seconds / len(heats))
         finally:
             gc.enable()
+            use_threads(THREADS)
         _check(running)
         running.clear()
         gc.collect()
@@ -170,8 +191,7 @@ def _ready(heat: Sequence[Contestant], fixed: list[str], warmup: int, made: Race
                 warnings.simplefilter("ignore")
                 running[c.name] = c.build()
                 for _ in range(warmup):
-                    running[c.name].before()
-                    running[c.name].step()
+                    _once(running[c.name])
                 if running[c.name].settings:
                     made.settings[c.name], running[c.name] = _at_best(running[c.name])
         except Exception as error:  # whatever another library's version may raise
@@ -183,24 +203,37 @@ def _ready(heat: Sequence[Contestant], fixed: list[str], warmup: int, made: Race
 
 
 def _at_best(runner: Running) -> tuple[str, Running]:
-    """The fastest of its settings, by the median of three steps of each in turns; and the contestant with it."""
-    times: dict[str, list[float]] = {setting: [] for setting in runner.settings}
-    for _ in range(3):
-        for setting, make in runner.settings.items():
-            make()
-            for kept in (False, True):  # the first step with a setting may start threads
-                runner.before()
-                begin = time.perf_counter()
-                runner.step()
-                if kept:
-                    times[setting].append(time.perf_counter() - begin)
-    best = min(times, key=lambda setting: median(times[setting]))
+    """The fastest of its settings, by the median of up to five steps of each in turns; and the contestant with it."""
+    tried = {setting: _set(runner, make) for setting, make in runner.settings.items()}
+    times: dict[str, list[float]] = {setting: [] for setting in tried}
+    began = time.perf_counter()
+    while len(tried) > 1 and len(times[next(iter(tried))]) < 5:
+        for setting, runner_so in tried.items():
+            _once(runner_so)  # the first step with a setting may start threads
+            times[setting].append(_once(runner_so))
+        if time.perf_counter() - began > TRYING:
+            break
+    best = min(times, key=lambda setting: median(times[setting] or [0.0]))
+    return best, tried[best]
+
+
+def _set(runner: Running, make: Callable[[], object]) -> Running:
+    """A contestant with one of its settings."""
 
     def before() -> None:
-        runner.settings[best]()
+        make()
         runner.before()
 
-    return best, replace(runner, before=before)
+    return replace(runner, before=before)
+
+
+def _once(runner: Running) -> float:
+    """The seconds of one step."""
+    use_threads(THREADS)  # the contestant before may have had a setting
+    runner.before()
+    begin = time.perf_counter()
+    runner.step()
+    return time.perf_counter() - begin
 
 
 def _rounds(
@@ -226,11 +259,8 @@ def _round(running: dict[str, Running], turn: int) -> dict[str, float]:
     names = list(running)
     times = dict.fromkeys(names, 0.0)
     for name in names[turn % len(names) :] + names[: turn % len(names)]:
-        for _ in range(2):
-            running[name].before()
-            begin = time.perf_counter()
-            running[name].step()
-            times[name] = time.perf_counter() - begin
+        _once(running[name])
+        times[name] = _once(running[name])
     return times
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from arrayopt.engines.threads import run, thread_count
-from benchmarks.contest import Contestant, Running
+from arrayopt.engines.threads import run
+from benchmarks.contest import THREADS, Contestant, Running
 
 __all__ = ["COPY", "LIBRARIES", "Machine", "copying", "look"]
 
@@ -27,8 +27,7 @@ def copying(size: int) -> Contestant:
 
     def build() -> Running:
         source, target = np.ones(size // 4, np.float32), np.zeros(size // 4, np.float32)
-        n = thread_count()
-        pieces = zip(np.array_split(target, n), np.array_split(source, n), strict=True)
+        pieces = zip(np.array_split(target, THREADS), np.array_split(source, THREADS), strict=True)
         tasks: list[Callable[[], None]] = [partial(np.copyto, *piece) for piece in pieces]
         return Running(lambda: run(tasks))
 
@@ -47,6 +46,11 @@ class Machine:
 
     rows: dict[str, str]
 
+    @property
+    def stamp(self) -> str:
+        """The commit and the date of the run, which stand below each table."""
+        return f"Commit {self.rows['commit']}, {self.rows['date']}."
+
 
 def look(command: str) -> Machine:
     """Look at the machine, before the run."""
@@ -54,7 +58,7 @@ def look(command: str) -> Machine:
     installed = {name: _version(name) for name in LIBRARIES}
     rows = {
         "processor": _processor(),
-        "threads used": f"{thread_count()} of {os.cpu_count()}",
+        "threads used": f"{THREADS} of {os.cpu_count()}",
         "memory": f"{_memory() / 2**30:.1f} GiB",
         "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
         "Python": f"{platform.python_version()} ({platform.python_implementation()})",
@@ -79,8 +83,17 @@ def _version(name: str) -> str:
 
 
 def _commit() -> str:
-    """The commit that is checked out."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=10", "HEAD"]
+    """The commit that is checked out; a plus says that files differ from it."""
+    command = [
+        "git",
+        "-C",
+        str(Path(__file__).parent),
+        "describe",
+        "--always",
+        "--abbrev=10",
+        "--exclude=*",
+        "--dirty=+",
+    ]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

@@ -23,6 +23,8 @@ from arrayopt.demo import digits
 from arrayopt.libraries import open_library
 from arrayopt.params.trees import flatten
 from arrayopt.state.quantized import dequantized, quantized
+from benchmarks.apart import tell
+from benchmarks.results import Sheet
 
 CONSOLE = Console(soft_wrap=True, highlight=False)
 RULES = ("SGD", "AdamW", "LAMB", "LANS", "CAME")
@@ -49,8 +51,8 @@ def bytes_per_parameter(name: str, dtype: Any, **options: Any) -> float:
     return (2 * p.nbytes + state) / p.size
 
 
-def bytes_table() -> None:
-    """Print the bytes of each rule and storage."""
+def bytes_table() -> Sheet:
+    """The bytes of each rule and storage."""
     kinds: list[tuple[str, Any, dict[str, Any]]] = [
         ("float32, state in float32", np.float32, {}),
         ("float32, state in int8", np.float32, {"state_dtype": "int8"}),
@@ -66,10 +68,10 @@ def bytes_table() -> None:
             {"rounding": "stochastic", "state_dtype": "int8"},
         ),
     ]
-    CONSOLE.print(f"| parameters and state | {' | '.join(RULES)} |\n|---{'|---' * len(RULES)}|")
+    lines = []
     for title, dtype, options in kinds:
-        numbers = [f"{bytes_per_parameter(name, dtype, **options):.2f}" for name in RULES]
-        CONSOLE.print(f"| {title} | {' | '.join(numbers)} |")
+        lines.append((title, *(f"{bytes_per_parameter(name, dtype, **options):.2f}" for name in RULES)))
+    return Sheet("Bytes per parameter, with its gradient and state", ("parameters and state", *RULES), lines)
 
 
 # ---- accuracy -------------------------------------------------------------------------------------------------------
@@ -243,15 +245,17 @@ def train(storage: str, release: bool) -> None:
     CONSOLE.print(f"{1024 * most / (count * 2048**2):.2f}")
 
 
-def memory_table() -> None:
-    """Print the most memory of processes that train with and without release."""
-    CONSOLE.print("| state | gradients together | gradients released |\n|---|---|---|")
+def memory_table() -> Sheet:
+    """The most memory of processes that train with and without release."""
+    lines = []
     for storage in ("float32", "int8"):
         cells = []
         for release in ("", "--release"):
             command = [sys.executable, "-m", "benchmarks.memory", "--train", storage, *([release] if release else [])]
             cells.append(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
-        CONSOLE.print(f"| bfloat16 parameters, {storage} | {' | '.join(cells)} |")
+        lines.append((f"bfloat16 parameters, state in {storage}", *cells))
+    title = f"Peak memory of a process, in bytes per parameter: AdamW over {PARAMETERS // 10**6} M"
+    return Sheet(title, ("parameters and state", "gradients together", "gradients released"), lines)
 
 
 def main() -> None:
@@ -260,6 +264,7 @@ def main() -> None:
     parser.add_argument("--train", choices=["float32", "int8"])
     parser.add_argument("--release", action="store_true")
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--data", action="store_true", help="tables of bytes as JSON, for benchmarks/run.py")
     parser.add_argument("--transformer", action="store_true", help="that table alone")
     given = parser.parse_args()
     if given.train:
@@ -268,9 +273,10 @@ def main() -> None:
     if given.transformer:
         transformer_table(given.steps)
         return
-    bytes_table()
-    CONSOLE.print()
-    memory_table()
+    tell(bytes_table(), data=given.data)
+    tell(memory_table(), data=given.data)
+    if given.data:
+        return
     CONSOLE.print()
     accuracy_table(given.steps)
     CONSOLE.print()

@@ -14,20 +14,18 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from scipy import fft, optimize
 
 import arrayopt as ao
+from benchmarks.apart import tell
+from benchmarks.results import Sheet
 from tests.support.mgh import PROBLEMS, Function
 
-CONSOLE = Console(soft_wrap=True, highlight=False, markup=False)
 
-
-def table(head: list[str], rows: list[list[Any]]) -> None:
-    """Print a table in Markdown."""
-    CONSOLE.print(f"\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
-    for row in rows:
-        CONSOLE.print(f"| {' | '.join(f'{x:.4g}' if isinstance(x, float) else str(x) for x in row)} |")
+def table(title: str, head: list[str], rows: list[list[Any]]) -> Sheet:
+    """A table of names and numbers."""
+    lines = [tuple(f"{x:.3g}" if isinstance(x, float) else str(x) for x in row) for row in rows]
+    return Sheet(title, tuple(head), lines)
 
 
 def timed(call: Callable[[], Any]) -> tuple[Any, float]:
@@ -40,9 +38,8 @@ def timed(call: Callable[[], Any]) -> tuple[Any, float]:
 # ---- evaluations ----------------------------------------------------------------------------------------------------
 
 
-def collected() -> None:
+def collected() -> Sheet:
     """Moré, Garbow and Hillstrom's functions: minima that were found, and evaluations."""
-    CONSOLE.print("\n## Test functions: solved, and evaluations")
 
     def scipys(method: str, **options: Any) -> Callable[[Function], float]:
         return lambda f: (
@@ -69,7 +66,8 @@ def collected() -> None:
         theirs = solved["SciPy L-BFGS-B"]
         both = [mine[x] / theirs[x] for x in mine if x in theirs]
         rows.append([name, f"{len(mine)} of {len(PROBLEMS)}", float(np.median(both)), sum(mine.values())])
-    table(["solver", "solved", "evaluations, as a multiple of L-BFGS-B's, median", "in all of those"], rows)
+    head = ["solver", "solved", "evaluations, as a multiple of L-BFGS-B's, median", "in all of those"]
+    return table("Minimize: test functions", head, rows)
 
 
 # ---- many problems --------------------------------------------------------------------------------------------------
@@ -152,9 +150,8 @@ def peaks_by_hand(data: Any) -> Callable[[Any], tuple[Any, Any]]:
     return f
 
 
-def many(title: str, made: Any, by_hand: Any, count: int, steps: int) -> None:
+def many(title: str, made: Any, by_hand: Any, count: int, steps: int) -> Sheet:
     """A thousand problems: each solver's time, and how many end at the least value that one has found."""
-    CONSOLE.print(f"\n## {count} {title}")
     data, _, start = made(count, np, np.random.default_rng(0))
     values, rows = {}, []
     first = 0.0
@@ -190,8 +187,8 @@ def many(title: str, made: Any, by_hand: Any, count: int, steps: int) -> None:
     for row in rows:
         row.insert(3, int((np.asarray(values[row[0]]) <= least + 1e-6 * np.abs(least) + 1e-9).sum()))
         row.append(row[1] / first)
-    head = ["solver", "seconds", "first call", "at the least value", "evaluations, median", "times ours"]
-    table(head, rows)
+    head = ["solver", "s", "s, first call", "at the least value", "evaluations, median", "ratio"]
+    return table(f"Minimize: {count:,} {title}", head, rows)
 
 
 def _jax_solvers(made: Any, count: int, steps: int) -> dict[str, Callable[[], Any]]:
@@ -263,9 +260,8 @@ def deconvolution(side: int) -> tuple[Callable[[Any], tuple[float, Any]], Any]:
     return f, data
 
 
-def large(side: int, evaluations: int) -> None:
+def large(side: int, evaluations: int) -> Sheet:
     """One large problem: seconds of each evaluation, those of the function alone, and memory."""
-    CONSOLE.print(f"\n## A deconvolution of {side} x {side} unknowns in float64: {evaluations} evaluations")
     f, start = deconvolution(side)
     f(start)
     alone = min(timed(lambda: f(start))[1] for _ in range(3))
@@ -297,12 +293,12 @@ def large(side: int, evaluations: int) -> None:
         rows.append([name, each, each - alone, value, "" if others else peak])
     head = [
         "solver",
-        "seconds per evaluation",
-        "less the function's",
+        "s per evaluation",
+        "s without the function",
         "value at the end",
-        "peak, in arrays of unknowns",
+        "peak memory, in arrays of unknowns",
     ]
-    table(head, rows)
+    return table(f"Minimize: a deconvolution of {side:,} × {side:,} unknowns", head, rows)
 
 
 def _torch(f: Any, start: Any, evaluations: int) -> dict[str, Callable[[], float]]:
@@ -383,15 +379,16 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1000, help="problems side by side")
     parser.add_argument("--side", type=int, default=1000, help="pixels of the large problem, along a side")
     parser.add_argument("--only", choices=["collected", "many", "large"], help="one part")
+    parser.add_argument("--data", action="store_true", help="tables as JSON, for benchmarks/run.py")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     if given.only in (None, "collected"):
-        collected()
+        tell(collected(), data=given.data)
     if given.only in (None, "many"):
-        many("logistic fits of 32 unknowns", logistic, logistic_by_hand, given.count, 500)
-        many("Gaussian peaks with background, of 4 unknowns", peaks, peaks_by_hand, given.count, 100)
+        for made in (("logistic fits", logistic, logistic_by_hand), ("Gaussian peaks", peaks, peaks_by_hand)):
+            tell(many(*made, given.count, 500 if made[1] is logistic else 100), data=given.data)
     if given.only in (None, "large"):
-        large(given.side, 30)
+        tell(large(given.side, 30), data=given.data)
 
 
 if __name__ == "__main__":

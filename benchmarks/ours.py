@@ -6,7 +6,7 @@ import tracemalloc
 import arrayopt as ao
 from arrayopt.engines import table
 from arrayopt.fusion.plans import plan_for
-from benchmarks.contest import Contestant, Running
+from benchmarks.contest import Contestant, Running, by_threads
 from benchmarks.problems import Problem
 
 __all__ = [
@@ -48,7 +48,7 @@ MORE: dict[str, ao.Rule] = {
 
 STATE = {"LAMB": 2, "LANS": 2, "CAME": 1, "LARS": 1, "AdamW": 2, "SGD": 1}
 STATE |= {"Lion": 1, "RMSprop": 1, "NAdam": 2, "RAdam": 2, "Adan": 4, "AdEMAMix": 3, "ScheduleFreeAdamW": 2}
-STATE |= {"AdamH": 2, "FISTA": 2, "Prodigy": 4, "LBFGS": 11}
+STATE |= {"AdamH": 2, "FISTA": 2, "Prodigy": 4, "LBFGS": 10}
 """Arrays of state for each parameter array; CAME's rows and columns are few beside its one."""
 
 
@@ -96,7 +96,8 @@ def optimizer(rule: str, problem: Problem, engine: str) -> tuple[ao.Optimizer, d
 def running(rule: str, problem: Problem, engine: str) -> Running:
     """One engine, ready."""
     opt, grads = optimizer(rule, problem, engine)
-    return Running(lambda: opt.step(grads), lambda: list(opt.params.values()))
+    settings = by_threads() if engine in FUSED else {}
+    return Running(lambda: opt.step(grads), lambda: list(opt.params.values()), settings=settings)
 
 
 def bytes_per_parameter(rule: str, problem: Problem) -> float:

@@ -4,18 +4,16 @@ import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from arrayopt.engines.threads import thread_count
-from benchmarks.contest import Contestant, Running
+from benchmarks.contest import Contestant, Running, by_threads
 from benchmarks.ours import STATE
 from benchmarks.problems import Problem
 
-__all__ = ["by_threads", "contestants"]
+__all__ = ["contestants"]
 
 DISTRIBUTIONS = {"torch": "PyTorch", "came_pytorch": "came-pytorch"}
 
@@ -168,14 +166,4 @@ def _running(peer: Peer, problem: Problem) -> Running:
                 p.grad = p.detach() * g.abs()
 
     step = (lambda: opt.step(lambda: 0.0)) if peer.curved else opt.step
-    return Running(step, lambda: [p.detach().numpy() for p in params], restore, by_threads())
-
-
-def by_threads() -> dict[str, Callable[[], object]]:
-    """PyTorch with one thread, and with all: over small tensors one is often faster."""
-    import torch
-
-    settings: dict[str, Callable[[], object]] = {}
-    for count in sorted({1, thread_count()}):
-        settings[f"{count} thread{'s' if count > 1 else ''}"] = partial(torch.set_num_threads, count)
-    return settings
+    return Running(step, lambda: [p.detach().numpy() for p in params], restore, by_threads(torch.set_num_threads))

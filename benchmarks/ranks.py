@@ -19,8 +19,10 @@ from arrayopt.fusion.plans import plan_for
 from arrayopt.params.groups import Group
 from arrayopt.ranks.partition import divide
 from arrayopt.state.tensors import Tensor
+from benchmarks.apart import tell
 from benchmarks.gpu import CASES
 from benchmarks.problems import PROBLEMS
+from benchmarks.results import Sheet
 
 RULES = {"AdamW": ao.AdamW(lr=1e-3), "LAMB": ao.LAMB(lr=1e-3), "LANS": ao.LANS(lr=1e-3), "CAME": ao.CAME(lr=1e-3)}
 RANKS = (2, 8, 64, 256)
@@ -90,7 +92,7 @@ def print_counts():
                 say(f"| {label} | {name} | {ranks} | {most:.2f} | {cut} | {rounds} | {sums:,} | {pieces:,} |")
 
 
-def measure(rounds):
+def measure(rounds, data):
     """A step of two processes with one thread each, and of one process with two threads, in turns."""
     from mpi4py import MPI
 
@@ -98,8 +100,7 @@ def measure(rounds):
     shapes = PROBLEMS["bert-base"].shapes
     rng = np.random.default_rng(0)
     grads = [rng.standard_normal(s, np.float32) * np.float32(0.01) for s in shapes]
-    if comm.rank == 0:
-        say("| rule | one process | ranks | ranks with shared memory |\n|---|---:|---:|---:|")
+    lines = []
     for name, rule in RULES.items():
         alone = ao.Optimizer([np.ones(s, np.float32) for s in shapes], rule) if comm.rank == 0 else None
         arrays = [np.ones(s, np.float32) for s in shapes]
@@ -123,10 +124,12 @@ def measure(rounds):
                 opt.step(grads)
                 if k >= 2:
                     times[label].append(time.perf_counter() - start)
-        if comm.rank == 0:
-            one, many, common = (statistics.median(x) for x in times.values())
-            say(f"| {name} | {1e3 * one:.0f} ms | {many / one:.2f} | {common / one:.2f} |")
+        one, many, common = (statistics.median(x or [1.0]) for x in times.values())
+        lines.append((name, f"{1e3 * one:.1f}", f"{many / one:.2f}", f"{common / one:.2f}"))
         del alone, ranks, shared
+    if comm.rank == 0:
+        columns = ("rule", "ms, one process", "ratio, ranks", "ratio, ranks with shared memory")
+        tell(Sheet(f"{comm.size} ranks on one machine: BERT-base", columns, lines), data=data)
 
 
 def wait(comm):
@@ -141,8 +144,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--measure", action="store_true", help="time steps; start it by mpiexec -n 2")
     parser.add_argument("--rounds", type=int, default=15, help="how many steps are timed")
+    parser.add_argument("--data", action="store_true", help="the table as JSON, for benchmarks/run.py")
     given = parser.parse_args()
-    measure(given.rounds) if given.measure else print_counts()
+    measure(given.rounds, given.data) if given.measure else print_counts()
 
 
 if __name__ == "__main__":

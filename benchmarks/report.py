@@ -1,16 +1,15 @@
 """The tables of a run: their content once, shown on a terminal here and written into a page by `benchmarks.page`."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.ours import ENGINES, REFERENCE
-from benchmarks.results import Results, Row
+from benchmarks.results import Results, Row, Sheet
 
 __all__ = [
-    "Sheet",
+    "IN_SHORT",
     "bandwidth",
     "beside",
     "contest",
@@ -18,6 +17,7 @@ __all__ = [
     "engines",
     "in_short",
     "left_out",
+    "matters",
     "memory",
     "more",
     "products",
@@ -30,44 +30,32 @@ __all__ = [
 TOLERATED = 1.15
 """How much the cost of a parameter may grow."""
 
-
-@dataclass(frozen=True)
-class Sheet:
-    """A table as text.
-
-    Attributes
-    ----------
-    title : str
-        Its heading.
-    columns : tuple of str
-        The columns' headings; all but the first `names` columns are of numbers.
-    lines : list of tuple of str
-        The cells.
-    names : int
-        How many columns are of names.
-    """
-
-    title: str
-    columns: tuple[str, ...]
-    lines: list[tuple[str, ...]]
-    names: int = 1
+IN_SHORT = "In short"
+"""The heading of the table of five results."""
 
 
 def in_short(results: Results) -> Sheet:
     """Five results: the fastest of the other libraries, where there is one."""
+    lines = []
+    for best in matters(results):
+        name = best.shown(best.name)
+        faster = best.name if best.ratio < 1 else "arrayopt"
+        lines.append((best.rule, best.problem, name, faster, f"{best.ratio:.2f}"))
+    columns = ("rule", "shapes", "fastest other optimizer", "faster", "its time / ours")
+    return Sheet(IN_SHORT, columns, lines, names=4)
+
+
+def matters(results: Results) -> list[Row]:
+    """The fastest of the other libraries in five cases: large, usual, many small, matrices, a few small."""
     wanted = [("LAMB", results.rows, 0), ("AdamW", results.rows, 0), ("AdamW", results.rows, -1)]
     wanted += [("Muon", results.products, -1), ("AdamW", results.small, 0)]
-    lines = []
-    for rule, found, which in wanted:
-        problems = list(dict.fromkeys(row.problem for row in found if row.rule == rule))
-        if not problems:
-            continue
-        others = [row for row in found if (row.rule, row.problem) == (rule, problems[which]) and _is_peer(row)]
-        if others:
-            best = min(others, key=lambda row: row.ratio)
-            lines.append((rule, problems[which], best.shown(best.name), f"{best.ratio:.2f}"))
-    columns = ("rule", "shapes", "fastest other optimizer", "its time / ours")
-    return Sheet("In short", columns, lines, names=3)
+    found = []
+    for rule, rows, which in wanted:
+        problems = list(dict.fromkeys(row.problem for row in rows if row.rule == rule))
+        others = [row for row in rows if problems and (row.rule, row.problem) == (rule, problems[which])]
+        if peers := [row for row in others if _is_peer(row)]:
+            found.append(min(peers, key=lambda row: row.ratio))
+    return found
 
 
 def _is_peer(row: Row) -> bool:
@@ -171,7 +159,7 @@ def left_out(results: Results) -> Sheet:
     """Who was not measured, and why."""
     cases: dict[tuple[str, str], list[str]] = {}
     for (rule, problem, name), why in results.left_out.items():
-        cases.setdefault((name, why), []).append(f"{rule} over {problem}")
+        cases.setdefault((name, why), []).append(f"{rule} over {problem}" if rule else problem)
     lines = [(name, "; ".join(where), why) for (name, why), where in cases.items()]
     return Sheet("Not measured", ("contestant", "where", "why"), lines, names=3)
 
@@ -190,6 +178,7 @@ def sheets(results: Results) -> Iterator[Sheet]:
         engines(results),
         *(scaling(results, series) for series in results.points),
         memory(results),
+        *results.sheets,
     ]
     yield from (sheet for sheet in [*made, left_out(results)] if sheet.lines)
 
@@ -209,7 +198,7 @@ def show(results: Results, console: Console) -> None:
             if before and line[0] != before and sheet.names == 2:
                 table.add_section()
             before = line[0]
-            table.add_row(*line, style="bold" if REFERENCE in line else "")
+            table.add_row(*line, style="bold" if any(cell.startswith(REFERENCE) for cell in line) else "")
         console.print(table)
 
 

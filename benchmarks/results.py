@@ -7,7 +7,29 @@ from benchmarks.contest import Race
 from benchmarks.machine import COPY, Machine
 from benchmarks.problems import Problem
 
-__all__ = ["Memory", "Point", "Results", "Row", "find", "rows"]
+__all__ = ["Memory", "Point", "Results", "Row", "Sheet", "find", "rows"]
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table as text.
+
+    Attributes
+    ----------
+    title : str
+        Its heading.
+    columns : tuple of str
+        The columns' headings; all but the first `names` columns are of numbers.
+    lines : list of tuple of str
+        The cells.
+    names : int
+        How many columns are of names.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    lines: list[tuple[str, ...]]
+    names: int = 1
 
 
 @dataclass(frozen=True)
@@ -102,6 +124,8 @@ class Results:
         The contest of the rules for matrices.
     doors : list of Row
         Steps through `arrayopt.torch`, beside those of `arrayopt.Optimizer`.
+    sheets : list of Sheet
+        Other tables.
     """
 
     machine: Machine
@@ -115,6 +139,12 @@ class Results:
     more: list[Row] = field(default_factory=list)
     products: list[Row] = field(default_factory=list)
     doors: list[Row] = field(default_factory=list)
+    sheets: list[Sheet] = field(default_factory=list)
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether a part is missing that the five results in short are taken from."""
+        return not (self.rows and self.products and self.small)
 
     @property
     def problems(self) -> list[str]:

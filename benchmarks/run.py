@@ -2,8 +2,10 @@
 
 import argparse
 import os
+import shutil
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,9 +19,21 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from rich.console import Console  # noqa: E402
 
-from arrayopt.engines.threads import thread_count  # noqa: E402
-from benchmarks import doors, loops, ours, page, peers_jax, peers_torch, picture, products, report, scaling  # noqa: E402
-from benchmarks.contest import Contestant, race  # noqa: E402
+from benchmarks import (  # noqa: E402
+    alone,
+    apart,
+    doors,
+    loops,
+    ours,
+    page,
+    peers_jax,
+    peers_torch,
+    picture,
+    products,
+    report,
+    scaling,
+)
+from benchmarks.contest import THREADS, Contestant, race  # noqa: E402
 from benchmarks.machine import COPY, copying, look  # noqa: E402
 from benchmarks.problems import PROBLEMS, Problem  # noqa: E402
 from benchmarks.results import Memory, Results, Row, rows  # noqa: E402
@@ -73,6 +87,13 @@ class Settings:
         The shapes of the tensors that are updated through `arrayopt.torch`.
     little : float
         As `seconds`, in these three contests.
+    alone : tuple of Problem
+        What AdamW is run over by contestants that have a process of their own.
+    first : tuple of str
+        The rules whose first steps are timed, over `model`.
+    minimize : tuple of str
+        The options of `benchmarks.minimize`, if that is wanted; `ranks` and `weighs`: whether those of
+        `benchmarks.ranks` and `benchmarks.memory` are.
     """
 
     rules: tuple[str, ...] = tuple(ours.RULES)
@@ -80,11 +101,11 @@ class Settings:
     rounds: int = 15
     least: int = 3
     warmup: int = 2
-    seconds: float = 15.0
+    seconds: float = 8.0
     patience: float = 60.0
     copied: int = 1 << 28
     scaled: tuple[str, ...] = tuple(ours.RULES)
-    sizes: tuple[int, ...] = (10_000_000, 40_000_000, 100_000_000, 400_000_000)
+    sizes: tuple[int, ...] = (10_000_000, 40_000_000, 100_000_000)
     counts: tuple[int, ...] = (10, 100, 1_000, 10_000)
     total: int = 100_000_000
     weighed: tuple[Problem, ...] = tuple(PROBLEMS[x] for x in ("resnet-50", "10000x64"))
@@ -94,7 +115,12 @@ class Settings:
     model: Problem = PROBLEMS["resnet-50"]
     products: tuple[Problem, ...] = tuple(products.PROBLEMS.values())
     doors: tuple[tuple[int, ...], ...] = doors.SHAPES
-    little: float = 5.0
+    little: float = 3.0
+    alone: tuple[Problem, ...] = tuple(PROBLEMS[x] for x in ("bert-base", "resnet-50", "10000x64"))
+    first: tuple[str, ...] = ("LAMB", "CAME")
+    minimize: tuple[str, ...] = ("--side", "1000")
+    ranks: int = 7
+    weighs: bool = True
 
     @property
     def pace(self) -> dict[str, Any]:
@@ -123,16 +149,26 @@ QUICK = Settings(
     products=(products.PROBLEMS["mixed"],),
     doors=doors.SHAPES[:1],
     little=0.7,
+    alone=(PROBLEMS["2000x64"],),
+    first=("LAMB",),
+    minimize=("--only", "many", "--count", "100"),
+    ranks=2,
+    weighs=False,
 )
-ONE_PART: dict[str, Any] = {
-    "problems": (),
-    "weighed": (),
-    "few": (),
-    "scaled": (),
-    "more": (),
-    "products": (),
-    "doors": (),
+PARTS: dict[str, tuple[str, ...]] = {
+    "contest": ("problems",),
+    "more": ("more",),
+    "products": ("products",),
+    "doors": ("doors",),
+    "small": ("few",),
+    "scaling": ("sizes", "counts"),
+    "memory": ("weighed", "weighs"),
+    "alone": ("alone",),
+    "first": ("first",),
+    "minimize": ("minimize",),
+    "ranks": ("ranks",),
 }
+"""What is measured, by the settings that say how much of it."""
 
 
 def measure(settings: Settings, command: str, say: Callable[[str], object] = lambda line: None) -> Results:
@@ -147,7 +183,7 @@ def measure(settings: Settings, command: str, say: Callable[[str], object] = lam
     say : callable
         Is told what is being measured.
     """
-    results = Results(look(command))
+    results, began = Results(look(command)), time.monotonic()
     for problem in settings.problems if settings.rules else ():
         for rule in settings.rules:
             say(f"{rule} over {problem.title}")
@@ -162,7 +198,7 @@ def measure(settings: Settings, command: str, say: Callable[[str], object] = lam
         results.more += _raced(rule, settings.model, fused, settings, results, **settings.quickly)
     settings.model.__dict__.pop("grads", None)
     for problem in settings.products:
-        for rule in products.RULES:
+        for rule in products.rules_over(problem):
             say(f"{rule} over {problem.title}")
             entered = products.contestants(rule, problem, settings.patience)
             times = race(entered, **settings.quickly)
@@ -174,11 +210,11 @@ def measure(settings: Settings, command: str, say: Callable[[str], object] = lam
     if settings.few:
         say("small steps")
         results.small += small_steps(settings.few, **settings.pace)
-    for rule in settings.scaled:
+    for rule in settings.scaled if settings.sizes else ():
         say(f"scaling of {rule}")
         series = {
-            "parameters": scaling.by_parameters(rule, settings.sizes, **settings.pace),
-            "tensors": scaling.by_tensors(rule, settings.counts, settings.total, **settings.pace),
+            "parameters": scaling.by_parameters(rule, settings.sizes, **settings.quickly),
+            "tensors": scaling.by_tensors(rule, settings.counts, settings.total, **settings.quickly),
         }
         for name, points in series.items():
             results.points.setdefault(name, []).extend(points)
@@ -189,7 +225,33 @@ def measure(settings: Settings, command: str, say: Callable[[str], object] = lam
                 share = ours.step_memory(rule, problem, engine)
                 results.memory.append(Memory(rule, problem.title, engine, share))
         problem.__dict__.pop("grads", None)
+    _apart(settings, results, say)
+    results.machine.rows["duration"] = f"{(time.monotonic() - began) / 60:.0f} min"
     return results
+
+
+def _apart(settings: Settings, results: Results, say: Callable[[str], object]) -> None:
+    """The tables that processes of their own make."""
+    if settings.alone:
+        results.sheets.append(alone.settings("AdamW", settings.alone, results, say))
+    if settings.first:
+        results.sheets.append(alone.first_steps(settings.first, settings.model, results, say))
+    mpiexec = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.defpath]))
+    wanted: list[tuple[str, list[str], dict[str, str], list[str]]] = []
+    if settings.minimize:
+        # with more threads, SciPy's loop over small problems is some 40 times slower
+        wanted.append(("minimize", ["--data", *settings.minimize], {"OPENBLAS_NUM_THREADS": "1"}, []))
+    if settings.ranks:
+        ranks = ["--measure", "--data", f"--rounds={settings.ranks}"]
+        wanted.append(("ranks", ranks, {}, [mpiexec or "mpiexec", "-n", "2"]))
+    if settings.weighs:
+        wanted.append(("memory", ["--data"], {}, []))
+    for name, arguments, env, launcher in wanted:
+        say(name)
+        try:
+            results.sheets += apart.sheets(apart.run([f"benchmarks.{name}", *arguments], env, launcher))
+        except RuntimeError as error:
+            results.left_out["", f"`python -m benchmarks.{name}`", "arrayopt"] = str(error)
 
 
 def _raced(
@@ -215,29 +277,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="benchmarks/run.py",
         description="Time this library's rules and engines beside other libraries' optimizers.",
-        epilog="Without options it writes benchmarks.md and its pictures in docs; else only where --output says.",
+        epilog="With no options but --parts and --patience it writes benchmarks.md and its pictures in docs; "
+        "else only where --output says.",
     )
     parser.add_argument("--quick", action="store_true", help="less of everything: a few minutes")
     every = (*ours.RULES, *ours.MORE)
     parser.add_argument("--rules", type=_choice(every), metavar="RULE,...", help=f"of {', '.join(every)}")
     parser.add_argument("--shapes", type=_choice(PROBLEMS), metavar="NAME,...", help=f"of {', '.join(PROBLEMS)}")
-    parser.add_argument("--scaling", action="store_true", help="only whether the cost of a parameter stays the same")
-    parser.add_argument("--small", action="store_true", help="only small steps, where the time is the host's")
+    parser.add_argument("--parts", type=_choice(PARTS), metavar="PART,...", help=f"only some of {', '.join(PARTS)}")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="where to write benchmarks.md and its pictures")
     parser.add_argument("--patience", type=float, metavar="SECONDS", help="how long a contestant may compile")
     given = parser.parse_args(arguments)
     settings = QUICK if given.quick else FULL
     if given.rules:
         own, more = (tuple(x for x in given.rules if x in of) for of in (ours.RULES, ours.MORE))
-        settings = replace(settings, rules=own, scaled=own, more=more, products=(), doors=(), few=())
+        settings = replace(_only(settings, ("contest", "more", "scaling")), rules=own, scaled=own, more=more)
     if given.shapes:
         shapes = tuple(PROBLEMS[name] for name in given.shapes)
-        settings = replace(settings, problems=shapes, model=shapes[0], products=(), doors=())
-    if given.scaling:
-        settings = replace(settings, **ONE_PART | {"scaled": settings.scaled})
-    if given.small:
-        settings = replace(settings, **ONE_PART | {"few": settings.few})
+        settings = replace(_only(settings, ("contest", "more", "scaling")), problems=shapes, model=shapes[0])
     output = given.output or (ROOT / "docs" if settings == FULL else None)
+    if given.parts:
+        settings = _only(settings, given.parts)
     if given.patience is not None:
         settings = replace(settings, patience=given.patience)
     _use_all_threads()
@@ -248,14 +308,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report.show(results, console)
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
-        page.write(results, template=ROOT / "docs" / "benchmarks.md", path=output / "benchmarks.md")
+        template, keep = ROOT / "docs" / "benchmarks.md", bool(given.parts)
+        page.write(results, template=template, path=output / "benchmarks.md", keep=keep)
+        if not results.incomplete:
+            picture.draw_short(report.matters(results), output / "benchmarks-short.png")
         picture.draw(results.rows, output / "benchmarks.png")
         picture.draw(results.more, output / "benchmarks-more.png")
         console.print(f"written: {output / 'benchmarks.md'} and its pictures", soft_wrap=True)
     return 0
 
 
-def _choice(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+def _only(settings: Settings, parts: Sequence[str]) -> Settings:
+    """The same settings for some parts, and nothing of the others."""
+    nothing: dict[str, Any] = {"minimize": (), "ranks": 0, "weighs": False}
+    for part, names in PARTS.items():
+        if part not in parts:
+            settings = replace(settings, **{name: nothing.get(name, ()) for name in names})
+    return settings
+
+
+def _choice(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
     """A parser of names with commas between them."""
 
     def parse(text: str) -> tuple[str, ...]:
@@ -273,7 +345,7 @@ def _use_all_threads() -> None:
         import torch
     except ImportError:
         return
-    torch.set_num_threads(thread_count())
+    torch.set_num_threads(THREADS)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 // Writing slots in 8 bits: the threads that have a block of neighbours find its scale together.
 
 // Codes of x[0] to x[n - 1], which are element i and those after it; see write(). All threads that have elements of a block
-// call it, also those with n <= 0, whose elements would lie behind the end.
+// call it, also those with n <= 0, whose elements would lie behind the end; the first of them has one.
 template <int N, bool kLast, class C>
 __device__ __forceinline__ void write_codes(C* codes, BFloat16* scales, long long i, int n, bool aligned, const float (&x)[N]) {
     constexpr int kLanes = kBlock / N;
@@ -25,5 +25,5 @@ __device__ __forceinline__ void write_codes(C* codes, BFloat16* scales, long lon
     for (int j = 0; j < N; ++j) made.value[j] = factor > 0.0f ? (C)code_of(x[j], factor, top) : (C)0;
     write<N, kLast>(codes + i, made, n, aligned);
     __syncwarp(mask);  // all have read the old scale
-    if (threadIdx.x % kLanes == 0 && n > 0) scales[i / kBlock] = scale;
+    if (threadIdx.x % kLanes == 0) scales[i / kBlock] = scale;
 }

@@ -143,8 +143,7 @@ class Engine(ABC):
         -------
         callable
             Called once, it updates the tensors (arrays, slots and counts) and returns the reports
-            by tensor name, as
-            arrays that later steps leave alone.
+            by tensor name, as arrays that later steps leave alone.
         """
 
     def prepare_joint(

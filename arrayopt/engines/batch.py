@@ -98,8 +98,7 @@ class Batch(ABC):
     """
 
     vectors: Mapping[str, Sequence[Array]] = {}
-    """Slots that last from phase to phase of a step, for each tensor; see
-    `arrayopt.fusion.phases`.
+    """Slots that last from phase to phase of a step, for each tensor; see `arrayopt.fusion.phases`.
     """
     chunk: ClassVar[int] = CHUNK
     lane_room: ClassVar[int] = 1 << 16

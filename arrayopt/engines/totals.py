@@ -94,7 +94,7 @@ def as_many(rule: type[Rule], plans: set[tuple[Meets, ...]]) -> None:
     if len(counts) > 1:
         raise ValueError(
             f"{rule.__name__}: the update of each tensor must ask for as many totals; some ask for"
-            f" {' and '.join(map(str, counts))}, by their shape"
+            f" {' and '.join(map(str, counts))}, by their shape or the switches of their group"
         )
 
 

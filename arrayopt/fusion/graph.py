@@ -1,12 +1,10 @@
 """The graph that a traced rule becomes: operations on values that vary over some axes of a tensor.
 
 A tensor of rank ≥ 2 is seen as ``(A, B, R, C)``: its first axis, those between, its rows and its
-columns; one of rank
-< 2 as columns only. A value's `axes` are those that it varies over: ``"ABRC"`` is per element,
-``"ABR"`` per row,
-``"ABC"`` per column, ``""`` per tensor. Scalars of the step (hyper-parameters, t, and what follows
-from them and from
-sizes alone) are `host` values: evaluated in float64 before any pass.
+columns; one of rank < 2 as columns only. A value's `axes` are those that it varies over: ``"ABRC"``
+is per element, ``"ABR"`` per row, ``"ABC"`` per column, ``""`` per tensor. Scalars of the step
+(hyper-parameters, t, and what follows from them and from sizes alone) are `host` values: evaluated
+in float64 before any pass.
 
 The product of a matrix with its own transpose has rows, or columns, along both of its axes: the
 second time they are called r and c. Its values are elements too, of a space of their own: ``"Rr"``
@@ -98,8 +96,7 @@ class Node:
     ----------
     op : str
         ``input``, ``host``, ``const``, `POSITION`, a reduction (a key of `REDUCTIONS`) or an
-        element-wise operation (of
-        `OPS`), or `TOTAL`.
+        element-wise operation (of `OPS`), or `TOTAL`.
     args : tuple of Node
         What it is computed from.
     axes : str
@@ -110,8 +107,7 @@ class Node:
         ``real``, ``complex`` or ``bool``.
     data : object
         The name of an input or of a scalar, or the value of a constant; of a sum perhaps a `Spare`.
-        Of a product:
-        whether each operand is turned, whether the result is symmetric, and `narrow`.
+        Of a product: whether each operand is turned, whether the result is symmetric, and `narrow`.
     """
 
     op: str

@@ -133,8 +133,7 @@ class Place:
     ----------
     room : str
         ``work``, ``part``; ``values`` or ``scalars``, of the tensor; an `Array` or a `View`;
-        ``got``, for what the last
-        `Elements` have been reduced to.
+        ``got``, for what the last `Elements` have been reduced to.
     index : Index
         Its number there.
     """

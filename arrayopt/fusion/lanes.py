@@ -2,10 +2,9 @@
 time.
 
 The sums over rows and columns of a matrix are known as soon as that matrix has been seen, so passes
-that wait for no
-more than those run one after the other over matrices that stay in cache. Only sums over whole
-tensors end such a
-*segment*. What lies between the passes then needs room for a few matrices, and none for the tensor.
+that wait for no more than those run one after the other over matrices that stay in cache. Only sums
+over whole tensors end such a *segment*. What lies between the passes then needs room for a few
+matrices, and none for the tensor.
 
 Engines lay the matrices side by side, as lanes: element (r, c) of all of them, then the next. So
 loops are over matrices, and as long for kernels of 1 × 1 as for any.
@@ -20,7 +19,7 @@ import numpy as np
 
 from arrayopt.fusion.graph import ELEMENT, KEPT, Node, operands, reachable
 from arrayopt.fusion.layout import GEOMETRY, Layout, geometry, layout
-from arrayopt.fusion.passes import Between, Pass, loops
+from arrayopt.fusion.passes import Between, loops
 from arrayopt.fusion.plan import Plan
 
 __all__ = ["Lanes", "Segment", "lane_geometry", "lanes", "suits"]
@@ -112,8 +111,10 @@ def lanes(plan: Plan) -> Lanes | None:
     if not plan.passes or not _local_throughout(plan):
         return None
     of = _segment_of_pass(plan)
-    made_in = {s: k for k, p in enumerate(plan.passes) for s in p.sums}
-    ready = {s: of[k] + (s.axes == "") for s, k in made_in.items()}
+    made_in, ready = dict[Node, int](), dict[Node, int]()
+    for number, pass_ in enumerate(plan.passes):
+        made_in |= dict.fromkeys(pass_.sums, number)
+        ready |= {s: of[number] + (s.axes == "") for s in pass_.sums}
     writes = {name: n for name, n in plan.small.items() if n.axes and name in plan.written}
     when = dict[str, int]()
     for name, node in writes.items():
@@ -129,7 +130,7 @@ def lanes(plan: Plan) -> Lanes | None:
         roots: list[Node] = []
         for one, segment in zip(plan.passes, of, strict=True):
             if segment == segment_at:
-                roots += [a for a in _read(one) if _is_local(a, plan)]
+                roots += [a for a in one.sources if _is_local(a, plan)]
         roots += [n for name, n in writes.items() if when[name] == segment_at]
         held = [n for name, n in writes.items() if when[name] < segment_at]
         return [n for n in reachable(roots, stop=[*ready, *held]) if _is_local(n, plan)]
@@ -170,7 +171,9 @@ def lanes(plan: Plan) -> Lanes | None:
             Segment(before[segment_at], tuple(passes), small, reads, tuple(carried), own)
         )
     whole = layout(plan)
-    vectors = {n: n.axes for s in segments for n in s.carried}
+    vectors: dict[Node, str] = {}
+    for segment in segments:
+        vectors |= {n: n.axes for n in segment.carried}
     partials = {n: kind for n, kind in whole.partials.items() if kind == "tensor"}
     return Lanes(
         tuple(segments), before[-1], Layout(whole.scalars, whole.tensor, vectors, partials)
@@ -190,7 +193,7 @@ def _local_throughout(plan: Plan) -> bool:
         return False
     batch = plan.element[:-2]
     known = {"", batch, f"{batch}R", f"{batch}C"}
-    small = [n for b in plan.between for n in b.nodes]
+    small = plan.between_nodes
     axes = {*plan.slots.values(), *(n.axes for n in small)}
     for p in plan.passes:
         axes.update(s.axes for s in p.sums)
@@ -198,11 +201,6 @@ def _local_throughout(plan: Plan) -> bool:
     if any(_is_local(a, plan) for a in operands(per_tensor)) or not axes <= {*known, plan.element}:
         return False
     return all(n.axes == plan.slots[x] for x, n in plan.small.items())
-
-
-def _read(p: Pass) -> list[Node]:
-    """What the elements of a pass are computed from, written from and summed from."""
-    return [*operands(p.nodes), *p.stores.values(), *(s.args[0] for s in p.sums)]
 
 
 def _segment_of_pass(plan: Plan) -> list[int]:
@@ -213,7 +211,7 @@ def _segment_of_pass(plan: Plan) -> list[int]:
     made: dict[Node, int] = {}
     for p in plan.passes:
         t = of[-1] if of else 0
-        needed = reachable(_read(p), stop=[*p.loads.values(), *made])
+        needed = reachable(p.sources, stop=[*p.loads.values(), *made])
         of.append(t + any(made.get(n) == t and n.axes == "" for n in needed))
         made |= dict.fromkeys(p.sums, of[-1])
     return of
@@ -223,7 +221,7 @@ def _per_tensor(plan: Plan, ready: dict[Node, int], of: list[int]) -> list[Betwe
     """What is computed per tensor before each segment, and after the last."""
     when = dict(ready)
     parts: list[list[Node]] = [[] for _ in range(of[-1] + 2)]
-    small = [n for b in plan.between for n in b.nodes]
+    small = plan.between_nodes
     for n in small:
         if n.axes == "":
             when[n] = max((when.get(a, 0) for a in n.args), default=0)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from arrayopt.codecs import BLOCK
-from arrayopt.fusion.graph import ELEMENT, Node
+from arrayopt.fusion.graph import ELEMENT, Node, operands
 from arrayopt.fusion.passes import Between, Pass
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.products import multiplied
@@ -137,7 +137,9 @@ def flops(plan: Plan, geo: Any, *, halves: bool = True) -> Any:
     """The multiplications and additions of each tensor's products; those of a symmetric one may be
     half as many.
     """
-    products = [n for p in plan.passes if p.multiplies for n in p.nodes]
+    products: list[Node] = []
+    for pass_ in plan.passes:
+        products += pass_.nodes if pass_.multiplies else ()
     made = [extent(multiplied(n), geo) * (1 if n.data[2] and halves else 2) for n in products]
     return np.sum(made, axis=0, dtype=np.int64) if made else np.zeros(len(geo), np.int64)
 
@@ -208,8 +210,7 @@ class Layout:
         Values over rows, columns or batches that outlive the loop that makes them, with their axes.
     partials : dict of Node to str
         Reductions over elements, with what their partial results are kept for: each unit
-        (``tensor``), ``row``,
-        ``column`` or ``batch``.
+        (``tensor``), ``row``, ``column`` or ``batch``.
     """
 
     scalars: dict[Node, int]
@@ -263,23 +264,24 @@ def partial_length(kind: str, col: dict[str, Any]) -> Any:
 
 def layout(plan: Plan) -> Layout:
     """Lay out the values of a plan."""
-    partials = {n: p.reductions[n] for p in plan.passes for n in in_order(p)}
-    small = list(partials)
-    for between in plan.between:
-        small += between.nodes
+    partials: dict[Node, str] = {}
+    for pass_ in plan.passes:
+        partials |= {n: pass_.reductions[n] for n in in_order(pass_)}
+    small = [*partials, *plan.between_nodes]
     for n in [*small, *plan.small.values(), *plan.reports.values()]:
         if n.dtype == "complex":
             raise TraceError(f"`{n.op}` of complex values per row, column or tensor is not fused")
     for r, kind in partials.items():
         if kind == "batch" and r.axes not in (plan.element[:-2], "A"):
-            raise TraceError(
-                f"a reduction that leaves the axes {r.axes} of {plan.element} is not fused"
-            )
+            axes = f"{r.axes} of {plan.element}"
+            raise TraceError(f"a reduction that keeps the axes {axes} is not fused")
+    for value in set(small).union(*(p.nodes for p in plan.passes)):
+        if {"R", "C"} <= {*value.axes} and value.axes != plan.element:
+            raise TraceError(f"a value over {value.axes} of {plan.element} is not fused")
     kept = outliving(plan.passes, plan.between) | set(plan.small.values())
-    per_tensor = [n for n in small if n.axes == ""]
     return Layout(
         {n: i for i, n in enumerate(plan.scalars)},
-        {n: i for i, n in enumerate(per_tensor)},
+        {n: i for i, n in enumerate(filter(lambda x: x.axes == "", small))},
         {n: n.axes for n in small if n.axes != "" and n in kept},
         partials,
     )
@@ -289,10 +291,10 @@ def outliving(passes: Iterable[Pass], between: Iterable[Between]) -> set[Node]:
     """Values that something other than the loop between passes which makes them reads."""
     kept = set[Node]()
     for p in passes:
-        kept |= {*(a for n in p.nodes for a in n.args), *p.stores.values(), *p.sums}
-        kept |= {r.args[0] for r in p.sums}
-    for loop in (loop for b in between for loop in b.after):
-        own = () if loop.reduces else set(loop.nodes)
-        kept |= {a for n in loop.nodes for a in n.args if a not in own}
-        kept |= {n for n in loop.nodes if n.reduces}
+        kept |= {*operands(p.nodes), *p.stores.values(), *p.sums, *operands(p.sums)}
+    for each in between:
+        for loop in each.after:
+            own = () if loop.reduces else loop.nodes
+            kept |= {*operands(loop.nodes)}.difference(own)
+            kept |= {n for n in loop.nodes if n.reduces}
     return kept

@@ -30,8 +30,7 @@ class Op:
         swapped.
     result : str
         What comes out: ``bool``, ``real``, ``complex``, or ``same``, which is complex where an
-        operand is. ``branch``:
-        what the operands after the first are.
+        operand is. ``branch``: what the operands after the first are.
     real_only : bool
         Whether complex operands are refused.
     python : str

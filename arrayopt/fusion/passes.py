@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from arrayopt.fusion.graph import POSITION, PRODUCT, Node, is_whole
+from arrayopt.fusion.graph import POSITION, PRODUCT, Node, is_whole, operands
 
 __all__ = ["KINDS", "Between", "Loop", "Pass", "loops"]
 
@@ -58,6 +58,11 @@ class Pass:
     summed: dict[Node, Node] = field(default_factory=dict)
     guards: dict[str, Node] = field(default_factory=dict)
 
+    @property
+    def sources(self) -> list[Node]:
+        """What its elements are computed from, written from and summed from."""
+        return [*operands(self.nodes), *self.stores.values(), *operands(self.sums)]
+
     @cached_property
     def multiplies(self) -> bool:
         """Whether it is a product."""
@@ -73,20 +78,15 @@ class Pass:
         """Values of fewer axes that elements are computed from.
 
         Each is a scalar of the step (``host``), or the same for one of `KINDS`. `POSITION` is among
-        them as
-        ``position``, where random numbers are drawn.
+        them as ``position``, where random numbers are drawn.
         """
-        read = [a for n in self.nodes for a in n.args] + [
-            *self.stores.values(),
-            *(r.args[0] for r in self.sums),
-        ]
         found: dict[Node, str] = {}
-        for n in read:
+        for n in self.sources:
             if n.on_host and n.op != "const":
                 found[n] = "host"
             elif n.op not in ("const", "complex", POSITION) and not is_whole(n.axes, self.element):
                 found[n] = _varies(n.axes)
-        return found | {n: POSITION for n in read if n.op == POSITION}
+        return found | {n: POSITION for n in self.sources if n.op == POSITION}
 
     @property
     def arrays(self) -> list[str]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from arrayopt.arrays import REAL, WORKING
 from arrayopt.fusion.dims import WAY_OUT, TraceError
-from arrayopt.fusion.graph import POSITION, TOTAL, Node, is_whole, reachable
+from arrayopt.fusion.graph import POSITION, TOTAL, Node, is_whole, operands, reachable
 from arrayopt.fusion.passes import Pass
 from arrayopt.rules.totals import of_total
 
@@ -64,7 +64,7 @@ def in_rounds(several: Iterable[tuple[Meets, ...]]) -> list[list[int]]:
             soonest = min(plan[j][:2] for j in waiting)
             ready &= {j for j in waiting if plan[j][:2] == soonest}
         if not ready:
-            raise ValueError("total: tensors of different shape ask for totals in another order")
+            raise ValueError("total: tensors of all shapes must use totals in the same order")
         made.append(sorted(ready))
         waiting -= set(ready)
     return made
@@ -97,9 +97,10 @@ def phases(
     meets = dict(zip(totals, meetings(totals), strict=True))
     rounds = sorted({x[:2] for x in meets.values()})
     phase_of = np.searchsorted([level for level, _ in rounds], levels, "right").tolist()
-    made_in = {s: i for p, i in zip(whole.passes, phase_of, strict=True) for s in p.sums}
-    ends = [x for p in whole.passes for x in (*p.stores.values(), *p.sums)]
-    every = reachable([*ends, *whole.small.values(), *whole.reports.values()])
+    made_in: dict[Node, int] = {}
+    for pass_, phase in zip(whole.passes, phase_of, strict=True):
+        made_in |= dict.fromkeys(pass_.sums, phase)
+    every = reachable([*whole.ends, *whole.small.values(), *whole.reports.values()])
     first: dict[Node, int] = {}
     """The phase that computes each value per row, column or tensor; -1 for what each computes."""
     for node in every:
@@ -150,9 +151,7 @@ def _within(
             name = of_total(node.data[0]) if known else _kept(node)
             op = "input" if node.axes else "host"
             if node.axes and node.dtype != "real":
-                raise TraceError(
-                    f"it reduces truth values per row, and then asks for totals{WAY_OUT}"
-                )
+                raise TraceError(f"it uses a total after a reduction of booleans per row{WAY_OUT}")
             now[node] = Node(op, (), node.axes, 0, node.dtype, name, node.id)
         elif here == node.args or node.op == POSITION:
             now[node] = node
@@ -177,9 +176,9 @@ def _now(one: Pass, now: dict[Node, Node]) -> Pass:
 
 def _with_vectors(plan: Any) -> Any:
     """A phase, in whose slots are the values per row or column that it takes and leaves."""
-    used = [n for p in plan.passes for n in p.uses]
-    used += [a for b in plan.between for n in b.nodes for a in n.args]
-    used += plan.small.values()
+    used = [*operands(plan.between_nodes), *plan.small.values()]
+    for pass_ in plan.passes:
+        used += pass_.uses
     own = {n.data: n.axes for n in used if n.op == "input" and is_vector(n.data)}
     own |= {name: n.axes for name, n in plan.small.items() if is_vector(name)}
     real = REAL.get(WORKING[plan.storage["p"]], WORKING[plan.storage["p"]])

@@ -145,7 +145,9 @@ class Placement:
                 continue
             tried.add(frozenset(offer.items()))
             more = self.but(spilled=self.spilled | offer)
-            read = {n for p in more.passes for n in p.loads.values()}
+            read = set[Node]()
+            for pass_ in more.passes:
+                read.update(pass_.loads.values())
             more = self.but(spilled={n: k for n, k in more.spilled.items() if n in read})
             if more.size < self.size:
                 return more.with_spills()
@@ -162,7 +164,8 @@ class Placement:
         for k in range(1, work.count):
             there, roots = self._sources(k), work.roots(self._stores(k), self._sums(k))
             made = {n: n.level for n in needed if n.level < k}
-            made |= {n: j for j in reversed(range(k)) for n in self.passes[j].nodes if n in needed}
+            for j in reversed(range(k)):
+                made |= {n: j for n in self.passes[j].nodes if n in needed}
             for sharing in range(1, min(work.count, MOST_SHARING) if work.products else work.count):
                 # dearer than what costs as much
                 dear = {n: 2 * (sharing + 1) * work.size("", n) + 1 for n in made}

@@ -5,7 +5,7 @@ from typing import Any
 
 from arrayopt.codecs import QUANTIZED, STORED
 from arrayopt.fusion.dims import TraceError
-from arrayopt.fusion.graph import POSITION, Node, reachable
+from arrayopt.fusion.graph import POSITION, Node, operands, reachable
 from arrayopt.fusion.passes import Between, Pass
 from arrayopt.fusion.phases import Meets
 from arrayopt.fusion.products import multiplied
@@ -40,10 +40,8 @@ class Plan:
         The dtypes that the parameter, the slots and spilled values are stored in.
     spilled : dict of str to str
         Scratch arrays of the tensor's size, each ``real`` or ``complex``: one pass stores a value
-        there that a later
-        one loads. They are in the dtype of arithmetic, or in what a value is rounded to before; see
-        `Node.narrow`.
-        Nothing is left in them for the next step.
+        there that a later one loads. They are in the dtype of arithmetic, or in what a value is
+        rounded to before; see `Node.narrow`. Nothing is left in them for the next step.
     extents : dict of str to str
         The axes of scratch arrays: those of an element, where there are no products.
     totals : tuple of Meets
@@ -85,20 +83,27 @@ class Plan:
         """Raise TraceError for arithmetic in 16 bits, which engines for CPUs do not have."""
         if self.narrow:
             raise TraceError(
-                f"arithmetic in {self.narrow} is not fused here;"
-                " engine='array_api' does it where the library can"
+                f"arithmetic in {self.narrow} is not fused; engine='array_api' works if the array"
+                " library supports it"
             )
 
     @property
     def draws(self) -> bool:
         """Whether random numbers are drawn in it."""
-        return any(a.op == POSITION for p in self.passes for n in p.nodes for a in n.args)
+        return any(a.op == POSITION for p in self.passes for a in operands(p.nodes))
+
+    @property
+    def ends(self) -> list[Node]:
+        """What the passes store and sum up."""
+        found: list[Node] = []
+        for pass_ in self.passes:
+            found += [*pass_.stores.values(), *pass_.sums]
+        return found
 
     @property
     def key(self) -> tuple[Any, ...]:
         """What two plans have in common that do the same."""
-        ends = [x for p in self.passes for x in (*p.stores.values(), *p.sums)]
-        graph = []
+        ends, graph = self.ends, []
         for n in reachable([*ends, *self.small.values(), *self.reports.values()]):
             graph.append((n.op, tuple(a.id for a in n.args), n.axes, n.id, repr(n.data)))
         outputs = [(name, n.id) for p in self.passes for name, n in p.stores.items()]
@@ -112,10 +117,19 @@ class Plan:
         )
 
     @property
+    def between_nodes(self) -> list[Node]:
+        """What is computed between the passes, in order."""
+        found: list[Node] = []
+        for between in self.between:
+            found += between.nodes
+        return found
+
+    @property
     def touched(self) -> tuple[str, ...]:
         """The stored arrays, other than gradients, that are read or written at all."""
-        names = {name for p in self.passes for name in (*p.loads, *p.stores)}
-        names |= {scale_of(name) for name in self.quantized}
+        names = {scale_of(name) for name in self.quantized}
+        for pass_ in self.passes:
+            names |= {*pass_.loads, *pass_.stores}
         scales = dict.fromkeys(map(scale_of, self.quantized), self.element)
         slots = {"p": self.element, **self.slots, **scales}
         return tuple(name for name, axes in slots.items() if name in names or axes != self.element)

@@ -58,9 +58,9 @@ def plan(traced: Trace, *, calls: bool = False) -> Plan:
     roots = [*outputs.values(), *small.values(), *reports.values(), *totals.values()]
     products = sorted((n for n in reachable(roots) if n.op == PRODUCT), key=lambda n: n.level)
     made = {n: f"product{i}" for i, n in enumerate(products)}
-    operands = dict.fromkeys(a for n in products for a in n.args if a not in made)
-    given = {a: f"operand{i}" for i, a in enumerate(operands)}
-    multiplied_axes = [x.axes for n in products for x in (n, *n.args)]
+    multiplied = dict.fromkeys(a for a in operands(products) if a not in made)
+    given = {a: f"operand{i}" for i, a in enumerate(multiplied)}
+    multiplied_axes = [x.axes for x in (*products, *operands(products))]
     spaces = list(dict.fromkeys([element, *multiplied_axes]))
     narrow = frozenset(name for name, dtype in traced.storage.items() if STORED[dtype].rounds)
     narrow |= {"g"} if "p" in narrow else set()
@@ -103,12 +103,19 @@ def plan(traced: Trace, *, calls: bool = False) -> Plan:
     ) -> Plan:
         """The plan of some passes, and of what is to be known after them."""
         results = [*small.values(), *reports.values()]
-        ready = {s: k + 1 for k, p in enumerate(passes) for s in p.sums}
+        ready: dict[Node, int] = {}
+        for number, pass_ in enumerate(passes):
+            ready |= dict.fromkeys(pass_.sums, number + 1)
         between = _between(results, small, passes, ready, element)
-        used = [n for p in passes for x in p.nodes for n in x.args]
-        used += [n for p in passes for x in p.sums for n in x.args]
-        used += [x for p in passes for x in p.stores.values()]
-        used += [n for b in between for x in b.nodes for n in x.args] + results
+        computed, summed, stored = list[Node](), list[Node](), list[Node]()
+        for pass_ in passes:
+            computed += pass_.nodes
+            summed += pass_.sums
+            stored += pass_.stores.values()
+        used = [*operands((*computed, *summed)), *stored]
+        for each in between:
+            used += operands(each.nodes)
+        used += results
         scalars = {n.id: n for n in used if n.on_host and n.op != "const"}
         rest = traced.slots, small, reports, storage, spilled, extents
         return Plan(element, passes, between, tuple(scalars.values()), *rest)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from arrayopt.fusion.dims import WAY_OUT, TraceError
-from arrayopt.fusion.graph import SCRATCH, Node, is_whole
+from arrayopt.fusion.graph import SCRATCH, Node, is_whole, operands
 from arrayopt.fusion.passes import Pass
 
 __all__ = ["check_spaces", "multiplied", "renamed", "shared"]
@@ -55,7 +55,7 @@ def check_spaces(passes: Sequence[Pass], element: str) -> None:
     for pass_ in passes:
         if pass_.axes == element or pass_.multiplies:
             continue
-        used = [operand for node in pass_.nodes for operand in node.args]
+        used = operands(pass_.nodes)
         varying = [operand for operand in used if not is_whole(operand.axes, element)]
         if pass_.sums or any(set(operand.axes) & set("RC") for operand in varying):
             what = f"a value over {pass_.axes} that is summed up, or varies by row,"

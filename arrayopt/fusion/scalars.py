@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from arrayopt.fusion.graph import CLIP, KEPT, UPDATES, Node, evaluate, reachable
+from arrayopt.fusion.graph import CLIP, KEPT, UPDATES, Node, evaluate, operands, reachable
 from arrayopt.fusion.ops import OPS
 from arrayopt.fusion.plan import Plan
 
@@ -96,7 +96,7 @@ def scalar_code(plan: Plan) -> ScalarCode:
             late.add(n)
     leaves = [n for n in found if n.op == "host" and n not in late]
     early = [n for n in found if n.op not in ("host", "const") and n not in late]
-    read = {*plan.scalars, *(a for n in late for a in n.args)}
+    read = {*plan.scalars, *operands(late)}
     read_later = [n for n in early if n in read]
     passed = [f"x{n.id}" for n in [*leaves, *read_later]]
     text = _function("constants", [f"x{n.id}" for n in leaves], early, ["True", *passed])
@@ -140,9 +140,7 @@ def straight(nodes: tuple[Node, ...], read: frozenset[Node] | None) -> Straight:
     """
     inner, last = set(nodes), dict[Node, Node]()
     read = frozenset(nodes) if read is None else read
-    outer = tuple(
-        dict.fromkeys(a for n in nodes for a in n.args if a not in inner and a.op != "const")
-    )
+    outer = tuple(dict.fromkeys(a for a in operands(nodes) if a not in inner and a.op != "const"))
     for n in nodes:
         last |= dict.fromkeys(n.args, n)
     freed: dict[Node, list[str]] = {}
@@ -163,7 +161,7 @@ def read_elsewhere(plan: Plan) -> frozenset[Node]:
     for between in plan.between:
         found |= {*between.stores.values()}
         for loop in between.after:
-            found |= {a for n in loop.nodes for a in n.args}.difference(loop.nodes)
+            found |= {*operands(loop.nodes)}.difference(loop.nodes)
     return frozenset(found)
 
 

@@ -14,7 +14,7 @@ __all__ = ["Graph"]
 
 def _axes_of_all(nodes: Iterable[Node]) -> str:
     """The axes that one of some values has, or more of them."""
-    found = {letter for node in nodes for letter in node.axes}
+    found = set[str]().union(*(node.axes for node in nodes))
     return "".join(letter for letter in LETTERS if letter in found)
 
 
@@ -23,12 +23,11 @@ class Graph:
     """Makes nodes, each distinct one once, in simplest form.
 
     In a flat graph, `element` is ``"C"`` whatever the tensor's rank, and sums are over whole
-    tensors only. `tiny` is
-    the smallest normal number of the dtype that arithmetic is done in; for `lean`, `tall` and
-    `sides` see
-    `arrayopt.fusion.trace.trace`. In an `ordinary` graph no condition of
-    `arrayopt.rules.words.branch` holds. Where roots of second moments are stored (`rooted`), the
-    root of a scaled moment is the stored root, scaled: roots take longest of a CPU's operations.
+    tensors only. `tiny` is the smallest normal number of the dtype that arithmetic is done in; for
+    `lean`, `tall` and `sides` see `arrayopt.fusion.trace.trace`. In an `ordinary` graph no
+    condition of `arrayopt.rules.words.branch` holds. Where roots of second moments are stored
+    (`rooted`), the root of a scaled moment is the stored root, scaled: roots take longest of a
+    CPU's operations.
     """
 
     nodes: dict[Any, Node] = field(default_factory=dict)

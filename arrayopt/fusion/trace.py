@@ -166,8 +166,7 @@ def trace(
         Whether gradients are multiplied by the scalar `CLIP` first.
     stats : bool
         Whether to trace what is reported, norms too, in place of what is stored. The two are traces
-        apart, so that a
-        report can change nothing of the update.
+        apart, so that a report can change nothing of the update.
 
     lean : bool
         Whether registers are few: then norms make do with less; see `arrayopt.rules.words.PAIR`.
@@ -276,7 +275,7 @@ def trace(
     nodes = {name: lift(graph, symbol)[0] for name, symbol in reports.items()} if stats else {}
     odd = [name for name, node in nodes.items() if node.axes]
     if odd:
-        raise TraceError(f"only values per tensor can be reported; got {', '.join(odd)}")
+        raise TraceError(f"statistics must be one value per tensor; got {', '.join(odd)}")
     if storage.get("master") == SPLIT:
         out["master"] = getattr(NAMESPACE, f"low_{dtype}")(out["master"], new_p)
     after = {"p": param, **slots} if stats else {"p": new_p} | {name: out[name] for name in slots}

@@ -7,7 +7,7 @@ import numpy as np
 
 from arrayopt.arrays import Array
 from arrayopt.hyper import Hyper, real
-from arrayopt.rules.line_search import ARMIJO, MOST, Searching, Turn
+from arrayopt.rules.line_search import ARMIJO, MOST, Searching, Turn, disagreement
 from arrayopt.rules.names import Values
 from arrayopt.rules.one_unknown import COMPANY, OneUnknown
 from arrayopt.rules.words import clamp, dot, nonzero, number
@@ -25,14 +25,14 @@ class CG(Searching):
         \beta &= \max\left(0, \frac{\langle g, g - g' \rangle}{\lVert g' \rVert^2}\right) \\
         d &\leftarrow -g + \beta d, \qquad p \leftarrow x + a d
 
-    Here g' is the gradient at the point before. It needs the memory of three arrays, where `LBFGS` needs that of 23; it
+    Here g' is the gradient at the point before. It needs the memory of three arrays, where `LBFGS` needs that of 21; it
     takes more evaluations.
 
     Parameters
     ----------
     lr : number, schedule or sequence, default 1
-        What lengths that are tried first are multiplied by, in (0, inf). They are those by which f would fall as much
-        as the last time, by its slope.
+        What lengths that are tried first are multiplied by, in [0, inf). They are those by which f would fall as much
+        as the last time, by its slope. With 0, a step changes no parameter.
     curvature : number, schedule or sequence, default 0.1
         The part of the slope that may be left where a length is taken, in (0, 1).
     first_step : number, schedule or sequence, default 1
@@ -141,9 +141,13 @@ class SPG(OneUnknown):
     memory: Hyper = real("[0, 1)", 0.85)
     first_step: Hyper = real("(0, inf)", 1.0)
 
+    alike: ClassVar[tuple[str, ...]] = ("memory", "first_step")
     complex_ok: ClassVar[bool] = True
     begins_at_zero: ClassVar[bool] = True
-    numbers: ClassVar[tuple[str, ...]] = ("average", "weight", "slope", "step", "trials", "accepted", "ended")
+    numbers: ClassVar[tuple[str, ...]] = (
+        *("average", "weight", "slope", "step", "trials", "accepted", "ended"),
+        *("value", "off"),
+    )
     wide: ClassVar[tuple[str, ...]] = ("x", "grad", *numbers, *COMPANY)
 
     @property
@@ -158,7 +162,8 @@ class SPG(OneUnknown):
         first, later, company = self.begins(s, h)
         f, going = h.value, first | (s["ended"] == 0)
         enough = f <= s["average"] + ARMIJO * s["step"] * s["slope"]
-        finite = xp.isfinite(self.over(h, dot(xp, g, p - s["x"]))) & (xp.abs(f) < np.inf)
+        there = self.over(h, dot(xp, g, s["d"]))
+        finite = xp.isfinite(there) & (xp.abs(f) < np.inf)
         taken = going & (first | (enough & finite))
         ended = xp.where(going & ~taken & (s["trials"] >= MOST), 1.0, xp.where(first, 0.0, s["ended"]))
 
@@ -187,6 +192,8 @@ class SPG(OneUnknown):
             "trials": xp.where(taken, 0.0, s["trials"] + 1.0),
             "accepted": xp.where(taken & later, s["accepted"] + 1.0, s["accepted"]),
             "ended": ended,
+            "value": xp.where(taken, f, s["value"]),
+            "off": xp.where(taken, np.inf, disagreement(xp, s, f, there, finite)),
         }
         return x + numbers["step"] * d, {"x": x, "grad": grad, "d": d, **numbers, **company}
 

@@ -15,14 +15,15 @@ from arrayopt.hyper import Hyper, real
 from arrayopt.rules.one_unknown import COMPANY, OneUnknown
 from arrayopt.rules.words import dot, nonzero, number, real_name
 
-__all__ = ["ARMIJO", "MOST", "NUMBERS", "Searching", "Turn"]
+__all__ = ["ARMIJO", "MOST", "NUMBERS", "Searching", "Turn", "disagreement"]
 
 NUMBERS = (
-    *("value", "slope", "step", "trials", "width"),
+    *("value", "slope", "step", "trials", "width", "off"),
     *("low", "low_value", "low_slope", "high", "high_value", "high_slope"),
 )
 """What is kept of a search: f and its slope at x, the step that is tried, how many were, the width
-of the interval that has a good step, and the steps at its ends. `low` is the best step so far."""
+of the interval that has a good step, and the steps at its ends. `low` is the best step so far. For
+`off`, see `disagreement`."""
 
 MOST = 20
 """So many steps are tried on a line."""
@@ -59,10 +60,11 @@ class Turn(NamedTuple):
 class Searching(OneUnknown):
     """A rule that turns where a point is taken, and looks along a line for the next one."""
 
-    lr: Hyper = real("(0, inf)", 1.0)
+    lr: Hyper = real("[0, inf)", 1.0)
     curvature: Hyper = real("(0, 1)", 0.9)
     first_step: Hyper = real("(0, inf)", 1.0)
 
+    alike: ClassVar[tuple[str, ...]] = ("lr", "curvature", "first_step")
     complex_ok: ClassVar[bool] = True
     begins_at_zero: ClassVar[bool] = True
     wide: ClassVar[tuple[str, ...]] = ("x", "grad", "since", "accepted", "ended", *NUMBERS, *COMPANY)
@@ -91,10 +93,6 @@ class Searching(OneUnknown):
         direction counts for nothing.
         """
 
-    def restarted(self, xp: Any, where: Array, slots: dict[str, Array]) -> dict[str, Array]:
-        """What the rule keeps where it goes along the gradient for want of something better."""
-        return slots
-
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:
         arrays = {"x": p, "grad": xp.zeros_like(p), "d": xp.zeros_like(p)}
         numbers = {name: number(xp, p) for name in ("since", "accepted", "ended", *NUMBERS)}
@@ -104,7 +102,8 @@ class Searching(OneUnknown):
         first, later, company = self.begins(s, h)
         found = search(xp, s, h.value, self.over(h, dot(xp, g, s["d"])), h.curvature)
         going = first | (s["ended"] == 0)
-        taken = going & (first | found.taken)
+        still = s["step"] == 0  # where lr was 0
+        taken = going & (first | still | found.taken)
         failed = going & ~taken & found.failed
         # by steepest descent, where the direction was another
         again = failed & (s["since"] > s["trials"])
@@ -122,8 +121,7 @@ class Searching(OneUnknown):
         numbers["accepted"] = xp.where(taken & later, s["accepted"] + 1.0, s["accepted"])
         x, grad = xp.where(taken, p, s["x"]), xp.where(taken, g, s["grad"])
         d = xp.where(taken, turned.d, xp.where(again, -s["grad"], s["d"]))
-        slots = self.restarted(xp, begins & (since == 0), turned.slots)
-        new = {"x": x, "grad": grad, "d": d, "ended": ended, **numbers, **slots, **company}
+        new = {"x": x, "grad": grad, "d": d, "ended": ended, **numbers, **turned.slots, **company}
         return x + numbers["step"] * d, new
 
 
@@ -152,7 +150,7 @@ def started(xp: Any, where: Array, numbers: dict[str, Array], f: Any, slope: Arr
     """The numbers of a new search where it begins, of the old one elsewhere."""
     new = dict.fromkeys(NUMBERS, 0.0)
     new |= {"value": f, "slope": slope, "step": step, "low_value": f, "low_slope": slope}
-    new["width"] = np.inf
+    new["width"] = new["off"] = np.inf
     return {name: xp.where(where, new[name], numbers[name]) for name in NUMBERS}
 
 
@@ -224,7 +222,23 @@ def _refined(xp: Any, s: dict[str, Array], f: Any, slope: Array, finite: Array) 
     within = (then > left) & (then < right) & (width < 0.66 * s["width"])
     then = xp.where(bracketed & ~within, 0.5 * (left + right), then)
     then = xp.where(finite, then, low + 0.2 * way)
-    return {**s, **new, "width": width, "step": then, "trials": s["trials"] + 1.0}
+    off = disagreement(xp, s, f, slope, finite)
+    return {**s, **new, "width": width, "step": then, "trials": s["trials"] + 1.0, "off": off}
+
+
+def disagreement(xp: Any, s: dict[str, Array], f: Any, slope: Array, finite: Array) -> Array:
+    """How far values and slopes of a line disagree, in the one of its steps in which they do least.
+
+    Along a short way f changes by the mean of the slopes at its ends. Of this and what f changes by, it is the
+    difference over the sum. A step in which f changes by its rounding does not count; without others, it is infinite.
+    It is negative after a step that counts, and NaN after one to where something is not finite.
+    """
+    change, said = f - s["value"], 0.5 * s["step"] * (s["slope"] + slope)
+    both = xp.abs(change) + xp.abs(said)
+    rounding = 100.0 * float(np.finfo(real_name(s["step"])).eps) * xp.abs(s["value"])
+    counts, old = both > rounding, xp.abs(s["off"])
+    least = xp.minimum(xp.where(old >= 0, old, np.inf), xp.abs(change - said) / nonzero(xp, both))
+    return xp.where(finite, xp.where(counts, -least, old), np.nan)
 
 
 def _cubic(xp: Any, a: tuple[Any, Any, Any], b: tuple[Any, Any, Any]) -> Array:

@@ -1,8 +1,8 @@
 """Rules to which all tensors are one unknown."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from arrayopt.arrays import Array
 from arrayopt.hyper import flag
@@ -10,7 +10,7 @@ from arrayopt.rules.base import Rule
 from arrayopt.rules.totals import total
 from arrayopt.rules.words import number
 
-__all__ = ["COMPANY", "OneUnknown"]
+__all__ = ["COMPANY", "OneUnknown", "check_alike"]
 
 COMPANY = ("company", "together")
 """What is kept of the tensors that are one unknown: how many took part in the last step, and how many steps there were
@@ -22,6 +22,9 @@ class OneUnknown(Rule):
     """A rule whose sums are over all tensors of a step, unless each is a problem of its own."""
 
     joint: bool = flag(True)
+
+    alike: ClassVar[tuple[str, ...]] = ()
+    """What all groups must have in common, in steps with a value."""
 
     def over(self, h: Any, x: Any, how: str = "sum") -> Any:
         """A sum, or the largest number, over all tensors that are one unknown; `x` is this tensor's."""
@@ -44,3 +47,22 @@ class OneUnknown(Rule):
         company, latest = total(h, 1.0), total(h, s["together"], "max")
         same = (company == s["company"]) & (latest == -total(h, -s["together"], "max"))
         return ~same, same, {"company": company, "together": latest + 1.0}
+
+
+def check_alike(settings: Iterable[tuple[Rule, dict[str, Any]]]) -> None:
+    """Raise ValueError where tensors that are one unknown have different numbers for one search, in a step with a
+    value; `settings` are rules and their hyper-parameters at the step.
+    """
+    first: dict[type[Rule], dict[str, Any]] = {}
+    for rule, numbers in settings:
+        if not isinstance(rule, OneUnknown) or not rule.joint:
+            continue
+        others = first.setdefault(type(rule), numbers)
+        for name in rule.alike:
+            one, other = others[name], numbers[name]
+            if isinstance(one, float) and isinstance(other, float) and one != other:
+                raise ValueError(
+                    f"{type(rule).__name__}: in a step with a value, all tensors form one problem, so their groups"
+                    f" must have the same `{name}`; got {one} and {other}; with joint=False, each tensor is a separate"
+                    " problem"
+                )

@@ -44,11 +44,11 @@ def check_gradient(problem: Problem, probe: Rule) -> None:
                 size = eps**power * max(1.0, _size(leaf))
                 leaves = [xp.zeros_like(x) for _, x in problem.named]
                 leaves[at] = _signs(leaf, direction, -size)
-                away, _ = update(probe, start, problem.listed(leaves), init(probe, start))
+                away, _ = update(probe, start, problem.given(leaves), init(probe, start))
                 there, more = problem(away)
                 said = xp.zeros_like(value)
-                for p, q, g, h in zip(start, away, grads, more, strict=True):
-                    said = said + 0.5 * _along(problem, g + h, q - p)
+                for key, p in start.items():
+                    said = said + 0.5 * _along(problem, grads[key] + more[key], away[key] - p)
                 looks.append((there - value, said, abs(there) + abs(value)))
             _judge(problem, name, looks, eps)
 
@@ -99,8 +99,8 @@ def _judge(problem: Problem, name: str, looks: list[Any], eps: float) -> None:
     which = "" if problem.count is None else f" of problem {worst}"
     found, said, _ = (x[worst] for x in several[1])
     raise ValueError(
-        f"minimize: the gradient{which} with respect to {name!r} is not that of the value: along a"
-        f" short way the value changes by {found:.6g}, and the gradient says {said:.6g}"
+        f"minimize: the gradient{which} with respect to {name!r} does not match the value: over a short step the value"
+        f" changes by {found:.6g}, but the gradient predicts {said:.6g}"
         f" ({_ratio(found, said)}); see `check_gradient`"
     )
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from arrayopt.arrays import Array, library
+from arrayopt.arrays import Array, array_namespace, library
 from arrayopt.functional import init, update
 from arrayopt.hyper import scalar, whole
 from arrayopt.optimizer import Optimizer
@@ -50,18 +50,21 @@ def minimize(
         Where to begin, in any library; see `Optimizer`. The arrays are copied.
     rule : Rule, optional
         How to step; `LBFGS` if left out, and `SPG` where there is a `project`. Every rule will do.
-        Under LBFGS, CG and SPG the elements of all arrays are one unknown; these must have one
-        dtype and device then.
+        Under LBFGS, CG and SPG the elements of all arrays are one vector of unknowns.
     tol : number, default 1e-6
-        A problem has converged where no element of its gradient is larger, in [0, inf).
+        A problem has converged where no element of its gradient is larger in magnitude, in
+        [0, inf), as with `gtol` of SciPy's. It is not relative: give 1e-6 times the largest element
+        of a typical gradient if that is far from 1.
     max_steps : int, default 500
-        The most steps; there is one evaluation more than steps.
+        The most steps of each problem. What counts is `Result.steps`: points that were taken to go
+        on from. A step of a rule with a line search evaluates the function once or twice as a rule,
+        and never more than 21 times; one of other rules, once.
     stacked : bool, default False
         The first axis of all arrays counts problems that have nothing to do with each other. Each
         has its own step lengths, its own history, and its own end: then it stands still.
     project : callable, optional
-        Where the parameters must stay, such as ``ao.projections.box(0, 1)``; see `Rule`. Under SPG
-        it is given all unknowns of a problem as one array. The value of a penalty, such as
+        Where the parameters must stay, such as ``ao.projections.box(0, 1)``; see `Rule`. It is
+        given each array by itself. The value of a penalty, such as
         `arrayopt.projections.soft_threshold` stands for, must be a part of what `f` returns.
     engine : str, default "auto"
         As for `Optimizer`.
@@ -102,7 +105,7 @@ def minimize(
     -----
     Ctrl-C ends the run, and what has been found so far is returned; the message says so. It is
     raised only where nothing has been evaluated yet. Values that are NaN or infinite are worse than
-    any other: the rule tries a shorter step.
+    any other: the rule tries a shorter step. At the start they end the problem.
 
     Examples
     --------
@@ -137,31 +140,25 @@ def minimize(
         rule = _rule(rule, project, stacked=stacked)
         if rule.stacked and ranks.size > 1:
             raise ValueError(
-                "minimize: `comm` is for one problem that ranks share, and `stacked` for problems that"
-                " have nothing to do with each other; give each rank its own of these, without `comm`"
+                "minimize: `comm` shares one problem among ranks, but `stacked` problems are independent; pass each"
+                " rank its own problems, without `comm`"
             )
         joint = getattr(rule, "joint", None)
-        problem = Problem(f, params, stacked=rule.stacked, joint=bool(joint), ranks=ranks)
+        # each array is projected as it was given
+        packs = bool(joint) and rule.project is None
+        problem = Problem(f, params, stacked=rule.stacked, joint=packs, ranks=ranks)
         if joint is False and len(problem.named) > 1:
             raise ValueError(
-                f"minimize: {type(rule).__name__} with joint=False makes a problem of each array, and"
-                f" `f` is one function of {len(problem.named)}; leave out `joint`"
+                f"minimize: {type(rule).__name__} with joint=False makes each array a separate problem, but `f` is one"
+                f" function of {len(problem.named)}; leave out `joint`"
             )
-        if joint:  # one array is one unknown
+        if joint and len(problem.arrays) == 1:  # one array is one unknown
             rule = dataclasses.replace(rule, joint=False)  # type: ignore[call-arg]
-        if problem.packed and getattr(rule.project, "arrays", None):
-            raise ValueError(
-                f"minimize: {type(rule).__name__} takes all params as one unknown, and `project` has"
-                " arrays; give params as one array"
-            )
-        if problem.packed and getattr(rule.project, "axis", None) is not None:
-            raise ValueError(
-                f"minimize: {type(rule).__name__} takes all params as one vector, and `project` is"
-                f" {rule.project!r}, which has an axis; give params as one array"
-            )
         probe = SGD(lr=1.0, project=rule.project, stacked=rule.stacked)
         if rule.project is not None:
-            none = [problem.xp.zeros_like(x) for x in problem.arrays]
+            if rule.constants:
+                init(rule, problem.arrays)  # they may not fit, and the error is to name the rule
+            none = {name: array_namespace(x).zeros_like(x) for name, x in problem.arrays.items()}
             problem.arrays, _ = update(probe, problem.arrays, none, init(probe, problem.arrays))
     said = {"`tol`": tol, "`max_steps`": max_steps, "`check_every`": check_every}
     said |= {"`check_gradient`": check_gradient, "`callback`": callback is not None}
@@ -170,7 +167,7 @@ def minimize(
         look_at_gradient(problem, probe)
     engine = engine_for(rule, problem) if engine == "auto" else engine
     opt = Optimizer(problem.arrays, rule, engine=engine, comm=ranks.ranks)
-    spares = engine != "array_api" and library(problem.arrays[0]) in ("numpy", "torch")
+    spares = engine != "array_api" and library(problem.named[0][1]) in ("numpy", "torch")
     run = partial(Run, problem, opt, probe, tol, max_steps, check_every, spares)
     if not progress:
         return run(callback).result()
@@ -192,5 +189,10 @@ def _rule(rule: Any, project: Any, *, stacked: bool) -> Rule:
         raise TypeError(f"minimize: `rule` must be a Rule such as LBFGS(memory=20); got {rule!r}")
     given: dict[str, Any] = {"stacked": True} if stacked else {}
     if project is not None:
+        if rule.project is not None:
+            raise ValueError(
+                f"minimize: `rule` and `project` are both given a projection: {rule.project!r} and {project!r}; give"
+                " it once, such as project=ao.projections.compose(first, second)"
+            )
         given["project"] = project
     return dataclasses.replace(rule, **given)

@@ -6,7 +6,6 @@ from typing import Any
 
 from arrayopt.arrays import (
     Array,
-    array_namespace,
     copied,
     detached,
     dtype_name,
@@ -26,7 +25,10 @@ from arrayopt.rules import Rule
 from arrayopt.rules.lbfgs import LBFGS, MOST_FUSED
 from arrayopt.solving.ranks import One
 
-__all__ = ["Problem", "engine_for"]
+__all__ = ["Point", "Problem", "engine_for"]
+
+Point = dict[str, Array]
+"""The arrays of a point, or their gradients, by name."""
 
 WORTH_COMPILING = 1 << 16
 """For fewer unknowns L-BFGS is not compiled: what it does between its passes takes seconds."""
@@ -44,7 +46,8 @@ class Problem:
     stacked : bool
         Whether the first axis of all arrays counts problems.
     joint : bool
-        Whether all arrays are to be one: the elements of all, end to end.
+        Whether several arrays may be one: the elements of all, end to end. They are, where all have
+        one dtype.
     ranks : One
         Who evaluates it.
 
@@ -52,8 +55,8 @@ class Problem:
     ----------
     named : list of (str, array)
         The leaves of the tree, with their names.
-    arrays : list of array
-        Copies of the start.
+    arrays : dict of str to array
+        Copies of the start, as rules are given them.
     packed : bool
         Whether several arrays are one.
     count : int or None
@@ -77,9 +80,12 @@ class Problem:
         self.count: int | None = None
         if stacked:
             self.count = self._counted()
-        self.packed = joint and len(self.named) > 1
-        leaves = [copied(detached(x)) for _, x in self.named]
-        self.arrays = self.listed(leaves)
+        if len({(library(x), place(x)[1]) for _, x in self.named}) > 1:
+            listed = ", ".join(f"{name!r} {_said(x)} on {place(x)[1]}" for name, x in self.named)
+            raise ValueError(f"minimize: params must be of one library and device; got {listed}")
+        dtypes = {dtype_name(x) for _, x in self.named}
+        self.packed = joint and len(self.named) > 1 and len(dtypes) == 1
+        self.arrays = self.given([copied(detached(x)) for _, x in self.named])
 
     def _counted(self) -> int:
         """The number of problems; ValueError where arrays differ in it."""
@@ -87,30 +93,23 @@ class Problem:
         if len(set(counts.values())) != 1 or () in counts.values():
             listed = ", ".join(f"{name!r} {tuple(x.shape)}" for name, x in self.named)
             raise ValueError(
-                f"minimize: with `stacked` the first axis of all params counts problems; got {listed}"
+                "minimize: with `stacked`, the first axis of all params must have one length, the number of problems;"
+                f" got {listed}"
             )
         return int(self.named[0][1].shape[0])
 
     def _packed(self, leaves: list[Array]) -> Array:
         """All elements of several arrays in one array, for each problem."""
-        kinds = {(array_namespace(x), dtype_name(x), place(x)[1]) for x in leaves}
-        if len(kinds) > 1:
-            listed = ", ".join(
-                f"{name!r} {_said(x)}" for (name, _), x in zip(self.named, leaves, strict=True)
-            )
-            raise ValueError(
-                "minimize: params must be of one library, dtype and device under a rule that takes them as one"
-                f" unknown; got {listed}; convert them, or take a rule such as Adam(lr=0.01)"
-            )
         lead = () if self.count is None else (self.count,)
         shapes = [(*lead, math.prod(x.shape[len(lead) :])) for x in leaves]
         flat = [self.xp.reshape(x, shape) for x, shape in zip(leaves, shapes, strict=True)]
         return self.xp.concat(flat, axis=-1)
 
-    def tree(self, arrays: list[Array]) -> Any:
-        """The arrays of a point as a tree of the structure that was given."""
+    def tree(self, point: Point) -> Any:
+        """A point as a tree of the structure that was given."""
+        arrays = list(point.values())
         if self.packed:
-            arrays, packed, start = [], arrays[0], 0
+            packed, arrays, start = arrays[0], [], 0
             lead = 0 if self.count is None else 1
             for _, x in self.named:
                 shape = tuple(x.shape)
@@ -120,13 +119,14 @@ class Problem:
         leaves = iter(arrays)
         return rebuild(self._tree, lambda leaf: leaf if leaf is None else next(leaves))
 
-    def __call__(self, arrays: list[Array]) -> tuple[Array, list[Array]]:
-        """The values, one for each problem or a 0-d array, and gradients as a list like `arrays`."""
-        return self.ranks.evaluated(lambda: self._evaluated(arrays))
+    def __call__(self, point: Point) -> tuple[Array, Point]:
+        """The values, one for each problem or a 0-d array, and gradients by the names of arrays."""
+        value, grads = self.ranks.evaluated(lambda: self._evaluated(point))
+        return value, dict(zip(point, grads, strict=True))
 
-    def _evaluated(self, arrays: list[Array]) -> tuple[Array, list[Array]]:
+    def _evaluated(self, point: Point) -> tuple[Array, list[Array]]:
         """What this rank's function returns."""
-        found = self._f(self.tree(arrays))
+        found = self._f(self.tree(point))
         if not isinstance(found, tuple | list) or len(found) != 2:
             raise TypeError(
                 f"minimize: `f` must return a value and gradients, as in return value, grads; got {_said(found)}"
@@ -136,11 +136,21 @@ class Problem:
         if missing:
             raise ValueError(f"minimize: `f` must return a gradient of {missing[0]!r}; got None")
         grads = [detached(g) for g in matched.values()]
-        return self._value(found[0]), self.listed(grads)
+        return self._value(found[0]), list(self.given(grads).values())
 
-    def listed(self, leaves: list[Array]) -> list[Array]:
-        """Arrays like the leaves of the tree, as those that rules are given."""
-        return [self._packed(leaves)] if self.packed else leaves
+    def given(self, leaves: list[Array]) -> Point:
+        """Arrays like the leaves of the tree, as rules are given them."""
+        if self.packed:
+            return {"params": self._packed(leaves)}
+        return {name: leaf for (name, _), leaf in zip(self.named, leaves, strict=True)}
+
+    def _way_out(self, shape: tuple[int, ...]) -> str:
+        """What to do where the value has another shape."""
+        if self.count is not None:
+            return "; sum over all axes but the first"
+        if len(shape) == 1 and all(tuple(x.shape)[:1] == shape for _, x in self.named):
+            return "; return its sum, or give stacked=True if each is the value of a problem of its own"
+        return "; return its sum"
 
     def _value(self, value: Any) -> Array:
         """What the function returned as its value, as an array of the library of the parameters."""
@@ -153,7 +163,10 @@ class Problem:
         elif not is_array(value) or kind(value) == "complex" or dtype_name(value) == "bool":
             raise TypeError(f"minimize: `f` must return {wanted} as the value; got {_said(value)}")
         if tuple(value.shape) != shape:
-            raise ValueError(f"minimize: `f` must return {wanted} as the value; got {_said(value)}")
+            raise ValueError(
+                f"minimize: `f` must return {wanted} as the value; got {_said(value)}"
+                f"{self._way_out(tuple(value.shape))}"
+            )
         value = detached(value)
         if place(value) != (self.xp, self._device):
             return self.xp.asarray(to_host(value), dtype=self.real, device=self._device)
@@ -169,14 +182,14 @@ def _said(x: Any) -> str:
 
 def engine_for(rule: Rule, problem: Problem) -> str:
     """The engine that is taken if the user names none; it depends on the size of one problem."""
-    first = problem.arrays[0]
+    first = next(iter(problem.arrays.values()))
     owner = library(first)
     if owner == "cupy" or "cuda" in str(place(first)[1]):
         # not fused yet: a value for each problem
         return "array_api" if rule.stacked else "auto"
     if not isinstance(rule, LBFGS):
         return "auto"
-    unknowns = sum(size(x) for x in problem.arrays) // max(problem.count or 1, 1)
+    unknowns = sum(size(x) for x in problem.arrays.values()) // max(problem.count or 1, 1)
     small = unknowns < WORTH_COMPILING
     if rule.memory > MOST_FUSED or (small and owner != "numpy"):
         return "array_api"

@@ -45,8 +45,7 @@ class Adding:
         The place of the one tensor that is updated by itself, by `Optimizer.give`.
     means : list of array or None
         In the last micro-step the mean gradients: arrays that hold them once `ready` has run. None
-        for tensors that had
-        no gradient in any micro-step.
+        for tensors that had no gradient in any micro-step.
     measures : Measures
         In the last micro-step, what measures the means before `ready` has run.
     """
@@ -117,9 +116,8 @@ class Accumulator:
             What they are multiplied by first.
         early : bool
             Whether the means are needed before the step is written. They are made in new memory
-            then, for the sums must
-            stay as they are until then. For some buckets they are always needed: where rules run as
-            they are written.
+            then, for the sums must stay as they are until then. For some buckets they are always
+            needed: where rules run as they are written.
         judged : bool
             Whether the means are to be measured.
         only : int, optional

@@ -9,14 +9,16 @@ from arrayopt.engines.bucket import Bucket
 from arrayopt.params.groups import labelled
 from arrayopt.params.headers import LocatedGrads
 from arrayopt.params.parameters import Parameters
+from arrayopt.rules.base import Rule
 from arrayopt.rules.names import VALUE
+from arrayopt.rules.one_unknown import check_alike
 from arrayopt.state.run import Run
 from arrayopt.state.verdict import Verdict
 from arrayopt.step.accumulate import Adding
 from arrayopt.step.judging import Known
 from arrayopt.step.ready import Ready
 
-__all__ = ["Begun", "Coming", "checked_value", "form_of", "said"]
+__all__ = ["Begun", "Coming", "checked_value", "form_of", "numbers_at", "said"]
 
 
 class Coming(NamedTuple):
@@ -98,26 +100,37 @@ def checked_value(value: Any, buckets: list[Bucket], ranks: int) -> Any:
     return detached(value) if ranks == 1 and is_array(value) else float(value)
 
 
+def numbers_at(buckets: list[Bucket], step: int, value: Any) -> list[list[dict[str, Any]]]:
+    """The hyper-parameters of each bucket's groups; those of one search must agree."""
+    hypers = [bucket.numbers(step, value) for bucket in buckets]
+    if value is not None:
+        settings: list[tuple[Rule, dict[str, Any]]] = []
+        for bucket, own in zip(buckets, hypers, strict=True):
+            settings += zip([group.rule for group in bucket.groups], own, strict=True)
+        check_alike(settings)
+    return hypers
+
+
 def _check_values(values: Array, buckets: list[Bucket], ranks: int) -> None:
     """Raise TypeError where there cannot be a value for each layer."""
-    who = "Optimizer.step: `value` must be a number, or one for each layer of stacked tensors"
+    who = "Optimizer.step: `value` must be a number, or one number per layer of stacked tensors"
     if ranks > 1:
-        raise TypeError(f"{who}, which ranks cannot share yet; got {len(values)} values")
+        raise TypeError(f"{who}, and the array does not work over ranks; got {len(values)} values")
     for bucket in buckets:
         for tensor in bucket.whole.tensors:
             if not bucket.rule.stacked:
                 raise TypeError(
-                    f"{who}; got {len(values)} values, and {tensor.name!r} is not stacked"
+                    f"{who}; got {len(values)} values, but {tensor.name!r} is not stacked"
                 )
             if len(tensor.array) != len(values):
                 count = len(tensor.array)
                 raise TypeError(
-                    f"{who}; got {len(values)} values, and {tensor.name!r} has {count} layers"
+                    f"{who}; got {len(values)} values, but {tensor.name!r} has {count} layers"
                 )
             if array_namespace(tensor.array) is not array_namespace(values):
                 other = library(tensor.array)
                 raise TypeError(
-                    f"{who}; got a {library(values)} array, and {tensor.name!r} is of {other}"
+                    f"{who}; got a {library(values)} array, but {tensor.name!r} is of {other}"
                 )
 
 

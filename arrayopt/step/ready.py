@@ -1,6 +1,6 @@
 """A step that is ready: what each bucket's engine has prepared, and how that is run."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -62,7 +62,7 @@ class Ready:
         for chosen, bucket, wanted in work:
             while True:
                 try:
-                    self._add(chosen, bucket, wanted, meetings.get(type(bucket.rule)))
+                    self._add(chosen, bucket, wanted, meetings)
                     break
                 except CompilationError as error:
                     chosen = instead(engine, bucket, error)
@@ -78,11 +78,16 @@ class Ready:
         return all(map(Launch.again, self._repeated, asked))
 
     def _add(
-        self, chosen: Engine, bucket: Bucket, wanted: Asked, meetings: Sequence[Meeting] | None
+        self,
+        chosen: Engine,
+        bucket: Bucket,
+        wanted: Asked,
+        meetings: Mapping[type[Rule], list[Meeting]],
     ) -> None:
         """Have an engine prepare a bucket."""
-        if meetings is not None:
-            self._cut.append(chosen.prepare_joint(bucket, wanted, meetings, self._reports))
+        if totals_of(bucket, valued=wanted.valued):
+            several = meetings[type(bucket.rule)]
+            self._cut.append(chosen.prepare_joint(bucket, wanted, several, self._reports))
         elif isinstance(chosen, Fused) and bucket.kind == "cut":
             self._cut.append(chosen.prepare_cut(bucket, wanted, self._reports))
         else:

@@ -22,11 +22,9 @@ class Stats(Mapping[str, Mapping[str, Array]]):
     a device skipped the step by itself, values are NaN.
 
     ``stats.global_norm`` is the joint norm of the last step's gradients, unscaled and before
-    clipping, with
-    `clip_norm`, a loss scale or `skip_nonfinite`, else None; ``stats.skipped`` is how many steps
-    were skipped. Both are
-    there without ``stats=True`` too. Layers that were skipped alone are in neither: see
-    `Optimizer.skipped_layers`.
+    clipping, with `clip_norm`, a loss scale or `skip_nonfinite`, else None; ``stats.skipped`` is
+    how many steps were skipped. Both are there without ``stats=True`` too. Layers that were skipped
+    alone are in neither: see `Optimizer.skipped_layers`.
     """
 
     def __init__(self, *, enabled: bool) -> None:
@@ -100,7 +98,7 @@ class Stats(Mapping[str, Mapping[str, Array]]):
 
     def _all(self) -> dict[str, dict[str, Array]]:
         if not self.enabled:
-            raise RuntimeError("Optimizer: `stats` were not asked for; make it with stats=True")
+            raise RuntimeError("Optimizer: `stats` are off; make the Optimizer with stats=True")
         return self._reports
 
     def __getitem__(self, name: str) -> Mapping[str, Array]:

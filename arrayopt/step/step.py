@@ -16,7 +16,7 @@ from arrayopt.ranks.alone import Alone
 from arrayopt.state.run import Run
 from arrayopt.state.verdict import Verdict
 from arrayopt.step.accumulate import Accumulator
-from arrayopt.step.coming import Begun, Coming, checked_value, form_of, said
+from arrayopt.step.coming import Begun, Coming, checked_value, form_of, numbers_at, said
 from arrayopt.step.commit import Commit
 from arrayopt.step.judging import Judging
 from arrayopt.step.norms import Measures, measures
@@ -100,7 +100,7 @@ class Step:
             value = checked_value(value, buckets, self._team.size)
         version, scaled = self._buckets.version, self.accumulator.scaled
         known = self.judging.known(buckets, version, loss_scale, limit, scaled=scaled)
-        hypers = [bucket.numbers(step, value) for bucket in buckets]
+        hypers = numbers_at(buckets, step, value)
         return Coming(version, step, buckets, hypers, known, wait)
 
     def begin(
@@ -186,6 +186,8 @@ class Step:
             grads = begun.rooms
             if team.size > 1 and not begun.reduced:
                 team.reduce(self._parameters.all, begun.grads, grads)
+                if self._run.captured or self.capturing:
+                    self._run.record(begun.grads)
             team.bring(self._parameters.all, begun.grads, grads)
             if adding is None or team.size > 1:
                 norms_of: Callable[[], Measures] = partial(measures, coming.buckets, grads)
@@ -226,10 +228,7 @@ class Step:
         if not any(select(self._engine, bucket)[0].capturing(bucket) for bucket in buckets):
             return False
         if not self._team.captured:
-            raise RuntimeError(
-                "Optimizer.launch: a step over ranks can be captured only over NCCL, and with"
-                " reduced gradients"
-            )
+            raise RuntimeError("Optimizer.launch: a step over ranks can be captured only over NCCL")
         return True
 
     def _prepare(
@@ -270,6 +269,7 @@ class Step:
         for bucket, values in zip(coming.buckets, coming.hypers, strict=True):
             select(self._engine, bucket)[0].advance(bucket, values)
         self.judging.advance(coming.known)
+        self._team.hold()
         with Commit(self._team):
             self._coming = coming
             self._run.steps += 1

@@ -1,16 +1,20 @@
 """The benchmark runs, on tiny shapes: each contestant has a row or a reason, and page and picture are written."""
 
 import re
-from dataclasses import replace
+import time
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks import doors, loops, ours, page, peers_jax, peers_torch, picture, products, report
-from benchmarks.contest import Contestant, Running, race
+from benchmarks import alone, apart, doors, loops, ours, page, peers_jax, peers_torch, picture, products, report
+from benchmarks.contest import Contestant, Running, by_threads, race
+from benchmarks.machine import look
 from benchmarks.problems import PROBLEMS, Problem
-from benchmarks.run import QUICK, measure
+from benchmarks.results import Results, Sheet
+from benchmarks.run import PARTS, QUICK, _only, measure
 from tests.support.slow import marked
 
 TEMPLATE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
@@ -34,6 +38,11 @@ FEW = replace(
     doors=((3, 2),),
     little=0.0,
     patience=0.0,
+    alone=(),
+    first=(),
+    minimize=(),
+    ranks=0,
+    weighs=False,
 )
 
 
@@ -54,6 +63,7 @@ def test_what_is_measured_and_what_is_made_of_it(tmp_path):
     every_contestant_has_a_row_or_a_reason(results)
     rows_make_sense(results)
     the_page_has_every_table_and_keeps_what_explains_them(results, tmp_path)
+    picture.draw_short(report.matters(results), tmp_path / "benchmarks-short.png")
     for name, rows in (("benchmarks", results.rows), ("benchmarks-more", results.more)):
         picture.draw(rows, tmp_path / f"{name}.png")
         assert (tmp_path / f"{name}.png").read_bytes()[1:4] == b"PNG"
@@ -100,9 +110,55 @@ def the_page_has_every_table_and_keeps_what_explains_them(results, tmp_path):
     assert text.count("\n| ") == 1 + len(results.machine.rows) + 1 + sum(len(x.lines) + 1 for x in sheets) + _rows(
         TEMPLATE
     )
+    assert text.count(results.machine.stamp) == len(sheets)
     again = tmp_path / "again.md"
     page.write(results, template=path, path=again)
     assert again.read_text("utf-8") == text
+
+
+def test_a_run_of_one_part_keeps_the_other_tables(tmp_path):
+    path = tmp_path / "benchmarks.md"
+    results = Results(look("the command"), sheets=[Sheet("A table", ("name", "number"), [("x", "1")])])
+    page.write(results, template=TEMPLATE, path=path, keep=True)
+    old, new = (x.read_text("utf-8").split("\n### ") for x in (TEMPLATE, path))
+    assert next(part for part in new if part not in old).startswith("A table\n\n| name | number |")
+    assert [part.split("\n")[0] for part in old] == [x.split("\n")[0] for x in new if not x.startswith("A table")]
+
+
+def test_tables_come_back_from_other_processes(capfd):
+    sheet = Sheet("A table", ("name", "number"), [("x", "1")])
+    apart.tell(sheet, data=True)
+    assert apart.sheets(capfd.readouterr().out) == [sheet]
+    apart.tell(sheet, data=False)
+    assert "| x | 1 |" in capfd.readouterr().out
+    with pytest.raises(RuntimeError, match=r"No module named benchmarks\.absent"):
+        apart.run(["benchmarks.absent"])
+
+
+def test_first_and_later_steps_of_one_contestant():
+    problem = PROBLEMS["2000x64"]
+    assert alone.one("SGD", problem, "arrayopt numpy", 0)["first"] > 0
+    told = alone.one("SGD", problem, "arrayopt numpy", 1)
+    assert told["step"] > 0
+    assert told["setting"] in by_threads()
+
+
+def test_parts_of_a_run():
+    for part, names in PARTS.items():
+        only = _only(QUICK, [part])
+        changed = {name for name in asdict(QUICK) if getattr(only, name) != getattr(QUICK, name)}
+        assert changed == {name for other, x in PARTS.items() for name in x if other != part} - {"weighs"}
+        assert all(getattr(only, name) == getattr(QUICK, name) for name in names)
+
+
+def test_the_setting_that_is_faster_is_taken():
+    slow = {"on": False}
+    settings = {"slow": partial(slow.update, on=True), "fast": partial(slow.update, on=False)}
+    made = race(
+        [Contestant("one", lambda: Running(lambda: time.sleep(0.01 * slow["on"]), settings=settings))], rounds=2
+    )
+    assert made.settings == {"one": "fast"}
+    assert max(times["one"] for times in made.rounds) < 0.01
 
 
 def _rows(template):

@@ -89,8 +89,8 @@ BYTES = {
     "Adafactor-4": (40, 40),
     "Lion-3": (28, 28),
     "Lion-4": (36, 36),
-    "NAdam-3": (40, 40),
-    "Adan-3": (60, 60),
+    "NAdam-3": (36, 36),
+    "Adan-3": (52, 52),
     "AdaBelief-0": (28, 28),
     "AdaBelief-1": (28, 28),
     "AdaBelief-2": (28, 28),
@@ -127,7 +127,7 @@ def test_clipping_costs_no_bytes(row):
 
 @every_row
 def test_reports_are_a_plan_of_their_own_which_writes_nothing(row):
-    """It moves fewer bytes than the update, for it reads no more; and takes no memory of a tensor's size."""
+    """It moves no more bytes than the update, though it has no scratch memory and may read slots again."""
     rule = make(*ALL[row])
     for rank in RANKS:
         for dtype in ("float32", "bfloat16"):
@@ -135,7 +135,7 @@ def test_reports_are_a_plan_of_their_own_which_writes_nothing(row):
             assert watching.reports.keys() >= {"param_norm", "grad_norm", "update_norm"}
             assert (watching.written, watching.spilled, update.reports) == ((), {}, {})
             assert not any(p.stores for p in watching.passes)
-            assert watching.bytes_per_parameter() < update.bytes_per_parameter()
+            assert watching.bytes_per_parameter() <= update.bytes_per_parameter()
 
 
 PLANS = {
@@ -225,7 +225,8 @@ def test_each_value_is_there_when_it_is_needed(row, more):
 @every_row
 def test_shape_matters_only_to_rows_columns_and_centralization(row):
     rule = make(*ALL[row])
-    merged = not (rule.grad_centralization or rule.clip_unit_ratio or ALL[row][0] in ("CAME", "Adafactor"))
+    factored = ALL[row][0] == "CAME" or (ALL[row][0] == "Adafactor" and rule.factored)
+    merged = not (rule.grad_centralization or rule.clip_unit_ratio or factored)
     first = plan_for(rule, 1, "float32")
     planning._made.cache_clear()
     plans = [plan_for(rule, rank, "float32") for rank in RANKS]

@@ -84,7 +84,7 @@ def test_what_is_returned_is_the_best_that_was_seen(name, rule, dtype):
 
     engine = "array_api" if rule == "Adam" else "auto"
     tol = 1e-6 if dtype is np.float64 else 1e-3
-    found = ao.minimize(noted, np.array(start, dtype), RULES[rule], tol=tol, max_steps=150, engine=engine)
+    found = ao.minimize(noted, np.array(start, dtype), RULES[rule], tol=tol, max_steps=60, engine=engine)
     finite = [x for x in seen if np.isfinite(x[0]) and np.isfinite(x[1]).all()]
     same = [x for x in seen if np.array_equal(x[2], found.params, equal_nan=True)]
     assert same
@@ -95,7 +95,7 @@ def test_what_is_returned_is_the_best_that_was_seen(name, rule, dtype):
         slack = 1e-4 * abs(found.value) if dtype is np.float32 else 1e-12 * abs(found.value)
         assert found.value <= min(x[0] for x in finite) + slack
     assert found.converged == (found.grad_norm <= tol)
-    assert ("converged: the gradient" in found.message) == found.converged
+    assert found.message.startswith("converged: ") == found.converged
     if name in SOLVED and rule != "Adam":
         assert found.converged
 

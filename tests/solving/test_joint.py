@@ -97,12 +97,38 @@ def test_without_values_it_is_pytorchs(engine):
             np.testing.assert_allclose(x, y.detach().numpy(), rtol=1e-8, atol=1e-9)
 
 
-def test_a_step_without_value_takes_two_passes_and_112_bytes():
+def test_bytes_of_steps_with_and_without_a_value():
     opt = ao.Optimizer(tree(np.ones(30, np.float32)), ao.LBFGS(memory=5), engine="cpp")
     without, with_value = opt.explain().split("with a value:")
-    assert "112 bytes per float32 parameter" in without
-    assert "136 bytes per float32 parameter" in with_value
+    assert "108 bytes per float32 parameter" in without
+    assert "116 bytes per float32 parameter" in with_value
     assert "with a value:" not in ao.Optimizer(np.ones(3), ao.LBFGS(line_search=None), engine="cpp").explain()
+
+
+@pytest.mark.parametrize("engine", ["array_api", "numpy", "cpp"])
+def test_a_group_that_is_not_joint_is_apart(engine):
+    opt = ao.Optimizer(tree(np.ones(30)), ao.LBFGS(memory=3), groups={"b": {"joint": False}}, engine=engine)
+    alone = ao.Optimizer(tree(np.ones(30))["b"], ao.LBFGS(memory=3), engine=engine)
+    for _ in range(5):
+        value, grad = f(flat(opt.params))
+        grads = tree(grad)
+        alone.step(grads["b"], value=value)
+        opt.step(grads, value=value)
+        np.testing.assert_allclose(opt.params["b"], alone.params, rtol=1e-12)
+
+
+@pytest.mark.parametrize("groups", [{"b": {"lr": 0.5}}, {"b": {"curvature": 0.5}}, {"b": {"first_step": 2.0}}])
+def test_a_line_search_has_the_same_numbers_in_all_groups(groups):
+    (name,) = groups["b"]
+    opt = ao.Optimizer(tree(np.ones(30)), ao.LBFGS(memory=3), groups=groups)
+    value, grad = f(flat(opt.params))
+    with pytest.raises(ValueError, match=f"must have the same `{name}`; got"):
+        opt.step(tree(grad), value=value)
+    opt.step(tree(grad))  # each tensor has a length of its own without a search
+    params = tree(np.ones(30))
+    state = ao.init(ao.LBFGS(), params, groups=groups)
+    with pytest.raises(ValueError, match=f"must have the same `{name}`; got"):
+        ao.update(ao.LBFGS(), params, tree(grad), state, groups=groups, value=value)
 
 
 @pytest.mark.parametrize("row", ["line search", "no value", "CG"])

@@ -195,7 +195,7 @@ def test_a_batch_may_have_several_arrays_and_none():
     assert "3 of 3" in repr(found)
     none = ao.minimize(f, [np.ones((0, 2, 2)), np.ones(0)], stacked=True)
     assert none.converged.shape == (0,)
-    with pytest.raises(ValueError, match="first axis of all params counts problems"):
+    with pytest.raises(ValueError, match="the first axis of all params must have one length"):
         ao.minimize(f, [np.ones((3, 2, 2)), np.ones(4)], stacked=True)
 
 
@@ -287,7 +287,8 @@ def test_a_start_that_is_not_finite_is_kept():
     found = ao.minimize(lambda x: (np.nan, x), START)
     assert not found.converged
     assert np.isnan(found.value)
-    assert "no value of `f` was finite" in found.message
+    assert "the value of `f` at the start is not finite" in found.message
+    assert found.evaluations == 1
     np.testing.assert_array_equal(found.params, START)
 
 
@@ -337,7 +338,8 @@ def test_a_callback_sees_results_and_may_end_it():
 WRONG = [
     (lambda x: 1.0, TypeError, "must return a value and gradients.*got a float"),
     (lambda x: (x, x), ValueError, r"one real number as the value; got a numpy array of shape \(2,\)"),
-    (lambda x: (np.ones(1), x), ValueError, r"got a numpy array of shape \(1,\)"),
+    (lambda x: (np.ones(1), x), ValueError, r"got a numpy array of shape \(1,\) and dtype float64; return its sum$"),
+    (lambda x: (x, x), ValueError, r"shape \(2,\) and dtype float64; return its sum, or give stacked=True"),
     (lambda x: (1j, x), TypeError, "one real number as the value; got a complex"),
     (lambda x: ("a", x), TypeError, "got a str"),
     (lambda x: (1.0, x[:1]), ValueError, r"shape \(1,\) at 'param', expected \(2,\)"),
@@ -353,6 +355,7 @@ def test_what_the_function_returns_is_checked(f, error, match):
         ao.minimize(f, START)
 
 
+BOX = ao.projections.box(0, 1)
 REFUSED = [
     ({"tol": -1.0}, ValueError, r"`tol` must be in \[0, inf\)"),
     ({"max_steps": 1.5}, TypeError, "`max_steps` must be an integer"),
@@ -363,8 +366,14 @@ REFUSED = [
     ({"params": [1.0, 2.0]}, TypeError, "param"),
     ({"f": 1}, TypeError, "`f` must be a function"),
     ({"engine": "none"}, ValueError, "engine"),
-    ({"params": [START, START + 1], "project": ao.projections.box(START, 3)}, ValueError, "give params as one array"),
-    ({"params": [START, START.astype("f4")]}, ValueError, r"'1' a numpy array of shape \(2,\) and dtype float32"),
+    ({"rule": ao.SPG(project=BOX), "project": BOX}, ValueError, "both given a projection"),
+    ({"project": ao.projections.box(np.zeros(3), 1)}, ValueError, r"SPG: an array .* of 'param'"),
+    ({"rule": ao.Muon(lr=1.0)}, ValueError, "Muon: 'param', of shape"),
+    (
+        {"params": [START, torch.ones(2)]},
+        ValueError,
+        r"one library and device; got .*'1' a torch array of shape \(2,\)",
+    ),
     ({"params": [START, START + 1], "rule": ao.CG(joint=False)}, ValueError, "one function of 2; leave out `joint`"),
 ]
 
@@ -378,12 +387,12 @@ def test_what_it_is_given_is_checked(options, error, match):
 def test_values_of_layers_are_for_stacked_tensors():
     grads = {"w": np.ones((3, 2))}
     opt = ao.Optimizer({"w": np.ones((3, 2))}, ao.SGD(lr=0.1))
-    with pytest.raises(TypeError, match=r"got 3 values, and 'w' is not stacked"):
+    with pytest.raises(TypeError, match=r"got 3 values, but 'w' is not stacked"):
         opt.step(grads, value=np.ones(3))
     opt = ao.Optimizer({"w": np.ones((3, 2))}, ao.SGD(lr=0.1, stacked=True))
-    with pytest.raises(TypeError, match=r"got 2 values, and 'w' has 3 layers"):
+    with pytest.raises(TypeError, match=r"got 2 values, but 'w' has 3 layers"):
         opt.step(grads, value=np.ones(2))
-    with pytest.raises(TypeError, match=r"got a torch array, and 'w' is of numpy"):
+    with pytest.raises(TypeError, match=r"got a torch array, but 'w' is of numpy"):
         opt.step(grads, value=torch.ones(3))
     assert opt.step_count == 0
 

@@ -36,13 +36,11 @@ def tickets(
         The tensors to update.
     lag : int or None
         None: a launch for each pass, over all tensors. A number: one launch, in which a tensor's
-        next pass follows
-        after so many tickets of other tensors, which is about as many as are being worked on at
-        once.
+        next pass follows after so many tickets of other tensors, which is about as many as are
+        being worked on at once.
     apart : bool
         Whether something else comes after each pass: a launch for each, also for small tensors, and
-        one for what comes
-        after the last.
+        one for what comes after the last.
     owned : list of arrays of int64, optional
         For each tensor the pieces of a pass that are this rank's, where ranks share it.
 

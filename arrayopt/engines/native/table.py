@@ -49,12 +49,10 @@ class Code:
     ----------
     bind : callable
         ``bind(table, scalars, values, work, part, rows)`` returns a function of ``first, last,
-        thread, threads``, which
-        does stages `first` to `last` of the tensors that have these rows; of passes, one thread's
-        share. The arrays
-        stay where they are as long as the function lives. Stage -1 puts the address of a gradient's
-        elements in the
-        place of that of the NumPy array; 0 if these are not contiguous and aligned.
+        thread, threads``, which does stages `first` to `last` of the tensors that have these rows;
+        of passes, one thread's share. The arrays stay where they are as long as the function lives.
+        Stage -1 puts the address of a gradient's elements in the place of that of the NumPy array;
+        0 if these are not contiguous and aligned.
     real : type
         NumPy's type of arithmetic.
     """

@@ -42,8 +42,7 @@ class Program:
     ----------
     steps : tuple of (callable, callable, int)
         What is called; what picks the arguments from the list of values, with where to write last;
-        and where a result
-        that is a view of an argument belongs, or -1.
+        and where a result that is a view of an argument belongs, or -1.
     reductions : tuple of (Node, tuple of int, Extra or None)
         What is reduced, and where its values are, or the two factors of each; of a `Spare` one,
         what it takes more.

@@ -22,6 +22,7 @@ Part = tuple[tuple[str, ...], Diagnosis]  # some tensors, and what they follow
 MANY, FEW = 6, 3  # with more tensors than these, so few are searched first
 LARGE = 400  # which have at most so many elements
 FAR = 0.5  # the cost up to which a rule may be meant
+NEAR = 1e-3  # the cost of one tensor below which the others are tried with its numbers
 COARSE = 0.02  # the cost below which what is left of a product of matrices may be its rounding to bfloat16
 
 
@@ -53,7 +54,22 @@ def examine(
             found = _from_few(made, known, said, min(depth, 1) if for_matrices else 0, watch)
             if found is not None and found.explained:
                 return found
-    return made_of(best, made, said)
+    alone = None if best[0].passes else _from_one(made, seen, known, watch)
+    return made_of(best if alone is None else [alone], made, said)
+
+
+def _from_one(made: Trajectory, seen: Seen, known: Mapping[str, Any], watch: Watch) -> Fit | None:
+    """A plain rule that one of several tensors shows, and all follow; None if there is none."""
+    for name in made.names if len(made.names) > 1 else ():
+        if watch.over:
+            return None
+        own = _of(known, made, [name])
+        one = search(Seen(made.only([name])), own, made.subject, depth=0, watch=watch)[0]
+        if one.cost < NEAR:
+            found = attempt(one.hypothesis, seen, known, one.values)
+            if found.passes:
+                return found
+    return None
 
 
 def _coarse(tried: Iterable[Fit], name: str) -> Fit | None:

@@ -195,9 +195,13 @@ def early(what):
         raise Race(f"pinned memory, {what}: rewritten before the copy that reads it was done; wait for an event first")
 
 
-def freed(base):
-    """Nobody has an allocation from now on; what has been given to do may use it, as CuPy's pool allows."""
-    if runtime().cudacpu_memory_base(ctypes.c_size_t(base)):  # the garbage collector may have told of its end first
+def freed(base, block):
+    """Nobody has an allocation from now on; what has been given to do may use it, as CuPy's pool allows.
+
+    The garbage collector may have told of the end of its registered block, a weak reference, first: then the same
+    address may be of another by now.
+    """
+    if block() is not None:
         _freed[base] = next(_given)
 
 

@@ -14,7 +14,7 @@ from tests.cudacpu.standin.streams import current_stream, enqueue
 __all__ = ["RawKernel", "RawModule", "checking"]
 
 KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\(')
-_how = {"check": True}
+_how = [{"check": True}]
 
 
 @contextmanager
@@ -23,14 +23,12 @@ def checking(check=True, **how):
 
     A launch runs when its stream gets there, but as was said here when it was launched.
     """
-    before = dict(_how)
-    _how.clear()
-    _how.update(how, check=check)
+    before = _how[-1]
+    _how[-1] = {**how, "check": check}
     try:
         yield
     finally:
-        _how.clear()
-        _how.update(before)
+        _how[-1] = before
 
 
 def pack(value):
@@ -74,7 +72,7 @@ class RawModule:
         self._kernels = {}
 
     def compile(self, log_stream=None):
-        self._module(_how["check"])
+        self._module(_how[-1]["check"])
 
     def _module(self, check):
         if check not in self._kernels:
@@ -86,7 +84,7 @@ class RawModule:
     def get_function(self, name):
         if name not in self.names:
             raise CUDARuntimeError(f"CUDA_ERROR_NOT_FOUND: named symbol not found: {name}")
-        self._module(_how["check"])
+        self._module(_how[-1]["check"])
         return RawKernel._of(self, name)
 
 
@@ -117,7 +115,7 @@ class RawKernel:
         stream = stream or current_stream()
         if stream.device_id not in (-1, current_device()):
             raise CUDARuntimeError("CUDA_ERROR_INVALID_HANDLE: a stream of another device")
-        how = dict(_how)
+        how = dict(_how[-1])
         kernel = self._module._module(how.pop("check")).get_function(self.name)
         packed, uses = [pack(value) for value in args], [x._memory for x in args if isinstance(x, ndarray)]
         note("launch", self.name)

@@ -45,6 +45,7 @@ _rooms = {}  # pinned memory that nobody has, by size
 graphs = weakref.WeakSet()
 _gone = []
 _forbidden = []
+_counting = threading.Lock()
 
 
 class _Devices(threading.local):
@@ -83,7 +84,8 @@ def note(kind, what):
     """Count something, unless it is forbidden."""
     if any(kind in kinds for kinds in _forbidden):
         raise Forbidden(f"{kind}: {what}")
-    counts[kind] += 1
+    with _counting:
+        counts[kind] += 1
 
 
 @contextmanager
@@ -196,7 +198,7 @@ class Memory:
             runtime().cudacpu_memory_add(ctypes.c_size_t(self.ptr), ctypes.c_size_t(self.size), written, 1, name)
             runtime().cudacpu_memory_device(ctypes.c_size_t(self.ptr), device_id)
             self.block = _Block(self.ptr, owner, view, device_id)
-            weakref.finalize(self, clocks.freed, self.ptr).atexit = False
+            weakref.finalize(self, clocks.freed, self.ptr, weakref.ref(self.block)).atexit = False
 
     @property
     def device(self):

@@ -84,9 +84,10 @@ class Queue:
 
     def moved(self, clock):
         """What comes next comes after all that a clock knows."""
-        self.clock = clock
-        for known in [_every, *([_blocking] if self.blocking else [])]:
-            known[self.device] = clocks.joined([known.get(self.device, {}), clock])
+        with turn:
+            self.clock = clock
+            for known in [_every, *([_blocking] if self.blocking else [])]:
+                known[self.device] = clocks.joined([known.get(self.device, {}), clock])
 
     def _known(self):
         """The clocks of what comes before anything that is added: as `_implied`, also of what has been done."""
@@ -120,9 +121,10 @@ class Queue:
 
 def default_queue(device):
     """The queue of the default stream of a device."""
-    if device not in _defaults:
-        _defaults[device] = Queue(device, blocking=False)
-    return _defaults[device]
+    with turn:
+        if device not in _defaults:
+            _defaults[device] = Queue(device, blocking=False)
+        return _defaults[device]
 
 
 def synchronize(device):
@@ -142,18 +144,21 @@ class Recording:
 
     def __init__(self, queue):
         self.origin, self.works, self.last, self.ended = queue, [], {queue: []}, False
-        queue.recording = self
-        _recordings.append(self)
+        with turn:
+            queue.recording = self
+            _recordings.append(self)
 
     def add(self, queue, do, what, uses):
         """Record something to do, and what memory it uses, by weak references."""
-        self.works.append(Work(None, do, self.last[queue], what, uses=uses))
-        self.last[queue] = [self.works[-1]]
+        work = Work(None, do, self.last[queue], what, uses=uses)
+        self.works.append(work)
+        self.last[queue] = [work]
 
     def join(self, queue, works):
         """Have what a queue does next come after some of the works; it is recorded from now on."""
-        self.last[queue] = [*self.last.get(queue, []), *works]
-        queue.recording = self
+        with turn:
+            self.last[queue] = [*self.last.get(queue, []), *works]
+            queue.recording = self
 
     def end(self):
         """All works; CUDARuntimeError if what a queue has done last comes before nothing of the first one's."""
@@ -162,10 +167,11 @@ class Recording:
             work = before.pop()
             reached.add(id(work))
             before += [x for x in work.after if id(x) not in reached]
-        for queue in self.last:
-            queue.recording = None
-        _recordings.remove(self)
-        self.ended = True
+        with turn:
+            for queue in self.last:
+                queue.recording = None
+            _recordings.remove(self)
+            self.ended = True
         if any(id(work) not in reached for works in self.last.values() for work in works):
             raise CUDARuntimeError("cudaErrorStreamCaptureUnjoined: a stream that was captured too has not come back")
         return self.works
@@ -200,7 +206,8 @@ def all_done():
 
 def capturing(device):
     """Whether a stream of a device is being captured."""
-    return any(x.device == device for made in _recordings for x in made.last)
+    with turn:
+        return any(x.device == device for made in _recordings for x in made.last)
 
 
 # ---- in which order -------------------------------------------------------------------------------------------------

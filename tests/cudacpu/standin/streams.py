@@ -16,6 +16,7 @@ from tests.cudacpu.standin.queues import (
     next_lane,
     reach,
     sorted_anyhow,
+    turn,
     wait_for,
 )
 
@@ -255,7 +256,10 @@ class Graph:
 
     def launch(self, stream=None):
         """Do the works in one stream, in an order that is allowed, each with the place that it has in the graph."""
-        queue = (stream or current_stream())._queue
+        with turn:
+            self._given_to((stream or current_stream())._queue, stream)
+
+    def _given_to(self, queue, stream):
         begun, ends, followed = queue.add().place, {}, set()
         for work in sorted_anyhow(self.works):
             before = [ends[id(x)] for x in work.after] or [begun]

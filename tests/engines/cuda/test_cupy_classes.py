@@ -1,0 +1,143 @@
+"""Properties of the CuPy engine each of which a whole class of faults would break; see planted.py."""
+
+import gc
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import pytest
+
+import arrayopt as ao
+from tests.engines.cuda.test_cupy import compare, pair, step, trees
+
+TAILS = {f"n{n}": (n,) for n in (3, 4, 1023, 1028, 2051, 2056, 3075, 3080, 4095, 4096 + 2056, 2 * 4096 + 3080)}
+"""What is left for the last piece: for none, one, two, three of the vectors that a thread asks for at once."""
+
+
+@pytest.mark.parametrize("name", ["LARS", "LANS"])
+def test_vectors_that_are_read_ahead_end_where_tensors_end(cupy, name):
+    """Two (LARS) and four (LANS, and what measures gradients) are; the stand-in finds what is read behind the end."""
+    opts = pair(cupy, getattr(ao, name)(lr=0.1), TAILS, clip_norm=0.5)
+    for k in range(2):
+        step(cupy, opts, TAILS, seed=k)
+    compare(opts)
+
+
+def norm(cupy, shapes, grads, **options):
+    """The joint norm of some gradients, as bits."""
+    params = {name: cupy.zeros(shape, "f4") for name, shape in shapes.items()}
+    opt = ao.Optimizer(params, ao.SGD(lr=0.1), engine="cupy", clip_norm=1.0, **options)
+    opt.step({name: cupy.asarray(g) for name, g in grads.items()})
+    return opt.stats.global_norm.get().tobytes()
+
+
+def test_the_joint_norm_has_the_same_bits_however_tensors_are_grouped(cupy):
+    """It is added up in the order of the tensors: not by rule, by rank, or by what they are sorted into."""
+    shapes = {f"w{i:02}": (1 + i % 3,) * (1 + i % 2) for i in range(60)}
+    grads = {name: g * 10.0 ** (i % 7 - 3) for i, (name, g) in enumerate(trees(shapes, "float32", 5).items())}
+    names, other = list(shapes), ao.Adam(lr=0.1)
+    expected = norm(cupy, shapes, grads)
+    for some in (names[::2], names[1::3], names[30:], names[:7]):
+        assert norm(cupy, shapes, grads, groups=dict.fromkeys(some, other)) == expected, some
+
+
+def test_what_a_graph_reads_lives_as_long_as_the_optimizer(cupy):
+    """A graph of its own reads the loss scale; then the tensors are sorted anew, and what decides is made anew."""
+    opts = pair(cupy, ao.SGD(lr=0.1, momentum=0.9), {"w": (9,), "b": (3,)}, loss_scale=ao.LossScale(init=4.0))
+    for k in range(2):
+        step(cupy, opts, {"w": (9,), "b": (3,)}, seed=k)
+    seen, stream = cupy.zeros(1, "f8"), cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        opts[1].advance()
+        stream.begin_capture()
+        seen[...] = opts[1].loss_scale.reshape(1)
+        graph = stream.end_capture()
+        for opt in opts:
+            opt.groups[0].nesterov = True  # another structure
+        step(cupy, opts, {"w": (9,), "b": (3,)}, seed=3)
+        for opt, xp in zip(opts, (np, cupy), strict=True):
+            opt.advance()
+            opt.launch({name: xp.asarray(g) for name, g in trees({"w": (9,), "b": (3,)}, "float32", 3).items()})
+        gc.collect()
+        graph.launch(stream)
+        assert seen.get().tolist() == [4.0]
+    compare(opts)
+
+
+@pytest.mark.parametrize("layer", range(3))
+def test_one_layer_is_skipped_whichever_it_is(cupy, layer):
+    """The first and the last, too: the others go on, and the step is made."""
+    shapes = {"a": (3, 4), "b": (3, 5), "c": (2, 4), "x": (4,)}
+    groups = {"x": {"stacked": False}}
+    opts = pair(cupy, ao.AdamW(lr=0.1, stacked=True), shapes, groups=groups, skip_nonfinite=True, stats=True)
+    for k in range(3):
+        grads = trees(shapes, "float32", k)
+        if k == 1:
+            grads["a"][layer, 2] = np.nan
+        for opt, xp in zip(opts, (np, cupy), strict=True):
+            opt.step({name: xp.asarray(g) for name, g in grads.items()})
+        host, there = (
+            {name: set(map(np.isfinite, x.values())) for name, x in opt.stats.read().items()} for opt in opts
+        )
+        left = {f"{name}[{layer}]" for name in "ab"} if k == 1 else set()
+        assert {name for name, finite in there.items() if finite != {True}} == left
+        assert set(host) == set(there) - left
+    compare(opts)
+    assert opts[1].skipped_layers()["a"].tolist() == [int(i == layer) for i in range(3)]
+    assert int(opts[1].stats.skipped) == 0
+
+
+def test_a_step_that_failed_after_a_load_divides_by_the_scale_that_was_loaded(cupy, monkeypatch):
+    """What was sent to the device for the failed step is what the next one finds there."""
+    shapes, scale = {"w": (9,), "b": (3,)}, ao.LossScale(init=1024.0, window=1)
+    opts = pair(cupy, ao.SGD(lr=0.1), shapes, accumulate=2, loss_scale=scale)
+    saved = [opt.state_dict() for opt in opts]
+    for k in range(4):
+        step(cupy, opts, shapes, seed=k)
+    for opt, state in zip(opts, saved, strict=True):
+        opt.load_state_dict(state)
+    step(cupy, opts, shapes, seed=5)
+
+    def fail(*_, **__):
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(opts[1]._step), "_prepare", fail)
+        for opt, xp in zip(opts, (np, cupy), strict=True):
+            with pytest.raises(MemoryError, match="no room"):
+                opt.step({x: xp.asarray(g) for x, g in trees(shapes, "float32", 6).items()})
+    for k in range(6, 9):
+        step(cupy, opts, shapes, seed=k)
+    compare(opts)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class OverRows(ao.Rule):
+    """A step by what is summed over one axis, then over several of the others, and over each alone."""
+
+    over = -1
+
+    def slots(self, xp, p):
+        return {}
+
+    def update(self, xp, p, g, s, h):
+        over = self.over if g.ndim > 1 else -1
+        few = xp.sqrt(xp.mean(g * g, axis=over, keepdims=True))
+        made = xp.mean(few)
+        for axes in [tuple(range(g.ndim - 1)), *((axis,) for axis in range(g.ndim))]:
+            made = made + xp.mean(few, axis=axes, keepdims=True)
+        return p - made, {}
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class OverColumns(OverRows):
+    over = -2
+
+
+@pytest.mark.parametrize("rule", [OverRows(), OverColumns()], ids=["rows", "columns"])
+def test_sums_over_several_axes_of_what_goes_over_few(cupy, rule):
+    shapes = {"row": (999,), "matrix": (5, 131), "tall": (300, 3), "stack": (3, 20, 7), "more": (2, 3, 5, 7)}
+    opts = pair(cupy, rule, shapes)
+    step(cupy, opts, shapes)
+    compare(opts)
