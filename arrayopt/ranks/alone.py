@@ -111,6 +111,9 @@ class Alone:
     ) -> None:
         """Put the gradients of a step into their rooms."""
 
+    def hold(self) -> None:
+        """Make the memory that `reduce` needs where it is captured, as it was for the last step."""
+
     def take(
         self, tensors: Sequence[Tensor], index: int, grad: Array, *, wide: bool = False
     ) -> None:
