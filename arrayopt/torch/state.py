@@ -71,7 +71,7 @@ class Entry(dict[str, Any]):
         if names:
             if not isinstance(value, Param) or value.ndim == 0 or len(value) != len(names):
                 raise ValueError(
-                    f"ring {key!r} must be given as a tensor whose first axis has its {len(names)} members"
+                    f"state: ring {key!r} must be given as a tensor whose first axis has its {len(names)} members"
                 )
             new = {**self, **dict(zip(names, value.unbind(), strict=True))}
             super().update(new if self.write is None else self.write(new))

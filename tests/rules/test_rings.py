@@ -266,7 +266,7 @@ def test_a_ring_of_pytorchs_state_is_one_tensor():
     assert torch.equal(opt.state[p]["s"][1], opt.state[p]["s_1"])
     opt.state[p]["s"] = torch.full((3, 2, 3), 2.0)
     assert (opt.state[p]["s_2"] == 2).all()
-    with pytest.raises(ValueError, match="ring 's' must be a tensor whose first axis has its 3 members"):
+    with pytest.raises(ValueError, match="ring 's' must be given as a tensor whose first axis has its 3"):
         opt.state[p]["s"] = torch.zeros(2, 2, 3)
     with pytest.raises(KeyError):
         opt.state[p]["nothing"]
