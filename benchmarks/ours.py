@@ -48,7 +48,7 @@ MORE: dict[str, ao.Rule] = {
 
 STATE = {"LAMB": 2, "LANS": 2, "CAME": 1, "LARS": 1, "AdamW": 2, "SGD": 1}
 STATE |= {"Lion": 1, "RMSprop": 1, "NAdam": 2, "RAdam": 2, "Adan": 4, "AdEMAMix": 3, "ScheduleFreeAdamW": 2}
-STATE |= {"AdamH": 2, "FISTA": 2, "Prodigy": 4, "LBFGS": 11}
+STATE |= {"AdamH": 2, "FISTA": 2, "Prodigy": 4, "LBFGS": 10}
 """Arrays of state for each parameter array; CAME's rows and columns are few beside its one."""
 
 

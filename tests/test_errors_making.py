@@ -137,14 +137,14 @@ MAKING = [
         "groups: nothing left",
         lambda: optimizer(groups={"w*": {}, "w": {}}),
         ValueError,
-        "group 'w': no parameter is left for it",
+        "group 'w': it must match a parameter that no earlier group has",
         "w, b",
     ),
     row(
         "groups: no match",
         lambda: optimizer(groups={re.compile("^x"): {}}),
         ValueError,
-        "group '^x': no parameter is left",
+        "group '^x': it must match a parameter that no earlier group has",
     ),
     row(
         "groups: no dict",
@@ -219,7 +219,7 @@ MAKING = [
         "order_params: too few",
         lambda: optimizer(made=[{"params": [A, B]}, {"order_params": [A]}]),
         ValueError,
-        "`order_params` must be exactly the parameters",
+        "`order_params` must contain each parameter of the groups once",
         "missing: ['1']",
     ),
     row(
@@ -241,7 +241,7 @@ MAKING = [
         "order_params: one twice",
         lambda: optimizer(made=[{"params": [A, B]}, {"order_params": [A, B, A]}]),
         ValueError,
-        "each once",
+        "groups once",
         "got 3 for 2",
     ),
     row(

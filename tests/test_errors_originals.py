@@ -74,7 +74,7 @@ ANSWERS = {
         "group order length": Refused(
             lambda: optimizer(made=[{"params": [A]}, {"order_params": [A, B]}]),
             ValueError,
-            "each once; missing: [], not parameters: positions [1], got 2 for 1",
+            "of the groups once; missing: [], not parameters: positions [1], got 2 for 1",
         ),
         "group order other names": Refused(
             lambda: optimizer(made=[*LAMB_GROUPS, {"order_params": ["0", "a"]}]),

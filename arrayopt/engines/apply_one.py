@@ -163,7 +163,7 @@ def _check_report(who: str, report: Report, values: int) -> None:
             many.append(name)
     if many:
         raise ReturnedError(
-            f"{who}.update: only values per tensor can be reported; got {', '.join(many)}"
+            f"{who}.update: statistics must be one value per tensor; got {', '.join(many)}"
         )
 
 

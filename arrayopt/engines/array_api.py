@@ -60,8 +60,8 @@ class ArrayAPI(Engine):
         """See `Engine.prepare_joint`: the step is computed anew whenever totals are known."""
         if is_captured(bucket.tensors[0].array):
             raise RuntimeError(
-                f"Optimizer.launch: {type(bucket.rule).__name__} asks for totals, which the host"
-                " adds up; a step of it cannot be captured in a CUDA graph"
+                f"Optimizer.launch: {type(bucket.rule).__name__} uses totals, which are summed on"
+                " the host, so its steps cannot be captured in a CUDA graph"
             )
         done = _Updates(bucket, asked)
         for meeting in meetings:

@@ -67,7 +67,7 @@ def blas_address(real: str) -> int:
     _libraries.cache_clear()  # it may have loaded one
     capsule = cython_blas.__pyx_capi__[{"float32": "sgemm", "float64": "dgemm"}[real]]
     if str(capsule).count(", int *") != 6:
-        raise ValueError("SciPy's BLAS has integers of another size than 32 bits")
+        raise ValueError("SciPy's BLAS must use 32-bit integers; this one does not")
     name, pointer = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_GetPointer
     name.restype, name.argtypes = ctypes.c_char_p, [ctypes.py_object]
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]

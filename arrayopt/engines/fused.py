@@ -76,16 +76,15 @@ class Fused(Engine):
         """See `Engine.check`."""
         if bucket.rule.branches and self.counts:
             raise NoRemedyError(
-                f"{type(bucket.rule).__name__} makes some updates as they are written, by their"
-                " number, which the"
-                " device counts; engine='array_api' runs it as it is"
+                f"{type(bucket.rule).__name__} runs some updates unfused, depending on the step"
+                " number, which this engine counts on the device; use engine='array_api'"
             )
         for way in ways(bucket.rule):
             for plan in self.plans(bucket, **way):
                 if plan.phases and bucket.rule.branches:
                     raise NoRemedyError(
-                        f"{type(bucket.rule).__name__} asks for totals, and makes some updates as"
-                        " they are written"
+                        f"{type(bucket.rule).__name__} uses totals, and runs some updates unfused;"
+                        " one rule cannot do both"
                     )
                 layout(plan)
                 if not self.narrows:
@@ -102,9 +101,8 @@ class Fused(Engine):
             )
         if bucket.kind == "cut":
             raise ValueError(
-                f"{type(bucket.rule).__name__} multiplies whole matrices, and of"
-                f" {bucket.tensors[0].name!r} each rank"
-                f" has a part; {BY_GROUP}"
+                f"{type(bucket.rule).__name__} needs whole matrices, but"
+                f" {bucket.tensors[0].name!r} is divided among the ranks; {BY_GROUP}"
             )
 
     def explain(self, bucket: Bucket) -> str:

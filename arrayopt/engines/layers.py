@@ -253,8 +253,7 @@ class Layers(Bucket):
             if not writable(tensor.array):
                 how = "is stacked" if self.stacks is self.whole else "has blocks"
                 raise ValueError(
-                    f"Optimizer: {tensor.name!r} {how}, and could be written in place before: it"
-                    " must stay so"
+                    f"Optimizer: {tensor.name!r} must remain writable in place, because it {how}"
                 )
         self.stacks.refresh()
         layers = iter(self.tensors)

@@ -232,7 +232,7 @@ def advise(buckets: Sequence[Bucket], told: set[str]) -> None:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             warnings.warn(
                 f"Optimizer: {type(bucket.rule).__name__} of {names[0]!r}{more} is not fused, and"
-                " runs one operation after the other; engine='array_api' silences this warning."
+                " runs one operation at a time; engine='array_api' silences this warning."
                 f" {bucket.remedy}",
                 NotFusedWarning,
                 stacklevel=_calls(),
@@ -266,10 +266,10 @@ def _serving(name: str, arrays: str, bucket: Bucket, *, asked: bool = False) -> 
     if name in bucket.refused:
         raise ValueError(bucket.refused[name])
     if row.takes and name not in FUSED.get(arrays, ()):
-        raise ValueError(f"it takes {' and '.join(row.takes)} arrays; got {arrays}")
+        raise ValueError(f"it supports {' and '.join(row.takes)} arrays; got {arrays}")
     if row.takes and bucket.rule.several and not isinstance(bucket, Layers):
         what = "stacked tensors" if bucket.rule.stacked else "tensors with blocks"
-        raise ValueError(f"it takes {what} where they can be written in place")
+        raise ValueError(f"it supports {what} only if they are writable in place")
     engine = row.open(asked=asked)
     try:
         engine.check(bucket)

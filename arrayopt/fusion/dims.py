@@ -44,7 +44,7 @@ class NotMeasured(Exception):  # noqa: N818 - a signal between `trace` and the p
 
 
 WAY_OUT = (
-    "; rules must be plain array API to be fused, and engine='array_api' runs this one as it is"
+    "; to be fused, a rule may use only part of the array API; engine='array_api' runs any rule"
 )
 
 

@@ -273,14 +273,15 @@ def layout(plan: Plan) -> Layout:
             raise TraceError(f"`{n.op}` of complex values per row, column or tensor is not fused")
     for r, kind in partials.items():
         if kind == "batch" and r.axes not in (plan.element[:-2], "A"):
-            raise TraceError(
-                f"a reduction that leaves the axes {r.axes} of {plan.element} is not fused"
-            )
+            axes = f"{r.axes} of {plan.element}"
+            raise TraceError(f"a reduction that keeps the axes {axes} is not fused")
+    for value in set(small).union(*(p.nodes for p in plan.passes)):
+        if {"R", "C"} <= {*value.axes} and value.axes != plan.element:
+            raise TraceError(f"a value over {value.axes} of {plan.element} is not fused")
     kept = outliving(plan.passes, plan.between) | set(plan.small.values())
-    per_tensor = [n for n in small if n.axes == ""]
     return Layout(
         {n: i for i, n in enumerate(plan.scalars)},
-        {n: i for i, n in enumerate(per_tensor)},
+        {n: i for i, n in enumerate(filter(lambda x: x.axes == "", small))},
         {n: n.axes for n in small if n.axes != "" and n in kept},
         partials,
     )

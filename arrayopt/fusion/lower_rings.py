@@ -21,7 +21,7 @@ def member_room(rolled: Rolled) -> list[program.Statement]:
     """Room for what parts leave for others, and for the values of each member."""
     body: list[program.Statement] = []
     for one, values in rolled.of.each.items():
-        body.append(bulk.Buffer(str(one.data), rolled.of.members))
+        body.append(bulk.Buffer(str(one.data), len(values)))
         for j, value in enumerate(values):
             body.append(program.Write(Place(str(one.data), number(j)), value))
     kept = {n for part in rolled.parts for n in (*part.kept, *part.added)}
@@ -34,8 +34,8 @@ def in_turns(
     """A unit of a tensor, between ``o`` and ``e``; `part_of` tells where partial results begin."""
     families = [(part, s) for part in rolled.parts for s in part.sums]
     for part, reduction in families:
-        start = program.Start(_result(part, reduction, rolled, part_of), reduction)
-        yield from _looped(part.over, rolled.of.members, [start])
+        start = program.Start(_result(part, reduction, part_of), reduction)
+        yield from _looped(part, [start])
     inside: list[program.Statement] = [
         program.Let("first", name("o") + name("turn") * STRETCH),
         program.Let("end", least(name("e"), name("first") + STRETCH)),
@@ -50,9 +50,9 @@ def in_turns(
         begun |= {*part.added}
         body = _elements(f"pass_{index}_{at}", pass_, part, rolled)
         for order, reduction in enumerate(part.sums):
-            into = _result(part, reduction, rolled, part_of)
+            into = _result(part, reduction, part_of)
             body.append(program.Take(reduction, into, Place("got", number(order))))
-        inside += _looped(part.over, rolled.of.members, body)
+        inside += _looped(part, body)
     turns = (name("e") - name("o") + (STRETCH - 1)) // STRETCH
     yield program.Loop("turn", ZERO, turns, tuple(inside))
 
@@ -63,10 +63,7 @@ def _elements(function: str, pass_: Pass, part: Part, rolled: Rolled) -> list[pr
     slices = dict[str, tuple[str, Index, Index]]()
     for array in dict.fromkeys([*part.loads, *part.stores]):
         if array in rolled.of.arrays:
-            where = column(
-                f"AT_{rolled.of.arrays[array]}",
-                _member(part, rolled.of.which[array], rolled.of.members),
-            )
+            where = column(f"AT_{rolled.of.arrays[array]}", _member(part, rolled.of.which[array]))
             before.append(program.Array(array, name("size"), where))
         slices[f"at_{array}"] = f"at_{array}", name("first"), name("end")
     buffers = dict.fromkeys([*part.taken, *part.kept, *part.added])
@@ -77,7 +74,7 @@ def _elements(function: str, pass_: Pass, part: Part, rolled: Rolled) -> list[pr
     scalars = [node for node in used if node.axes != pass_.axes and node.op != "const"]
     for node in scalars:
         if node in rolled.of.each:
-            where = _member(part, rolled.of.which[str(node.data)], rolled.of.members)
+            where = _member(part, rolled.of.which[str(node.data)])
             before.append(program.Read(node, Place(str(node.data), where)))
     loads = {f"at_{array}": node for array, node in part.loads.items()}
     loads |= {_buffer(node): node for node in part.taken}
@@ -104,13 +101,13 @@ def _buffer(node: Node) -> str:
     return f"_kept{node.id}"
 
 
-def _result(part: Part, reduction: Node, rolled: Rolled, part_of: Callable[[Node], Index]) -> Place:
+def _result(part: Part, reduction: Node, part_of: Callable[[Node], Index]) -> Place:
     """Where the partial result of a reduction is, or that of a member or pair."""
     first = part_of(reduction)
     after = {
         "several": name("several") * AT_ONCE,
-        "rest": number(rolled.of.members // AT_ONCE * AT_ONCE),
-        "square": MEMBER * rolled.of.members + OTHER,
+        "rest": number(part.members // AT_ONCE * AT_ONCE),
+        "square": MEMBER * part.members + OTHER,
         "triangle": MEMBER * (MEMBER + 1) // 2 + OTHER,
     }
     if part.over in after:
@@ -118,22 +115,22 @@ def _result(part: Part, reduction: Node, rolled: Rolled, part_of: Callable[[Node
     return Place("part", first + name("unit"))
 
 
-def _member(part: Part, which: int, members: int) -> Index:
+def _member(part: Part, which: int) -> Index:
     """Which member a name stands for."""
     if part.over == "several":
         return name("several") * AT_ONCE + which
     if part.over == "rest":
-        return number(members // AT_ONCE * AT_ONCE + which)
+        return number(part.members // AT_ONCE * AT_ONCE + which)
     return MEMBER if which == 0 else OTHER
 
 
-def _looped(over: str, members: int, body: Sequence[program.Statement]) -> list[program.Statement]:
+def _looped(part: Part, body: Sequence[program.Statement]) -> list[program.Statement]:
     """Statements for each member, or pair."""
-    if over == "once":
+    if part.over == "once":
         return [*body]
-    inside, every = tuple(body), number(members)
-    if over in ("several", "rest"):
-        times = members // AT_ONCE if over == "several" else 1
-        return [program.Loop(over, ZERO, number(times), inside)]
-    end = every if over == "square" else MEMBER + 1
+    inside, every = tuple(body), number(part.members)
+    if part.over in ("several", "rest"):
+        times = part.members // AT_ONCE if part.over == "several" else 1
+        return [program.Loop(part.over, ZERO, number(times), inside)]
+    end = every if part.over == "square" else MEMBER + 1
     return [program.Loop("member", ZERO, every, (program.Loop("other", ZERO, end, inside),))]

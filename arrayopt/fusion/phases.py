@@ -64,7 +64,7 @@ def in_rounds(several: Iterable[tuple[Meets, ...]]) -> list[list[int]]:
             soonest = min(plan[j][:2] for j in waiting)
             ready &= {j for j in waiting if plan[j][:2] == soonest}
         if not ready:
-            raise ValueError("total: tensors of different shape ask for totals in another order")
+            raise ValueError("total: tensors of all shapes must use totals in the same order")
         made.append(sorted(ready))
         waiting -= set(ready)
     return made
@@ -151,9 +151,7 @@ def _within(
             name = of_total(node.data[0]) if known else _kept(node)
             op = "input" if node.axes else "host"
             if node.axes and node.dtype != "real":
-                raise TraceError(
-                    f"it reduces truth values per row, and then asks for totals{WAY_OUT}"
-                )
+                raise TraceError(f"it uses a total after a reduction of booleans per row{WAY_OUT}")
             now[node] = Node(op, (), node.axes, 0, node.dtype, name, node.id)
         elif here == node.args or node.op == POSITION:
             now[node] = node

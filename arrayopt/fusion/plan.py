@@ -83,8 +83,8 @@ class Plan:
         """Raise TraceError for arithmetic in 16 bits, which engines for CPUs do not have."""
         if self.narrow:
             raise TraceError(
-                f"arithmetic in {self.narrow} is not fused here;"
-                " engine='array_api' does it where the library can"
+                f"arithmetic in {self.narrow} is not fused; engine='array_api' works if the array"
+                " library supports it"
             )
 
     @property

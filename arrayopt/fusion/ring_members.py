@@ -39,8 +39,8 @@ class Members:
 
     Attributes
     ----------
-    of : dict of Node to set of int
-        Of which members each value is made.
+    of : dict of Node to set of (int, int)
+        Of which members each value is made: how many its ring has, and which it is.
     stage : dict of Node to int
         How many sums over members come before a value.
     terms : dict of Node to list of Node
@@ -53,27 +53,28 @@ class Members:
         For what stands for members, which of those that are taken it stands for.
     """
 
-    def __init__(self, one: Pass, rings: Iterable[str], members: int) -> None:
-        self.one, self.members = one, members
+    def __init__(self, one: Pass, rings: dict[str, int]) -> None:
+        self.one, self.rings = one, rings
         self.arrays, self.which = dict[str, str](), dict[str, int]()
         self.each: dict[Node, tuple[Node, ...]] = {}
         self.array = {node: name for name, node in one.loads.items()}
-        self.member_of = {f"{ring}_{j}": (ring, j) for ring in rings for j in range(members)}
-        self.of: dict[Node, frozenset[int]] = {}
+        self.member_of = {f"{ring}_{j}": (ring, j) for ring, k in rings.items() for j in range(k)}
+        self.of: dict[Node, frozenset[tuple[int, int]]] = {}
         self.stage: dict[Node, int] = {}
         self.terms: dict[Node, list[Node]] = {}
         self.alike: dict[Any, Node] = {}
         for node, name in self.array.items():
             self.stage[node] = 0
-            self.of[node] = frozenset([self.member_of[name][1]] if name in self.member_of else [])
+            ring, j = self.member_of.get(name, ("", 0))
+            self.of[node] = frozenset([(rings[ring], j)] if ring else [])
         for node in one.nodes:
             self._classify(node)
 
     def _classify(self, node: Node) -> None:
         whole = [a for a in node.args if a in self.of]
         self.stage[node] = max((self.stage[a] for a in whole), default=0)
-        self.of[node] = frozenset[int]().union(*(self.of[a] for a in whole))
-        if len(self.of[node]) == self.members:
+        self.of[node] = frozenset[tuple[int, int]]().union(*(self.of[a] for a in whole))
+        if {k for k, _ in self.of[node]} == {len(self.of[node])}:
             terms = self._terms(node)
             if terms is not None:
                 self.terms[node], self.of[node] = terms, frozenset()
@@ -88,8 +89,8 @@ class Members:
             node, last = node.args
             terms.append(last)
         terms = [node, *reversed(terms)]
-        each = [self.of[x] for x in terms]
-        return terms if each == [frozenset([j]) for j in range(self.members)] else None
+        each = [frozenset([(len(terms), j)]) for j in range(len(terms))]
+        return terms if [self.of[x] for x in terms] == each else None
 
     def same(self, nodes: tuple[Node, ...], which: int = 0) -> Node:
         """What stands for a value of each member, in names of one of them."""

@@ -31,8 +31,8 @@ class Part:
         ``once``; ``several`` for `AT_ONCE` members at a time, ``rest`` for all that are left;
         ``square`` for all pairs of members, or ``triangle`` for those of which the second is not
         after the first.
-    at_once : int
-        How many members are taken at a time.
+    members, at_once : int
+        How many members there are, and how many single ones are taken at a time.
     loads, stores : dict of str to Node
         What is read from arrays and written to them. The names of a ring's first members stand for
         the members that are taken.
@@ -49,7 +49,8 @@ class Part:
     """
 
     over: str
-    at_once: int = 1
+    members: int = 0
+    at_once: int = 0
     loads: dict[str, Node] = field(default_factory=dict)
     stores: dict[str, Node] = field(default_factory=dict)
     nodes: tuple[Node, ...] = ()
@@ -85,17 +86,16 @@ def rolled(one: Pass, slots: Sequence[str]) -> Rolled | None:
     """
     rings = families(one.arrays)
     read = [*one.loads.values(), *one.nodes]
-    if len({*rings.values()}) != 1 or one.draws or one.summed or one.multiplies:
+    if not rings or one.draws or one.summed or one.multiplies:
         return None
     if any(n.dtype == "complex" for n in read):
         return None
-    (members,) = {*rings.values()}
-    for ring in rings:
+    for ring, members in rings.items():
         first = slots.index(f"{ring}_0") if f"{ring}_0" in slots else 0
         if list(slots[first : first + members]) != [f"{ring}_{j}" for j in range(members)]:
             return None
     try:
-        return _Rolling(one, rings, members).made()
+        return _Rolling(one, rings).made()
     except UnlikeError:
         return None
 
@@ -103,8 +103,8 @@ def rolled(one: Pass, slots: Sequence[str]) -> Rolled | None:
 class _Rolling(Members):
     """A pass that is being put into parts: those of each stage that are made once, and others."""
 
-    def __init__(self, one: Pass, rings: Iterable[str], members: int) -> None:
-        super().__init__(one, rings, members)
+    def __init__(self, one: Pass, rings: dict[str, int]) -> None:
+        super().__init__(one, rings)
         self.numbers = count(1 << 29)
         self.once, self.others = dict[int, Part](), dict[int, list[Part]]()
 
@@ -112,9 +112,11 @@ class _Rolling(Members):
         """The parts: of each stage what is done once, then what with pairs, and with members."""
         for stage in range(max(self.stage.values()) + 2):
             self.once[stage] = Part("once")
-            self.others[stage] = [Part("several", AT_ONCE)]
-            if self.members % AT_ONCE:
-                self.others[stage].append(Part("rest", self.members % AT_ONCE))
+            self.others[stage] = []
+            for members in dict.fromkeys(self.rings.values()):
+                self.others[stage].append(Part("several", members, AT_ONCE))
+                if members % AT_ONCE:
+                    self.others[stage].append(Part("rest", members, members % AT_ONCE))
         self._sums()
         self._chains()
         for parts in self.others.values():
@@ -137,24 +139,24 @@ class _Rolling(Members):
         """Put each reduction into a part."""
         sums, at = in_order(self.one), 0
         while at < len(sums):
-            reduction, members = sums[at], self.members
-            value = reduction.args[0]
+            value = sums[at].args[0]
             if not self.of[value]:
-                self.once[self.stage[value]].sums[reduction] = value
+                self.once[self.stage[value]].sums[sums[at]] = value
                 at += 1
                 continue
+            members, _ = next(iter(self.of[value]))
             values = [s.args[0] for s in sums[at : at + members]]
-            if [self.of[x] for x in values] == [frozenset([j]) for j in range(members)]:
-                for part in self._of_members(self.stage[value]):
+            if [self.of[x] for x in values] == [frozenset([(members, j)]) for j in range(members)]:
+                for part in self._of_members(self.stage[value], members):
                     for j in range(part.at_once):
                         part.sums[sums[at + j]] = self.same(tuple(values), j)
                 at += members
                 continue
-            at += self._pairs(sums[at:])
+            at += self._pairs(sums[at:], members)
 
-    def _pairs(self, sums: list[Node]) -> int:
+    def _pairs(self, sums: list[Node], members: int) -> int:
         """Put products of all pairs of members into a part; how many there are."""
-        k = range(self.members)
+        k = range(members)
         for over, each in (
             ("square", [(i, j) for i in k for j in k]),
             ("triangle", [(i, j) for i in k for j in range(i + 1)]),
@@ -172,15 +174,15 @@ class _Rolling(Members):
             args = self.same(tuple(left.values())), self.same(tuple(right.values()), 1)
             first = products[0]
             value = Node("mul", args, first.axes, first.level, first.dtype, None, first.id)
-            part = Part(over, sums={sums[0]: value})
+            part = Part(over, members, sums={sums[0]: value})
             self.others[max(self.stage[x] for x in products)].insert(0, part)
             return len(each)
         raise UnlikeError
 
     def _member_stores(self) -> None:
         """Put what is written to members into parts, after all that reads them."""
-        for ring in dict.fromkeys(ring for ring, _ in self.member_of.values()):
-            names = [f"{ring}_{j}" for j in range(self.members)]
+        for ring in self.rings:
+            names = [f"{ring}_{j}" for j in range(self.rings[ring])]
             there = {*names} & {*self.one.stores}
             guarded = {*names} & {*self.one.guards}
             if not there:
@@ -194,7 +196,7 @@ class _Rolling(Members):
                     stage = max(stage, at)
             guards = tuple(self.one.guards[x] for x in names if guarded)
             values = [x.args[1] if guarded else x for x in values]
-            for part in self._of_members(stage):
+            for part in self._of_members(stage, len(names)):
                 for j in range(part.at_once):
                     part.stores[names[j]] = self.same(tuple(values), j)
                     arrays[names[j]], self.which[names[j]] = names[0], j
@@ -205,16 +207,16 @@ class _Rolling(Members):
         """Put sums over members into parts."""
         for at, (root, terms) in enumerate(self.terms.items()):
             form = root.axes, root.level, root.dtype
-            for part in self._of_members(self.stage[root] - 1):
+            for part in self._of_members(self.stage[root] - 1, len(terms)):
                 so_far = new = Node("input", (), *form, f"_sum{at}", -1)
                 for j in range(part.at_once):
                     term = self.same(tuple(terms), j)
                     new = Node("add", (new, term), *form, None, next(self.numbers))
                 part.added[root] = so_far, new
 
-    def _of_members(self, stage: int) -> list[Part]:
-        """The parts of a stage that take all members."""
-        return [part for part in self.others[stage] if part.over in ("several", "rest")]
+    def _of_members(self, stage: int, members: int) -> list[Part]:
+        """The parts of a stage that take all of so many members."""
+        return [x for x in self.others[stage] if x.at_once and x.members == members]
 
     def _place(self) -> None:
         """Complete the parts by what they compute and read; other arrays are written when nobody

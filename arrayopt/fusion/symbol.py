@@ -65,7 +65,7 @@ class Symbol:
         if self.graph.flat and self.ndim > 1:
             raise NotFlat
         if self.graph.flat or "" in self.dims:
-            raise TraceError(f"a traced array has no shape of numbers{WAY_OUT}")
+            raise TraceError(f"a traced array has no numeric shape{WAY_OUT}")
         return tuple(_Extent(self.graph, d) for d in self.dims)
 
     @property
@@ -73,7 +73,7 @@ class Symbol:
         if self.graph.flat:
             raise NotFlat
         if self.ndim < 2:
-            raise TraceError(f"only what has rows and columns can be transposed{WAY_OUT}")
+            raise TraceError(f"only matrices can be transposed{WAY_OUT}")
         *batch, r, c = self.dims
         return (
             self
@@ -145,7 +145,7 @@ class _Extent(Symbol):
     def node(self) -> Node:  # type: ignore[override]
         if len(self.letter) > 1:
             raise TraceError(
-                f"one of several dimensions that are seen as one has no length of its own{WAY_OUT}"
+                f"several dimensions are merged, so the length of a single one is unknown{WAY_OUT}"
             )
         return self.graph.make("host", data=f"{COUNT}{self.letter.upper()}")
 
@@ -168,7 +168,7 @@ def _comparison(method: str) -> Any:
         if pair[0] == pair[1]:
             sign = 0
         elif set(pair) != set("RC"):
-            raise TraceError(f"only rows and columns can be compared{WAY_OUT}")
+            raise TraceError(f"only the numbers of rows and columns can be compared{WAY_OUT}")
         elif self.graph.tall is None:
             raise NotOriented
         else:
@@ -196,10 +196,9 @@ def lift(graph: Graph, value: Any) -> tuple[Node, tuple[str, ...], str]:
         )
     if is_array(value):
         raise TraceError(
-            f"it uses an array of shape {tuple(value.shape)} that it is not given; a projection"
-            " takes arrays as"
-            " `projections.support(mask)` and `projections.box(low, high)` do, and an update rule"
-            " has them as slots"
+            f"it uses an array of shape {tuple(value.shape)} that is not one of its arguments; a"
+            " projection must get arrays as `projections.support(mask)` and `projections.box(low,"
+            " high)` do, and a rule must keep them in slots"
             f"{WAY_OUT}"
         )
     raise TraceError(f"cannot trace an operation with a {type(value).__name__}{WAY_OUT}")
@@ -209,7 +208,7 @@ def _elementwise(op: str, *operands: Any) -> "Symbol":
     """An operation on symbols and numbers."""
     row, graph = OPS[op], next(x.graph for x in operands if isinstance(x, Symbol))
     if len(operands) != row.arity:
-        raise TraceError(f"`{op}` is of {row.arity} operands; got {len(operands)}{WAY_OUT}")
+        raise TraceError(f"`{op}` takes {row.arity} operands; got {len(operands)}{WAY_OUT}")
     lifted = [lift(graph, x) for x in operands]
     # which scalars of the step, numbers to the rule, leave so
     narrow = any(name in NARROW for _, _, name in lifted)
@@ -230,7 +229,8 @@ def _elementwise(op: str, *operands: Any) -> "Symbol":
     if len(dims) > 1 and dims[-1] and dims[-1] == dims[-2]:  # all rows beside all rows
         if dims[-1] in made.axes:
             raise TraceError(
-                f"what varies by {dims[-1]} along two dimensions is a product of matrices{WAY_OUT}"
+                f"an outer product, which varies by {dims[-1]} along two dimensions, is not fused;"
+                f" write a product of matrices{WAY_OUT}"
             )
         dims = (*dims[:-1], dims[-1].lower())
     return Symbol(graph, made, dims, wide)
@@ -278,9 +278,7 @@ def _matmul(left: Symbol, right: Symbol) -> Symbol:
         if operand.dtype == "bool" or operand.node.dtype == "complex":
             raise TraceError(f"only products of real matrices can be traced{WAY_OUT}")
         if sorted({dim[0] for dim in operand.dims}) != sorted(operand.node.axes):
-            raise TraceError(
-                f"a product with values that are the same along an axis cannot be traced{WAY_OUT}"
-            )
+            raise TraceError(f"a product with a broadcast axis cannot be traced{WAY_OUT}")
     narrow = next((operand.dtype for operand in (left, right) if operand.dtype in NARROW), "")
     if narrow and left.dtype != right.dtype:
         raise TraceError(f"a product of {left.dtype} with {right.dtype} cannot be traced{WAY_OUT}")
@@ -338,7 +336,8 @@ def _reduced(op: str, symbol: Symbol, *, axis: Any = None, keepdims: bool = Fals
         raise TraceError(f"`{op}` of values in {symbol.dtype} cannot be traced{WAY_OUT}")
     if symbol.dtype == "bool":
         raise TraceError(
-            f"`{op}` over a mask is no real number; use xp.where(mask, 1.0, 0.0 * x){WAY_OUT}"
+            f"`{op}` of a boolean mask is not a real number; use xp.where(mask, 1.0, 0.0 *"
+            f" x){WAY_OUT}"
         )
     if symbol.dtype.startswith("complex") and op != "sum":
         raise TraceError(f"`{op}` of complex numbers cannot be traced{WAY_OUT}")
@@ -438,8 +437,8 @@ class _Namespace(SimpleNamespace):
         if name in NARROW:
             if name not in OPS:
                 raise TraceError(
-                    f"arithmetic in {name} is not fused;"
-                    " engine='array_api' does it where the library can"
+                    f"arithmetic in {name} is not fused; engine='array_api' works if the array"
+                    " library supports it"
                 )
             return name
         if name in REDUCTIONS:
@@ -448,7 +447,7 @@ class _Namespace(SimpleNamespace):
             if name in row.api:
                 return partial(_elementwise, op)
         raise TraceError(
-            f"xp.{name} cannot be traced; use functions element by element, sums, means, `min` and"
+            f"xp.{name} cannot be traced; use element-wise functions, sums, means, `min` and"
             f" `max` over all elements, rows or columns, and products of matrices{WAY_OUT}"
         )
 
@@ -460,9 +459,9 @@ class _Linalg(SimpleNamespace):
         if name.startswith("__"):
             raise AttributeError(name)
         raise TraceError(
-            f"xp.linalg.{name} cannot be traced; use iterations of products, such as those of"
-            " Newton"
-            f" and Schulz, or do it in some updates alone, by `branch` and `as_written`{WAY_OUT}"
+            f"xp.linalg.{name} cannot be traced; use an iteration of products, such as"
+            " Newton-Schulz, or restrict it to some updates with `branch` and"
+            f" `as_written`{WAY_OUT}"
         )
 
 

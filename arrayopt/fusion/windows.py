@@ -77,9 +77,8 @@ def windows(
             first[one], end, tiles = tiles, one[1], tiles + -(-(one[1] - one[0]) // int(unit))
         if any(x is None or (x[1] and x not in first) for x in ranges):
             raise ValueError(
-                "must be cut along whole rows and columns, in the same places on all ranks, for its"
-                " rule has sums over"
-                " these; got parts "
+                "must be divided along whole rows and columns, at the same places on all ranks,"
+                " because its rule sums over rows or columns; got parts "
                 + ", ".join(f"{n} from {o} on" for o, n in dict.fromkeys(blocks) if prod(n))
             )
         columns += [

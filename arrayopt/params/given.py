@@ -102,8 +102,7 @@ def check_params(
             raise ValueError(f"{who}: two parameters are named {name!r}")
         if not functional and overlaps_itself(leaf):
             raise ValueError(
-                f"{who}: elements of {name!r} lie in the same place (an expanded tensor); copy it"
-                " first"
+                f"{who}: elements of {name!r} share memory (an expanded tensor); copy it first"
             )
         names.add(name)
     if functional:
@@ -223,8 +222,8 @@ def _ordered(named: list[tuple[str, Array]], order: list[Any]) -> list[tuple[str
     missing = [name for name, _ in named if name not in dict(ordered)]
     if strange or missing or len(ordered) != len(named):
         raise ValueError(
-            "Optimizer: `order_params` must be exactly the parameters of the groups, each once;"
-            f" missing: {missing}, not parameters: positions {strange}, got {len(order)} for"
+            "Optimizer: `order_params` must contain each parameter of the groups once; missing:"
+            f" {missing}, not parameters: positions {strange}, got {len(order)} for"
             f" {len(named)}"
         )
     return ordered

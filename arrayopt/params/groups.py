@@ -280,7 +280,8 @@ def assign(rule: Rule, groups: Groups | None, named: list[tuple[str, Array]]) ->
         if not group.names:
             listed = ", ".join(name for name, _ in named)
             raise ValueError(
-                f"group {group.label!r}: no parameter is left for it; the names are {listed}"
+                f"group {group.label!r}: it must match a parameter that no earlier group has; the"
+                f" names are {listed}"
             )
     return [*made, rest] if rest.names else made
 

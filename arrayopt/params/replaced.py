@@ -81,8 +81,8 @@ def exchange(
         names = ", ".join(_first([repr(name) for name in wrong]))
         listed = "; ".join(_first(list(chain.from_iterable(wrong.values()))))
         raise ValueError(
-            f"{who}: {names} must stay what it was: {listed}; put an array there that fits, or make"
-            " a new Optimizer"
+            f"{who}: {names} must keep shape, dtype, library and device: {listed}; assign an array"
+            " that fits, or make a new Optimizer"
         )
     check_params(named, who, arrays)
     check_slots_unshared(who, named, [tensor for tensor in tensors if tensor.name not in anew])
@@ -203,8 +203,8 @@ class Lent:
                     wrong.append(f"{what}, expected {expected}")
         if wrong:
             raise ValueError(
-                f"Optimizer: slots must stay what they were: {'; '.join(wrong)}; make a new"
-                " Optimizer, or load a state"
+                f"Optimizer: slots must keep shape, dtype and device: {'; '.join(wrong)}; make a"
+                " new Optimizer, or load a state"
             )
         for tensor in moved:
             tensor.run.arrays += 1

@@ -53,8 +53,8 @@ class Alone:
             raise error
         if self.torn is not None and what not in ("Optimizer.load", "Optimizer.load_state_dict"):
             raise RuntimeError(
-                f"{what}: {self.torn}, and parameters and state may be of different steps: load a"
-                " checkpoint, or put saved parameters back and load their state dict"
+                f"{what}: {self.torn}, and parameters and state may belong to different steps:"
+                " load a checkpoint, or restore saved parameters and load their state dict"
             )
         return wish
 
@@ -110,6 +110,9 @@ class Alone:
         self, tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]
     ) -> None:
         """Put the gradients of a step into their rooms."""
+
+    def hold(self) -> None:
+        """Make the memory that `reduce` needs where it is captured, as it was for the last step."""
 
     def take(
         self, tensors: Sequence[Tensor], index: int, grad: Array, *, wide: bool = False

@@ -171,7 +171,7 @@ def pieces_of(tensor: Tensor, slot: str) -> dict[int, Any] | None:
             blocks = [share.parts_of(slot)[r] for r in found]
             counts = {r: math.prod(n) for r, (_, n) in zip(found, blocks, strict=True)}
             if not fills(blocks, share.seen if share.are_scales(slot) else shape):
-                raise ValueError(f"the parts {blocks} do not fill {shape}, each place once")
+                raise ValueError(f"the parts {blocks} must cover {shape} exactly once")
         else:
             ends = share.parts(slot, math.prod(shape))
             senders = [r for r in share.holders if ends[r] < ends[r + 1]]
@@ -185,7 +185,7 @@ def pieces_of(tensor: Tensor, slot: str) -> dict[int, Any] | None:
             )
     except ValueError as error:
         raise ValueError(
-            f"Optimizer: slot {slot!r} of {tensor.name!r}, of shape {shape}, cannot be put together"
+            f"Optimizer: slot {slot!r} of {tensor.name!r}, of shape {shape}, cannot be assembled"
             f" from the ranks' parts: {error}"
         ) from None
     return found

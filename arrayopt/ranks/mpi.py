@@ -89,7 +89,7 @@ class MPIComm(Comm):
         """The communicator that sends messages."""
         if self._duplicate.broken:
             raise RankError(
-                "an earlier call over this communicator was interrupted; its messages may still"
+                "an earlier call with this communicator was interrupted; its messages may still"
                 " arrive"
             )
         return self._duplicate.comm

@@ -40,7 +40,9 @@ class NcclComm(Comm):
         return self._cupy.asarray(x) if isinstance(x, np.ndarray) else x
 
     def _call(self, calls: Sequence[Callable[[int], None]]) -> Callable[[], None]:
-        """Start calls together on the current stream; the returned function waits for them."""
+        """Start calls together on the current stream; the returned function waits for them, unless
+        they are captured.
+        """
         with self._device:
             stream = self._cupy.cuda.get_current_stream()
             try:
@@ -50,6 +52,8 @@ class NcclComm(Comm):
                 self._nccl.groupEnd()
             except Exception as error:
                 raise RankError(f"NCCL: {error}") from error
+            if stream.is_capturing():  # what is captured, the host cannot wait for
+                return _nothing
             event = self._cupy.cuda.Event(disable_timing=True)
             event.record(stream)
         return lambda: self._wait(event)
@@ -94,11 +98,9 @@ class NcclComm(Comm):
                 at = memory.data.ptr
                 calls.append(partial(self._comm.broadcast, at, at, memory.size, kind, root))
         wait = self._call(calls)
-        captured = self._cupy.cuda.get_current_stream(self._device.id).is_capturing()
 
         def finish() -> None:
-            if not captured:
-                wait()
+            wait()
             for (root, piece), memory in zip(pieces, there, strict=True):
                 if isinstance(piece, np.ndarray) and root != self.rank:
                     piece[:] = memory.get()
@@ -136,7 +138,8 @@ class NcclComm(Comm):
         with self._device:
             there = self._there(values)
             is_double = there.itemsize == 8
-            room = self._cupy.empty(counts[self.rank], there.dtype)
+            ends = np.cumsum(counts)
+            room = there[ends[self.rank] - counts[self.rank] : ends[self.rank]]  # in place
         kind = self._nccl.NCCL_FLOAT64 if is_double else self._nccl.NCCL_FLOAT32
         at, target, total = there.data.ptr, room.data.ptr, self._nccl.NCCL_SUM
         calls = []
@@ -144,12 +147,10 @@ class NcclComm(Comm):
             if count:
                 calls.append(partial(self._comm.reduce, at, target, count, kind, total, r))
             at += there.itemsize * count
-        wait, held = self._call(calls) if calls else None, [there]
+        wait = self._call(calls) if calls else _nothing
 
         def finish() -> Any:
-            if wait is not None:
-                wait()
-            held.clear()  # memory that is sent lives until here
+            wait()
             return room.get() if isinstance(values, np.ndarray) else room
 
         return finish
@@ -168,11 +169,10 @@ class NcclComm(Comm):
                     there = self._cupy.empty(room.size, np.uint8)
                     host_rooms.append((room, there))
                 calls.append(partial(self._receive, there, kind, source))
-        wait = self._call(calls) if calls else None
+        wait = self._call(calls) if calls else _nothing
 
         def finish() -> None:
-            if wait is not None:
-                wait()
+            wait()
             calls.clear()  # memory that is sent lives until here
             for room, there in host_rooms:
                 room[:] = there.get()
@@ -187,3 +187,7 @@ class NcclComm(Comm):
 
     def give_up(self) -> None:
         self._comm.abort()
+
+
+def _nothing() -> None:
+    """There is nothing to wait for."""

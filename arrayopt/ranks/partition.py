@@ -210,8 +210,8 @@ def _needs(tensor: Tensor, bucket: Bucket, engine: str) -> Needs:
     draws_by_element = any(plan.draws and plan.element == "C" for plan in plans)
     if draws_by_element and tensor.block.first(tuple(tensor.array.shape)) is None:
         raise ValueError(
-            f"{who} {rule} does not support with these fields: random numbers follow"
-            " the positions of elements, so a part must be contiguous; divide the first axis only"
+            f"{who} {rule} does not support with these fields: random numbers depend on the"
+            " positions of elements, so a part must be contiguous; divide the first axis only"
         )
     letters = axes_of(shape, update.element)
     spans: dict[str, tuple[int, ...]] = {}
@@ -249,7 +249,7 @@ def shards(tensor: Tensor, rank: int, every: Sequence[Any], needs: Needs) -> Sha
         if checksum != other:
             raise ValueError(
                 f"Optimizer: ranks {before} and {r} have the same part of {tensor.name!r}, but"
-                " other values in it"
+                " different values"
             )
     start_of: dict[Any, int] = {}
     ends, starts = [0], []
@@ -263,8 +263,8 @@ def shards(tensor: Tensor, rank: int, every: Sequence[Any], needs: Needs) -> Sha
     if not fills(list(start_of), tensor.shape):
         listed = ", ".join(f"{shape} from {offset} on" for offset, shape in start_of)
         raise ValueError(
-            f"Optimizer: the parts of {tensor.name!r} must fill a tensor of shape {tensor.shape},"
-            f" each place once; got {listed}"
+            f"Optimizer: the parts of {tensor.name!r} must cover a tensor of shape {tensor.shape}"
+            f" exactly once; got {listed}"
         )
     scales = scales_of(tensor.name, tensor.shape, blocks) if needs.codes else ((), ())
     undivided = tuple(needs.spans)

@@ -94,7 +94,8 @@ class ProcessGroup(Comm):
     def renew(self) -> None:
         if self._broken:  # gloo ends the process if a message has another size than expected
             raise RankError(
-                "torch.distributed: a group that has failed cannot go on; start the processes again"
+                "torch.distributed: a process group that has failed cannot be used again; restart"
+                " the processes"
             )
 
     def allgather(self, sent: Bytes, counts: Sequence[int]) -> Pending:

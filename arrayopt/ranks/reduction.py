@@ -14,13 +14,13 @@ from arrayopt.arrays import (
     Array,
     array_namespace,
     detached,
-    dtype_name,
     memory,
     on_its_device,
     place,
     to_host,
 )
-from arrayopt.ranks.comm import Comm, as_bytes
+from arrayopt.ranks.comm import Comm
+from arrayopt.ranks.kept import Kept
 from arrayopt.ranks.layout import BucketLayout, Piece
 from arrayopt.state.tensors import Tensor
 
@@ -46,10 +46,12 @@ class Reduction:
     rooms : list of array or None
         Gets this rank's sums. Those that cannot be written are replaced.
     total : callable
-        Adds a list of arrays in their order, in a dtype.
+        Writes the sum of a list of arrays, added in their order, into another.
     fast : callable, optional
         Completes a sum that the communicator has made; else gradients are added in the order of
         ranks.
+    kept : Kept
+        Where memory comes from.
     """
 
     def __init__(
@@ -58,11 +60,12 @@ class Reduction:
         tensors: Sequence[Tensor],
         buckets: list[BucketLayout],
         rooms: list[Array | None],
-        total: Callable[[list[Any], Any], Any],
+        total: Callable[[list[Any], Any], None],
         fast: Callable[[Any], Any] | None,
+        kept: Kept,
     ) -> None:
         self._comm, self._tensors, self._buckets = comm, tensors, buckets
-        self._rooms, self._total, self._fast = rooms, total, fast
+        self._rooms, self._total, self._fast, self._kept = rooms, total, fast, kept
         self._of: dict[int, list[tuple[int, Piece]]] = {}
         for number, bucket in enumerate(buckets):
             for piece in bucket.pieces:
@@ -86,12 +89,9 @@ class Reduction:
                 part = flat[piece.first : piece.end]
                 if not bucket.on_device:
                     part = np.ascontiguousarray(to_host(part))
-                if dtype_name(part) != bucket.dtype:
-                    part = part.astype(np.dtype(bucket.dtype))
-                item = part.dtype.itemsize
                 count = piece.end - piece.first
-                room = self._room(number)
-                room[piece.at * item : (piece.at + count) * item] = as_bytes(part)
+                room = self._room(number).view(np.dtype(bucket.dtype))
+                room[piece.at : piece.at + count] = part
                 self._missing[number] -= count
                 self._send_complete()
 
@@ -110,13 +110,14 @@ class Reduction:
             self._wait_for(self._sent - 2)
             bucket = self._buckets[number]
             size = bucket.size * np.dtype(bucket.dtype).itemsize
-            self._packed[number] = self._namespace(bucket).zeros(size, dtype=np.uint8)
+            self._packed[number] = self._empty(bucket, size, np.uint8)
+            self._packed[number][...] = 0
         return self._packed[number]
 
-    def _namespace(self, bucket: BucketLayout) -> Any:
-        if not bucket.on_device:
-            return np
-        return array_namespace(self._tensors[bucket.pieces[0].index].array)
+    def _empty(self, bucket: BucketLayout, count: int, dtype: Any) -> Any:
+        """Return memory where a bucket is."""
+        first = self._tensors[bucket.pieces[0].index].array
+        return self._kept.empty(array_namespace(first) if bucket.on_device else np, count, dtype)
 
     def _on_device_of(self, bucket: BucketLayout) -> Any:
         return on_its_device(self._tensors[bucket.pieces[0].index].array)
@@ -153,13 +154,13 @@ class Reduction:
     def _start_in_order(self, bucket: BucketLayout, packed: Any) -> Callable[[], Any]:
         """Send a bucket; what is returned waits, and adds in the order of ranks."""
         rank, dtype = self._comm.rank, np.dtype(bucket.dtype)
-        xp, item = self._namespace(bucket), dtype.itemsize
+        item, wide = dtype.itemsize, np.dtype(WORKING[bucket.dtype])
         parts = []
         for first, end in pairwise(bucket.ends(self._comm.size)):
             parts.append(packed[first * item : end * item])
         mine = parts[rank]
         others = [r for r in range(self._comm.size) if r != rank]
-        received = {r: xp.empty(len(mine), dtype=xp.uint8) for r in others if len(mine)}
+        received = {r: self._empty(bucket, len(mine), np.uint8) for r in others if len(mine)}
         sent = [(r, parts[r]) for r in others if len(parts[r])]
         wait = self._comm.start_exchange(sent, list(received.items()))
 
@@ -167,7 +168,9 @@ class Reduction:
             wait()
             received[rank] = mine
             every = [received[r].view(dtype) for r in range(self._comm.size) if r in received]
-            return self._total(every, np.dtype(WORKING[bucket.dtype]))
+            total = self._empty(bucket, len(mine) // item, wide)
+            self._total(every, total)
+            return total
 
         return finish
 
@@ -175,7 +178,11 @@ class Reduction:
         """Send a bucket; the communicator adds."""
         wide = np.dtype(WORKING[bucket.dtype])
         real = np.dtype(REAL.get(wide.name, wide))
-        values = packed.view(np.dtype(bucket.dtype)).astype(wide, copy=False).view(real)
+        values = packed.view(np.dtype(bucket.dtype))
+        if values.dtype != wide:
+            given, values = values, self._empty(bucket, bucket.size, wide)
+            values[...] = given
+        values = values.view(real)
         parts = wide.itemsize // real.itemsize
         counts = [(end - first) * parts for first, end in pairwise(bucket.ends(self._comm.size))]
         wait = self._comm.start_add(values, counts)
@@ -203,7 +210,7 @@ class Reduction:
                     else:
                         sent.append((owner, part.view(np.uint8)))
                 elif owner == rank:
-                    part = self._namespace(bucket).empty(end - first, dtype=dtype)
+                    part = self._empty(bucket, end - first, dtype)
                     received.append((adder, part.view(np.uint8)))
                     landed.append((first, part))
             wait = self._comm.start_exchange(sent, received)

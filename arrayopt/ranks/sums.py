@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
+import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import WORKING, Array, dtype_name, place, size
+from arrayopt.arrays import WORKING, Array, dtype_name, is_captured, place, size
 from arrayopt.ranks.comm import Comm
+from arrayopt.ranks.kept import Kept
 from arrayopt.ranks.layout import BucketLayout, layout
 from arrayopt.ranks.reduction import Reduction
 from arrayopt.state.tensors import Tensor
@@ -32,19 +34,29 @@ class Sums:
         self._comm, self._mean, self._fast = comm, mean, fast
         self._key: Any = None
         self._buckets: list[BucketLayout] = []  # of the last step
+        self._rooms: dict[Any, Array] = {}  # on a device, for the next steps too
+        self.kept = Kept()
 
     def rooms(self, tensors: Sequence[Tensor], grads: list[Array | None]) -> list[Array | None]:
         """Return arrays for the sums; for tensors that other ranks have, the gradients."""
         rooms: list[Array | None] = []
         for tensor, grad in zip(tensors, grads, strict=True):
-            as_it_is = grad is None or tensor.kind == "none" or tensor.block is not None
-            rooms.append(grad if as_it_is else room_for(tensor, grad, dtype_name(grad)))
+            if grad is None or tensor.kind == "none" or tensor.block is not None:
+                rooms.append(grad)
+            elif self._comm.on_device and array_api_compat.is_cupy_array(grad):
+                key = tensor.place, dtype_name(grad), tuple(grad.shape)
+                if key not in self._rooms:
+                    self._rooms[key] = room_for(tensor, grad, dtype_name(grad))
+                rooms.append(self._rooms[key])
+            else:
+                rooms.append(room_for(tensor, grad, dtype_name(grad)))
         return rooms
 
     def reduce(
         self, tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]
     ) -> None:
         """Fill the rooms; those that cannot be written are replaced."""
+        self.kept.captured = any(g is not None and is_captured(g) for g in grads)
         sent_as = [None if g is None or not size(g) else dtype_name(g) for g in grads]
         reduction = self.start(tensors, sent_as, range(len(tensors)), rooms)
         for index, grad in enumerate(grads):
@@ -64,22 +76,24 @@ class Sums:
         key = shares, list(sent_as), list(order)
         if key != self._key:
             self._key, self._buckets = key, layout(self._comm, tensors, sent_as, order)
+        self.kept.begin(repr(key))
         fast = self._mean_of if self._fast else None
-        return Reduction(self._comm, tensors, self._buckets, rooms, self._total, fast)
+        return Reduction(self._comm, tensors, self._buckets, rooms, self._total, fast, self.kept)
 
     def _mean_of(self, total: Any) -> Any:
-        """Return sums, or means made of them."""
-        return total / total.dtype.type(self._comm.size) if self._mean else total
+        """Make means of sums, in place."""
+        if self._mean:
+            total /= total.dtype.type(self._comm.size)
+        return total
 
-    def _total(self, parts: list[Any], wide: Any) -> Any:
-        """Return the sum of parts in their order, or the mean."""
-        total = parts[0].astype(wide)
+    def _total(self, parts: list[Any], total: Any) -> None:
+        """Write the sum of parts in their order, or the mean."""
+        total[...] = parts[0]
         with np.errstate(all="ignore"):  # infinity and NaN are data
             for part in parts[1:]:
-                total += part.astype(wide, copy=False)
+                total += part
             if self._mean:
-                total /= wide.type(len(parts))
-        return total
+                total /= total.dtype.type(len(parts))
 
 
 def room_for(tensor: Tensor, grad: Array, sent_as: str) -> Array:

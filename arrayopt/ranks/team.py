@@ -35,7 +35,7 @@ class Team(Agreement):
         self._sums = Sums(self._comm, mean=ranks.grads == "mean", fast=ranks.reduction == "fast")
         self.sums = ranks.grads != "reduced"
         self._taken = Taken(self._comm, self._sums)
-        self.captured = self._comm.on_device and not self.sums
+        self.captured = self._comm.on_device
         self._gather: Gather | None = None  # of the last step that has waited
         self._later: LaterGather | None = None  # of the last that has not
 
@@ -83,6 +83,10 @@ class Team(Agreement):
     ) -> None:
         if self._ranks.grads != "reduced":
             self._sums.reduce(tensors, grads, rooms)
+
+    def hold(self) -> None:
+        if self._comm.on_device:
+            self._sums.kept.hold()
 
     def take(
         self, tensors: Sequence[Tensor], index: int, grad: Array, *, wide: bool = False
@@ -192,6 +196,7 @@ class Team(Agreement):
 
     def start_gather(self, tensors: Sequence[Tensor]) -> Arrivals:
         self._send_back(tensors)
+        tensors = self._taken.forward(tensors)
         if self._later is None or not self._later.serves(tensors):
             self._later = LaterGather(self._comm, tensors)
         return self._later()

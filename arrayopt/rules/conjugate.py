@@ -25,7 +25,7 @@ class CG(Searching):
         \beta &= \max\left(0, \frac{\langle g, g - g' \rangle}{\lVert g' \rVert^2}\right) \\
         d &\leftarrow -g + \beta d, \qquad p \leftarrow x + a d
 
-    Here g' is the gradient at the point before. It needs the memory of three arrays, where `LBFGS` needs that of 23; it
+    Here g' is the gradient at the point before. It needs the memory of three arrays, where `LBFGS` needs that of 21; it
     takes more evaluations.
 
     Parameters

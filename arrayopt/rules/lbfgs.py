@@ -9,8 +9,7 @@ import numpy as np
 from arrayopt.arrays import Array
 from arrayopt.hyper import choice, structural, whole
 from arrayopt.rules.line_search import MOST, Searching, Turn
-from arrayopt.rules.pairs import RINGS, Direction, begun, direction, forgotten
-from arrayopt.rules.rings import put
+from arrayopt.rules.pairs import RINGS, Direction, begun, direction, forgotten, newest, remembered
 from arrayopt.rules.words import dot, real_name
 
 __all__ = ["LBFGS", "MOST_FUSED"]
@@ -73,8 +72,9 @@ class LBFGS(Searching):
     than in the last step, the memory is forgotten, and the step is a first one.
 
     The slot ``x`` is the last point taken; ``accepted`` counts these, and ``ended`` is 1 where no
-    length makes the value less. The slots ``s`` and ``y`` are rings of steps and of changes of the
-    gradient. Where a length is taken, a pair is added, in the place of the oldest, unless its
+    length makes the value less. The ring ``s`` holds directions, ``lengths`` how far each was
+    followed, and ``y`` changes of the gradient; the last direction is at ``place``, the last change
+    at ``latest``. Where a length is taken, a pair is added, in the place of the oldest, unless its
     product is not positive. A step is two passes over the memory: the first makes all inner
     products with the newest pair and the gradient, the second the direction. Products of older
     pairs are kept, in the rings of numbers ``sy`` and ``yy``.
@@ -101,7 +101,7 @@ class LBFGS(Searching):
     line_search: str | None = choice("strong_wolfe", None)
 
     rings: ClassVar[tuple[str, ...]] = RINGS
-    wide: ClassVar[tuple[str, ...]] = (*Searching.wide, "place", "sy", "yy")
+    wide: ClassVar[tuple[str, ...]] = (*Searching.wide, "place", "latest", "lengths", "sy", "yy")
 
     @property
     def value_optional(self) -> bool:
@@ -110,19 +110,21 @@ class LBFGS(Searching):
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:
         memory = begun(xp, p, self.memory)
         if self.line_search is not None:
-            return {**super().slots(xp, p), **memory}
+            own = super().slots(xp, p)
+            del own["d"]  # it is in the memory
+            return {**own, **memory}
         return {"grad": xp.zeros_like(p), **memory, **self.company(xp, p)}
 
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Any], h: Any) -> tuple[Array, dict[str, Any]]:
         if self.memory > MOST_FUSED and hasattr(g, "lean"):
             raise TypeError(f"LBFGS: a memory of more than {MOST_FUSED} pairs is not fused: engine='array_api' runs it")
         if self.line_search is None or h.value is None:
-            new, slots = self._along(xp, p, g, s, h)
-            step = new - p
-        else:
-            new, slots = super().update(xp, p, g, s, h)
-            step = new - slots["x"]
-        return new, {**slots, "s": put(s["s"], slots["place"], step)}
+            return self._along(xp, p, g, s, h)
+        new, slots = super().update(xp, p, g, {**s, "d": newest(xp, s)}, h)
+        # those of a new direction begin at 0; so does `since`, where it goes along the gradient
+        slots = forgotten(xp, slots["since"] == 0, slots)
+        begins = slots["trials"] == 0
+        return new, remembered(xp, s, slots, begins, slots.pop("d"), slots["step"])
 
     def _along(self, xp: Any, p: Array, g: Array, s: dict[str, Any], h: Any) -> tuple[Array, dict[str, Any]]:
         """A step of length `lr`, as PyTorch's rule."""
@@ -135,7 +137,7 @@ class LBFGS(Searching):
             # a search that was begun has ended
             accepted = xp.where(later, s["accepted"] + 1.0, s["accepted"])
             slots |= {"trials": float(MOST), "accepted": accepted, "ended": 0.0}
-        return p - far * found.array, slots
+        return p - far * found.array, remembered(xp, s, slots, True, -found.array, far)
 
     def _direction(
         self, xp: Any, s: dict[str, Any], g: Array, square: Array, h: Any, *, later: Any, **options: Any
@@ -168,6 +170,3 @@ class LBFGS(Searching):
             since=xp.where(falls, since, 0.0),
             slots=found.slots,
         )
-
-    def restarted(self, xp: Any, where: Array, slots: dict[str, Any]) -> dict[str, Any]:
-        return forgotten(xp, where, slots)

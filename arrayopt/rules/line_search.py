@@ -102,10 +102,6 @@ class Searching(OneUnknown):
         fall = 2.0 * xp.abs(f) / norm
         return xp.where((fall > 0) & (fall < h.first_step), fall, h.first_step) / norm
 
-    def restarted(self, xp: Any, where: Array, slots: dict[str, Array]) -> dict[str, Array]:
-        """What the rule keeps where it goes along the gradient for want of something better."""
-        return slots
-
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:
         arrays = {"x": p, "grad": xp.zeros_like(p), "d": xp.zeros_like(p)}
         numbers = {name: number(xp, p) for name in ("since", "accepted", "ended", *NUMBERS)}
@@ -134,8 +130,7 @@ class Searching(OneUnknown):
         numbers["accepted"] = xp.where(taken & later, s["accepted"] + 1.0, s["accepted"])
         x, grad = xp.where(taken, p, s["x"]), xp.where(taken, g, s["grad"])
         d = xp.where(taken, turned.d, xp.where(again, -s["grad"], s["d"]))
-        slots = self.restarted(xp, begins & (since == 0), turned.slots)
-        new = {"x": x, "grad": grad, "d": d, "ended": ended, **numbers, **slots, **company}
+        new = {"x": x, "grad": grad, "d": d, "ended": ended, **numbers, **turned.slots, **company}
         return x + numbers["step"] * d, new
 
 

@@ -1,21 +1,21 @@
-"""The memory of L-BFGS: the last steps and changes of the gradient, and their inner products.
+"""The memory of L-BFGS: the last directions and changes of the gradient, and their inner products.
 
-Two rings hold the pairs. One place in each is open: the step that is made goes there, and then the change that follows
-from it. So all inner products of a step are sums of one pass, and the direction is made in the next. The products of
-older pairs are kept, by age, so that their places matter to the rings alone.
+Two rings hold the pairs. The newest direction is in the ring of k as soon as it is known, and its length beside it; the
+change that follows from it is known in the next step, and goes into the ring of k - 1. So all inner products of a step
+are sums of one pass, and the direction is made in the next. The products of older pairs are kept, by age, so that their
+places matter to the rings alone.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 from arrayopt.arrays import Array
 from arrayopt.rules.rings import Ring, combined, dots, put, ring
-from arrayopt.rules.words import number
+from arrayopt.rules.words import choose, dot, number
 
-__all__ = ["RINGS", "Direction", "begun", "direction", "forgotten"]
+__all__ = ["RINGS", "Direction", "begun", "direction", "forgotten", "newest", "remembered"]
 
-RINGS = ("s", "y", "sy", "yy")
+RINGS = ("s", "y", "lengths", "sy", "yy")
 
 Over = Callable[[list[Any]], list[Any]]
 
@@ -32,7 +32,7 @@ class Direction(NamedTuple):
     slope : array, 0-d
         The inner product of both.
     slots : dict of str to array or Ring
-        The memory with the newest pair, if that can be used; ``place`` is where the next step goes.
+        The memory with the newest pair, if that can be used; ``place`` is where the next direction goes.
     """
 
     known: Array
@@ -43,10 +43,25 @@ class Direction(NamedTuple):
 
 def begun(xp: Any, p: Array, k: int) -> dict[str, Any]:
     """Room for k pairs, and for the products of all but one."""
-    slots: dict[str, Any] = {"s": ring(xp, p, k), "y": ring(xp, p, k), "place": number(xp, p)}
+    zero = number(xp, p)
+    slots: dict[str, Any] = {"s": ring(xp, p, k), "lengths": ring(xp, zero, k), "place": zero}
     if k > 1:
-        slots |= {name: ring(xp, number(xp, p), k * (k - 1) // 2) for name in ("sy", "yy")}
+        slots |= {"y": ring(xp, p, k - 1), "latest": number(xp, p)}
+        slots |= {name: ring(xp, zero, k * (k - 1) // 2) for name in ("sy", "yy")}
     return slots
+
+
+def newest(xp: Any, s: dict[str, Any]) -> Array:
+    """The direction that was taken last."""
+    none = 0.0 * s["place"]  # the standard knows no choice between two numbers
+    return combined(s["s"], [xp.where(s["place"] == i, 1.0, none) for i in range(len(s["s"]))])
+
+
+def remembered(xp: Any, s: dict[str, Any], slots: dict[str, Any], begins: Any, d: Array, length: Any) -> dict[str, Any]:
+    """New slots with the direction and the length of the step that is made; where it `begins`, d is another one."""
+    place = slots["place"]
+    put_in = {"s": put(s["s"], choose(begins, place, -1.0), d), "lengths": put(s["lengths"], place, length)}
+    return slots | put_in
 
 
 def direction(
@@ -59,7 +74,7 @@ def direction(
     xp : namespace
         The namespace.
     s : dict of str to array or Ring
-        The memory; the newest step is in the open place. And ``grad``, the gradient before.
+        The memory, with the direction that was taken last; and ``grad``, the gradient before.
     g : array
         The gradient.
     square : array, 0-d
@@ -72,12 +87,20 @@ def direction(
         It is used if its product is larger than the first, and than the second times the square of its change.
     """
     steps, place, k = s["s"], s["place"], len(s["s"])
+    older, latest = s.get("y", Ring(())), s.get("latest", 0.0)
     change = g - s["grad"]
-    changes = put(s["y"], place, change)
-    by_age = partial(_by_age, xp, turns=_turns(xp, place, k))
-    by_step, by_change = by_age(over(dots(steps, g))), by_age(over(dots(changes, g)))
-    sy = _bordered(by_age(over(dots(steps, change))), s.get("sy", ()))
-    yy = _bordered(by_age(over(dots(changes, change))), s.get("yy", ()))
+
+    def with_steps(x: Array) -> list[Any]:
+        each = [length * product for length, product in zip(s["lengths"], dots(steps, x), strict=True)]
+        return _by_age(xp, over(each), place)
+
+    def with_changes(x: Array) -> list[Any]:
+        first, *rest = over([dot(xp, change, x), *dots(older, x)])
+        return [first, *_by_age(xp, rest, latest)]
+
+    by_step, by_change = with_steps(g), with_changes(g)
+    sy = _bordered(with_steps(change), s.get("sy", ()))
+    yy = _bordered(with_changes(change), s.get("yy", ()))
 
     good = stored & (sy[0][0] > least[0]) & (sy[0][0] > least[1] * yy[0][0])
     scale, known, rho = 1.0, good & False, {}
@@ -104,14 +127,18 @@ def direction(
     slope = scale * square
     for i in range(k):
         slope = slope + of_steps[i] * by_step[i] + of_changes[i] * by_change[i]
-    along = combined(steps, by_age([of_steps[i] for i in range(k)]))
-    across = combined(changes, by_age([of_changes[i] for i in range(k)]))
-    following = xp.where(place >= k - 1.0, 0.0, place + 1.0)
-    slots = {"y": changes, "place": xp.where(good, following, place)}
-    for name, products in (("sy", sy), ("yy", yy)):
-        if k > 1:
+    by_place = _by_age(xp, [of_steps[i] for i in range(k)], place)
+    along = combined(steps, [length * x for length, x in zip(s["lengths"], by_place, strict=True)])
+    made = scale * g + along + of_changes[0] * change
+    slots = {"place": xp.where(good, _following(xp, place, k), place)}
+    if k > 1:
+        made = made + combined(older, _by_age(xp, [of_changes[i] for i in range(1, k)], latest))
+        next_place = _following(xp, latest, k - 1)
+        slots["y"] = put(older, xp.where(good, next_place, -1.0), change)
+        slots["latest"] = xp.where(good, next_place, latest)
+        for name, products in (("sy", sy), ("yy", yy)):
             slots[name] = _kept(xp, good, products, s[name])
-    return Direction(known, scale * g + along + across, slope, slots)
+    return Direction(known, made, slope, slots)
 
 
 def forgotten(xp: Any, where: Array, slots: dict[str, Any]) -> dict[str, Any]:
@@ -123,16 +150,17 @@ def forgotten(xp: Any, where: Array, slots: dict[str, Any]) -> dict[str, Any]:
     return {**slots, "sy": Ring(tuple(left))}
 
 
-def _turns(xp: Any, place: Array, k: int) -> list[tuple[int, Array]]:
-    """By how far to turn a list of k, and under which conditions: the digits of a place."""
-    bits = [1 << i for i in range((k - 1).bit_length())]
-    return [(bit, xp.floor(place / bit) % 2.0 == 1.0) for bit in bits]
+def _following(xp: Any, place: Array, k: int) -> Array:
+    """The place after one of k."""
+    return xp.where(place >= k - 1.0, 0.0, place + 1.0)
 
 
-def _by_age(xp: Any, numbers: list[Any], turns: list[tuple[int, Array]]) -> list[Any]:
+def _by_age(xp: Any, numbers: list[Any], place: Any) -> list[Any]:
     """What is in order of places, in order of ages, the youngest is in that place; or the other way."""
     turned = [numbers[-i % len(numbers)] for i in range(len(numbers))]
-    for far, due in turns:
+    for bit in range(max(0, len(numbers) - 1).bit_length()):
+        far = 1 << bit
+        due = xp.floor(place / far) % 2.0 == 1.0
         turned = [xp.where(due, turned[i - far], x) for i, x in enumerate(turned)]
     return turned
 

@@ -113,24 +113,24 @@ def numbers_at(buckets: list[Bucket], step: int, value: Any) -> list[list[dict[s
 
 def _check_values(values: Array, buckets: list[Bucket], ranks: int) -> None:
     """Raise TypeError where there cannot be a value for each layer."""
-    who = "Optimizer.step: `value` must be a number, or one for each layer of stacked tensors"
+    who = "Optimizer.step: `value` must be a number, or one number per layer of stacked tensors"
     if ranks > 1:
-        raise TypeError(f"{who}, which ranks cannot share yet; got {len(values)} values")
+        raise TypeError(f"{who}, and the array does not work over ranks; got {len(values)} values")
     for bucket in buckets:
         for tensor in bucket.whole.tensors:
             if not bucket.rule.stacked:
                 raise TypeError(
-                    f"{who}; got {len(values)} values, and {tensor.name!r} is not stacked"
+                    f"{who}; got {len(values)} values, but {tensor.name!r} is not stacked"
                 )
             if len(tensor.array) != len(values):
                 count = len(tensor.array)
                 raise TypeError(
-                    f"{who}; got {len(values)} values, and {tensor.name!r} has {count} layers"
+                    f"{who}; got {len(values)} values, but {tensor.name!r} has {count} layers"
                 )
             if array_namespace(tensor.array) is not array_namespace(values):
                 other = library(tensor.array)
                 raise TypeError(
-                    f"{who}; got a {library(values)} array, and {tensor.name!r} is of {other}"
+                    f"{who}; got a {library(values)} array, but {tensor.name!r} is of {other}"
                 )
 
 

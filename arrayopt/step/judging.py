@@ -210,6 +210,6 @@ class Judging:
 def _overwritten() -> dict[str, Any]:
     """The norms of the last step, if a later one has failed since."""
     raise RuntimeError(
-        "Optimizer: a later step failed after it had measured its gradients; the norms of the last"
-        " step are lost"
+        "Optimizer: the norms of the last step are lost, because a later step failed after"
+        " measuring its gradients"
     )

@@ -21,6 +21,9 @@ class Release:
     def __init__(self) -> None:
         self.given: dict[str, Any] = {}
         self.refused: dict[str, str] = {}
+        self._settings: tuple[Any, ...] | None = (
+            None  # of the step, where tensors have been updated
+        )
 
     def __bool__(self) -> bool:
         return bool(self.given or self.refused)
@@ -32,8 +35,8 @@ class Release:
         """
         if waits:
             raise ValueError(
-                f"Optimizer.give: {' and '.join(waits)} need all gradients of a step; call"
-                " step(grads), or make an Optimizer without"
+                f"Optimizer.give: with {' and '.join(waits)}, a step needs all gradients at once;"
+                " call step(grads), or make an Optimizer without"
             )
         if name not in names:
             known = ", ".join(names[:10])
@@ -42,31 +45,42 @@ class Release:
             )
         if name in self.given:
             first = "call step() before the next gradients"
-            raise ValueError(f"Optimizer.give: {name!r} has been given in this step; {first}")
+            raise ValueError(f"Optimizer.give: {name!r} was already given in this step; {first}")
 
     def took(self, name: str, grad: Any = None) -> None:
         """Note that a gradient was taken."""
         self.given[name] = grad
         self.refused.pop(name, None)
 
+    def check_settings(self, who: str, *settings: Any) -> None:
+        """Raise RuntimeError where settings are not those with which tensors have been updated."""
+        if self._settings is None:
+            self._settings = settings
+        elif self._settings != settings:
+            raise RuntimeError(
+                f"{who}: settings have changed in the middle of a step; of its tensors"
+                f" {len(self.given)} have been updated with the old ones. Set those back, or load a"
+                " checkpoint; change settings between step() and the next gradients"
+            )
+
     def check_end(self, *, incomplete: bool, ranks: bool = False) -> None:
         """Raise RuntimeError where a gradient was refused, unless the step may be incomplete."""
         if self.refused and not incomplete:
             first, error = next(iter(self.refused.items()))
-            done = f"{len(self.given)} gradients have been given in this step; give it again,"
+            done = f"{len(self.given)} gradients were given in this step; give it again,"
             if ranks:
-                done = "nothing has changed; give all gradients of the step again,"
+                done = "nothing was changed; give all gradients of the step again,"
             raise RuntimeError(
                 f"Optimizer.step: the gradient of {first!r} was refused ({error}), and {done}"
-                " load a checkpoint, or call step(incomplete=True), which leaves it as it is"
+                " load a checkpoint, or call step(incomplete=True) to skip it"
             )
 
     def clear(self) -> None:
         """Forget the step, as after a load."""
-        self.given, self.refused = {}, {}
+        self.given, self.refused, self._settings = {}, {}, None
 
     def check_whole(self, who: str) -> None:
         """Raise RuntimeError in the middle of a step."""
         if self:
-            done = f"{len(self.given)} gradients have been given"
-            raise RuntimeError(f"{who}: {done} in a step that has not ended; call step() first")
+            done = f"{len(self.given)} gradients were given"
+            raise RuntimeError(f"{who}: {done} in an unfinished step; call step() first")

@@ -98,7 +98,7 @@ class Stats(Mapping[str, Mapping[str, Array]]):
 
     def _all(self) -> dict[str, dict[str, Array]]:
         if not self.enabled:
-            raise RuntimeError("Optimizer: `stats` were not asked for; make it with stats=True")
+            raise RuntimeError("Optimizer: `stats` are off; make the Optimizer with stats=True")
         return self._reports
 
     def __getitem__(self, name: str) -> Mapping[str, Array]:

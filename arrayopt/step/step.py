@@ -186,6 +186,8 @@ class Step:
             grads = begun.rooms
             if team.size > 1 and not begun.reduced:
                 team.reduce(self._parameters.all, begun.grads, grads)
+                if self._run.captured or self.capturing:
+                    self._run.record(begun.grads)
             team.bring(self._parameters.all, begun.grads, grads)
             if adding is None or team.size > 1:
                 norms_of: Callable[[], Measures] = partial(measures, coming.buckets, grads)
@@ -226,10 +228,7 @@ class Step:
         if not any(select(self._engine, bucket)[0].capturing(bucket) for bucket in buckets):
             return False
         if not self._team.captured:
-            raise RuntimeError(
-                "Optimizer.launch: a step over ranks can be captured only over NCCL, and with"
-                " reduced gradients"
-            )
+            raise RuntimeError("Optimizer.launch: a step over ranks can be captured only over NCCL")
         return True
 
     def _prepare(
@@ -270,6 +269,7 @@ class Step:
         for bucket, values in zip(coming.buckets, coming.hypers, strict=True):
             select(self._engine, bucket)[0].advance(bucket, values)
         self.judging.advance(coming.known)
+        self._team.hold()
         with Commit(self._team):
             self._coming = coming
             self._run.steps += 1

@@ -177,7 +177,7 @@ def test_in_the_functional_form_under_jit_and_where_nothing_can_be_written(expec
         assert state["tensors"]["qkv"]["m"].shape == (18, 5)
     params, grads = qkv(np.array)
     params["qkv"].flags.writeable = False
-    with pytest.warns(ao.NotFusedWarning, match="tensors with blocks where they can be written in place"):
+    with pytest.warns(ao.NotFusedWarning, match="tensors with blocks only if they are writable in place"):
         opt = ao.Optimizer(params, rule, groups=groups, stats=True, skip_nonfinite=True)
     for _ in range(2):
         opt.step(grads)
@@ -257,7 +257,7 @@ def test_tensors_that_have_no_blocks():
         ao.Optimizer({"number": np.array(1.0)}, ao.LAMB(blocks=3))
     with pytest.raises(ValueError, match=r"Muon: a block of 'w', of shape \(4,\), is no matrix"):
         ao.Optimizer({"w": np.ones(12)}, ao.Muon(lr=0.1, blocks=3))
-    with pytest.raises(ValueError, match="`stacked` and `blocks` both say what the first axis is"):
+    with pytest.raises(ValueError, match="`stacked` and `blocks` both define the first axis"):
         ao.LAMB(blocks=3, stacked=True)
     for name in ("array_api", "numpy"):
         empty = {"none": np.zeros((0, 3)), "empty": np.zeros((6, 0)), "w": np.ones((6, 2))}

@@ -43,7 +43,7 @@ def told(make):
 def test_a_rule_that_is_not_fused_says_so_once(library, name):
     rule = ao.SGD(lr=0.1, project=UNTRACEABLE[name])
     opt, (message,) = told(lambda: ao.Optimizer(tree(library), rule))
-    assert message.startswith("Optimizer: SGD of 'w' and 1 more is not fused, and runs one operation after the other")
+    assert message.startswith("Optimizer: SGD of 'w' and 1 more is not fused, and runs one operation at a time")
     assert "engine='array_api' silences this warning" in message
     assert ("projections.support(mask)" in message) == (name in OWN_ARRAYS)
     _, more = told(lambda: [opt.step(tree(library)), opt.explain(), opt.step(tree(library))])

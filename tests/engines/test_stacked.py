@@ -258,7 +258,7 @@ def test_jax_and_arrays_that_cannot_be_written():
         for name, x in opt.params.items():
             for i in range(N):
                 np.testing.assert_allclose(x[i, ...], single.params[f"{name}[{i}]"], rtol=1e-12)
-    with pytest.raises(ValueError, match="it takes stacked tensors where they can be written in place"):
+    with pytest.raises(ValueError, match="it supports stacked tensors only if they are writable in place"):
         ao.Optimizer(fixed, ao.LAMB(stacked=True), engine="numpy")
 
 
@@ -332,7 +332,7 @@ def test_replaced_and_moved_arrays_are_followed():
         single.params[f"w[{i}]"] = np.clip(single.params[f"w[{i}]"], -0.5, 0.5)
     same(run(stacked, 2), run(single, 2, of=apart))
     stacked.params["w"].flags.writeable = False
-    with pytest.raises(ValueError, match="'w' is stacked, and could be written in place before: it must stay so"):
+    with pytest.raises(ValueError, match="'w' must remain writable in place, because it is stacked"):
         run(stacked, 1)
 
 

@@ -253,7 +253,7 @@ def test_the_word_says_what_is_wrong():
     class Wrong:
         pass
 
-    with pytest.raises(TypeError, match="`h` must be what a rule's update was given"):
+    with pytest.raises(TypeError, match="`h` must be the `h` of a rule's update"):
         ao.total(Wrong(), 1.0)
 
 
@@ -294,7 +294,7 @@ def test_the_source_has_each_phase(engine):
 
 def test_tensors_are_not_given_one_by_one():
     opt = ao.Optimizer({"a": np.ones(2), "b": np.ones(2)}, Joint())
-    with pytest.raises(ValueError, match="totals need all gradients of a step"):
+    with pytest.raises(ValueError, match="with totals, a step needs all gradients at once"):
         opt.give("a", np.ones(2))
 
 

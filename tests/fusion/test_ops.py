@@ -102,7 +102,7 @@ def test_what_is_of_real_numbers_alone_refuses_complex_ones(name):
 
 
 def test_an_operation_too_many_is_refused():
-    with pytest.raises(TraceError, match="`sqrt` is of 1 operands; got 2"):
+    with pytest.raises(TraceError, match="`sqrt` takes 1 operands; got 2"):
         trace(of(lambda xp, p, g: xp.sqrt(p, g)), 1, "float32")
 
 
@@ -205,7 +205,7 @@ def test_a_largest_value_of_what_is_the_same_for_all_is_that():
 
 def test_reductions_of_complex_numbers_or_masks_are_refused():
     for op in REDUCTIONS:
-        with pytest.raises(TraceError, match=f"`{op}` over a mask is no real number"):
+        with pytest.raises(TraceError, match=f"`{op}` of a boolean mask is not a real number"):
             trace(of(lambda xp, p, g, op=op: p * getattr(xp, op)(g > 0)), 1, "float32")
     with pytest.raises(TraceError, match="`max` of complex numbers cannot be traced"):
         trace(of(lambda xp, p, g: p / xp.max(g)), 1, "complex64")

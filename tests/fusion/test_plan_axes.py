@@ -197,15 +197,31 @@ def test_a_mask_may_be_chosen_from_masks(engine):
 )
 def test_a_sum_that_cannot_be_fused_says_so(axis, rank, left):
     rule = made(lambda xp, p, g, s, h: (p - h.lr * g / xp.sum(g * g, axis=axis, keepdims=True), {}))()
-    with pytest.raises(TraceError, match=f"a reduction that leaves the axes {left} is not fused"):
+    with pytest.raises(TraceError, match=f"a reduction that keeps the axes {left} is not fused"):
         layout(plan_for(rule, rank, "float32"))
     for engine in FUSED:
         with pytest.raises(
-            ValueError, match=f"engine '{engine}' cannot run Made: a reduction that leaves the axes {left}"
+            ValueError, match=f"engine '{engine}' cannot run Made: a reduction that keeps the axes {left}"
         ):
             ao.Optimizer(np.ones((2,) * rank), rule, engine=engine)
     agree(rule, ((2,) * rank,), "array_api")
     agree(rule, ((2,) * rank,), "auto")
+
+
+@pytest.mark.filterwarnings("ignore::arrayopt.NotFusedWarning")
+@pytest.mark.parametrize(("axis", "left"), [(0, "BRC"), (1, "ARC")])
+def test_what_rows_and_columns_of_a_sum_make_together_says_so(axis, left):
+    """It goes over rows and columns, but is no element."""
+
+    def update(xp, p, g, s, h):
+        rows, columns = (xp.sqrt(xp.sum(g * g, axis=over, keepdims=True)) for over in (-1, -2))
+        return p - h.lr * xp.sum(rows, axis=axis, keepdims=True) * xp.sum(columns, axis=axis, keepdims=True), {}
+
+    rule = made(update)()
+    for engine in FUSED:
+        with pytest.raises(ValueError, match=f"cannot run Made: a value over {left} of ABRC is not fused"):
+            ao.Optimizer(np.ones((2, 3, 4, 5)), rule, engine=engine)
+    agree(rule, ((2, 3, 4, 5),), "auto")
 
 
 def complex_slot_of_rows(xp, p, g, s, h):

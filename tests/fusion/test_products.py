@@ -176,7 +176,7 @@ def test_blas_has_its_threads_again_after_the_last_user():
 REFUSED = {
     "sum over a gram": (lambda xp, p: p / xp.sqrt(xp.sum((p @ p.mT) * (p @ p.mT))), "is not fused"),
     "row times gram": (lambda xp, p: ((p @ p.mT) * xp.sum(p, axis=-1, keepdims=True)) @ p, "is not fused"),
-    "same along an axis": (lambda xp, p: (0.0 * p + 1.0) @ p.mT @ xp.zeros_like(p) + p, "the same along an axis"),
+    "same along an axis": (lambda xp, p: (0.0 * p + 1.0) @ p.mT @ xp.zeros_like(p) + p, "a broadcast axis"),
     "a number": (lambda xp, p: p @ 2.0, "products of arrays"),
     "other axes": (lambda xp, p: p @ p, "cannot multiply a matrix over RC"),
     "half precision": (lambda xp, p: xp.astype(p, xp.float16), "arithmetic in float16 is not fused"),
@@ -184,7 +184,10 @@ REFUSED = {
     "half a sum": (lambda xp, p: p + xp.sum(xp.astype(p, xp.bfloat16)), "`sum` of values in bfloat16 cannot be"),
     "another shape": (lambda xp, p: xp.reshape(p, (-1,)), "only a tensor as the matrix"),
     "length": (lambda xp, p: p if p.shape[0] > 3.5 else 2 * p, "cannot depend on an array's value"),
-    "outer": (lambda xp, p: xp.sum(p, axis=-1, keepdims=True) * xp.sum(p, axis=-1), "varies by R along two dimensions"),
+    "outer": (
+        lambda xp, p: xp.sum(p, axis=-1, keepdims=True) * xp.sum(p, axis=-1),
+        "an outer product, which varies by R along two dimensions",
+    ),
     "branch": (lambda xp, p: branch(xp.sum(p) > 0.0, lambda: p, lambda: -p), "cannot depend on an array's value"),
     "transposed sum": (lambda xp, p: p + p.mT, "cannot broadcast"),
 }
@@ -251,7 +254,7 @@ def test_without_scipy_or_threadpoolctl_auto_takes_numpy_and_says_why(missing, m
     said = {"scipy": "SciPy", "threadpoolctl": "threadpoolctl"}[missing]
     text = ao.Optimizer(np.ones((2, 3)), ao.Muon(lr=0.1)).explain()
     assert "engine numpy (the fastest for numpy arrays; " in text
-    assert f"{' and '.join(reversed(COMPILED))}: to multiply matrices it needs {said}" in text
+    assert f"{' and '.join(reversed(COMPILED))}: matrix products need {said}" in text
     for engine in COMPILED:
-        with pytest.raises(ValueError, match=f"it needs {said}; pip install"):
+        with pytest.raises(ValueError, match=f"matrix products need {said}; pip install"):
             ao.Optimizer(np.ones((2, 3)), ao.Muon(lr=0.1), engine=engine).explain()

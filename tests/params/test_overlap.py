@@ -124,7 +124,7 @@ def test_nothing_is_shared_where_nothing_is_written():
 def test_arrays_that_overlap_themselves(array, itself):
     assert overlaps_itself(array) == itself
     if itself:
-        raises(lambda: ao.Optimizer({"w": array}, ao.SGD(lr=1.0)), ValueError, "elements of 'w' lie in the same place")
+        raises(lambda: ao.Optimizer({"w": array}, ao.SGD(lr=1.0)), ValueError, "elements of 'w' share memory")
 
 
 def test_pairs_are_those_that_counting_elements_finds():

@@ -146,7 +146,7 @@ def test_what_does_not_fit_is_refused_by_name(engine, wrong, words):
     new = np.zeros(3)
     p["x"], p["y"] = wrong(a), new
     for call in (lambda: opt.step(grads), opt.state_dict, opt.averaged, lambda: opt.state, opt.advance):
-        raises(call, ValueError, "Optimizer: 'x' must stay what it was: ", words)
+        raises(call, ValueError, "Optimizer: 'x' must keep shape, dtype, library and device: ", words)
     assert opt.step_count == 1
     assert [x.tolist() for x in (a, b, new)] == [*(x.tolist() for x in was), [0.0] * 3]
     p["x"] = a

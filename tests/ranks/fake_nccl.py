@@ -84,10 +84,12 @@ class NcclCommunicator:
     def reduce(self, sent, received, count, kind, op, root, stream):
         assert op == NCCL_SUM
         size = np.dtype(TYPES[kind]).itemsize
-        there, room = (
-            memory(x, count * size).view(TYPES[kind]) for x in (sent, received if self.comm.rank == root else sent)
-        )
-        self._later(lambda: self.comm.Ireduce(there, room, root=root), kind, stream)
+        there, room = (memory(x, count * size).view(TYPES[kind]) for x in (sent, received))
+        if self.comm.rank != root:
+            self._later(lambda: self.comm.Ireduce(there, None, root=root), kind, stream)
+        else:
+            given = MPI.IN_PLACE if sent == received else there
+            self._later(lambda: self.comm.Ireduce(given, room, root=root), kind, stream)
 
     def send(self, sent, count, kind, peer, stream):
         self._later(lambda: self.comm.Isend(memory(sent, count), peer), kind, stream)

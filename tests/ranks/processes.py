@@ -72,6 +72,7 @@ def equal(comm, rank, size, folder):
         shared(comm, rank)
     else:
         hooked(comm, rank)
+        doors(comm, rank, size)
     print(f"rank {rank} of {size}: equal, {kinds(many)}", flush=True)
 
 
@@ -102,6 +103,50 @@ def hooked(comm, rank):
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
 
 
+def doors(comm, rank, size):
+    """`comm=` and `overlap=` of PyTorch's optimizers, compiled models too; and what DDP is told."""
+    import torch
+
+    from arrayopt.torch import AdamW, overlap
+    from tests.support import overlapping as door
+
+    ddp = torch.nn.parallel.DistributedDataParallel
+    for label, rule in (("overlap", "LAMB"), ("clipped", "CAME"), ("no_sync", "AdamW"), ("left out", "LAMB")):
+        options = door.WAYS[label]
+        kept = {name: x for name, x in options.items() if name not in ("overlap", "held")}
+        one = door.alone(rule, size, 3, **kept)
+        assert door.unlike(one, door.together(comm, rule, 3, **options)) == [], label
+    one = door.alone("AdamW", size, 3)
+    for how in ("in place", "function", "module") if size > 2 else ():
+        net = called = door.Net()
+        opt = AdamW(door.groups(net), lr=0.01, comm=comm, overlap=True)
+        if how == "in place":
+            net.compile(backend="eager")
+        else:
+            called = torch.compile(net if how == "module" else lambda *x, **y: net(*x, **y), backend="eager")  # noqa: B023
+        for step in range(3):
+            door.passes(called, rank, step)
+            opt.step()
+        assert door.unlike(one, (net, opt)) == [], how
+    for options in ({"release": True}, {"overlap": True, "comm": comm}, "overlap"):
+        for early in (True, False):  # whether the model is wrapped before
+            net = door.Net()
+            made = [ddp(net, process_group=comm)] if early else []
+
+            def train(net=net, options=options, made=made):
+                if options == "overlap":
+                    there = ao.Ranks(comm, grads="mean")
+                    made.append(ao.Optimizer(dict(net.named_parameters()), ao.AdamW(), comm=there))
+                    overlap(made[-1], net)
+                else:
+                    made.append(AdamW(net.parameters(), lr=0.01, **options))
+                made.append(ddp(net, process_group=comm))
+                made[-1](torch.tensor([1, 2])).sum().backward()
+
+            with pytest.raises(ValueError, match="before DistributedDataParallel has added up those of other"):
+                train()
+
+
 def shared(comm, rank):
     """Optimizers over one communicator of MPI have one duplicate of it between them, which is freed with it."""
     from mpi4py import MPI
@@ -119,7 +164,7 @@ def shared(comm, rank):
     with pytest.raises(ValueError, match="which Optimizer over the communicator is 1 on rank 0, 2 on rank 1"):
         opts[min(rank, 1)].step({"w": np.ones(2)})
     opts[1]._team._comm.give_up()
-    with pytest.raises(ao.RankError, match="over this communicator was interrupted"):
+    with pytest.raises(ao.RankError, match="with this communicator was interrupted"):
         opts[2].step({"w": np.ones(2)})
     opts[1]._team.renew(opts[1]._parameters.all)
     assert len(made) == 2
@@ -160,6 +205,8 @@ def nccl(comm, rank, size, folder):
             assert held < 300 * 400 + 130 + 70 * 20 + 1
             assert [x.kind for x in many._parameters.all].count("cut") == 1
         captured(cupy, shapes, arrays)
+        for order in ("ordered", "fast"):
+            captured_sums(cupy, shapes, arrays, rank, order)
         windows(cupy, rank)
     print(f"rank {rank} of {size}: equal, {kinds(many)}", flush=True)
 
@@ -208,17 +255,55 @@ def captured(cupy, shapes, arrays):
         stream.synchronize()
     for n, x in opt.params.items():
         assert x.get().tobytes() == one.params[n].get().tobytes(), n
-    own = ao.Ranks(fake_nccl.NcclCommunicator(), grads="mean")
-    other = train(arrays(parameters(shapes)), rule, [grads], own)
-    with stream:
-        other.advance()
-        stream.begin_capture()
-        with pytest.raises(RuntimeError, match="over NCCL, and with reduced gradients"):
-            other.launch(grads)
-        stream.end_capture()
     assert opt.step_count == 5
     assert opt._run.loss == one._run.loss == {**one._run.loss, "skipped": 1}
     assert {n: about["t"] for n, about in opt.state.items()} == {n: about["t"] for n, about in one.state.items()}
+
+
+def captured_sums(cupy, shapes, arrays, rank, order):
+    """A graph adds up the gradients of ranks: of float16 in float32, and as often as it is replayed."""
+    from tests.cudacpu import standin
+    from tests.ranks import fake_nccl
+
+    def own(k):
+        made = arrays(gradients(k, shapes))
+        made = {n: g * cupy.asarray(np.float32(1 + rank)) for n, g in made.items()}
+        return made | {"k": made["k"].astype(np.float16)}
+
+    def optimizer():
+        comm = ao.Ranks(fake_nccl.NcclCommunicator(), grads="mean", reduction=order)
+        params = arrays(parameters(shapes))
+        params["k"] = params["k"].astype(np.float16)
+        return ao.Optimizer(params, ao.LAMB(lr=lambda t: 0.01 / (1 + t)), comm=comm, clip_norm=0.1)
+
+    one, opt, grads = optimizer(), optimizer(), own(0)
+    for k in range(5):
+        one.step(own(k))
+    opt.step(grads)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    with stream:
+        opt.advance()
+        stream.begin_capture()
+        with standin.forbidden("allocation"):
+            opt.launch(grads)
+        graph = stream.end_capture()
+        for k in range(1, 5):
+            for n, g in own(k).items():
+                grads[n][...] = g
+            if k > 1:
+                opt.advance()
+            graph.launch(stream)
+        stream.synchronize()
+        for n, x in opt.params.items():
+            assert x.get().tobytes() == one.params[n].get().tobytes(), (order, n)
+        other = {n: None if n == "b" else g for n, g in grads.items()}
+        opt.advance()
+        stream.begin_capture()
+        with pytest.raises(RuntimeError, match="make a step with"):
+            opt.launch(other)
+        stream.end_capture()
+    assert opt.step_count == 6
 
 
 def ends(comm, rank, size, folder):

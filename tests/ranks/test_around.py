@@ -95,7 +95,7 @@ def test_what_does_not_cover_a_slot_is_an_error(engine, label, call, tmp_path):
         opt = ao.Optimizer({"w": np.ones((300, 301))}, rule, comm=comm, engine=engine)
         if comm.rank or "nobody" in label:
             SPOILT[label](opt, comm.rank)
-        words = r"slot '\w+' of 'w', of shape \(300, 301\), cannot be put together from the ranks' parts: "
+        words = r"slot '\w+' of 'w', of shape \(300, 301\), cannot be assembled from the ranks' parts: "
         with pytest.raises((ValueError, ao.RankError), match=words):
             getattr(opt, call)(*([tmp_path / "x"] if call == "save" else []))
 
@@ -110,7 +110,7 @@ def test_a_part_that_lies_on_another_is_an_error(engine):
         )
         (tensor,) = opt._parameters.all
         tensor.share = replace(tensor.share, blocks=(((0, 0), (2, 3)), ((1, 0), (2, 3))))
-        with pytest.raises(ValueError, match="do not fill"):
+        with pytest.raises(ValueError, match="must cover"):
             opt.state_dict()
 
     ao.ranks.run(2, rank)

@@ -103,7 +103,7 @@ def test_sixteen_bits_travel_as_they_are_or_wider_if_the_first_gradient_is():
             if mismatch:
                 with pytest.raises(ValueError, match=r"of 'a' must be bfloat16 or narrower, .* got float32"):
                     other.give("a", gradients(0, shapes)["a"])
-                with pytest.raises(RuntimeError, match="nothing has changed; give all gradients of the step again"):
+                with pytest.raises(RuntimeError, match="nothing was changed; give all gradients of the step again"):
                     other.step()
             return differing(contents(one), contents(other))
 
@@ -167,7 +167,7 @@ def test_a_load_in_the_middle_begins_anew(tmp_path):
         opt.save(tmp_path / "x")
         for name in ("words", "bias")[: comm.rank + 1]:
             opt.give(name, gradients(0)[name])
-        with pytest.raises(RuntimeError, match=r"Optimizer.save: . gradients have been given in a step"):
+        with pytest.raises(RuntimeError, match=r"Optimizer.save: . gradients were given in an unfinished step"):
             opt.save(tmp_path / "y")
         opt.load(tmp_path / "x")
         opt.step(gradients(1, seed=comm.rank))
@@ -181,7 +181,7 @@ def test_a_load_in_the_middle_begins_anew(tmp_path):
 def test_reduced_gradients_are_given_all_at_once():
     def rank(comm):
         opt = ao.Optimizer(parameters(), ao.AdamW(), comm=comm)
-        with pytest.raises(ValueError, match="ranks with reduced gradients need all gradients of a step"):
+        with pytest.raises(ValueError, match="with ranks with reduced gradients, a step needs all gradients"):
             opt.give("bias", gradients(0)["bias"])
 
     ao.ranks.run(2, rank)

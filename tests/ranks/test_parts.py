@@ -142,8 +142,8 @@ class Drift(ao.Rule):
 @pytest.mark.parametrize(
     ("offsets", "rule", "engine", "words"),
     [
-        ((0, 0), ao.SGD(lr=0.1), "auto", "must fill a tensor of shape"),
-        ((0, 2), ao.SGD(lr=0.1), "auto", "must fill a tensor of shape"),
+        ((0, 0), ao.SGD(lr=0.1), "auto", "must cover a tensor of shape"),
+        ((0, 2), ao.SGD(lr=0.1), "auto", "must cover a tensor of shape"),
         ((0, 3), Drift(lr=0.1), "auto", "is made from the values of 'w', of which"),
         ((0, 3), ao.LAMB(lr=0.1), "numpy", "only engines 'numba', 'cpp' and 'cupy' support"),
     ],
@@ -195,12 +195,12 @@ def test_sums_over_rows_and_columns_need_parts_of_a_grid(blocks):
     def rank(comm):
         offset, shape = blocks[comm.rank]
         part = ao.Part(np.ones(shape, np.float32), offset, (3, 3))
-        with pytest.raises(ValueError, match=r"'w' must be cut along whole rows and columns.*got parts"):
+        with pytest.raises(ValueError, match=r"'w' must be divided along whole rows and columns.*got parts"):
             ao.Optimizer({"w": part}, ao.CAME(lr=0.1), comm=comm)
         opt = ao.Optimizer({"w": part}, ao.LARS(lr=0.1), comm=comm)  # norms alone need none
         opt.step({"w": np.ones(shape, np.float32)})
         opt.grad_centralization = True
-        with pytest.raises((ValueError, ao.RankError), match="must be cut along whole rows and columns"):
+        with pytest.raises((ValueError, ao.RankError), match="must be divided along whole rows and columns"):
             opt.step({"w": np.ones(shape, np.float32)})
 
     ao.ranks.run(len(blocks), rank)
@@ -287,7 +287,7 @@ def test_parts_of_another_place_are_refused(engine):
 @each_compiled
 def test_the_same_part_has_the_same_values(engine):
     def rank(comm):
-        with pytest.raises(ValueError, match="ranks 0 and 1 have the same part of 'w', but other values"):
+        with pytest.raises(ValueError, match="ranks 0 and 1 have the same part of 'w', but different values"):
             ao.Optimizer({"w": ao.Part(np.full(3, 1.0 * comm.rank), (0,), (3,))}, MOMENTUM, comm=comm, engine=engine)
 
     ao.ranks.run(2, rank)
@@ -316,7 +316,7 @@ def test_groups_are_added_beside_parts(engine):
         opt = halves(comm, engine)
         opt.add_group({"whole": np.ones(3)})
         opt.add_group({"more": ao.Part(np.ones((2, 3)), (2 * comm.rank, 0), (4, 3))})
-        with pytest.raises(ValueError, match="must fill a tensor"):
+        with pytest.raises(ValueError, match="must cover a tensor"):
             opt.add_group({"half": ao.Part(np.ones((2, 3)), (0, 0), (4, 3))})
         p = opt.step({"w": np.ones((2, 3)), "whole": np.ones(3), "more": np.full((2, 3), 2.0)})
         assert (p["w"].array[0, 0], p["whole"][0], p["more"].array[0, 0]) == (0.0, 0.0, -1.0)

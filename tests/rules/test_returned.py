@@ -30,7 +30,7 @@ SLOTS = {
     "a number": (
         lambda xp, p: {"m": 0.0},
         TypeError,
-        "Made.slots must return arrays; 'm' is 0.0: a slot of one number",
+        "Made.slots must return arrays; 'm' is 0.0: for a slot with one number",
     ),
     "no value": (lambda xp, p: {"m": None}, TypeError, "Made.slots must return arrays; 'm' is None"),
     "a name that is no string": (lambda xp, p: {1: xp.zeros_like(p)}, ValueError, "a slot's name must be a letter"),
@@ -61,7 +61,7 @@ ONLY_WHOLE = {
     "another shape": (lambda xp, p, g, s, h: (xp.sum(p, axis=-1), s), "must keep shapes; "),
     "a number": (lambda xp, p, g, s, h: (1.0, s), "must keep shapes; "),
     "a slot of another shape": (lambda xp, p, g, s, h: (p, {"m": xp.sum(g)}), "must keep shapes; "),
-    "more than there is": (lambda xp, p, g, s, h: (p, {**s, "v": g}), "only values per tensor can be reported; got v"),
+    "more than there is": (lambda xp, p, g, s, h: (p, {**s, "v": g}), "statistics must be one value per tensor; got v"),
 }
 """What engines find that run rules as they are; those that trace refuse it, if not all in these words."""
 

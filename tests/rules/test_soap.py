@@ -193,7 +193,7 @@ def test_the_functional_form_knows_the_slots_of_each_shape(rule, shape):
 
 # ---- engines, libraries and doors ------------------------------------------------------------------------------------
 
-WHY = "SOAP makes some updates as they are written, by their number, which the device counts"
+WHY = "SOAP runs some updates unfused, depending on the step number, which this engine counts on the device"
 
 
 @pytest.mark.parametrize("frequency", [1, 2, 3])

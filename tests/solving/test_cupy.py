@@ -27,6 +27,6 @@ def test_batches_of_cupy(cupy, rule):
 
 def test_a_value_for_each_layer_is_refused_by_the_kernels(cupy):
     opt = ao.Optimizer(cupy.asarray(np.zeros((3, 5))), ao.SPG(stacked=True))
-    with pytest.raises(ValueError, match="takes one value for all layers; engine='array_api'"):
+    with pytest.raises(ValueError, match="accepts only one value for all layers; use engine='array_api'"):
         opt.step(cupy.asarray(np.zeros((3, 5))), value=cupy.asarray(np.zeros(3)))
     assert opt.step_count == 0

@@ -46,7 +46,7 @@ def test_it_is_two_passes_over_its_memory(line_search):
     assert "pass 1:" in said
     assert "pass 2:" not in said
     moved = int(re.search(r"(\d+) bytes per float32 parameter", said)[1])
-    assert moved <= (116 if line_search is None else 136)
+    assert moved == (108 if line_search is None else 116)
 
 
 @pytest.mark.parametrize("engine", ["numpy", "cpp", pytest.param("numba", marks=pytest.mark.slow)])
@@ -103,9 +103,10 @@ def test_what_is_taken_satisfies_the_strong_wolfe_conditions(rule):
         opt.step(g, value=value)
         if state["t"] and opt.state["param"]["accepted"] > state["accepted"]:
             slope = state["slope"]
-            assert slope == pytest.approx(optimize.rosen_der(state["x"]) @ state["d"], rel=1e-6)
+            d = state["d"] if "d" in state else state["s"][int(state["place"])]
+            assert slope == pytest.approx(optimize.rosen_der(state["x"]) @ d, rel=1e-6)
             assert value <= optimize.rosen(state["x"]) + 1e-4 * state["step"] * slope
-            assert abs(g @ state["d"]) <= curvature * abs(slope)
+            assert abs(g @ d) <= curvature * abs(slope)
             checked += 1
     assert checked >= 10
 
@@ -125,7 +126,7 @@ def test_a_step_of_length_zero_stands_still_and_the_search_goes_on_later(rule, e
 
 def test_a_step_asks_for_the_value():
     opt = ao.Optimizer(np.ones(2), ao.CG(), engine="array_api")
-    with pytest.raises(ValueError, match=r"asks for `h.value`"):
+    with pytest.raises(ValueError, match=r"needs `h.value`"):
         opt.step(np.ones(2))
     with pytest.raises(ValueError, match=r"`memory` must be in \[1, 100\]"):
         ao.LBFGS(memory=0)

@@ -73,7 +73,7 @@ def test_gradients_are_accumulated_one_by_one(engine, name):
 def test_sums_of_scaled_gradients_need_all_gradients():
     opt = ao.Optimizer({"w": np.ones(3)}, ao.SGD(lr=0.1), accumulate=2)
     opt.step({"w": np.ones(3)}, loss_scale=2.0)
-    with pytest.raises(ValueError, match=r"Optimizer.give: a loss scale need all gradients of a step"):
+    with pytest.raises(ValueError, match=r"Optimizer.give: with a loss scale, a step needs all gradients"):
         opt.give("w", np.ones(3))
 
 
@@ -116,7 +116,7 @@ def test_a_gradient_that_is_refused_changes_nothing_and_can_be_given_again():
     with pytest.raises(ValueError, match="b"):
         opt.give("b", np.ones(3, "float32"))
     assert held(opt) == before
-    with pytest.raises(RuntimeError, match=r"the gradient of 'b' was refused .*, and 1 gradients have been given"):
+    with pytest.raises(RuntimeError, match=r"the gradient of 'b' was refused .*, and 1 gradients were given"):
         opt.step()
     assert opt.step_count == 0
     opt.give("b", grads["b"])
@@ -132,10 +132,10 @@ def test_what_cannot_be_given():
     opt = ao.Optimizer(gradients(0), ao.AdamW(lr=0.1))
     with pytest.raises(ValueError, match=r"Optimizer.give: there is no tensor 'x'; the tensors are w, b, k, s, e"):
         opt.give("x", np.ones(3))
-    with pytest.raises(TypeError, match=r"Optimizer.step: needs the gradients, or `give` before it"):
+    with pytest.raises(TypeError, match=r"Optimizer.step: pass the gradients, or call `give` for each of them first"):
         opt.step()
     opt.give("b", gradients(1)["b"])
-    with pytest.raises(ValueError, match=r"'b' has been given in this step; call step\(\) before"):
+    with pytest.raises(ValueError, match=r"'b' was already given in this step; call step\(\) before"):
         opt.give("b", gradients(1)["b"])
 
 
@@ -150,7 +150,7 @@ def test_what_cannot_be_given():
 )
 def test_what_needs_all_gradients_refuses(options, what):
     opt = ao.Optimizer(gradients(0), ao.AdamW(lr=0.1), **options)
-    with pytest.raises(ValueError, match=f"Optimizer.give: {what} need all gradients of a step"):
+    with pytest.raises(ValueError, match=f"Optimizer.give: with {what}, a step needs all gradients"):
         opt.give("b", gradients(1)["b"])
     opt.step(gradients(1))
 
@@ -167,7 +167,7 @@ def test_in_the_middle_of_a_step_nothing_is_saved(tmp_path):
         "Optimizer.step, with gradients": lambda: opt.step(gradients(1)),
     }
     for who, call in calls.items():
-        with pytest.raises(RuntimeError, match=f"{who}: 1 gradients have been given in a step that has not ended"):
+        with pytest.raises(RuntimeError, match=f"{who}: 1 gradients were given in an unfinished step"):
             call()
     opt.load(tmp_path / "x")
     opt.step(gradients(1))
@@ -182,7 +182,7 @@ def test_hooks_after_a_step_are_called_once():
     opt.step()
     assert calls == [opt]
     opt.before_step(lambda opt, grads: None)
-    with pytest.raises(ValueError, match="hooks before a step need all gradients"):
+    with pytest.raises(ValueError, match="with hooks before a step, a step needs all gradients"):
         opt.give("b", gradients(1)["b"])
 
 
@@ -195,3 +195,30 @@ def test_a_copy_goes_on_in_the_middle():
         each.give("b", grads["b"])
         each.step()
     assert held(opt) == held(other)
+
+
+@pytest.mark.parametrize("change", ["lr", "group", "switch"])
+def test_settings_do_not_change_in_the_middle_of_a_step(change):
+    params = {"a": np.ones(2), "b": np.ones(2)}
+    opt = ao.Optimizer(params, ao.SGD(lr=0.1, momentum=0.9), groups={"b": {"lr": 0.2}})
+    opt.give("a", np.ones(2))
+    if change == "lr":
+        opt.lr = 0.3
+    elif change == "group":
+        opt.groups[0].lr = 0.3
+    else:
+        opt.nesterov = True
+    with pytest.raises(RuntimeError, match=r"Optimizer.give: settings have changed in the middle of a step"):
+        opt.give("b", np.ones(2))
+    assert params["b"].tolist() == [1.0, 1.0]
+    opt.lr, opt.groups[0].lr, opt.nesterov = 0.1, 0.2, False
+    opt.give("b", np.ones(2))
+    opt.step()
+    opt.lr = 0.3
+    opt.give("a", np.ones(2))
+    opt.lr = 0.1
+    with pytest.raises(RuntimeError, match=r"Optimizer.step: settings have changed in the middle of a step"):
+        opt.step()
+    opt.lr = 0.3
+    opt.step()
+    assert opt.step_count == 2

@@ -261,7 +261,7 @@ def _given(place: Place, opt: Any, grads: Any) -> Any:
         try:
             opt.give(name, grads[name])
         except ValueError as error:
-            if i > 0 or "need all gradients" not in str(error):
+            if i > 0 or "a step needs all gradients" not in str(error):
                 raise
             return _straight(place, opt, grads)
     opt.step()

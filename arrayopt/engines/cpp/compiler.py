@@ -222,11 +222,13 @@ def _check(program: str, code: bytes) -> None:
     try:
         probe = library(code).probe
     except (AttributeError, CompilationError) as error:
-        raise CompilationError(f"what {program} compiles cannot be loaded: {error}") from error
+        raise CompilationError(
+            f"the library that {program} compiled cannot be loaded: {error}"
+        ) from error
     probe.restype = ctypes.c_double
     numbers = (ctypes.c_float * 5)(1.0, 4.0, 9.0, 16.0, 25.0)
     if probe(numbers, ctypes.c_int64(5)) != 40.0:
-        raise CompilationError(f"{program} compiles a sum wrongly")
+        raise CompilationError(f"{program} compiled a test sum incorrectly")
 
 
 @cache

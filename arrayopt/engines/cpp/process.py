@@ -57,7 +57,7 @@ def compiled(command: Sequence[str], source: str, *, soon: bool = False) -> byte
             (folder / "code.cpp").write_text(source, "utf-8")
             _run((*command, "-o", "code.so", "code.cpp"), folder, SOON if soon else PATIENCE)
             if not (folder / "code.so").exists():
-                raise CompilationError(f"{command[0]} reports no error, and writes no library")
+                raise CompilationError(f"{command[0]} reported no error, but wrote no library")
             return (folder / "code.so").read_bytes()
         except OSError as error:
             raise CompilationError(f"{command[0]} cannot be used: {error}") from error
@@ -81,7 +81,7 @@ def _room() -> Iterator[Path]:
             prefix="arrayopt-", dir=place, ignore_cleanup_errors=True
         )
     except OSError as error:
-        raise CompilationError(f"a compiler has no folder to work in: {error}") from error
+        raise CompilationError(f"the compiler has no temporary folder: {error}") from error
     with folder as name:
         yield Path(name)
 
@@ -102,7 +102,7 @@ def _run(command: Sequence[str], folder: Path, patience: float) -> str:
                 timer.start()
             process.wait()
             if late:
-                raise LateError(f"{command[0]} did not end within {patience:.0f} s")
+                raise LateError(f"{command[0]} did not finish within {patience:.0f} s")
             output.seek(0)
             text = output.read(MOST).decode(errors="replace")
     except OSError as error:

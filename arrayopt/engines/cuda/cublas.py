@@ -144,9 +144,7 @@ def library() -> Any:
             cublas,
         )
     except ImportError as error:
-        raise ValueError(
-            f"to multiply matrices it needs cuBLAS, which CuPy does not find: {error}"
-        ) from error
+        raise ValueError(f"matrix products need cuBLAS, which CuPy cannot find: {error}") from error
     major = cupy.cuda.runtime.runtimeGetVersion() // 1000
     # CuPy's module leads to what it is linked with; where it is linked with nothing, the library is
     # loaded by now
@@ -159,9 +157,7 @@ def library() -> Any:
         except (OSError, AttributeError):
             continue
         return found
-    raise ValueError(
-        f"to multiply matrices it needs cuBLAS of CUDA {major}, which cannot be loaded"
-    )
+    raise ValueError(f"matrix products need cuBLAS for CUDA {major}, which cannot be loaded")
 
 
 def has_groups() -> bool:

@@ -155,8 +155,10 @@ def _scalars(text: CudaText) -> None:
         table[name] = f"*reinterpret_cast<const double*>(t[GIVEN{number}])"
 
     def leaf(name: str) -> str:
-        extents = " * ".join(f"(double)t[IN_{x}]" for x in name.removeprefix(COUNT))
-        return extents if name.startswith(COUNT) else table[name]
+        if not name.startswith(COUNT):
+            return table[name]
+        extents = [f"(double)t[IN_{x}]" for x in name.removeprefix(COUNT)]
+        return " * ".join(extents) or "1.0"
 
     known = text.straight(list(plan.scalars), leaf)
     for node, number in text.where.scalars.items():

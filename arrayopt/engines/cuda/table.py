@@ -230,9 +230,9 @@ class Table(Batch):
         if moved.any():
             names = ", ".join(self.tensors[i].name for i in np.flatnonzero(moved)[:5])
             raise ValueError(
-                f"engine 'cupy': arrays of {names} are not those of the captured step, which has"
-                " their addresses;"
-                " write into the same arrays, or make a new Optimizer"
+                f"engine 'cupy': arrays of {names} must be the arrays of the captured step,"
+                " because the graph holds their addresses; write into the same arrays, or make a"
+                " new Optimizer"
             )
 
     def advance(self, hypers: Sequence[dict[str, Any]]) -> None:
@@ -249,8 +249,8 @@ class Table(Batch):
         value = hypers[0][VALUE] if VALUE in self.hyper_names else 0.0
         if getattr(value, "ndim", 0) == 1:
             raise ValueError(
-                "engine 'cupy' takes one value for all layers;"
-                " engine='array_api' takes one for each"
+                "engine 'cupy' accepts only one value for all layers; use engine='array_api' for"
+                " one value per layer"
             )
         values = []
         for h in hypers:

@@ -20,11 +20,9 @@ class Native(Fused):
         """See `Fused.check_products`."""
         super().check_products(bucket)
         if lacking():
-            raise ValueError(
-                f"to multiply matrices it needs {lacking()}; pip install 'arrayopt[cpu]'"
-            )
+            raise ValueError(f"matrix products need {lacking()}; pip install 'arrayopt[cpu]'")
         if max(size(x.array) for x in bucket.tensors) >= 1 << 31 and _longest(bucket) >= 1 << 31:
-            raise ValueError("BLAS takes matrices of less than 2**31 rows and columns")
+            raise ValueError("BLAS supports matrices of fewer than 2**31 rows and columns")
 
     def describe(self) -> str:
         """See `Fused.describe`."""

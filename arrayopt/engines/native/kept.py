@@ -59,7 +59,7 @@ def cache_folder() -> Path:
             else (Path(cache) if cache else Path.home() / ".cache") / "arrayopt"
         )
     except (RuntimeError, KeyError) as error:
-        raise OSError("there is no home folder") from error
+        raise OSError("the user has no home folder") from error
     return folder / __version__
 
 
@@ -193,7 +193,7 @@ def _check(path: Path, about: os.stat_result) -> None:
             raise _DistrustError(f"{path} belongs to another user")
         if about.st_mode & 0o022:
             raise _DistrustError(
-                f"others may write to {path}; remove the permission with `chmod go-w`"
+                f"other users can write to {path}; remove the permission with `chmod go-w`"
             )
 
 

@@ -42,4 +42,4 @@ class Numba(Native):
         """See `Engine.check`."""
         super().check(bucket)
         if dtype_name(bucket.tensors[0].array) == "float16" and not converts_float16():
-            raise NoRemedyError("it needs a processor that converts float16 (F16C)")
+            raise NoRemedyError("float16 needs a processor with F16C instructions")

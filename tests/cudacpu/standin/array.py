@@ -199,6 +199,10 @@ class ndarray:
         return _taken(self, _item, key)
 
     def __setitem__(self, key, value):
+        self._put(key, value, lambda _, values: values, "ndarray.__setitem__")
+
+    def _put(self, key, value, make, what):
+        """Write what is made of the memory and a value, when its turn comes."""
         if isinstance(value, np.ndarray):
             raise TypeError(f"Unsupported type {type(value)}")
         key, values, target, uses = _bare(key), _bare(value), self._a, [self._memory]
@@ -209,9 +213,10 @@ class ndarray:
 
         def write():
             clocks.used_all([values])
-            _write(target, key, values)
+            with np.errstate(all="ignore"):
+                _write(target, key, make(target, values))
 
-        enqueue(write, uses=uses, what="ndarray.__setitem__")
+        enqueue(write, uses=uses, what=what)
 
     def __deepcopy__(self, memo):
         return self.copy()
@@ -278,7 +283,8 @@ def _made(like, make, what="a copy from the host"):
 def _taken(x, take, *args):
     """Part of an array: a view where NumPy makes one."""
     part = take(x._a, *map(_bare, args))
-    if isinstance(part, np.ndarray) and (part.base is not None or part is x._a) and np.may_share_memory(part, x._a):
+    shares = isinstance(part, np.ndarray) and (part.base is not None or part is x._a)
+    if shares and (part.size == 0 or np.may_share_memory(part, x._a)):
         return x._view(part)
     with ordered("an index"):
         clocks.use(x._a)
@@ -333,7 +339,7 @@ def _operators():
 
     def in_place(method):
         def call(self, other):
-            self[...] = lifted(method)(self, other)
+            self._put(..., other, method, method.__name__)
             return self
 
         return call

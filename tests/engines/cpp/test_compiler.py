@@ -121,13 +121,13 @@ ASKED = 'test "$1" = --version && exit 0'
 BROKEN = {
     "fails": ('echo "c++: fatal error: no such luck"; exit 1', "failed with status 1: c..: fatal error: no such luck"),
     "dies": ("kill -9 $$", "was ended by SIGKILL"),
-    "writes nothing": ("exit 0", "reports no error, and writes no library"),
+    "writes nothing": ("exit 0", "reported no error, but wrote no library"),
     "writes rubbish": (f'{ASKED}; while test "$1" != -o; do shift; done; echo rubbish > "$2"', "cannot be loaded"),
-    "hangs": (f"{ASKED}; while :; do :; done", "did not end within 1 s"),
+    "hangs": (f"{ASKED}; while :; do :; done", "did not finish within 1 s"),
     "sums wrongly": (
         f'{ASKED}; while test "$1" != -o; do shift; done\n{REAL} -shared -fPIC -x c++ -o "$2" - <<END\n'
         'extern "C" double probe(const float*, long) { return 0; }\nEND',
-        "compiles a sum wrongly",
+        "compiled a test sum incorrectly",
     ),
 }
 
@@ -376,7 +376,7 @@ def test_a_folder_without_room_is_said(monkeypatch, tmp_path):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(process.tempfile, "TemporaryDirectory", none)
-    with pytest.raises(CompilationError, match=r"has no folder to work in: .*No space left"):
+    with pytest.raises(CompilationError, match=r"has no temporary folder: .*No space left"):
         found.compile(SOURCE.format(n=0))
 
 

@@ -47,6 +47,20 @@ WORDS = {
 }
 
 
+MIXED = {
+    f"{word} of {a} and {b}": (f"{a} a, {b} b", to, f"to[i] = a {sign} b;")
+    for (word, sign), (a, b) in product(
+        {"sum": "+", "difference": "-", "product": "*", "quotient": "/", "equal": "==", "unequal": "!="}.items(),
+        [("Complex", "Complex"), ("Complex", "float"), ("float", "Complex")],
+    )
+    for to in ["int" if word in ("equal", "unequal") else "Complex"]
+    if to == "Complex" or a == "Complex"
+}
+"""Operations of complex numbers with each other and with real ones, on either side."""
+
+WORDS |= {name.replace(" ", "_"): how for name, how in MIXED.items()}
+
+
 def _text():
     made = ["typedef float W;", *(header(f"{name}.cuh") for name in HEADERS)]
     for name, (given, to, body) in WORDS.items():
@@ -89,6 +103,26 @@ def test_operations_of_awkward_numbers(module, name):
 def test_a_remainder_has_the_sign_of_the_divisor(module):
     a, b = (x.astype("f4") for x in np.meshgrid([7.0, -7.5, 0.25, -3.0], [2.0, -2.0, 3.0, -0.5]))
     np.testing.assert_array_equal(run(module, "modulo", "f4", a, b), np.mod(a, b))
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_complex_and_real_numbers(module, name):
+    word, _, first, _, second = name.split(" ")
+    real = np.array([0.0, 1.0, -2.5, 0.75], np.float32)
+    every = np.array([complex(x, y) for x, y in product(real, real)], np.complex64)
+    of = {"Complex": every, "float": real}
+    a, b = (np.ascontiguousarray(x.ravel()) for x in np.meshgrid(of[first], of[second], indexing="ij"))
+    a, b = (a[b != 0], b[b != 0]) if word == "quotient" else (a, b)
+    ufuncs = {
+        "sum": "add",
+        "difference": "subtract",
+        "product": "multiply",
+        "quotient": "divide",
+        "unequal": "not_equal",
+    }
+    known = getattr(np, ufuncs.get(word, word))(a, b)
+    kind = "i4" if word in ("equal", "unequal") else "c8"
+    np.testing.assert_allclose(run(module, name.replace(" ", "_"), kind, a, b), known, rtol=1e-6, atol=1e-6)
 
 
 def test_complex_numbers(module):

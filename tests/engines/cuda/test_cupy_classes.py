@@ -1,6 +1,8 @@
 """Properties of the CuPy engine each of which a whole class of faults would break; see planted.py."""
 
 import gc
+from dataclasses import dataclass
+from typing import final
 
 import numpy as np
 import pytest
@@ -106,4 +108,36 @@ def test_a_step_that_failed_after_a_load_divides_by_the_scale_that_was_loaded(cu
                 opt.step({x: xp.asarray(g) for x, g in trees(shapes, "float32", 6).items()})
     for k in range(6, 9):
         step(cupy, opts, shapes, seed=k)
+    compare(opts)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class OverRows(ao.Rule):
+    """A step by what is summed over one axis, then over several of the others, and over each alone."""
+
+    over = -1
+
+    def slots(self, xp, p):
+        return {}
+
+    def update(self, xp, p, g, s, h):
+        over = self.over if g.ndim > 1 else -1
+        few = xp.sqrt(xp.mean(g * g, axis=over, keepdims=True))
+        made = xp.mean(few)
+        for axes in [tuple(range(g.ndim - 1)), *((axis,) for axis in range(g.ndim))]:
+            made = made + xp.mean(few, axis=axes, keepdims=True)
+        return p - made, {}
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class OverColumns(OverRows):
+    over = -2
+
+
+@pytest.mark.parametrize("rule", [OverRows(), OverColumns()], ids=["rows", "columns"])
+def test_sums_over_several_axes_of_what_goes_over_few(cupy, rule):
+    shapes = {"row": (999,), "matrix": (5, 131), "tall": (300, 3), "stack": (3, 20, 7), "more": (2, 3, 5, 7)}
+    opts = pair(cupy, rule, shapes)
+    step(cupy, opts, shapes)
     compare(opts)

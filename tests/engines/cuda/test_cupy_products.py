@@ -332,7 +332,7 @@ def test_without_cublas_the_rule_runs_as_it_is_written(cupy, monkeypatch):
     monkeypatch.setattr(libraries, "__getattr__", absent, raising=False)
     cublas.library.cache_clear()
     p = {"w": cupy.ones((3, 4), cupy.float32)}
-    said = "to multiply matrices it needs cuBLAS, which CuPy does not find: libcublas"
+    said = "matrix products need cuBLAS, which CuPy cannot find: libcublas"
     with pytest.warns(ao.NotFusedWarning, match=said):
         opt = ao.Optimizer(p, ao.Muon(lr=0.1))
     assert f"engine array_api (cupy: {said}" in opt.explain()

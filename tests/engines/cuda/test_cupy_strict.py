@@ -304,10 +304,10 @@ def test_a_replay_does_not_go_on_with_an_array_that_was_replaced(cupy):
     with stream:
         graph.launch(stream)
         opt.params["w"] = old.copy()
-        with pytest.raises(ValueError, match="arrays of w are not those of the captured step"):
+        with pytest.raises(ValueError, match="arrays of w must be the arrays of the captured step"):
             opt.advance()
         opt.params["w"] = old
-        with pytest.raises(ValueError, match="arrays of w are not those"):
+        with pytest.raises(ValueError, match="arrays of w must be the arrays of the captured step"):
             opt.step({**grads, "w": grads["w"].copy()})
         opt.advance()
         graph.launch(stream)

@@ -196,13 +196,13 @@ def test_parts_that_are_no_grid_are_refused_and_nothing_is_changed(cupy):
     def rank(comm):
         offset, shape = STAIRS[comm.rank]
         part = ao.Part(cupy.ones(shape, "f4"), offset, (3, 3))
-        with pytest.raises(ValueError, match="'w' must be cut along whole rows and columns"):
+        with pytest.raises(ValueError, match="'w' must be divided along whole rows and columns"):
             ao.Optimizer({"w": part}, ao.CAME(lr=0.1), comm=comm)
         opt = ao.Optimizer({"w": part}, ao.LARS(lr=0.1), comm=comm)
         opt.step({"w": cupy.ones(shape, "f4")})
         before = part.array.get()
         opt.grad_centralization = True
-        with pytest.raises((ValueError, ao.RankError), match="must be cut along whole rows and columns"):
+        with pytest.raises((ValueError, ao.RankError), match="must be divided along whole rows and columns"):
             opt.step({"w": cupy.ones(shape, "f4")})
         assert part.array.get().tobytes() == before.tobytes()
 

@@ -263,9 +263,9 @@ def test_what_others_may_write_is_not_read(planted, folder, place, mode, logged)
     assert run()
     assert not planted()
     assert [x.levelno for x in logged] == [logging.WARNING]
-    assert f"others may write to {path}" in logged[0].getMessage()
+    assert f"other users can write to {path}" in logged[0].getMessage()
     if place != "file":
-        assert "compiled anew in each process: others may write" in info._cache()
+        assert "compiled anew in each process: other users can write" in info._cache()
     assert run() == (place != "file")  # a file is replaced by one of ours
     assert len(logged) == 1
 
