@@ -10,7 +10,7 @@ from arrayopt.hyper import is_number
 from arrayopt.rules.names import check_slots
 from arrayopt.rules.rings import Ring, expanded
 
-__all__ = ["ReturnedError", "check_value", "form_of", "returned_slots", "returned_update"]
+__all__ = ["Given", "ReturnedError", "WritesError", "check_value", "form_of", "returned_slots", "returned_update"]
 
 _WORDS = {"bool": "bools", "integer": "integers", "real": "real numbers", "complex": "complex numbers"}
 """Kinds of dtypes: a value may be stored as one of a later kind, but for bools."""
@@ -18,6 +18,28 @@ _WORDS = {"bool": "bools", "integer": "integers", "real": "real numbers", "compl
 
 class ReturnedError(TypeError, ValueError):
     """A rule returned what no engine can use."""
+
+
+class WritesError(ReturnedError):
+    """A rule writes to what it was given: a parameter, a gradient or a slot."""
+
+
+class Given:
+    """An array of which it is known whether a rule was given it: then the rule must not write to it."""
+
+    @property
+    def is_given(self) -> bool:
+        """Whether a rule was given it."""
+        return False
+
+    def written(self, value: Any) -> Any:
+        """What `x += value` makes: where x was not given, what ``x = x + value`` does."""
+        if self.is_given:
+            raise WritesError("a rule must not write to what it is given; write p = p + u for p += u")
+        return NotImplemented
+
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = __ipow__ = written
+    __imatmul__ = __iand__ = __ior__ = __ixor__ = written
 
 
 def returned_slots(who: str, p: Array, found: Any, rings: Iterable[str] = ()) -> dict[str, Array]:
@@ -39,11 +61,13 @@ def returned_slots(who: str, p: Array, found: Any, rings: Iterable[str] = ()) ->
             )
     whole, found = found, expanded(found)
     if len(found) != sum(len(x) if isinstance(x, Ring) else 1 for x in whole.values()):
-        raise ReturnedError(f"{who}.slots: a slot has the name of a ring's member; rename one of {', '.join(whole)}")
+        raise ReturnedError(
+            f"{who}.slots: a slot and the member of a ring have the same name; rename one of {', '.join(whole)}"
+        )
     for name, x in found.items():
         if not is_array(x):
             raise ReturnedError(
-                f"{who}.slots must return arrays; {name!r} is {_said(x)}: a slot of one number begins as"
+                f"{who}.slots must return arrays; {name!r} is {_said(x)}: for a slot with one number, use"
                 " xp.sum(xp.zeros_like(p))"
             )
         if array_namespace(x) is not array_namespace(p):
@@ -70,8 +94,7 @@ def returned_update(who: str, found: Any, slots: Mapping[str, Any]) -> tuple[Any
         lengths = [len(y) if isinstance(y, Ring) else None for y in (x, ring)]
         if lengths[0] != lengths[1]:
             raise ReturnedError(
-                f"{who}.update must return as a ring the one that it was given, or a `put` of it;"
-                f" {name!r} is {_said(x)}"
+                f"{who}.update must return each ring unchanged, or a `put` of it; {name!r} is {_said(x)}"
             )
     return p, expanded(new)
 

@@ -68,7 +68,10 @@ class Optimizer(torch.optim.Optimizer):
         who = type(self).__name__
         every, overlap, comm = asked(who, release, overlap, comm)
         if not hasattr(self, "rule"):
-            raise TypeError("Optimizer: take a rule's, such as arrayopt.torch.LAMB, or make one: optimizer(MyRule)")
+            raise TypeError(
+                "Optimizer: use the class of a rule, such as arrayopt.torch.LAMB, or create one with"
+                " arrayopt.torch.optimizer(MyRule)"
+            )
         given = {**placed(who, self.rule, more, fields), **fields}
         given |= {} if lr is _UNGIVEN else {"lr": lr}
         maximize = given.pop("maximize", maximize)
@@ -301,7 +304,7 @@ class Optimizer(torch.optim.Optimizer):
             pairs = enumerate(zip(made[1].made.groups, self.inner.groups, strict=True))
             wrong = [x for i, (a, b) in pairs for x in rule_differences(f"group {i}", describe(a.rule), b.rule)]
             if wrong:
-                raise ValueError(f"{type(self).__name__}: the state is of other settings: {'; '.join(wrong)}")
+                raise ValueError(f"{type(self).__name__}: the state was saved with other options: {'; '.join(wrong)}")
         self._go_on(loaded, *made)
         for post_hook in list(self._optimizer_load_state_dict_post_hooks.values()):
             post_hook(self)

@@ -73,7 +73,7 @@ def overlap(opt: Optimizer, model: Module) -> Overlap:
         raise TypeError(f"{who}: `model` must be a torch.nn.Module; got a {type(model).__name__}")
     if opt._team.size > 1 and not opt._team.sums:
         raise ValueError(
-            f"{who}: gradients are added up on their way, so the optimizer needs"
+            f"{who}: gradients are reduced during the backward pass, so the optimizer needs"
             ' comm=Ranks(group, grads="mean") or "sum"'
         )
     known = {id(tensor.array): tensor.name for tensor in opt._parameters.all}
