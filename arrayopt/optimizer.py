@@ -487,8 +487,7 @@ class Optimizer(Settings):
     # ---- showing -----------------------------------------------------------------------------------------------------
 
     def explain(self) -> str:
-        """Describe how a step runs: for each bucket of tensors the engine, why it was chosen, and its passes; then the
-        memory of the state.
+        """Describe how a step runs: the engine of each bucket of tensors, why it was chosen, and its passes.
 
         The bytes of state are those of this process.
         """

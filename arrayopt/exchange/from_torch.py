@@ -23,8 +23,7 @@ __all__ = ["load_torch"]
 def load_torch(
     opt: "Optimizer | torch.optim.Optimizer", state: Mapping[str, Any], *, names: Sequence[str] | None = None
 ) -> None:
-    """Load the state of the ``torch.optim`` optimizer with the rule's name, or of a similar optimizer of another
-    library.
+    """Load the state of a ``torch.optim`` optimizer with the rule's name, or of a similar one elsewhere.
 
     Parameters
     ----------
