@@ -278,6 +278,6 @@ def check_call(cls: Any, args: tuple[Any, ...], given: Mapping[str, Any], advice
             raise TypeError(unknown(cls.__name__, fields, name, advice, given[name]))
     if args and all(kind is inspect.Parameter.KEYWORD_ONLY for kind in kinds):
         raise TypeError(
-            f"{cls.__name__} takes no positional argument: give fields by name, such as lr=0.1, and parameters to the"
+            f"{cls.__name__} takes keyword arguments only: pass fields by name, such as lr=0.1, and parameters to the"
             f" optimizer: Optimizer(params, {cls.__name__}(...))"
         )

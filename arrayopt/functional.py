@@ -192,9 +192,12 @@ def update(
     named = named_params(params, "update", functional=True)
     matched = match_grads("update", named, grads, devices=False)
     if set(state["tensors"]) != {name for name, _ in named}:
-        raise ValueError(f"update: state holds {sorted(state['tensors'])}, params {sorted(name for name, _ in named)}")
+        raise ValueError(
+            f"update: state and params must have the same tensors; state has {sorted(state['tensors'])}, params"
+            f" {sorted(name for name, _ in named)}"
+        )
     if isinstance(loss_scale, LossScale) and "loss_scale" not in state:
-        raise ValueError("update: `loss_scale` is a LossScale, but state has none; give it to init too")
+        raise ValueError("update: `loss_scale` is a LossScale, but state has none; pass it to init too")
     own = isinstance(loss_scale, LossScale)
     given = state["loss_scale"]["scale"] if own else loss_scale
     scale = scalar("update: `loss_scale`", given, LOSS_SCALE, optional=not own)

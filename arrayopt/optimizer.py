@@ -115,7 +115,7 @@ class Optimizer(Settings):
     array([-0.1, -0.1])
     """
 
-    __slots__ = ("_after", "_before")
+    __slots__ = ("__weakref__", "_after", "_before")
 
     def __init__(
         self,
@@ -277,7 +277,7 @@ class Optimizer(Settings):
                 if self._team.size > 1:
                     self._step.take(name, names.index(name), matched)
                     return
-                coming = self._step.coming(None, None)
+                coming = self._step.coming_given("Optimizer.give")
                 only = names.index(name) if self._step.accumulator.every > 1 else None
                 begun = self._step.begin(coming, matched, stats=False, only=only)
                 self._step.make(coming, begun, stats=False, record=lambda *_: None, counted=True)
@@ -330,8 +330,8 @@ class Optimizer(Settings):
         }
         return [what for what, needed in found.items() if needed]
 
-    def _end_taken(self, loss_scale: Any, value: Any, *, incomplete: bool, wait: bool) -> Any:
-        """End a step of ranks whose gradients `give` has taken."""
+    def _end_taken(self, loss_scale: Any, value: Any, *, incomplete: bool, wait: bool, none: bool = False) -> Any:
+        """End a step of ranks whose gradients `give` has taken; with `none` there may be none at all."""
         step, team = self._step, self._team
         with self._guard("Optimizer.step"):
             try:
@@ -340,7 +340,10 @@ class Optimizer(Settings):
                     self._parameters.take_up()
                     stats = self._stats.wanted
                     coming = step.coming(loss_scale, self._limit(), value, wait=wait)
-                    begun = step.begin_taken(coming, rooms, stats=stats, incomplete=incomplete)
+                    if not (none or step.release or step.accumulator.begun):
+                        raise TypeError("Optimizer.step: pass the gradients, or call `give` for each of them first")
+                    step.release.check_end(incomplete=incomplete, ranks=True)
+                    begun = step.begin_taken(coming, rooms, stats=stats)
                 self._made(coming, begun, stats=stats)
             finally:
                 step.drop_taken()

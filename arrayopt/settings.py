@@ -192,7 +192,8 @@ class Settings(Saved):
     def __getstate__(self) -> Any:
         self._run.streams.meet("Optimizer")
         self._arrive()
-        return None, {name: getattr(self, name) for name in (*Saved.__slots__, *Settings.__slots__, *self.__slots__)}
+        names = {*Saved.__slots__, *Settings.__slots__, *self.__slots__} - {"__weakref__"}
+        return None, {name: getattr(self, name) for name in sorted(names)}
 
     def __setstate__(self, state: Any) -> None:
         for name, value in state[1].items():

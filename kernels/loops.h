@@ -91,19 +91,22 @@ static __forceinline__ void narrow_block(const T* __restrict from, float factor,
 #ifdef __AVX512F__
 // The same in single precision. g++ makes vectors of 8 numbers of such loops, as a vector of 32 codes has them, and these
 // take twice as long. The products are rounded before they become integers, for `asm` is in between.
+#define VECTORS
+enum { kLanes = 16 };
 typedef float Floats __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int Integers __attribute__((vector_size(64)));
 typedef signed char Bytes __attribute__((vector_size(16), aligned(1), may_alias));
 #define BLOCKS_OF(C, wider, narrower)                                                                               \
+    static __forceinline__ Floats decoded(const C* codes, float step) {                                             \
+        Integers x;                                                                                                 \
+        asm(wider " %1, %0" : "=v"(x) : "m"(*(const Bytes*)codes));                                                 \
+        return __builtin_convertvector(x, Floats) * step;                                                           \
+    }                                                                                                               \
     static __forceinline__ void widen_block(const C* __restrict codes, float step, float* __restrict to) {          \
-        for (int i = 0; i < kBlock; i += 16) {                                                                      \
-            Integers x;                                                                                             \
-            asm(wider " %1, %0" : "=v"(x) : "m"(*(const Bytes*)(codes + i)));                                       \
-            *(Floats*)(to + i) = __builtin_convertvector(x, Floats) * step;                                         \
-        }                                                                                                           \
+        for (int i = 0; i < kBlock; i += kLanes) *(Floats*)(to + i) = decoded(codes + i, step);                     \
     }                                                                                                               \
     static __forceinline__ void narrow_block(const float* __restrict from, float factor, C* __restrict codes) {     \
-        for (int i = 0; i < kBlock; i += 16) {                                                                      \
+        for (int i = 0; i < kBlock; i += kLanes) {                                                                  \
             Integers x;                                                                                             \
             asm("vcvtps2dq %1, %0" : "=v"(x) : "v"(*(const Floats*)(from + i) * factor));                           \
             asm(narrower " %1, %0" : "=m"(*(Bytes*)(codes + i)) : "v"(x));                                          \
@@ -111,14 +114,42 @@ typedef signed char Bytes __attribute__((vector_size(16), aligned(1), may_alias)
     }
 BLOCKS_OF(signed char, "vpmovsxbd", "vpmovsdb")
 BLOCKS_OF(unsigned char, "vpmovzxbd", "vpmovusdb")
+
+static __forceinline__ Floats vector_at(const float* x) { return *(const Floats*)x; }
+static __forceinline__ void put_vector(Floats x, float* to) { *(Floats*)to = x; }
+static __forceinline__ Floats sqrt(Floats x) {
+    Floats y;
+    asm("vsqrtps %1, %0" : "=v"(y) : "v"(x));
+    return y;
+}
+
+// The sum of a vector: of its halves, until one number is left.
+static __forceinline__ float sum_of(Floats x) {
+    x += __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    x += __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3);
+    x += __builtin_shufflevector(x, x, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1);
+    return x[0] + x[1];
+}
 #endif
 
-// Reads codes as numbers; the first element of a stretch is the first of a block.
-template <class C>
-static void dequantize(const C* __restrict codes, const BFloat16* __restrict scales, W* __restrict to, int64_t count) {
+// Asks memory for a block that is read later. Nothing is read, so an address after the array's end does no harm.
+template <class T>
+static __forceinline__ void ask_for(const T* block) {
+    enum { kAhead = 1024, kLine = 64 };
+    for (int i = 0; i < kBlock * (int)sizeof(T); i += kLine) __builtin_prefetch((const char*)(block + kAhead) + i);
+}
+
+// Reads codes as numbers; the first element of a stretch is the first of a block. The arrays beside are what a loop reads
+// after this: while one of the two waits for memory, the other would not have asked for anything.
+template <class C, class... Beside>
+static void dequantize(const C* __restrict codes, const BFloat16* __restrict scales, W* __restrict to, int64_t count,
+                       const Beside*... beside) {
     int64_t first = 0;
-    for (; first + kBlock <= count; first += kBlock)
+    for (; first + kBlock <= count; first += kBlock) {
+        ask_for(codes + first);
+        (ask_for(beside + first), ...);
         widen_block(codes + first, step_of<C>(scales[first / kBlock]), to + first);
+    }
     for (; first < count; ++first) to[first] = (float)codes[first] * step_of<C>(scales[first / kBlock]);
 }
 

@@ -167,7 +167,7 @@ def test_files_and_modules_that_a_page_names_exist(page):
 def test_what_a_page_says_of_an_optimizer_is_there(page):
     """`opt.lr`, `opt.step(grads)`, `opt.groups[0].lr`: a public name of an Optimizer, or a field of a rule."""
     known = {name for rule in RULES for name in getattr(ao, rule).__dataclass_fields__} | set(dir(ao.Optimizer))
-    known |= {"clip_norm"} | (set(dir(door.Optimizer)) if page.name in ("torch.md", "README.md") else set())
+    known |= {"clip_norm"} | (set(dir(door.Optimizer)) if page.name in ("torch.md", "ddp.md", "README.md") else set())
     for name in re.findall(r"\bopt\.([a-z]\w*)", page.read_text("utf-8")):
         assert name in known or name in ("param_groups", "pt"), name
 

@@ -73,10 +73,10 @@ def damaged(change):
 
 
 LOADING = [
-    row("None", None, TypeError, "Optimizer.load_state_dict: needs what state_dict() returned; got NoneType"),
-    row("a list", [], TypeError, "needs what state_dict() returned; got list"),
-    row("another dict", {"step": 0}, TypeError, "needs what state_dict() returned"),
-    row("no clip_norm", damaged(lambda d: d.pop("clip_norm")), TypeError, "needs what state_dict() returned"),
+    row("None", None, TypeError, "Optimizer.load_state_dict: `state` must be the result of state_dict(); got NoneType"),
+    row("a list", [], TypeError, "`state` must be the result of state_dict(); got list"),
+    row("another dict", {"step": 0}, TypeError, "`state` must be the result of state_dict()"),
+    row("no clip_norm", damaged(lambda d: d.pop("clip_norm")), TypeError, "`state` must be the result of state_dict()"),
     row("a bad clip_norm", damaged(lambda d: d.update(clip_norm=-1)), ValueError, "`clip_norm` must be in (0, inf)"),
     row(
         "another format",
@@ -146,13 +146,13 @@ LOADING = [
         "a part missing",
         damaged(lambda d: d["tensors"]["w"].pop("slots")),
         TypeError,
-        "needs what state_dict() returned",
+        "`state` must be the result of state_dict()",
     ),
     row(
         "a rule without its name",
         damaged(lambda d: d["rule"].pop("name")),
         TypeError,
-        "needs what state_dict() returned",
+        "`state` must be the result of state_dict()",
     ),
 ]
 
@@ -269,7 +269,7 @@ FUNCTIONAL = [
         "update: other tensors",
         lambda: ao.update(ao.LAMB(), ones(2), ones(2), STATE),
         ValueError,
-        "update: state holds ['b', 'w'], params ['param']",
+        "update: state and params must have the same tensors; state has ['b', 'w'], params ['param']",
     ),
     row(
         "update: another rule's state",

@@ -38,7 +38,7 @@ CALLS = [
     (lambda: ao.AdamW(gamma=0.1), "AdamW has no `gamma`; give lr a schedule"),
     (lambda: ao.AdamW(warmup_steps=10), "AdamW has no `warmup_steps`; give lr a schedule"),
     (lambda: ao.AdamW(fused=True), "AdamW has no `fused`; leave it out"),
-    (lambda: ao.AdamW([np.ones(2)], lr=0.1), "AdamW takes no positional argument: give fields by name, such as lr=0.1"),
+    (lambda: ao.AdamW([np.ones(2)], lr=0.1), "AdamW takes keyword arguments only: pass fields by name, such as lr=0.1"),
     (lambda: ao.AdamW(weigth_decay=0.1), "AdamW has no `weigth_decay`; did you mean `weight_decay`?"),
     (lambda: ao.AdamW(biasCorrection=True), "AdamW has no `biasCorrection`; did you mean `bias_correction`?"),
     (lambda: ao.Lion(betas=(0.9, 0.99)), "Lion has no `betas`; give beta1=0.9, beta2=0.99"),

@@ -44,8 +44,8 @@ def _widened(state: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if largest is None:
             raise ValueError(
-                "load_torch: cannot read an 8-bit state with one scale per tensor; make the optimizer of"
-                " bitsandbytes with block_wise=True or optim_bits=32"
+                "load_torch: cannot read an 8-bit state with one scale per tensor; create the bitsandbytes optimizer"
+                " with block_wise=True or optim_bits=32"
             )
         made[f"state{i}"] = _numbers(made[f"state{i}"], table, largest)
     return made
@@ -57,8 +57,8 @@ def _numbers(codes: Any, table: Any, largest: Any) -> Any:
     fitting = [block for block in BLOCKS if -(-count // block) == size(largest)]
     if not fitting:
         raise ValueError(
-            f"load_torch: {count} codes have {size(largest)} scales, which fits no block size"
-            f" of bitsandbytes; these are {', '.join(map(str, sorted(BLOCKS)))}"
+            f"load_torch: {count} codes have {size(largest)} scales, which matches no block size of bitsandbytes;"
+            f" these are {', '.join(map(str, sorted(BLOCKS)))}"
         )
     flat = xp.astype(xp.reshape(codes, (-1,)), xp.int64)
     scales = xp.repeat(largest, fitting[0])[:count]

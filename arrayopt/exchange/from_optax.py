@@ -91,8 +91,8 @@ def _translated(opt: Optimizer, state: Any) -> dict[str, Any]:
     more = [name for name, x in flatten(state) if is_array(x) and x.ndim and id(x) not in mine and to_host(x).any()]
     if more:
         raise ValueError(
-            f"load_optax: the state has {', '.join(more)}, too, which would be lost; give the part of the state that is"
-            " the optimizer's, such as its `inner_opt_state`"
+            f"load_optax: the state also has {', '.join(more)}, which would be lost; pass the optimizer's part of the"
+            " state, such as `inner_opt_state`"
         )
     counts = [int(x.count) for x in [*held, *parts] if "count" in x._fields]
     count = counts[0] if counts else 1
@@ -135,7 +135,9 @@ def _trees(opt: Optimizer, held: Any) -> dict[str, Any]:
     """The slots in a state of optax; or raise where it is not one that all rules here have in optax."""
     kind = type(held).__name__
     if kind == "ScaleByAmsgradState":
-        raise ValueError("load_optax: optax's amsgrad takes the maximum of corrected moments; no field here does")
+        raise ValueError(
+            "load_optax: optax's amsgrad uses the maximum of bias-corrected moments, which no rule here does"
+        )
     for rule in {type(group.rule): None for group in opt.groups}:
         if kind not in _READ.get(rule, {}):
             known = " or ".join(_READ.get(rule, ())) or "none of optax's"
@@ -155,8 +157,8 @@ def _divisors(opt: Optimizer, saved: dict[str, Any], state: Any, parts: list[Any
     if rules == {SGD}:
         if chain[:1] != ["TraceState"] or len(chain) == 1:
             raise ValueError(
-                "load_optax: the state does not tell whether the learning rate is applied before `trace` or after it;"
-                " if after it, as in optax.sgd, pass the part of the chain from the trace on; got a chain of"
+                "load_optax: the state must show whether the learning rate is applied before or after `trace`; if"
+                " after, as in optax.sgd, pass the part of the chain that starts at the trace; got a chain of"
                 f" {', '.join(chain) or 'TraceState'}"
             )
         return {}
@@ -172,8 +174,8 @@ def _divisors(opt: Optimizer, saved: dict[str, Any], state: Any, parts: list[Any
         raise ValueError("load_optax: `lr_in_momentum` must be the same in all groups, as in optax.lars")
     if chain[2] != "EmptyState":
         raise ValueError(
-            "load_optax: the trace of optax.lars contains the learning rate, which was a schedule: the factor of each"
-            " gradient is lost"
+            "load_optax: the trace of optax.lars contains the learning rate, which was a schedule, so the factors of"
+            " past gradients are unknown"
         )
     if any("learning_rate" in part.hyperparams for part in parts if "hyperparams" in part._fields):
         raise ValueError(
@@ -204,7 +206,7 @@ def _check_ours(opt: Optimizer, state: Any, slots: set[str]) -> None:
     rules = {type(group.rule) for group in opt.groups}
     if rules != {getattr(state, "rule", type(opt.rule))}:
         names = ", ".join(sorted(rule.__name__ for rule in rules))
-        raise TypeError(f"load_optax: the state is a {type(state).__name__}, and the optimizer's rule is {names}")
+        raise TypeError(f"load_optax: the state is a {type(state).__name__}, but the optimizer's rule is {names}")
     more = [slot for slot in state.slots if slot not in slots]
     if more:
         raise ValueError(f"load_optax: the state has {', '.join(more)}, which the optimizer's rule does not have")

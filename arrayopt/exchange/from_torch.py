@@ -74,13 +74,13 @@ def load_torch(
     source = SOURCES.get(type(under.rule)) if isinstance(under, Optimizer) else None
     if source is None:
         named = ", ".join(kind.__name__ for kind in SOURCES)
-        raise TypeError(f"load_torch: `opt` must be an Optimizer under {named}; got {said(under)}")
+        raise TypeError(f"load_torch: `opt` must be an Optimizer with the rule {named}; got {said(under)}")
     with under._team.warned("load_torch"):
         other = [f"{g.label!r} {type(g.rule).__name__}" for g in under.groups if type(g.rule) is not type(under.rule)]
         if other:
             raise TypeError(
-                f"load_torch: all groups must be under {type(under.rule).__name__}, as in one optimizer of PyTorch;"
-                f" group {', group '.join(other)}"
+                f"load_torch: all groups must have the rule {type(under.rule).__name__}, because an optimizer of"
+                f" PyTorch has one rule; group {', group '.join(other)}"
             )
         names = _in_order(opt, under, state) if names is None else names
         saved = _read(under, source, state, names, _upward(opt, under))
@@ -137,7 +137,7 @@ def _read(
         if str(error).startswith("load_torch:"):
             raise
         raise TypeError(
-            f"load_torch: under {type(opt.rule).__name__} it needs what state_dict() of {source.of} returned; {error!r}"
+            f"load_torch: for {type(opt.rule).__name__}, pass the state_dict() of {source.of}; {error!r}"
         ) from error
 
 
@@ -242,24 +242,26 @@ def _homes(groups: Any, here: list[str], names: Sequence[str] | None) -> dict[st
         given = [name for group in groups for name in group.get("param_names", ())]
         if given and sorted(given) != sorted(here):
             raise ValueError(
-                f"load_torch: the state is of parameters {given}, the optimizer has {here}; if only the names differ,"
+                f"load_torch: the state is for parameters {given}, but the optimizer has {here}; if only the names"
+                " differ,"
                 " pass yours as `names`, in the order of the state"
             )
         if len(places) != len(here):
             raise ValueError(
-                f"load_torch: the state is of {len(places)} parameters, the optimizer has {len(here)}, {here}; they"
+                f"load_torch: the state is for {len(places)} parameters, but the optimizer has {len(here)}, {here};"
+                " they"
                 " must be the same"
             )
         names = given or (here if len(groups) == 1 else ())
         if not names:
             raise ValueError(
-                f"load_torch: the state has {len(groups)} groups and no names; give `names`, those of {here} in the"
-                " order of its groups"
+                f"load_torch: the state has {len(groups)} groups and no names; pass `names`, which lists {here} in the"
+                " order of these groups"
             )
     if len(names) != len(places) or sorted(names) != sorted(here):
         raise ValueError(
             f"load_torch: `names` must be the {len(places)} tensors of PyTorch's {len(groups)} groups in their order,"
-            f" of those here, {here}; got {list(names)}"
+            f" chosen from {here}; got {list(names)}"
         )
     return dict(zip(names, places, strict=True))
 
@@ -270,7 +272,9 @@ def _agreed(label: str, fields: dict[str, dict[str, Any]]) -> dict[str, Any]:
     differing = [key for key in first if any(other[key] != first[key] for other in fields.values())]
     if differing:
         said = "; ".join(f"{key} of {', '.join(f'{n!r} is {x[key]}' for n, x in fields.items())}" for key in differing)
-        raise ValueError(f"load_torch: tensors with different options need groups of their own; in {label!r}, {said}")
+        raise ValueError(
+            f"load_torch: tensors with different options must be in different groups; in {label!r}, {said}"
+        )
     return first
 
 

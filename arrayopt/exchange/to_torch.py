@@ -112,10 +112,13 @@ def to_torch(opt: "Optimizer | torch.optim.Optimizer") -> dict[str, Any]:
 
     outer, opt = opt, below(opt)
     if not isinstance(opt, Optimizer) or any(type(group.rule) not in _THEIRS for group in opt.groups):
-        raise TypeError(f"to_torch: `opt` must be an Optimizer under {_NAMED}; got {said(opt)}")
+        raise TypeError(f"to_torch: `opt` must be an Optimizer with the rule {_NAMED}; got {said(opt)}")
     named = sorted({type(group.rule).__name__ for group in opt.groups})
     if named != ["Adam", "AdamW"] and len(named) > 1:
-        raise TypeError(f"to_torch: PyTorch has an optimizer for each rule; here are groups under {', '.join(named)}")
+        raise TypeError(
+            "to_torch: all groups must have the same rule, because an optimizer of PyTorch has one rule; got"
+            f" {', '.join(named)}"
+        )
     _check(opt)
     kind = type(opt.groups[0].rule)
     options = _THEIRS[kind]

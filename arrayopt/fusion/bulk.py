@@ -11,6 +11,30 @@ __all__ = ["Buffer", "Codes", "Elements", "Multiply", "Spread"]
 
 
 @dataclass(frozen=True, slots=True)
+class Codes:
+    """Read a stretch of a slot of codes into a buffer; or store what is there as codes.
+
+    Attributes
+    ----------
+    store : bool
+        Whether codes are stored.
+    array, scale : str
+        The slot, and that of its scales.
+    first, count : Index
+        The first element, which is the first of a block, and how many there are.
+    buffer : str
+        The buffer, in which the first element is the first.
+    """
+
+    store: bool
+    array: str
+    scale: str
+    first: Index
+    count: Index
+    buffer: str
+
+
+@dataclass(frozen=True, slots=True)
 class Elements:
     """A loop over elements that lie side by side, as many as the first slice has: in it no place is
     explicit.
@@ -40,6 +64,8 @@ class Elements:
         How far positions of elements are apart.
     guards : dict of str to Node
         The condition, the same for all elements, under which a slice is written.
+    codes : tuple of Codes
+        What is read from codes, before the loop or within it. The slice of each is its buffer.
     """
 
     function: str
@@ -54,6 +80,7 @@ class Elements:
     position: Index | None = None
     stride: Index | None = None
     guards: dict[str, Node] = field(default_factory=dict)
+    codes: tuple[Codes, ...] = ()
 
     @property
     def count(self) -> Index:
@@ -100,31 +127,6 @@ class Buffer:
 
     name: str
     size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Codes:
-    """Read a stretch of a slot of codes into a buffer; or store what is there as codes.
-
-    Attributes
-    ----------
-    store : bool
-        Whether codes are stored.
-    array, scale : str
-        The slot, and that of its scales.
-    first, count : Index
-        The first element, which is the first of a block, and how many there are.
-    buffer, at : str and Index
-        The buffer, and the place of the first element there.
-    """
-
-    store: bool
-    array: str
-    scale: str
-    first: Index
-    count: Index
-    buffer: str
-    at: Index
 
 
 @dataclass(frozen=True, slots=True)

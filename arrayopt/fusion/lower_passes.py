@@ -28,9 +28,6 @@ from arrayopt.state.quantized import scale_of
 
 __all__ = ["Loops"]
 
-PIECE = 256
-"""So many elements of slots of codes are widened at a time; with more, memory waits meanwhile."""
-
 AT_ONCE = 16
 """So many sums over a tensor are made in one loop: with more, registers would be few."""
 
@@ -85,31 +82,29 @@ class Loops(LoopsBetween):
             self.rolled[pass_] = rolled(pass_, [*self.plan.slots])
         return self.rolled[pass_]
 
-    def _wide(self, body: program.Body, slices: Slices, at: Index) -> Iterator[program.Statement]:
-        """What reads a stretch of slots of codes into their buffers, from a place on; the loop over
-        the elements finds these there.
-        """
-        for array in body.codes:
-            here, buffer = f"at_{array}", f"wide_{array}"
-            _, first, end = slices[here]
-            slices[here] = buffer, at, at + (end - first)
-            if here in body.elements.loads:
-                yield bulk.Codes(False, array, scale_of(array), first, end - first, buffer, at)
-
     def _stored(self, body: program.Body, first: Index, end: Index) -> Iterator[program.Statement]:
         """What stores a stretch of slots of codes from their buffers."""
         for array in body.codes:
             if f"at_{array}" in body.elements.stores:
                 buffer = f"wide_{array}"
-                yield bulk.Codes(True, array, scale_of(array), first, end - first, buffer, ZERO)
+                yield bulk.Codes(True, array, scale_of(array), first, end - first, buffer)
 
     def _elements(
         self, body: program.Body, loop: bulk.Elements, slices: Slices, at: Index
     ) -> bulk.Elements:
-        """A loop over the elements of a stretch; codes are in their buffers."""
+        """A loop over the elements of a stretch; what are codes elsewhere are numbers in buffers to
+        the loop.
+        """
+        read = []
+        for array in body.codes:
+            here, buffer = f"at_{array}", f"wide_{array}"
+            _, first, end = slices[here]
+            slices[here] = buffer, ZERO, end - first
+            if here in loop.loads:
+                read.append(bulk.Codes(False, array, scale_of(array), first, end - first, buffer))
         storage = {x: array for x, array in loop.storage.items() if array not in body.codes}
         position = None if loop.position is None else loop.position + at
-        return replace(loop, slices=slices, storage=storage, position=position)
+        return replace(loop, slices=slices, storage=storage, position=position, codes=tuple(read))
 
     def _stretch(self, index: int, pass_: Pass, body: program.Body) -> Iterator[program.Statement]:
         """A unit of a tensor that is seen as one row of elements."""
@@ -136,31 +131,15 @@ class Loops(LoopsBetween):
             program.Let("first", start + name("turn") * STRETCH),
             program.Let("end", least(end_of_unit, first + STRETCH)),
         ]
-        if body.codes:
-            inside += self._in_pieces(body, first, end)
-        for loop in [] if body.codes else turns:
+        for loop in turns:
             slices = {x: (x, first, end) for x in loop.storage}
             inside += [self._elements(body, loop, slices, first), *self._taken(loop)]
+        inside += self._stored(body, first, end)
         yield from (program.Start(f"t{s.id}", s) for s in places)
         count = (end_of_unit - start + (STRETCH - 1)) // STRETCH
         yield program.Loop("turn", ZERO, count, tuple(inside))
         for reduction, place in places.items():
             yield program.Write(place, f"t{reduction.id}")
-
-    def _in_pieces(
-        self, body: program.Body, first: Index, end: Index
-    ) -> Iterator[program.Statement]:
-        """A stretch with slots of codes: these are widened piece by piece, and stored together."""
-        here, there, loop = name("here"), name("there"), body.elements
-        slices = {x: (x, here, there) for x in loop.storage}
-        inside: Statements = [
-            program.Let("here", first + name("piece") * PIECE),
-            program.Let("there", least(end, here + PIECE)),
-        ]
-        inside += self._wide(body, slices, here - first)
-        inside += [self._elements(body, loop, slices, here), *self._taken(loop)]
-        yield program.Loop("piece", ZERO, (end - first + (PIECE - 1)) // PIECE, tuple(inside))
-        yield from self._stored(body, first, end)
 
     def _taken(self, loop: bulk.Elements) -> Iterator[program.Statement]:
         """What the sums of a loop over elements are added to."""
@@ -222,7 +201,6 @@ class Loops(LoopsBetween):
         views = [*(x for x in loop.loads if x not in loop.storage), *loop.into.values()]
         slices |= {x: (x, ZERO, c1 - c0) for x in views}
         row_of_all = ab * name("R") + row
-        yield from self._wide(body, slices, ZERO)
         yield self._elements(body, loop, slices, row_of_all * name("C") + c0)
         yield from self._stored(body, start, name("e"))
         for order, reduction in enumerate(loop.totals):

@@ -81,7 +81,7 @@ def function(
                 raise
             raise ValueError(
                 f"{error}. Numbers are rounded to {narrow[0]} here, as optax.inject_hyperparams does for parameters of"
-                " that dtype; give it hyperparam_dtype=jnp.float32"
+                " that dtype; set hyperparam_dtype=jnp.float32"
             ) from None
 
     class Taken(inspect.Signature):

@@ -157,7 +157,7 @@ def transformation(rule: Rule, *, mask: Any = None) -> optax.GradientTransformat
     if not isinstance(rule, Rule):
         raise TypeError(f"transformation: `rule` must be a Rule such as LAMB(lr=1e-3); got {rule!r}")
     if mask is not None and "weight_decay" not in {f.name for f in fields(rule)}:
-        raise TypeError(f"transformation: `mask` says what decays, and {type(rule).__name__} has no weight decay")
+        raise TypeError(f"transformation: `mask` selects what decays, but {type(rule).__name__} has no weight decay")
     return transform(Form(rule, masked(rule, [("mask", mask, {"weight_decay": 0.0})])))
 
 

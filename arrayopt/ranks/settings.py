@@ -82,6 +82,12 @@ class Ranks:
         object.__setattr__(self, "check", int(check))
         _kind(self.comm)
 
+    def __deepcopy__(self, memo: Any) -> "Ranks":
+        return self  # copies share the communicator
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a communicator cannot be pickled; make an Optimizer, and load its state")
+
     def open(self) -> Comm:
         """Return the communicator as a `Comm`."""
         kind = _kind(self.comm)

@@ -38,6 +38,13 @@ class Taken:
         self._arrived: list[int] = []
         self.rooms: list[Array | None] = []
 
+    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return tensors in the order of a forward pass, once that of a backward pass is known."""
+        if not self._learned:
+            return list(tensors)
+        at = {place: -i for i, place in enumerate(self._order)}
+        return sorted(tensors, key=lambda tensor: at.get(tensor.place, 0))
+
     def check(self, tensor: Tensor, dtype: str) -> None:
         """Raise ValueError where ranks have agreed to send gradients in a narrower dtype."""
         sent_as = self._sent_as(tensor)

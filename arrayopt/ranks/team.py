@@ -196,6 +196,7 @@ class Team(Agreement):
 
     def start_gather(self, tensors: Sequence[Tensor]) -> Arrivals:
         self._send_back(tensors)
+        tensors = self._taken.forward(tensors)
         if self._later is None or not self._later.serves(tensors):
             self._later = LaterGather(self._comm, tensors)
         return self._later()

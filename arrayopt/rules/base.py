@@ -158,7 +158,7 @@ class Rule(ABC):
             raise ValueError(f"{who}: rounding='stochastic' is for parameters without masters; got master_weights=True")
         if self.stacked and self.blocks is not None:
             raise ValueError(
-                f"{type(self).__name__}: `stacked` and `blocks` both say what the first axis is; give one of them"
+                f"{type(self).__name__}: `stacked` and `blocks` both define the first axis; set only one of them"
             )
         self.check()
 

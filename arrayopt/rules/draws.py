@@ -61,7 +61,7 @@ def random(h: Any, stream: int = 0) -> Array:
     """
     draws = vars(h).get(DRAWS) if hasattr(h, "__dict__") else None
     if draws is None:
-        raise TypeError(f"random: `h` must be what a rule's update, or a projection, was given; got {h!r}")
+        raise TypeError(f"random: `h` must be the `h` of a rule's update or of a projection; got {h!r}")
     if not isinstance(stream, int) or isinstance(stream, bool):
         raise TypeError(f"random: `stream` must be an integer; got {stream!r}")
     if stream < 0:

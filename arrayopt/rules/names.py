@@ -56,8 +56,8 @@ _TAKEN = re.compile(rf"{'|'.join(AROUND)}|p|g|t|accumulated|spill\d+|kept\d+|pro
 
 
 NO_VALUE = (
-    "the rule asks for `h.value`, the value of the function whose gradients these are, and the step was given none;"
-    " give it: opt.step(grads, value=loss)"
+    "the rule needs `h.value`, the value of the function, but the step got none; pass it, as in"
+    " opt.step(grads, value=loss)"
 )
 
 
@@ -78,8 +78,7 @@ class Values(SimpleNamespace):
             raise ValueError(NO_VALUE)
         own = [x for x in vars(self) if x[0] != "_" and x != VALUE]
         raise AttributeError(
-            f"`h` has no hyper-parameter {name!r}; it has {', '.join(own)}"
-            f" (switches and options are the rule's own: self.{name})"
+            f"`h` has no hyper-parameter {name!r}; it has {', '.join(own)} (for switches and options, use self.{name})"
         )
 
 
@@ -95,7 +94,7 @@ def check_fields(cls: type, base: Any) -> None:
     for name in _declared(cls):
         if name in RESERVED or name.startswith("_") or (hasattr(base, name) and name not in own):
             what = "begins with an underscore" if name.startswith("_") else "means something else already"
-            raise TypeError(f"{cls.__name__}: a field cannot be called {name!r}, which {what}; choose another name")
+            raise TypeError(f"{cls.__name__}: a field must not be called {name!r}, which {what}; choose another name")
 
 
 @cache
@@ -118,6 +117,4 @@ def check_slots(who: str, names: Iterable[Any]) -> None:
                 f" with 'at_'; got {name!r}"
             )
         if _TAKEN.fullmatch(name):
-            raise ValueError(
-                f"{who}: a slot cannot be called {name!r}, which means something else; choose another name"
-            )
+            raise ValueError(f"{who}: a slot must not be called {name!r}, a reserved name; choose another name")

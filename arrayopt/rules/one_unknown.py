@@ -62,7 +62,7 @@ def check_alike(settings: Iterable[tuple[Rule, dict[str, Any]]]) -> None:
             one, other = others[name], numbers[name]
             if isinstance(one, float) and isinstance(other, float) and one != other:
                 raise ValueError(
-                    f"{type(rule).__name__}: in a step with a value all tensors are one unknown, and their groups must"
-                    f" have the same `{name}`; got {one} and {other}. With joint=False each tensor is a problem of its"
-                    " own"
+                    f"{type(rule).__name__}: in a step with a value, all tensors form one problem, so their groups"
+                    f" must have the same `{name}`; got {one} and {other}; with joint=False, each tensor is a separate"
+                    " problem"
                 )

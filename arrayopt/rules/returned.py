@@ -39,11 +39,13 @@ def returned_slots(who: str, p: Array, found: Any, rings: Iterable[str] = ()) ->
             )
     whole, found = found, expanded(found)
     if len(found) != sum(len(x) if isinstance(x, Ring) else 1 for x in whole.values()):
-        raise ReturnedError(f"{who}.slots: a slot has the name of a ring's member; rename one of {', '.join(whole)}")
+        raise ReturnedError(
+            f"{who}.slots: a slot and the member of a ring have the same name; rename one of {', '.join(whole)}"
+        )
     for name, x in found.items():
         if not is_array(x):
             raise ReturnedError(
-                f"{who}.slots must return arrays; {name!r} is {_said(x)}: a slot of one number begins as"
+                f"{who}.slots must return arrays; {name!r} is {_said(x)}: for a slot with one number, use"
                 " xp.sum(xp.zeros_like(p))"
             )
         if array_namespace(x) is not array_namespace(p):
@@ -70,8 +72,7 @@ def returned_update(who: str, found: Any, slots: Mapping[str, Any]) -> tuple[Any
         lengths = [len(y) if isinstance(y, Ring) else None for y in (x, ring)]
         if lengths[0] != lengths[1]:
             raise ReturnedError(
-                f"{who}.update must return as a ring the one that it was given, or a `put` of it;"
-                f" {name!r} is {_said(x)}"
+                f"{who}.update must return each ring unchanged, or a `put` of it; {name!r} is {_said(x)}"
             )
     return p, expanded(new)
 

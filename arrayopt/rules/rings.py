@@ -155,7 +155,7 @@ def _check(word: str, ring: Any) -> None:
     """Raise TypeError where something is no ring."""
     if not isinstance(ring, Ring):
         got = "an array" if is_array(ring) else f"a {type(ring).__name__}"
-        raise TypeError(f"arrayopt.{word} is of a ring, a slot that the rule's `rings` names; got {got}")
+        raise TypeError(f"arrayopt.{word} needs a ring, a slot whose name is in the rule's `rings`; got {got}")
 
 
 # ---- rings among slots ----------------------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ def _write_part(
         if error is not None:
             raise error
         if os.path.exists(temporary) or not os.fstat(mine.fileno()).st_nlink:
-            raise RuntimeError(f"{WHO}: rank 0 could not complete the file; an old file has been left as it was")
+            raise RuntimeError(f"{WHO}: rank 0 could not complete the file; an earlier file is unchanged")
 
 
 def _complete(

@@ -61,9 +61,9 @@ def load(
         with safetensors.safe_open(path, framework="numpy") as file:
             return who, *_read(file, live, params)
     except (ValueError, safetensors.SafetensorError) as error:
-        raise ValueError(f"{who}: is damaged, or no checkpoint: {error}") from error
+        raise ValueError(f"{who}: the file is damaged or not a checkpoint: {error}") from error
     except (AttributeError, KeyError, TypeError, IndexError, RecursionError) as error:
-        raise ValueError(f"{who}: is made by another program: {error!r}") from error
+        raise ValueError(f"{who}: the file was written by another program: {error!r}") from error
 
 
 def _read(
@@ -75,7 +75,7 @@ def _read(
     if text is None:
         raise ValueError("its metadata has no 'arrayopt', which Optimizer.save writes")
     if metadata.get("blake2b") != digest(text.encode()):
-        raise ValueError("its description does not have the checksum that it should have")
+        raise ValueError("the checksum of its description does not match")
     document = json.loads(text)
     if document["checkpoint"] != FORMAT:
         raise ValueError(f"format must be {FORMAT}; got {document['checkpoint']!r}")
@@ -137,13 +137,13 @@ class _Decoder:
         """A tensor of the file, compared with its description."""
         key, expected = about[ARRAY], stored(about)
         if key in self.seen or key not in self.keys:
-            raise ValueError(f"tensor {key!r} is not there, or named twice")
+            raise ValueError(f"tensor {key!r} is missing, or named twice")
         self.seen.add(key)
         piece = self.file.get_slice(key)
         found = piece.get_dtype(), piece.get_shape()
         if found != expected:
-            raise ValueError(f"tensor {key!r} is {found}, and should be {expected}")
+            raise ValueError(f"tensor {key!r} is {found}, but must be {expected}")
         x: np.ndarray[Any, Any] = self.file.get_tensor(key)
         if digest(as_memory(x)) != about["blake2b"]:
-            raise ValueError(f"tensor {key!r} does not have the checksum that it should have")
+            raise ValueError(f"the checksum of tensor {key!r} does not match")
         return x.view(about["dtype"]).reshape(about["shape"]) if about["dtype"] in REAL else x

@@ -17,7 +17,7 @@ def checked_path(who: str, path: Any) -> str:
     except UnicodeEncodeError:
         possible = False
     if not possible:
-        raise ValueError(f"{who}: `path` must be one that a file can have; got {given!r}")
+        raise ValueError(f"{who}: `path` must be a valid file name; got {given!r}")
     return given
 
 
@@ -28,4 +28,4 @@ def refuse_others(who: str, path: str | os.PathLike[str]) -> None:
     except FileNotFoundError:
         return
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise ValueError(f"{who}: {os.fspath(path)} is not a regular file; give the path of one, or of none")
+        raise ValueError(f"{who}: {os.fspath(path)} is not a regular file; pass the path of a file, or a new path")

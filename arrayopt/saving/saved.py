@@ -97,16 +97,16 @@ class Saved:
         own = self._team.sums or any(tensor.block is not None for tensor in self._parameters.all)
         if own and self._step.accumulator.done:
             raise RuntimeError(
-                f"{what}: each rank has gradients of its own, of {self._step.accumulator.done} micro-steps; save after"
-                " the last one"
+                f"{what}: each rank has accumulated other gradients, after {self._step.accumulator.done} micro-steps;"
+                " save after the last one"
             )
 
     def _no_sums(self, saved: dict[str, Any], what: str) -> None:
         """Raise where a state has sums of gradients, which each rank would take for its own."""
         if self._team.sums and saved["extra"]["micro_steps"]:
             raise ValueError(
-                f"{what}: was saved after {saved['extra']['micro_steps']} micro-steps, and here each rank adds up"
-                " gradients of its own; save after the last one"
+                f"{what}: was saved after {saved['extra']['micro_steps']} micro-steps, but here the ranks accumulate"
+                " different gradients; save after the last micro-step"
             )
 
     def _restore(self, saved: dict[str, Any], what: str = "Optimizer.load_state_dict", **options: Any) -> None:
@@ -254,7 +254,7 @@ class Saved:
                 self._no_sums(state, who)
                 if self._team.torn is not None and not params:
                     raise ValueError(
-                        f"{who}: holds no parameters, and those of the ranks may differ: {self._team.torn}"
+                        f"{who}: the state has no parameters, and those of the ranks may differ: {self._team.torn}"
                     )
             self._team.agree(
                 "Optimizer.load",

@@ -150,7 +150,7 @@ def load(
     if not isinstance(saved, dict) or "format" not in saved:
         torch = isinstance(saved, dict) and saved.keys() >= {"state", "param_groups"}
         what = "the state of a PyTorch optimizer, which arrayopt.load_torch takes" if torch else type(saved).__name__
-        raise TypeError(f"{who}: needs what state_dict() returned; got {what}")
+        raise TypeError(f"{who}: `state` must be the result of state_dict(); got {what}")
     if type(saved["format"]) is not int or saved["format"] != FORMAT:
         raise ValueError(f"{who}: format must be {FORMAT}; got {saved['format']!r}")
     try:
@@ -158,7 +158,7 @@ def load(
         wrong = [*_differences(saved, rule, groups, whole=copies), *_number_differences(saved["extra"], step), *wrong]
         clip_norm = saved["clip_norm"]
     except (AttributeError, KeyError, TypeError, IndexError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{who}: needs what state_dict() returned; {error!r}") from error
+        raise TypeError(f"{who}: `state` must be the result of state_dict(); {error!r}") from error
     if wrong:
         raise ValueError(f"{who}: the state does not fit: {'; '.join(wrong)}")
     clip_norm = coerce(f"{who}: `clip_norm`", clip_norm, CLIP_NORM, optional=True)
@@ -202,9 +202,7 @@ def _changed(rule: Rule, hypers: dict[str, Any], who: str) -> Rule:
     """The rule with the saved hyper-parameters, which must leave its structure, and so the state kept, as it is."""
     new = override(rule, hypers, who)
     if new.structure != rule.structure:
-        raise ValueError(
-            f"{who}: the rule must have the same switches, and the same numbers off; saved {new!r}, here {rule!r}"
-        )
+        raise ValueError(f"{who}: the rule must have the same switches as the saved one; saved {new!r}, here {rule!r}")
     return new
 
 

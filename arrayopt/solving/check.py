@@ -99,8 +99,8 @@ def _judge(problem: Problem, name: str, looks: list[Any], eps: float) -> None:
     which = "" if problem.count is None else f" of problem {worst}"
     found, said, _ = (x[worst] for x in several[1])
     raise ValueError(
-        f"minimize: the gradient{which} with respect to {name!r} is not that of the value: along a"
-        f" short way the value changes by {found:.6g}, and the gradient says {said:.6g}"
+        f"minimize: the gradient{which} with respect to {name!r} does not match the value: over a short step the value"
+        f" changes by {found:.6g}, but the gradient predicts {said:.6g}"
         f" ({_ratio(found, said)}); see `check_gradient`"
     )
 

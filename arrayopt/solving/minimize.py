@@ -140,8 +140,8 @@ def minimize(
         rule = _rule(rule, project, stacked=stacked)
         if rule.stacked and ranks.size > 1:
             raise ValueError(
-                "minimize: `comm` is for one problem that ranks share, and `stacked` for problems that"
-                " have nothing to do with each other; give each rank its own of these, without `comm`"
+                "minimize: `comm` shares one problem among ranks, but `stacked` problems are independent; pass each"
+                " rank its own problems, without `comm`"
             )
         joint = getattr(rule, "joint", None)
         # each array is projected as it was given
@@ -149,8 +149,8 @@ def minimize(
         problem = Problem(f, params, stacked=rule.stacked, joint=packs, ranks=ranks)
         if joint is False and len(problem.named) > 1:
             raise ValueError(
-                f"minimize: {type(rule).__name__} with joint=False makes a problem of each array, and"
-                f" `f` is one function of {len(problem.named)}; leave out `joint`"
+                f"minimize: {type(rule).__name__} with joint=False makes each array a separate problem, but `f` is one"
+                f" function of {len(problem.named)}; leave out `joint`"
             )
         if joint and len(problem.arrays) == 1:  # one array is one unknown
             rule = dataclasses.replace(rule, joint=False)  # type: ignore[call-arg]

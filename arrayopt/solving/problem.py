@@ -93,7 +93,8 @@ class Problem:
         if len(set(counts.values())) != 1 or () in counts.values():
             listed = ", ".join(f"{name!r} {tuple(x.shape)}" for name, x in self.named)
             raise ValueError(
-                f"minimize: with `stacked` the first axis of all params counts problems; got {listed}"
+                "minimize: with `stacked`, the first axis of all params must have one length, the number of problems;"
+                f" got {listed}"
             )
         return int(self.named[0][1].shape[0])
 

@@ -78,8 +78,8 @@ class Share:
             return tuple(-(-end // BLOCK) for end in self.ends)
         if self.ends[-1] != n:
             raise ValueError(
-                f"slot {slot!r} has {n} elements, and the ranks {', '.join(map(str, self.holders))} share"
-                f" {self.ends[-1]} of the parameter: they cannot divide it"
+                f"slot {slot!r} has {n} elements, but the ranks {', '.join(map(str, self.holders))} share"
+                f" {self.ends[-1]} elements of the parameter; it cannot be divided"
             )
         return self.ends
 
@@ -256,10 +256,10 @@ def scales_of(name: str, shape: tuple[int, ...], blocks: Blocks) -> tuple[Blocks
         first, count = Block(offset, shape).first(part), math.prod(part)
         if first is None or first % BLOCK or (count % BLOCK and first + count < total):
             raise ValueError(
-                f"Optimizer: {name!r} has state_dtype='int8', so its parts must begin and"
-                f" end at multiples of {BLOCK} elements of the whole tensor, or of its rows; got"
-                f" {part} from {offset} on, of {shape}; divide it otherwise, or give it a group"
-                " with another `state_dtype`"
+                f"Optimizer: {name!r} has state_dtype='int8', so its parts must start and end at multiples of {BLOCK}"
+                " elements of the whole tensor, or of its rows; got"
+                f" {part} from {offset} on, of {shape}; divide it differently, or put it into a group with another"
+                " `state_dtype`"
             )
         found.append(((first // BLOCK,), (-(-count // BLOCK),)))
     return tuple(found), (-(-total // BLOCK),)

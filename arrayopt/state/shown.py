@@ -81,7 +81,7 @@ def _checked(tensor: Tensor, slot: str, value: Any) -> Array:
     if slot not in given:
         own = ", ".join(map(repr, given)) or "none"
         counted = "; `t` counts updates, and is not given" if slot == "t" else ""
-        raise ValueError(f"{who} cannot be given: the tensor's slots are {own}{counted}")
+        raise ValueError(f"{who} cannot be assigned: the tensor's slots are {own}{counted}")
     old = tensor.slots[slot]
     if not is_array(value) or array_namespace(value) is not array_namespace(old):
         got = f"a {library(value)} array" if is_array(value) else f"a {type(value).__name__}"

@@ -120,8 +120,8 @@ class Tensor:
                     mine = made[slot]
                     if not bool(xp.all(mine == first)):
                         raise ValueError(
-                            f"{type(rule).__name__}: slot {slot!r} is made from the values of {self.name!r}, of"
-                            " which this rank has only a part; start it with a constant"
+                            f"{type(rule).__name__}: slot {slot!r} is made from the values of {self.name!r}, but this"
+                            " rank has only a part of it; initialize it with a constant"
                         )
                     self.whole[slot] = self.share.whole(slot, mine, self.shape)
                     found[slot] = self.share.held(xp.broadcast_to(xp.reshape(first, ()), self.whole[slot]))
@@ -299,10 +299,13 @@ def _check_named(rule: Rule, array: Array) -> None:
             known |= rule.slots(np, np.zeros((2,) * rank)).keys()
     for slot, dtype in rule.state_dtype:
         if slot not in known:
-            raise ValueError(f"{who}: `state_dtype` names {slot!r}; the rule's slots are {', '.join(sorted(known))}")
+            raise ValueError(
+                f"{who}: `state_dtype` must name slots of the rule; got {slot!r}; the slots are"
+                f" {', '.join(sorted(known))}"
+            )
         if dtype is not None and slot in rule.wide:
             raise ValueError(
-                f"{who}: slot {slot!r} cannot be narrow, because small steps are added to it; got {dtype!r}"
+                f"{who}: slot {slot!r} must keep full precision, because small steps are added to it; got {dtype!r}"
             )
 
 
@@ -354,8 +357,8 @@ def _constant(rule: Rule, name: str, mine: Array, x: Array, block: Block | None)
         whole = np.broadcast_to(to_host(x), shape)
     except ValueError:
         raise ValueError(
-            f"{type(rule).__name__}: an array of `project` has shape {tuple(x.shape)}, which does not broadcast to"
-            f" {shape} of {name!r}; give tensors of other shapes a group of their own"
+            f"{type(rule).__name__}: an array of `project` has shape {tuple(x.shape)}, which does not broadcast to the"
+            f" shape {shape} of {name!r}; put tensors of other shapes into another group"
         ) from None
     if block is not None:
         whole = whole[tuple(slice(i, i + n) for i, n in zip(block.offset, mine.shape, strict=True))]

@@ -30,6 +30,14 @@ class GivenStep(Step):
         super().__init__(*args)
         self.release = Release()
 
+    def coming_given(self, who: str) -> Coming:
+        """All that the host knows of a step in which tensors are updated one by one."""
+        coming = self.coming(None, None)
+        if self.accumulator.last:
+            structures = [group.rule.structure for group in self._parameters.groups]
+            self.release.check_settings(who, coming.hypers, structures)
+        return coming
+
     def take(self, name: str, place: int, grads: list[Array | None]) -> None:
         """Begin to add up the gradient at a place over ranks; see `Optimizer.give`."""
         accumulator, tensors, grad = self.accumulator, self._parameters.all, grads[place]
@@ -65,16 +73,9 @@ class GivenStep(Step):
                 self._team.take(tensors, place, total, wide=several)
         return self._team.taken(tensors, wide=several)
 
-    def begin_taken(
-        self, coming: Coming, rooms: list[Array | None], *, stats: bool, incomplete: bool
-    ) -> Begun:
+    def begin_taken(self, coming: Coming, rooms: list[Array | None], *, stats: bool) -> Begun:
         """Let what may fail do so before ranks vote on a step whose gradients they have taken."""
         release, accumulator, tensors = self.release, self.accumulator, self._parameters.all
-        if not release and not accumulator.begun:
-            raise TypeError(
-                "Optimizer.step: pass the gradients, or call `give` for each of them first"
-            )
-        release.check_end(incomplete=incomplete, ranks=True)
         given = [release.given.get(tensor.name) for tensor in tensors]
         if not accumulator.last:
             adding = Adding([None] * len(given), Ready(self._engine), scaled=False)
@@ -98,12 +99,11 @@ class GivenStep(Step):
         """
         release, accumulator = self.release, self.accumulator
         release.check_end(incomplete=incomplete)
-        last = accumulator.last
+        last, coming = accumulator.last, self.coming_given("Optimizer.step")
         for x in self._parameters.all if last else ():
             if x.name in release.refused:
                 accumulator.clear(x.place)
         if last and accumulator.begun:
-            coming = self.coming(None, None)
             begun = self.begin(coming, [None] * len(self._parameters.all), stats=False)
             self.make(coming, begun, stats=False, record=lambda *_: None, counted=True)
         with uninterrupted():

@@ -21,6 +21,9 @@ class Release:
     def __init__(self) -> None:
         self.given: dict[str, Any] = {}
         self.refused: dict[str, str] = {}
+        self._settings: tuple[Any, ...] | None = (
+            None  # of the step, where tensors have been updated
+        )
 
     def __bool__(self) -> bool:
         return bool(self.given or self.refused)
@@ -49,6 +52,17 @@ class Release:
         self.given[name] = grad
         self.refused.pop(name, None)
 
+    def check_settings(self, who: str, *settings: Any) -> None:
+        """Raise RuntimeError where settings are not those with which tensors have been updated."""
+        if self._settings is None:
+            self._settings = settings
+        elif self._settings != settings:
+            raise RuntimeError(
+                f"{who}: settings have changed in the middle of a step; of its tensors"
+                f" {len(self.given)} have been updated with the old ones. Set those back, or load a"
+                " checkpoint; change settings between step() and the next gradients"
+            )
+
     def check_end(self, *, incomplete: bool, ranks: bool = False) -> None:
         """Raise RuntimeError where a gradient was refused, unless the step may be incomplete."""
         if self.refused and not incomplete:
@@ -63,7 +77,7 @@ class Release:
 
     def clear(self) -> None:
         """Forget the step, as after a load."""
-        self.given, self.refused = {}, {}
+        self.given, self.refused, self._settings = {}, {}, None
 
     def check_whole(self, who: str) -> None:
         """Raise RuntimeError in the middle of a step."""

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +16,7 @@ from arrayopt.rules.base import Rule
 from arrayopt.saving.state_dict import describe, rule_differences
 from arrayopt.state.verdict import Verdict
 from arrayopt.torch.below import Below, distinct
-from arrayopt.torch.release import Release
+from arrayopt.torch.release import Release, asked
 from arrayopt.torch.saved import loaded_of
 from arrayopt.torch.settings import RULE, Settings, check_group, check_names, defaults_of, rule_of
 from arrayopt.torch.spelled import placed
@@ -60,14 +61,17 @@ class Optimizer(torch.optim.Optimizer):
         skip_nonfinite: bool = False,
         stats: bool = False,
         release: bool | int = False,
+        comm: Any = None,
+        overlap: bool | int = False,
         **fields: Any,
     ) -> None:
         who = type(self).__name__
-        if not isinstance(release, int) or release < 0:
-            what = "True, False, or how many backward passes make a step"
-            raise TypeError(f"{who}: `release` must be {what}; got {release!r}")
+        every, overlap, comm = asked(who, release, overlap, comm)
         if not hasattr(self, "rule"):
-            raise TypeError("Optimizer: take a rule's, such as arrayopt.torch.LAMB, or make one: optimizer(MyRule)")
+            raise TypeError(
+                "Optimizer: use the class of a rule, such as arrayopt.torch.LAMB, or create one with"
+                " arrayopt.torch.optimizer(MyRule)"
+            )
         given = {**placed(who, self.rule, more, fields), **fields}
         given |= {} if lr is _UNGIVEN else {"lr": lr}
         maximize = given.pop("maximize", maximize)
@@ -80,20 +84,18 @@ class Optimizer(torch.optim.Optimizer):
         check_names(who, self.rule, given)
         own = defaults_of(self.rule, given)
         options = {"engine": engine, "clip_norm": clip_norm, "skip_nonfinite": skip_nonfinite, "stats": stats}
+        options |= {} if comm is None else {"comm": comm}
         self._options = options
         super().__init__(params, Settings(self.rule, {**own, **given, "maximize": maximize}))
         self._guests: Guests = Guests(dict)
         self._below = Below(who, self.rule, options, self.param_groups, {}, 0)
-        if release:
-            waits = [f"`{name}`" for name, x in (("clip_norm", clip_norm), ("skip_nonfinite", skip_nonfinite)) if x]
-            if waits:
-                raise ValueError(
-                    f"{who}: release={release!r} updates each parameter in the backward pass, and {' and '.join(waits)}"
-                    " must see all gradients first; leave out one of them"
-                )
-            self._release = Release(self, int(release))
-            for group in self.param_groups:
-                self._release.watch(group["params"])
+        self._watch(every, overlap=overlap)
+
+    def _watch(self, every: int, *, overlap: bool) -> None:
+        """Have gradients let go in the backward pass, where so many of these make a step."""
+        if every:
+            self._release = Release(self, every, overlap=overlap)
+            self._release.watch(p for group in self.param_groups for p in group["params"])
 
     @property
     def inner(self) -> Inner | None:
@@ -102,7 +104,46 @@ class Optimizer(torch.optim.Optimizer):
         Settings and state are changed here, in `param_groups` and `state`, and not there. It is another one after
         parameters have come or gone; None where there are none.
         """
-        return None if self._below is None else self._below.follow(self.param_groups)
+        if self._below is None:
+            return None
+        made = self._below.follow(self.param_groups)
+        if made is not None:
+            made._arrive()
+        return made
+
+    def wait(self) -> None:
+        """Wait for the parameters of other ranks that are on their way after a step with `overlap`.
+
+        Modules wait for their own parameters before their forward pass, and before they are saved or loaded. Call this
+        before you read or write a parameter by yourself.
+
+        Raises
+        ------
+        RankError
+            If another rank has failed or did not answer in time: load a checkpoint then.
+        """
+        if self._below is not None and self._below.made is not None:
+            self._below.made._arrive()
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Leave the gradients of backward passes in ``p.grad``, where PyTorch adds them up; as that of DDP.
+
+        With `release` or `overlap`, the first backward pass after it lets the sum go; `step` does, too.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from arrayopt.torch import SGD
+        >>> w = torch.nn.Parameter(torch.ones(1))
+        >>> opt = SGD([w], lr=0.1, release=True)
+        >>> with opt.no_sync():
+        ...     w.sum().backward()
+        >>> w.sum().backward()
+        >>> opt.step()
+        >>> w.item()
+        0.800000011920929
+        """
+        return nullcontext() if self._release is None else self._release.hold()
 
     # ---- the step ---------------------------------------------------------------------------------------------------
 
@@ -159,6 +200,8 @@ class Optimizer(torch.optim.Optimizer):
     def _step_supports_amp_scaling(self) -> bool:
         """Whether a ``GradScaler`` is to leave it to `step` to divide gradients, and to skip."""
         inner = self.inner
+        if inner is not None and (self._release is not None or inner._team.sums):
+            return True  # `step` refuses it
         return inner is not None and inner.clip_norm is None and inner._team.size == 1
 
     def _verdict(self) -> Any:
@@ -197,11 +240,11 @@ class Optimizer(torch.optim.Optimizer):
         if self._below is not None:
             try:
                 self._below.follow(self.param_groups)
+                if self._release is not None:
+                    self._release.watch(param_group["params"])
             except BaseException:
                 self.param_groups.pop()
                 raise
-        if self._release is not None:
-            self._release.watch(param_group["params"])
 
     @property
     def state(self) -> Any:
@@ -261,7 +304,7 @@ class Optimizer(torch.optim.Optimizer):
             pairs = enumerate(zip(made[1].made.groups, self.inner.groups, strict=True))
             wrong = [x for i, (a, b) in pairs for x in rule_differences(f"group {i}", describe(a.rule), b.rule)]
             if wrong:
-                raise ValueError(f"{type(self).__name__}: the state is of other settings: {'; '.join(wrong)}")
+                raise ValueError(f"{type(self).__name__}: the state was saved with other options: {'; '.join(wrong)}")
         self._go_on(loaded, *made)
         for post_hook in list(self._optimizer_load_state_dict_post_hooks.values()):
             post_hook(self)
@@ -274,10 +317,13 @@ class Optimizer(torch.optim.Optimizer):
             "state": {p: dict(entry) if isinstance(p, Tensor) else entry for p, entry in self.state.items()},
             "step_count": 0 if inner is None else inner.step_count,
             "options": {} if below is None else below.options,
+            "release": None if self._release is None else (self._release.every, self._release.overlap),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._go_on(state, *self._made(state))
+        every, overlap = state.get("release") or (0, False)
+        self._watch(every, overlap=overlap)
 
     def _made(self, state: dict[str, Any]) -> tuple[list[dict[str, Any]], Below]:
         """The groups that a state has, and the optimizer over them."""
@@ -314,15 +360,21 @@ def _step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
         with torch.enable_grad():
             loss = closure()
     inner, below = self.inner, self._below
-    if self._release is not None and getattr(self, "grad_scale", None) is not None:
+    release, sums = self._release, inner is not None and inner._team.sums
+    if (release is not None or sums) and getattr(self, "grad_scale", None) is not None:
         raise RuntimeError(
-            f"{type(self).__name__}: with `release`, parameters were updated in the backward pass, before GradScaler"
-            " divided their gradients; leave out `release` or the scaler, and load a checkpoint"
+            f"{type(self).__name__}: a GradScaler divides gradients in `step`, after `release` and `overlap` have given"
+            " them to the optimizer, and each rank's finds what overflows in its own; leave out the scaler. In one"
+            " process, `release` has updated parameters by scaled gradients: load a checkpoint"
         )
-    released = self._release is not None and inner is not None and self._release.end(inner)
-    if inner is not None and below is not None and not released:
-        inner.step(self._gradients(below.params), loss_scale=self._verdict(), value=_value(loss))
+    if inner is None or below is None:
+        return loss
+    value = _value(loss)
+    if release is None or not release.end(inner, value):
+        inner.step(self._gradients(below.params), loss_scale=self._verdict(), value=value)
         self._step_again(inner, below)
+        for p in below.params if release is not None else ():
+            p.grad = None
     return loss
 
 

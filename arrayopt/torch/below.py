@@ -74,6 +74,9 @@ class Below:
 
     def _make(self, groups: Groups, states: States, steps: int, *, copies: bool) -> None:
         """Make the optimizer, `made`; None where there are no parameters. Or raise, and change nothing."""
+        if self.made is not None:
+            self.made._step.release.check_whole(f"{self._who}: groups have changed")
+            self.made._arrive()
         filled = [group for group in groups if group["params"]]
         params = [p for group in filled for p in distinct(group)]
         values = [self._values(group) for group in filled]
@@ -90,7 +93,10 @@ class Below:
         with advising('give them a group with a rule of its own: {"params": vectors, "rule": AdamW}'):
             made = Optimizer(entries, rules[0], **self.options) if filled else None
         if made is not None:
-            self._restore(params, made, states, copies=copies)
+            with made._team.warned(self._who):
+                self._restore(params, made, states, copies=copies)
+            counts = {"the numbers of steps and updates": (steps, [x.t for x in made._parameters.all])}
+            made._team.agree(self._who, lambda: counts)
             made.__setattr__("step_count", steps)
         self.made, self.params = made, params
         self._see(groups, values)
@@ -114,9 +120,10 @@ class Below:
 
     def _restore(self, params: list[Tensor], made: Optimizer, states: States, *, copies: bool) -> None:
         """Have parameters go on from states."""
+        who = self._who if copies else f"{self._who}: groups have changed"
         pairs = zip(params, made._parameters.all, strict=True)
         given = [(f"parameter {x.name}", x, states[p]) for p, x in pairs if p in states]
-        if put(self._who if copies else f"{self._who}: groups have changed", given, copies=copies):
+        if put(who, given, copies=copies):
             made._parameters.keep_state()
 
     def follow(self, groups: list[dict[str, Any]]) -> Optimizer | None:

@@ -76,7 +76,10 @@ def optimizer(rule: type[Rule]) -> type[Optimizer]:
         raise TypeError(f"arrayopt.torch.optimizer: `rule` must be a class of rules such as LAMB; got {rule!r}")
     taken = [name for name in fields_of(rule) if name in OPTIONS]
     if taken:
-        raise TypeError(f"arrayopt.torch.optimizer: {rule.__name__} has a field {taken[0]!r}, an option of optimizers")
+        raise TypeError(
+            f"arrayopt.torch.optimizer: {rule.__name__} must not have a field {taken[0]!r}, which is an option of"
+            " optimizers"
+        )
     first, _, rest = inspect.cleandoc(rule.__doc__ or f"{rule.__name__}.").partition("\n")
     return type(
         rule.__name__,

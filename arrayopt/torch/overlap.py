@@ -1,40 +1,22 @@
 """Messages of ranks behind the passes of a module: gradients leave during backward, parameters arrive in forward."""
 
 from typing import Any
+from weakref import ref
 
 from torch import Tensor
 from torch.nn import Module
 
 from arrayopt.optimizer import Optimizer
+from arrayopt.torch.modules import Hook, have_wait, refuse_reducers
 
 __all__ = ["Overlap", "overlap"]
 
 
 class Overlap:
-    """The hooks of a module; made by `overlap`."""
+    """The hooks of a module; made by `overlap`. They end with the optimizer."""
 
-    def __init__(self, opt: Optimizer, names: dict[Tensor, str], model: Module) -> None:
-        self._opt, self._names = opt, names
-        self._hooks: list[Any] = []
-        for p in names:
-            self._hooks.append(p.register_post_accumulate_grad_hook(self._give))  # type: ignore[no-untyped-call]
-        for module in model.modules():
-            if any(p in names for p in module.parameters(recurse=False)):
-                self._hooks.append(module.register_forward_pre_hook(self._wait))
-
-    def _give(self, p: Tensor) -> None:
-        """Take a gradient that is complete, and let its memory go."""
-        if p.grad is not None:
-            self._opt.give(self._names[p], p.grad)
-            p.grad = None
-
-    def _wait(self, module: Module, args: Any) -> None:
-        """Wait for the parameters that a module is about to use."""
-        if not self._opt._step.is_arriving:
-            return
-        for p in module.parameters(recurse=False):
-            if p in self._names:
-                self._opt.wait(self._names[p])
+    def __init__(self, hooks: list[Any]) -> None:
+        self._hooks = hooks
 
     def remove(self) -> None:
         """Remove the hooks: from now on gradients stay in ``p.grad``, and nothing waits."""
@@ -91,13 +73,34 @@ def overlap(opt: Optimizer, model: Module) -> Overlap:
         raise TypeError(f"{who}: `model` must be a torch.nn.Module; got a {type(model).__name__}")
     if opt._team.size > 1 and not opt._team.sums:
         raise ValueError(
-            f"{who}: gradients are added up on their way, so the optimizer needs"
+            f"{who}: gradients are reduced during the backward pass, so the optimizer needs"
             ' comm=Ranks(group, grads="mean") or "sum"'
         )
     known = {id(tensor.array): tensor.name for tensor in opt._parameters.all}
-    names = {p: known[id(p)] for p in model.parameters() if id(p) in known}
+    names = {id(p): known[id(p)] for p in model.parameters() if id(p) in known}
     if not names:
         raise ValueError(
             f"{who}: no parameter of the model is one of the optimizer's; make it over dict(model.named_parameters())"
         )
-    return Overlap(opt, names, model)
+    refuse_reducers(who, names)
+    there, unchecked = ref(opt), set(names)
+
+    def current() -> tuple[Optimizer, dict[int, str]] | None:
+        opt = there()  # parameters and modules outlive it
+        return None if opt is None else (opt, names)
+
+    def give(p: Tensor) -> None:
+        opt = there()
+        if opt is None or p.grad is None:
+            return
+        if unchecked:
+            refuse_reducers(who, unchecked)
+            unchecked.clear()
+        opt.give(names[id(p)], p.grad)
+        p.grad = None
+
+    made: list[Any] = []
+    for p in model.parameters():
+        if id(p) in names and p.requires_grad:
+            made.append(p.register_post_accumulate_grad_hook(Hook(give)))
+    return Overlap([*made, *have_wait(model.modules(), current, set())])

@@ -1,19 +1,56 @@
-"""Gradients that are let go during the backward pass: each parameter is updated as soon as its gradient is there."""
+"""Gradients that are let go during the backward pass: each is given to the optimizer as soon as it is there.
+
+In one process the parameter is updated at once. Over ranks its gradient is sent on, and with `overlap`, parameters
+arrive during the next forward pass.
+"""
 
 from collections import Counter
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakMethod, ref
 
 import torch
 from torch import Tensor
 
-__all__ = ["Release"]
+from arrayopt.optimizer import Optimizer as Inner
+from arrayopt.params.parts import block_of
+from arrayopt.ranks.settings import Ranks
+from arrayopt.torch.modules import Hook, have_wait, modules_of, refuse_reducers
+
+__all__ = ["Release", "asked"]
+
+
+def asked(who: str, release: Any, overlap: Any, comm: Any) -> tuple[int, bool, Any]:
+    """How many backward passes make a step, 0 where `step` takes gradients; whether they overlap; and the ranks.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For values of the wrong kind, and where one of them needs another.
+    """
+    for name, x in (("release", release), ("overlap", overlap)):
+        if not isinstance(x, int) or x < 0:
+            raise TypeError(f"{who}: `{name}` must be True, False, or how many backward passes make a step; got {x!r}")
+    if not overlap:
+        return int(release), False, comm
+    if release:
+        raise ValueError(f"{who}: `overlap` lets gradients go, too; leave out `release`")
+    if comm is None:
+        raise ValueError(
+            f"{who}: `overlap` needs the processes: give comm=torch.distributed.group.WORLD. FSDP2 overlaps by itself"
+        )
+    ranks = comm if isinstance(comm, Ranks) else Ranks(comm, grads="mean")
+    if ranks.grads == "reduced":
+        raise ValueError(
+            f"{who}: with `overlap`, gradients are added up on their way, so each process must have its own: give"
+            ' comm=Ranks(group, grads="mean") or "sum", or the group itself'
+        )
+    return int(overlap), True, ranks
 
 
 class Release:
-    """The hooks of an optimizer's parameters.
+    """The hooks of an optimizer's parameters and their modules.
 
     Parameters
     ----------
@@ -21,64 +58,122 @@ class Release:
         The optimizer, one of `arrayopt.torch`.
     every : int
         How many backward passes make a step. PyTorch adds their gradients up, and the last one lets them go.
+    overlap : bool
+        Whether a step leaves it to modules to wait for the parameters of other ranks.
     """
 
-    def __init__(self, optimizer: Any, every: int) -> None:
-        self._of, self._every = ref(optimizer), every
+    def __init__(self, optimizer: Any, every: int, *, overlap: bool) -> None:
+        self._of: Callable[[], Any] = ref(optimizer)
+        self.every, self.overlap = every, overlap
         self._hooked: set[int] = set()
         self._passes: Counter[int] = Counter()  # since the last step, by parameter
         self._names: tuple[Any, dict[int, str]] = None, {}
-
-    @property
-    def _optimizer(self) -> Any:
-        return self._of()
+        self._heard = set[int]()  # parameters whose modules wait
+        self._checked = self._held = False
 
     def watch(self, params: Iterable[Tensor]) -> None:
-        """Have parameters updated in the backward pass."""
-        for p in params:
-            if p.requires_grad and id(p) not in self._hooked:
-                self._hooked.add(id(p))
-                take = partial(_call, WeakMethod(self._take))  # parameters outlive an optimizer
-                p.register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
+        """Have gradients taken in the backward pass."""
+        params, optimizer = list(params), self._of()
+        new = [p for p in params if p.requires_grad and id(p) not in self._hooked]
+        who, inner = type(optimizer).__name__, optimizer._below.made
+        if inner is not None:
+            self._check(who, inner, params)
+        ids = set(map(id, new))
+        refuse_reducers(who, ids)
+        for p in new:  # parameters and modules outlive an optimizer
+            p.register_post_accumulate_grad_hook(Hook(_weakly(self._take)))  # type: ignore[no-untyped-call]
+        self._hooked |= ids
+        if self.overlap:
+            have_wait(modules_of(ids), _weakly(self._current), self._heard)
+
+    def _check(self, who: str, inner: Inner, params: Iterable[Tensor]) -> None:
+        """Raise ValueError where gradients cannot be taken one by one."""
+        if any(block_of(p) is not None for p in params):
+            raise ValueError(
+                f"{who}: `release` and `overlap` are not for DTensors, of which FSDP2 itself takes the gradients; leave"
+                " them out"
+            )
+        waits = [] if self.overlap and inner._team.size == 1 else inner._waits()
+        if waits:
+            raise ValueError(
+                f"{who}: `release` takes each gradient in the backward pass, and {' and '.join(waits)} must see all"
+                " gradients of a step first; leave out one of them"
+            )
+
+    def _current(self) -> tuple[Inner, dict[int, str]] | None:
+        """The optimizer below, and the names of its parameters."""
+        optimizer = self._of()
+        below = None if optimizer is None else optimizer._below
+        if below is None or below.made is None:
+            return None
+        if self._names[0] is not below.made:
+            pairs = zip(below.params, below.tensors, strict=True)
+            self._names = below.made, {id(p): tensor.name for p, tensor in pairs}
+        return self._names
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Leave the gradients of backward passes where they are."""
+        before, self._held = self._held, True
+        try:
+            yield
+        finally:
+            self._held = before
 
     def _take(self, p: Tensor) -> None:
-        """Count a backward pass; update the parameter in the last one."""
+        """Count a backward pass; give the gradient in the last one."""
+        if self._held:
+            return
+        if not self._checked:
+            refuse_reducers(type(self._of()).__name__, self._hooked)
+            self._checked = True
         self._passes[id(p)] += 1
-        if self._passes[id(p)] >= self._every:
-            self._update(p)
+        if self._passes[id(p)] >= self.every:
+            self._give(p)
 
-    def _update(self, p: Tensor) -> None:
-        """Update a parameter, and let its gradient go."""
-        optimizer = self._optimizer
-        inner, below = optimizer.inner, optimizer._below
-        if self._names[0] is not inner:
-            pairs = zip(below.params, below.tensors, strict=True)
-            self._names = inner, {id(param): tensor.name for param, tensor in pairs}
-        name = self._names[1].get(id(p))
-        if name is None or p.grad is None:
+    def _give(self, p: Tensor) -> None:
+        """Give a gradient, and let its memory go."""
+        optimizer = self._of()
+        made = optimizer._below.made
+        inner = made if made is not None and made._step.release else optimizer.inner  # settings are read once
+        found = self._current()
+        name = None if found is None else found[1].get(id(p))
+        if name is None or p.grad is None or (self.overlap and inner._team.size == 1):
             return
         with torch.no_grad():
             inner.give(name, -p.grad if optimizer.negated(p) else p.grad)
         p.grad = None
 
-    def end(self, inner: Any) -> bool:
-        """End a step that backward passes have made; whether there was one.
+    def end(self, inner: Inner, value: Any) -> bool:
+        """End a step whose gradients were given; whether there was one.
 
-        Parameters that took no part in the last pass have their gradients still, and are updated now.
+        What the last pass did not reach, or what was held, is given now.
         """
         self._passes.clear()
-        if not inner._step.release:
+        ranks = inner._team.size > 1
+        if not inner._step.release and not ranks:
             return False
-        below, given = self._optimizer._below, inner._step.release.given
-        for p, tensor in zip(below.params, below.tensors, strict=True):
-            if p.grad is not None and tensor.name not in given:
-                self._update(p)
-        inner.step()
+        self._current()
+        given, names = inner._step.release.given, self._names[1]
+        for p in self._of()._below.params:
+            if p.grad is not None and names.get(id(p)) not in given:
+                self._give(p)
+        if not ranks:
+            inner.step()
+            return True
+        inner._end_taken(None, value, incomplete=False, wait=not self.overlap, none=True)
+        for key, name in names.items() if self.overlap else ():
+            if key not in self._heard:
+                inner.wait(name)
         return True
 
 
-def _call(take: WeakMethod[Any], p: Tensor) -> None:
-    """Call a method, unless its object is gone."""
-    method = take()
-    if method is not None:
-        method(p)
+def _weakly(method: Any) -> Any:
+    """A method that does not keep its object alive; it returns None after the end of that."""
+    weak = WeakMethod(method)
+
+    def call(*args: Any) -> Any:
+        there = weak()
+        return None if there is None else there(*args)
+
+    return call

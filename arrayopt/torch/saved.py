@@ -46,16 +46,18 @@ def loaded_of(
     """
     theirs, foreign = saved["param_groups"], _OF_PYTORCH - slots
     if saved.get("rule", rule.__name__) != rule.__name__:
-        raise ValueError(f"{who}: the state is of {saved['rule']}; the rule here is {rule.__name__}")
+        raise ValueError(f"{who}: the state is for {saved['rule']}, but the rule here is {rule.__name__}")
     entries = [entry for entry in saved["state"].values() if isinstance(entry, Mapping)]
     if any(foreign & entry.keys() and not slots & entry.keys() for entry in entries):
-        raise ValueError(f"{who}: the state is of one of PyTorch's own optimizers: use arrayopt.load_torch(opt, state)")
+        raise ValueError(f"{who}: the state is from an optimizer of PyTorch; use arrayopt.load_torch(opt, state)")
     sizes = [[len(group["params"]) for group in groups] for groups in (theirs, mine)]
     if sizes[0] != sizes[1]:
-        raise ValueError(f"{who}: the state is of groups of {sizes[0]} parameters; here they are of {sizes[1]}")
+        raise ValueError(
+            f"{who}: the state has groups of {sizes[0]} parameters, but the optimizer has groups of {sizes[1]}"
+        )
     other = [f"group {i} is under {b[1]}, here {b[0]}" for i, b in enumerate(_rules(mine, theirs)) if b[0] != b[1]]
     if other:
-        raise ValueError(f"{who}: the state is of other rules: {'; '.join(other)}")
+        raise ValueError(f"{who}: the state is for other rules: {'; '.join(other)}")
     groups, home = [], dict[Any, Tensor]()
     for group, was in zip(mine, theirs, strict=True):
         home |= zip(was["params"], group["params"], strict=True)
@@ -65,7 +67,7 @@ def loaded_of(
         groups.append({**defaults, **names, **was, **own, "params": group["params"]})
     strange = [key for key in saved["state"] if isinstance(key, int) and key not in home]
     if strange:
-        raise ValueError(f"{who}: there is state of {strange}, which are in no group")
+        raise ValueError(f"{who}: the state has {strange}, which are in no group")
     state = {home.get(key, key): entry for key, entry in saved["state"].items()}
     return {"state": state, "param_groups": groups, "step_count": saved.get("step_count")}
 

@@ -15,7 +15,7 @@ __all__ = ["IDLE", "OPTIONS", "RULE", "Settings", "check_group", "check_names", 
 RULE = "rule"
 """The key under which a group has a rule of its own: its class."""
 
-OPTIONS = ("maximize", "engine", "clip_norm", "skip_nonfinite", "stats")
+OPTIONS = ("maximize", "engine", "clip_norm", "skip_nonfinite", "stats", "release", "comm", "overlap")
 """What every optimizer takes beside the fields of its rule."""
 
 

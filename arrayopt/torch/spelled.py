@@ -22,7 +22,7 @@ __all__ = [
 HOW = ("capturable", "differentiable", "foreach", "fused")
 """What PyTorch takes to say how to compute. Groups keep it; it changes nothing here."""
 
-DIFFERENTIABLE = "steps are not differentiable; arrayopt.update is: differentiate that"
+DIFFERENTIABLE = "steps are not differentiable; use arrayopt.update, which is"
 
 
 @dataclass(frozen=True)
@@ -131,11 +131,13 @@ def placed(who: str, rule: type[Rule], values: tuple[Any, ...], named: Mapping[s
     names = _PLACES.get(rule, ())
     if len(values) > len(names):
         takes = ", ".join(("parameters", "lr", *names))
-        raise TypeError(f"{who} takes {takes} without names; give the rest by name, such as betas=(0.9, 0.999)")
+        raise TypeError(
+            f"{who} takes {takes} as positional arguments; pass the rest by name, such as betas=(0.9, 0.999)"
+        )
     found = dict(zip(names, values, strict=False))
     twice = sorted(found.keys() & named.keys())
     if twice:
-        raise TypeError(f"{who}: `{twice[0]}` is given twice, with its name and without")
+        raise TypeError(f"{who}: `{twice[0]}` is passed twice, by position and by name")
     return found
 
 

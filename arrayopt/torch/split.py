@@ -70,7 +70,10 @@ def split(
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     unused = [pattern for pattern in exclude if not any(_fits(name, pattern) for name, _ in named)]
     if unused:
-        raise ValueError(f"split: `exclude` has {unused}, which match none of {[name for name, _ in named]}")
+        raise ValueError(
+            f"split: each pattern of `exclude` must match a parameter; {unused} match none of"
+            f" {[name for name, _ in named]}"
+        )
     tables = {module.weight for module in model.modules() if isinstance(module, Embedding | EmbeddingBag)}
     of_matrices, others = list[tuple[str, Tensor]](), list[tuple[str, Tensor]]()
     for name, p in named:

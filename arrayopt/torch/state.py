@@ -164,13 +164,16 @@ def show(p: Param, tensor: Tensor) -> dict[str, Any]:
 def complete(tensor: Tensor, team: Alone) -> dict[str, Param]:
     """The slots of a tensor; whole ones on all ranks where only some have them.
 
-    So it is where one rank updates a tensor that others have parts of, and with slots of rows or columns where a rank
-    has no elements. Other programs keep one rank's copy of what is not a DTensor.
+    So it is where ranks share plain tensors, where one rank updates a tensor that others have parts of, and with slots
+    of rows or columns where a rank has no elements. Other programs keep one rank's copy of what is not a DTensor.
     """
     share, found = tensor.share, dict(tensor.slots)
+    if share is None:
+        return found
     lacking = isinstance(share, Shards) and len(share.holders) < len(share.blocks)
+    plain = not isinstance(share, Shards)
     for slot in found:
-        if tensor.home is not None or (share is not None and lacking and slot in share.undivided):
+        if plain or tensor.home is not None or (lacking and slot in share.undivided):
             found[slot] = team.collect(tensor, slot)
     return found
 
@@ -189,8 +192,8 @@ def _as_given(p: Param, tensor: Tensor, slot: str, x: Param) -> Param:
     made = DTensor.from_local(x, p.device_mesh, p.placements, run_check=False, shape=shape, stride=stride)
     if slot.startswith(SCALE) and block_of(made) != _place_of(tensor, slot):
         raise ValueError(
-            f"{tensor.name!r} has rows of {p.shape[-1]} elements, whose scales do not form a DTensor; give it a group"
-            " with another `state_dtype`, or rows of a multiple of 32"
+            f"{tensor.name!r} has rows of {p.shape[-1]} elements, whose scales do not form a DTensor; put it into a"
+            " group with another `state_dtype`, or use rows of a multiple of 32 elements"
         )
     return made
 
@@ -278,7 +281,7 @@ def _own(tensor: Tensor, slot: str, x: Param, copies: bool) -> Param:
     """What this rank is to have of a slot, as its own is."""
     mine = tensor.slots[slot]
     part: Param = local(x)
-    if part is x and isinstance(tensor.share, Shards) and x.numel() != mine.numel():
+    if part is x and tensor.share is not None and x.numel() != mine.numel():
         part = tensor.share.taken(slot, x)
     part = part.reshape(tuple(mine.shape)) if tuple(part.shape) != tuple(mine.shape) else part
     same = part.dtype == mine.dtype and part.device == mine.device

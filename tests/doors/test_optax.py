@@ -380,7 +380,7 @@ def test_an_optimizer_goes_on_from_a_state_of_this_door():
     other = door.adamw(1e-3, amsgrad=True).init(params)
     refusals.raises(lambda: ao.load_optax(opt, other), ValueError, "the state has v_max, which the optimizer's rule")
     other = door.lamb(1e-3).init(params)
-    refusals.raises(lambda: ao.load_optax(opt, other), TypeError, "is a LAMBState, and the optimizer's rule is AdamW")
+    refusals.raises(lambda: ao.load_optax(opt, other), TypeError, "is a LAMBState, but the optimizer's rule is AdamW")
     assert str(opt.state_dict()) == before
 
 

@@ -396,7 +396,7 @@ ROWS = [
     refusals.row("nothing", lambda: door.LAMB([]), ValueError, "empty parameter list"),
     refusals.row("no lr", lambda: door.CAME(one()), ValueError, "CAME: `lr` must be given"),
     refusals.row("unknown", lambda: door.LAMB(one(), nestrov=True), TypeError, "LAMB has no `nestrov`"),
-    refusals.row("how", lambda: door.AdamW(one(), differentiable=True), TypeError, "arrayopt.update is: differentiate"),
+    refusals.row("how", lambda: door.AdamW(one(), differentiable=True), TypeError, "use arrayopt.update, which is"),
     refusals.row("advice", lambda: door.LAMB(one(), momentum=0.9), TypeError, "LAMB has no `momentum`; give beta1=0.9"),
     refusals.row("range", lambda: door.LAMB(one(), lr=-1.0), ValueError, "LAMB: `lr` must be in [0, inf); got -1.0"),
     refusals.row("vector", lambda: door.LAMB(one(), torch.ones(2)), ValueError, "`lr` as a tensor must have one"),
@@ -409,7 +409,7 @@ ROWS = [
     refusals.row(
         "positions", lambda: door.SGD(one(), *[0.1] * 6), TypeError, "momentum, dampening, weight_decay, nest"
     ),
-    refusals.row("both", lambda: door.SGD(one(), 0.1, 0.9, momentum=0.9), TypeError, "`momentum` is given twice"),
+    refusals.row("both", lambda: door.SGD(one(), 0.1, 0.9, momentum=0.9), TypeError, "`momentum` is passed twice"),
     refusals.row("names", lambda: door.Adafactor(one(), d=1.0, clip_threshold=2.0), TypeError, "give `d` or `clip_thr"),
     refusals.row("twice", lambda: door.AdamW(one(), betas=(0.9, 0.99), beta1=0.5), TypeError, "`betas` or `beta1`"),
     refusals.row("two", lambda: door.AdamW(one(), eps=(1e-8, 1e-9)), ValueError, "`eps` must be one number for AdamW"),
@@ -441,7 +441,7 @@ KEYS = [
     ({"max_grad_norm": 1.0}, "it is the option clip_norm here"),
     ({"lrr": 1.0}, "did you mean `lr`?"),
     ({"learning_rate": 1.0}, "give lr=1.0"),
-    ({"differentiable": True}, "arrayopt.update is: differentiate that"),
+    ({"differentiable": True}, "use arrayopt.update, which is"),
     ({"betas": (0.9, 0.99), "beta1": 0.5}, "give `betas` or `beta1`, not both"),
 ]
 
@@ -504,7 +504,7 @@ def test_a_field_of_the_name_of_an_option_is_refused():
     class Greedy(Heavy):
         maximize: ao.Hyper = ao.real("[0, inf)", 0.1)
 
-    refusals.raises(lambda: door.optimizer(Greedy), TypeError, "Greedy has a field 'maximize'")
+    refusals.raises(lambda: door.optimizer(Greedy), TypeError, "Greedy must not have a field 'maximize'")
 
 
 def test_what_fails_changes_nothing():
@@ -528,8 +528,8 @@ def test_what_fails_changes_nothing():
         ({"state": {0: {**saved["state"][0], "m": 3}}}, "parameter 0: m must be a tensor; got int"),
         ({"state": {0: {**saved["state"][0], "step": 0.5}}}, "parameter 0: step must be an integer"),
         ({"state": {0: 3}}, "parameter 0: expected step, m, v; got int"),
-        ({"state": {9: saved["state"][0]}}, "there is state of [9]"),
-        ({"param_groups": []}, "the state is of groups of [] parameters; here they are of [4]"),
+        ({"state": {9: saved["state"][0]}}, "the state has [9]"),
+        ({"param_groups": []}, "the state has groups of [] parameters, but the optimizer has groups of [4]"),
         ({"param_groups": [{**saved["param_groups"][0], "lr": -1.0}]}, "`lr` must be in"),
     ]:
         refusals.raises(lambda change=change: opt.load_state_dict({**saved, **change}), ValueError, words)
@@ -674,7 +674,9 @@ def test_states_of_pytorchs_optimizers_are_exchanged(groups):
     back.load_state_dict(ao.to_torch(ours))
     assert [group["lr"] for group in back.param_groups] == [group["lr"] for group in theirs.param_groups]
     assert all(torch.equal(back.state[q]["exp_avg"], ours.state[q]["m"]) for q in b)
-    refusals.raises(lambda: ao.load_torch(theirs, {}), TypeError, "`opt` must be an Optimizer under", "; got AdamW")
+    refusals.raises(
+        lambda: ao.load_torch(theirs, {}), TypeError, "`opt` must be an Optimizer with the rule", "; got AdamW"
+    )
 
 
 def test_both_go_up_or_down():
@@ -698,7 +700,7 @@ DTYPES = marked([(torch.float32,), (torch.bfloat16,), (torch.float64,)], lambda 
 def test_a_state_of_other_settings_is_refused():
     a = tensors()
     opt, lamb = made(door.AdamW, a, amsgrad=True), made(door.LAMB, a)
-    with pytest.raises(ValueError, match="LAMB: the state is of AdamW; the rule here is LAMB"):
+    with pytest.raises(ValueError, match="LAMB: the state is for AdamW, but the rule here is LAMB"):
         lamb.load_state_dict(made(door.AdamW, a).state_dict())
     with pytest.raises(ValueError, match="group 0 had amsgrad=False, here True"):
         opt.load_state_dict(made(door.AdamW, a, lr=0.7).state_dict())
@@ -706,7 +708,7 @@ def test_a_state_of_other_settings_is_refused():
     give(0, a)
     theirs = torch.optim.AdamW(a)
     theirs.step()
-    with pytest.raises(ValueError, match=r"PyTorch's own optimizers: use arrayopt.load_torch\(opt, state\)$"):
+    with pytest.raises(ValueError, match=r"from an optimizer of PyTorch; use arrayopt.load_torch\(opt, state\)$"):
         opt.load_state_dict(theirs.state_dict())
     older = made(door.AdamW, a, amsgrad=True, lr=0.5).state_dict()
     del older["rule"]

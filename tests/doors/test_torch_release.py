@@ -78,9 +78,7 @@ def test_a_second_backward_pass_before_the_step_is_refused():
 
 
 def test_what_needs_all_gradients_refuses():
-    with pytest.raises(
-        ValueError, match=r"AdamW: release=True updates .* `clip_norm` and `skip_nonfinite` must see all"
-    ):
+    with pytest.raises(ValueError, match=r"AdamW: `release` takes .* `clip_norm` and `skip_nonfinite` must see all"):
         at.AdamW(model().parameters(), lr=0.01, clip_norm=1.0, skip_nonfinite=True, release=True)
 
 
@@ -99,7 +97,7 @@ def test_a_scaler_that_comes_too_late_is_told():
     net = model()
     optimizer, scaler = at.SGD(net.parameters(), lr=0.01, release=True), torch.amp.GradScaler("cpu")
     scaler.scale(net(batches(1)[0]).sum()).backward()
-    with pytest.raises(RuntimeError, match="SGD: with `release`, parameters were updated in the backward pass"):
+    with pytest.raises(RuntimeError, match="SGD: a GradScaler divides gradients"):
         scaler.step(optimizer)
 
 
@@ -125,3 +123,44 @@ def test_the_last_of_several_backward_passes_releases():
     for p, q in zip(one.parameters(), other.parameters(), strict=True):
         assert torch.equal(p, q)
         assert plain.state[p]["step"] == released.state[q]["step"] == 3
+
+
+def test_rules_with_totals_are_told_when_they_are_made():
+    with pytest.raises(ValueError, match=r"Prodigy: `release` takes .* and totals must see all gradients of a step"):
+        at.Prodigy(model().parameters(), release=True)
+    optimizer = at.AdamW(model().parameters(), lr=0.01, release=True)
+    more = torch.nn.Linear(1, 1)
+    with pytest.raises(ValueError, match=r"AdamW: `release` takes .* and totals must see all gradients of a step"):
+        optimizer.add_param_group({"params": list(more.parameters()), "rule": at.Prodigy})
+    assert len(optimizer.param_groups) == 1
+    trained(optimizer, model())
+
+
+def test_settings_that_change_in_the_middle_of_a_step_are_refused():
+    net = model()
+    optimizer = at.AdamW(net.parameters(), lr=0.01, release=True)
+    net(batches(1)[0]).sum().backward()
+    optimizer.param_groups[0]["lr"] = 0.02
+    with pytest.raises(RuntimeError, match=r"settings have changed in the middle of a step; of its tensors 6"):
+        optimizer.step()
+    optimizer.param_groups[0]["lr"] = 0.01
+    optimizer.step()
+    net(batches(1)[0]).sum().backward()
+    more = torch.nn.Linear(1, 1)
+    with pytest.raises(RuntimeError, match=r"AdamW: groups have changed: 6 gradients were given in an unfinished step"):
+        optimizer.add_param_group({"params": list(more.parameters())})
+    optimizer.step()
+    optimizer.add_param_group({"params": list(more.parameters())})
+    assert optimizer.inner.step_count == 2
+
+
+def test_copies_release_too():
+    pair = model(), None
+    pair = pair[0], at.AdamW(pair[0].parameters(), lr=0.01, release=True)
+    trained(pair[1], pair[0], steps=1)
+    net, optimizer = copy.deepcopy(pair)
+    net(batches(1)[0]).sum().backward()
+    assert all(p.grad is None for p in net.parameters())
+    assert all(p.grad is None for p in pair[0].parameters())
+    optimizer.step()
+    assert (optimizer.inner.step_count, pair[1].inner.step_count) == (2, 1)

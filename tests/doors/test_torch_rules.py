@@ -142,7 +142,7 @@ def test_what_cannot_be():
     refusals.raises(lambda: plain.load_state_dict(opt.state_dict()), ValueError, "group 0 is under Muon, here None")
     with pytest.raises(TypeError, match="`rule` cannot change"):
         opt.param_groups[0]["rule"] = ao.SGD
-    refusals.raises(lambda: ao.to_torch(opt), TypeError, "an optimizer for each rule")
+    refusals.raises(lambda: ao.to_torch(opt), TypeError, "an optimizer of PyTorch has one rule")
 
 
 def test_split():

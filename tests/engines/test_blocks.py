@@ -257,7 +257,7 @@ def test_tensors_that_have_no_blocks():
         ao.Optimizer({"number": np.array(1.0)}, ao.LAMB(blocks=3))
     with pytest.raises(ValueError, match=r"Muon: a block of 'w', of shape \(4,\), is no matrix"):
         ao.Optimizer({"w": np.ones(12)}, ao.Muon(lr=0.1, blocks=3))
-    with pytest.raises(ValueError, match="`stacked` and `blocks` both say what the first axis is"):
+    with pytest.raises(ValueError, match="`stacked` and `blocks` both define the first axis"):
         ao.LAMB(blocks=3, stacked=True)
     for name in ("array_api", "numpy"):
         empty = {"none": np.zeros((0, 3)), "empty": np.zeros((6, 0)), "w": np.ones((6, 2))}

@@ -253,7 +253,7 @@ def test_the_word_says_what_is_wrong():
     class Wrong:
         pass
 
-    with pytest.raises(TypeError, match="`h` must be what a rule's update was given"):
+    with pytest.raises(TypeError, match="`h` must be the `h` of a rule's update"):
         ao.total(Wrong(), 1.0)
 
 

@@ -158,6 +158,7 @@ def test_what_is_no_rule(given, kind, says):
 
 def test_load_torch_is_for_one_rule():
     with pytest.raises(
-        TypeError, match="all groups must be under AdamW, as in one optimizer of PyTorch; group 'w' SGD"
+        TypeError,
+        match="all groups must have the rule AdamW, because an optimizer of PyTorch has one rule; group 'w' SGD",
     ):
         ao.load_torch(ao.Optimizer(tree(), ao.AdamW(), groups={"w": ao.SGD(lr=1.0)}), {})

@@ -120,7 +120,7 @@ WRONG = [
     ("hess", torch.ones((3, 2), dtype=torch.float64), TypeError, "is a numpy array; got a torch array"),
     ("hess", [[1.0, 2.0]] * 3, TypeError, "is a numpy array; got a list"),
     ("hess", np.full((3, 2), np.nan), ValueError, "must be finite"),
-    ("hes", np.ones((3, 2)), ValueError, r"slot 'hes' of 'w' cannot be given: the tensor's slots are 'hess'"),
+    ("hes", np.ones((3, 2)), ValueError, r"slot 'hes' of 'w' cannot be assigned: the tensor's slots are 'hess'"),
     ("t", 3, ValueError, "counts updates"),
 ]
 
@@ -158,7 +158,7 @@ def test_a_rule_that_asks_gets_the_value(engine, value):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_rule_that_asks_and_gets_none_says_so(engine):
     opt = ao.Optimizer({"w": np.ones(3)}, Polyak(), engine=engine)
-    with pytest.raises(ValueError, match=r"the rule asks for `h.value`.*opt.step\(grads, value=loss\)"):
+    with pytest.raises(ValueError, match=r"the rule needs `h.value`.*opt.step\(grads, value=loss\)"):
         opt.step({"w": np.ones(3)})
     for wrong in ("2", np.ones(2), True, 1j):
         with pytest.raises(TypeError, match="`value` must be a number"):
@@ -181,7 +181,7 @@ def test_the_functional_form_takes_a_value_that_is_traced():
         return ao.update(rule, params, {"w": jnp.ones(4)}, state, value=value)[0]
 
     np.testing.assert_allclose(made(params, rule.init(params), 2.0)["w"], 0.5)
-    with pytest.raises(ValueError, match=r"asks for `h.value`"):
+    with pytest.raises(ValueError, match=r"needs `h.value`"):
         ao.update(rule, params, {"w": jnp.ones(4)}, rule.init(params))
 
 

@@ -72,6 +72,7 @@ def equal(comm, rank, size, folder):
         shared(comm, rank)
     else:
         hooked(comm, rank)
+        doors(comm, rank, size)
     print(f"rank {rank} of {size}: equal, {kinds(many)}", flush=True)
 
 
@@ -100,6 +101,50 @@ def hooked(comm, rank):
     opt.wait()
     for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+def doors(comm, rank, size):
+    """`comm=` and `overlap=` of PyTorch's optimizers, compiled models too; and what DDP is told."""
+    import torch
+
+    from arrayopt.torch import AdamW, overlap
+    from tests.support import overlapping as door
+
+    ddp = torch.nn.parallel.DistributedDataParallel
+    for label, rule in (("overlap", "LAMB"), ("clipped", "CAME"), ("no_sync", "AdamW"), ("left out", "LAMB")):
+        options = door.WAYS[label]
+        kept = {name: x for name, x in options.items() if name not in ("overlap", "held")}
+        one = door.alone(rule, size, 3, **kept)
+        assert door.unlike(one, door.together(comm, rule, 3, **options)) == [], label
+    one = door.alone("AdamW", size, 3)
+    for how in ("in place", "function", "module") if size > 2 else ():
+        net = called = door.Net()
+        opt = AdamW(door.groups(net), lr=0.01, comm=comm, overlap=True)
+        if how == "in place":
+            net.compile(backend="eager")
+        else:
+            called = torch.compile(net if how == "module" else lambda *x, **y: net(*x, **y), backend="eager")  # noqa: B023
+        for step in range(3):
+            door.passes(called, rank, step)
+            opt.step()
+        assert door.unlike(one, (net, opt)) == [], how
+    for options in ({"release": True}, {"overlap": True, "comm": comm}, "overlap"):
+        for early in (True, False):  # whether the model is wrapped before
+            net = door.Net()
+            made = [ddp(net, process_group=comm)] if early else []
+
+            def train(net=net, options=options, made=made):
+                if options == "overlap":
+                    there = ao.Ranks(comm, grads="mean")
+                    made.append(ao.Optimizer(dict(net.named_parameters()), ao.AdamW(), comm=there))
+                    overlap(made[-1], net)
+                else:
+                    made.append(AdamW(net.parameters(), lr=0.01, **options))
+                made.append(ddp(net, process_group=comm))
+                made[-1](torch.tensor([1, 2])).sum().backward()
+
+            with pytest.raises(ValueError, match="before DistributedDataParallel has added up those of other"):
+                train()
 
 
 def shared(comm, rank):

@@ -226,7 +226,7 @@ def test_gradients_of_each_rank_in_micro_steps(engine):
         opt = train(parameters(), ao.LAMB(lr=0.01), own[comm.rank], there, engine=engine, accumulate=2)
         found = differing(expected, contents(opt))
         opt.step(own[comm.rank][0])
-        with pytest.raises(RuntimeError, match="gradients of its own"):
+        with pytest.raises(RuntimeError, match="accumulated other gradients"):
             opt.state_dict()
         return found
 

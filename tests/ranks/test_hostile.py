@@ -173,7 +173,7 @@ def test_sums_that_each_rank_would_take_for_its_own(tmp_path):
         many = ao.Optimizer({"a": np.zeros(3)}, ao.SGD(lr=1.0), accumulate=2, comm=ao.Ranks(comm, grads="sum"))
         return [caught(call)[0] for call in (lambda: many.load(tmp_path / "x"), lambda: many.load_state_dict(saved))]
 
-    assert all("adds up gradients of its own" in x for x in chain(*ao.ranks.run(2, rank)))
+    assert all("accumulate different gradients" in x for x in chain(*ao.ranks.run(2, rank)))
 
 
 def broken_off(opt, comm, grads):
@@ -196,7 +196,7 @@ def test_a_checkpoint_without_parameters_does_not_mend(engine, tmp_path):
         return [caught(call)[0] for call in (lambda: opt.load(tmp_path / "x"), lambda: opt.step(gradients(0, FLAT)))]
 
     for loaded, stepped in ao.ranks.run(2, rank):
-        assert "holds no parameters" in loaded
+        assert "the state has no parameters" in loaded
         assert "load a checkpoint on all" in stepped
 
 

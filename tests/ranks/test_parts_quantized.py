@@ -76,7 +76,7 @@ def test_parts_that_cut_blocks_are_refused(shape, cuts):
         offset, own = cuts[comm.rank]
         part = ao.Part(np.ones(own, "float32"), offset, shape)
         with pytest.raises(
-            ValueError, match=r"'w' has state_dtype='int8', so its parts must begin and end at multiples"
+            ValueError, match=r"'w' has state_dtype='int8', so its parts must start and end at multiples"
         ):
             ao.Optimizer({"w": part}, ao.AdamW(state_dtype="int8"), comm=comm)
         groups = {"w": {"state_dtype": "bfloat16"}}

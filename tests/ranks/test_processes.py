@@ -46,10 +46,12 @@ def start(label, n, what, folder):
     return max(abs(process.returncode) for process in begun), "".join(said)
 
 
-ALL = [("mpich", 2), ("mpich", 3), ("openmpi", 2), ("openmpi", 3), ("gloo", 2)]
+ALL = [("mpich", 2), ("mpich", 3), ("openmpi", 2), ("openmpi", 3), ("gloo", 2), ("gloo", 4)]
 
 
-@pytest.mark.parametrize(("label", "n"), marked(ALL, lambda label, n: (label, n) not in (("mpich", 3), ("openmpi", 2))))
+@pytest.mark.parametrize(
+    ("label", "n"), marked(ALL, lambda label, n: (label, n) not in (("mpich", 3), ("openmpi", 2), ("gloo", 4)))
+)
 def test_all_processes_compute_what_one_does(label, n, tmp_path):
     status, said = start(label, n, "equal", tmp_path)
     assert status == 0, said

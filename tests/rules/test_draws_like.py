@@ -80,7 +80,7 @@ def test_they_are_uniform_and_independent():
 @pytest.mark.parametrize(
     ("h", "stream", "error", "words"),
     [
-        ({}, 0, TypeError, "random: `h` must be what a rule's update, or a projection, was given"),
+        ({}, 0, TypeError, "random: `h` must be the `h` of a rule's update or of a projection"),
         (None, "1", TypeError, "random: `stream` must be an integer; got '1'"),
         (None, True, TypeError, "random: `stream` must be an integer; got True"),
         (None, 1.0, TypeError, "random: `stream` must be an integer; got 1.0"),

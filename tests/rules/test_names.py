@@ -46,7 +46,7 @@ def test_everything_that_an_optimizer_and_a_group_have_is_reserved():
     "name", [*sorted(RESERVED), "slots", "update", "check", "at", "init", "structure", "norms", "_lr"]
 )
 def test_fields_with_names_of_the_machine_are_refused_when_the_class_is_made(name):
-    with pytest.raises(TypeError, match=f"^Named: a field cannot be called '{name}'"):
+    with pytest.raises(TypeError, match=f"^Named: a field must not be called '{name}'"):
         with_field(name)
 
 

@@ -225,9 +225,13 @@ def test_what_cannot_be_a_storage_is_refused(value, error, words):
 
 
 def test_slots_that_a_rule_does_not_have_are_refused():
-    with pytest.raises(ValueError, match="AdamW: `state_dtype` names 'w'; the rule's slots are m, v"):
+    with pytest.raises(
+        ValueError, match="AdamW: `state_dtype` must name slots of the rule; got 'w'; the slots are m, v"
+    ):
         ao.Optimizer(np.zeros(3, "float32"), ao.AdamW(state_dtype={"w": "int8"}))
-    with pytest.raises(ValueError, match="slot 'z' cannot be narrow, because small steps are added to it; got 'int8'"):
+    with pytest.raises(
+        ValueError, match="slot 'z' must keep full precision, because small steps are added to it; got 'int8'"
+    ):
         ao.Optimizer(np.zeros(3, "float32"), ao.ScheduleFreeAdamW(state_dtype={"z": "int8"}))
 
 

@@ -30,7 +30,7 @@ SLOTS = {
     "a number": (
         lambda xp, p: {"m": 0.0},
         TypeError,
-        "Made.slots must return arrays; 'm' is 0.0: a slot of one number",
+        "Made.slots must return arrays; 'm' is 0.0: for a slot with one number",
     ),
     "no value": (lambda xp, p: {"m": None}, TypeError, "Made.slots must return arrays; 'm' is None"),
     "a name that is no string": (lambda xp, p: {1: xp.zeros_like(p)}, ValueError, "a slot's name must be a letter"),

@@ -192,8 +192,8 @@ def test_what_cannot_be_is_told():
         (lambda: ao.ring(np, p, 2.0), TypeError, "an integer"),
         (lambda: ao.dots(p, p), TypeError, "must be a ring"),
         (lambda: ao.combined(ring, [1.0]), ValueError, "as many coefficients"),
-        (lambda: ao.combined(p, [1.0]), TypeError, "of a ring"),
-        (lambda: ao.put(p, 0, p), TypeError, "of a ring"),
+        (lambda: ao.combined(p, [1.0]), TypeError, "needs a ring"),
+        (lambda: ao.put(p, 0, p), TypeError, "needs a ring"),
     ]:
         with pytest.raises(error, match=said):
             call()
@@ -203,7 +203,7 @@ def test_what_cannot_be_is_told():
     ("made", "back", "said"),
     [
         (np.zeros(3), None, "must return a ring, made by `arrayopt.ring`"),
-        (ao.ring(np, np.zeros(3), 3), np.zeros(3), "the one that it was given, or a `put` of it; 's' is an array"),
+        (ao.ring(np, np.zeros(3), 3), np.zeros(3), "each ring unchanged, or a `put` of it; 's' is an array"),
         (ao.ring(np, np.zeros(3), 3), ao.ring(np, np.zeros(3), 2), "'s' is a ring of 2"),
     ],
 )

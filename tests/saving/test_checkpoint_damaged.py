@@ -58,7 +58,9 @@ def test_200_damaged_files_are_refused(tmp_path):
         bad = mutated(data, rng)
         if bad != data:
             (tmp_path / "bad").write_bytes(bad)
-            refused(opt, tmp_path / "bad", f"Optimizer.load: {tmp_path / 'bad'}: is damaged, or no checkpoint: ")
+            refused(
+                opt, tmp_path / "bad", f"Optimizer.load: {tmp_path / 'bad'}: the file is damaged or not a checkpoint: "
+            )
             tried += 1
 
 
@@ -133,19 +135,19 @@ TAMPERED = {
     "shape in the header": (in_header(lambda h: h["params/w"].update(shape=[3, 2])), "('F64', [3, 2])"),
     "tensors exchanged": (
         in_header(lambda h: h.update({"params/w": h[M_KEY], M_KEY: h["params/w"]})),
-        "does not have the checksum",
+        "the checksum of tensor",
     ),
     "description": (
         in_header(lambda h: h["__metadata__"].update(arrayopt=h["__metadata__"]["arrayopt"].replace("0.1", "0.2"))),
-        "its description does not have the checksum",
+        "the checksum of its description does not match",
     ),
     "no metadata": (in_header(lambda h: h.pop("__metadata__") and None), "has no 'arrayopt'"),
     "no checksum": (in_header(lambda h: h["__metadata__"].pop("blake2b") and None), "checksum"),
     "no JSON": (forged(lambda d, h: "{"), "is damaged"),
-    "deep": (forged(lambda d, h: "[" * 10**5), "is made by another program"),
+    "deep": (forged(lambda d, h: "[" * 10**5), "was written by another program"),
     "digits": (forged(lambda d, h: f'{{"checkpoint": {"9" * 10**5}}}'), "is damaged"),
-    "a list": (forged(lambda d, h: "[]"), "is made by another program"),
-    "a number": (forged(lambda d, h: "1"), "is made by another program"),
+    "a list": (forged(lambda d, h: "[]"), "was written by another program"),
+    "a number": (forged(lambda d, h: "1"), "was written by another program"),
     "a later format": (state(["checkpoint"], 2), "format must be 1; got 2"),
     "another state format": (state(["state", "format"], 7), "format must be 1; got 7"),
     "no state": (state(["state"], DELETED), "KeyError('state')"),
@@ -154,9 +156,9 @@ TAMPERED = {
     "a tensor described twice": (forged(lambda d, h: d["params"].update(b=d["params"]["w"])), "named twice"),
     "a tensor that nobody describes": (state([*M], 1.0), "does not name its tensors 'state/tensors/w/slots/buf'"),
     "a shape": (state([*M, "shape"], [3, 2]), "should be ('F64', [3, 2])"),
-    "a dtype": (state([*M, "dtype"], "int64"), "should be ('I64', [2, 3])"),
+    "a dtype": (state([*M, "dtype"], "int64"), "must be ('I64', [2, 3])"),
     "a dtype that there is not": (state([*M, "dtype"], "float128"), "KeyError('float128')"),
-    "a checksum": (state([*M, "blake2b"], None), "does not have the checksum"),
+    "a checksum": (state([*M, "blake2b"], None), "the checksum of tensor"),
     "a key": (state([*M, "$array"], ["x"]), "TypeError"),
     "shape of the parameter": (state([*T, "shape"], [3, 2]), "shape (3, 2) at 'w', expected (2, 3)"),
     "t negative": (state([*T, "t"], -1), "t of 'w' must be an integer from 0, below 2**53; got -1"),
@@ -181,7 +183,7 @@ TAMPERED = {
     "momentum off": (state([*HYPERS, "momentum"], 0.0), "must have the same switches"),
     "an unknown hyper-parameter": (state([*HYPERS, "nu"], 0.0), "SGD has no `nu`; "),
     "no hyper-parameters": (state([*HYPERS], {}), "does not fit"),
-    "hyper-parameters as a list": (state([*HYPERS], []), "needs what state_dict() returned"),
+    "hyper-parameters as a list": (state([*HYPERS], []), "`state` must be the result of state_dict()"),
     "an unknown own field": (state(["state", "groups", 0, "own"], ["__class__"]), "set '__class__', which SGD has not"),
     "clip_norm": (state(["state", "clip_norm"], -1.0), "`clip_norm` must be in (0, inf)"),
     "another rule": (state(["state", "rule", "name"], "LAMB"), "rule was LAMB, here SGD"),
@@ -201,7 +203,7 @@ TAMPERED = {
     ),
     "parameters as a list": (
         forged(lambda d, h: d.update(params=[d["params"]["w"], d["params"]["b"]])),
-        "is made by another program",
+        "was written by another program",
     ),
 }
 
@@ -318,10 +320,10 @@ def test_the_functional_form_ends_where_the_optimizer_does(which):
 FOREIGN = {
     "missing": (lambda path: None, FileNotFoundError, "No such file"),
     "a folder": (Path.mkdir, IsADirectoryError, "Is a directory"),
-    "empty": (Path.touch, ValueError, "is damaged, or no checkpoint"),
-    "text": (lambda path: path.write_text("hello " * 100), ValueError, "is damaged, or no checkpoint"),
-    "a pickle": (pickled, ValueError, "is damaged, or no checkpoint"),
-    "PyTorch's": (lambda path: torch.save({"w": torch.ones(3)}, path), ValueError, "is damaged, or no checkpoint"),
+    "empty": (Path.touch, ValueError, "is damaged or not a checkpoint"),
+    "text": (lambda path: path.write_text("hello " * 100), ValueError, "is damaged or not a checkpoint"),
+    "a pickle": (pickled, ValueError, "is damaged or not a checkpoint"),
+    "PyTorch's": (lambda path: torch.save({"w": torch.ones(3)}, path), ValueError, "is damaged or not a checkpoint"),
     "another program's": (another_program, ValueError, "its metadata has no 'arrayopt'"),
     "another optimizer's": (
         another_state,

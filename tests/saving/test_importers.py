@@ -258,7 +258,11 @@ REFUSED = {
         ValueError,
         "group 'all' had amsgrad=True, here False",
     ),
-    "too few": (changed(lambda s, g, w: g["params"].pop()), ValueError, "of 2 parameters, the optimizer has 3, ['w',"),
+    "too few": (
+        changed(lambda s, g, w: g["params"].pop()),
+        ValueError,
+        "for 2 parameters, but the optimizer has 3, ['w',",
+    ),
     "a shape": (changed(lambda s, g, w: w.update(exp_avg=torch.ones(3))), ValueError, "m of 'w' is float64 (3,)"),
     "complex": (
         changed(lambda s, g, w: w.update(exp_avg=w["exp_avg"] * 1j)),
@@ -291,8 +295,8 @@ REFUSED = {
         TypeError,
         "that of parameter 0 has no exp_avg_sq or state2, but step, exp_avg, exp_inf",
     ),
-    "no groups": (changed(lambda s, g, w: s.pop("param_groups")), TypeError, "needs what state_dict() of PyTorch's"),
-    "None": (lambda: None, TypeError, "needs what state_dict() of PyTorch's"),
+    "no groups": (changed(lambda s, g, w: s.pop("param_groups")), TypeError, "pass the state_dict() of PyTorch's"),
+    "None": (lambda: None, TypeError, "pass the state_dict() of PyTorch's"),
 }
 
 
@@ -310,7 +314,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(state, error, words):
 def test_several_groups_without_names_are_refused():
     params = parameters()
     state = torch.optim.AdamW([{"params": [p]} for p in params.values()]).state_dict()
-    with pytest.raises(ValueError, match="the state has 3 groups and no names; give `names`"):
+    with pytest.raises(ValueError, match="the state has 3 groups and no names; pass `names`"):
         ao.load_torch(ao.Optimizer(params, ao.AdamW()), state)
 
 
@@ -449,7 +453,7 @@ def test_eight_bits_with_one_scale_or_of_no_blocks_are_refused():
     with pytest.raises(ValueError, match="load_torch: cannot read an 8-bit state with one scale per tensor"):
         ao.load_torch(ao.Optimizer(dict(params), ao.AdamW()), given)
     given["state"][0] |= {"absmax1": torch.zeros(77)}
-    with pytest.raises(ValueError, match="codes have 77 scales, which fits no block size"):
+    with pytest.raises(ValueError, match="codes have 77 scales, which matches no block size"):
         ao.load_torch(ao.Optimizer(dict(params), ao.AdamW()), given)
 
 

@@ -22,7 +22,7 @@ def test_gradients_of_all_test_functions(factor):
         except ValueError as error:
             told.append(str(error))
     assert len(told) == (0 if factor == 1 else len(PROBLEMS))
-    assert all("the gradient with respect to 'param' is not that of the value" in x for x in told)
+    assert all("the gradient with respect to 'param' does not match the value" in x for x in told)
 
 
 def quartic(tree, wrong=0.0):
@@ -45,7 +45,7 @@ def test_the_array_is_named(dtype, rule):
     else:
         f = quartic
     ao.minimize(f, params, rule, max_steps=1, check_gradient=True)
-    with pytest.raises(ValueError, match="with respect to 'b' is not that of the value"):
+    with pytest.raises(ValueError, match="with respect to 'b' does not match the value"):
         ao.minimize(lambda tree: f(tree, 3.0), params, rule, max_steps=1, check_gradient=True)
 
 

@@ -126,7 +126,7 @@ def test_a_step_of_length_zero_stands_still_and_the_search_goes_on_later(rule, e
 
 def test_a_step_asks_for_the_value():
     opt = ao.Optimizer(np.ones(2), ao.CG(), engine="array_api")
-    with pytest.raises(ValueError, match=r"asks for `h.value`"):
+    with pytest.raises(ValueError, match=r"needs `h.value`"):
         opt.step(np.ones(2))
     with pytest.raises(ValueError, match=r"`memory` must be in \[1, 100\]"):
         ao.LBFGS(memory=0)

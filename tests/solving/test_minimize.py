@@ -195,7 +195,7 @@ def test_a_batch_may_have_several_arrays_and_none():
     assert "3 of 3" in repr(found)
     none = ao.minimize(f, [np.ones((0, 2, 2)), np.ones(0)], stacked=True)
     assert none.converged.shape == (0,)
-    with pytest.raises(ValueError, match="first axis of all params counts problems"):
+    with pytest.raises(ValueError, match="the first axis of all params must have one length"):
         ao.minimize(f, [np.ones((3, 2, 2)), np.ones(4)], stacked=True)
 
 
@@ -387,12 +387,12 @@ def test_what_it_is_given_is_checked(options, error, match):
 def test_values_of_layers_are_for_stacked_tensors():
     grads = {"w": np.ones((3, 2))}
     opt = ao.Optimizer({"w": np.ones((3, 2))}, ao.SGD(lr=0.1))
-    with pytest.raises(TypeError, match=r"got 3 values, and 'w' is not stacked"):
+    with pytest.raises(TypeError, match=r"got 3 values, but 'w' is not stacked"):
         opt.step(grads, value=np.ones(3))
     opt = ao.Optimizer({"w": np.ones((3, 2))}, ao.SGD(lr=0.1, stacked=True))
-    with pytest.raises(TypeError, match=r"got 2 values, and 'w' has 3 layers"):
+    with pytest.raises(TypeError, match=r"got 2 values, but 'w' has 3 layers"):
         opt.step(grads, value=np.ones(2))
-    with pytest.raises(TypeError, match=r"got a torch array, and 'w' is of numpy"):
+    with pytest.raises(TypeError, match=r"got a torch array, but 'w' is of numpy"):
         opt.step(grads, value=torch.ones(3))
     assert opt.step_count == 0
 

@@ -136,7 +136,7 @@ def test_ranks_that_do_not_agree_are_told_so() -> None:
         run(2, lambda c: ao.minimize(valley, np.zeros(8), tol=1e-3 * (1 + c.rank), comm=c))
     with pytest.raises(ValueError, match="`max_steps`"):
         run(2, lambda c: ao.minimize(valley, np.zeros(8), max_steps=5 - 6 * c.rank, comm=c))
-    with pytest.raises(ValueError, match="give each rank its own"):
+    with pytest.raises(ValueError, match="pass each rank its own"):
         run(2, lambda c: ao.minimize(valley, np.zeros((2, 8)), stacked=True, comm=c))
 
 

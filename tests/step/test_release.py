@@ -195,3 +195,30 @@ def test_a_copy_goes_on_in_the_middle():
         each.give("b", grads["b"])
         each.step()
     assert held(opt) == held(other)
+
+
+@pytest.mark.parametrize("change", ["lr", "group", "switch"])
+def test_settings_do_not_change_in_the_middle_of_a_step(change):
+    params = {"a": np.ones(2), "b": np.ones(2)}
+    opt = ao.Optimizer(params, ao.SGD(lr=0.1, momentum=0.9), groups={"b": {"lr": 0.2}})
+    opt.give("a", np.ones(2))
+    if change == "lr":
+        opt.lr = 0.3
+    elif change == "group":
+        opt.groups[0].lr = 0.3
+    else:
+        opt.nesterov = True
+    with pytest.raises(RuntimeError, match=r"Optimizer.give: settings have changed in the middle of a step"):
+        opt.give("b", np.ones(2))
+    assert params["b"].tolist() == [1.0, 1.0]
+    opt.lr, opt.groups[0].lr, opt.nesterov = 0.1, 0.2, False
+    opt.give("b", np.ones(2))
+    opt.step()
+    opt.lr = 0.3
+    opt.give("a", np.ones(2))
+    opt.lr = 0.1
+    with pytest.raises(RuntimeError, match=r"Optimizer.step: settings have changed in the middle of a step"):
+        opt.step()
+    opt.lr = 0.3
+    opt.step()
+    assert opt.step_count == 2

@@ -407,7 +407,7 @@ def test_the_functional_form_takes_a_scale_that_is_a_number():
     new, state = ao.update(rule, new, {"w": np.asarray([math.nan, 1.0])}, state, loss_scale=16.0)
     assert new["w"].tolist() == [0.5, 0.5]
     assert (state["step"], state["tensors"]["w"]["t"]) == (2, 1)
-    with pytest.raises(ValueError, match="give it to init too"):
+    with pytest.raises(ValueError, match="pass it to init too"):
         ao.update(rule, params, grads, rule.init(params), loss_scale=ao.LossScale())
 
 

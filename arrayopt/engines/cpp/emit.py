@@ -13,6 +13,24 @@ __all__ = ["emit"]
 REST = "t, s, v, work, part"
 CALLS = {"": REST, "units": f"lo, hi, thread, {REST}", "threads": f"thread, threads, {REST}"}
 
+RUN = """
+// The words of a call are the addresses of its arrays, the rows last, and how many rows there are.
+extern "C" void run(const int64_t* call, int64_t first, int64_t last, int64_t thread,
+                    int64_t threads) {{
+    const double* const scalars = (const double*)call[1];
+    double *const values = (double*)call[2], *const part = (double*)call[4];
+    W* const work = (W*)call[3];
+    const int64_t* const rows = (const int64_t*)call[5];
+    for (int64_t j = 0; j < call[6]; ++j) {{
+        int64_t* t = (int64_t*)call[0] + rows[j] * kColumns;
+        const double* s = scalars + rows[j] * {scalars};
+        double* v = values + rows[j] * {values};
+        const int64_t f = t[FIRST], n = t[LAST] - f;
+        const int64_t lo = f + n * thread / threads, hi = f + n * (thread + 1) / threads;
+        if (first < 0) t[AT_g] = look(t[AT_g]);
+        for (int64_t stage = first < 0 ? 0 : first; stage < last; ++stage) switch (stage) {{
+"""
+
 
 def emit(
     plan: Plan,
@@ -28,49 +46,20 @@ def emit(
     text.comment(f"Fused loops{about}")
     text.put_text(header("cpu.h"))
     text.put(0, "", f"typedef {CODECS[text.real].cuda} W;", "")
-    for name in (
-        "storage.cuh",
-        "arithmetic.cuh",
-        *(["random.cuh"] if plan.draws else []),
-        "quantized.cuh",
-        "loops.h",
-    ):
+    draws = ["random.cuh"] if plan.draws else []
+    for name in ("storage.cuh", "arithmetic.cuh", *draws, "quantized.cuh", "loops.h"):
         text.put_text(header(name))
         text.put(0, "")
     text.put(0, f"enum {{ {', '.join(text.columns)}, kColumns }};")
     program = lowered(plan, split)
     for function in program.functions:
         text.function(function)
-    text.put(
-        0,
-        "",
-        "// The words of a call are the addresses of its arrays, the rows last, and how many rows"
-        " there are.",
-    )
-    text.put(
-        0,
-        'extern "C" void run(const int64_t* call, int64_t first, int64_t last, int64_t thread,'
-        " int64_t threads) {",
-    )
-    text.put(1, "const double* const scalars = (const double*)call[1];")
-    text.put(1, "double *const values = (double*)call[2], *const part = (double*)call[4];")
-    text.put(1, "W* const work = (W*)call[3];")
-    text.put(1, "const int64_t* const rows = (const int64_t*)call[5];")
-    text.put(1, "for (int64_t j = 0; j < call[6]; ++j) {")
-    text.put(2, "int64_t* t = (int64_t*)call[0] + rows[j] * kColumns;")
-    text.put(2, f"const double* s = scalars + rows[j] * {len(text.where.scalars)};")
-    text.put(2, f"double* v = values + rows[j] * {len(text.where.tensor)};")
-    text.put(2, "const int64_t f = t[FIRST], n = t[LAST] - f;")
-    text.put(2, "const int64_t lo = f + n * thread / threads, hi = f + n * (thread + 1) / threads;")
-    text.put(2, "if (first < 0) t[AT_g] = look(t[AT_g]);")
-    text.put(
-        2, "for (int64_t stage = first < 0 ? 0 : first; stage < last; ++stage) switch (stage) {"
-    )
+    scalars, values = len(text.where.scalars), len(text.where.tensor)
+    text.put_text(RUN.format(scalars=scalars, values=values))
     for number, stage in enumerate(program.stages):
         if stage.function.body:
             given = ", ".join([CALLS[stage.function.shared], *(f"AT_{x}" for x in stage.scratch)])
             text.put(3, f"case {number}: {stage.function.name}({given}); break;")
     text.put(2, "default: break;", "}")
-    text.put(1, "}")
-    text.put(0, "}")
+    text.put(0, "    }", "}")
     return text.text()

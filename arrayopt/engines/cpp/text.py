@@ -24,6 +24,9 @@ ARGUMENTS = {
 }
 """What a function takes, by how threads share it."""
 
+OF_VECTORS = {"add", "sub", "mul", "div", "over", "sqrt"}
+"""Operations that the headers have for vectors of numbers in single precision."""
+
 
 class Text(CPlusPlus):
     """The text of a source, being written."""
@@ -106,16 +109,15 @@ class Text(CPlusPlus):
                 self.put(depth, f"{way}({source}, {planes}, {count}, {index(each)});")
             case bulk.Buffer(name, size):
                 self.put(depth, f"W {name}[{size}];")
-            case bulk.Codes(store, array, scale, first, count, buffer, at):
-                codes, scales = index(first), index(first // BLOCK)
-                way = "quantize" if store else "dequantize"
-                given = [f"at_{array} + {codes}", f"at_{scale} + {scales}"]
-                given += [f"{buffer} + {index(at)}", index(count)]
-                self.put(depth, f"{way}({', '.join(given)});")
+            case bulk.Codes(_, _, _, _, count, buffer):
+                given = [*self._coded(statement), buffer, index(count)]
+                self.put(depth, f"quantize({', '.join(given)});")
             case bulk.Elements():
                 given = [index(statement.count)]
                 for array, first, _ in statement.slices.values():
                     given.append(f"{array} + {index(first)}")
+                for codes in statement.codes:
+                    given += self._coded(codes)
                 given += map(self.bare, statement.scalars)
                 if statement.position is not None and statement.stride is not None:
                     given += [index(statement.position), index(statement.stride)]
@@ -133,14 +135,27 @@ class Text(CPlusPlus):
             return f"const bool {self.name(node)} = {place} != 0;"
         return f"const {'auto' if wide else 'W'} {self.name(node)} = {place};"
 
+    def _coded(self, codes: bulk.Codes) -> tuple[str, str]:
+        """Where codes are, and their scales."""
+        first = codes.first
+        return (
+            f"at_{codes.array} + {self.index(first)}",
+            f"at_{codes.scale} + {self.index(first // BLOCK)}",
+        )
+
     def _elements(self, loop: bulk.Elements) -> None:
         """Print a loop over elements as a function."""
         totals = loop.totals
         given = {"count": "int64_t count"}
+        decoded = {f"at_{codes.array}" for codes in loop.codes}
         for name in loop.slices:
             kind = self.stored(loop.storage[name]) if name in loop.storage else "W"
-            constant = "" if name in loop.stores or name in loop.into.values() else "const "
-            given[name] = f"{constant}{kind}* __restrict {name}"
+            written = name in loop.stores or name in loop.into.values() or name in decoded
+            given[name] = f"{'' if written else 'const '}{kind}* __restrict {name}"
+        for codes in loop.codes:
+            array, kind = codes.array, self.stored(codes.array)
+            given[f"codes_{array}"] = f"const {kind}* __restrict codes_{array}"
+            given[f"scales_{array}"] = f"const BFloat16* __restrict scales_{array}"
         for node in loop.scalars:
             kind = "W" if node.on_host else self.kind(node)
             given[self.bare(node)] = f"const {kind} {self.bare(node)}"
@@ -155,9 +170,11 @@ class Text(CPlusPlus):
         self.put(0, "", *(["template <bool all>"] if spare else []))
         self.put(0, f"static __attribute__((noinline)) void {function}({declared}) {{")
         self.put(1, *(f"W s{s.id} = {self.start(s)};" for s in totals))
+        if loop.codes:
+            self._decoded(loop, spare)
         clauses = [f" reduction({REDUCTIONS[s.op].simd}:s{s.id})" for s in totals]
         self.put(0, f"#pragma omp simd{''.join(clauses)}")
-        self.put(1, "for (int64_t i = 0; i < count; ++i) {")
+        self.put(1, f"for (int64_t i = {'first' if loop.codes else '0'}; i < count; ++i) {{")
         if loop.position is not None:
             self.put(2, "const int64_t position = start + i * each;")
         for name, node in loop.loads.items():
@@ -167,11 +184,7 @@ class Text(CPlusPlus):
             elif node.dtype == "bool":
                 here = f"{here} != 0"
             self.put(2, f"const {self.kind(node)} {self.name(node)} = {here};")
-        for node in loop.nodes:
-            text = self.expression(node)
-            if node.op == "where" and node.dtype == "real" and not node.args[0].axes:
-                text = f"chosen({', '.join(map(self.name, node.args))})"
-            self.put(2, f"const {self.kind(node)} {self.name(node)} = {text};")
+        self._computed(2, loop, "")
         for name, node in loop.stores.items():
             here, value = f"{name}[i]", self.name(node)
             only = f"if ({self.name(loop.guards[name])}) " if name in loop.guards else ""
@@ -180,14 +193,70 @@ class Text(CPlusPlus):
             else:  # g++ makes no vectors of a conversion
                 value += " ? (W)1 : (W)0" if node.dtype == "bool" else ""
                 self.put(2, f"{only}{here} = {value};")
-        for s, node in loop.sums.items():
-            into = f"{loop.into[s]}[i]" if s in loop.into else f"s{s.id}"
-            only = "if (all) " if s in spare else ""
-            self.put(2, f"{only}{self.take(s, into, self.name(node))};")
+        self._summed(2, loop, spare, "s")
         self.put(1, "}", *(f"got[{i}] = s{s.id};" for i, s in enumerate(totals)))
         self.put(0, "}")
         if spare:
             self._without(loop, spare, declared, ", ".join(given))
+
+    def _computed(self, depth: int, loop: bulk.Elements, kind: str) -> None:
+        """Print what a loop computes of an element, or of a vector of a kind."""
+        for node in loop.nodes:
+            text = self.expression(node)
+            if node.op == "where" and node.dtype == "real" and not node.args[0].axes:
+                text = f"chosen({', '.join(map(self.name, node.args))})"
+            self.put(depth, f"const {kind or self.kind(node)} {self.name(node)} = {text};")
+
+    def _summed(self, depth: int, loop: bulk.Elements, spare: list[Node], kept: str) -> None:
+        """Print what a loop adds up, in variables whose names begin so."""
+        for s, node in loop.sums.items():
+            into = f"{loop.into[s]}[i]" if s in loop.into else f"{kept}{s.id}"
+            only = "if (all) " if s in spare else ""
+            self.put(depth, f"{only}{self.take(s, into, self.name(node))};")
+
+    def _decoded(self, loop: bulk.Elements, spare: list[Node]) -> None:
+        """Print what comes before a loop that reads codes: the same of whole blocks, in vectors,
+        and what decodes the others.
+        """
+        arrays = [codes.array for codes in loop.codes]
+        steps = {f"at_{x}": f"codes_{x} + i, step_{x}" for x in arrays}
+        beside = [name for name in loop.loads if name not in steps]
+        self.put(1, "int64_t first = 0;")
+        if self._in_vectors(loop):
+            self.put(0, "#ifdef VECTORS")
+            self.put(1, *(f"Floats v{s.id} = {{}};" for s in loop.totals))
+            self.put(1, "for (; first + kBlock <= count; first += kBlock) {")
+            for name in (*beside, *(f"codes_{x}" for x in arrays)):
+                self.put(2, f"ask_for({name} + first);")
+            for x in arrays:
+                step = f"step_of<{self.stored(x)}>(scales_{x}[first / kBlock])"
+                self.put(2, f"const float step_{x} = {step};")
+            self.put(2, "for (int64_t i = first; i < first + kBlock; i += kLanes) {")
+            for name, node in loop.loads.items():
+                here = f"decoded({steps[name]})" if name in steps else f"vector_at({name} + i)"
+                self.put(3, f"const Floats {self.name(node)} = {here};")
+            self._computed(3, loop, "Floats")
+            for name, node in loop.stores.items():
+                self.put(3, f"put_vector({self.name(node)}, {name} + i);")
+            self._summed(3, loop, spare, "v")
+            self.put(2, "}")
+            self.put(1, "}", *(f"s{s.id} += sum_of(v{s.id});" for s in loop.totals))
+            self.put(0, "#endif")
+        for i, x in enumerate(arrays):
+            others = "".join(f", {name} + first" for name in beside[i :: len(arrays)])
+            given = f"codes_{x} + first, scales_{x} + first / kBlock, at_{x} + first, count - first"
+            self.put(1, f"dequantize({given}{others});")
+
+    def _in_vectors(self, loop: bulk.Elements) -> bool:
+        """Whether all that a loop reads, computes and writes is in single precision, by operations
+        that the headers have for vectors.
+        """
+        stored = {self.stored(array) for array in loop.storage.values()}
+        reals = all(n.dtype == "real" for n in (*loop.loads.values(), *loop.nodes, *loop.scalars))
+        known = all(n.op in OF_VECTORS and (n.op != "sqrt" or n.args[0].axes) for n in loop.nodes)
+        plain = reals and known and not loop.into and not loop.guards and loop.position is None
+        sums = all(s.op == "sum" for s in loop.totals)
+        return self.real == "float32" and stored <= {"float"} and plain and sums
 
     def _without(self, loop: bulk.Elements, spare: list[Node], declared: str, given: str) -> None:
         """Print the function that makes a loop without its spare sums first, and with them where it

@@ -163,7 +163,7 @@ class Text(Printer):
             case bulk.Codes():
                 self.put(depth, self._codes(statement))
             case bulk.Elements():
-                self.put(depth, self._call(statement))
+                self.put(depth, *map(self._codes, statement.codes), self._call(statement))
             case bulk.Multiply(a, b, out, first, end, sides, turned, symmetric):
                 given = ["table[row, BLAS]"]
                 for array, begin in (a, b, out):
@@ -188,8 +188,7 @@ class Text(Printer):
         scales = f"at_{codes.scale}[{self.index(block)} : {self.index(block + blocks)}]"
         top = f"np.float32({STORED[self.storage[codes.array]].top})"
         way = "quantize" if codes.store else "dequantize"
-        end = self.index(codes.at + codes.count)
-        return f"{way}({stretch}, {scales}, {codes.buffer}[{self.index(codes.at)} : {end}], {top})"
+        return f"{way}({stretch}, {scales}, {codes.buffer}[: {self.index(codes.count)}], {top})"
 
     def _call(self, loop: bulk.Elements) -> str:
         """The call of a loop over elements."""

@@ -182,7 +182,7 @@ def check(path: Any, step: Any, params: Any = None, *, max_ulp: float | None = N
     where = seen.first_difference(distances, distances > limits, (seen.got, got))
     if where is not None:
         limit = CHECKED[kept.dtypes[where.tensor]] if max_ulp is None else max_ulp
-        raise AssertionError(f"{made.subject} does not do what {str(path)!r} has: {where}; at most {limit:g} pass")
+        raise AssertionError(f"{made.subject} does not match {str(path)!r}: {where}; the limit is {limit:g}")
     return made
 
 

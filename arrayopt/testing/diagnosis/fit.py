@@ -55,7 +55,7 @@ def least_squares() -> Any:
         from scipy.optimize import leastsq
     except ImportError as error:
         raise ImportError(
-            f"diagnose: {error}; numbers that are not known are found with SciPy: pip install 'arrayopt[diagnose]'"
+            f"diagnose: {error}; finding unknown numbers needs SciPy: pip install 'arrayopt[diagnose]'"
         ) from error
     return leastsq
 

@@ -1,0 +1,100 @@
+"""The modules that have an optimizer's parameters: they wait for these, and must not be DistributedDataParallel."""
+
+import gc
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.distributed import is_available, is_initialized
+from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel
+
+from arrayopt.optimizer import Optimizer
+
+__all__ = ["Current", "Hook", "have_wait", "modules_of", "refuse_reducers"]
+
+Current = Callable[[], tuple[Optimizer, dict[int, str]] | None]
+"""Returns an optimizer, and the names of its parameters by their ids; None after its end."""
+
+
+class Hook:
+    """Calls a function. In copies of what it is attached to, and in pickles, it does nothing."""
+
+    def __init__(self, call: Callable[..., None] | None = None) -> None:
+        self._call = call
+
+    @torch._disable_dynamo  # type: ignore[attr-defined]
+    def __call__(self, *args: Any) -> None:
+        if self._call is not None:
+            self._call(*args)
+
+    def __reduce__(self) -> Any:
+        return Hook, ()
+
+
+def have_wait(modules: Iterable[Module], current: Current, heard: set[int]) -> list[Any]:
+    """Have modules wait for their own parameters before their forward pass, and before they are saved or loaded.
+
+    Parameters
+    ----------
+    modules : iterable of Module
+        The modules.
+    current : callable
+        See `Current`. It must not keep the optimizer alive.
+    heard : set of int
+        Gets the ids of parameters whose modules have been called.
+
+    Returns
+    -------
+    list
+        What removes the hooks.
+    """
+
+    def wait(module: Module, *args: Any) -> None:
+        found = current()
+        if found is not None and found[0]._step.is_arriving:
+            opt, names = found
+            for p in module._parameters.values():
+                if id(p) in names:
+                    opt.wait(names[id(p)])
+
+    def before(module: Module, args: Any) -> None:
+        heard.update(map(id, module._parameters.values()))
+        wait(module)
+
+    hooks = list[Any]()
+    for module in modules:
+        hooks.append(module.register_forward_pre_hook(Hook(before)))
+        hooks.append(module.register_state_dict_pre_hook(Hook(wait)))
+        hooks.append(module.register_load_state_dict_pre_hook(Hook(wait)))
+    return hooks
+
+
+def modules_of(params: Collection[int]) -> list[Module]:
+    """The living modules that have parameters with these ids. PyTorch does not tell its optimizers of modules."""
+    return [x for x in _every(Module) if any(id(p) in params for p in x.__dict__.get("_parameters", {}).values())]
+
+
+def refuse_reducers(who: str, params: Collection[int]) -> None:
+    """Raise ValueError where DistributedDataParallel adds up the gradients of parameters with these ids, later."""
+    if not (is_available() and is_initialized()):
+        return
+    for collected in (False, True):
+        found = [x for x in _every(DistributedDataParallel) if any(id(p) in params for p in x.parameters())]
+        if not found:
+            return
+        if not collected:
+            found.clear()
+            gc.collect()  # some may be gone
+    raise ValueError(
+        f"{who}: gradients are taken in the backward pass, before DistributedDataParallel has added up those of other"
+        " processes, which would drift apart; use the module itself, and give"
+        " comm=torch.distributed.group.WORLD, overlap=True, which does the same work"
+    )
+
+
+def _every(kind: type[Any]) -> Iterator[Any]:
+    """All living objects of a class."""
+    every = gc.get_objects()
+    kinds = {found for found in set(map(type, every)) if issubclass(found, kind)}
+    return (x for x in every if type(x) in kinds)
