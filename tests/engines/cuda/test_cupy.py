@@ -1,5 +1,6 @@
 """The CuPy engine, its kernels run on the CPU over the stand-in for CuPy: every rule, dtype and awkward array."""
 
+import importlib.util
 import math
 
 import numpy as np
@@ -291,8 +292,9 @@ def test_another_device_is_current(cupy, engine, options, unchecked, tmp_path):
             given = {name: cupy.asarray(g) for name, g in grads.items()}
         opts[1].step(given)
         opts[1].load_state_dict(opts[1].state_dict())
-        opts[1].save(tmp_path / "x")
-        opts[1].load(tmp_path / "x")
+        if importlib.util.find_spec("safetensors"):  # a machine with a GPU may lack it
+            opts[1].save(tmp_path / "x")
+            opts[1].load(tmp_path / "x")
     found = [opt.averaged()["w"] for opt in opts]
     assert found[1].device.id == opts[1].state_dict()["tensors"]["w"]["slots"]["m"].device.id == 1
     np.testing.assert_allclose(found[1].get(), found[0], rtol=1e-5)
