@@ -92,12 +92,21 @@ def real(interval: str, default: Any = MISSING, *, optional: bool = False, zero_
     ValueError
         If `interval` is not an interval.
     """
-    if not isinstance(interval, str) or not re.fullmatch(r"[\[(]\S+, \S+[\])]", interval):
-        raise ValueError(f"real: `interval` must be a string such as '[0, 1)'; got {interval!r}")
-    _contains(interval, 0.0)  # a malformed interval shows at import
-    said = {"interval": interval, "optional": optional or default is None, "zero_is_off": zero_is_off}
+    said = {"interval": _interval(interval), "optional": optional or default is None, "zero_is_off": zero_is_off}
     made: Any = field(default=default, metadata=said)
     return made
+
+
+def _interval(given: Any) -> str:
+    """An interval as it is stored and shown, however it is spaced."""
+    parts = re.fullmatch(r"\s*([\[(])([^,]+),([^,]+)([\])])\s*", given) if isinstance(given, str) else None
+    try:
+        low, high = (x.strip() for x in parts.group(2, 3)) if parts else ("", "")
+        if parts and float(low) <= float(high):
+            return f"{parts[1]}{low}, {high}{parts[4]}"
+    except ValueError:
+        pass
+    raise ValueError(f"real: `interval` must be a string such as '[0, 1)', from the lower end; got {given!r}")
 
 
 def flag(default: bool) -> Any:

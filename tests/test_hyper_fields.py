@@ -20,10 +20,15 @@ from tests.support.tolerances import TOLERANCES
 # ---- declaring fields -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("interval", ["", "0, 1", "[0 1]", "[a, b]", "[0]", "[0, 1, 2]"])
+@pytest.mark.parametrize("interval", ["", "0, 1", "[0 1]", "[a, b]", "[0]", "[0, 1, 2]", "[1, 0]", "[nan, 1]", 5, None])
 def test_a_malformed_interval_shows_where_it_is_written(interval):
-    with pytest.raises(ValueError, match=r".+"):
+    with pytest.raises(ValueError, match=r"real: `interval` must be a string such as '\[0, 1\)'"):
         ao.real(interval)
+
+
+@pytest.mark.parametrize("interval", ["[0, inf)", "[0,inf)", " [ 0 ,inf ) "])
+def test_an_interval_may_be_spaced_in_any_way(interval):
+    assert ao.real(interval).metadata["interval"] == "[0, inf)"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -59,7 +59,11 @@ class LoopsBetween(Lowering):
         self.seen = {}
         rest: Statements = []
         for run in self._runs(between.combine):
-            rest += self._combine_all(run) if len(run) >= LEAST else self._combine(run[0])
+            if len(run) >= LEAST:
+                rest += self._combine_all(run)
+            else:
+                for reduction in run:
+                    rest += self._combine(reduction)
         for loop in between.after:
             if loop.reduces:
                 rest += self._folded(self.folded("acc", loop), loop.axes)
@@ -68,9 +72,8 @@ class LoopsBetween(Lowering):
         for array, node in between.stores.items():
             axes = self.plan.slots[array]
             value = node if self.where.place(node) in ("const", "scalar") else self.place(node)
-            rest += loops_over(
-                axes, [program.Write(Place(f"at_{array}", position_of(axes)), value)]
-            )
+            written = program.Write(Place(f"at_{array}", position_of(axes)), value)
+            rest += loops_over(axes, [written])
         for node in self.seen:
             i = self.vector[node]
             body.append(program.View(f"w{i}", "work", column(f"VEC{i}"), product(node.axes)))
@@ -83,9 +86,7 @@ class LoopsBetween(Lowering):
         return loops_over(axes, [*fold.serial, kept])
 
     def _runs(self, reductions: Sequence[Node]) -> list[list[Node]]:
-        """Reductions over tensors whose partial results and values lie side by side, as those of
-        the members of rings do; others, and few, alone.
-        """
+        """Reductions whose partial results and values lie side by side, as those of rings do."""
         runs = list[list[Node]]()
         for reduction in sorted(reductions, key=self.partial.__getitem__):
             last = runs[-1][-1] if runs else None
@@ -99,10 +100,7 @@ class LoopsBetween(Lowering):
                 runs[-1].append(reduction)
             else:
                 runs.append([reduction])
-        found = list[list[Node]]()
-        for run in runs:
-            found += [run] if len(run) >= LEAST else [[reduction] for reduction in run]
-        return found
+        return runs
 
     def _combine_all(self, run: Sequence[Node]) -> Statements:
         """Put reductions together whose partial results lie side by side."""
@@ -111,11 +109,7 @@ class LoopsBetween(Lowering):
         each = program.Take(first, "acc", Place("part", base + name("unit")))
         taken = program.Loop("unit", ZERO, column("IN_UNITS"), (each,))
         into = Place("values", number(self.where.tensor[first]) + which)
-        body: tuple[program.Statement, ...] = (
-            program.Start("acc", first),
-            taken,
-            program.Write(into, "acc"),
-        )
+        body = program.Start("acc", first), taken, program.Write(into, "acc")
         return [program.Loop("which", ZERO, number(len(run)), body)]
 
     def _combine(self, reduction: Node) -> Statements:
@@ -136,8 +130,7 @@ class LoopsBetween(Lowering):
     def _small(self, loop: Loop) -> Statements:
         """Operations over the same axes."""
         made, wide = set(loop.nodes), not loop.axes
-        read = dict.fromkeys(a for x in loop.nodes for a in x.args if a not in made)
-        read = {n: None for n in read if not n.on_host}
+        read = dict.fromkeys(a for x in loop.nodes for a in x.args if not (a in made or a.on_host))
         before = self.reads([n for n in read if not n.axes], wide=wide)
         inside: Statements = [*self.reads([n for n in read if n.axes], wide=wide)]
         for n in loop.nodes:

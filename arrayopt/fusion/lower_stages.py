@@ -17,6 +17,7 @@ from arrayopt.fusion.alike import described, scratch_of
 from arrayopt.fusion.graph import KEPT, Node
 from arrayopt.fusion.index import ZERO, Index, Place, name, product, ranges_of
 from arrayopt.fusion.layout import layout
+from arrayopt.fusion.lower_between import Statements
 from arrayopt.fusion.lowering import Lowering
 from arrayopt.fusion.passes import Loop, Pass, loops
 from arrayopt.fusion.plan import Plan
@@ -71,7 +72,7 @@ class Stages(Lowering):
             self._between("folds", loop.axes, [fold, keep], fold.reduction.args)
             return
         sums = [n for n in loop.nodes if n.reduces]
-        body: list[program.Statement] = [self.combined(f"sum{n.id}", n) for n in sums]
+        body: Statements = [self.combined(f"sum{n.id}", n) for n in sums]
         made, wide = set(loop.nodes), not loop.axes
         for node in [*sums, *(n for n in loop.nodes if not n.reduces)]:
             if node.reduces:
@@ -89,28 +90,23 @@ class Stages(Lowering):
     def store(self, axes: str, slots: list[str]) -> None:
         """Slots that are written, over the same axes."""
         values = [self.plan.small[slot] for slot in slots]
-        body: list[program.Statement] = [*self.reads(dict.fromkeys(values), wide=not axes)]
+        body: Statements = [*self.reads(dict.fromkeys(values), wide=not axes)]
         at = name("i") if axes else ZERO
         for slot, value in zip(slots, values, strict=True):
             body.append(program.Write(Place(f"at_{slot}", at), value))
-        self._between("positions", axes, body, values, slots)
+        self._between("positions", axes, body, values, *slots)
 
     def _between(
-        self,
-        shared: str,
-        axes: str,
-        body: list[program.Statement],
-        reads: Iterable[Node],
-        slots: Iterable[str] = (),
+        self, how: str, over: str, body: Statements, reads: Iterable[Node], *slots: str
     ) -> None:
         """A stage between passes, which begins with where the arrays lie."""
         arrays = {n.data: n.axes for n in reads if n.op == "input"}
         arrays |= {x: self.plan.slots[x] for x in slots}
-        found = [program.Array(x, product(over)) for x, over in arrays.items()]
-        shared = "block" if shared == "positions" and not axes else shared
-        at = apart(ranges_of(axes), name("i"))
-        function = program.Function(f"stage{len(self.made)}", shared, (*found, *at, *body))
-        self.made.append(program.Stage("between", axes, function))
+        found = [program.Array(x, product(axes)) for x, axes in arrays.items()]
+        how = "block" if how == "positions" and not over else how
+        at = apart(ranges_of(over), name("i"))
+        function = program.Function(f"stage{len(self.made)}", how, (*found, *at, *body))
+        self.made.append(program.Stage("between", over, function))
 
 
 def apart(ranges: Sequence[tuple[str, Index]], whole: Index) -> list[program.Let]:

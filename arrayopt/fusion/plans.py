@@ -25,6 +25,7 @@ from arrayopt.rules.draws import DRAWS, Drawn
 from arrayopt.rules.fields import hypers
 from arrayopt.rules.names import VALUE, Values
 from arrayopt.rules.namespace import rule_namespace
+from arrayopt.rules.returned import WritesError
 from arrayopt.rules.totals import TOTALS, Heard
 
 __all__ = ["plan_for", "totals_for", "ways", "widened"]
@@ -135,6 +136,8 @@ def totals_for(
     """When tensors meet for the totals of a rule; one after the other if it cannot be traced."""
     try:
         return plan_for(rule, len(shape), dtype, shape=shape, valued=valued).totals
+    except WritesError:
+        raise
     except (TypeError, ValueError):  # as a `TraceError` is; what else there is the step will raise
         return _counted(_ByStructure(rule), len(shape), valued or not rule.value_optional)
 

@@ -25,11 +25,12 @@ from arrayopt.fusion.dims import (
 from arrayopt.fusion.graph import COUNT, LETTERS, PRODUCT, Node, Spare
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 from arrayopt.fusion.simplify import Graph
+from arrayopt.rules.returned import Given
 
 __all__ = ["NAMESPACE", "Symbol", "lift"]
 
 
-class Symbol:
+class Symbol(Given):
     """A symbolic array: a node of a graph, and what each of its dimensions is.
 
     `dims` has an entry for each dimension: the letter of the axis that it runs over, or "" where
@@ -51,6 +52,10 @@ class Symbol:
         made = Symbol(self.graph, self.node, self.dims, self.dtype)
         made.spare = Spare(plain.node.id, low, high)
         return made
+
+    @property
+    def is_given(self) -> bool:
+        return self.node.op == "input"
 
     @property
     def ordinary(self) -> bool:
@@ -98,6 +103,7 @@ class Symbol:
         raise NoAttributeError(f"a traced array has no attribute `{name}`; use {instead}{WAY_OUT}")
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        self.written(value)
         instead = "use xp.where, and return what is new"
         raise TraceError(f"a traced array cannot be written to; {instead}{WAY_OUT}")
 
@@ -125,9 +131,13 @@ class Symbol:
 
     def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Any:
         """What NumPy's arrays make of an operator; functions of NumPy are not those of `xp`."""
+        for x in options.get("out", ()):
+            x.written(None)
         op = next((op for op, row in OPS.items() if row.numpy is ufunc and row.methods), None)
         return (
-            self.__float__() if op is None or method != "__call__" else _elementwise(op, *operands)
+            self.__float__()
+            if op is None or options or method != "__call__"
+            else _elementwise(op, *operands)
         )
 
     __hash__ = object.__hash__

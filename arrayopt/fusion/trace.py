@@ -22,7 +22,7 @@ from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS
 from arrayopt.rules.fields import hypers
 from arrayopt.rules.names import VALUE, Values
-from arrayopt.rules.returned import ReturnedError, check_value
+from arrayopt.rules.returned import ReturnedError, WritesError, check_value
 from arrayopt.rules.totals import TOTALS
 
 __all__ = ["NotFlat", "NotFolded", "NotMeasured", "NotOriented", "Trace", "TraceError", "trace"]
@@ -100,10 +100,11 @@ def _clear_errors(rule: Rule) -> Iterator[None]:
     """Whatever a rule raises when it is traced says which of its lines cannot be."""
     try:
         yield
+    except (WritesError, TraceError) as error:
+        kind = WritesError if isinstance(error, WritesError) else TraceError
+        raise kind(f"{_line(rule, error)}{error}") from error
     except (ReturnedError, NotFlat, NotFolded, NotMeasured, NotOriented):
         raise
-    except TraceError as error:
-        raise TraceError(f"{_line(rule, error)}{error}") from error
     except Exception as error:
         who, said = type(rule).__name__, f"{type(error).__name__}: {_in_words(str(error))}"
         raise TraceError(f"{_line(rule, error)}{who} cannot be traced: {said}{WAY_OUT}") from error

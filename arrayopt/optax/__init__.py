@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import fields
 from inspect import Parameter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 try:
     import optax
@@ -49,7 +49,13 @@ globals().update(_MADE)
 __all__ += sorted(_MADE)
 __all__.sort(key=lambda name: (not name[0].isupper(), name))
 
-if TYPE_CHECKING:
 
-    def __getattr__(name: str) -> Callable[..., optax.GradientTransformationExtraArgs]:
-        """What makes the transformation of a rule."""
+def __getattr__(name: str) -> Callable[..., optax.GradientTransformationExtraArgs]:
+    """What makes the transformation of a rule; those of whole functions have another way."""
+    if name.upper() in rules.SOLVERS:
+        raise ImportError(
+            f"arrayopt.optax has no {name}, a rule for whole functions; use"
+            f" arrayopt.optax.transformation(arrayopt.{name.upper()}()), with `value` given to its update, or"
+            " arrayopt.minimize"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -48,3 +48,6 @@ __all__ = [
     "ScheduleFreeAdamW",
     "Sophia",
 ]
+
+SOLVERS = ("CG", "LBFGS", "SPG")
+"""Rules for whole functions, which the doors do not offer by name: theirs have another step."""

@@ -10,7 +10,7 @@ from arrayopt.hyper import is_number
 from arrayopt.rules.names import check_slots
 from arrayopt.rules.rings import Ring, expanded
 
-__all__ = ["ReturnedError", "check_value", "form_of", "returned_slots", "returned_update"]
+__all__ = ["Given", "ReturnedError", "WritesError", "check_value", "form_of", "returned_slots", "returned_update"]
 
 _WORDS = {"bool": "bools", "integer": "integers", "real": "real numbers", "complex": "complex numbers"}
 """Kinds of dtypes: a value may be stored as one of a later kind, but for bools."""
@@ -18,6 +18,28 @@ _WORDS = {"bool": "bools", "integer": "integers", "real": "real numbers", "compl
 
 class ReturnedError(TypeError, ValueError):
     """A rule returned what no engine can use."""
+
+
+class WritesError(ReturnedError):
+    """A rule writes to what it was given: a parameter, a gradient or a slot."""
+
+
+class Given:
+    """An array of which it is known whether a rule was given it: then the rule must not write to it."""
+
+    @property
+    def is_given(self) -> bool:
+        """Whether a rule was given it."""
+        return False
+
+    def written(self, value: Any) -> Any:
+        """What `x += value` makes: where x was not given, what ``x = x + value`` does."""
+        if self.is_given:
+            raise WritesError("a rule must not write to what it is given; write p = p + u for p += u")
+        return NotImplemented
+
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = __ipow__ = written
+    __imatmul__ = __iand__ = __ior__ = __ixor__ = written
 
 
 def returned_slots(who: str, p: Array, found: Any, rings: Iterable[str] = ()) -> dict[str, Array]:

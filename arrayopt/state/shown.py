@@ -56,7 +56,10 @@ class TensorState(Mapping[str, Any]):
                         f" array whose first axis has its {count} members"
                     )
                 given = {member_name(slot, i): value[i, ...] for i in range(count)}
-            checked = {name: _checked(self._tensor, name, x) for name, x in given.items()}
+            checked: dict[str, Array] = {}
+            for name, x in given.items():
+                said = slot if name == slot else f"{slot}[{len(checked)}]"
+                checked[name] = _checked(self._tensor, name, x, said, self._gathered())
             for name, x in checked.items():
                 self._tensor.put(name, x)
 
@@ -74,12 +77,11 @@ class TensorState(Mapping[str, Any]):
         return repr(dict(self))
 
 
-def _checked(tensor: Tensor, slot: str, value: Any) -> Array:
-    """What a slot is to be, as an array of its own, checked."""
-    who = f"Optimizer.state: slot {slot!r} of {tensor.name!r}"
-    given = [name for name in tensor.slots if not name.startswith(PROJECT)]
-    if slot not in given:
-        own = ", ".join(map(repr, given)) or "none"
+def _checked(tensor: Tensor, slot: str, value: Any, said: str, known: Mapping[str, Any]) -> Array:
+    """What a slot is to be, as an array of its own, checked; errors call it `said`, of those `known`."""
+    who = f"Optimizer.state: slot {said!r} of {tensor.name!r}"
+    if slot not in tensor.slots or slot.startswith(PROJECT):
+        own = ", ".join(repr(name) for name in known if not name.startswith(PROJECT)) or "none"
         counted = "; `t` counts updates, and is not given" if slot == "t" else ""
         raise ValueError(f"{who} cannot be assigned: the tensor's slots are {own}{counted}")
     old = tensor.slots[slot]

@@ -1,7 +1,5 @@
 """Every rule as a ``torch.optim.Optimizer``, for a PyTorch loop as it stands: ``from arrayopt.torch import LAMB``."""
 
-from typing import TYPE_CHECKING
-
 try:
     import torch  # noqa: F401
 except ModuleNotFoundError as error:
@@ -27,7 +25,11 @@ def __dir__() -> list[str]:
     return __all__
 
 
-if TYPE_CHECKING:
-
-    def __getattr__(name: str) -> type[Optimizer]:
-        """The optimizer of a rule."""
+def __getattr__(name: str) -> type[Optimizer]:
+    """The optimizer of a rule; those of whole functions have another way."""
+    if name in rules.SOLVERS:
+        raise ImportError(
+            f"arrayopt.torch has no {name}, a rule for whole functions; use arrayopt.torch.optimizer(arrayopt.{name}),"
+            " whose step(closure) calls the closure once, or arrayopt.minimize"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

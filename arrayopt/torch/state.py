@@ -52,8 +52,30 @@ class Entry(dict[str, Any]):
     of: Any = None
     own: frozenset[str] = frozenset()
 
+    def _members(self, ring: str) -> list[str]:
+        """The slots that a ring's members are."""
+        names = list[str]()
+        while f"{ring}_{len(names)}" in self.own:
+            names.append(f"{ring}_{len(names)}")
+        return names
+
+    def __missing__(self, ring: str) -> Any:
+        """The members of a ring along a first axis, in a copy."""
+        names = self._members(ring)
+        if not names:
+            raise KeyError(ring)
+        return torch.stack([self[name] for name in names])
+
     def __setitem__(self, key: str, value: Any) -> None:
-        if self.guests is not None and key not in self.own:
+        names = self._members(key)
+        if names:
+            if not isinstance(value, Param) or value.ndim == 0 or len(value) != len(names):
+                raise ValueError(
+                    f"state: ring {key!r} must be given as a tensor whose first axis has its {len(names)} members"
+                )
+            new = {**self, **dict(zip(names, value.unbind(), strict=True))}
+            super().update(new if self.write is None else self.write(new))
+        elif self.guests is not None and key not in self.own:
             self.guests[self.of][key] = value
             super().__setitem__(key, value)
         else:

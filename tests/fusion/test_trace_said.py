@@ -26,7 +26,7 @@ def written(f):
 
 
 def puts(xp, p, g, h):
-    g[0] = 1.0
+    (2.0 * g)[0] = 1.0
     return p
 
 
@@ -67,3 +67,72 @@ def test_which_line_and_what_to_use(name):
     assert "engine='array_api' runs any rule" in said
     for inner in ("Symbol", "SimpleNamespace", "_Extent", "_reduced", "Node", "partial"):
         assert inner not in said
+
+
+def _adds_to_the_gradient(xp, p, g, s, h):
+    g += 0.1 * p
+    return p - h.lr * g, {"m": s["m"]}
+
+
+def _takes_from_the_parameter(xp, p, g, s, h):
+    p -= h.lr * g
+    return p, {"m": s["m"]}
+
+
+def _scales_the_slot(xp, p, g, s, h):
+    s["m"] *= 0.9
+    return p - h.lr * g, {"m": s["m"]}
+
+
+def _sets_elements(xp, p, g, s, h):
+    g[...] = 0.0
+    return p - h.lr * g, {"m": s["m"]}
+
+
+def _tells_numpy_where(xp, p, g, s, h):
+    np.add(p, g, out=p)
+    return p, {"m": s["m"]}
+
+
+def _changes_its_own(xp, p, g, s, h):
+    m = 0.9 * s["m"]
+    m += g
+    m *= 2.0
+    return p - h.lr * m, {"m": m}
+
+
+def _rule_of(f):
+    @dataclass(frozen=True, kw_only=True)
+    class Mine(ao.Rule):
+        lr: ao.Hyper = ao.real("[0, inf)", 0.1)
+
+        def slots(self, xp, p):
+            return {"m": xp.zeros_like(p)}
+
+        def update(self, xp, p, g, s, h):
+            return f(xp, p, g, s, h)
+
+    return Mine()
+
+
+IN_PLACE = [_adds_to_the_gradient, _takes_from_the_parameter, _scales_the_slot, _sets_elements, _tells_numpy_where]
+
+
+@pytest.mark.parametrize("engine", ["auto", "array_api", "numpy"])
+@pytest.mark.parametrize("update", IN_PLACE)
+def test_a_rule_that_writes_to_what_it_is_given_is_refused(update, engine):
+    p, g = np.ones(3), np.full(3, 2.0)
+    with pytest.raises(TypeError, match=r"a rule must not write to what it is given"):
+        ao.Optimizer(p, _rule_of(update), engine=engine).step(g)
+    assert (p == 1).all()
+    assert (g == 2).all()
+
+
+def test_a_rule_may_change_what_it_has_made():
+    found = []
+    for engine in ("array_api", "numpy", "cpp"):
+        opt = ao.Optimizer(np.ones(3), _rule_of(_changes_its_own), engine=engine)
+        for _ in range(3):
+            opt.step(np.full(3, 2.0))
+        found.append(opt.params)
+    np.testing.assert_allclose(found[1:], [found[0]] * 2, rtol=1e-15)

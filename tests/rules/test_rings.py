@@ -251,3 +251,39 @@ def test_any_of_it_together(engine, k, ranks, absent, accumulate):
     for other in ao.ranks.run(ranks, run):
         for name, x in found.items():
             assert other[name].tobytes() == x.tobytes(), name
+
+
+def test_a_ring_of_pytorchs_state_is_one_tensor():
+    torch = pytest.importorskip("torch")
+    import arrayopt.torch
+
+    p = torch.nn.Parameter(torch.ones(2, 3))
+    opt = arrayopt.torch.optimizer(ringed(3))([p], lr=0.1)
+    for _ in range(2):
+        p.grad = torch.full((2, 3), 0.5)
+        opt.step()
+    assert opt.state[p]["s"].shape == (3, 2, 3)
+    assert torch.equal(opt.state[p]["s"][1], opt.state[p]["s_1"])
+    opt.state[p]["s"] = torch.full((3, 2, 3), 2.0)
+    assert (opt.state[p]["s_2"] == 2).all()
+    with pytest.raises(ValueError, match="ring 's' must be given as a tensor whose first axis has its 3"):
+        opt.state[p]["s"] = torch.zeros(2, 2, 3)
+    with pytest.raises(KeyError):
+        opt.state[p]["nothing"]
+    assert "s" not in opt.state_dict()["state"][0]
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        (np.zeros((2, 2, 3)), "ring 's' of 'w' must be given as an array whose first axis has its 3 members"),
+        (np.zeros((3, 3, 2)), r"slot 's\[0\]' of 'w' has shape \(2, 3\); got \(3, 2\)"),
+        (np.zeros((3, 2, 3), np.float32), r"slot 's\[0\]' of 'w' is stored in float64; got float32"),
+    ],
+)
+def test_what_is_no_ring_is_refused(value, error):
+    opt = ao.Optimizer({"w": np.ones((2, 3))}, ringed(3)(), engine="numpy")
+    with pytest.raises((TypeError, ValueError), match=error):
+        opt.state["w"]["s"] = value
+    with pytest.raises(ValueError, match="slots are 'n', 's', 'y'"):
+        opt.state["w"]["q"] = np.zeros((2, 3))

@@ -282,3 +282,40 @@ def test_in_a_loop_of_pytorch_the_loss_is_the_value():
         opt.step(closure)
         found = np.concatenate([x.detach().numpy().reshape(-1) for x in params])
         np.testing.assert_allclose(found, point, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["CG", "LBFGS", "SPG"])
+def test_doors_tell_another_way_to_solvers(name):
+    import arrayopt.optax
+
+    with pytest.raises(ImportError, match=rf"use arrayopt.torch.optimizer\(arrayopt.{name}\)"):
+        getattr(arrayopt.torch, name)
+    with pytest.raises(ImportError, match=rf"arrayopt.optax.transformation\(arrayopt.{name}\(\)\)"):
+        getattr(arrayopt.optax, name.lower())
+    assert not hasattr(arrayopt.torch, name.title())
+    assert not hasattr(arrayopt.optax, "nothing")
+
+
+@pytest.mark.parametrize("rule", [ao.LBFGS(memory=5), ao.LBFGS(memory=5, line_search=None), ao.CG()])
+def test_in_a_loop_of_optax_the_value_is_given(rule):
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    from arrayopt.optax import transformation
+
+    scale = np.arange(1.0, 31.0)
+
+    def loss(params):
+        return 0.5 * (jnp.concatenate(list(params.values())) ** 2 * scale).sum()
+
+    tx, params = transformation(rule), {"a": jnp.ones(10), "b": jnp.ones(20)}
+    state, update = tx.init(params), jax.jit(tx.update)
+    opt = ao.Optimizer({name: np.asarray(x) for name, x in params.items()}, rule, engine="array_api")
+    for _ in range(12):
+        value, grads = jax.value_and_grad(loss)(params)
+        updates, state = update(grads, state, params, value=value)
+        params = optax.apply_updates(params, updates)
+        opt.step({name: np.asarray(g) for name, g in grads.items()}, value=float(value))
+    for name, x in params.items():
+        np.testing.assert_allclose(x, opt.params[name], rtol=1e-3, atol=1e-5)
