@@ -7,8 +7,10 @@ power is a new row.
 
 import contextlib
 import copy
+import dataclasses
 import os
 import pickle
+import re
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -106,6 +108,14 @@ def _scaled(case: Case) -> None:
     case.bad[3] = np.inf
 
 
+def _by_slot(case: Case) -> None:
+    """Of the slots that may be stored in fewer bits, every other in 8 and in 16."""
+    rule = case.make("array_api").rule
+    slots = dataclasses.replace(rule, state_dtype="int8").storage(2)
+    names = dict.fromkeys(re.sub(r"_\d+$", "", slot) for slot in slots)  # a ring's members have its name
+    case.rule["state_dtype"] = {name: ("int8", "bfloat16")[i % 2] for i, name in enumerate(names)} or None
+
+
 def _split(case: Case) -> None:
     _of_16_bits(case)
     case.rule["master_weights"] = "split"
@@ -141,6 +151,7 @@ CHANGES: dict[str, Callable[[Case], Any]] = {
     "master": _of_16_bits,
     "state_dtype": lambda case: case.rule.update(state_dtype="bfloat16"),
     "int8": lambda case: case.rule.update(state_dtype="int8"),
+    "storage by slot": _by_slot,
     "split": _split,
     "rounding": _rounding,
     "float64": lambda case: setattr(case, "dtype", "float64"),
@@ -153,6 +164,9 @@ CHANGES: dict[str, Callable[[Case], Any]] = {
 
 DTYPES = ("master", "split", "rounding", "float64")
 """Of these a case has one at most."""
+
+STORAGES = ("state_dtype", "int8", "storage by slot")
+"""Of these, too: what slots are stored in."""
 
 
 # ---- what must change no bit: how a call is made --------------------------------------------------------------------
