@@ -48,6 +48,8 @@ def run(case, engine, where="alone", how=("straight",), seed=0):
 )
 def test_what_must_change_no_bit_changes_none(engine, name, changes, where, how, seed):
     case = case_of(name, changes)
+    if where == "own gradients":
+        case.calls = 6  # whole steps with `accumulate`, for sums of ranks are not to be seen
     (straight,) = map(bits, run(case, engine))
     for found in map(bits, run(case, engine, where, how, seed)):
         assert {key for key in straight if found.get(key) != straight[key]} == set()
