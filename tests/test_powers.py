@@ -25,6 +25,7 @@ def case_of(name, changes):
     assume(sum(change in DTYPES for change in changes) <= 1)
     assume(name != "Prodigy" or "centralized" not in changes)  # which engines that fuse refuse, in words
     assume(name != "LBFGS" or "project" not in changes)  # which it refuses
+    assume("value" not in changes or (name == "LBFGS" and "schedule" not in changes))  # of which all groups have one
     assume("state_dtype" not in changes or not {"float64"} & set(changes))
     case = Case(name)
     for change in changes:
