@@ -85,6 +85,9 @@ def logistic(count: int, xp: Any, rng: Any) -> tuple[Any, Any, Any]:
     )
 
 
+ROUNDS = 5
+"""In each round each solver solves all problems once; the table shows medians."""
+
 BLOCK = 25
 
 
@@ -153,22 +156,16 @@ def peaks_by_hand(data: Any) -> Callable[[Any], tuple[Any, Any]]:
 def many(title: str, made: Any, by_hand: Any, count: int, steps: int) -> Sheet:
     """A thousand problems: each solver's time, and how many end at the least value that one has found."""
     data, _, start = made(count, np, np.random.default_rng(0))
-    values, rows = {}, []
-    first = 0.0
-    for name, rule in {"ao.LBFGS()": ao.LBFGS(), "ao.LBFGS(first_step=0.1)": ao.LBFGS(first_step=0.1)}.items():
-        for engine in ("auto", "cpp"):
+    solvers: dict[str, Callable[[], tuple[Any, Any]]] = {}
+    for engine in ("auto", "cpp"):
 
-            def solve() -> Any:
-                f = by_hand(data)
-                return ao.minimize(f, start, rule, stacked=True, max_steps=steps, engine=engine)  # noqa: B023
+        def ours(engine: str = engine) -> tuple[Any, Any]:
+            found = ao.minimize(by_hand(data), start, stacked=True, max_steps=steps, engine=engine)
+            return found.value, found.evaluations
 
-            _, compiled = timed(solve)
-            found, seconds = timed(solve)
-            label = name if engine == "auto" else f"{name}, engine='cpp'"
-            values[label], first = found.value, first or seconds
-            rows.append([label, seconds, compiled, float(np.median(found.evaluations))])
+        solvers["ao.LBFGS" if engine == "auto" else f"ao.LBFGS, engine='{engine}'"] = ours
 
-    def loop() -> tuple[list[float], list[int]]:
+    def loop() -> tuple[Any, Any]:
         ends = []
         for i in range(count):
             f = by_hand([x[i] for x in data])
@@ -176,22 +173,26 @@ def many(title: str, made: Any, by_hand: Any, count: int, steps: int) -> Sheet:
             ends.append(optimize.minimize(f, start[i], jac=True, method="L-BFGS-B", options=options))
         return [end.fun for end in ends], [end.nfev for end in ends]
 
-    (ends, evaluations), seconds = timed(loop)
-    values["SciPy L-BFGS-B, a loop"] = ends
-    rows.append(["SciPy L-BFGS-B, a loop", seconds, "", float(np.median(evaluations))])
-    for name, solve in _jax_solvers(made, count, steps).items():
-        _, compiled = timed(solve)
-        values[name], seconds = timed(solve)
-        rows.append([name, seconds, compiled, ""])
+    solvers["SciPy L-BFGS-B, a loop"] = loop
+    solvers |= _jax_solvers(made, count, steps)
+    begun = {name: timed(solve)[1] for name, solve in solvers.items()}
+    values, counted, seconds = {}, {}, {name: [] for name in solvers}
+    for _ in range(ROUNDS):
+        for name, solve in solvers.items():
+            (values[name], counted[name]), spent = timed(solve)
+            seconds[name].append(spent)
     least = np.min([np.asarray(x) for x in values.values()], axis=0)
-    for row in rows:
-        row.insert(3, int((np.asarray(values[row[0]]) <= least + 1e-6 * np.abs(least) + 1e-9).sum()))
-        row.append(row[1] / first)
+    rows = []
+    for name, mine in seconds.items():
+        good = int((np.asarray(values[name]) <= least + 1e-6 * np.abs(least) + 1e-9).sum())
+        evaluations = "" if counted[name] is None else float(np.median(counted[name]))
+        ratio = float(np.median([x / ours for x, ours in zip(mine, seconds["ao.LBFGS"], strict=True)]))
+        rows.append([name, float(np.median(mine)), begun[name], good, evaluations, ratio])
     head = ["solver", "s", "s, first call", "at the least value", "evaluations, median", "ratio"]
     return table(f"Minimize: {count:,} {title}", head, rows)
 
 
-def _jax_solvers(made: Any, count: int, steps: int) -> dict[str, Callable[[], Any]]:
+def _jax_solvers(made: Any, count: int, steps: int) -> dict[str, Callable[[], tuple[Any, Any]]]:
     """jaxopt's and Optimistix's solvers under `jit` and `vmap`, where these are installed."""
     try:
         import jax
@@ -201,11 +202,11 @@ def _jax_solvers(made: Any, count: int, steps: int) -> dict[str, Callable[[], An
     jax.config.update("jax_enable_x64", True)
     data, loss, start = made(count, jnp, np.random.default_rng(0))
     data, start = [jnp.asarray(x) for x in data], jnp.asarray(start)
-    solvers: dict[str, Callable[[], Any]] = {}
+    solvers: dict[str, Callable[[], tuple[Any, Any]]] = {}
 
-    def batched(one: Any) -> Callable[[], Any]:
+    def batched(one: Any) -> Callable[[], tuple[Any, Any]]:
         run = jax.jit(jax.vmap(one))
-        return lambda: np.asarray(run(start, *data))
+        return lambda: (np.asarray(run(start, *data)), None)
 
     try:
         import jaxopt
@@ -261,54 +262,60 @@ def deconvolution(side: int) -> tuple[Callable[[Any], tuple[float, Any]], Any]:
 
 
 def large(side: int, evaluations: int) -> Sheet:
-    """One large problem: seconds of each evaluation, those of the function alone, and memory."""
+    """One large problem: seconds of each evaluation, those of the function alone, and memory.
+
+    The solvers stop after about so many evaluations. Memory is traced while they run: they allocate few, large arrays.
+    """
     f, start = deconvolution(side)
     f(start)
     alone = min(timed(lambda: f(start))[1] for _ in range(3))
-    rows = []
 
-    def flat(x: Any) -> tuple[float, Any]:
-        value, g = f(x.reshape(start.shape))
-        return value, g.ravel()
+    def ours(rule: Any) -> Callable[[], tuple[float, int]]:
+        def run() -> tuple[float, int]:
+            found = ao.minimize(f, start, rule, max_steps=evaluations - 1, tol=0)
+            return found.value, found.evaluations
 
-    options = {"gtol": 0, "ftol": 0, "maxfun": evaluations - 1, "maxiter": evaluations}
-    runs = {
-        "ao.LBFGS": lambda: ao.minimize(f, start, max_steps=evaluations - 1, tol=0).value,
-        "ao.CG": lambda: ao.minimize(f, start, ao.CG(), max_steps=evaluations - 1, tol=0).value,
-        "ao.SPG": lambda: ao.minimize(f, start, ao.SPG(), max_steps=evaluations - 1, tol=0).value,
-        "SciPy L-BFGS-B": lambda: (
-            optimize.minimize(flat, start.ravel(), jac=True, method="L-BFGS-B", options=options).fun
-        ),
-    }
+        ao.minimize(*deconvolution(300), rule, max_steps=2)  # planned and compiled
+        return run
+
+    def scipys() -> tuple[float, int]:
+        def flat(x: Any) -> tuple[float, Any]:
+            value, g = f(x.reshape(start.shape))
+            return value, g.ravel()
+
+        options = {"gtol": 0, "ftol": 0, "maxfun": evaluations - 1, "maxiter": evaluations}
+        end = optimize.minimize(flat, start.ravel(), jac=True, method="L-BFGS-B", options=options)
+        return end.fun, end.nfev
+
+    runs = {"ao.LBFGS": ours(ao.LBFGS()), "ao.CG": ours(ao.CG()), "ao.SPG": ours(ao.SPG()), "SciPy L-BFGS-B": scipys}
     runs |= _torch(f, start, evaluations) | _optax(side, evaluations)
+    rows = []
     for name, run in runs.items():
-        for rule in (ao.LBFGS(), ao.CG(), ao.SPG()):
-            ao.minimize(*deconvolution(300), rule, max_steps=2)  # planned and compiled
-        value, seconds = timed(run)
         tracemalloc.start()
-        run()
+        (value, made), seconds = timed(run)
         peak = tracemalloc.get_traced_memory()[1] / start.nbytes
         tracemalloc.stop()
-        each, others = seconds / evaluations, "PyTorch" in name or "optax" in name  # whose memory is not NumPy's
-        rows.append([name, each, each - alone, value, "" if others else peak])
+        each, others = seconds / made, "PyTorch" in name or "optax" in name  # whose memory is not NumPy's
+        rows.append([name, each, each - alone, made, f"{value:.4g}", "" if others else peak])
     head = [
         "solver",
         "s per evaluation",
         "s without the function",
+        "evaluations",
         "value at the end",
         "peak memory, in arrays of unknowns",
     ]
     return table(f"Minimize: a deconvolution of {side:,} × {side:,} unknowns", head, rows)
 
 
-def _torch(f: Any, start: Any, evaluations: int) -> dict[str, Callable[[], float]]:
+def _torch(f: Any, start: Any, evaluations: int) -> dict[str, Callable[[], tuple[float, int]]]:
     """PyTorch's L-BFGS with its line search, where it is installed; the function stays in NumPy."""
     try:
         import torch
     except ImportError:
         return {}
 
-    def run() -> float:
+    def run() -> tuple[float, int]:
         w = torch.nn.Parameter(torch.from_numpy(start.copy()))
         opt = torch.optim.LBFGS(
             [w],
@@ -319,21 +326,21 @@ def _torch(f: Any, start: Any, evaluations: int) -> dict[str, Callable[[], float
             tolerance_grad=0,
             tolerance_change=0,
         )
-        least = np.inf
+        values = []
 
         def closure() -> Any:
-            nonlocal least
             value, g = f(w.detach().numpy())
-            w.grad, least = torch.from_numpy(g), min(least, value)
+            values.append(value)
+            w.grad = torch.from_numpy(g)
             return torch.tensor(value, dtype=torch.float64)
 
         opt.step(closure)
-        return float(least)
+        return float(min(values)), len(values)
 
     return {"PyTorch LBFGS": run}
 
 
-def _optax(side: int, evaluations: int) -> dict[str, Callable[[], float]]:
+def _optax(side: int, evaluations: int) -> dict[str, Callable[[], tuple[float, int]]]:
     """optax's L-BFGS with its line search, where it is installed; the same function in JAX, and its gradient by JAX.
 
     Its steps take as many evaluations as its line search needs: it ends when there were so many.
@@ -363,12 +370,12 @@ def _optax(side: int, evaluations: int) -> dict[str, Callable[[], float]]:
 
     step(data, opt.init(data))  # compiled
 
-    def run() -> float:
+    def run() -> tuple[float, int]:
         u, state, spent = data, opt.init(data), 1
         while spent < evaluations:
             u, state = step(u, state)
             spent += int(optax.tree_utils.tree_get(state, "num_linesearch_steps", 1))
-        return float(f(u))
+        return float(f(u)), spent
 
     return {"optax.lbfgs, jit": run}
 
@@ -377,7 +384,7 @@ def main() -> None:
     """Print all tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=1000, help="problems side by side")
-    parser.add_argument("--side", type=int, default=1000, help="pixels of the large problem, along a side")
+    parser.add_argument("--side", type=int, default=2000, help="pixels of the large problem, along a side")
     parser.add_argument("--only", choices=["collected", "many", "large"], help="one part")
     parser.add_argument("--data", action="store_true", help="tables as JSON, for benchmarks/run.py")
     given = parser.parse_args()
@@ -388,7 +395,7 @@ def main() -> None:
         for made in (("logistic fits", logistic, logistic_by_hand), ("Gaussian peaks", peaks, peaks_by_hand)):
             tell(many(*made, given.count, 500 if made[1] is logistic else 100), data=given.data)
     if given.only in (None, "large"):
-        tell(large(given.side, 30), data=given.data)
+        tell(large(given.side, 20), data=given.data)
 
 
 if __name__ == "__main__":

@@ -118,7 +118,7 @@ class Settings:
     little: float = 3.0
     alone: tuple[Problem, ...] = tuple(PROBLEMS[x] for x in ("bert-base", "resnet-50", "10000x64"))
     first: tuple[str, ...] = ("LAMB", "CAME")
-    minimize: tuple[str, ...] = ("--side", "1000")
+    minimize: tuple[str, ...] = ("--side", "2000")
     ranks: int = 7
     weighs: bool = True
 

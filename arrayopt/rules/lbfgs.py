@@ -10,7 +10,7 @@ from arrayopt.arrays import Array
 from arrayopt.hyper import choice, structural, whole
 from arrayopt.rules.line_search import MOST, Searching, Turn
 from arrayopt.rules.pairs import RINGS, Direction, begun, direction, forgotten, newest, remembered
-from arrayopt.rules.words import dot, nonzero, real_name
+from arrayopt.rules.words import dot, real_name
 
 __all__ = ["LBFGS", "MOST_FUSED"]
 
@@ -53,8 +53,9 @@ class LBFGS(Searching):
     curvature : number, schedule or sequence, default 0.9
         The part of the slope that may be left where a length is taken, in (0, 1).
     first_step : number, schedule or sequence, default 1
-        How far the very first step goes, in the units of the unknowns, in (0, inf). Make it smaller where the start is
-        good, and a step of 1 would lead into another valley.
+        How far the very first step goes at most, in the units of the unknowns, in (0, inf). It goes 2 |f| / ‖g‖ if
+        that is less: a parabola falls by all of f there. Make it smaller where the start is good, and the step would
+        lead into another valley.
     grad_centralization : bool, default False
         See `Rule`, for this and the other options of every rule.
 
@@ -165,7 +166,7 @@ class LBFGS(Searching):
         return Turn(
             d=-xp.where(falls, found.array, g),
             slope=-xp.where(falls, found.slope, square),
-            step=h.lr * xp.where(found.known & falls, 1.0, h.first_step / xp.sqrt(nonzero(xp, square))),
+            step=h.lr * xp.where(found.known & falls, 1.0, self.length(xp, h, h.value, square)),
             since=xp.where(falls, since, 0.0),
             slots=found.slots,
         )

@@ -93,6 +93,15 @@ class Searching(OneUnknown):
         direction counts for nothing.
         """
 
+    def length(self, xp: Any, h: Any, f: Any, square: Array) -> Array:
+        """The length to try first along a gradient, of which the square of the norm is given.
+
+        It is that by which a parabola falls by all of f (Nocedal and Wright, equation 3.60), at most `first_step`.
+        """
+        norm = xp.sqrt(nonzero(xp, square))
+        fall = 2.0 * xp.abs(f) / norm
+        return xp.where((fall > 0) & (fall < h.first_step), fall, h.first_step) / norm
+
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:
         arrays = {"x": p, "grad": xp.zeros_like(p), "d": xp.zeros_like(p)}
         numbers = {name: number(xp, p) for name in ("since", "accepted", "ended", *NUMBERS)}
@@ -111,7 +120,7 @@ class Searching(OneUnknown):
         square, since = self.over(h, dot(xp, g, g)), xp.where(first, 0.0, s["since"] + 1.0)
         turned = self.turn(xp, g, s, h, square=square, later=later, taken=taken, since=since)
         old = self.over(h, dot(xp, s["grad"], s["grad"]))
-        short = h.lr * (h.first_step / xp.sqrt(nonzero(xp, old)))
+        short = h.lr * self.length(xp, h, s["value"], old)
         slope, length = xp.where(taken, turned.slope, -old), xp.where(taken, turned.step, short)
         begins, since = taken | again, xp.where(taken, turned.since, 0.0)
         value = xp.where(taken, h.value, s["value"])

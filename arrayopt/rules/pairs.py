@@ -53,8 +53,8 @@ def begun(xp: Any, p: Array, k: int) -> dict[str, Any]:
 
 def newest(xp: Any, s: dict[str, Any]) -> Array:
     """The direction that was taken last."""
-    place = s["place"]
-    return combined(s["s"], [xp.where(place == i, 1.0, 0.0 * place) for i in range(len(s["s"]))])
+    none = 0.0 * s["place"]  # the standard knows no choice between two numbers
+    return combined(s["s"], [xp.where(s["place"] == i, 1.0, none) for i in range(len(s["s"]))])
 
 
 def remembered(xp: Any, s: dict[str, Any], slots: dict[str, Any], begins: Any, d: Array, length: Any) -> dict[str, Any]:
