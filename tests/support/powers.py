@@ -273,7 +273,7 @@ def _given(place: Place, opt: Any, grads: Any) -> Any:
             if i > 0 or "a step needs all gradients" not in str(error):
                 raise
             return _straight(place, opt, grads)
-    place.step(opt, None)
+    opt.step()
     return opt
 
 
