@@ -196,7 +196,7 @@ def state_bytes(tensors: Iterable[Tensor]) -> float:
     return state / max(parameters, 1)
 
 
-BY_GROUP = "give it another rule, by a group, as groups={'*bias': ao.AdamW(lr=1e-3)}"
+BY_GROUP = "use another rule for it, as in groups={'*bias': ao.AdamW(lr=1e-3)}"
 """What to do with a tensor that a rule cannot have."""
 
 

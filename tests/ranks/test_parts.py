@@ -118,7 +118,7 @@ def test_tensors_of_pytorch(engine):
         (lambda: ao.Part(3, (0,), (3,)), "`array` must be an array"),
         (lambda: ao.Part(np.ones(3), (1,), (3,)), "must lie within a tensor of shape"),
         (lambda: ao.Part(np.ones(3), (0, 0), (3, 3)), "must lie within a tensor of shape"),
-        (lambda: ao.Optimizer([ao.Part(np.ones(3), (0,), (6,))], ao.SGD(lr=0.1)), "give `comm`"),
+        (lambda: ao.Optimizer([ao.Part(np.ones(3), (0,), (6,))], ao.SGD(lr=0.1)), "pass `comm`"),
     ],
 )
 def test_what_is_no_part(make, words):
