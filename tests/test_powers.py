@@ -25,6 +25,7 @@ def case_of(name, changes):
     assume(all(sum(change in some for change in changes) <= 1 for some in (DTYPES, STORAGES)))
     assume(name != "Prodigy" or "centralized" not in changes)  # which engines that fuse refuse, in words
     assume(name != "LBFGS" or "project" not in changes)  # which it refuses
+    assume("value" not in changes or (name == "LBFGS" and "schedule" not in changes))  # of which all groups have one
     assume("float64" not in changes or not {"state_dtype", "storage by slot"} & set(changes))
     case = Case(name)
     for change in changes:

@@ -54,6 +54,8 @@ class Case:
         The tensor that has no gradient at some calls.
     after : dict of int to callable
         What the user does with the optimizer after some calls.
+    valued : bool
+        Whether steps are given a value, for a line search.
     calls : int
         How often `step` is called.
     """
@@ -67,6 +69,7 @@ class Case:
     bad: dict[int, float] = field(default_factory=dict)
     absent: dict[int, str] = field(default_factory=dict)
     after: dict[int, Callable[[Any], None]] = field(default_factory=dict)
+    valued: bool = False
     calls: int = 7
 
     def arrays(self, seed: Any) -> dict[str, Any]:
@@ -135,6 +138,7 @@ def _written(opt: Any) -> None:
 
 
 CHANGES: dict[str, Callable[[Case], Any]] = {
+    "value": lambda case: setattr(case, "valued", True),
     "accumulate": lambda case: case.options.update(accumulate=3),
     "clip_norm": lambda case: case.options.update(clip_norm=0.5),
     "loss_scale": _scaled,
@@ -191,6 +195,11 @@ class Place:
         """An optimizer as before the first call."""
         return self.case.make(self.engine, self.comm)
 
+    def step(self, opt: Any, grads: Any, **options: Any) -> Any:
+        """A step; its value falls from step to step, where it is given one."""
+        value = {"value": 9.0 - 0.5 * opt.step_count} if self.case.valued else {}
+        return opt.step(grads, **value, **options)
+
     def grads(self, call: int, scale: float) -> dict[str, Any]:
         """The gradients of a call; where ranks add up their own, those after the first have zeros."""
         made = self.case.grads(call, scale)
@@ -200,7 +209,7 @@ class Place:
 
 
 def _straight(place: Place, opt: Any, grads: Any) -> Any:
-    opt.step(grads)
+    place.step(opt, grads)
     return opt
 
 
@@ -210,7 +219,7 @@ def _refused(place: Place, opt: Any, grads: Any) -> Any:
     if place.comm is None or place.comm.rank == place.comm.size - 1:
         bad["b"] = np.ones(77, grads["w" if grads["w"] is not None else "b"].dtype)
     with contextlib.suppress(ValueError, ao.ranks.RankError):
-        opt.step(bad)
+        place.step(opt, bad)
         raise AssertionError("a wrong gradient was taken")
     return _straight(place, opt, grads)
 
@@ -223,14 +232,14 @@ def _entered(place: Place, opt: Any, grads: Any, act: Callable[[], object] | Non
         opt.save(place.folder / "before.safetensors")
     refused = Fault, ao.ranks.RankError, ValueError  # a fault before a vote is told in the next call of all ranks
     with contextlib.suppress(*refused), Raising(at, act) if here else contextlib.nullcontext():
-        opt.step(grads)
+        place.step(opt, grads)
     try:
         made = _told(opt) != before
     except ao.ranks.RankError:  # ranks that were torn apart
         opt.load(place.folder / "before.safetensors")
         made = False
     if not made:
-        opt.step(grads)
+        place.step(opt, grads)
     return opt
 
 
@@ -305,7 +314,7 @@ def _released(place: Place, opt: Any, grads: Any) -> Any:
 
 def _waited(place: Place, opt: Any, grads: Any) -> Any:
     """The step returns early, and one parameter is waited for."""
-    assert opt.step(grads, wait=False) is None
+    assert place.step(opt, grads, wait=False) is None
     opt.wait(str(place.rng.choice(list(SHAPES))))
     return opt
 
@@ -389,6 +398,7 @@ RUNS: dict[str, Callable[..., list[Any]]] = {
     "threads": _threads,
     "two ranks": _ranks(2),
     "three ranks": _ranks(3),
+    "four ranks": _ranks(4),
     "own gradients": _own,
 }
 """Where the calls are made; what each rank holds then."""
