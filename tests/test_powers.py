@@ -25,6 +25,7 @@ def case_of(name, changes):
     assume(all(sum(change in some for change in changes) <= 1 for some in (DTYPES, STORAGES)))
     assume(name != "Prodigy" or "centralized" not in changes)  # which engines that fuse refuse, in words
     assume(name != "LBFGS" or "project" not in changes)  # which it refuses
+    assume("value" not in changes or (name == "LBFGS" and "schedule" not in changes))  # of which all groups have one
     assume("float64" not in changes or not {"state_dtype", "storage by slot"} & set(changes))
     case = Case(name)
     for change in changes:
@@ -48,6 +49,8 @@ def run(case, engine, where="alone", how=("straight",), seed=0):
 )
 def test_what_must_change_no_bit_changes_none(engine, name, changes, where, how, seed):
     case = case_of(name, changes)
+    if where == "own gradients":
+        case.calls = 6  # whole steps with `accumulate`, for sums of ranks are not to be seen
     (straight,) = map(bits, run(case, engine))
     for found in map(bits, run(case, engine, where, how, seed)):
         assert {key for key in straight if found.get(key) != straight[key]} == set()
