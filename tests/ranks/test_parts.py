@@ -144,7 +144,7 @@ class Drift(ao.Rule):
     [
         ((0, 0), ao.SGD(lr=0.1), "auto", "must cover a tensor of shape"),
         ((0, 2), ao.SGD(lr=0.1), "auto", "must cover a tensor of shape"),
-        ((0, 3), Drift(lr=0.1), "auto", "is made from the values of 'w', of which"),
+        ((0, 3), Drift(lr=0.1), "auto", "is made from the values of 'w', but this rank"),
         ((0, 3), ao.LAMB(lr=0.1), "numpy", "only engines 'numba', 'cpp' and 'cupy' support"),
     ],
 )
