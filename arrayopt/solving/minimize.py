@@ -144,6 +144,11 @@ def minimize(
                 " rank its own problems, without `comm`"
             )
         joint = getattr(rule, "joint", None)
+        if joint is not None and rule.blocks is not None:
+            raise ValueError(
+                f"minimize: {type(rule).__name__} takes params as one unknown, and `blocks` makes several of them;"
+                " leave it out, or give stacked=True for several problems"
+            )
         # each array is projected as it was given
         packs = bool(joint) and rule.project is None
         problem = Problem(f, params, stacked=rule.stacked, joint=packs, ranks=ranks)
