@@ -135,7 +135,7 @@ class StepScalars:
         value = hypers[0].get(VALUE) if VALUE in self._names else None
         of_layers: dict[str, Any] = {}
         if getattr(value, "ndim", 0) == 1:
-            of_layers[VALUE] = to_host(value).astype(np.float64)[self._layer_of_each()]
+            of_layers[VALUE] = to_host(value).astype(np.float64)[self.layer_of_each()]
             hypers = [{**h, VALUE: 0.0} for h in hypers]
         numbers = [list(map(float, map(h.__getitem__, self._names))) for h in hypers]
         if numbers == self._numbers and not of_layers:
@@ -147,7 +147,7 @@ class StepScalars:
         self._numbers, self._steps = numbers, {}
         self._uniform = np.ndarray not in map(type, self._constants)
 
-    def _layer_of_each(self) -> Ints:
+    def layer_of_each(self) -> Ints:
         """Which layer of its stack each tensor is."""
         if self._layers is None:
             tensors = [self._bucket.tensors[member] for member in self._members]

@@ -188,8 +188,7 @@ def engine_for(rule: Rule, problem: Problem) -> str:
     first = next(iter(problem.arrays.values()))
     owner = library(first)
     if owner == "cupy" or "cuda" in str(place(first)[1]):
-        # not fused yet: a value for each problem
-        return "array_api" if rule.stacked else "auto"
+        return "auto"
     if not isinstance(rule, LBFGS):
         return "auto"
     unknowns = sum(size(x) for x in problem.arrays.values()) // max(problem.count or 1, 1)

@@ -17,6 +17,7 @@ from arrayopt.arrays import (
     detached,
     dtype_of,
     is_array,
+    place,
 )
 from arrayopt.engines.base import Asked, Partials, Report
 from arrayopt.engines.batch import Batch, Kind, Rows
@@ -126,6 +127,12 @@ class Table(Batch):
                 int(lengths.sum()),
                 len(bucket.groups),
             )
+            self.value: Any = None  # of the step, for each layer
+            if VALUE in self.given:
+                of_each = self.step_scalars.layer_of_each
+                layers = of_each() if bucket.rule.stacked else np.zeros(count, np.int64)
+                self.value = Upload((int(layers.max(initial=0)) + 1,), np.float64)
+                self.host[:, self.given[VALUE]] = self.value.array.data.ptr + 8 * layers
             self.counts = counts_of(bucket)
             self.own_counts: Any = cupy.zeros_like(self.counts.array) if plan.reports else None
             made = _kernels(
@@ -246,16 +253,22 @@ class Table(Batch):
 
     def send(self, hypers: Sequence[dict[str, Any]]) -> None:
         """Send hyper-parameters to the device; what follows from them is computed there."""
-        value = hypers[0][VALUE] if VALUE in self.hyper_names else 0.0
-        if getattr(value, "ndim", 0) == 1:
-            raise ValueError(
-                "engine 'cupy' accepts only one value for all layers; use engine='array_api' for"
-                " one value per layer"
-            )
+        if self.value is not None:
+            self._send_value(hypers[0][VALUE])
         values = []
         for h in hypers:
             values.append([float(h[name]) for name in self.hyper_names] or [0.0])
         self.hypers_there.put(values)
+
+    def _send_value(self, value: Any) -> None:
+        """Send the value of a step, or of each layer; from the device, nobody waits for it."""
+        room = self.value.array.size
+        value = value[:room] if getattr(value, "ndim", 0) == 1 else value
+        if not is_array(value) or "cpu" in str(place(value)[1]):
+            self.value.put(np.full(room, value, np.float64))
+            return
+        uncaptured()
+        self.value.known, self.value.array[...] = None, cupy.asarray(detached(value))
 
     def bind(self) -> None:
         """See `Batch.bind`."""
