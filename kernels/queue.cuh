@@ -1,8 +1,9 @@
 // One step as a queue of tickets.
 //
 // An update is a sequence of stages for each tensor: passes over its elements, and between them what is computed from their
-// sums. A stage is cut into pieces, which do not depend on the grid. A ticket is one piece of one stage, or, for a small
-// tensor, all stages of it. Blocks take tickets in order, until none is left.
+// sums. A stage is cut into pieces, which do not depend on the grid. A ticket is one piece of one stage, or some pieces of a pass
+// over a large tensor, one after the other; or, for a small tensor, all stages of it. Blocks take tickets in order, until none
+// is left.
 //
 // A ticket of a stage waits until all earlier pieces of its tensor are done. Those are tickets before it, which other blocks
 // have taken already; so there is always a block that can go on, and any grid will do.
@@ -17,7 +18,8 @@ struct Ticket {
     int tensor;
     int piece;
     short stage, stop;  // stages [stage, stop)
-    int wait;           // pieces of the tensor's earlier stages
+    int wait;           // tickets of the tensor's earlier stages
+    int count;          // pieces, from `piece` on, of a pass
 };
 
 struct Step {
@@ -41,7 +43,7 @@ __device__ __forceinline__ Ticket& now() {
 
 __device__ void piece(const Step& step, int stage);  // what the plan says of the ticket; below
 
-// Waits until `count` pieces are done, and sees what they have written.
+// Waits until `count` tickets are done, and sees what they have written.
 __device__ __forceinline__ void wait_for(unsigned* done, unsigned count) {
     if (threadIdx.x == 0) {
         while (atomicAdd(done, 0u) < count) __nanosleep(100);
@@ -63,7 +65,7 @@ __device__ __forceinline__ Ticket take(const Ticket* queue, unsigned count, unsi
     while (next < count && ((part != nullptr && !part[queue[next].tensor]) ||
                             (layer != nullptr && skip[layer[queue[next].tensor]] != 0)))
         next = atomicAdd(taken, 1u);
-    return next < count ? queue[next] : Ticket{-1, 0, 0, 0, 0};
+    return next < count ? queue[next] : Ticket{-1, 0, 0, 0, 0, 0};
 }
 
 // Tickets [first, last) of the queue. taken, done: counters, of the launch and of each tensor, all zero at first. part: for each
@@ -82,9 +84,13 @@ run(const Step step, const Ticket* queue, int first, int last, unsigned* taken, 
         if (kStages == 1) {
             piece(step, 0);
         } else {
-            for (int stage = now().stage; stage < now().stop; ++stage) {
-                if (stage > now().stage) __syncthreads();
+            for (int stage = now().stage; stage < now().stop;) {
                 piece(step, stage);
+                if (now().count > 1) {  // pieces of one pass
+                    __syncthreads();
+                    if (threadIdx.x == 0) ++now().piece, --now().count;
+                } else if (++stage >= now().stop) break;
+                __syncthreads();
             }
         }
         __syncthreads();

@@ -46,7 +46,7 @@ class Launch:
         self._watched = engine.batches(bucket, asked) if asked.stats else []
         for batch, rows, _ in [*self._watched, *self._work]:
             batch.allocate(rows, self._threads)
-        self.repeats = not (engine.counts or asked.stats or bucket.rule.branches)
+        self.repeats = not (asked.stats or bucket.rule.branches)
         self._rows = [(batch, rows) for batch, rows, _ in self._work]
         self._shared = any(batch.is_shared(rows) for batch, rows in self._rows)
         self._took = [np.array(batch.members)[rows.all] for batch, rows in self._rows]

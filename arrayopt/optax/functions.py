@@ -45,14 +45,14 @@ def function(
     parameters: Sequence[inspect.Parameter],
     numbers: Collection[str],
     build: Callable[[dict[str, Any]], optax.GradientTransformationExtraArgs],
-    more: Collection[str] = (),
+    more: Sequence[inspect.Parameter] = (),
     known_as: Mapping[str, str] | None = None,
 ) -> Callable[..., optax.GradientTransformationExtraArgs]:
-    """A function with these parameters, which takes the names in `more` besides, and other names `known_as` these.
+    """A function with these parameters, which also takes those in `more` by name, and other names `known_as` these.
 
     `numbers` are the names of what optax may inject; `build` makes the transformation of all values, by name.
     """
-    names = [*(p.name for p in parameters), *more]
+    names = [p.name for p in (*parameters, *more)]
 
     def values(args: tuple[Any, ...], given: Mapping[str, Any]) -> dict[str, Any]:
         places = [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
@@ -92,9 +92,8 @@ def function(
             kinds = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in held]
             return inspect.Signature(kinds).bind(**held)
 
-    last = [inspect.Parameter("fields", inspect.Parameter.VAR_KEYWORD)] if more else []
     make.__name__ = make.__qualname__ = who
     make.__module__ = "arrayopt.optax"
     make.__doc__ = doc
-    make.__signature__ = Taken([*parameters, *last])  # type: ignore[attr-defined]
+    make.__signature__ = Taken([*parameters, *more])  # type: ignore[attr-defined]
     return make

@@ -14,6 +14,7 @@ from arrayopt.foreign import OPTAX
 from arrayopt.optax.functions import function
 from arrayopt.optax.hessian import estimating
 from arrayopt.optax.transformation import Form, Leaf, View, masked, spread, transform
+from arrayopt.params.groups import field_parameters
 from arrayopt.rules.base import Rule
 from arrayopt.rules.fields import hypers
 from arrayopt.rules.words import bias_correction
@@ -63,8 +64,12 @@ def their_function(who: str, same: Same) -> Callable[..., optax.GradientTransfor
     apart = (*same.rest, *outer)
     known = {p.name: same.names.get(p.name, OPTAX.get(p.name, p.name)) for p in parameters if p.name not in apart}
     known = {name: own for name, own in known.items() if own in every}
-    more = [own for own in every if own not in {*known.values(), *same.always}]
-    numbers = {*(name for name, own in known.items() if own in numeric), *(x for x in more if x in numeric), *_ADAM}
+    more = [x for x in field_parameters(same.rule) if x.name not in {*known, *known.values(), *same.always, *apart}]
+    numbers = {
+        *(name for name, own in known.items() if own in numeric),
+        *(x.name for x in more if x.name in numeric),
+        *_ADAM,
+    }
     numbers |= {p.name for p in parameters if p.name in outer and isinstance(p.default, int | float)}
 
     def build(values: dict[str, Any]) -> optax.GradientTransformationExtraArgs:

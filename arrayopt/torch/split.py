@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import Tensor
 from torch.nn import Embedding, EmbeddingBag, Module
@@ -9,6 +10,7 @@ from torch.nn import Embedding, EmbeddingBag, Module
 from arrayopt.rules.base import Rule
 from arrayopt.torch.base import Optimizer
 from arrayopt.torch.make import optimizer
+from arrayopt.torch.settings import OPTIONS
 
 __all__ = ["split"]
 
@@ -19,37 +21,37 @@ def split(
     matrices: Rule,
     rest: Rule,
     exclude: Sequence[str] = (),
-    engine: str = "auto",
-    skip_nonfinite: bool = False,
+    **options: Any,
 ) -> Optimizer:
     """An optimizer with two groups: the matrices of a model under one rule, and the rest under another.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Its parameters that require gradients are taken, by name. Shard or wrap it before.
+        The model. All its parameters that require gradients are optimized. Shard or wrap the model before.
     matrices : Rule
-        For tensors of two axes or more, such as ``Muon(lr=0.02)``.
+        The rule for tensors with two axes or more, such as ``Muon(lr=0.02)``.
     rest : Rule
-        For vectors, embeddings (the weights of `torch.nn.Embedding` and `torch.nn.EmbeddingBag`) and what is excluded,
-        such as ``AdamW(lr=3e-4)``.
+        The rule for vectors, embeddings (the weights of `torch.nn.Embedding` and `torch.nn.EmbeddingBag`) and excluded
+        parameters, such as ``AdamW(lr=3e-4)``.
     exclude : sequence of str, default ()
-        Patterns (``*``, ``?``) of what is no matrix: of a parameter's whole name, or of one part of it between dots.
-        Output layers belong here.
-    engine, skip_nonfinite
-        See `arrayopt.torch.optimizer`.
+        Patterns (with ``*`` and ``?``) of parameters that do not count as matrices, such as output layers. A pattern
+        matches a whole name, or one part of it between dots.
+    **options
+        Options of the optimizer, such as ``clip_norm=1.0``, ``stats=True`` or ``release=True``; see
+        `arrayopt.torch.optimizer`.
 
     Returns
     -------
     Optimizer
-        Of the class of `rest`. The matrices are its first group.
+        An optimizer of the class of `rest`. Its first group has the matrices.
 
     Raises
     ------
     TypeError
-        If one of the arguments is of the wrong kind.
+        If an argument has the wrong type, or is not an option.
     ValueError
-        If a pattern fits no parameter, or a group would be empty.
+        If a pattern matches no parameter, or a group would be empty.
 
     Examples
     --------
@@ -67,6 +69,10 @@ def split(
             raise TypeError(f"split: `{name}` must be a rule with its values, such as Muon(lr=0.02); got {rule!r}")
     if isinstance(exclude, str):
         raise TypeError(f"split: `exclude` must be a sequence of patterns, such as [{exclude!r}]; got {exclude!r}")
+    if strange := [name for name in options if name not in OPTIONS]:
+        raise TypeError(
+            f"split: options must be of {', '.join(OPTIONS)}; got {strange[0]!r}; set fields in `matrices` and `rest`"
+        )
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     unused = [pattern for pattern in exclude if not any(_fits(name, pattern) for name, _ in named)]
     if unused:
@@ -83,7 +89,7 @@ def split(
         what = "no matrix" if not of_matrices else "nothing but matrices"
         raise ValueError(f"split: there is {what} among {[name for name, _ in named]}; one rule is enough for these")
     groups = [{"params": of_matrices, "rule": matrices}, {"params": others, "rule": rest}]
-    return optimizer(type(rest))(groups, engine=engine, skip_nonfinite=skip_nonfinite)
+    return optimizer(type(rest))(groups, **options)
 
 
 def _fits(name: str, pattern: str) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-MOST = 330
+MOST = 270
 """Calls of a step of LAMB."""
 
 

@@ -126,6 +126,18 @@ def test_inject_hyperparams_leaves_whole_numbers_of_structure_as_they_are():
     assert float(state.hyperparams["lr"]) == np.float32(0.1)
 
 
+def test_inject_hyperparams_leaves_fields_out_that_are_named():
+    params = {"w": jnp.ones((2, 3))}
+    inject = optax.inject_hyperparams(door.lamb, static_args=("max_ratio", "adapt"))
+    tx = inject(learning_rate=0.1, max_ratio=2.0, adapt=True)
+    state = tx.init(params)
+    assert "max_ratio" not in state.hyperparams
+    close(
+        tx.update(params, state, params)[0],
+        door.lamb(0.1, max_ratio=2.0).update(params, door.lamb(0.1).init(params), params)[0],
+    )
+
+
 def test_inject_hyperparams_with_a_schedule():
     tx = optax.inject_hyperparams(door.sgd)(lr=optax.linear_schedule(1.0, 0.0, 2))
     params, grads = {"w": jnp.ones(2)}, {"w": jnp.ones(2)}

@@ -165,12 +165,27 @@ def test_split():
     torch.testing.assert_close(train(a, [opt], 3), list(b.parameters()), rtol=0, atol=0)
 
 
+def test_options_of_split():
+    made = model()
+    opt = door.split(made, matrices=MUON, rest=ADAMW, exclude=("3",), clip_norm=1.0, stats=True)
+    train(made, [opt], 1)
+    assert opt.inner.clip_norm == 1.0
+    assert "update_norm" in opt.inner.stats.read()["1.weight"]
+    made = model()
+    released = door.split(made, matrices=MUON, rest=ADAMW, exclude=("3",), release=True)
+    train(made, [released], 1)
+    assert all(p.grad is None for p in made.parameters())
+
+
 MUON, ADAMW = ao.Muon(lr=0.02), ao.AdamW(lr=0.01)
 WRONG = [
     refusals.row("pattern", lambda: door.split(model(), matrices=MUON, rest=ADAMW, exclude=["x"]), ValueError, "['x']"),
     refusals.row("string", lambda: door.split(model(), matrices=MUON, rest=ADAMW, exclude="3"), TypeError, "['3']"),
     refusals.row("class", lambda: door.split(model(), matrices=door.Muon, rest=ADAMW), TypeError, "Muon(lr=0.02)"),
     refusals.row("model", lambda: door.split([], matrices=MUON, rest=ADAMW), TypeError, "a torch.nn.Module"),
+    refusals.row(
+        "option", lambda: door.split(model(), matrices=MUON, rest=ADAMW, lr=0.1), TypeError, "clip_norm", "got 'lr'"
+    ),
     refusals.row("none", lambda: door.split(model()[0], matrices=MUON, rest=ADAMW), ValueError, "no matrix"),
 ]
 

@@ -58,9 +58,8 @@ class JointThere(Joint):
         self.tables: dict[bytes, list[Any]] = {}
         known = {of_total(which): at for which, at in enumerate(self.wanted_at)}
         for phase in self.phases:
-            for name, column in phase.given.items():
-                if name != VALUE:
-                    phase.host[:, column] = known[name]
+            for name in phase.given.keys() - {VALUE}:
+                phase.host[:, phase.given[name]] = known[name]
             for name, node in phase.plan.reports.items():
                 known.setdefault(name, phase.places_of(node))
 

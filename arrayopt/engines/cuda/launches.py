@@ -9,16 +9,20 @@ from typing import Any, NamedTuple
 import cupy
 import numpy as np
 
+from arrayopt.arrays import Ints
 from arrayopt.engines.batch import Rows
 from arrayopt.engines.cuda.cublas import Call
 from arrayopt.engines.cuda.device import uncaptured
 from arrayopt.engines.cuda.products import calls_of
 from arrayopt.engines.cuda.queue import Line, tickets
+from arrayopt.engines.cuda.stages import MANY
 from arrayopt.fusion.layout import GEOMETRY
 
 __all__ = ["NOTHING", "THREADS", "Launches", "Queue"]
 
 THREADS = 256
+LONGEST = 8
+"""Pieces of a ticket, at most."""
 NOTHING = np.uint64(0)
 """A null pointer, as an argument of a kernel."""
 
@@ -99,7 +103,13 @@ class Launches:
             )
             lag = None if apart else self._lag()
             made = tickets(
-                table.stages, table.pieces, table.whole.all, lag, apart=apart, owned=owned
+                table.stages,
+                table.pieces,
+                table.whole.all,
+                lag,
+                apart=apart,
+                owned=owned,
+                spans=None if owned else self._spans(lag),
             )
             self.line = Line(*made, count)
             self.line_there = cupy.asarray(self.line.queue.view(np.int32))
@@ -123,6 +133,23 @@ class Launches:
         held = sizes * shared <= 2 * _cache()
         fits = lag * moved <= _cache() and 2 * int(sizes[held].sum()) >= int(sizes.sum())
         return lag if fits else None
+
+    def _spans(self, lag: int | None) -> Ints:
+        """See `tickets`: passes move as many bytes in a ticket as that which moves most; more,
+        where no pass is to find in the cache what another leaves there. As a block has what the
+        device's memory needs in flight only within a ticket, it is to have few of them.
+        """
+        table, spans = self.table, np.ones(len(self.table.stages), np.int64)
+        at = [k for k, stage in enumerate(table.stages) if stage.function.shared == "tiles"]
+        passes = [p for p in table.plan.passes if not p.multiplies and p.axes == table.plan.element]
+        tickets, moved = (
+            int(table.geo[:, GEOMETRY.index("UNITS")].sum()),
+            [*map(table.plan.bytes_of, passes)],
+        )
+        for k, own in zip(at, moved, strict=True):
+            span = max(moved) / own * (LONGEST if lag is None or len(passes) == 1 else 1)
+            spans[k] = max(1, min(int(span), LONGEST, tickets // MANY))
+        return spans
 
 
 def _cache() -> int:

@@ -11,7 +11,14 @@ from arrayopt.fusion.program import Stage
 __all__ = ["TICKET", "Line", "tickets"]
 
 TICKET = np.dtype(
-    [("tensor", "i4"), ("piece", "i4"), ("stage", "i2"), ("stop", "i2"), ("wait", "i4")]
+    [
+        ("tensor", "i4"),
+        ("piece", "i4"),
+        ("stage", "i2"),
+        ("stop", "i2"),
+        ("wait", "i4"),
+        ("count", "i4"),
+    ]
 )
 
 
@@ -23,6 +30,7 @@ def tickets(
     *,
     apart: bool = False,
     owned: list[Ints] | None = None,
+    spans: Ints | None = None,
 ) -> tuple[Any, list[int]]:
     """The queue of a step over some tensors.
 
@@ -43,6 +51,8 @@ def tickets(
         one for what comes after the last.
     owned : list of arrays of int64, optional
         For each tensor the pieces of a pass that are this rank's, where ranks share it.
+    spans : array of int64, optional
+        How many pieces of each stage a ticket has; 1 of those that are no passes.
 
     Returns
     -------
@@ -60,7 +70,9 @@ def tickets(
     work = np.array([stage.kind != "product" for stage in made], bool)
     whole = (chosen == 1)[:, work].all(axis=1) & (owned is None)
     small, early = _small(rows[whole], work, launch if apart else 0 * launch)
-    counts, large = chosen[~whole], rows[~whole]
+    spans = np.ones(len(made), np.int64) if spans is None else spans
+    units, large = chosen[~whole], rows[~whole]
+    counts = -(-units // spans)
     waits = np.cumsum(counts, axis=1) - counts
     flat = counts.ravel()
     owner, stage = (
@@ -78,7 +90,9 @@ def tickets(
     queue["wait"] = waits.ravel()[each]
     # every other pass runs backwards: it begins with what is in the cache
     back = depth[stage[each]] % 2 == 1
-    queue["piece"] = np.where(back, flat[each] - 1 - at, at)
+    span = spans[stage[each]]
+    queue["piece"] = np.where(back, flat[each] - 1 - at, at) * span
+    queue["count"] = np.minimum(span, units.ravel()[each] - queue["piece"])
     if owned is not None:
         some, begins = (
             passes[stage[each]],
@@ -94,16 +108,17 @@ def tickets(
         order = np.lexsort((place, own, both["stage"], own >= 0, when))
         return both[order], np.cumsum(np.bincount(when, minlength=last + 1)).tolist()
     own = (
-        counts[:, passes].max(axis=1, initial=0) if passes.any() else np.zeros(len(large), np.int64)
+        units[:, passes].max(axis=1, initial=0) if passes.any() else np.zeros(len(large), np.int64)
     )
-    # in tickets of the first pass, all tensors one after the other
+    # in pieces of the first pass, all tensors one after the other
     begin = np.zeros(len(rows), np.int64)
     length = np.ones(len(rows), np.int64)
     length[~whole] = own
     begin = np.cumsum(length) - length
-    start = begin[~whole][owner] + depth[stage] * (own[owner] + lag)
+    behind = np.cumsum([0, *(passes * spans)])[:-1] * lag  # what is worked on is of earlier passes
+    start = begin[~whole][owner] + depth[stage] * own[owner] + behind[stage]
     key = np.concatenate(
-        [begin[whole][: len(small)], start[each] + np.where(passes[stage[each]], at, 0)]
+        [begin[whole][: len(small)], start[each] + np.where(passes[stage[each]], at * span, 0)]
     )
     owners = np.concatenate(
         [np.flatnonzero(whole)[: len(small)], np.flatnonzero(~whole)[owner[each]]]
@@ -117,6 +132,7 @@ def _small(rows: Ints, work: Any, launch: Ints) -> tuple[Any, Ints]:
     found = [(k, np.flatnonzero(work & (launch == k))) for k in np.unique(launch)]
     spans = [(k, x[0], x[-1] + 1) for k, x in found if len(x)]
     made = np.zeros(len(spans) * len(rows), TICKET)
+    made["count"] = 1
     made["tensor"] = np.tile(rows, len(spans))
     when, made["stage"], made["stop"] = np.repeat(
         np.array(spans, np.int64).reshape(-1, 3), len(rows), axis=0

@@ -15,6 +15,7 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 __all__ = [
     "CHUNK",
+    "MANY",
     "OUTPUTS",
     "SMALL_COLUMNS",
     "SMALL_MATRIX",
@@ -26,7 +27,7 @@ __all__ = [
 
 CHUNK, LONGEST, MANY = 4096, 32768, 2048
 """Elements of a piece of a tensor that is seen as one row; where nothing is summed, up to how many,
-if there are so many pieces then.
+if there are so many pieces then. So many tickets there are to be, at least.
 """
 
 SQUARE = 4096

@@ -129,8 +129,7 @@ class Table(Batch):
             )
             self.value: Any = None  # of the step, for each layer
             if VALUE in self.given:
-                of_each = self.step_scalars.layer_of_each
-                layers = of_each() if bucket.rule.stacked else np.zeros(count, np.int64)
+                layers = self.step_scalars.layers * bucket.rule.stacked  # parts are no layers
                 self.value = Upload((int(layers.max(initial=0)) + 1,), np.float64)
                 self.host[:, self.given[VALUE]] = self.value.array.data.ptr + 8 * layers
             self.counts = counts_of(bucket)
@@ -229,12 +228,8 @@ class Table(Batch):
         """Raise where a graph has what the table was, in some of its columns, and that is not what
         it is now.
         """
-        moved = (
-            (self.table.known != self.host)[:, columns].any(axis=1)
-            if self.captured
-            else np.zeros(1, bool)
-        )
-        if moved.any():
+        moved: Any = self.captured and (self.table.known != self.host)[:, columns].any(axis=1)
+        if np.any(moved):
             names = ", ".join(self.tensors[i].name for i in np.flatnonzero(moved)[:5])
             raise ValueError(
                 f"engine 'cupy': arrays of {names} must be the arrays of the captured step,"
@@ -282,11 +277,9 @@ class Table(Batch):
                 elif not self.access.contiguous(array):
                     uncaptured()
                     array = self.staged[row, name] = self.access.like(array)
-                before = (
-                    0
-                    if self.cut is None
-                    else self.cut.elements_before(row, name) * int(array.itemsize)
-                )
+                before = 0
+                if self.cut is not None:
+                    before = self.cut.elements_before(row, name) * int(array.itemsize)
                 self.host[row, self.at[name]] = self.access.located([array])[0][0] - before
         used = {name for p in self.plan.passes for name in (*p.loads, *p.stores)} - {"g"}
         self.sent = False
@@ -310,10 +303,8 @@ class Table(Batch):
         given: list[Any] = list(chosen(grads, rows.all))
         found, whole = locations_of(grads, len(given)) or self.access.located(given)
         if not whole:
-            one = self.access.contiguous
-            given = list(given)
             for i, row in enumerate(rows.all.tolist()):
-                if not one(given[i]):
+                if not self.access.contiguous(given[i]):
                     given[i] = self._pack(row, given[i])
             found = self.access.located(given)[0]
         if self.cut is not None:

@@ -15,7 +15,7 @@ FAULTS = [
     ("a barrier dropped: warps' sums read too early", "        if (lane == 0) of_warp[k][warp] = x[k];\n    }\n    __syncthreads();", "        if (lane == 0) of_warp[k][warp] = x[k];\n    }"),
     ("a barrier of a warp for one of the block", "        if (lane == 0) of_warp[k][warp] = x[k];\n    }\n    __syncthreads();", "        if (lane == 0) of_warp[k][warp] = x[k];\n    }\n    __syncwarp();"),
     ("a barrier in a branch", "        if (lane == 0) of_warp[k][warp] = x[k];\n    }\n    __syncthreads();", "        if (lane == 0) of_warp[k][warp] = x[k];\n    }\n    if (threadIdx.x < 128) __syncthreads();"),
-    ("stages of a small tensor without a barrier", "                if (stage > now().stage) __syncthreads();\n", ""),
+    ("stages of a small tensor without a barrier", "break;\n                __syncthreads();\n", "break;\n"),
     ("a ticket that does not wait", "if (kStages > 1 && now().wait > 0) wait_for", "if (false) wait_for"),
     ("a ticket that waits for one piece too few", "(unsigned)now().wait);", "(unsigned)now().wait - 1u);"),
     ("a fence dropped by who writes", "    __threadfence();\n    atomicAdd(done, 1u);", "    atomicAdd(done, 1u);"),

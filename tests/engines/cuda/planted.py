@@ -50,7 +50,7 @@ MISSED = [
 MORE = [
     ("a tensor left out is counted", "kernels/prepare.cuh", "(part != nullptr && !part[tensor]) || ", "", LEFT_OUT),
     ("a tensor left out is updated", "kernels/queue.cuh", "((part != nullptr && !part", "((false && !part", LEFT_OUT),
-    ("no barrier between a ticket's stages", "kernels/queue.cuh", "                if (stage > now().stage) __syncthreads();\n", "", LEFT_OUT),
+    ("no barrier between a ticket's stages", "kernels/queue.cuh", "break;\n                __syncthreads();\n", "break;\n", LEFT_OUT),
     ("launches end where those of all tensors do", QUEUE, "np.searchsorted(left, self.ends).tolist()", "self.ends", LEFT_OUT),
     ("too much of a queue left", QUEUE, "part.take(self._owner)", "part.take(self._owner) | True", "tests/engines/cuda/test_queue.py::test_what_is_left_of_a_queue"),
     ("a graph does not keep the set of tensors alive", TABLE, "record(self, rows, self.alive,", "record(self, self.alive,", GRAPH),

@@ -1,5 +1,6 @@
 """Properties of the CuPy engine each of which a whole class of faults would break; see planted.py."""
 
+import copy
 import gc
 from dataclasses import dataclass
 from typing import final
@@ -141,3 +142,53 @@ def test_sums_over_several_axes_of_what_goes_over_few(cupy, rule):
     opts = pair(cupy, rule, shapes)
     step(cupy, opts, shapes)
     compare(opts)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Counting(ao.Rule):
+    """A step by the number of updates beyond 2**24, up to which float32 has all numbers."""
+
+    def slots(self, xp, p):
+        return {}
+
+    def update(self, xp, p, g, s, h):
+        return p - g * (h.t - 2.0**24), {}
+
+
+def test_numbers_of_updates_beyond_those_of_float32(cupy):
+    opts = pair(cupy, Counting(), {"w": (9,)})
+    for opt in opts:
+        opt.step_count = 2**24
+        saved = opt.state_dict()
+        saved["tensors"]["w"]["t"] = 2**24
+        opt.load_state_dict(saved)
+    for k in range(3):
+        step(cupy, opts, {"w": (9,)}, seed=k)
+    compare(opts)
+    assert opts[1].state["w"]["t"] == 2**24 + 3
+
+
+def test_matrices_that_lie_unevenly_in_one_array_and_evenly_in_another(cupy):
+    """Matrices of 5 x 8 follow each other in all tensors; their squares, of 5 x 5, have gaps between tensors."""
+    shapes = {"a": (2, 5, 8), "b": (2, 5, 8), "c": (2, 8, 5), "d": (3, 5, 8)}
+    opts = pair(cupy, ao.Muon(lr=0.1, ns_steps=2, matrix="last"), shapes)
+    for k in range(2):
+        step(cupy, opts, shapes, seed=k)
+    compare(opts, loose=20)
+
+
+def test_a_copy_knows_the_stream_that_it_was_made_on(cupy):
+    """What is given to do on another stream waits for that one: the stand-in raises where nothing orders the two."""
+    one, other = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+    with one:
+        opts = pair(cupy, ao.SGD(lr=0.1, momentum=0.9), {"w": (9,)})
+        step(cupy, opts, {"w": (9,)}, seed=1)
+        copied = [copy.deepcopy(opt) for opt in opts]
+        grads = cupy.asarray(trees({"w": (9,)}, "float32", 2)["w"])
+        done = one.record()
+    with other:
+        other.wait_event(done)
+        copied[0].step(trees({"w": (9,)}, "float32", 2))
+        copied[1].step({"w": grads})
+        compare(copied)

@@ -175,6 +175,7 @@ def last_piece(rule, shape, values):
     given = (row, None, one, numbers, counts, scalars, working, taken, one, done, factor, None, None)
     module.get_function("prepare")((1,), (256,), given)
     queue = np.zeros(1, TICKET)
+    queue["count"] = 1
     queue["piece"], queue["stage"], queue["stop"] = pieces(made, geo)[0, first] - 1, first, first + 1
     there = np.array([x.ctypes.data for x in (row, scalars, room, work, working)], "u8")
     there = there.view([(c, "u8") for c in "abcde"])

@@ -13,20 +13,27 @@ from arrayopt.fusion.lower_stages import in_stages
 from arrayopt.fusion.plans import plan_for
 from tests.support.slow import settled
 
+TOGETHER = st.lists(st.integers(1, 5), max_size=4)
+"""How many pieces of each pass are one ticket."""
+
 SIZES = st.lists(st.sampled_from([1, 7, 4096, 4097, 9000, 70_000]), min_size=1, max_size=6)
 FEW, MANY = st.sampled_from([1, 3, 20]), st.sampled_from([1, 3, 40, 130])
 MATRICES = st.lists(st.tuples(FEW, FEW, MANY, MANY), min_size=1, max_size=4)
 some = settled(25)
 
 
-def check(rule, shapes, lag, chosen, *, apart=False):
+def check(rule, shapes, lag, chosen, *, apart=False, together=()):
     plan = plan_for(rule, len(shapes[0]), "float32", shape=shapes[0], lean=True)
     geo = geometry(shapes, plan.element)
     tiles(geo, plan.element)
     made = in_stages(plan).stages
     counts = pieces(made, geo)
     rows = np.flatnonzero([i in chosen for i in range(len(shapes))])
-    queue, ends = tickets(made, counts, rows, lag, apart=apart)
+    spans = np.ones(len(made), int)
+    at = [i for i, stage in enumerate(made) if stage.function.shared == "tiles"]
+    spans[at[: len(together)]] = together[: len(at)]
+    queue, ends = tickets(made, counts, rows, lag, apart=apart, spans=spans)
+    several = -(-counts // spans)
     assert ends == sorted(ends)
     assert ends[-1] == len(queue)
     assert len(ends) == (1 if lag is not None else len(plan.passes) + apart)
@@ -36,12 +43,13 @@ def check(rule, shapes, lag, chosen, *, apart=False):
     done = np.zeros(len(shapes), int)
     seen = set()
     for ticket, part in zip(queue.tolist(), launch.tolist(), strict=True):
-        tensor, piece, first, stop, wait = ticket
-        assert done[tensor] >= wait == (0 if whole[tensor] else counts[tensor, :first].sum())
+        tensor, piece, first, stop, wait, count = ticket
+        assert done[tensor] >= wait == (0 if whole[tensor] else several[tensor, :first].sum())
         assert not apart or set(depth[first:stop]) == {part}
         for stage in range(first, stop):
-            assert piece < counts[tensor, stage]
-            seen.add((tensor, stage, piece))
+            assert 1 <= count <= (1 if whole[tensor] else spans[stage])
+            assert piece + count <= counts[tensor, stage]
+            seen |= {(tensor, stage, piece + i) for i in range(count)}
         done[tensor] += 1
     assert seen == {(i, j, k) for i in rows.tolist() for j in range(len(made)) for k in range(counts[i, j])}
 
@@ -67,18 +75,18 @@ def test_what_is_left_of_a_queue(lag, sizes, chosen):
 @pytest.mark.parametrize("lag", [None, 0, 3, 1000])
 @pytest.mark.parametrize("rule", [ao.LAMB(), ao.LANS(), ao.AdamW()], ids=lambda rule: type(rule).__name__)
 @some
-@given(sizes=SIZES, chosen=st.sets(st.integers(0, 5), min_size=1))
-def test_rows_of_elements(rule, lag, sizes, chosen):
+@given(sizes=SIZES, chosen=st.sets(st.integers(0, 5), min_size=1), together=TOGETHER)
+def test_rows_of_elements(rule, lag, sizes, chosen, together):
     if chosen & set(range(len(sizes))):
-        check(rule, [(n,) for n in sizes], lag, chosen)
+        check(rule, [(n,) for n in sizes], lag, chosen, together=together)
 
 
 @pytest.mark.parametrize("lag", [None, 0, 5])
 @pytest.mark.parametrize("rule", [ao.CAME(lr=0.1), ao.Adafactor()], ids=lambda rule: type(rule).__name__)
 @some
-@given(shapes=MATRICES)
-def test_matrices(rule, lag, shapes):
-    check(rule, shapes, lag, set(range(len(shapes))))
+@given(shapes=MATRICES, together=TOGETHER)
+def test_matrices(rule, lag, shapes, together):
+    check(rule, shapes, lag, set(range(len(shapes))), together=together)
 
 
 @pytest.mark.parametrize("rule", [ao.CAME(lr=0.1), ao.Muon(lr=0.1, ns_steps=2)], ids=lambda rule: type(rule).__name__)
