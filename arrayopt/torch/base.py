@@ -39,8 +39,8 @@ class Optimizer(torch.optim.Optimizer):
         The parameters, as for PyTorch's optimizers.
     lr, **fields
         Fields of the rule.
-    maximize, engine, clip_norm, skip_nonfinite, stats
-        See `optimizer`.
+    maximize, engine, clip_norm, skip_nonfinite, stats, release, comm, overlap
+        See the class of a rule, such as `LAMB`.
     """
 
     rule: ClassVar[type[Rule]]
