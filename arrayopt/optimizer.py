@@ -251,6 +251,8 @@ class Optimizer(Settings):
             As for `step`; if the tensor is unknown, or was already given in this step; or if an option needs all
             gradients at once: hooks before a step, and ranks with ``grads="reduced"``; in one process also `clip_norm`,
             a loss scale, `skip_nonfinite` and `stats`. The tensor is not changed.
+        RuntimeError
+            If settings have changed since the first gradient of the step, in one process.
         RankError
             If another rank has failed or did not answer in time.
 
@@ -270,21 +272,25 @@ class Optimizer(Settings):
         {'w': array([0.9, 0.9]), 'b': array([-0.1, -0.1])}
         """
         with self._guard("Optimizer.give"):
-            names = [x.name for x in self._parameters.all]
-            self._step.release.check(name, names, self._waits())
+            places, step = self._parameters.places, self._step
+            step.release.check(name, places, self._waits())
             try:
-                matched = self._parameters.match({**dict.fromkeys(names), name: grad})
-                if self._team.size > 1:
-                    self._step.take(name, names.index(name), matched)
+                ranks, every, place = self._team.size > 1, step.accumulator.every, places[name]
+                if ranks and step.release and every == 1 and self._parameters.all[place].block is None:
+                    step.take(name, place, {place: self._parameters.match_one(place, grad)})
                     return
-                coming = self._step.coming_given("Optimizer.give")
-                only = names.index(name) if self._step.accumulator.every > 1 else None
-                begun = self._step.begin(coming, matched, stats=False, only=only)
-                self._step.make(coming, begun, stats=False, record=lambda *_: None, counted=True)
+                matched = self._parameters.match({**dict.fromkeys(places), name: grad})
+                if ranks:
+                    step.take(name, place, matched)
+                    return
+                coming = step.coming_given("Optimizer.give")
+                only = place if every > 1 else None
+                begun = step.begin(coming, matched, stats=False, only=only)
+                step.make(coming, begun, stats=False, record=lambda *_: None, counted=True)
             except Exception as error:
-                self._step.release.refused[name] = str(error)
+                step.release.refused[name] = str(error)
                 raise
-            self._step.release.took(name)
+            step.release.took(name)
 
     def wait(self, name: str | None = None) -> Any:
         """Wait for one parameter, or for all, after ``step(grads, wait=False)``.

@@ -96,11 +96,22 @@ def _blocks(x: Any, dtype: str) -> Any:
     return dequantized(*quantized(x, dtype))
 
 
+def _float8(x: Any, dtype: str) -> Any:
+    """Blocks of 32 with scales in bfloat16, as the library's, of which each element is stored as float8_e4m3."""
+    flat = np.pad(x.reshape(-1), (0, -x.size % 32)).reshape(-1, 32)
+    scale = (np.abs(flat).max(axis=1, keepdims=True) / 448.0).astype(ml_dtypes.bfloat16).astype(x.dtype)
+    codes = np.clip(flat / np.where(scale == 0, 1.0, scale), -448.0, 448.0).astype(ml_dtypes.float8_e4m3fn)
+    return (codes.astype(x.dtype) * scale).reshape(-1)[: x.size].reshape(x.shape)
+
+
 CONTROLS: dict[str, tuple[Callable[[Any, str], Any], bool]] = {
+    "float8_e4m3 in blocks": (_float8, True),
     "one scale per tensor": (_one_scale, True),
     "blocks, without roots": (_blocks, False),
 }
-"""What must be worse: how a slot is rounded after each step, and whether of a second moment the root is."""
+"""What the library does not do, and what must be worse: how a slot is rounded after each step, and whether of a second
+moment the root is.
+"""
 
 
 def _rounding(how: Callable[[Any, str], Any], roots: bool, opt: ao.Optimizer) -> None:
