@@ -79,7 +79,7 @@ class Optimizer(torch.optim.Optimizer):
             raise TypeError(f"{who}: `maximize` must be True or False; got {maximize!r}")
         if "max_grad_norm" in given:  # as timm and apex call it; with them 0 is no limit
             if clip_norm is not None:
-                raise TypeError(f"{who}: give `clip_norm` or `max_grad_norm`, not both")
+                raise TypeError(f"{who}: pass `clip_norm` or `max_grad_norm`, not both")
             clip_norm = given.pop("max_grad_norm") or None
         check_names(who, self.rule, given)
         own = defaults_of(self.rule, given)
