@@ -245,7 +245,7 @@ def test_a_checkpoint_and_another_storage(tmp_path):
         ("qkv", "`blocks` must be an integer; got 'qkv'"),
         (
             (7, 6),
-            r"LAMB: `blocks=\(7, 6\)` cannot cut 'w', of shape \(12, 5\): it has 12 along .* add up to 13; use another rule",
+            r"LAMB: `blocks=\(7, 6\)` cannot cut 'w', of shape \(12, 5\): it has 12 along .* add up to 13; use",
         ),
         (5, r"`blocks=5` cannot cut 'w', of shape \(12, 5\): it has 12 along the first axis, which 5 does not divide"),
     ],
