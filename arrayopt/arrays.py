@@ -36,6 +36,7 @@ __all__ = [
     "memory",
     "on_its_device",
     "place",
+    "plain_name",
     "sharded_like",
     "size",
     "store",
@@ -83,6 +84,13 @@ def dtype_name(x: Array) -> str:
 @lru_cache(maxsize=256, typed=True)  # dtypes of array-api-strict warn where they are compared with NumPy's
 def _named(dtype: Any) -> str:
     return str(dtype).rsplit(".", 1)[-1]
+
+
+def plain_name(dtype: Any) -> str | None:
+    """The plain name of a library's dtype, such as ``torch.bfloat16`` or ``numpy.int8``; None of anything else."""
+    if isinstance(dtype, type):  # a scalar type of NumPy or JAX
+        dtype = np.dtype(dtype) if issubclass(dtype, np.generic) else getattr(dtype, "dtype", None)
+    return _named(dtype) if isinstance(dtype, np.dtype) or type(dtype).__name__ == "dtype" else None
 
 
 def dtype_of(xp: Any, name: str) -> Any:

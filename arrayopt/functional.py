@@ -36,7 +36,7 @@ def init(
     loss_scale: LossScale | None = None,
     skip_nonfinite: bool = False,
 ) -> dict[str, Any]:
-    """The state of a rule before the first step, as a plain tree.
+    """Return the state of a rule before the first step, as a plain tree.
 
     Parameters
     ----------
@@ -45,12 +45,12 @@ def init(
     params : array, or dict, list, tuple or namedtuple of them
         The parameters.
     groups : mapping of pattern to dict or Rule, optional
-        As for `Optimizer`; give the same to `update`.
+        As for `Optimizer`; pass the same groups to `update`.
     loss_scale : LossScale, optional
-        A loss scale whose value is kept in the state; give the same to `update`.
+        A loss scale whose value is part of the state; pass the same one to `update`.
     skip_nonfinite : bool, default False
-        Give each layer of a stacked tensor a number of updates of its own from the start: for ``jax.lax.scan`` over
-        `update` with `skip_nonfinite`, which otherwise gives them in its first call.
+        Give each layer of a stacked tensor its own update count from the start. This is needed for ``jax.lax.scan``
+        over `update` with `skip_nonfinite`, which otherwise adds these counts in its first call.
 
     Returns
     -------
@@ -136,21 +136,21 @@ def update(
     params : tree of arrays
         The parameters.
     grads : tree of arrays and None
-        Gradients, in the structure of params or by tensor name. A tensor whose gradient is None is left as it is.
+        Gradients, in the structure of params or by tensor name. A tensor whose gradient is None is not changed.
     state : dict
-        As `init` or the last `update` returned it.
+        The state from `init` or the last `update`.
     groups : mapping of pattern to dict or Rule, optional
         As for `Optimizer`.
     clip_norm : number or 0-d array, optional
         As for `Optimizer`, without schedules.
     loss_scale : LossScale, number or 0-d array, optional
-        The factor that the loss was multiplied by; gradients are divided by it. Either the number, or a `LossScale`
-        that `init` was given too: multiply the loss by ``state["loss_scale"]["scale"]`` then. A gradient that is not
+        The factor that the loss was multiplied by; gradients are divided by it. Pass the number, or the same
+        `LossScale` as to `init`; then multiply the loss by ``state["loss_scale"]["scale"]``. A gradient that is not
         finite skips the step.
     skip_nonfinite : bool, default False
         Skip each step with a gradient that is not finite, even without a loss scale. A skipped step changes only
-        ``state["step"]`` and the loss scale. Of stacked tensors, layers are skipped alone, as by `Optimizer`; their
-        ``"t"`` has a number for each layer then.
+        ``state["step"]`` and the loss scale. Layers of stacked tensors are skipped separately, as by `Optimizer`; their
+        ``"t"`` then has a number for each layer.
     value : number or 0-d array, optional
         As for `Optimizer.step`; it may be traced.
     stats : bool, default False
@@ -161,8 +161,8 @@ def update(
     params, state
         New ones, in the same structure and dtypes.
     stats
-        With ``stats=True``: for each tensor that has a gradient its norms, and its trust ratio where the rule has one,
-        ``{name: {"param_norm": ..., ...}}``, as 0-d arrays. Of a skipped step they mean nothing.
+        With ``stats=True``: the norms of each tensor with a gradient, and its trust ratio if the rule has one, ``{name:
+        {"param_norm": ..., ...}}``, as 0-d arrays. They are undefined for a skipped step.
 
     Raises
     ------

@@ -74,11 +74,11 @@ def real(interval: str, default: Any = MISSING, *, optional: bool = False, zero_
     Parameters
     ----------
     interval : str
-        Such as ``"[0, 1)"`` or ``"(0, inf)"``. An end at infinity is always open: values are finite.
+        An interval such as ``"[0, 1)"`` or ``"(0, inf)"``. Values are always finite.
     default : float or None, optional
         None makes the field optional. Without a default the field must be given.
     optional : bool, default False
-        Whether None, which means off, is allowed although it is not the default.
+        Whether None, which means off, is allowed if it is not the default.
     zero_is_off : bool, default False
         Whether the plain number 0 changes what is computed or stored, as for a momentum.
 

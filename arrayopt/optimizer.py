@@ -5,7 +5,6 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-from arrayopt.arrays import size
 from arrayopt.engines.base import Report
 from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.html import Text
@@ -21,7 +20,7 @@ from arrayopt.saving.later import Writer
 from arrayopt.settings import Settings
 from arrayopt.state.loss_scale import LossScale
 from arrayopt.state.run import Run
-from arrayopt.state.tensors import state_bytes
+from arrayopt.state.tensors import explain_state
 from arrayopt.state.verdict import CLIP_NORM
 from arrayopt.step.coming import Begun, Coming
 from arrayopt.step.given import GivenStep
@@ -41,53 +40,54 @@ class Optimizer(Settings):
     Parameters
     ----------
     params : array, tree of arrays, or list of group dicts
-        A tree is made of dict, list, tuple and namedtuple; its arrays are named by their paths, such as
-        ``blocks.0.bias`` (a lone array: ``param``), and may be of any array-API library, of float16, bfloat16, float32
-        or float64 (LAMB and AdamW: complex too). Leaves that are None are left out. Or a list of group dicts,
-        ``[{"params": [...], "lr": 0.1}, {"params": ...}, {"order_params": [...]}]``.
+        A tree consists of dicts, lists, tuples and namedtuples. Its arrays are named by their paths, such as
+        ``blocks.0.bias`` (a single array is named ``param``), and may be of any array-API library, in float16,
+        bfloat16, float32 or float64; most rules also support complex dtypes. Leaves that are None are ignored.
+        Alternatively, a list of group dicts, ``[{"params": [...], "lr": 0.1}, {"params": ...}, {"order_params":
+        [...]}]``.
     rule : Rule
         The update rule.
     groups : mapping of pattern to dict or Rule, or list of such pairs, optional
-        Other settings for some tensors: ``{"*.bias": {"weight_decay": 0.0}}``; or a rule of their own:
-        ``{"head.*": SGD(lr=0.1)}``, or ``{"head.*": {"rule": rule, "lr": schedule}}`` with some of its values changed.
-        A pattern is a glob that must match the whole name, a compiled regular expression that must be found in the
-        name, or a function ``f(name, array)``. The first pattern that matches wins. Tensors that no pattern matches use
-        the optimizer's rule as it is.
+        Other settings for some tensors: ``{"*.bias": {"weight_decay": 0.0}}``; or a rule of their own: ``{"head.*":
+        SGD(lr=0.1)}``, or ``{"head.*": {"rule": rule, "lr": schedule}}`` with some of its values changed. A pattern is
+        a glob that must match the whole name, a compiled regular expression that must be found in the name, or a
+        function ``f(name, array)``. The first pattern that matches wins. Tensors that match no pattern use the
+        optimizer's rule unchanged.
     engine : str, default "auto"
         What runs the rule. ``"auto"`` chooses the fastest for the arrays; ``"array_api"`` runs the rule as written.
     clip_norm : number, schedule or sequence, optional
-        The largest joint Euclidean norm of all gradients, in (0, inf). Where the norm is larger, all gradients are
-        scaled down together.
+        The maximum Euclidean norm of all gradients together, in (0, inf). If the norm is larger, all gradients are
+        scaled down by the same factor.
     loss_scale : LossScale or number, optional
         The factor that you multiply the loss by. `step` divides the gradients by it, and skips the step if one is not
         finite. Multiply the loss by the attribute `loss_scale`.
     skip_nonfinite : bool, default False
         Skip each step with a gradient that is not finite, even without a loss scale. A skipped step changes no
-        parameter, slot or count of updates; schedules go on. Of stacked tensors a layer is skipped alone, together with
-        the layers of the same place in all stacked tensors that have as many; see `skipped_layers`. A loss scale, or a
-        tensor that is not stacked, skips the whole step.
+        parameter, slot or count of updates; schedules continue. For stacked tensors, single layers are skipped: the
+        layer with that index in all stacked tensors with the same number of layers; see `skipped_layers`. With a loss
+        scale, or for a tensor that is not stacked, the whole step is skipped.
     accumulate : int, default 1
-        The number of calls of `step` that make one update, by the mean of their gradients.
+        The number of calls of `step` that make one update, with the mean of their gradients.
     stats : bool, default False
         Collect `Optimizer.stats` in each step.
     comm : communicator or Ranks, optional
         The ranks that share the work: a communicator of mpi4py, a process group of ``torch.distributed``, or one of
-        `arrayopt.ranks.threads`. Each rank keeps and updates its part of the state; parameters are whole on all of them
-        after each step. All ranks make the same calls. See the documentation, "Many processes and devices".
+        `arrayopt.ranks.threads`. Each rank stores and updates its part of the state, and has all parameters after each
+        step. All ranks make the same calls. See "Many processes and devices" in the documentation.
 
     Attributes
     ----------
     params
-        The parameters, in the structure given (list of group dicts: a flat list in their order). You may replace an
-        array by another of the same shape, dtype, library and device: ``opt.params["w"] = w``, or all at once:
-        ``opt.params = tree``. The next step starts from it.
+        The parameters, in the structure given (for a list of group dicts, a flat list in their order). You may replace
+        one array by another with the same shape, dtype, library and device, ``opt.params["w"] = w``, or all of them,
+        ``opt.params = tree``. The next step starts from the new values.
     rule : Rule
         The rule of all tensors whose group has no other value. Read and set its fields on the optimizer:
         ``opt.lr = 0.1``.
     groups : tuple of Group
         The groups, in order. Their fields can be set too: ``opt.groups[0].lr = 0.1``.
     step_count : int
-        The number of steps made, with the skipped ones. Schedules get this number in the next step.
+        The number of steps made, including skipped ones. Schedules get this number in the next step.
     loss_scale : float or 0-d array
         The factor for the loss in the next step; 1.0 without a loss scale.
     state : mapping of str to mapping
@@ -98,12 +98,12 @@ class Optimizer(Settings):
     Raises
     ------
     TypeError, ValueError
-        If parameters, groups or options cannot be used. The message says which and why.
+        If parameters, groups or options are invalid. The message says which, and why.
 
     Notes
     -----
     Writable arrays (NumPy, CuPy, PyTorch, ...) are updated in place. Others (JAX, read-only arrays) are replaced, so
-    keep what `step` returns. A step that raises changes nothing, except what a hook has done.
+    keep what `step` returns. A step that raises an error changes nothing, except what a hook has done.
 
     Examples
     --------
@@ -164,27 +164,27 @@ class Optimizer(Settings):
         incomplete: bool = False,
         wait: bool = True,
     ) -> Any:
-        """Update the parameters by their gradients; or end the step that `give` has begun.
+        """Update the parameters with gradients, or end a step that `give` has started.
 
         Parameters
         ----------
         grads : tree of arrays and None
             In the structure of the parameters, or a flat mapping by tensor name. If params were a list of group dicts:
             a flat list in their order. Shapes, library and device are those of the parameters; the dtype may be another
-            of the same kind, real or complex. A tensor whose gradient is None stays as it is in this step. Left out,
-            to end the step in which `give` has updated tensors.
+            of the same kind, real or complex. A tensor whose gradient is None is not changed in this step. Omit `grads`
+            to end a step with `give`.
         loss_scale : number or 0-d array, optional
             The factor that the loss was multiplied by in this step, in [2**-126, 2**127]; only if the Optimizer was
             made without a loss scale.
         value : number or 0-d array, optional
-            The value of the function whose gradients these are, for rules that ask for it by `h.value`. It is not
-            divided by the loss scale. With `accumulate`, the last call's is used; ranks must give the same. Where all
-            tensors are stacked, with as many layers: also an array of their library, with a value for each layer.
+            The function value, for rules that use `h.value`. It is not divided by the loss scale. With `accumulate`,
+            the value of the last call is used. All ranks must pass the same value. If all tensors are stacked with the
+            same number of layers, it may be an array of their library with one value per layer.
         incomplete : bool, default False
-            End the step although `give` has refused a gradient: that tensor stays as it is.
+            End the step although `give` has refused a gradient. That tensor is not changed.
         wait : bool, default True
-            Over ranks, wait until the parameters that other ranks have updated are here. With False they arrive while
-            you compute something else: call `wait` before you use one. `params` and all other calls wait, too.
+            With ranks, wait for the parameters that other ranks update. With False, they arrive in the background: call
+            `wait` before you use one. `params` and all other calls wait too.
 
         Returns
         -------
@@ -200,9 +200,8 @@ class Optimizer(Settings):
             If another thread is using the Optimizer; or if `give` has refused a gradient.
         ValueError
             If gradients do not match the parameters (the message lists every mismatch) or share memory with slots or
-            other parameters, a schedule's value is out of range, a sequence has run out, `loss_scale` is given
-            twice, or a rule asks for a value that is not given; or if ranks do not agree about the step.
-            Nothing has changed then.
+            other parameters, a schedule's value is out of range, a sequence has run out, `loss_scale` is given twice, a
+            rule needs a value that is not given, or ranks disagree about the step. Nothing is changed.
         RankError
             If another rank has failed or did not answer in time; the message says whether anything has changed.
         """
@@ -230,35 +229,37 @@ class Optimizer(Settings):
             return self.params if wait else None
 
     def give(self, name: str, grad: Any) -> None:
-        """Take the gradient of one tensor as it arrives; `step()` without gradients ends the step.
+        """Pass the gradient of one tensor. `step()` without gradients ends the step.
 
-        In one process the tensor is updated at once. Over ranks with gradients of their own, gradients are added up
-        in buckets while others are still computed, and `step()` updates the tensors. In both cases the memory of the
-        gradient is free afterwards, and the result is that of ``step(grads)``, to the last bit. Hyper-parameters are
-        those of the step, in all tensors. With `accumulate`, a gradient is added to the sum of its tensor, and
-        `step()` ends a micro-step.
+        In one process, the tensor is updated immediately. With ranks that have different gradients, gradients are
+        reduced in buckets while others are still being computed, and `step()` updates the tensors. In both cases, the
+        gradient may be freed afterwards, and the result has the same bits as ``step(grads)``. All tensors use the same
+        hyper-parameters. With `accumulate`, a gradient is added to the sum of its tensor, and `step()` ends a
+        micro-step.
 
         Parameters
         ----------
         name : str
-            The tensor, by the name that `groups` and `state` know it by.
+            The name of the tensor, as in `groups` and `state`.
         grad : array
             Its gradient, as for `step`.
 
         Raises
         ------
         TypeError, ValueError
-            As `step`; or if the tensor is unknown, or was given in this step. If something needs all gradients of a
-            step: hooks before a step, and ranks with ``grads="reduced"``; in one process also `clip_norm`, a loss
-            scale, `skip_nonfinite` and `stats`. The tensor stays as it is then.
+            As for `step`; if the tensor is unknown, or was already given in this step; or if an option needs all
+            gradients at once: hooks before a step, and ranks with ``grads="reduced"``; in one process also `clip_norm`,
+            a loss scale, `skip_nonfinite` and `stats`. The tensor is not changed.
+        RuntimeError
+            If settings have changed since the first gradient of the step, in one process.
         RankError
             If another rank has failed or did not answer in time.
 
         Notes
         -----
         Between the first `give` and `step()` the Optimizer is in the middle of a step: it can be loaded, but not saved.
-        Over ranks, `give` may wait for the others, so all ranks give gradients of the same tensors, in any order. If
-        `step()` raises there, all gradients of the step must be given again.
+        With ranks, `give` may wait for other ranks, so all ranks give gradients of the same tensors, in any order. If
+        `step()` raises an error, all gradients of the step must be given again.
 
         Examples
         --------
@@ -270,30 +271,34 @@ class Optimizer(Settings):
         {'w': array([0.9, 0.9]), 'b': array([-0.1, -0.1])}
         """
         with self._guard("Optimizer.give"):
-            names = [x.name for x in self._parameters.all]
-            self._step.release.check(name, names, self._waits())
+            places, step = self._parameters.places, self._step
+            step.release.check(name, places, self._waits())
             try:
-                matched = self._parameters.match({**dict.fromkeys(names), name: grad})
-                if self._team.size > 1:
-                    self._step.take(name, names.index(name), matched)
+                ranks, every, place = self._team.size > 1, step.accumulator.every, places[name]
+                if ranks and step.release and every == 1 and self._parameters.all[place].block is None:
+                    step.take(name, place, {place: self._parameters.match_one(place, grad)})
                     return
-                coming = self._step.coming_given("Optimizer.give")
-                only = names.index(name) if self._step.accumulator.every > 1 else None
-                begun = self._step.begin(coming, matched, stats=False, only=only)
-                self._step.make(coming, begun, stats=False, record=lambda *_: None, counted=True)
+                matched = self._parameters.match({**dict.fromkeys(places), name: grad})
+                if ranks:
+                    step.take(name, place, matched)
+                    return
+                coming = step.coming_given("Optimizer.give")
+                only = place if every > 1 else None
+                begun = step.begin(coming, matched, stats=False, only=only)
+                step.make(coming, begun, stats=False, record=lambda *_: None, counted=True)
             except Exception as error:
-                self._step.release.refused[name] = str(error)
+                step.release.refused[name] = str(error)
                 raise
-            self._step.release.took(name)
+            step.release.took(name)
 
     def wait(self, name: str | None = None) -> Any:
-        """Wait for a parameter that is on its way after ``step(grads, wait=False)``, or for all.
+        """Wait for one parameter, or for all, after ``step(grads, wait=False)``.
 
         Parameters
         ----------
         name : str, optional
-            The tensor, by the name that `groups` and `state` know it by. Parameters arrive in the order of their
-            tensors, so this also waits for those before it.
+            The name of the tensor, as in `groups` and `state`. Parameters arrive in the order of their tensors, so this
+            also waits for those before it.
 
         Returns
         -------
@@ -380,7 +385,7 @@ class Optimizer(Settings):
         return float(evaluate("Optimizer: `clip_norm`", self.clip_norm, self._run.steps, CLIP_NORM))
 
     def advance(self, *, loss_scale: float | None = None, value: float | None = None) -> None:
-        """The host's half of a step: move schedules on, and put hyper-parameters where `launch` finds them.
+        """The host's part of a step: advance schedules, and prepare hyper-parameters for `launch`.
 
         Call it before each replay of a step that was captured in a CUDA graph: the replay then uses new learning rates
         and step counts. See the documentation, "On a GPU". ``step(grads)`` is ``advance()`` and ``launch(grads)``, with
@@ -396,8 +401,8 @@ class Optimizer(Settings):
         TypeError, ValueError
             As `step`.
         RuntimeError
-            If the Optimizer accumulates gradients: only `step` can do that. Or if a captured step does not do what is
-            asked for now: the structure of groups has changed, or whether gradients are clipped, scaled or checked.
+            If the Optimizer accumulates gradients, which only `step` supports; or if the structure of groups, or
+            whether gradients are clipped, scaled or checked, has changed since the step was captured.
         """
         with self._guard("Optimizer.advance"), self._team.warned("Optimizer.advance"):
             self._step.release.check_whole("Optimizer.advance")
@@ -405,7 +410,7 @@ class Optimizer(Settings):
             self._step.advance(loss_scale, self._limit(), data("Optimizer.advance: `value`", value))
 
     def launch(self, grads: Any) -> Any:
-        """The device's half of a step: update parameters and state with the numbers that `advance` prepared.
+        """The device's part of a step: update parameters and state with the hyper-parameters that `advance` prepared.
 
         On a GPU it can be captured in a CUDA graph, after one step with the same arrays.
 
@@ -422,7 +427,7 @@ class Optimizer(Settings):
         Raises
         ------
         ValueError
-            As `step`; or if arrays are not those of the captured step, which has their addresses.
+            As for `step`; or if arrays are not those of the captured step, which contains their addresses.
         RuntimeError
             If `advance` has not been called, or groups have changed since.
         """
@@ -435,12 +440,12 @@ class Optimizer(Settings):
     # ---- parameters and groups --------------------------------------------------------------------------------------
 
     def add_group(self, params: Any, **overrides: Any) -> Group:
-        """Add parameters, as a new group with fresh state and its own counts of updates.
+        """Add parameters as a new group, with new state and update counts.
 
         Parameters
         ----------
         params : tree of arrays
-            If the parameters are a dict: a dict with new keys. If they are a list: an array or a list, to append.
+            A dict with new keys if the parameters are a dict. An array, or a list to append, if they are a list.
         **overrides
             The group's own values of the rule's fields, and ``rule=`` if it has another rule.
 
@@ -487,13 +492,10 @@ class Optimizer(Settings):
     # ---- showing -----------------------------------------------------------------------------------------------------
 
     def explain(self) -> str:
-        """How a step runs: for each bucket of tensors the engine, why it was chosen, and what it does; then the memory.
+        """Describe how a step runs: the engine of each bucket of tensors, why it was chosen, and its passes.
 
-        The bytes of state are those that this process has for the parameters that it has.
+        The bytes of state are those of this process.
         """
         every = self._parameters.all
         steps = self._step.explain(clips=self.clip_norm is not None)
-        lines = [*self._team.explain(every), steps]
-        if any(size(x.array) for x in every):
-            lines.append(f"state: {state_bytes(every):.4g} bytes per parameter")
-        return Text("\n".join(lines))
+        return Text("\n".join([*self._team.explain(every), steps, *explain_state(every)]))

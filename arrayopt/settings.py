@@ -47,7 +47,7 @@ class Settings(Saved):
 
     @property
     def step_count(self) -> int:
-        """The number of steps made, with the skipped ones. Schedules get this number in the next step."""
+        """The number of steps made, including skipped ones. Schedules get this number in the next step."""
         return self._run.steps
 
     @property
@@ -87,7 +87,7 @@ class Settings(Saved):
         return self._run.peek("scale")
 
     def now(self, name: str = "lr") -> float | dict[str, float | None] | None:
-        """The value of a hyper-parameter in the next step, as a plain number: for logs and progress bars.
+        """Return the value of a hyper-parameter in the next step, as a plain number.
 
         Parameters
         ----------
@@ -97,9 +97,9 @@ class Settings(Saved):
         Returns
         -------
         float, dict of str to float, or None
-            One number where all groups have the same, else the number of each group by its label. None where the field
-            is off, where a group's rule has no such field, and for the `lr` of `Adafactor` and `CAME` with
-            ``relative_step=True``: they take it from each tensor's number of updates.
+            One number if all groups have the same, else the number of each group by its label. None if the field is
+            off, if a group's rule has no such field, and for the `lr` of `Adafactor` and `CAME` with
+            ``relative_step=True``, which compute it for each tensor.
 
         Raises
         ------
@@ -123,38 +123,38 @@ class Settings(Saved):
         return next(iter(found.values())) if len(set(found.values())) == 1 else found
 
     def nonfinite(self) -> list[str]:
-        """The names of the tensors whose gradients were not finite in the last step. This waits for the device.
+        """Return the names of the tensors whose gradients were not finite in the last step. This waits for the device.
 
         Returns
         -------
         list of str
-            Steps look for such gradients with `skip_nonfinite`, a loss scale or `clip_norm`; otherwise this raises a
+            Gradients are checked with `skip_nonfinite`, a loss scale or `clip_norm`; otherwise this raises a
             RuntimeError.
         """
         self._run.streams.meet("Optimizer.nonfinite")
         return self._step.judging.nonfinite()
 
     def skipped_layers(self) -> dict[str, Ints]:
-        """How many updates each layer of the stacked tensors has skipped, by name. This waits for the device.
+        """Return how many updates each layer of the stacked tensors has skipped, by name. This waits for the device.
 
         Returns
         -------
         dict of str to array of int
-            With `skip_nonfinite`, a layer whose gradient is not finite is skipped alone. Its own number of updates is
-            the tensor's, ``state[name]["t"]``, less this one. Steps that were skipped as a whole are not among them:
-            see `stats.skipped`.
+            With `skip_nonfinite`, layers with a non-finite gradient are skipped separately. The update count of a layer
+            is that of the tensor, ``state[name]["t"]``, minus this number. Steps that were skipped as a whole are not
+            included: see `stats.skipped`.
         """
         return {x.name: x.skipped for x in self._parameters.all if x.layers}
 
     @np.errstate(all="ignore")  # infinity and NaN are data, and no warning
     def averaged(self) -> Any:
-        """Copies of the points to evaluate at, in the parameters' structure and dtypes.
+        """Return copies of the points at which to evaluate, in the parameters' structure and dtypes.
 
         Returns
         -------
         params
-            With `ema_decay`, the parameters' moving averages. Without, what `ScheduleFreeAdamW` and `FISTA`
-            evaluate at. Of the other tensors copies of the parameters.
+            With `ema_decay`, the parameters' moving averages. Without it, the points at which `ScheduleFreeAdamW` and
+            `FISTA` are evaluated. For other tensors, copies of the parameters.
         """
         with self._guard("Optimizer.averaged"):
             with self._team.warned("Optimizer.averaged"):

@@ -1,6 +1,8 @@
-"""What state of 8 bits saves, and what it costs: bytes per parameter, accuracy on the digits, memory of a process.
+"""What state of 8 bits saves, and what it costs: bytes per parameter, memory of a process, time, accuracy on digits.
 
-``python -m benchmarks.memory`` prints the tables of docs/memory.md.
+``python -m benchmarks.memory`` prints the tables of docs/memory.md. ``python -m benchmarks.memory --times --write``
+makes the table of times alone and writes it into the page: a minute or two, with 5 GB of memory, on a machine that does
+nothing else.
 """
 
 import argparse
@@ -10,6 +12,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,11 @@ from arrayopt.demo import digits
 from arrayopt.libraries import open_library
 from arrayopt.params.trees import flatten
 from arrayopt.state.quantized import dequantized, quantized
+from benchmarks import ours, peers_torch
 from benchmarks.apart import tell
+from benchmarks.contest import Contestant, Race, Running, by_threads, race
+from benchmarks.machine import Machine, look
+from benchmarks.problems import PROBLEMS, Problem
 from benchmarks.results import Sheet
 
 CONSOLE = Console(soft_wrap=True, highlight=False)
@@ -89,11 +96,22 @@ def _blocks(x: Any, dtype: str) -> Any:
     return dequantized(*quantized(x, dtype))
 
 
+def _float8(x: Any, dtype: str) -> Any:
+    """Blocks of 32 with scales in bfloat16, as the library's, of which each element is stored as float8_e4m3."""
+    flat = np.pad(x.reshape(-1), (0, -x.size % 32)).reshape(-1, 32)
+    scale = (np.abs(flat).max(axis=1, keepdims=True) / 448.0).astype(ml_dtypes.bfloat16).astype(x.dtype)
+    codes = np.clip(flat / np.where(scale == 0, 1.0, scale), -448.0, 448.0).astype(ml_dtypes.float8_e4m3fn)
+    return (codes.astype(x.dtype) * scale).reshape(-1)[: x.size].reshape(x.shape)
+
+
 CONTROLS: dict[str, tuple[Callable[[Any, str], Any], bool]] = {
+    "float8_e4m3 in blocks": (_float8, True),
     "one scale per tensor": (_one_scale, True),
     "blocks, without roots": (_blocks, False),
 }
-"""What must be worse: how a slot is rounded after each step, and whether of a second moment the root is."""
+"""What the library does not do, and what must be worse: how a slot is rounded after each step, and whether of a second
+moment the root is.
+"""
 
 
 def _rounding(how: Callable[[Any, str], Any], roots: bool, opt: ao.Optimizer) -> None:
@@ -258,6 +276,61 @@ def memory_table() -> Sheet:
     return Sheet(title, ("parameters and state", "gradients together", "gradients released"), lines)
 
 
+# ---- time -----------------------------------------------------------------------------------------------------------
+
+
+PAGE = Path(__file__).parents[1] / "docs" / "memory.md"
+BEGIN, END = "<!-- times: written by benchmarks/memory.py -->", "<!-- end of times -->"
+PEER = "AdamW of PyTorch, fused, state in float32"
+TIMED = ("AdamW", "LAMB", "CAME")
+
+
+def _timed(name: str, storage: str, problem: Problem) -> Contestant:
+    """A rule with a storage, on this library's fastest engine."""
+    held = 4.0 * problem.elements * (1 + ours.STATE[name] * (1.0 if storage == "float32" else 0.27))
+
+    def build() -> Running:
+        opt, grads = ours.optimizer(name, problem, ours.FUSED[0], **STORAGES[storage])
+        return Running(lambda: opt.step(grads), lambda: list(opt.params.values()), settings=by_threads())
+
+    return Contestant(f"{name}, state in {storage}", build, held=held)
+
+
+def raced(problem: Problem, rounds: int) -> Race:
+    """Times of rules with their state in float32 and in 8 bits, and of PyTorch's fused AdamW, in turns."""
+    peers = [c for c in peers_torch.contestants("AdamW", problem) if c.name == "torch fused"]
+    entered = [replace(c, name=PEER) for c in peers]
+    for name in TIMED:
+        entered += [_timed(name, storage, problem) for storage in ("float32", "int8")]
+    return race(entered, rounds=rounds, warmup=2)
+
+
+def times_table(times: Race, problem: Problem) -> Sheet:
+    """The times of all, and as multiples of the peer's in the same round."""
+    title = f"Times with state in 8 bits: {problem.title}, {problem.elements / 1e6:.0f} million float32 parameters"
+    lines = [(name, f"{1e3 * times.seconds(name):.1f}", f"{times.ratio(name, PEER):.2f}") for name in times.names]
+    return Sheet(title, ("optimizer", "ms", "ratio"), lines)
+
+
+def written(page: str, sheet: Sheet, machine: Machine) -> str:
+    """The page with another table of times between its marks.
+
+    Raises
+    ------
+    ValueError
+        If the page does not have the two marks, once each.
+    """
+    if page.count(BEGIN) != 1 or page.count(END) != 1:
+        raise ValueError(f"benchmarks: docs/memory.md must have '{BEGIN}' and '{END}' once each")
+    rows, title = machine.rows, sheet.title.partition(": ")[2]
+    about = f"{title}; {rows['processor']}, threads: {rows['threads used']}; engine `{ours.FUSED[0]}`. {machine.stamp}"
+    cells = [f"| {' | '.join(line)} |" for line in (sheet.columns, *sheet.lines)]
+    table = "\n".join(
+        [f"{about} Load before: {rows['load before the run']}.", "", cells[0], "|---|---:|---:|", *cells[1:]]
+    )
+    return f"{page.split(BEGIN)[0]}{BEGIN}\n\n{table}\n\n{END}{page.split(END)[1]}"
+
+
 def main() -> None:
     """Print all tables, or be one of the processes that are measured."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -266,12 +339,24 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--data", action="store_true", help="tables of bytes as JSON, for benchmarks/run.py")
     parser.add_argument("--transformer", action="store_true", help="that table alone")
+    parser.add_argument("--times", action="store_true", help="the times alone")
+    parser.add_argument("--problem", choices=PROBLEMS, default="bert-base", help="the tensors that times are of")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--write", action="store_true", help="write the times into docs/memory.md, too")
     given = parser.parse_args()
     if given.train:
         train(given.train, given.release)
         return
     if given.transformer:
         transformer_table(given.steps)
+        return
+    machine = look("python -m benchmarks.memory")
+    problem = PROBLEMS[given.problem]
+    times = times_table(raced(problem, given.rounds), problem)
+    tell(times, data=given.data)
+    if given.write:
+        PAGE.write_text(written(PAGE.read_text("utf-8"), times, machine), "utf-8")
+    if given.times:
         return
     tell(bytes_table(), data=given.data)
     tell(memory_table(), data=given.data)

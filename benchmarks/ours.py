@@ -2,6 +2,8 @@
 
 import math
 import tracemalloc
+from dataclasses import replace
+from typing import Any
 
 import arrayopt as ao
 from arrayopt.engines import table
@@ -86,11 +88,12 @@ def contestants(rule: str, problem: Problem) -> list[Contestant]:
     ]
 
 
-def optimizer(rule: str, problem: Problem, engine: str) -> tuple[ao.Optimizer, dict]:
-    """An optimizer over a problem, and the gradients to give it."""
+def optimizer(rule: str, problem: Problem, engine: str, **options: Any) -> tuple[ao.Optimizer, dict]:
+    """An optimizer over a problem, its rule with these options, and the gradients to give it."""
     names = [str(i) for i in range(len(problem.shapes))]
     params = dict(zip(names, problem.params(), strict=True))
-    return ao.Optimizer(params, (RULES | MORE)[rule], engine=engine), dict(zip(names, problem.grads, strict=True))
+    made = replace((RULES | MORE)[rule], **options)
+    return ao.Optimizer(params, made, engine=engine), dict(zip(names, problem.grads, strict=True))
 
 
 def running(rule: str, problem: Problem, engine: str) -> Running:

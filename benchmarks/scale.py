@@ -1,16 +1,21 @@
 """Steps of many ranks, computed by a model of a network: how much of the messages the computation hides.
 
 python -m benchmarks.scale
+python -m benchmarks.scale --python    # measured: the processor's time of a step of one of 256 ranks
 
-Nothing is measured. The messages are the real ones: tensors are cut, and buckets filled, by the code that runs them.
-Times follow from the numbers of `Machine`. Other systems are in the same model, each as its documentation describes it:
+But for `--python`, nothing is measured. The messages are the real ones: tensors are cut, and buckets filled, by the
+code that runs them. Times follow from the numbers of `Machine`. Other systems are in the same model, each as its
+documentation describes it:
 ZeRO-1 (all-reduce during the backward pass, then parameters are gathered), ZeRO-2 (reduce-scatter in place of
 all-reduce), and FSDP2 (each layer is gathered before its forward and its backward pass, one layer ahead).
 """
 
 import argparse
 import math
+import os
+import statistics
 import sys
+import time
 from collections import Counter
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -19,7 +24,8 @@ import numpy as np
 
 import arrayopt as ao
 from arrayopt.params.groups import Group
-from arrayopt.ranks import gather, started
+from arrayopt.ranks import Ranks, gather, started, threads
+from arrayopt.ranks.comm import Comm
 from arrayopt.ranks.layout import layout
 from arrayopt.ranks.partition import divide
 from arrayopt.state.tensors import Tensor
@@ -234,12 +240,68 @@ def seconds(name, ranks, machine=None):
     }
 
 
+class Silent(Comm):
+    """Rank 0 of many, whose messages arrive at once and hold what it has said itself."""
+
+    renews, number = True, 1
+
+    def __init__(self, size):
+        self.rank, self.size, self.timeout = 0, size, 60.0
+
+    def allgather(self, sent, counts):
+        return lambda: [sent if len(sent) == n else np.zeros(n, np.uint8) for n in counts]
+
+    def start_broadcast(self, pieces):
+        return lambda: None
+
+    def start_exchange(self, sent, received):
+        return lambda: None
+
+    def tell(self, said):
+        return [said] * self.size
+
+
+def python_part(tensors=5433, ranks=256, steps=20):
+    """Milliseconds of the processor: a step of one rank, and of a process that has that rank's tensors alone.
+
+    The library's own time for messages is not in it. Parameters are 256 x 256, and most of their memory is not touched.
+    """
+    os.environ["ARRAYOPT_NUM_THREADS"] = "1"
+    shape = (256, 256)
+    grad = np.zeros(shape, np.float32)
+    params = {f"layers.{i // 194}.experts.{i % 194}": np.zeros(shape, np.float32) for i in range(tensors)}
+    opening, Ranks.open = Ranks.open, lambda self: Silent(ranks)
+    try:
+        there = Ranks(threads(1)[0], check=None)
+        many = ao.Optimizer(params, ao.AdamW(), comm=there)
+    finally:
+        Ranks.open = opening
+    mine = [x.name for x in many._parameters.all if x.kind != "none"]
+    one = ao.Optimizer({name: np.zeros(shape, np.float32) for name in mine}, ao.AdamW())
+    found = []
+    for opt, grads in ((many, dict.fromkeys(params, grad)), (one, dict.fromkeys(mine, grad))):
+        times = []
+        for _ in range(steps + 3):
+            began = time.process_time()
+            opt.step(grads)
+            times.append(1e3 * (time.process_time() - began))
+        found.append(statistics.median(times[3:]))
+    return tuple(found)
+
+
 def main():
     """A table in Markdown."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", nargs="+", choices=list(WORK), default=list(WORK))
     parser.add_argument("--ranks", nargs="+", type=int, default=RANKS)
+    parser.add_argument("--python", action="store_true", help="measure the processor's time of a step of one rank")
     given = parser.parse_args()
+    if given.python:
+        many, one = python_part()
+        sys.stdout.write(
+            f"a step of one of 256 ranks over 5,433 tensors: {many:.1f} ms, with its tensors alone {one:.1f}\n"
+        )
+        return
     head = None
     for name in given.models:
         for ranks in given.ranks:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support.engines import each_fused
 from tests.support.entered import bits
-from tests.support.powers import CALLS, CHANGES, DTYPES, RULES, RUNS, Case
+from tests.support.powers import CALLS, CHANGES, DTYPES, RULES, RUNS, STORAGES, Case
 from tests.support.slow import settled
 
 # a fault in a generator that is being closed reaches nobody
@@ -22,10 +22,11 @@ SOME_CALLS = st.lists(st.sampled_from(sorted(CALLS)), unique=True, min_size=1, m
 
 def case_of(name, changes):
     """A case with these powers; some cannot be had together."""
-    assume(sum(change in DTYPES for change in changes) <= 1)
+    assume(all(sum(change in some for change in changes) <= 1 for some in (DTYPES, STORAGES)))
     assume(name != "Prodigy" or "centralized" not in changes)  # which engines that fuse refuse, in words
     assume(name != "LBFGS" or "project" not in changes)  # which it refuses
-    assume("state_dtype" not in changes or not {"float64"} & set(changes))
+    assume("value" not in changes or (name == "LBFGS" and "schedule" not in changes))  # of which all groups have one
+    assume("float64" not in changes or not {"state_dtype", "storage by slot"} & set(changes))
     case = Case(name)
     for change in changes:
         CHANGES[change](case)
@@ -48,6 +49,8 @@ def run(case, engine, where="alone", how=("straight",), seed=0):
 )
 def test_what_must_change_no_bit_changes_none(engine, name, changes, where, how, seed):
     case = case_of(name, changes)
+    if where == "own gradients":
+        case.calls = 6  # whole steps with `accumulate`, for sums of ranks are not to be seen
     (straight,) = map(bits, run(case, engine))
     for found in map(bits, run(case, engine, where, how, seed)):
         assert {key for key in straight if found.get(key) != straight[key]} == set()
@@ -61,13 +64,13 @@ def test_engines_agree(engine, name, changes):
     case = case_of(name, changes)
     (expected,), (found,) = run(case, "array_api"), run(case, engine)
     assert list(found) == list(expected)
-    coarse = case.dtype == "bfloat16" or {"state_dtype", "int8"} & set(changes)
+    coarse = case.dtype == "bfloat16" or set(STORAGES) & set(changes)
     for key, x in expected.items():
         if not isinstance(x, np.ndarray):
             assert found[key] == x, key
             continue
         assert (found[key].dtype, found[key].shape) == (x.dtype, x.shape), key
-        if key[1:] == ("master",) and "split" in changes and {"state_dtype", "int8"} & set(changes):
+        if key[1:] == ("master",) and "split" in changes and set(STORAGES) & set(changes):
             continue  # bits below the parameter's, which differ where narrow state is rounded the other way
         x, y = (np.asarray(a, np.float64) for a in (x, found[key]))
         near = {"float64": 1e-9}.get(case.dtype, 0.1 if coarse else 1e-3) * max(1e-3, np.abs(x).max(initial=0))

@@ -69,7 +69,7 @@ def _describe(name: str) -> str:
     except UnavailableError as error:
         return str(error).removeprefix(f"{name} ")
     engines = [f"{engine} {_trial(library, engine)}" for engine in engines_for(name)]
-    return f"{_devices(library)}; engines: {', '.join(engines)}; 'auto' takes {_auto(library)}"
+    return f"{_devices(library)}; engines: {', '.join(engines)}; 'auto' uses {_auto(library)}"
 
 
 def _devices(library: Library) -> str:

@@ -70,7 +70,7 @@ def run(given: argparse.Namespace) -> int:
     from arrayopt.testing import page, report, verify
 
     try:
-        rules = verify.RULES if given.rules is None else dict(map(_rule, given.rules))
+        rules = verify.RULES | verify.STORED if given.rules is None else dict(map(_rule, given.rules))
         backends = known.choose(given.backends)
         shapes = verify.SHAPES if given.shapes is None else given.shapes
         settings = verify.Settings(shapes, given.dtypes, given.steps, given.seed, given.max_ulp)
@@ -91,8 +91,10 @@ def run(given: argparse.Namespace) -> int:
 
 def _rule(text: str) -> tuple[str, Any]:
     """A rule with its name."""
-    from arrayopt.testing.verify import RULES
+    from arrayopt.testing.verify import RULES, STORED
 
+    if text in STORED:
+        return text, STORED[text]
     kind = rule_class(text)
     return kind.__name__, RULES[kind.__name__] if ":" not in text else make_rule(kind, {})
 

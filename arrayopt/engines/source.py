@@ -12,7 +12,7 @@ MOST = 64
 
 
 def source(rule: Rule, *, engine: str = "numba", dtype: str = "float32", rank: int = 2) -> str:
-    """The code that a fused engine runs for a rule.
+    """Return the code that a fused engine runs for a rule.
 
     It needs neither parameters nor the engine's library.
 
@@ -25,20 +25,20 @@ def source(rule: Rule, *, engine: str = "numba", dtype: str = "float32", rank: i
     dtype : str, default "float32"
         What parameters and gradients are stored in.
     rank : int, default 2
-        The tensors' number of dimensions, in [0, 64]. It matters for rules that look at rows and
-        columns, as `CAME`.
+        The tensors' number of dimensions, in [0, 64]. It matters for rules with rows and columns,
+        such as `CAME`.
 
     Returns
     -------
     str
         A self-contained Python module, or a C++ or CUDA C++ source. It begins with the plan: the
-        passes, what each loads, stores and reduces, and the bytes per parameter. Of a rule that
-        asks for totals, one after the other for each phase between which tensors meet.
+        passes, what each loads, stores and reduces, and the bytes per parameter. For a rule with
+        totals, it has one part for each phase.
 
     Raises
     ------
     TypeError
-        If the rule is none, or does something that cannot be traced, or the rank is not an integer.
+        If `rule` is not a rule, or cannot be traced, or `rank` is not an integer.
     ValueError
         If there is no such engine, dtype or rank.
 

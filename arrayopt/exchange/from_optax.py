@@ -31,36 +31,37 @@ _FIELDS = {"mu", "nu", "trace", "slots"}
 
 
 def load_optax(opt: Optimizer, state: Any) -> None:
-    """Go on from the state of an optax transformation: ``adamw``, ``adam``, ``lamb``, ``sgd``, ``lion`` and their like.
+    """Load the state of an optax transformation, such as ``adamw``, ``adam``, ``lamb``, ``sgd`` or ``lion``.
 
     Parameters
     ----------
     opt : Optimizer
-        Over the same parameters, of any library, under the rule that the transformation is: `AdamW`, `Adam`, `LAMB`,
-        `RAdam`, `SGD`, `LARS`, `Lion`, `RMSprop` without momentum, or `Muon`; any rule for a state of `arrayopt.optax`.
+        An optimizer for the same parameters, in any library, with the rule of the transformation: `AdamW`, `Adam`,
+        `LAMB`, `RAdam`, `SGD`, `LARS`, `Lion`, `RMSprop` without momentum, or `Muon`; any rule for a state of
+        `arrayopt.optax`.
     state : optax state
-        What ``transformation.init`` or ``update`` returned. In it are looked for: the one state that has slots, optax's
-        for that rule or one of `arrayopt.optax`; its ``count``; and the ``hyperparams`` of
-        ``optax.inject_hyperparams``.
+        The state from ``transformation.init`` or ``update``. It must contain one state with slots, optax's for that
+        rule or one of `arrayopt.optax`. Its ``count``, and the ``hyperparams`` of ``optax.inject_hyperparams``, are
+        loaded too.
 
     Raises
     ------
     TypeError
-        If `opt` is no Optimizer, there is nothing of that kind in the state, or it is of another rule.
+        If `opt` is not an Optimizer, or the state has no slots or is for another rule.
     ValueError
-        If it does not fit, listing every mismatch; if it cannot be known what a ``trace`` was multiplied by. Nothing
-        has been changed then.
+        If the state does not match, with a list of every mismatch, or if the factor in a ``trace`` is unknown. Nothing
+        is changed.
 
     Notes
     -----
-    optax keeps hyper-parameters in its functions and not in its state: those of the rule stay, unless injected.
-    `step_count` becomes the number of updates. optax's ``amsgrad`` takes the maximum of corrected moments, which no
-    field here does; its state is refused. ``adamax`` and ``yogi`` have the same state as ``adam``: nobody can tell.
+    optax has hyper-parameters in its functions, not in its state, so those of the rule stay, unless they are injected.
+    `step_count` becomes the number of updates. The state of optax's ``amsgrad``, which uses the maximum of corrected
+    moments, raises an error. ``adamax`` and ``yogi`` have the same state as ``adam``, and cannot be distinguished.
 
-    A ``trace`` must come before the learning rate, as in ``optax.sgd``, so it must be the first of its chain: in a
-    chain of your own, give the state from the trace on. ``optax.lars`` has the learning rate in its trace, which is
-    divided by that of the rule: this must be the same number, and no schedule. With ``lr_in_momentum=True`` it is not
-    divided. States of `arrayopt.optax.lars`, `rmsprop` and `adafactor` are for rules with it.
+    A ``trace`` must come before the learning rate, as in ``optax.sgd``, so it must be the first of its chain. For your
+    own chain, pass the state from the trace on. The trace of ``optax.lars`` contains the learning rate, and is divided
+    by that of the rule, which must be the same number and not a schedule. With ``lr_in_momentum=True``, it is not
+    divided. States of `arrayopt.optax.lars`, `rmsprop` and `adafactor` need rules with ``lr_in_momentum=True``.
 
     Examples
     --------

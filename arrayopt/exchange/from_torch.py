@@ -23,40 +23,40 @@ __all__ = ["load_torch"]
 def load_torch(
     opt: "Optimizer | torch.optim.Optimizer", state: Mapping[str, Any], *, names: Sequence[str] | None = None
 ) -> None:
-    """Go on from the state of ``torch.optim``'s optimizer of the same name as the rule, or of its like elsewhere.
+    """Load the state of a ``torch.optim`` optimizer with the rule's name, or of a similar one elsewhere.
 
     Parameters
     ----------
     opt : Optimizer
-        Of this package, or of `arrayopt.torch`. Over the same parameters, of any library, under the rule of that name
-        (`LAMB` for Lamb) with the same switches. Tensors that PyTorch has in groups with different options must be in
-        groups of their own here, too.
+        An optimizer of this package or of `arrayopt.torch`, for the same parameters, in any library, with the rule of
+        that name (`LAMB` for Lamb) and the same switches. Tensors with different options in PyTorch must be in
+        different groups here too.
     state : dict
-        What ``state_dict()`` of PyTorch's optimizer returned; of timm's Lamb; of apex's FusedAdam, FusedLAMB or
-        FusedSGD; of bitsandbytes' Adam, AdamW or SGD with 32-bit or 8-bit state; or of torchao's Adam8bit, AdamW8bit,
-        Adam4bit, AdamW4bit, AdamFp8 or AdamWFp8.
+        The ``state_dict()`` of PyTorch's optimizer; of timm's Lamb; of apex's FusedAdam, FusedLAMB or FusedSGD; of
+        bitsandbytes' Adam, AdamW or SGD with 32-bit or 8-bit state; or of torchao's Adam8bit, AdamW8bit, Adam4bit,
+        AdamW4bit, AdamFp8 or AdamWFp8.
     names : sequence of str, optional
-        For each of PyTorch's parameters, in the order of its groups, the name of the tensor here. By default the
-        names that PyTorch's optimizer was given, if it was; else, where it has a single group, or where `opt` is one of
-        `arrayopt.torch` with groups as large as PyTorch's, the names here in their order.
+        The names here of PyTorch's parameters, in the order of its groups. By default, the names that PyTorch's
+        optimizer has. If it has none, the names here in their order, if there is a single group, or if `opt` is from
+        `arrayopt.torch` with groups of the same sizes.
 
     Raises
     ------
     TypeError
-        If `state` is no such dict, or `opt` no such Optimizer.
+        If `state` or `opt` is of another type.
     ValueError
-        If it does not fit, listing every mismatch, or has an option that has no counterpart, such as ``maximize`` for
-        an `arrayopt.Optimizer`; those of `arrayopt.torch` must have it for the same tensors. Nothing has been changed
-        then.
+        If the state does not match, with a list of every mismatch, or has an option without a counterpart, such as
+        ``maximize`` for an `arrayopt.Optimizer`. An optimizer of `arrayopt.torch` must have ``maximize`` for the same
+        tensors. Nothing is changed.
 
     Notes
     -----
-    Hyper-parameters become PyTorch's, except those that are schedules here, which stay. `step_count`, which schedules
-    see, becomes the largest number of updates of a tensor; PyTorch's SGD and Muon keep none, so that it stays as it is:
-    set it. PyTorch keeps the second moments of a complex tensor's parts apart; here they are added up.
-    ``max_grad_norm`` of timm and apex becomes `clip_norm`. apex does not save ``adam_w_mode``: the rule says which it
-    is. bitsandbytes' Adam decays as AdamW does; on a GPU after the update, so that p differs by lr² λ u in each step.
-    Options about how PyTorch computes, such as ``foreach``, mean nothing. The parameters themselves are not touched.
+    Hyper-parameters become PyTorch's, except schedules, which stay. `step_count`, which schedules use, becomes the
+    largest update count of a tensor. PyTorch's SGD and Muon have no counts, so `step_count` does not change: set it.
+    PyTorch has separate second moments for the two parts of a complex tensor; here they are added. ``max_grad_norm`` of
+    timm and apex becomes `clip_norm`. apex does not save ``adam_w_mode``: the rule says which it is. bitsandbytes' Adam
+    decays as AdamW does; on a GPU after the update, so that p differs by lr² λ u in each step. Options for PyTorch's
+    implementation, such as ``foreach``, are ignored. The parameters are not changed.
 
     Examples
     --------

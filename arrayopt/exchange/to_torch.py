@@ -68,7 +68,7 @@ _FREE = {"lookahead_alpha", "ema_decay", "master_weights", "seed", "matrix", "ns
 
 
 def to_torch(opt: "Optimizer | torch.optim.Optimizer") -> dict[str, Any]:
-    """The state of an optimizer, for ``load_state_dict`` of ``torch.optim``'s optimizer of the same name.
+    """Convert the state of an optimizer for ``load_state_dict`` of the ``torch.optim`` optimizer with the same name.
 
     Parameters
     ----------
@@ -79,24 +79,24 @@ def to_torch(opt: "Optimizer | torch.optim.Optimizer") -> dict[str, Any]:
     Returns
     -------
     dict
-        What ``state_dict()`` of PyTorch's optimizer would return: ``state`` by the numbers of the parameters, and
-        ``param_groups``, a group for each group of `opt`, in their order, with the names of its parameters. Schedules
-        become their values at the next step. Arrays are tensors on the CPU; loading brings them to the parameters.
+        A state dict of PyTorch's optimizer: ``state`` by parameter number, and ``param_groups``, one for each group of
+        `opt`, with the names of its parameters. Schedules become their values at the next step. Arrays are tensors on
+        the CPU; loading copies them to the devices of the parameters.
 
     Raises
     ------
     TypeError
-        If `opt` is no Optimizer under one of these rules.
+        If `opt` is not an Optimizer with one of these rules.
     ValueError
-        If it does something that PyTorch's optimizer cannot do, listing what.
+        If it has features that PyTorch's optimizer lacks, with a list of them.
     ImportError
         If PyTorch is not installed.
 
     Notes
     -----
-    The parameters themselves are not in it, and neither are moving averages (`ema_decay`). What the optimizer does
-    around its rule, such as `clip_norm`, is up to PyTorch's loop. It keeps the second moments of a complex tensor's
-    parts apart: each gets half.
+    The result does not contain parameters or moving averages (`ema_decay`). Options of the optimizer, such as
+    `clip_norm`, belong to PyTorch's loop. PyTorch has separate second moments for the two parts of a complex tensor:
+    each gets half.
 
     Examples
     --------

@@ -23,7 +23,7 @@ __all__ = ["Monitor"]
 
 
 class Monitor:
-    """Records what an optimizer reports of each tensor, at some of its steps.
+    """Records the statistics of each tensor at some steps of an optimizer.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ class Monitor:
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     def read(self) -> list[dict[str, Any]]:
-        """The records as plain values; waits for the device.
+        """Return the records as plain values. This waits for the device.
 
         Returns
         -------
@@ -130,7 +130,7 @@ class Monitor:
         ]
 
     def series(self, quantity: str) -> dict[str, tuple[list[int], list[float]]]:
-        """One quantity of each tensor that has it, over the steps; waits for the device.
+        """Return one quantity of each tensor over the steps. This waits for the device.
 
         Parameters
         ----------
@@ -203,7 +203,7 @@ class Monitor:
                 file.write(json.dumps(finite, allow_nan=False) + "\n")
 
     def send(self, sink: Callable[[int, dict[str, float]], object]) -> None:
-        """Give each step that has not been sent yet to a logger; waits for the device.
+        """Send each new step to a logger. This waits for the device.
 
         Parameters
         ----------

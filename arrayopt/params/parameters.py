@@ -6,9 +6,10 @@ from typing import Any
 
 from arrayopt.arrays import Array, size
 from arrayopt.params.given import as_tree, extend, is_group_list, named_params, parse_group_list
-from arrayopt.params.grads import GradMatcher
+from arrayopt.params.grads import GradMatcher, match_grads
 from arrayopt.params.groups import Group, Groups, assign, override
 from arrayopt.params.headers import object_addresses
+from arrayopt.params.kinds import resolved
 from arrayopt.params.parts import has_parts, local, localized, strays, with_array
 from arrayopt.params.replaced import Lent, Replaced, check_slots_unshared, exchange, form
 from arrayopt.params.trees import flatten, leaves, rebuild, template
@@ -109,6 +110,7 @@ class Parameters:
 
     def _join(self) -> None:
         """Give tensors their places, and one number of the run for each, or for each layer."""
+        self.places = {tensor.name: place for place, tensor in enumerate(self.all)}
         stacked = set[str]()
         for group in self.groups:
             stacked |= set(group.names) if group.rule.stacked else set()
@@ -148,6 +150,13 @@ class Parameters:
         if not familiar:
             self.keep_state()
         return matched
+
+    def match_one(self, place: int, grad: Any) -> Array | None:
+        """Return the gradient of one tensor, checked, for a step that has begun and copies it."""
+        tensor = self.all[place]
+        named = match_grads("Optimizer.step", [(tensor.name, tensor.array)], {tensor.name: grad})
+        found: Array | None = resolved(list(named.values()))[0]
+        return found
 
     def keep_state(self) -> None:
         """Keep slots from now on, rather than make them anew."""

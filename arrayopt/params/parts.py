@@ -24,10 +24,10 @@ class Part:
     array : array
         This rank's part, which is updated in place.
     offset : sequence of int
-        Where the part begins in the whole tensor, along each axis.
+        The first index of the part in the whole tensor, along each axis.
     shape : sequence of int
-        The shape of the whole tensor. The parts of all ranks fill it. Ranks may have the same part,
-        or none of it.
+        The shape of the whole tensor. The parts of all ranks must cover it. Ranks may have the same
+        part, or an empty one.
 
     Raises
     ------

@@ -53,11 +53,8 @@ class Agreement(Alone):
         step: int = 0,
         after: bool = False,
     ) -> bool:
-        if self.torn is not None and what != "Optimizer.load":
-            raise RankError(
-                f"{what}: {self.torn}; the ranks may hold different numbers: load a checkpoint on"
-                " all"
-            )
+        if what != "Optimizer.load":
+            self._refuse_torn(what)
         words: dict[str, Any] = {}
         if error is None:
             try:
@@ -79,6 +76,14 @@ class Agreement(Alone):
             if what != "Optimizer.load":
                 self.replaced.agreed()
             return bool(flags & WISH)
+
+    def _refuse_torn(self, what: str) -> None:
+        """Raise RankError where ranks may hold different numbers."""
+        if self.torn is not None:
+            raise RankError(
+                f"{what}: {self.torn}; the ranks may hold different numbers: load a checkpoint on"
+                " all"
+            )
 
     def _differ(
         self, what: str, words: dict[str, Any], error: BaseException | None, *, after: bool

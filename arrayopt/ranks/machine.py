@@ -24,7 +24,7 @@ _REGIONS: dict[int, tuple[int, str]] = {}
 
 
 def shared(tree: Any, comm: Any) -> Any:
-    """Return parameters in memory that all ranks of a machine have in common.
+    """Return parameters in memory that all ranks on a machine share.
 
     An optimizer of these ranks then sends no parameters: each rank writes those that it updates,
     and the others see them. All ranks call this, with the same shapes and dtypes; the values are
@@ -33,8 +33,8 @@ def shared(tree: Any, comm: Any) -> Any:
     Parameters
     ----------
     tree : array or tree of arrays
-        Arrays of NumPy, which are copied; or tensors of PyTorch on the CPU, which stay the same
-        objects and get other memory, so that a module goes on using them.
+        NumPy arrays, which are copied, or PyTorch tensors on the CPU, which stay the same objects
+        and get new memory, so that a module keeps using them.
     comm : communicator or Ranks
         As for `Optimizer`, of ranks on one machine.
 

@@ -3,7 +3,8 @@
 import atexit
 import ctypes
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -61,6 +62,18 @@ class ProcessGroup(Comm):
             self._device
         )
 
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Calls of the library, whose errors are those of ranks; a call also fails as it starts."""
+        try:
+            yield
+        except RuntimeError as error:
+            self._broken = True
+            first = str(error).partition("\n")[0]
+            raise RankError(
+                f"torch.distributed: {first} (the time limit is {self.timeout:g} s)"
+            ) from error
+
     def _wait(
         self,
         works: Sequence[Any],
@@ -75,16 +88,10 @@ class ProcessGroup(Comm):
         tensors = [*sent, *(tensor for tensor, _ in received)]
         limit = timedelta(seconds=self.timeout)
         _KEPT.extend(works)
-        try:
+        with self._told():
             for work in works:
                 if work is not None:
                     work.wait(limit)
-        except RuntimeError as error:
-            self._broken = True
-            first = str(error).partition("\n")[0]
-            raise RankError(
-                f"torch.distributed: {first} (the time limit is {self.timeout:g} s)"
-            ) from error
         if self._device != "cpu":
             for tensor, room in received:
                 room[...] = tensor.cpu().numpy()
@@ -103,8 +110,9 @@ class ProcessGroup(Comm):
         room, mine = np.zeros((self.size, most), np.uint8), np.zeros(most, np.uint8)
         mine[: len(sent)] = sent
         tensors, own, works = [self._tensor(row) for row in room], self._tensor(mine), list[Any]()
-        if most:
-            works = [self._dist.all_gather(tensors, own, group=self._group, async_op=True)]
+        with self._told():
+            if most:
+                works = [self._dist.all_gather(tensors, own, group=self._group, async_op=True)]
 
         def finish() -> list[Bytes]:
             self._wait(works, [own], list(zip(tensors, room, strict=True)))
@@ -116,7 +124,9 @@ class ProcessGroup(Comm):
         works, sent, received = list[Any](), list[Any](), list[tuple[Any, Any]]()
         for root, piece in pieces:
             tensor, source = self._tensor(piece), self._roots[root]
-            works.append(self._dist.broadcast(tensor, source, group=self._group, async_op=True))
+            with self._told():
+                work = self._dist.broadcast(tensor, source, group=self._group, async_op=True)
+            works.append(work)
             if root == self.rank:
                 sent.append(tensor)
             else:
@@ -125,7 +135,8 @@ class ProcessGroup(Comm):
 
     def start_add(self, values: Any, counts: Sequence[int]) -> Callable[[], Any]:
         tensor = self._tensor(values)
-        work = self._dist.all_reduce(tensor, group=self._group, async_op=True)
+        with self._told():
+            work = self._dist.all_reduce(tensor, group=self._group, async_op=True)
         first = sum(counts[: self.rank])
 
         def finish() -> Any:
@@ -147,5 +158,6 @@ class ProcessGroup(Comm):
             tensor = self._tensor(piece)
             pieces.append(tensor)
             calls.append(operation(self._dist.isend, tensor, self._roots[to], group))
-        works = self._dist.batch_isend_irecv(calls) if calls else []
+        with self._told():
+            works = self._dist.batch_isend_irecv(calls) if calls else []
         return partial(self._wait, works, pieces, rooms)

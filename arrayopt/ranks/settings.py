@@ -26,7 +26,7 @@ CHECK = 100
 
 @dataclass(frozen=True)
 class Ranks:
-    """A communicator, and how an `Optimizer` uses it.
+    """A communicator with options for an `Optimizer`.
 
     Parameters
     ----------
@@ -39,16 +39,17 @@ class Ranks:
     timeout : float
         Seconds that a rank waits for the others before it raises a `RankError`, in (0, inf).
     gather : {"in_place", "packed"}
-        How ranks get the parameters that others have updated. ``"in_place"``: large ones arrive
-        directly in their memory. ``"packed"``: each rank sends one message, through a buffer.
+        How ranks receive the parameters that others have updated. ``"in_place"``: large parameters
+        are received directly into their memory. ``"packed"``: each rank sends one message, through
+        a buffer.
     reduction : {"ordered", "fast"}
-        How the gradients of ranks are added. ``"ordered"``: in the order of ranks, so that a run
-        repeats bit for bit. ``"fast"``: by the communicator's own reduction, whose last bits may
-        differ from run to run.
+        How the gradients of ranks are added. ``"ordered"``: in the order of ranks, so that every
+        run gives the same bits. ``"fast"``: with the communicator's own reduction, whose last bits
+        may differ from run to run.
     check : int, bool or None
-        In the first step and in each `check`-th one after it, ranks compare checksums of what must
-        have the same bytes on all ranks: parameters, and reduced gradients. 1: in each step. 0,
-        False or None: never. True: the default, 100.
+        Ranks compare checksums of parameters and of reduced gradients in the first step and in
+        every `check`-th step after it. 1 means every step; 0, False or None never; True the
+        default, 100.
 
     Raises
     ------

@@ -91,11 +91,13 @@ class Team(Agreement):
     def take(
         self, tensors: Sequence[Tensor], index: int, grad: Array, *, wide: bool = False
     ) -> None:
+        self._refuse_torn("Optimizer.give")
         self._taken.check(tensors[index], dtype_name(grad))
         with self._answered("Optimizer.give"):
             self._taken.take(tensors, index, grad, wide=wide)
 
     def taken(self, tensors: Sequence[Tensor], *, wide: bool = False) -> list[Array | None]:
+        self._refuse_torn("Optimizer.step")
         with self._answered("Optimizer.step"):
             self._taken.finish(tensors, wide=wide)
         return self._taken.rooms

@@ -76,7 +76,7 @@ class ThreadComm(Comm):
 
     def limited(self, timeout: float) -> "ThreadComm":
         """Return a communicator of the same ranks with another time limit."""
-        return ThreadComm(self._meeting, self.rank, self.size, timeout)
+        return type(self)(self._meeting, self.rank, self.size, timeout)
 
     def _meet(self) -> None:
         try:

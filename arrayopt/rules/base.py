@@ -71,31 +71,29 @@ class Rule(ABC):
         Keep an exponential moving average of the parameter, with this decay in [0, 1), in the slot ``ema``. It starts
         as the parameter. See `Optimizer.averaged`.
     stacked : bool, default False
-        The first axis of each tensor counts layers, as in models for ``jax.lax.scan``: norms, ratios and all else are
-        taken per layer, as if each were a tensor of its own. The layers of a tensor share one number of updates, but
-        for those that `skip_nonfinite` skips alone.
+        The first axis of each tensor counts layers, as in models for ``jax.lax.scan``. The rule treats each layer as a
+        tensor, with its own norms and ratios. The layers of a tensor share one update count, except layers that
+        `skip_nonfinite` skips separately.
     blocks : int or sequence of int, optional
-        The first axis of each tensor is cut into consecutive stretches, each of which is a tensor
-        to the rule: so many equal ones, or one of each of these lengths, as in
-        ``blocks=(768, 256, 256)`` for the matrices of queries, keys and values in one. The blocks
-        of a tensor share one number of updates. It excludes `stacked`.
+        Divide the first axis of each tensor into blocks, each of which the rule treats as a tensor: this many equal
+        blocks, or blocks of these lengths, as in ``blocks=(768, 256, 256)`` for matrices of queries, keys and values in
+        one array. The blocks of a tensor share one update count. Cannot be combined with `stacked`.
     master_weights : {"auto", True, False, "split"}
         Whether parameters in float16 and bfloat16 have a master in float32, the slot ``master``. The update changes the
         master, and the parameter is the rounded master. With False the update changes the 16-bit parameter itself, and
-        steps below its precision are lost. True, unlike "auto", refuses wider parameters.
-        With "split", the slot ``master`` has 8 bits, those that the master has more than the parameter: 24 in all.
+        steps below its precision are lost. With True, unlike "auto", wider parameters raise an error. With "split", the
+        slot ``master`` has the 8 bits that the master has in addition to the parameter: 24 in all.
     rounding : {"nearest", "stochastic"}
-        How a parameter in float16 or bfloat16 that has no master is rounded: to nearest, or by chance to one of its two
-        neighbours, such that its mean is the value itself; steps below its precision then add up on average. With
+        How a parameter in float16 or bfloat16 that has no master is rounded: to nearest, or at random to one of the two
+        neighbouring numbers, with a mean equal to the exact value, so that small steps add up on average. With
         "stochastic", "auto" gives no masters. Wider parameters are not rounded.
     seed : int, default 0
-        What all random numbers follow from, in [0, 2**64): those of `rounding`, and those that a rule draws by
-        `arrayopt.random`.
+        The seed of the random numbers of `rounding` and of `arrayopt.random`, in [0, 2**64).
     state_dtype : {None, "float16", "bfloat16", "int8"} or mapping of slot to one of them, optional
-        Store slots that have a value for each element in this dtype. They are widened for arithmetic and rounded once a
-        step. For second moments, the root is stored. Smaller slots stay wide. ``"int8"`` stores a code of 8 bits for
-        each element, and a scale in bfloat16 for each block of 32 neighbours, in the slot ``scale_`` and the slot's
-        name. A mapping says it of each slot; slots that it does not name stay wide.
+        The dtype in which to store slots that have a value for each element. Arithmetic is in float32, with one
+        rounding per step. For second moments, the root is stored. Smaller slots keep their precision. ``"int8"`` stores
+        an 8-bit code for each element, and a bfloat16 scale for each block of 32 neighbours, in a slot named ``scale_``
+        and the slot's name. A mapping sets the dtype of each slot; slots that it does not name keep their precision.
 
     Raises
     ------
@@ -174,12 +172,12 @@ class Rule(ABC):
 
     @property
     def branches(self) -> bool:
-        """Whether some updates are made as they are written, in every engine."""
+        """Whether some updates are run unfused, in every engine."""
         return type(self).as_written is not Rule.as_written
 
     @property
     def value_optional(self) -> bool:
-        """Whether steps without a value are made another way: `h.value` is None in these."""
+        """Whether steps may have no value; `h.value` is then None."""
         return False
 
     @property
@@ -201,26 +199,26 @@ class Rule(ABC):
         """Raise ValueError or TypeError if fields that are valid by themselves do not go together."""
 
     def as_written(self, t: int) -> bool:
-        """Whether the update of a tensor that is its t-th, from 1, is made as it is written, in every engine.
+        """Whether the t-th update of a tensor, counted from 1, is run unfused, in every engine.
 
-        A rule says so of each update in which a condition of `branch` holds. The others may be fused.
+        Return True for each update in which a condition of `branch` holds. The others may be fused.
         """
         return False
 
     def refuses(self, xp: Any, p: Array) -> str:
-        """Why the rule cannot update a tensor like this one, in words that follow its name; empty where it can.
+        """Return why the rule cannot update this tensor, as words that follow its name; empty if it can.
 
-        After a semicolon, what to do; without one, users are told to give the tensor another rule.
+        A remedy may follow after a semicolon. Without one, the error tells users to give the tensor another rule.
         """
         return ""
 
     @abstractmethod
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:
-        """The rule's own state of one tensor before its first update, by slot name."""
+        """Return the state of one tensor before its first update, by slot name."""
 
     @abstractmethod
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
-        """One update of one tensor, in plain array API, without writing any input.
+        """Compute one update of one tensor, with the array API alone, without writing to any input.
 
         Parameters
         ----------
@@ -241,7 +239,7 @@ class Rule(ABC):
         """
 
     def evaluated(self, p: Array, s: dict[str, Array], h: Any) -> Array:
-        """The point to evaluate at, where it is not the parameter; element by element, from `evaluated_from`.
+        """Return the point at which to evaluate, if it is not the parameter; element by element, from `evaluated_from`.
 
         `p`, `s` and `h` are as for `update`, after it, with the hyper-parameters of the last step.
         """
@@ -310,7 +308,7 @@ class Rule(ABC):
         return {"param_norm": norm(xp, p), "grad_norm": norm(xp, g), "update_norm": norm(xp, new_p - p)}
 
     def at(self, step: Any, value: Any = None) -> dict[str, Any]:
-        """The value of each hyper-parameter at a step, counted from 0; and the value that the step was given.
+        """Return the value of each hyper-parameter at a step, counted from 0, and the step's function value.
 
         Raises
         ------

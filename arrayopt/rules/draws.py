@@ -29,29 +29,28 @@ class Draws(Protocol):
 
 
 def random(h: Any, stream: int = 0) -> Array:
-    """Random numbers for a rule: one for each element of the parameter, uniform in [0, 1).
+    """Return random numbers, uniform in [0, 1), one for each element of the parameter.
 
-    A number is a function of the rule's `seed`, the tensor's name, the element's position in the tensor, the number of
-    the tensor's update and the stream, and of nothing else: each library, engine, number of threads and number of
-    ranks gives the same bits, and so does a run that is resumed. It has 24 bits, and is made by Threefry2x32-20
-    (Salmon et al., SC 2011).
+    A number depends only on the rule's `seed`, the tensor's name, the element's position, the tensor's update count and
+    the stream. So it has the same bits in each library and engine, for any number of threads and ranks, and in a
+    resumed run. It has 24 bits, and comes from Threefry2x32-20 (Salmon et al., SC 2011).
 
     Parameters
     ----------
     h : namespace
-        The hyper-parameters that `update`, or a projection, was given.
+        The `h` of `update`, or of a projection.
     stream : int, default 0
-        Which numbers: those of different streams are independent. Two calls with the same stream give the same numbers.
+        The stream. Different streams are independent. Two calls with the same stream return the same numbers.
 
     Returns
     -------
     array
-        Of the parameter's shape, real, in the dtype of arithmetic.
+        A real array with the shape of the parameter, in the dtype of arithmetic.
 
     Raises
     ------
     TypeError, ValueError
-        If `h` is no such namespace, or `stream` is not a whole number from 0.
+        If `h` is of another type, or `stream` is not an integer of at least 0.
 
     Examples
     --------

@@ -53,7 +53,7 @@ class LBFGS(Searching):
     curvature : number, schedule or sequence, default 0.9
         The part of the slope that may be left where a length is taken, in (0, 1).
     first_step : number, schedule or sequence, default 1
-        How far the very first step goes at most, in the units of the unknowns, in (0, inf). It goes 2 |f| / ‖g‖ if
+        How far the very first step goes at most, in the units of the unknowns, in (0, inf). It goes 2 abs(f) / ‖g‖ if
         that is less: a parabola falls by all of f there. Make it smaller where the start is good, and the step would
         lead into another valley.
     grad_centralization : bool, default False

@@ -31,14 +31,14 @@ class Ring:
 
 
 def ring(xp: Any, p: Array, k: int) -> Ring:
-    """k arrays of zeros, as `Rule.slots` returns them under a name that the rule's `rings` has.
+    """Return a ring of k arrays of zeros, for a name of the rule's `rings` in `Rule.slots`.
 
     Parameters
     ----------
     xp : namespace
         The namespace that `slots` was given.
     p : array
-        The parameter, or another array of the shape and dtype that members are to have.
+        The parameter, or another array with the shape and dtype of the members.
     k : int
         How many members there are, at least 1.
 
@@ -50,7 +50,7 @@ def ring(xp: Any, p: Array, k: int) -> Ring:
     Raises
     ------
     TypeError, ValueError
-        If `k` is no whole number, or below 1.
+        If `k` is not an integer, or is below 1.
     """
     if isinstance(k, bool) or not isinstance(k, int):
         raise TypeError(f"arrayopt.ring: `k` must be an integer; got {k!r}")
@@ -60,24 +60,24 @@ def ring(xp: Any, p: Array, k: int) -> Ring:
 
 
 def dots(a: Ring | Array, b: Ring | Array) -> list[Any]:
-    """The inner products of the members of a ring with an array, or with those of another ring.
+    """Return the inner products of the members of a ring with an array, or with the members of another ring.
 
-    Of complex arrays these are the sums over all real and imaginary parts: the real part of `numpy.vdot`.
+    For complex arrays, this is the sum over all real and imaginary parts: the real part of `numpy.vdot`.
 
     Parameters
     ----------
     a, b : Ring or array
-        At least one of them is a ring. An array is of the shape of a ring's members.
+        At least one must be a ring. An array must have the shape of a member.
 
     Returns
     -------
     list
-        Of a ring and an array k numbers, each 0-d. Of two rings a list of these for each member of the first.
+        For a ring and an array, k 0-d arrays. For two rings, a list of such lists, one for each member of the first.
 
     Raises
     ------
     TypeError
-        If neither is a ring.
+        If neither argument is a ring.
     """
     if isinstance(a, Ring) and isinstance(b, Ring):
         if a is not b:
@@ -90,24 +90,24 @@ def dots(a: Ring | Array, b: Ring | Array) -> list[Any]:
 
 
 def combined(ring: Ring, coefficients: Sequence[Any]) -> Array:
-    """The sum of a ring's members, each times its coefficient, a number or a 0-d array.
+    """Return the weighted sum of a ring's members.
 
     Parameters
     ----------
     ring : Ring
         A ring that `update` was given, or a `put` of it.
     coefficients : sequence of number or 0-d array
-        As many as the ring has members. One of zero does not hide a member: zero times infinity is NaN.
+        One coefficient per member. A coefficient of zero does not hide infinity or NaN in a member.
 
     Returns
     -------
     array
-        Of the shape of a member.
+        An array with the shape of a member.
 
     Raises
     ------
     TypeError, ValueError
-        If it is no ring, or there are more or fewer coefficients than members.
+        If `ring` is not a ring, or the number of coefficients is wrong.
     """
     _check("combined", ring)
     if len(coefficients) != len(ring):
@@ -121,26 +121,26 @@ def combined(ring: Ring, coefficients: Sequence[Any]) -> Array:
 
 
 def put(ring: Ring, i: Any, x: Array) -> Ring:
-    """The ring whose member i is x; where there is no such member, as for i = -1, the ring as it was.
+    """Return the ring with member i replaced by x. If there is no member i, as for i = -1, the ring does not change.
 
     Parameters
     ----------
     ring : Ring
         A ring that `update` was given.
     i : number or 0-d array
-        Whole, and of each tensor its own: a rule counts, and may decide by `xp.where` that nothing is to be written.
+        The index, a whole number, which may differ between tensors. Use `xp.where` to write nothing.
     x : array
-        What to write, of the shape of a member.
+        The new member.
 
     Returns
     -------
     Ring
-        What `update` is to return under the ring's name.
+        The new ring, to be returned by `update`.
 
     Raises
     ------
     TypeError
-        If it is no ring.
+        If `ring` is not a ring.
     """
     _check("put", ring)
     return Ring(tuple(choose(i == j, x, old) for j, old in enumerate(ring)))

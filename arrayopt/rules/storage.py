@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from arrayopt.arrays import plain_name
 from arrayopt.codecs import PAIR
 
 __all__ = ["code_of", "read_storage", "storage_for"]
@@ -14,7 +15,7 @@ STORAGES = ("float16", "bfloat16", "int8")
 
 def read_storage(where: str, value: Any) -> Any:
     """The value of `state_dtype` as rules keep it: None, a name, or pairs of a slot and a name; else an error."""
-    if value is None or isinstance(value, str):
+    if value is None or isinstance(value, str) or plain_name(value) is not None:
         return _checked(where, value)
     if isinstance(value, tuple):
         with suppress(TypeError, ValueError):
@@ -34,14 +35,15 @@ def _options() -> str:
 
 
 def _checked(where: str, dtype: Any) -> str | None:
-    """A dtype to store slots in; else TypeError or ValueError."""
+    """The name of a dtype to store slots in; else TypeError or ValueError. A library's dtype counts as its name."""
     if dtype is None:
         return None
-    if not isinstance(dtype, str):
+    name = dtype if isinstance(dtype, str) else plain_name(dtype)
+    if name is None:
         raise TypeError(f"{where} must be {_options()}; got {dtype!r}")
-    if dtype not in STORAGES:
+    if name not in STORAGES:
         raise ValueError(f"{where} must be {_options()}; got {dtype!r}")
-    return dtype
+    return name
 
 
 def storage_for(value: Any, slot: str) -> str | None:

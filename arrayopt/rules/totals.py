@@ -38,21 +38,21 @@ def unforeseen(rule: type[Any]) -> ReturnedError:
 
 
 def total(h: Any, x: Any, how: str = "sum") -> Array:
-    """The sum of a number of each tensor, over all tensors of this step under the same class of rule.
+    """Return the sum of one number per tensor, over all tensors of this step with the same class of rule.
 
-    All tensors of a class take part that have a gradient in this step, whatever their dtype, group, device or rank.
+    The sum includes all tensors of the class that have a gradient in this step, of any dtype, group, device and rank.
     Numbers are added in the order of the parameters, in double precision, and the sum is rounded once, to the dtype of
-    the tensor's arithmetic. JAX adds in single precision where it is without 64 bits, in a traced step. Under
-    `stacked` a layer takes part with the layers of the same number in tensors of as many layers.
+    the tensor's arithmetic. In a traced step without 64 bits, JAX adds in single precision. With `stacked`, a layer is
+    added to the layers with the same index in tensors with the same number of layers.
 
     Parameters
     ----------
     h : namespace
-        The hyper-parameters that `update` was given.
+        The `h` of `update`.
     x : number or 0-d array
-        The tensor's number: real, or a truth value, which counts as 0 or 1.
+        The tensor's number: real, or a boolean, which counts as 0 or 1.
     how : {"sum", "max"}
-        Whether the numbers are added, or the largest is taken.
+        Whether to add the numbers, or to return the largest.
 
     Returns
     -------
@@ -62,14 +62,13 @@ def total(h: Any, x: Any, how: str = "sum") -> Array:
     Raises
     ------
     TypeError, ValueError
-        If `h` is no such namespace, or `x` no such number.
+        If `h` or `x` is of another type.
 
     Notes
     -----
-    The update of every tensor of the class must ask for equally many totals; one that has nothing to add gives 0.0.
-    Tensors wait for each other where a total is used: a fused engine ends a pass over all of them there. Engines
-    that fuse nothing run the update once more for each total that follows from another. Over ranks, all totals of a
-    moment are one exchange.
+    The update of every tensor of the class must call `total` equally often; a tensor with nothing to add passes 0.0. A
+    fused engine ends a pass over all tensors where a total is used. Engines that do not fuse run the update again for
+    each total that depends on another one. With ranks, independent totals share one exchange.
 
     Examples
     --------

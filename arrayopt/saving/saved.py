@@ -61,12 +61,13 @@ class Saved:
                 pass  # the guard has waited
 
     def state_dict(self) -> dict[str, Any]:
-        """A snapshot of everything but the parameters: step count, hyper-parameters, and each tensor's count and slots.
+        """Return a snapshot of everything except the parameters: step count, hyper-parameters, and each tensor's count
+        and slots.
 
         Returns
         -------
         dict
-            Plain dicts, lists, numbers and *copies* of arrays; schedules as they are. It can be pickled if they can.
+            Plain dicts, lists, numbers, *copies* of arrays, and schedules. It can be pickled if the schedules can.
         """
         with self._guard("Optimizer.state_dict"):
             self._step.release.check_whole("Optimizer.state_dict")
@@ -123,35 +124,35 @@ class Saved:
                 self._team.mend()
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on from a snapshot: state, counts and hyper-parameters become those of the saved optimizer.
+        """Load a snapshot: state, counts and hyper-parameters become those of the saved optimizer.
 
         Parameters
         ----------
         saved : dict
-            What `state_dict` returned, of an optimizer over tensors of the same names, shapes and dtypes, in the same
-            groups, under rules with the same switches. The arrays are copied.
+            The result of `state_dict`, of an optimizer for tensors with the same names, shapes and dtypes, in the same
+            groups, and rules with the same switches. The arrays are copied.
 
         Raises
         ------
         TypeError
-            If it is no such dict.
+            If `saved` is of another type.
         ValueError
-            If it does not fit, listing every mismatch. Nothing has been changed then.
+            If it does not match, with a list of every mismatch. Nothing is changed.
         """
         with self._guard("Optimizer.load_state_dict"):
             self._team.renew(self._parameters.all)
             self._restore(saved)
 
     def save(self, path: str | os.PathLike[str], *, params: bool = True, wait: bool = True) -> Future[None] | None:
-        """Write a checkpoint: a safetensors file with everything that `load` needs to go on bit for bit.
+        """Write a checkpoint: a safetensors file from which `load` resumes with the same bits.
 
         Parameters
         ----------
         path : str or path
-            The file, which is replaced at once when the new one is complete and on disk: whenever the process or the
-            machine stops, the old or the new checkpoint is there, whole.
+            The file. It is replaced atomically when the new file is complete and on disk. If the process or the machine
+            stops at any time, the complete old or new checkpoint exists.
         params : bool, default True
-            Whether the parameters are in it, too.
+            Whether to include the parameters.
         wait : bool, default True
             Wait until the file is on disk. With False, arrays are copied to the host's memory, and a thread writes the
             file while the run goes on. The copies are as large as the file; over ranks, each has what it writes.
@@ -160,26 +161,26 @@ class Saved:
         -------
         concurrent.futures.Future or None
             With ``wait=False``, a future: ``result()`` waits until the file is on disk, and raises what went wrong. The
-            next `save` waits for the file before it, and raises its error if nobody has asked for it. Over ranks, an
-            error before the copies are made, such as a missing folder, is raised at once.
+            next `save` waits for the previous file, and raises its error if `result` was not called. With ranks, an
+            error before the copies are made, such as a missing folder, is raised immediately.
 
         Raises
         ------
         OSError
-            If it cannot be written. The old file is as it was then.
+            If the file cannot be written. The old file is not changed.
         TypeError, ValueError
-            If it is no path, or that of something else than a file, or the state holds what a checkpoint cannot.
+            If `path` is not the path of a file, or the state contains something that a checkpoint cannot store.
         RuntimeError
-            If another thread is using the Optimizer. The old file is as it was then.
+            If another thread is using the Optimizer. The old file is not changed.
         ImportError
             Without safetensors, which `load` needs: ``pip install 'arrayopt[checkpoint]'``.
 
         Notes
         -----
         Waits for the device. Arrays are written one after the other, without a second copy of the state in memory. A
-        file that is replaced keeps its mode; a new one has what the umask leaves.
-        Schedules of `arrayopt.schedules` are saved; of other functions just the name, so `load` needs an optimizer that
-        has them. Hooks and statistics are not saved. Needs a POSIX system.
+        replaced file keeps its mode; a new file has the mode that the umask allows. Schedules of `arrayopt.schedules`
+        are saved; for other functions, only the name is saved, so `load` needs an optimizer that has them. Hooks and
+        statistics are not saved. Needs a POSIX system.
 
         Examples
         --------
@@ -213,13 +214,14 @@ class Saved:
             return self._writer.start(begin_behind(file, self._team))
 
     def load(self, path: str | os.PathLike[str]) -> Any:
-        """Go on from a checkpoint: state, counts, hyper-parameters and, where it holds them, the parameters.
+        """Load a checkpoint: state, counts, hyper-parameters and, if it contains them, the parameters.
 
         Parameters
         ----------
         path : str or path
-            What `save` wrote, of an optimizer over tensors of the same names, shapes and dtypes, in the same groups,
-            under rules with the same switches. Libraries and devices may differ: arrays come as this optimizer's are.
+            A file from `save`, of an optimizer for tensors with the same names, shapes and dtypes, in the same groups,
+            and rules with the same switches. Libraries and devices may differ: arrays are converted to those of this
+            optimizer.
 
         Returns
         -------
@@ -229,10 +231,10 @@ class Saved:
         Raises
         ------
         ValueError
-            If the file is not a checkpoint, is damaged (all of it is compared with its checksums), or does not fit,
-            listing every mismatch. Nothing has been changed then.
+            If the file is not a checkpoint, is damaged (all checksums are compared), or does not match, with a list of
+            every mismatch. Nothing is changed.
         OSError, TypeError
-            If it cannot be read, as `FileNotFoundError`, or is no path.
+            If it cannot be read (such as `FileNotFoundError`), or `path` is not a path.
         ImportError
             Without safetensors: ``pip install 'arrayopt[checkpoint]'``.
         """

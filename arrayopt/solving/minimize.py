@@ -38,74 +38,69 @@ def minimize(
     progress: bool = False,
     comm: Any = None,
 ) -> Result:
-    """Find a local minimum of a function, or those of many functions side by side.
+    """Find a local minimum of a function, or of many functions side by side.
 
     Parameters
     ----------
     f : callable
-        ``f(params) -> (value, grads)``: one real number, or with `stacked` an array of one for each
-        problem; and gradients in the structure of the parameters. It must be the whole function,
-        and not one of batches or samples.
+        ``f(params) -> (value, grads)``: a real number, or with `stacked` an array with one per problem; and gradients
+        in the structure of the parameters. Values and gradients must be exact, not those of batches or samples.
     params : array, or tree of arrays
-        Where to begin, in any library; see `Optimizer`. The arrays are copied.
+        The start, in any library; see `Optimizer`. The arrays are copied.
     rule : Rule, optional
-        How to step; `LBFGS` if left out, and `SPG` where there is a `project`. Every rule will do.
-        Under LBFGS, CG and SPG the elements of all arrays are one vector of unknowns.
+        The rule; by default `LBFGS`, or `SPG` with a `project`. LBFGS, CG and SPG treat the elements of all arrays as
+        one vector of unknowns.
     tol : number, default 1e-6
-        A problem has converged where no element of its gradient is larger in magnitude, in
-        [0, inf), as with `gtol` of SciPy's. It is not relative: give 1e-6 times the largest element
-        of a typical gradient if that is far from 1.
+        A problem has converged if no element of its gradient has a larger magnitude, in [0, inf), as with SciPy's
+        `gtol`. It is absolute: if typical gradients are far from 1, pass 1e-6 times their largest element.
     max_steps : int, default 500
-        The most steps of each problem. What counts is `Result.steps`: points that were taken to go
-        on from. A step of a rule with a line search evaluates the function once or twice as a rule,
-        and never more than 21 times; one of other rules, once.
+        The maximum number of accepted steps of each problem, `Result.steps`. With a line search, a step usually takes
+        one or two evaluations, and at most 21; with other rules, one.
     stacked : bool, default False
-        The first axis of all arrays counts problems that have nothing to do with each other. Each
-        has its own step lengths, its own history, and its own end: then it stands still.
+        The first axis of all arrays counts independent problems. Each has its own step lengths and history, and stops
+        separately.
     project : callable, optional
-        Where the parameters must stay, such as ``ao.projections.box(0, 1)``; see `Rule`. It is
-        given each array by itself. The value of a penalty, such as
-        `arrayopt.projections.soft_threshold` stands for, must be a part of what `f` returns.
+        The set in which the parameters must stay, such as ``ao.projections.box(0, 1)``; see `Rule`. It is applied to
+        each array separately. For a penalty such as `arrayopt.projections.soft_threshold`, `f` must return the value
+        including the penalty.
     engine : str, default "auto"
         As for `Optimizer`.
     callback : callable, optional
         A function of the `Result` so far, called after each evaluation. It may end the run by
         raising StopIteration.
     check_every : int, default 1
-        After how many evaluations the host looks whether all problems have ended, and calls back.
-        On a GPU only this waits for the device.
+        The number of evaluations after which the host checks whether all problems have stopped, and calls `callback`.
+        On a GPU, only this waits for the device.
     check_gradient : bool, default False
-        Compare the gradients at the start with differences of values first, along three ways
-        for each array; that takes nine evaluations for each, and one more. Where they do not agree, a
-        ValueError names the array, and the problem where there are several. A gradient that is
-        wrong elsewhere only, or in a few of many elements, may pass.
+        First compare the gradients at the start with finite differences, along three directions for each array. This
+        takes nine evaluations per array, and one more. If they differ, a ValueError names the array and the problem. A
+        gradient that is wrong only elsewhere, or in a few of many elements, may pass.
     progress : bool, default False
         Show a progress bar, on a terminal or in a notebook. It needs the package rich.
     comm : communicator or Ranks, optional
-        Ranks that minimize one function together, see `Optimizer`: each keeps its part of the
-        history and makes its part of each step. They make the same call, with the same params.
-        ``Ranks(comm, grads="sum")``, or ``"mean"``: each rank's `f` returns the value and the
-        gradients of its own part of the function, and these are added. Else `f` returns the same
-        on all ranks. Stacked problems have nothing to tell each other: give each rank some.
+        Ranks that minimize one function together; see `Optimizer`. Each stores its part of the history and makes its
+        part of each step. All ranks make the same call, with the same params. ``Ranks(comm, grads="sum")``, or
+        ``"mean"``: each rank's `f` returns the value and the gradients of its own part of the function, and these are
+        added. Otherwise `f` must return the same on all ranks. Stacked problems are independent: pass each rank some of
+        them, without `comm`.
 
     Returns
     -------
     Result
-        The best point that was evaluated, and what is known of it.
+        The best evaluated point, with its value and gradient norm.
 
     Raises
     ------
     TypeError, ValueError
-        If something cannot be used, such as what `f` returns. What `f` raises comes through.
+        If an argument, or a result of `f`, is invalid. Exceptions of `f` are raised.
     RankError
-        If another rank fails, or does not answer in time. An error of one rank, or Ctrl-C, ends the
-        run on all.
+        If another rank fails, or does not answer in time. An error or Ctrl-C on one rank stops all ranks.
 
     Notes
     -----
-    Ctrl-C ends the run, and what has been found so far is returned; the message says so. It is
-    raised only where nothing has been evaluated yet. Values that are NaN or infinite are worse than
-    any other: the rule tries a shorter step. At the start they end the problem.
+    Ctrl-C stops the run, and the best point so far is returned, with a message. It is raised only before the first
+    evaluation. NaN and infinity count as worse than any other value, and the rule tries a shorter step. At the start,
+    they stop the problem.
 
     Examples
     --------

@@ -12,25 +12,24 @@ __all__ = ["Result"]
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Result:
-    """What `minimize` has found; with `stacked`, numbers are arrays with one for each problem.
+    """The result of `minimize`. With `stacked`, numbers are arrays with one entry per problem.
 
     Parameters
     ----------
     params : tree of arrays
         The best point that was evaluated, in the structure that was given.
     value : float or array
-        The value of the function there.
+        The value of the function at this point.
     grad_norm : float or array
-        The largest magnitude among the elements of its gradient; under `project`, of the step that
-        a gradient step with a learning rate of 1 would make.
+        The largest magnitude of an element of the gradient; with `project`, of ``project(p - g) - p``.
     steps : int or array
-        How often a point was taken to go on from.
+        The number of accepted steps.
     evaluations : int or array
-        How often the function was evaluated before the problem ended.
+        The number of evaluations of the function.
     converged : bool or array
         Whether `grad_norm` is at most `tol`.
     message : str
-        Why it ended, in words.
+        The reason for stopping.
     """
 
     params: Any

@@ -32,7 +32,7 @@ class LossScale:
     window : int, default 2000
         The number of good steps in a row after which the scale grows, at least 1.
     dynamic : bool, default True
-        Whether the scale changes at all.
+        Whether the scale changes.
 
     Raises
     ------
@@ -77,11 +77,11 @@ class LossScale:
             raise TypeError(f"LossScale: `dynamic` must be True or False; got {self.dynamic!r}")
 
     def start(self) -> dict[str, Any]:
-        """The state before the first step: the scale, and how many good steps it has seen."""
+        """Return the state before the first step: the scale, and the number of good steps."""
         return {"scale": self.init, "good": 0}
 
     def next(self, state: dict[str, Any], overflow: Any) -> dict[str, Any]:
-        """The state after a step that overflowed or did not; of Python numbers, or of 0-d arrays."""
+        """Return the state after a step with or without an overflow, as Python numbers or 0-d arrays."""
         if not self.dynamic:
             return state
         scale, good = state["scale"], state["good"] + 1

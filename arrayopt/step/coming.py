@@ -143,8 +143,14 @@ def said(
     are known yet.
     """
     known = coming.known
-    dtypes = [None if g is None else dtype_name(g) for g in grads]
-    absent = [x.name for x, kind in zip(parameters.all, dtypes, strict=bool(grads)) if kind is None]
+    located = grads.locations if isinstance(grads, LocatedGrads) and grads.dtype else None
+    dtypes: list[str | None]
+    if located is not None and located.complete and grads[0] is not None:  # all are alike
+        dtypes, absent = [dtype_name(grads[0])], []
+    else:
+        dtypes = [None if g is None else dtype_name(g) for g in grads]
+        every = zip(parameters.all, dtypes, strict=bool(grads))
+        absent = [x.name for x, kind in every if kind is None]
     scale = run.peek("scale") if known.scale is None else known.scale
     if known.judge is not None and known.scale is None:
         scale = None  # what a device decides is the same everywhere, and not waited for

@@ -38,7 +38,7 @@ class GivenStep(Step):
             self.release.check_settings(who, coming.hypers, structures)
         return coming
 
-    def take(self, name: str, place: int, grads: list[Array | None]) -> None:
+    def take(self, name: str, place: int, grads: Any) -> None:
         """Begin to add up the gradient at a place over ranks; see `Optimizer.give`."""
         accumulator, tensors, grad = self.accumulator, self._parameters.all, grads[place]
         if grad is None:

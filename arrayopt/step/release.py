@@ -1,5 +1,6 @@
 """Steps whose gradients are given one by one."""
 
+from collections.abc import Collection
 from typing import Any
 
 __all__ = ["Release"]
@@ -28,7 +29,7 @@ class Release:
     def __bool__(self) -> bool:
         return bool(self.given or self.refused)
 
-    def check(self, name: Any, names: list[str], waits: list[str]) -> None:
+    def check(self, name: Any, names: Collection[str], waits: list[str]) -> None:
         """Raise where a gradient cannot be taken by itself.
 
         `waits` names the options that need all gradients.
@@ -38,8 +39,8 @@ class Release:
                 f"Optimizer.give: with {' and '.join(waits)}, a step needs all gradients at once;"
                 " call step(grads), or make an Optimizer without"
             )
-        if name not in names:
-            known = ", ".join(names[:10])
+        if not isinstance(name, str) or name not in names:
+            known = ", ".join(list(names)[:10])
             raise ValueError(
                 f"Optimizer.give: there is no tensor {name!r}; the tensors are {known}"
             )

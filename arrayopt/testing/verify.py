@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,7 +16,7 @@ from arrayopt.testing.backends import Backend
 from arrayopt.testing.equivalence import LIMITS, Difference, Outcome, compare
 from arrayopt.testing.ulps import plain
 
-__all__ = ["RULES", "SHAPES", "Report", "Row", "Settings", "verify"]
+__all__ = ["RULES", "SHAPES", "STORED", "Report", "Row", "Settings", "verify"]
 
 Shape = tuple[int, ...]
 
@@ -49,6 +49,11 @@ RULES: dict[str, Rule] = {
     "SOAP": ao.SOAP(lr=1e-3, eps=1.0, precondition_frequency=3),
 }
 """The rules by name, with numbers under which all of their parts do something."""
+
+STORED: dict[str, Rule] = {
+    f"{name}-int8": replace(RULES[name], state_dtype="int8") for name in ("LAMB", "LANS", "CAME", "AdamW", "SGD")
+}
+"""Some of them with their state in 8 bits."""
 
 SHAPES: tuple[Shape, ...] = ((64, 33), (5, 3, 3, 3), (1000,), (7,), ())
 

@@ -36,7 +36,7 @@ class Optimizer(torch.optim.Optimizer):
     Parameters
     ----------
     params : iterable of tensors, of (name, tensor), or of group dicts
-        What to update, as PyTorch's optimizers take it.
+        The parameters, as for PyTorch's optimizers.
     lr, **fields
         Fields of the rule.
     maximize, engine, clip_norm, skip_nonfinite, stats

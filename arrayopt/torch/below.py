@@ -1,5 +1,6 @@
 """The `arrayopt.Optimizer` below one of PyTorch's: made of parameter groups, and kept as they say."""
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from operator import is_, itemgetter
@@ -10,6 +11,7 @@ from torch import Tensor, as_tensor
 from arrayopt.optimizer import Optimizer
 from arrayopt.params.groups import Group, fields_of
 from arrayopt.rules.base import Rule
+from arrayopt.state.convert import check_convertible
 from arrayopt.state.tensors import Tensor as Known
 from arrayopt.state.tensors import advising
 from arrayopt.torch.settings import Settings, check_group
@@ -145,7 +147,9 @@ class Below:
                 group.rule if all(map(is_, new, old)) else _of(given, new)
                 for group, given, new, old in zip(own, filled, values, seen, strict=True)
             ]
-            if all(rule.structure == group.rule.structure for group, rule in zip(own, rules, strict=True)):
+            alike = [_wide(rule) == _wide(group.rule) for group, rule in zip(own, rules, strict=True)]
+            if all(alike):
+                self._check_storage(zip(own, rules, strict=True))
                 for group, rule in zip(own, rules, strict=True):
                     group.replace_rule(rule)
                 self.made._rule = rules[0]
@@ -182,6 +186,15 @@ class Below:
         for group, new, old in zip((x for x in groups if x["params"]), self._rules[1:], own, strict=False):
             pairs = ((name, getattr(new, name), getattr(old, name)) for name in fields_of(type(old)))
             cast(dict[str, Any], group).update({name: x for name, x, was in pairs if x is not was})
+
+    def _check_storage(self, pairs: Iterable[tuple[Group, Rule]]) -> None:
+        """Raise ValueError where the state of a group cannot go on in the storage that its new rule asks for."""
+        for group, rule in pairs:
+            if rule.state_dtype != group.rule.state_dtype:
+                assert self.made is not None
+                self.made._step.release.check_whole(f"{self._who}: groups have changed")
+                self.made._arrive()
+                check_convertible(f"{self._who}: group {group.label!r}", group.tensors, rule)
 
     def _check_switched(self, group: Group, rule: Rule) -> None:
         """Raise ValueError where a group's rule has changed so that it needs other state."""
@@ -223,6 +236,11 @@ class Below:
         if x.numel() != 1:
             raise ValueError(f"{self._who}: `{name}` as a tensor must have one element; got {x!r}")
         return x.item()
+
+
+def _wide(rule: Rule) -> Any:
+    """What a rule's state is made of, however it is stored."""
+    return rule.structure if rule.state_dtype is None else dataclasses.replace(rule, state_dtype=None).structure
 
 
 def _taking(group: Mapping[str, Any]) -> tuple[list[str], Any]:

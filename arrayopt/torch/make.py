@@ -19,7 +19,7 @@ The `torch.optim.Optimizer` of `{name}`: see there for the formula, and `arrayop
 Parameters
 ----------
 params : iterable of tensors, of (name, tensor), or of group dicts
-    What to update, as PyTorch's optimizers take it.
+    The parameters, as for PyTorch's optimizers.
 {fields}
 maximize : bool, default False
     Go up and not down. Groups may have values of their own.
@@ -61,7 +61,7 @@ def optimizer(rule: type[Rule]) -> type[Optimizer]:
     Raises
     ------
     TypeError
-        If `rule` is no class of rules, or has a field of the name of an option.
+        If `rule` is not a Rule class, or has a field with the name of an option.
 
     Examples
     --------

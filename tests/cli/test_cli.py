@@ -156,7 +156,7 @@ def test_info_says_what_is_here(capsys, monkeypatch, tmp_path):
     lines = {line.split()[0]: line for line in said.splitlines() if line}
     assert ao.__version__ in lines["arrayopt"]
     assert ", ".join(f"{engine} works" for engine in EVERY) in said
-    assert "; 'auto' takes " in lines["numpy"]
+    assert "; 'auto' uses " in lines["numpy"]
     assert lines["C++"].startswith("C++ compiler      ")
     assert "engines: array_api works" in lines["jax"] or "engines: array_api works" in said
     assert "cannot be used" in lines["array_api_strict"]

@@ -249,6 +249,44 @@ def test_a_rule_that_cannot_be_traced():
     assert params["a"].tolist() == [-20.0, -20.0]  # 2 + 3, twice, of two tensors
 
 
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Multiplied(ao.Rule):
+    """A product of matrices, damped by a total and by a total of a total."""
+
+    lr: ao.Hyper = ao.real("[0, inf)", 0.1)
+
+    def slots(self, xp, p):
+        return {}
+
+    def update(self, xp, p, g, s, h):
+        square = ao.total(h, xp.sum(g * g))
+        largest = ao.total(h, xp.sum(xp.abs(p)) * square, "max")
+        u = xp.matmul(xp.matmul(g, xp.matrix_transpose(g)), g) if g.ndim == 2 else g
+        return p - h.lr * u / (1.0 + square + largest), {}
+
+
+@pytest.mark.filterwarnings("ignore::arrayopt.NotFusedWarning")
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_products_beside_totals_run_as_they_are_written(ranks):
+    rng = np.random.default_rng(0)
+    shapes = {"a": (4, 3), "b": (5, 2), "c": (3,)}
+    start, grads = ({name: rng.standard_normal(shape) for name, shape in shapes.items()} for _ in range(2))
+    square = sum((g * g).sum() for g in grads.values())
+    largest = max(np.abs(p).sum() for p in start.values()) * square
+
+    def run(comm):
+        params = {name: p.copy() for name, p in start.items()}
+        return ao.Optimizer(params, Multiplied(), comm=comm).step(grads)
+
+    for found in ao.ranks.run(ranks, run):
+        for name, g in grads.items():
+            u = g @ g.T @ g if g.ndim == 2 else g
+            np.testing.assert_allclose(found[name], start[name] - 0.1 * u / (1 + square + largest), rtol=1e-12)
+    with pytest.raises(ValueError, match="products of matrices and totals in one rule are not fused"):
+        ao.Optimizer(start, Multiplied(), engine="numpy")
+
+
 def test_the_word_says_what_is_wrong():
     class Wrong:
         pass

@@ -319,6 +319,27 @@ def ends(comm, rank, size, folder):
         os._exit(3)
 
 
+def dies(comm, rank, size, folder):
+    """The last rank gives some gradients and ends; the others are to say so, with parameters as before."""
+    from tests.support.ranks import SHAPES
+
+    opt = ao.Optimizer(parameters(), ao.LAMB(lr=0.01), comm=ao.Ranks(comm, grads="mean", timeout=5.0), engine=ENGINE)
+    before = {name: x.copy() for name, x in opt.params.items()}
+    for i, name in enumerate(reversed(SHAPES)):
+        if rank == size - 1 and i == 3:
+            os._exit(1)
+        try:
+            opt.give(name, gradients(0)[name])
+        except ao.RankError:
+            break
+    try:
+        opt.step(wait=False)
+    except ao.RankError as error:
+        same = all((x == before[name]).all() for name, x in opt._parameters.params.items())
+        print(f"rank {rank}: RankError, unchanged: {same}: {error}", flush=True)
+        os._exit(3)
+
+
 def hangs(comm, rank, size, folder):
     """The last rank does not come; the others are to say so in time."""
     opt = train(parameters(), ao.LAMB(lr=0.01), [gradients(0)], ao.Ranks(comm, timeout=1.0), engine=ENGINE)
@@ -336,7 +357,9 @@ def hangs(comm, rank, size, folder):
 
 if __name__ == "__main__":
     library, what, folder, *place = sys.argv[1:]
-    {"equal": equal, "ends": ends, "hangs": hangs, "nccl": nccl}[what](*ranks(library, folder, *place), folder)
+    {"equal": equal, "ends": ends, "dies": dies, "hangs": hangs, "nccl": nccl}[what](
+        *ranks(library, folder, *place), folder
+    )
     if library == "gloo":
         import torch.distributed as dist
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -241,9 +242,10 @@ def check_ddp(ranks, rank):
     """DistributedDataParallel reduces gradients; the ranks then share the state."""
     torch.manual_seed(1)
     x, y = torch.randn(8 * ranks, 30), torch.randint(0, 6, (8 * ranks,))
-    net, other = DistributedDataParallel(model()), DistributedDataParallel(model())
+    net, other, third = (DistributedDataParallel(model()) for _ in range(3))
     alone = copy.deepcopy(net.module)
     door = LAMB(other.parameters(), lr=0.01, engine=ENGINE)
+    shared = LAMB(third.parameters(), lr=0.01, engine=ENGINE, comm=dist.group.WORLD)
     one = ao.Optimizer(dict(alone.named_parameters()), ao.LAMB(lr=0.01), engine=ENGINE)
     many = ao.Optimizer(dict(net.module.named_parameters()), ao.LAMB(lr=0.01), comm=dist.group.WORLD)
     for _ in range(3):
@@ -254,11 +256,24 @@ def check_ddp(ranks, rank):
         one.step({name: g.clone() for name, g in grads.items()})
         loss(other, x[own], y[own])
         door.step()
+        loss(third, x[own], y[own])
+        shared.step()
+    assert all(torch.equal(p, q) for p, q in zip(third.module.parameters(), alone.parameters(), strict=True))
+    states = shared.state_dict()["state"], door.state_dict()["state"]
+    assert all(torch.equal(x, states[1][k][slot]) for k, about in states[0].items() for slot, x in about.items())
     assert all(torch.equal(p, q) for p, q in zip(other.module.parameters(), alone.parameters(), strict=True))
     for name, p in net.module.named_parameters():
         assert torch.equal(p.data, dict(alone.named_parameters())[name].data), name
     held = sum(about["m"].numel() for about in many.state.values())
     assert held < sum(p.numel() for p in alone.parameters())
+
+
+def check_released(ranks):
+    """Gradients of DTensors are FSDP2's to let go."""
+    net = fsdp(model(), ranks)
+    for options in ({"release": True}, {"overlap": True, "comm": dist.group.WORLD}):
+        with pytest.raises(ValueError, match="`release` and `overlap` are not for DTensors, of which FSDP2 itself"):
+            AdamW(net.parameters(), lr=0.01, **options)
 
 
 def check_zero(rank):
@@ -305,6 +320,7 @@ if __name__ == "__main__":
     shutil.rmtree(every[0], ignore_errors=True)
     check_ddp(ranks, rank)
     print(f"rank {rank}: ddp ok", flush=True)
+    check_released(ranks)
     check_zero(rank)
     dist.destroy_process_group()
     gc.collect()  # the group's threads end here, not beside the interpreter

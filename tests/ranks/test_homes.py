@@ -1,5 +1,7 @@
 """Parts of tensors whose rule needs them whole: one rank updates each, with the bits of one process."""
 
+import itertools
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 import arrayopt as ao
 from arrayopt.params.groups import Group
+from arrayopt.ranks import homes
 from arrayopt.ranks.partition import divide
 from arrayopt.ranks.threads import ThreadComm
 from arrayopt.state.tensors import Tensor
@@ -219,6 +222,28 @@ def test_owners_have_equal_work(ranks, rule):
     dearest = np.sort(costs, axis=0)[::-1]
     least = np.maximum(loads.mean(axis=1), dearest[ranks - 1] + dearest[ranks])  # of so many two meet
     assert (loads.max(axis=1) <= 1.05 * least).all()
+
+
+@pytest.mark.parametrize("ranks", [8, 64])
+def test_no_other_owners_of_whole_matrices_have_much_less_work(ranks):
+    """With the two embeddings of Llama 7 B, of 64 ranks two have more than the mean whoever has the rest: the fullest
+    has at most 1.05 of the least that any owners of whole matrices give it, by an integer program.
+    """
+    optimize = pytest.importorskip("scipy.optimize")
+    sides = [sorted(shape) for shape in models()["Llama 7 B"] if len(shape) == 2]
+    costs = [3 * m * m * n + m**3 for m, n in sides]
+    loads = np.zeros(ranks)
+    for cost, owner in zip(costs, homes.owners(costs, ranks), strict=True):
+        loads[owner] += cost
+    kinds, numbers = np.unique(costs, return_counts=True)
+    limit = loads.max() / 1.05
+    most = [range(min(number, int(limit // kind)) + 1) for kind, number in zip(kinds, numbers, strict=True)]
+    fits = [x for x in itertools.product(*most) if np.dot(x, kinds) <= limit]
+    have_owners = optimize.LinearConstraint(np.array(fits).T, numbers, np.inf)
+    of_ranks = optimize.LinearConstraint(np.ones((1, len(fits))), 0, ranks)
+    whole, bounds = np.ones(len(fits)), optimize.Bounds(0, ranks)
+    found = optimize.milp(np.zeros(len(fits)), constraints=[have_owners, of_ranks], integrality=whole, bounds=bounds)
+    assert found.status == 2, found.message  # there are none
 
 
 def test_whole_tensors_are_shared_out_by_work_too():

@@ -108,3 +108,10 @@ def test_a_process_that_hangs_is_not_waited_for_longer_than_was_said(label, tmp_
     status, said = start(label, 2, "hangs", tmp_path)
     assert status != 0, said
     assert "rank 0: RankError, in time: True, steps 1" in said
+
+
+@pytest.mark.parametrize("label", STARTERS)
+def test_a_process_that_ends_between_give_and_step_ends_the_others(label, tmp_path):
+    status, said = start(label, 3, "dies", tmp_path)
+    assert status != 0, said
+    assert label != "gloo" or said.count("RankError, unchanged: True") == 2, said

@@ -384,3 +384,10 @@ def test_only_what_every_tensor_can_have_is_taken_up():
         opt.state_dtype = "bfloat16"
     assert opt.state["w"]["m"].dtype == np.float32
     assert opt.state_dtype is None
+
+
+def test_explain_says_which_slots_are_codes():
+    tensors = {"w": np.ones((4, 64), "f4"), "b": np.ones(3, "f4")}
+    told = ao.Optimizer(tensors, ao.AdamW(state_dtype={"v": "int8"}), groups={"b": {"state_dtype": "int8"}}).explain()
+    assert "\nstate in 8 bits: v (uint8, the root), m (int8); with a scale in bfloat16 for each 32 elements\n" in told
+    assert "8 bits" not in ao.Optimizer(tensors, ao.AdamW(state_dtype="bfloat16")).explain()

@@ -1,10 +1,13 @@
 """Ranks that write a checkpoint together while the run goes on: the bytes of one process, and all or nothing."""
 
 import os
+import random
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 
 import numpy as np
 import pytest
@@ -12,6 +15,8 @@ import pytest
 import arrayopt as ao
 from arrayopt.saving import behind, writing
 from tests.saving.test_checkpoint_together import SHAPES, stepped
+from tests.support.ranks import contents, differing
+from tests.support.slow import marked
 
 ROOT = Path(__file__).parents[2]
 
@@ -156,3 +161,51 @@ def test_a_rank_that_is_killed_while_it_writes_leaves_the_old_file(tmp_path, kil
     stepped().save(tmp_path / "x")  # and clears away what was left
     assert found == (tmp_path / "x").read_bytes()
     assert os.listdir(tmp_path) == ["x"]
+
+
+SAVES = """
+import os, sys
+from mpi4py import MPI
+from tests.saving.test_checkpoint_behind import ones
+from tests.saving.test_checkpoint_together import stepped
+folder = sys.argv[1]
+comm = MPI.COMM_WORLD
+opt = stepped(comm)
+opt.save(folder + "/x")
+with open(f"{folder}/pid{comm.rank}.new", "w") as file:
+    file.write(str(os.getpid()))
+os.rename(file.name, f"{folder}/pid{comm.rank}")
+while True:
+    opt.step(ones())
+    opt.save(folder + "/x", wait=opt.step_count % 2 == 0)
+"""
+
+
+@pytest.mark.parametrize("tries", marked([(2,), (20,)], lambda tries: tries == 2))
+def test_ranks_that_are_killed_at_any_time_leave_a_whole_file(tmp_path, tries):
+    """One of two ranks that save all the time is killed at a random moment: the file is that of one of its steps."""
+    mpiexec = Path(sys.executable).parent / "mpiexec"
+    if not mpiexec.exists():
+        pytest.skip("mpich is not installed: make test installs it")
+    rng = random.Random(tries)
+    env = {**os.environ, "ARRAYOPT_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    for k in range(tries):
+        folder = tmp_path / str(k)
+        folder.mkdir()
+        command = [mpiexec, "-n", "2", sys.executable, "-c", SAVES, folder]
+        with subprocess.Popen(list(map(str, command)), env=env, cwd=ROOT, stdout=PIPE, stderr=STDOUT) as run:
+            pids = [folder / f"pid{r}" for r in range(2)]
+            while run.poll() is None and not all(pid.exists() for pid in pids):
+                time.sleep(0.01)
+            assert run.poll() is None, run.stdout.read()
+            time.sleep(rng.uniform(0.0, 0.4))
+            os.kill(int(pids[rng.randrange(2)].read_text()), signal.SIGKILL)
+            run.communicate(timeout=60)
+        found = stepped()
+        found.load(folder / "x")
+        again = stepped()
+        while again.step_count < found.step_count:
+            again.step(ones())
+        assert differing(contents(again), contents(found)) == []
+        found.save(folder / "x")  # and clears away what was left
+        assert sorted(os.listdir(folder)) == ["pid0", "pid1", "x"]

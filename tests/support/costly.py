@@ -136,6 +136,7 @@ COSTLY = {
         "test_norms_are_those_of_whole_tensors": "LARS",
     },
     "tests/ranks/test_processes.py": {
+        "test_a_process_that_ends_between_give_and_step_ends_the_others": "",
         "test_a_process_that_ends_ends_the_others": "",
         "test_a_process_that_hangs_is_not_waited_for_longer_than_was_said": "openmpi",
         "test_all_processes_compute_what_one_does": "openmpi|gloo",

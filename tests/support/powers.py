@@ -7,8 +7,10 @@ power is a new row.
 
 import contextlib
 import copy
+import dataclasses
 import os
 import pickle
+import re
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,8 +34,6 @@ RULES: dict[str, dict[str, Any]] = {
     "LBFGS": {"lr": 0.05, "memory": 2},  # both
 }
 SHAPES = {"w": (6, 5), "b": (6,), "stack": (3, 4, 2), "number": (), "empty": (0, 3)}
-CALLS_EACH = 7
-"""How often `step` is called."""
 
 
 @dataclass
@@ -54,6 +54,10 @@ class Case:
         The tensor that has no gradient at some calls.
     after : dict of int to callable
         What the user does with the optimizer after some calls.
+    valued : bool
+        Whether steps are given a value, for a line search.
+    calls : int
+        How often `step` is called.
     """
 
     name: str = "LAMB"
@@ -65,6 +69,8 @@ class Case:
     bad: dict[int, float] = field(default_factory=dict)
     absent: dict[int, str] = field(default_factory=dict)
     after: dict[int, Callable[[Any], None]] = field(default_factory=dict)
+    valued: bool = False
+    calls: int = 7
 
     def arrays(self, seed: Any) -> dict[str, Any]:
         """Random arrays of the parameters' shapes."""
@@ -105,6 +111,14 @@ def _scaled(case: Case) -> None:
     case.bad[3] = np.inf
 
 
+def _by_slot(case: Case) -> None:
+    """Of the slots that may be stored in fewer bits, every other in 8 and in 16."""
+    rule = case.make("array_api").rule
+    slots = dataclasses.replace(rule, state_dtype="int8").storage(2)
+    names = dict.fromkeys(re.sub(r"_\d+$", "", slot) for slot in slots)  # a ring's members have its name
+    case.rule["state_dtype"] = {name: ("int8", "bfloat16")[i % 2] for i, name in enumerate(names)} or None
+
+
 def _split(case: Case) -> None:
     _of_16_bits(case)
     case.rule["master_weights"] = "split"
@@ -124,6 +138,7 @@ def _written(opt: Any) -> None:
 
 
 CHANGES: dict[str, Callable[[Case], Any]] = {
+    "value": lambda case: setattr(case, "valued", True),
     "accumulate": lambda case: case.options.update(accumulate=3),
     "clip_norm": lambda case: case.options.update(clip_norm=0.5),
     "loss_scale": _scaled,
@@ -140,6 +155,7 @@ CHANGES: dict[str, Callable[[Case], Any]] = {
     "master": _of_16_bits,
     "state_dtype": lambda case: case.rule.update(state_dtype="bfloat16"),
     "int8": lambda case: case.rule.update(state_dtype="int8"),
+    "storage by slot": _by_slot,
     "split": _split,
     "rounding": _rounding,
     "float64": lambda case: setattr(case, "dtype", "float64"),
@@ -152,6 +168,9 @@ CHANGES: dict[str, Callable[[Case], Any]] = {
 
 DTYPES = ("master", "split", "rounding", "float64")
 """Of these a case has one at most."""
+
+STORAGES = ("state_dtype", "int8", "storage by slot")
+"""Of these, too: what slots are stored in."""
 
 
 # ---- what must change no bit: how a call is made --------------------------------------------------------------------
@@ -167,13 +186,30 @@ class Place:
     folder: Any
     rng: np.random.Generator
 
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return int(getattr(self.comm, "comm", self.comm).rank)
+
     def fresh(self) -> Any:
         """An optimizer as before the first call."""
         return self.case.make(self.engine, self.comm)
 
+    def step(self, opt: Any, grads: Any, **options: Any) -> Any:
+        """A step; its value falls from step to step, where it is given one."""
+        value = {"value": 9.0 - 0.5 * opt.step_count} if self.case.valued else {}
+        return opt.step(grads, **value, **options)
+
+    def grads(self, call: int, scale: float) -> dict[str, Any]:
+        """The gradients of a call; where ranks add up their own, those after the first have zeros."""
+        made = self.case.grads(call, scale)
+        if isinstance(self.comm, ao.Ranks) and self.rank:
+            made = {name: None if g is None else np.zeros_like(g) for name, g in made.items()}
+        return made
+
 
 def _straight(place: Place, opt: Any, grads: Any) -> Any:
-    opt.step(grads)
+    place.step(opt, grads)
     return opt
 
 
@@ -183,7 +219,7 @@ def _refused(place: Place, opt: Any, grads: Any) -> Any:
     if place.comm is None or place.comm.rank == place.comm.size - 1:
         bad["b"] = np.ones(77, grads["w" if grads["w"] is not None else "b"].dtype)
     with contextlib.suppress(ValueError, ao.ranks.RankError):
-        opt.step(bad)
+        place.step(opt, bad)
         raise AssertionError("a wrong gradient was taken")
     return _straight(place, opt, grads)
 
@@ -196,14 +232,14 @@ def _entered(place: Place, opt: Any, grads: Any, act: Callable[[], object] | Non
         opt.save(place.folder / "before.safetensors")
     refused = Fault, ao.ranks.RankError, ValueError  # a fault before a vote is told in the next call of all ranks
     with contextlib.suppress(*refused), Raising(at, act) if here else contextlib.nullcontext():
-        opt.step(grads)
+        place.step(opt, grads)
     try:
         made = _told(opt) != before
     except ao.ranks.RankError:  # ranks that were torn apart
         opt.load(place.folder / "before.safetensors")
         made = False
     if not made:
-        opt.step(grads)
+        place.step(opt, grads)
     return opt
 
 
@@ -253,10 +289,11 @@ def _pickled(place: Place, opt: Any, grads: Any) -> Any:
     return _straight(place, pickle.loads(pickle.dumps(opt)), grads)
 
 
-def _given(place: Place, opt: Any, grads: Any) -> Any:
-    """Gradients are given one by one, in any order, where nothing needs all of them."""
+def _given(place: Place, opt: Any, grads: Any, *, wait: bool = True) -> Any:
+    """Gradients are given one by one, in any order, where nothing needs all of them; each is free then."""
     names = [name for name, g in grads.items() if g is not None]
-    place.rng.shuffle(names)
+    rank = 0 if place.comm is None else place.rank
+    np.random.default_rng([int(place.rng.integers(0, 99)), rank]).shuffle(names)
     for i, name in enumerate(names):
         try:
             opt.give(name, grads[name])
@@ -264,13 +301,20 @@ def _given(place: Place, opt: Any, grads: Any) -> Any:
             if i > 0 or "a step needs all gradients" not in str(error):
                 raise
             return _straight(place, opt, grads)
-    opt.step()
+        if isinstance(grads[name], np.ndarray):
+            grads[name][...] = np.nan
+    opt.step(wait=wait)
     return opt
+
+
+def _released(place: Place, opt: Any, grads: Any) -> Any:
+    """Gradients are given, and parameters of other ranks arrive later."""
+    return _given(place, opt, grads, wait=False)
 
 
 def _waited(place: Place, opt: Any, grads: Any) -> Any:
     """The step returns early, and one parameter is waited for."""
-    assert opt.step(grads, wait=False) is None
+    assert place.step(opt, grads, wait=False) is None
     opt.wait(str(place.rng.choice(list(SHAPES))))
     return opt
 
@@ -279,6 +323,7 @@ CALLS: dict[str, Callable[[Place, Any, Any], Any]] = {
     "straight": _straight,
     "waiting": _waited,
     "given": _given,
+    "release": _released,
     "refused": _refused,
     "signals": _signalled,
     "faults": _faulty,
@@ -289,9 +334,11 @@ CALLS: dict[str, Callable[[Place, Any, Any], Any]] = {
 }
 """How a call of `step` is made; what is returned is the optimizer to go on with."""
 
-ALONE = ("given", "signals", "deepcopy", "pickle")
-"""Not over ranks: these are threads here, which get no signals, and an Optimizer over ranks is not copied, nor given
-gradients one by one."""
+ALONE = ("signals", "deepcopy", "pickle")
+"""Not over ranks: these are threads here, which get no signals, and an Optimizer over ranks is not copied."""
+
+OWN = ("straight", "waiting", "given", "release")
+"""Where each rank has gradients of its own: other calls do not see sums of these in the middle of an accumulation."""
 
 
 # ---- what must change no bit: where it runs -------------------------------------------------------------------------
@@ -300,9 +347,9 @@ gradients one by one."""
 def train(place: Place, how: list[str]) -> dict[Any, Any]:
     """All calls, made in one of these ways each; what the optimizer holds then."""
     opt = place.fresh()
-    for call in range(CALLS_EACH):
+    for call in range(place.case.calls):
         scale = float(opt.loss_scale) if "loss_scale" in place.case.options else 1.0
-        grads = place.case.grads(call, scale)
+        grads = place.grads(call, scale)
         opt = CALLS[how[call % len(how)]](place, opt, grads)
         if call in place.case.after:
             place.case.after[call](opt)
@@ -336,10 +383,22 @@ def _ranks(count: int) -> Callable[..., list[Any]]:
     return run
 
 
+def _own(case: Case, engine: str, how: list[str], folder: Any, seed: int) -> list[Any]:
+    ways = [way for way in how if way in OWN] or ["release"]
+
+    def rank(comm: Any) -> dict[Any, Any]:
+        place = Place(case, engine, ao.Ranks(comm, grads="sum"), folder, np.random.default_rng(seed))
+        return train(place, ways)
+
+    return ao.ranks.run(3, rank)
+
+
 RUNS: dict[str, Callable[..., list[Any]]] = {
     "alone": _alone,
     "threads": _threads,
     "two ranks": _ranks(2),
     "three ranks": _ranks(3),
+    "four ranks": _ranks(4),
+    "own gradients": _own,
 }
 """Where the calls are made; what each rank holds then."""

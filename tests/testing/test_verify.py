@@ -15,7 +15,7 @@ from arrayopt.testing.backends import choose
 from arrayopt.testing.equivalence import Difference, Outcome
 from arrayopt.testing.page import page
 from arrayopt.testing.ulps import in_short
-from arrayopt.testing.verify import RULES, Report, Row, Settings, verify
+from arrayopt.testing.verify import RULES, STORED, Report, Row, Settings, verify
 
 pytest.importorskip("rich", reason="verify prints with rich")
 from rich.console import Console
@@ -58,15 +58,15 @@ def test_every_rule_of_the_package_is_in_the_table():
 def test_all_rules_agree_and_a_run_repeats():
     settings = Settings(shapes=((5, 3), (4,), ()), dtypes=("float64", "complex128"), steps=2)
     backends, seen = choose(["numpy:array_api", "numpy:numpy"]), []
-    few = {name: RULES[name] for name in ("LAMB", "Adafactor")}
-    first, second = (verify(rules, backends, settings, versions={}, on_row=seen.append) for rules in (RULES, few))
+    every, few = RULES | STORED, {name: RULES[name] for name in ("LAMB", "Adafactor")}
+    first, second = (verify(rules, backends, settings, versions={}, on_row=seen.append) for rules in (every, few))
     assert first.passed
     assert first.backends == ["numpy:numpy"]
     assert seen == first.rows + second.rows
     assert [row for row in first.rows if row.rule in few] == second.rows
     by_key = {(row.rule, row.dtype): row.outcomes["numpy:numpy"] for row in first.rows}
     assert set(by_key) == {
-        (name, dtype) for name, rule in RULES.items() for dtype in ("float64", "complex128")[: 1 + rule.complex_ok]
+        (name, dtype) for name, rule in every.items() for dtype in ("float64", "complex128")[: 1 + rule.complex_ok]
     }
     assert by_key["LAMB", "complex128"].difference is not None
     other = verify(few, backends, Settings(settings.shapes, settings.dtypes, 2, seed=1), versions={})

@@ -133,6 +133,13 @@ def search(
         for x in parents:
             if not passed():
                 take(changes(x, varying=True), x.values, x.cost)
+    if matches := [x for x in _matches(tried, name) if x.hypothesis.free]:  # a schedule may stand for one switch
+        still = {key: value for key, value in matches[0].values.items() if np.ndim(value) == 0}
+        constant = replace(matches[0].hypothesis, twist="", free=())
+        for h in [x for x in constant.neighbours(narrow=narrow, known=bool(known)) if not (x.twist or x.free)]:
+            glance([h], still)
+            if h in tried and not tried[h].passes and tried[h].cost < PROMISING:
+                work(h, still, math.inf)
     matches, last = _matches(tried, name), None
     while matches and matches[0] is not last:  # what does nothing is left out: Nesterov's momentum where it is 0
         last = matches[0]
