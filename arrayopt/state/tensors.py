@@ -202,7 +202,7 @@ def explain_state(tensors: Iterable[Tensor]) -> list[str]:
     return [*lines, *([f"state: {state / parameters:.4g} bytes per parameter"] if parameters else [])]
 
 
-BY_GROUP = "give it another rule, by a group, as groups={'*bias': ao.AdamW(lr=1e-3)}"
+BY_GROUP = "use another rule for it, as in groups={'*bias': ao.AdamW(lr=1e-3)}"
 """What to do with a tensor that a rule cannot have."""
 
 

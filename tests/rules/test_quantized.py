@@ -213,7 +213,7 @@ def test_each_slot_may_have_its_own_storage():
     ("value", "error", "words"),
     [
         ("int4", ValueError, "AdamW: `state_dtype` must be None, 'float16', 'bfloat16' or 'int8'; got 'int4'"),
-        (8, TypeError, "'int8'; got 8; to set it per slot, give a mapping"),
+        (8, TypeError, "'int8'; got 8; to set it per slot, pass a mapping"),
         ({"m": 8}, TypeError, "AdamW: `state_dtype` of slot 'm' must be None"),
         ({"m": "int9"}, ValueError, "AdamW: `state_dtype` of slot 'm' must be None"),
         ({1: "int8"}, TypeError, "AdamW: `state_dtype` must map names of slots; got 1"),
