@@ -186,10 +186,10 @@ def coerce(where: str, value: Any, interval: str | None, *, optional: bool) -> A
 
 def scalar(where: str, value: Any, interval: str, *, optional: bool = False) -> Any:
     """As `coerce`, but neither a schedule nor a sequence: a float, a 0-d array or None."""
-    made = coerce(where, value, interval, optional=optional)
-    if callable(made):
-        raise TypeError(f"{where} must be a number; got {value!r}")
-    return made
+    none = value is None and optional
+    if not (none or is_number(value) or (_is_real_array(value) and value.ndim == 0)):
+        raise TypeError(f"{where} must be a number{' or None' if optional else ''}; got {value!r}")
+    return coerce(where, value, interval, optional=optional)
 
 
 def data(where: str, value: Any, *, rank: int = 0) -> Any:

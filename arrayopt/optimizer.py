@@ -5,7 +5,6 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-from arrayopt.arrays import size
 from arrayopt.engines.base import Report
 from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.html import Text
@@ -21,7 +20,7 @@ from arrayopt.saving.later import Writer
 from arrayopt.settings import Settings
 from arrayopt.state.loss_scale import LossScale
 from arrayopt.state.run import Run
-from arrayopt.state.tensors import state_bytes
+from arrayopt.state.tensors import explain_state
 from arrayopt.state.verdict import CLIP_NORM
 from arrayopt.step.coming import Begun, Coming
 from arrayopt.step.given import GivenStep
@@ -499,7 +498,4 @@ class Optimizer(Settings):
         """
         every = self._parameters.all
         steps = self._step.explain(clips=self.clip_norm is not None)
-        lines = [*self._team.explain(every), steps]
-        if any(size(x.array) for x in every):
-            lines.append(f"state: {state_bytes(every):.4g} bytes per parameter")
-        return Text("\n".join(lines))
+        return Text("\n".join([*self._team.explain(every), steps, *explain_state(every)]))

@@ -42,8 +42,8 @@ class Streams:
                 continue
             if _captured(library, device, last):
                 raise RuntimeError(
-                    f"{who}: the stream of the last call is being captured, and this call is on another; end the"
-                    " capture first, or make the call on the same stream"
+                    f"{who}: the stream of the last call is being captured, so this call must be on the same stream;"
+                    " or end the capture first"
                 )
             _wait(library, device, now, last)
             self._last[library, device] = now

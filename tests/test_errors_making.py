@@ -164,7 +164,7 @@ MAKING = [
         "group list: with groups",
         lambda: optimizer(made=[{"params": A}], groups={"*": {}}),
         ValueError,
-        "Optimizer: give `groups`, or params as a list of group dicts, not both",
+        "Optimizer: pass `groups`, or params as a list of group dicts, not both",
     ),
     row(
         "group list: unknown key",

@@ -74,7 +74,7 @@ def test_options_must_be_among_the_few(rule, field, options):
     who = f"{rule}: `{field}` must be {options}; got "
     for x in ("float32", "Auto", ""):
         raises(lambda: build(rule, **{field: x}), ValueError, who + repr(x))  # noqa: B023 - called at once
-    for x in (1, 1.0, b"auto", np.float16, ["auto"]):
+    for x in (1, 1.0, b"auto", *([] if field == "state_dtype" else [np.float16]), ["auto"]):
         raises(lambda: build(rule, **{field: x}), TypeError, who)  # noqa: B023
 
 
@@ -113,7 +113,7 @@ def test_fields_that_do_not_go_together(call, words):
 @pytest.mark.parametrize("rule", RULES)
 def test_fields_that_a_rule_does_not_have_or_must_have(rule):
     raises(lambda: build(rule, learning_rate=1), TypeError, f"{rule} has no `learning_rate`; give lr=1")
-    raises(lambda: getattr(ao, rule)(0.1), TypeError, "positional argument")
+    raises(lambda: getattr(ao, rule)(0.1), TypeError, "takes keyword arguments only")
     if rule in ("SGD", "LARS"):
         raises(getattr(ao, rule), TypeError, "missing 1 required keyword-only argument: 'lr'")
     made = build(rule)

@@ -3,6 +3,7 @@
 import operator
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,6 @@ class StepScalars:
         self._bucket, self._members = weakref.proxy(bucket), members
         self._all = len(members) == len(bucket.tensors)
         self.groups = np.array([bucket.group_of[i] for i in members])
-        self._layers: Ints | None = None
         self._code = scalar_code(plan)
         self.of_tensors = np.zeros((len(members), len(plan.scalars)))
         self.fixed = self._counts(geo) | self._keys()
@@ -135,7 +135,7 @@ class StepScalars:
         value = hypers[0].get(VALUE) if VALUE in self._names else None
         of_layers: dict[str, Any] = {}
         if getattr(value, "ndim", 0) == 1:
-            of_layers[VALUE] = to_host(value).astype(np.float64)[self._layer_of_each()]
+            of_layers[VALUE] = to_host(value).astype(np.float64)[self.layers]
             hypers = [{**h, VALUE: 0.0} for h in hypers]
         numbers = [list(map(float, map(h.__getitem__, self._names))) for h in hypers]
         if numbers == self._numbers and not of_layers:
@@ -147,10 +147,8 @@ class StepScalars:
         self._numbers, self._steps = numbers, {}
         self._uniform = np.ndarray not in map(type, self._constants)
 
-    def _layer_of_each(self) -> Ints:
+    @cached_property
+    def layers(self) -> Ints:
         """Which layer of its stack each tensor is."""
-        if self._layers is None:
-            tensors = [self._bucket.tensors[member] for member in self._members]
-            found = [x.origin[1] // max(1, size(x.array)) for x in tensors]
-            self._layers = np.array(found, np.int64)
-        return self._layers
+        tensors = [self._bucket.tensors[member] for member in self._members]
+        return np.array([x.origin[1] // max(1, size(x.array)) for x in tensors], np.int64)

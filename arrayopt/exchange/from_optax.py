@@ -181,7 +181,7 @@ def _divisors(opt: Optimizer, saved: dict[str, Any], state: Any, parts: list[Any
     if any("learning_rate" in part.hyperparams for part in parts if "hyperparams" in part._fields):
         raise ValueError(
             "load_optax: the trace of optax.lars contains the learning rate, which was injected and may have changed;"
-            " if it never changed, give the rule that lr, and pass the state's inner_state"
+            " if it never changed, set that lr on the rule, and pass the state's inner_state"
         )
     numbers = [group["hypers"]["lr"] for group in saved["groups"]]
     lr = numbers[0]

@@ -64,7 +64,7 @@ def function(
             if key not in names:
                 raise TypeError(unknown(who, names, name, _ADVICE, value))
             if key in found:
-                raise TypeError(f"{who}: `{key}` is given twice, {said[key]} and as `{name}`; give it once")
+                raise TypeError(f"{who}: `{key}` is given twice, {said[key]} and as `{name}`; pass it once")
             found[key], said[key] = value, f"as `{name}`"
         for p in parameters:
             if found.setdefault(p.name, p.default) is inspect.Parameter.empty:

@@ -167,7 +167,7 @@ class WrittenMemory:
             more = f", and {len(pairs) - SHOWN} more" if len(pairs) > SHOWN else ""
             raise ValueError(
                 "Optimizer.step: a gradient must not share memory with what the step writes;"
-                f" {', '.join(pairs[:SHOWN])}{more}; give a copy of it"
+                f" {', '.join(pairs[:SHOWN])}{more}; pass a copy of it"
             )
 
 

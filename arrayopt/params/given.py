@@ -115,7 +115,7 @@ def check_params(
     if pairs:
         listed = ", ".join(f"{first!r} and {second!r}" for first, second in pairs[:SHOWN])
         raise ValueError(
-            f"{who}: parameters must not share memory; {listed} do; copy one of them, or give just"
+            f"{who}: parameters must not share memory; {listed} do; copy one of them, or pass only"
             " one"
         )
 

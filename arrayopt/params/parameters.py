@@ -53,7 +53,7 @@ class Parameters:
         if self._by_position:
             if groups is not None:
                 raise ValueError(
-                    "Optimizer: give `groups`, or params as a list of group dicts, not both"
+                    "Optimizer: pass `groups`, or params as a list of group dicts, not both"
                 )
             named, assigned = parse_group_list(params)
             tree: Any = [leaf for _, leaf in named]

@@ -161,6 +161,6 @@ def mesh_of(tree: Any) -> Any:
             if mesh.size() == dist.get_world_size():
                 return dist.group.WORLD
             raise ValueError(
-                "Optimizer: give `comm`, the group of all ranks of the parameters' mesh"
+                "Optimizer: pass `comm`, the group of all ranks of the parameters' mesh"
             )
     return None

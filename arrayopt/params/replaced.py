@@ -106,7 +106,7 @@ def check_slots_unshared(
     if pairs:
         listed = ", ".join(f"{first} and {second}" for first, second in pairs[:SHOWN])
         raise ValueError(
-            f"{who}: parameters must not share memory with slots; {listed} do; give a copy"
+            f"{who}: parameters must not share memory with slots; {listed} do; pass a copy"
         )
 
 

@@ -88,7 +88,7 @@ class Alone:
                 if tensor.block is not None and tensor.shape != tuple(tensor.array.shape):
                     raise ValueError(
                         f"Optimizer: {tensor.name!r} is a part of a tensor of shape {tensor.shape}:"
-                        " give `comm`, the ranks that have the others"
+                        " pass `comm`, the ranks that have the other parts"
                     )
 
     def rooms(self, tensors: Sequence[Tensor], grads: list[Array | None]) -> list[Array | None]:

@@ -192,7 +192,7 @@ def _needs(tensor: Tensor, bucket: Bucket, engine: str) -> Needs:
     if bucket.rule.several:
         what, each = ("stacked=True", "layers") if bucket.rule.stacked else ("`blocks`", "blocks")
         raise ValueError(
-            f"{who} cannot have a rule with {what}; give the {each} as tensors of their own"
+            f"{who} cannot have a rule with {what}; pass the {each} as separate tensors"
         )
     chosen, why = select(engine, bucket)
     cost = cost_of(tensor, bucket, chosen)

@@ -113,7 +113,7 @@ def check_slots(who: str, names: Iterable[Any]) -> None:
     for name in names:
         if not isinstance(name, str) or not _SLOT.fullmatch(name):
             raise ValueError(
-                f"{who}: a slot's name must be a letter of A to Z, then letters, digits and underscores, and not begin"
+                f"{who}: a slot's name must be a letter of A to Z, then letters, digits and underscores, and not start"
                 f" with 'at_'; got {name!r}"
             )
         if _TAKEN.fullmatch(name):

@@ -35,7 +35,7 @@ class Given:
     def written(self, value: Any) -> Any:
         """What `x += value` makes: where x was not given, what ``x = x + value`` does."""
         if self.is_given:
-            raise WritesError("a rule must not write to what it is given; write p = p + u for p += u")
+            raise WritesError("a rule must not write to its inputs; write p = p + u instead of p += u")
         return NotImplemented
 
     __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = __ipow__ = written

@@ -21,7 +21,7 @@ def read_storage(where: str, value: Any) -> Any:
         with suppress(TypeError, ValueError):
             value = dict(value)
     if not isinstance(value, Mapping):
-        raise TypeError(f"{where} must be {_options()}; got {value!r}; to set it per slot, give a mapping")
+        raise TypeError(f"{where} must be {_options()}; got {value!r}; to set it per slot, pass a mapping")
     pairs = []
     for slot, dtype in value.items():
         if not isinstance(slot, str):

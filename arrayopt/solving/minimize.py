@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from arrayopt.arrays import Array, array_namespace, library
+from arrayopt.arrays import Array, array_namespace, library, place
 from arrayopt.functional import init, update
 from arrayopt.hyper import scalar, whole
 from arrayopt.optimizer import Optimizer
@@ -139,6 +139,11 @@ def minimize(
                 " rank its own problems, without `comm`"
             )
         joint = getattr(rule, "joint", None)
+        if joint is not None and rule.blocks is not None:
+            raise ValueError(
+                f"minimize: {type(rule).__name__} takes params as one unknown, and `blocks` makes several of them;"
+                " leave it out, or give stacked=True for several problems"
+            )
         # each array is projected as it was given
         packs = bool(joint) and rule.project is None
         problem = Problem(f, params, stacked=rule.stacked, joint=packs, ranks=ranks)
@@ -162,7 +167,9 @@ def minimize(
         look_at_gradient(problem, probe)
     engine = engine_for(rule, problem) if engine == "auto" else engine
     opt = Optimizer(problem.arrays, rule, engine=engine, comm=ranks.ranks)
-    spares = engine != "array_api" and library(problem.named[0][1]) in ("numpy", "torch")
+    first = problem.named[0][1]
+    spares = library(first) in ("numpy", "torch") and "cuda" not in str(place(first)[1])
+    spares = spares and engine != "array_api"
     run = partial(Run, problem, opt, probe, tol, max_steps, check_every, spares)
     if not progress:
         return run(callback).result()

@@ -20,6 +20,7 @@ from arrayopt.arrays import (
 from arrayopt.hyper import is_number
 from arrayopt.params.given import named_params
 from arrayopt.params.grads import match_grads
+from arrayopt.params.kinds import refusal
 from arrayopt.params.trees import rebuild
 from arrayopt.rules import Rule
 from arrayopt.rules.lbfgs import LBFGS, MOST_FUSED
@@ -162,6 +163,8 @@ class Problem:
             value = self.xp.asarray(float(value), dtype=self.real, device=self._device)
         elif not is_array(value) or kind(value) == "complex" or dtype_name(value) == "bool":
             raise TypeError(f"minimize: `f` must return {wanted} as the value; got {_said(value)}")
+        elif why := refusal(value, functional=True):
+            raise TypeError(f"minimize: the value that `f` has returned is {why}")
         if tuple(value.shape) != shape:
             raise ValueError(
                 f"minimize: `f` must return {wanted} as the value; got {_said(value)}"
@@ -177,7 +180,7 @@ def _said(x: Any) -> str:
     """What came, in few words."""
     if is_array(x):
         return f"a {library(x)} array of shape {tuple(x.shape)} and dtype {dtype_name(x)}"
-    return f"a {type(x).__name__}" if not isinstance(x, tuple | list) else f"{len(x)} values"
+    return f"a {type(x).__name__}" + (f" of {len(x)}" if isinstance(x, tuple | list) else "")
 
 
 def engine_for(rule: Rule, problem: Problem) -> str:
@@ -185,8 +188,7 @@ def engine_for(rule: Rule, problem: Problem) -> str:
     first = next(iter(problem.arrays.values()))
     owner = library(first)
     if owner == "cupy" or "cuda" in str(place(first)[1]):
-        # not fused yet: a value for each problem
-        return "array_api" if rule.stacked else "auto"
+        return "auto"
     if not isinstance(rule, LBFGS):
         return "auto"
     unknowns = sum(size(x) for x in problem.arrays.values()) // max(problem.count or 1, 1)

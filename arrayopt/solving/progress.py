@@ -32,7 +32,7 @@ def progress(total: int) -> Iterator[Callable[[Result], None]]:
             else:
                 converged = to_host(result.converged)
                 words = f"{converged.sum()} of {converged.size} converged"
-            steps = int(to_host(result.evaluations).max()) - 1
+            steps = int(to_host(result.steps).max(initial=0))
             bar.update(task, completed=steps, description=words)
 
         yield show

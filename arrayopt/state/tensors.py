@@ -29,7 +29,7 @@ from arrayopt.arrays import (
     to_host,
     working_dtype,
 )
-from arrayopt.codecs import QUANTIZED
+from arrayopt.codecs import BLOCK, QUANTIZED
 from arrayopt.projections import Projection
 from arrayopt.rules.base import Rule
 from arrayopt.rules.names import AROUND
@@ -39,7 +39,7 @@ from arrayopt.state.quantized import narrowed, quantized, scale_of, scale_shape
 from arrayopt.state.run import Run
 from arrayopt.state.shares import Block, Shards, Share
 
-__all__ = ["BY_GROUP", "Left", "Tensor", "advising", "new_slots", "state_bytes"]
+__all__ = ["BY_GROUP", "Left", "Tensor", "advising", "explain_state", "new_slots"]
 
 Left = dict[int, Any]
 """Which layers a step leaves out: for stacked tensors of so many layers an array of bool, one for each."""
@@ -185,18 +185,24 @@ class Tensor:
             self.slots[slot] = new
 
 
-def state_bytes(tensors: Iterable[Tensor]) -> float:
-    """The bytes of state here for each parameter here; 0 without parameters."""
+def explain_state(tensors: Iterable[Tensor]) -> list[str]:
+    """The bytes of state here for each parameter here, and which slots are stored in 8 bits."""
     state = parameters = 0
+    codes = dict[str, None]()
     for tensor in tensors:
         parameters += size(tensor.array)
         for x in tensor.slots.values():
             name = dtype_name(x)
             state += size(x) * (2 if name == "bfloat16" else np.dtype(name).itemsize)
-    return state / max(parameters, 1)
+        for slot in narrowed(tensor.slots):
+            root = ", the root" if dtype_name(tensor.slots[slot]) == "uint8" else ""
+            codes[f"{slot} ({dtype_name(tensor.slots[slot])}{root})"] = None
+    scales = f"with a scale in bfloat16 for each {BLOCK} elements"
+    lines = [f"state in 8 bits: {', '.join(codes)}; {scales}"] if codes else []
+    return [*lines, *([f"state: {state / parameters:.4g} bytes per parameter"] if parameters else [])]
 
 
-BY_GROUP = "give it another rule, by a group, as groups={'*bias': ao.AdamW(lr=1e-3)}"
+BY_GROUP = "use another rule for it, as in groups={'*bias': ao.AdamW(lr=1e-3)}"
 """What to do with a tensor that a rule cannot have."""
 
 

@@ -42,8 +42,8 @@ def assert_pure(
         written = [f"`{'p' if key == 'master' else key}`" for key in given if key in changed]
         if written:
             raise AssertionError(
-                f"{type(rule).__name__}.update must not write what it is given; it writes"
-                f" {', '.join(written)} of {name!r}: make a new array, as by m = 0.9 * m in place of m *= 0.9"
+                f"{type(rule).__name__}.update must not write to its inputs; it writes to"
+                f" {', '.join(written)} of {name!r}: make a new array, as in m = 0.9 * m instead of m *= 0.9"
             )
 
 

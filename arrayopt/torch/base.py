@@ -39,8 +39,8 @@ class Optimizer(torch.optim.Optimizer):
         The parameters, as for PyTorch's optimizers.
     lr, **fields
         Fields of the rule.
-    maximize, engine, clip_norm, skip_nonfinite, stats
-        See `optimizer`.
+    maximize, engine, clip_norm, skip_nonfinite, stats, release, comm, overlap
+        See the class of a rule, such as `LAMB`.
     """
 
     rule: ClassVar[type[Rule]]
@@ -79,7 +79,7 @@ class Optimizer(torch.optim.Optimizer):
             raise TypeError(f"{who}: `maximize` must be True or False; got {maximize!r}")
         if "max_grad_norm" in given:  # as timm and apex call it; with them 0 is no limit
             if clip_norm is not None:
-                raise TypeError(f"{who}: give `clip_norm` or `max_grad_norm`, not both")
+                raise TypeError(f"{who}: pass `clip_norm` or `max_grad_norm`, not both")
             clip_norm = given.pop("max_grad_norm") or None
         check_names(who, self.rule, given)
         own = defaults_of(self.rule, given)

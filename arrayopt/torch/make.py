@@ -31,9 +31,15 @@ skip_nonfinite : bool, default False
     Skip each step with a gradient that is not finite.
 stats : bool, default False
     Collect ``inner.stats`` in each step.
-release : bool, default False
-    Update each parameter in the backward pass, as soon as its gradient is there, and let the gradient go. `step` ends
-    the step then. See `arrayopt.Optimizer.give`.
+release : bool or int, default False
+    Update each parameter in the backward pass, as soon as its gradient is there, and free the gradient. `step` ends the
+    step then. A number: in the last of so many backward passes. See `arrayopt.Optimizer.give`.
+comm : communicator or Ranks, optional
+    The processes that share the state; see `arrayopt.Ranks`. All of them make the same calls.
+overlap : bool or int, default False
+    With `comm`: send gradients during the backward pass and free them, and receive parameters during the next forward
+    pass, for which modules wait. A bare communicator then means the mean of gradients. A number: in the last of so many
+    backward passes.
 
 Raises
 ------

@@ -72,7 +72,12 @@ def have_wait(modules: Iterable[Module], current: Current, heard: set[int]) -> l
 
 def modules_of(params: Collection[int]) -> list[Module]:
     """The living modules that have parameters with these ids. PyTorch does not tell its optimizers of modules."""
-    return [x for x in _every(Module) if any(id(p) in params for p in x.__dict__.get("_parameters", {}).values())]
+    found = []
+    for x in _every(Module):
+        own = list(x.__dict__.get("_parameters", {}).values())  # at once: another thread may be making the module
+        if any(id(p) in params for p in own):
+            found.append(x)
+    return found
 
 
 def refuse_reducers(who: str, params: Collection[int]) -> None:

@@ -42,7 +42,7 @@ class Settings(dict[str, Any]):
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name == RULE and value is not self.get(RULE):
-            raise TypeError("param_groups: a group's `rule` cannot change; give it when you add the group")
+            raise TypeError("param_groups: a group's `rule` cannot change; set it when you add the group")
         theirs = spelled(self.rule, name)
         if theirs is not None:
             super().__setitem__(theirs.field, theirs.here(value))

@@ -98,8 +98,7 @@ def adam(xp: Any, misfit: Callable[[Array], tuple[Array, Array]], x: Array) -> A
 
 def minimize(xp: Any, misfit: Callable[[Array], tuple[Array, Array]], x: Array) -> Array:
     """Return what `ao.minimize` finds."""
-    # the guess is good, and 1 is much: a first step of that length would lead some fits astray
-    return ao.minimize(misfit, x, ao.LBFGS(first_step=0.1), stacked=True, max_steps=100).params
+    return ao.minimize(misfit, x, stacked=True, max_steps=100).params
 
 
 WAYS = {"Adam by hand": adam_by_hand, "ao.Adam": adam, "ao.minimize": minimize}
@@ -141,11 +140,8 @@ def draw(counts: np.ndarray, found: dict[str, Fit], path: Path) -> None:
         axis.tick_params(labelsize=7)
     axis = figure.add_subplot(grid[:, 3:])
     for name, above in excess(found).items():
-        label, style = (
-            f"{name}, {found[name].seconds:.2f} s",
-            ":" if name == "ao.Adam" else "-",
-        )  # it lies on that by hand
-        axis.plot(np.sort(np.maximum(above, 1e-16)), np.linspace(0, 1, len(above)), style, label=label)
+        style = ":" if name == "ao.Adam" else "-"  # it lies on that by hand
+        axis.plot(np.sort(np.maximum(above, 1e-16)), np.linspace(0, 1, len(above)), style, label=name)
     axis.set_xscale("log")
     axis.set_xlabel("misfit above the least")
     axis.set_ylabel("share of the spectra")

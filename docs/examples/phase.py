@@ -154,7 +154,7 @@ def draw(truth: np.ndarray, found: dict[str, Found], path: Path) -> None:
     axis = figure.add_subplot(grid[:, 4:])
     for name, x in found.items():
         style = "o:" if name == "ao.Adam" else "o-"  # it lies on that by hand
-        axis.plot(np.sort(x.misfit), style, markersize=4, label=f"{name}, {x.seconds:.1f} s")
+        axis.plot(np.sort(x.misfit), style, markersize=4, label=name)
     axis.set_yscale("log")
     axis.set_xlabel("start, the best first")
     axis.set_ylabel("L at the end")

@@ -1,5 +1,7 @@
 """`arrayopt.torch.overlap`: gradients leave during the backward pass; parameters arrive before they are used."""
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -78,6 +80,27 @@ def test_removed_hooks_leave_gradients_alone() -> None:
         net(torch.tensor([1, 2])).sum().backward()
         assert net.body[0].weight.grad is not None
         opt.step({n: p.grad for n, p in net.named_parameters() if p.requires_grad})
+
+    run(2, work)
+
+
+def test_hooks_end_with_the_optimizer() -> None:
+    def work(comm: Any) -> None:
+        net, there = Net(), Ranks(comm, grads="mean")
+        opt = ao.Optimizer({n: p for n, p in net.named_parameters() if p.requires_grad}, ao.SGD(lr=0.1), comm=there)
+        overlap(opt, net)
+        net(torch.tensor([1, 2])).sum().backward()
+        assert net.body[0].weight.grad is None
+        opt.step(wait=False)
+        assert opt._step.is_arriving
+        net.state_dict()
+        assert not opt._step.is_arriving
+        gone = weakref.ref(opt)
+        del opt
+        gc.collect()
+        assert gone() is None
+        net(torch.tensor([1, 2])).sum().backward()
+        assert net.body[0].weight.grad is not None
 
     run(2, work)
 

@@ -188,7 +188,7 @@ def test_a_slot_cannot_become_a_parameter(how):
     opt = ao.Optimizer({"w": np.ones(4), "v": np.ones(4)}, ao.AdamW(lr=0.1, ema_decay=0.5), engine="numpy")
     opt.step({"w": np.ones(4), "v": np.ones(4)})
     slot, kept = opt.state["w"]["ema"], opt.params["w"]
-    words = r"must not share memory with slots; ('[wz]' and )?slot 'ema' of 'w'( and '[wz]')? do; give a copy"
+    words = r"must not share memory with slots; ('[wz]' and )?slot 'ema' of 'w'( and '[wz]')? do; pass a copy"
 
     def give():
         if how == "a tree":

@@ -243,7 +243,10 @@ def test_a_checkpoint_and_another_storage(tmp_path):
         ((3, 0), r"LAMB: `blocks`\[1\] must be in \[1, "),
         ((), "`blocks` must be a number of blocks, or the length of each"),
         ("qkv", "`blocks` must be an integer; got 'qkv'"),
-        ((7, 6), r"LAMB: `blocks=\(7, 6\)` cannot cut 'w', of shape \(12, 5\): it has 12 along .* add up to 13; give"),
+        (
+            (7, 6),
+            r"LAMB: `blocks=\(7, 6\)` cannot cut 'w', of shape \(12, 5\): it has 12 along .* add up to 13; use",
+        ),
         (5, r"`blocks=5` cannot cut 'w', of shape \(12, 5\): it has 12 along the first axis, which 5 does not divide"),
     ],
 )

@@ -122,7 +122,7 @@ IN_PLACE = [_adds_to_the_gradient, _takes_from_the_parameter, _scales_the_slot, 
 @pytest.mark.parametrize("update", IN_PLACE)
 def test_a_rule_that_writes_to_what_it_is_given_is_refused(update, engine):
     p, g = np.ones(3), np.full(3, 2.0)
-    with pytest.raises(TypeError, match=r"a rule must not write to what it is given"):
+    with pytest.raises(TypeError, match=r"a rule must not write to its inputs"):
         ao.Optimizer(p, _rule_of(update), engine=engine).step(g)
     assert (p == 1).all()
     assert (g == 2).all()

@@ -213,7 +213,7 @@ def test_each_slot_may_have_its_own_storage():
     ("value", "error", "words"),
     [
         ("int4", ValueError, "AdamW: `state_dtype` must be None, 'float16', 'bfloat16' or 'int8'; got 'int4'"),
-        (8, TypeError, "'int8'; got 8; to set it per slot, give a mapping"),
+        (8, TypeError, "'int8'; got 8; to set it per slot, pass a mapping"),
         ({"m": 8}, TypeError, "AdamW: `state_dtype` of slot 'm' must be None"),
         ({"m": "int9"}, ValueError, "AdamW: `state_dtype` of slot 'm' must be None"),
         ({1: "int8"}, TypeError, "AdamW: `state_dtype` must map names of slots; got 1"),
@@ -384,3 +384,10 @@ def test_only_what_every_tensor_can_have_is_taken_up():
         opt.state_dtype = "bfloat16"
     assert opt.state["w"]["m"].dtype == np.float32
     assert opt.state_dtype is None
+
+
+def test_explain_says_which_slots_are_codes():
+    tensors = {"w": np.ones((4, 64), "f4"), "b": np.ones(3, "f4")}
+    told = ao.Optimizer(tensors, ao.AdamW(state_dtype={"v": "int8"}), groups={"b": {"state_dtype": "int8"}}).explain()
+    assert "\nstate in 8 bits: v (uint8, the root), m (int8); with a scale in bfloat16 for each 32 elements\n" in told
+    assert "8 bits" not in ao.Optimizer(tensors, ao.AdamW(state_dtype="bfloat16")).explain()

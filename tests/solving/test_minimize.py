@@ -342,6 +342,8 @@ WRONG = [
     (lambda x: (x, x), ValueError, r"shape \(2,\) and dtype float64; return its sum, or give stacked=True"),
     (lambda x: (1j, x), TypeError, "one real number as the value; got a complex"),
     (lambda x: ("a", x), TypeError, "got a str"),
+    (lambda x: (np.ma.masked, x), TypeError, "the value that `f` has returned is a masked array"),
+    (lambda x: (1.0, x, x), TypeError, "got a tuple of 3"),
     (lambda x: (1.0, x[:1]), ValueError, r"shape \(1,\) at 'param', expected \(2,\)"),
     (lambda x: (1.0, None), ValueError, "must return a gradient of 'param'; got None"),
     (lambda x: (1.0, torch.ones(2)), ValueError, "torch array at 'param', expected numpy array"),
@@ -368,6 +370,8 @@ REFUSED = [
     ({"engine": "none"}, ValueError, "engine"),
     ({"rule": ao.SPG(project=BOX), "project": BOX}, ValueError, "both given a projection"),
     ({"project": ao.projections.box(np.zeros(3), 1)}, ValueError, r"SPG: an array .* of 'param'"),
+    ({"rule": ao.LBFGS(blocks=2)}, ValueError, "`blocks` makes several"),
+    ({"tol": "1e-6"}, TypeError, "`tol` must be a number; got .1e-6.$"),
     ({"rule": ao.Muon(lr=1.0)}, ValueError, "Muon: 'param', of shape"),
     (
         {"params": [START, torch.ones(2)]},

@@ -5,6 +5,7 @@ from arrayopt.fusion.graph import CLIP, COUNT, KEY, UPDATES, reachable
 from arrayopt.fusion.layout import GEOMETRY, Layout
 from arrayopt.fusion.phases import GIVEN
 from arrayopt.fusion.plan import Plan
+from arrayopt.rules.names import VALUE
 
 __all__ = ["COLUMNS", "WINDOW", "columns", "given", "hypers", "keys"]
 
@@ -35,8 +36,8 @@ def hypers(plan: Plan) -> list[str]:
     """The hyper-parameters that the scalars of a step are computed from, in the order of their
     table.
     """
-    others = COUNT, KEY, *GIVEN
-    return [x for x in _leaves(plan) if x not in (UPDATES, CLIP) and not x.startswith(others)]
+    others, own = (COUNT, KEY, *GIVEN), (UPDATES, CLIP, VALUE)
+    return [x for x in _leaves(plan) if x not in own and not x.startswith(others)]
 
 
 def keys(plan: Plan) -> list[str]:
@@ -45,7 +46,7 @@ def keys(plan: Plan) -> list[str]:
 
 
 def given(plan: Plan) -> list[str]:
-    """What a phase takes from the host's place in a step: totals, and values of earlier phases; in
-    the order of the columns that say where each is.
+    """What scalars take from a place of each tensor's own: the step's value, totals, and values of
+    earlier phases; in the order of the columns that say where each is.
     """
-    return [name for name in _leaves(plan) if name.startswith(GIVEN)]
+    return [name for name in _leaves(plan) if name == VALUE or name.startswith(GIVEN)]

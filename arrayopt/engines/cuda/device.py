@@ -115,7 +115,7 @@ def uncaptured() -> None:
     """
     if cupy.cuda.get_current_stream().is_capturing():
         raise RuntimeError(
-            "engine 'cupy': a captured step cannot allocate, compile or wait; make a step with the"
-            " same arrays and options first, and call Optimizer.advance and read results outside"
-            " of the capture"
+            "engine 'cupy': a captured step cannot allocate, compile or wait; first make a step"
+            " with the same arrays and options, and call Optimizer.advance and read results"
+            " outside of the capture"
         )

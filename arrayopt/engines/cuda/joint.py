@@ -16,6 +16,7 @@ from arrayopt.engines.cuda.upload import Upload
 from arrayopt.engines.headers import header
 from arrayopt.engines.joint import Joint
 from arrayopt.engines.meeting import Meeting
+from arrayopt.rules.names import VALUE
 from arrayopt.rules.totals import of_total
 
 __all__ = ["JointThere"]
@@ -57,8 +58,8 @@ class JointThere(Joint):
         self.tables: dict[bytes, list[Any]] = {}
         known = {of_total(which): at for which, at in enumerate(self.wanted_at)}
         for phase in self.phases:
-            for name, column in phase.given.items():
-                phase.host[:, column] = known[name]
+            for name in phase.given.keys() - {VALUE}:
+                phase.host[:, phase.given[name]] = known[name]
             for name, node in phase.plan.reports.items():
                 known.setdefault(name, phase.places_of(node))
 

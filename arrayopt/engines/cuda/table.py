@@ -17,6 +17,7 @@ from arrayopt.arrays import (
     detached,
     dtype_of,
     is_array,
+    place,
 )
 from arrayopt.engines.base import Asked, Partials, Report
 from arrayopt.engines.batch import Batch, Kind, Rows
@@ -126,6 +127,11 @@ class Table(Batch):
                 int(lengths.sum()),
                 len(bucket.groups),
             )
+            self.value: Any = None  # of the step, for each layer
+            if VALUE in self.given:
+                layers = self.step_scalars.layers * bucket.rule.stacked  # parts are no layers
+                self.value = Upload((int(layers.max(initial=0)) + 1,), np.float64)
+                self.host[:, self.given[VALUE]] = self.value.array.data.ptr + 8 * layers
             self.counts = counts_of(bucket)
             self.own_counts: Any = cupy.zeros_like(self.counts.array) if plan.reports else None
             made = _kernels(
@@ -222,12 +228,8 @@ class Table(Batch):
         """Raise where a graph has what the table was, in some of its columns, and that is not what
         it is now.
         """
-        moved = (
-            (self.table.known != self.host)[:, columns].any(axis=1)
-            if self.captured
-            else np.zeros(1, bool)
-        )
-        if moved.any():
+        moved: Any = self.captured and (self.table.known != self.host)[:, columns].any(axis=1)
+        if np.any(moved):
             names = ", ".join(self.tensors[i].name for i in np.flatnonzero(moved)[:5])
             raise ValueError(
                 f"engine 'cupy': arrays of {names} must be the arrays of the captured step,"
@@ -246,16 +248,22 @@ class Table(Batch):
 
     def send(self, hypers: Sequence[dict[str, Any]]) -> None:
         """Send hyper-parameters to the device; what follows from them is computed there."""
-        value = hypers[0][VALUE] if VALUE in self.hyper_names else 0.0
-        if getattr(value, "ndim", 0) == 1:
-            raise ValueError(
-                "engine 'cupy' accepts only one value for all layers; use engine='array_api' for"
-                " one value per layer"
-            )
+        if self.value is not None:
+            self._send_value(hypers[0][VALUE])
         values = []
         for h in hypers:
             values.append([float(h[name]) for name in self.hyper_names] or [0.0])
         self.hypers_there.put(values)
+
+    def _send_value(self, value: Any) -> None:
+        """Send the value of a step, or of each layer; from the device, nobody waits for it."""
+        room = self.value.array.size
+        value = value[:room] if getattr(value, "ndim", 0) == 1 else value
+        if not is_array(value) or "cpu" in str(place(value)[1]):
+            self.value.put(np.full(room, value, np.float64))
+            return
+        uncaptured()
+        self.value.known, self.value.array[...] = None, cupy.asarray(detached(value))
 
     def bind(self) -> None:
         """See `Batch.bind`."""
@@ -269,11 +277,9 @@ class Table(Batch):
                 elif not self.access.contiguous(array):
                     uncaptured()
                     array = self.staged[row, name] = self.access.like(array)
-                before = (
-                    0
-                    if self.cut is None
-                    else self.cut.elements_before(row, name) * int(array.itemsize)
-                )
+                before = 0
+                if self.cut is not None:
+                    before = self.cut.elements_before(row, name) * int(array.itemsize)
                 self.host[row, self.at[name]] = self.access.located([array])[0][0] - before
         used = {name for p in self.plan.passes for name in (*p.loads, *p.stores)} - {"g"}
         self.sent = False
@@ -297,10 +303,8 @@ class Table(Batch):
         given: list[Any] = list(chosen(grads, rows.all))
         found, whole = locations_of(grads, len(given)) or self.access.located(given)
         if not whole:
-            one = self.access.contiguous
-            given = list(given)
             for i, row in enumerate(rows.all.tolist()):
-                if not one(given[i]):
+                if not self.access.contiguous(given[i]):
                     given[i] = self._pack(row, given[i])
             found = self.access.located(given)[0]
         if self.cut is not None:
