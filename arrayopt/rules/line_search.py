@@ -99,7 +99,7 @@ class Searching(OneUnknown):
         It is that by which a parabola falls by all of f (Nocedal and Wright, equation 3.60), at most `first_step`.
         """
         norm = xp.sqrt(nonzero(xp, square))
-        fall = 2.0 * xp.abs(f) / norm
+        fall = xp.abs(2.0 * f / norm)  # in the precision of the norm
         return xp.where((fall > 0) & (fall < h.first_step), fall, h.first_step) / norm
 
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:

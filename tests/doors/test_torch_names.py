@@ -144,7 +144,7 @@ def test_steps_that_are_to_be_differentiated_are_refused():
     p = [torch.nn.Parameter(torch.ones(2, 3))]
     opt = door.SGD(p, 0.1)
     opt.param_groups[0]["differentiable"] = True
-    refusals.raises(opt.step, TypeError, "arrayopt.update is")
+    refusals.raises(opt.step, TypeError, "arrayopt.update, which is")
 
 
 def test_the_published_form_of_adafactor_is_asked_for_by_its_names():

@@ -49,7 +49,7 @@ def main(name):
 @pytest.mark.parametrize("compiling", [EXACT], indirect=True, ids=["exact"])
 @pytest.mark.parametrize("name", ["LAMB"] if STANDIN else RULES)  # the stand-in is compared with itself
 def test_the_bits_are_those_of_the_cpu(cupy, name):
-    code = f"from tests.gpu.test_device import main; main({name!r})"
+    code = f"import tests.support.bundled; from tests.gpu.test_device import main; main({name!r})"
     run = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True
     )

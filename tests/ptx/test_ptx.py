@@ -78,8 +78,11 @@ def test_random_rounding_has_the_same_bits(cupy, kind):
         assert np.mean(x != opts[1].params[name].get()) < 0.002, name
 
 
-def trained(cupy, simulator):
+def trained(cupy, simulator, monkeypatch):
     """Two steps of LAMB in the timing model, in which blocks are at work at once and wait for each other."""
+    from arrayopt.engines.cuda import launches
+
+    monkeypatch.setattr(launches, "_cache", lambda: 1 << 40)  # one launch for all passes
     shapes = {"more": (9001,), "matrix": (40, 130), "few": (7,), "long": (30000,)}
     opts = pair(cupy, ao.LAMB(lr=0.1), shapes)
     simulator.log.clear()
@@ -96,8 +99,8 @@ def timing(simulator, monkeypatch):
     return simulator
 
 
-def test_blocks_that_are_at_work_at_once_wait_for_each_other(cupy, timing):
-    log = trained(cupy, timing)
+def test_blocks_that_are_at_work_at_once_wait_for_each_other(cupy, timing, monkeypatch):
+    log = trained(cupy, timing, monkeypatch)
     assert [x.name for x in log] == ["prepare", "run"] * 2
     assert all(x.cycles > 0 and x.read > 0 for x in log if x.name == "run")
     assert log[1].grid > 1
@@ -111,7 +114,7 @@ def test_a_ticket_that_does_not_wait_is_found(cupy, timing, monkeypatch):
     monkeypatch.setattr(table, "emit", lambda *args, **options: emit(*args, **options).replace(old, new))
     table._kernels.cache_clear()
     with pytest.raises(AssertionError):
-        trained(cupy, timing)
+        trained(cupy, timing, monkeypatch)
     table._kernels.cache_clear()
 
 

@@ -8,6 +8,7 @@ import torch
 from scipy import optimize
 
 import arrayopt as ao
+from arrayopt.rules.rings import Ring
 from tests.support.engines import EVERY
 from tests.support.slow import marked
 
@@ -148,3 +149,24 @@ def test_a_run_that_is_resumed_goes_on():
     steps(straight, 10)
     steps(resumed, 10)
     np.testing.assert_array_equal(straight.params, resumed.params)
+
+
+@pytest.mark.parametrize(
+    "rule", [ao.LBFGS(memory=3), ao.LBFGS(memory=1), ao.LBFGS(line_search=None), ao.CG(), ao.SPG()]
+)
+def test_updates_keep_the_precision_of_the_parameter(rule, monkeypatch):
+    update, seen = type(rule).update, []
+
+    def watched(self, xp, p, g, s, h):
+        new, slots = update(self, xp, p, g, s, h)
+        if isinstance(p, np.ndarray):
+            arrays = [y for x in slots.values() for y in (x if isinstance(x, Ring) else [x])]
+            seen.append({x.dtype.name for x in [new, *arrays] if isinstance(x, np.ndarray | np.generic)})
+        return new, slots
+
+    monkeypatch.setattr(type(rule), "update", watched)
+    opt = ao.Optimizer({"w": np.ones((3, 2), np.float32), "b": np.ones(3, np.float32)}, rule, engine="array_api")
+    for k in range(6):
+        opt.step({name: np.full_like(p, 0.5 + k) for name, p in opt.params.items()}, value=9.0 - k)
+    assert seen
+    assert set().union(*seen) <= {"float32"}

@@ -195,10 +195,10 @@ class Place:
         """An optimizer as before the first call."""
         return self.case.make(self.engine, self.comm)
 
-    def step(self, opt: Any, grads: Any, **options: Any) -> Any:
+    def step(self, opt: Any, *grads: Any, **options: Any) -> Any:
         """A step; its value falls from step to step, where it is given one."""
         value = {"value": 9.0 - 0.5 * opt.step_count} if self.case.valued else {}
-        return opt.step(grads, **value, **options)
+        return opt.step(*grads, **value, **options)
 
     def grads(self, call: int, scale: float) -> dict[str, Any]:
         """The gradients of a call; where ranks add up their own, those after the first have zeros."""
@@ -303,7 +303,7 @@ def _given(place: Place, opt: Any, grads: Any, *, wait: bool = True) -> Any:
             return _straight(place, opt, grads)
         if isinstance(grads[name], np.ndarray):
             grads[name][...] = np.nan
-    opt.step(wait=wait)
+    place.step(opt, wait=wait)
     return opt
 
 

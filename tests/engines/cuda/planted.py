@@ -90,7 +90,7 @@ MORE = [
     ("a stream that is not remembered", STREAMS, "self._last[library, device] = now", "pass", CALLS),
     ("what is captured waits for what is not", STREAMS, " or _captured(library, device, now)", "", OF_PYTORCH),
     ("counts fetched before they are there", "arrayopt/state/run.py", '        self.streams.meet("Optimizer")\n', "", f"{ON_STREAMS}::test_what_others_read_is_there"),
-    ("slots looked at before they are there", "arrayopt/state/shown.py", '        self._tensor.run.streams.meet("Optimizer.state")\n', "", CALLS),
+    ("slots looked at before they are there", "arrayopt/state/shown.py", '        self._tensor.run.streams.meet("Optimizer.state")\n', "", f"{ON_STREAMS}::test_each_call_waits_for_the_stream_of_the_last_step[look]"),
     ("an event recorded before what it stands for", UPLOAD, "        self.array.set(room, stream=stream)\n        event.record(stream)\n", "        event.record(stream)\n        self.array.set(room, stream=stream)\n", STAGING),
     ("staging memory given away", UPLOAD, "weakref.finalize(self, _left.extend, self.rooms)", "weakref.finalize(self, len, [])", STAGING),
     ("staging memory of others taken while it is read", UPLOAD, "if not x[1].done]", "if False]", STAGING),

@@ -141,6 +141,22 @@ def test_calls_on_any_streams_do_what_calls_on_one_do(cupy, engine, seed):
         compare(opts)
 
 
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
+def test_each_call_waits_for_the_stream_of_the_last_step(cupy, call):
+    """Whatever a seed would choose: each call once, right after a step on another stream, and a step after it."""
+    one, other = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+    opts = made(cupy, rule=RULE, **OPTIONS)
+    cupy.cuda.Device().synchronize()
+    with one:
+        step(cupy, opts, 0)
+    with other:
+        call(cupy, opts, 1)
+    with one:
+        step(cupy, opts, 2)
+    cupy.cuda.Device().synchronize()
+    compare(opts)
+
+
 @pytest.mark.parametrize("seed", marked([(n,) for n in range(50)], lambda n: n < 2))
 def test_a_captured_step_is_replayed_between_calls_on_other_streams(cupy, seed):
     r = np.random.default_rng(seed)
