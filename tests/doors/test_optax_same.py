@@ -193,7 +193,10 @@ def test_the_table_has_every_function_and_every_option():
 
 @pytest.mark.parametrize("name", ROWS)
 def test_the_signature_is_that_of_optax(name):
-    assert called(getattr(door, name)) == called(original(name))
+    """Fields of the rule that optax does not know come after its arguments, by name alone."""
+    theirs, ours = called(original(name)), called(getattr(door, name))
+    assert ours[: len(theirs)] == theirs
+    assert {kind for _, kind, _ in ours[len(theirs) :]} <= {"KEYWORD_ONLY"}
     for option, value in REFUSED.get(name, {}).items():
         if option in inspect.signature(original(name)).parameters:
             call = partial(getattr(door, name), 0.1, **{option: value})
