@@ -43,7 +43,7 @@ MORE: dict[str, ao.Rule] = {
     "ScheduleFreeAdamW": ao.ScheduleFreeAdamW(lr=2.5e-3, weight_decay=0.01),
     "AdamH": ao.AdamH(lr=0.01),
     "FISTA": ao.FISTA(lr=0.01),
-    "Prodigy": ao.Prodigy(lr=1.0),
+    "Prodigy": ao.Prodigy(lr=1.0, growth_rate=1.02),  # else d, and so steps, grow without end under one gradient
     "LBFGS": ao.LBFGS(memory=5, line_search=None),
 }
 """Rules that have one contest only, over one model's shapes. Those for matrices are in `benchmarks.products`."""

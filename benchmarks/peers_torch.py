@@ -124,7 +124,7 @@ PEERS = [
         2,
         True,
     ),
-    Peer("Prodigy", "prodigyopt", "prodigyopt", _of("prodigyopt", "Prodigy", lr=1.0), 2),
+    Peer("Prodigy", "prodigyopt", "prodigyopt", _of("prodigyopt", "Prodigy", lr=1.0, growth_rate=1.02), 2),
     Peer("LBFGS", "torch", "torch", _of("torch.optim", "LBFGS", **LBFGS), 6, curved=True),
 ]
 
