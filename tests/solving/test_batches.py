@@ -24,7 +24,11 @@ RULES = {
 SHAPES = [{"a": (4,)}, {"a": (3,), "b": (2, 2)}, {"a": ()}, {"a": (5,), "b": (0,)}, {"a": (37,)}]
 ENGINES = ["array_api", "numpy", "cpp", "numba"]
 CASES = [
-    (rule, engine, dtype) for rule in RULES for engine in ENGINES for dtype in ("float64", "float32", "complex128")
+    (rule, engine, dtype)
+    for rule in RULES
+    for engine in ENGINES
+    for dtype in ("float64", "float32", "complex128")
+    if (rule, dtype) != ("Prodigy", "complex128")  # which it refuses
 ]
 
 
@@ -44,6 +48,8 @@ def function(goal, scale):
             value += float((scale[j] * (0.5 * a + 0.25 * a * a)).sum())
             grads[name] = (scale[j] * (d + a * d)).astype(d.dtype)
         return value, grads
+
+    one = np.errstate(all="ignore")(one)  # FISTA without a box runs away
 
     def many(tree):
         each = [one({name: x[j] for name, x in tree.items()}, j) for j in range(len(scale))]
