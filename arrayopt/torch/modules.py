@@ -82,20 +82,21 @@ def modules_of(params: Collection[int]) -> list[Module]:
 
 def refuse_reducers(who: str, params: Collection[int]) -> None:
     """Raise ValueError where DistributedDataParallel adds up the gradients of parameters with these ids, later."""
-    if not (is_available() and is_initialized()):
+    if not (is_available() and is_initialized() and _are_reduced(params)):
         return
-    for collected in (False, True):
-        found = [x for x in _every(DistributedDataParallel) if any(id(p) in params for p in x.parameters())]
-        if not found:
-            return
-        if not collected:
-            found.clear()
-            gc.collect()  # some may be gone
+    gc.collect()  # what reduced them may be gone
+    if not _are_reduced(params):
+        return
     raise ValueError(
         f"{who}: gradients are taken in the backward pass, before DistributedDataParallel has added up those of other"
         " processes, which would drift apart; use the module itself, and give"
         " comm=torch.distributed.group.WORLD, overlap=True, which does the same work"
     )
+
+
+def _are_reduced(params: Collection[int]) -> bool:
+    """Whether a living DistributedDataParallel has parameters with these ids."""
+    return any(any(id(p) in params for p in x.parameters()) for x in _every(DistributedDataParallel))
 
 
 def _every(kind: type[Any]) -> Iterator[Any]:

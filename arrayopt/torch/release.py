@@ -153,8 +153,8 @@ class Release:
         ranks = inner._team.size > 1
         if not inner._step.release and not ranks:
             return False
-        self._current()
-        given, names = inner._step.release.given, self._names[1]
+        found, given = self._current(), inner._step.release.given
+        names = {} if found is None else found[1]
         for p in self._of()._below.params:
             if p.grad is not None and names.get(id(p)) not in given:
                 self._give(p)

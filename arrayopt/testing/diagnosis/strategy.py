@@ -22,7 +22,7 @@ Part = tuple[tuple[str, ...], Diagnosis]  # some tensors, and what they follow
 MANY, FEW = 6, 3  # with more tensors than these, so few are searched first
 LARGE = 400  # which have at most so many elements
 FAR = 0.5  # the cost up to which a rule may be meant
-NEAR = 1e-3  # the cost of one tensor below which the others are tried with its numbers
+SHOWN = 1e-3  # the cost of one tensor below which the others are tried with its numbers
 COARSE = 0.02  # the cost below which what is left of a product of matrices may be its rounding to bfloat16
 
 
@@ -65,7 +65,7 @@ def _from_one(made: Trajectory, seen: Seen, known: Mapping[str, Any], watch: Wat
             return None
         own = _of(known, made, [name])
         one = search(Seen(made.only([name])), own, made.subject, depth=0, watch=watch)[0]
-        if one.cost < NEAR:
+        if one.cost < SHOWN:
             found = attempt(one.hypothesis, seen, known, one.values)
             if found.passes:
                 return found
