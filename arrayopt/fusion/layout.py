@@ -8,12 +8,13 @@ threads, and their partial sums are combined in their order: so results do not e
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from arrayopt.codecs import BLOCK
-from arrayopt.fusion.graph import ELEMENT, Node, operands
+from arrayopt.fusion.graph import ELEMENT, KEPT, Node, operands
 from arrayopt.fusion.passes import Between, Pass
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.products import multiplied
@@ -262,6 +263,7 @@ def partial_length(kind: str, col: dict[str, Any]) -> Any:
     }[kind]
 
 
+@lru_cache(maxsize=KEPT)
 def layout(plan: Plan) -> Layout:
     """Lay out the values of a plan."""
     partials: dict[Node, str] = {}
