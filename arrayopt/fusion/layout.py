@@ -223,11 +223,10 @@ class Layout:
         """What a value is, as to where it lies.
 
         ``const``: a number in the text. ``scalar``, ``tensor``, ``vector``: in these tables.
-        ``stored``: a parameter, a
-        gradient or a slot. ``local``: where it is made, and nowhere else.
+        ``stored``: a parameter, a gradient or a slot. ``local``: made there, and nowhere else.
         """
         if node.op in ("const", "input"):
-            return {"const": "const", "input": "stored"}[node.op]
+            return "const" if node.op == "const" else "stored"
         return (
             "scalar"
             if node.on_host
@@ -241,9 +240,7 @@ class Layout:
     def lengths(
         self, plan: Plan, geo: "np.ndarray[Any, np.dtype[np.int64]]"
     ) -> "np.ndarray[Any, np.dtype[np.int64]]":
-        """How many values each tensor needs for each vector, then for each reduction's partial
-        results.
-        """
+        """How many values each tensor needs for each vector, then each reduction's partial ones."""
         col = {name: geo[:, i] for i, name in enumerate(GEOMETRY)}
         made = []
         for axes in self.vectors.values():

@@ -60,7 +60,10 @@ def reasons(
     with np.errstate(invalid="ignore"):
         agree, counts = (abs(off) <= AGREE) | (off == np.inf), np.signbit(off)
     found += [
-        (endless >= ENDLESS, "the value falls as far as lines were followed; the function may not be bounded below"),
+        (
+            endless >= ENDLESS,
+            "the value falls as far as lines were followed; the function may not be bounded below",
+        ),
         (ended & np.isnan(off), f"{NOWHERE}: values or gradients nearby are not finite"),
         (
             ended & agree & counts,

@@ -98,10 +98,8 @@ def test_problems_go_as_they_go_alone(rule, engine, dtype):
             for name in shapes:
                 np.testing.assert_array_equal(found.params[name][j], alone.params[name])
                 np.testing.assert_array_equal([x[name][j] for x in points[: len(own)]], [x[name] for x in own])
-                # then it stands still
-                np.testing.assert_array_equal(
-                    *np.broadcast_arrays([x[name][j] for x in points[len(own) :]], found.params[name][j])
-                )
+                for x in points[len(own) :]:  # it stands still
+                    np.testing.assert_array_equal(x[name][j], found.params[name][j])
             for name in ("value", "grad_norm", "steps", "evaluations", "converged"):
                 np.testing.assert_equal(np.asarray(getattr(found, name))[j], getattr(alone, name))
 

@@ -36,10 +36,7 @@ FLOPS = 32
 """So many operations of a product take about as long as an element of the passes."""
 
 ALONE = 1 << 15
-"""Up to so many elements in all, one thread is quicker than several."""
-
-MOVED = 8
-"""That is where an element moves about so many numbers; L-BFGS moves a hundred."""
+"""Up to so many elements in all, one thread is quicker than several; with many slots, fewer."""
 
 _NOTHING = contextlib.nullcontext()
 
@@ -124,7 +121,6 @@ class Table(Batch):
         self.put("OWN", self.room["work"])
         self.put("LAST", self.geo[:, GEOMETRY.index("UNITS")])
         self.loads = self.geo[:, 0] + flops(plan, self.geo) // FLOPS
-        self.weight = max(1, sum(len(p.loads) + len(p.stores) for p in plan.passes) // MOVED)
         self.cut = Cut(self, every) if bucket.kind == "cut" else None
         self.own = np.zeros(len(members), np.int64)  # what each thread needs for itself
         if split is not None:
@@ -254,7 +250,7 @@ class Table(Batch):
         if rows.kept is None or rows.kept.threads != threads:
             sizes = self.loads[rows.full]
             total = int(sizes.sum())
-            workers = 1 if total * self.weight <= ALONE else threads
+            workers = 1 if total * (1 + len(self.plan.touched) // 16) <= ALONE else threads
             least = SHARED * (len(self.plan.passes) if self.multiplies else 1)
             big = (workers > 1) & (sizes > max(least, total // (4 * workers)))
             small = divide(rows.full[~big], sizes[~big] + 64, workers)
