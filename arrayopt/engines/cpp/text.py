@@ -173,7 +173,8 @@ class Text(CPlusPlus):
         self.put(0, f"static __attribute__((noinline)) void {function}({declared}) {{")
         self.put(1, *(f"W s{s.id} = {self.start(s)};" for s in totals))
         vectors = bool(loop.codes or loop.sums) and self._in_vectors(loop)
-        self.put(1, *(["int64_t first = 0;"] if vectors or loop.codes else []))
+        begin = "first" if vectors or loop.codes else "0"
+        self.put(1, *(["int64_t first = 0;"] if begin == "first" else []))
         if vectors:
             self._vectors(loop, spare)
         self._decoded(loop)
@@ -181,7 +182,7 @@ class Text(CPlusPlus):
         if totals:
             clauses.append(" simdlen(kSums)")
         self.put(0, f"#pragma omp simd{''.join(clauses)}")
-        self.put(1, f"for (int64_t i = {'first' if vectors or loop.codes else '0'}; i < count; ++i) {{")
+        self.put(1, f"for (int64_t i = {begin}; i < count; ++i) {{")
         if loop.position is not None:
             self.put(2, "const int64_t position = start + i * each;")
         for name, node in loop.loads.items():
@@ -215,10 +216,8 @@ class Text(CPlusPlus):
                 text = self._fused(node, first=min(node.args, key=products.__getitem__))
             if node.op == "where" and node.dtype == "real" and not node.args[0].axes:
                 text = f"chosen({', '.join(map(self.name, node.args))})"
-            if kind and node.dtype == "bool":
-                self.put(depth, f"const Integers {self.name(node)} = {text};")
-            else:
-                self.put(depth, f"const {kind or self.kind(node)} {self.name(node)} = {text};")
+            made = "Integers" if kind and node.dtype == "bool" else kind or self.kind(node)
+            self.put(depth, f"const {made} {self.name(node)} = {text};")
 
     def _fused(self, node: Node, first: Node) -> str:
         """The sum or difference of two products, of which the first is not rounded."""
@@ -256,7 +255,7 @@ class Text(CPlusPlus):
         return [name for name in loop.loads if name not in decoded]
 
     def _vectors(self, loop: bulk.Elements, spare: list[Node]) -> None:
-        """Print what comes before a loop: the same of whole vectors, or of whole blocks of codes."""
+        """Print what comes before a loop: the same of whole vectors, or blocks of codes."""
         arrays = [codes.array for codes in loop.codes]
         steps = {f"at_{x}": f"codes_{x} + i, step_{x}" for x in arrays}
         self.put(0, "#ifdef VECTORS")
@@ -282,9 +281,7 @@ class Text(CPlusPlus):
         self.put(0, "#endif")
 
     def _in_vectors(self, loop: bulk.Elements) -> bool:
-        """Whether all that a loop computes and writes is in single precision, by operations that the
-        headers have for vectors.
-        """
+        """Whether a loop computes and writes in single precision, by operations of `OF_VECTORS`."""
         written = {self.stored(loop.storage[name]) for name in loop.stores if name in loop.storage}
         reals = all(n.dtype == "real" for n in (*loop.loads.values(), *loop.scalars))
         reals = reals and all(n.dtype == "real" or n.op in COMPARISONS for n in loop.nodes)
