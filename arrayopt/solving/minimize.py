@@ -18,6 +18,7 @@ from arrayopt.solving.progress import progress as bar
 from arrayopt.solving.ranks import ranks_of
 from arrayopt.solving.result import Result
 from arrayopt.solving.run import Run
+from arrayopt.state.tensors import advising
 
 __all__ = ["minimize"]
 
@@ -166,7 +167,8 @@ def minimize(
     if check_gradient:
         look_at_gradient(problem, probe)
     engine = engine_for(rule, problem) if engine == "auto" else engine
-    opt = Optimizer(problem.arrays, rule, engine=engine, comm=ranks.ranks)
+    with advising("`minimize` takes one rule for all arrays, so use another"):
+        opt = Optimizer(problem.arrays, rule, engine=engine, comm=ranks.ranks)
     first = problem.named[0][1]
     spares = library(first) in ("numpy", "torch") and "cuda" not in str(place(first)[1])
     spares = spares and engine != "array_api"
