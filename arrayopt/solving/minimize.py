@@ -142,8 +142,8 @@ def minimize(
         joint = getattr(rule, "joint", None)
         if joint is not None and rule.blocks is not None:
             raise ValueError(
-                f"minimize: {type(rule).__name__} takes params as one unknown, and `blocks` makes several of them;"
-                " leave it out, or give stacked=True for several problems"
+                f"minimize: {type(rule).__name__} treats all params as one unknown, which `blocks` would divide;"
+                " leave it out, or pass stacked=True for several problems"
             )
         # others are given each array as it is
         alike = rule.project is None or getattr(rule.project, "elementwise", False)
@@ -196,8 +196,8 @@ def _rule(rule: Any, project: Any, *, stacked: bool) -> Rule:
     if project is not None:
         if rule.project is not None:
             raise ValueError(
-                f"minimize: `rule` and `project` are both given a projection: {rule.project!r} and {project!r}; give"
-                " it once, such as project=ao.projections.compose(first, second)"
+                f"minimize: both `rule` and `project` have a projection: {rule.project!r} and {project!r}; pass"
+                " one, such as project=ao.projections.compose(first, second)"
             )
         given["project"] = project
     return dataclasses.replace(rule, **given)
