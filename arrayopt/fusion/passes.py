@@ -41,9 +41,6 @@ class Pass:
         transpose.
     element : str
         The axes of the tensor's elements.
-    summed : dict of Node to Node
-        What is reduced in place of a reduction's argument, where an engine has put something
-        simpler in its place.
     guards : dict of str to Node
         What is written only where a condition on the tensor holds, and the condition: else the
         array keeps what was read from it.
@@ -55,7 +52,6 @@ class Pass:
     sums: tuple[Node, ...]
     axes: str
     element: str = ""
-    summed: dict[Node, Node] = field(default_factory=dict)
     guards: dict[str, Node] = field(default_factory=dict)
 
     @property

@@ -86,7 +86,7 @@ def rolled(one: Pass, slots: Sequence[str]) -> Rolled | None:
     """
     rings = families(one.arrays)
     read = [*one.loads.values(), *one.nodes]
-    if not rings or one.draws or one.summed or one.multiplies:
+    if not rings or one.draws or one.multiplies:
         return None
     if any(n.dtype == "complex" for n in read):
         return None

@@ -3,7 +3,6 @@
 import operator
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import lru_cache
 
 from arrayopt.codecs import STORED, Codec
@@ -16,23 +15,17 @@ __all__ = ["program"]
 
 
 @lru_cache(maxsize=512)
-def program(
-    pass_: Pass, storage: tuple[tuple[str, str], ...], given: tuple[tuple[Node, float], ...] = ()
-) -> Program:
+def program(pass_: Pass, storage: tuple[tuple[str, str], ...]) -> Program:
     """The program of a pass.
 
     Parameters
     ----------
-    p : Pass
+    pass_ : Pass
         The pass.
     storage : tuple of (str, str)
         Stored arrays, and their dtypes. Those that do not round can be written by a step itself.
-    given : tuple of (Node, float)
-        Scalars that are zero or one in this step: what these multiply, and what is added then,
-        takes no call.
     """
-    stored, finite = {name: STORED[dtype] for name, dtype in storage}, set[str]()
-    pass_ = _without(pass_, dict(given), stored, finite) if given else pass_
+    stored = {name: STORED[dtype] for name, dtype in storage}
     read, summed = dict(pass_.loads), {r: _factors(r, pass_) for r in pass_.reductions}
     extras = _extras(pass_, summed)
     spare = {n for nodes in extras.values() for n in nodes}
@@ -85,45 +78,7 @@ def program(
         for operand in () if over else dying:
             free[operand.dtype].append(where.pop(operand))
     copies = {name: node for name, node in pass_.stores.items() if direct.get(node) != name}
-    return replace(
-        _placed(pass_, stored, targets, summed, extras, copies, tuple(buffers)),
-        finite=tuple(sorted(finite)),
-    )
-
-
-def _without(
-    pass_: Pass, given: dict[Node, float], stored: dict[str, Codec], finite: set[str]
-) -> Pass:
-    """A pass without factors of one, and without stored arrays that zero multiplies; these are
-    added to `finite`.
-    """
-    exact = {name: n for name, n in pass_.loads.items() if not stored[name].rounds}
-    names = {n: name for name, n in exact.items() if n.dtype == "real"}
-    now: dict[Node, Node] = {}
-    nothing, made = dict[Node, str](), list[Node]()
-    for node in pass_.nodes:
-        args = tuple(now.get(a, a) for a in node.args)
-        worth = [given.get(a) for a in args]
-        if node.op in ("add", "sub") and args[1] in nothing:
-            now[node] = args[0]
-            finite.add(nothing[args[1]])
-        elif node.op == "add" and args[0] in nothing:
-            now[node] = args[1]
-            finite.add(nothing[args[0]])
-        elif node.op == "mul" and 1.0 in worth and args[1 - worth.index(1.0)].axes == node.axes:
-            now[node] = args[1 - worth.index(1.0)]
-        else:
-            now[node] = node if args == node.args else replace(node, args=args)
-            made.append(now[node])
-            if node.op == "mul" and 0.0 in worth and args[1 - worth.index(0.0)] in names:
-                nothing[now[node]] = names[args[1 - worth.index(0.0)]]
-    sums = {r: now.get(r.args[0], r.args[0]) for r in pass_.reductions}
-    return replace(
-        pass_,
-        nodes=tuple(made),
-        stores={name: now.get(n, n) for name, n in pass_.stores.items()},
-        summed=sums,
-    )
+    return _placed(pass_, stored, targets, summed, extras, copies, tuple(buffers))
 
 
 def _needed(roots: Iterable[Node], p: Pass) -> set[Node]:
@@ -139,7 +94,7 @@ def _needed(roots: Iterable[Node], p: Pass) -> set[Node]:
 
 def _factors(r: Node, p: Pass) -> tuple[Node, ...]:
     """What a reduction is of: two factors, where it is a sum of products over a whole tensor."""
-    x = p.summed.get(r, r.args[0])
+    (x,) = r.args
     dot = r.op == "sum" and not r.axes and x.op == "mul" and x in p.nodes
     return (
         x.args
@@ -240,5 +195,4 @@ def _placed(
         made=tuple((at[n], target) for n, target in targets.items() if target != -1),
         buffers=buffers,
         copies=tuple((name, stored[name].store, at[n], n in raw) for name, n in copies.items()),
-        finite=(),
     )
