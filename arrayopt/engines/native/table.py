@@ -51,8 +51,6 @@ class Code:
         ``bind(table, scalars, values, work, part, rows)`` returns a function of ``first, last,
         thread, threads``, which does stages `first` to `last` of the tensors that have these rows;
         of passes, one thread's share. The arrays stay where they are as long as the function lives.
-        Stage -1 puts the address of a gradient's elements in the place of that of the NumPy array;
-        0 if these are not contiguous and aligned.
     real : type
         NumPy's type of arithmetic.
     """
@@ -132,7 +130,6 @@ class Table(Batch):
         self.copies: list[tuple[int, str, Any]] = []
         count = len(plan.passes if split is None else split.segments)
         self.stages = list(range(2 * count + 1))
-        self.nothing = self._rooms(np.zeros(0, np.int64), 1)
         self.gradients = Gradients(self, CODECS[kind.grad_dtype].itemsize)
         # the gradients that a step that is ready has the addresses of
         self.alive: Sequence[Any] = []

@@ -80,8 +80,7 @@ def _entry(text: Text, program: Program) -> None:
     )
     text.put(2, "f, n = table[row, FIRST], table[row, LAST] - table[row, FIRST]")
     text.put(2, "lo, hi = f + n * thread // threads, f + n * (thread + 1) // threads")
-    text.put(2, "if first < 0:", "    table[row, AT_g] = look(table[row, AT_g])")
-    text.put(2, "for stage in range(max(0, first), last):")
+    text.put(2, "for stage in range(first, last):")
     for number, stage in enumerate(program.stages):
         if stage.function.body:
             given = ", ".join(

@@ -10,9 +10,8 @@ Arguments: `table`, a row of integers per tensor (the columns are named below: s
 offsets); `scalars`, a row of float64 per tensor; `values`, what is computed between passes, per
 tensor; `work` and `part`, values over rows and columns, and partial sums. Columns IN_A_0 to IN_C_T
 are the batches, rows and columns that are here, with their first units; OWN is where in `work` the
-threads' own parts begin; FIRST and LAST are the units to run:
-all, but where several processes share a tensor. Stage -1 puts the address of a gradient's
-elements in the place of that of the NumPy array.
+threads' own parts begin; FIRST and LAST are the units to run: all, but where several processes
+share a tensor.
 
 All functions become part of `run`. Otherwise code that has just been compiled would call them as
 they were compiled by themselves, and code that is read from disk as they were compiled within
@@ -39,14 +38,6 @@ def pointer(typingctx, address):
     def codegen(context, builder, signature, args):
         return builder.inttoptr(args[0], context.get_value_type(types.voidptr))
     return types.voidptr(types.int64), codegen
-
-
-@inner
-def look(array):
-    """Where the elements of a NumPy array lie; 0 if not in order, or not aligned."""
-    # count, type, data, ndim, shape, strides, base, dtype, flags
-    head = nb.carray(pointer(array), (9,), np.int64)
-    return head[2] if head[8] & 0x101 == 0x101 else 0
 
 
 @inner
