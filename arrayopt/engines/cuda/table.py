@@ -19,6 +19,7 @@ from arrayopt.arrays import (
     is_array,
     place,
 )
+from arrayopt.codecs import CODECS
 from arrayopt.engines.base import Asked, Partials, Report
 from arrayopt.engines.batch import Batch, Kind, Rows
 from arrayopt.engines.bucket import Bucket, chosen
@@ -76,7 +77,7 @@ class Table(Batch):
         options: tuple[str, ...],
     ) -> None:
         super().__init__(kind, bucket, members)
-        plan, dtype = kind.plan, kind.dtype
+        plan, dtype, self.grad_dtype = kind.plan, kind.dtype, kind.grad_dtype
         self.access, self.device = access(self.tensors[0].array)
         cut = bucket.kind == "cut"
         # a cut is between units
@@ -308,7 +309,8 @@ class Table(Batch):
                     given[i] = self._pack(row, given[i])
             found = self.access.located(given)[0]
         if self.cut is not None:
-            found = found - self.cut.gradients_before(rows.all, given)
+            before = self.cut.gradients_before(rows.all, given)
+            found = found - before * CODECS[self.grad_dtype].itemsize
         column = self.host[:, self.at["g"]]
         if not ((column if rows is self.whole else column[rows.all]) == found).all():
             column[rows.all] = found

@@ -167,7 +167,9 @@ class Table(Batch):
         full = rows.full if self.cut is None else self.held(rows).full
         self.alive = self.gradients.bind(full, grads) if len(full) else []
         if self.cut is not None:
-            self.cut.shift_grads(full, grads)
+            given = [grads[row] for row in full.tolist()]
+            before = self.cut.gradients_before(full, given)
+            self.table[full, self.column["AT_g"]] -= before * self.gradients.itemsize
 
     def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
         """See `Batch.launch`."""
@@ -212,8 +214,8 @@ class Table(Batch):
                 else:
                     copy = np.array(memory(self.stored(row, name)), order="C", copy=True)
                 self.copies.append((row, name, copy))
-                before = 0 if self.cut is None else self.cut.before(row, name, copy.itemsize)
-                self.put(f"AT_{name}", copy.ctypes.data - before, row)
+                before = 0 if self.cut is None else self.cut.elements_before(row, name)
+                self.put(f"AT_{name}", copy.ctypes.data - before * copy.itemsize, row)
 
     def write_back(self) -> None:
         """Write what was computed in copies to where it belongs."""
