@@ -52,7 +52,7 @@ class Plain(NamedTuple):
 AT_MOST = {  # how often each may be there; numbers here may only fall
     "ranks": Plain(letters=2),  # the `n` of `threads` and of `run`
     "params": Plain(),
-    "fusion": Plain(long_files=1, letters=1),  # `symbol`; the `t` of `scalars`
+    "fusion": Plain(letters=1),  # the `t` of `scalars`
     "engines": Plain(long_files=1, letters=13),  # `cuda.table`; the p, g and t of a rule
     "step": Plain(),
 }

@@ -280,10 +280,11 @@ class Fused(Engine):
     def kinds(self, bucket: Bucket, asked: Asked) -> list[Kind]:
         """The kinds of batches that a step takes, with those that report of it."""
         both = (False, True) if asked.stats else (False,)
-        asks = [asked._replace(stats=stats) for stats in both]
-        found = [kind for one in asks for kind in self._members(bucket, one, None)]
-        phases = [replace(kind, plan=plan) for kind in found for plan in kind.plan.phases]
-        return [kind for kind in found if not kind.plan.phases] + phases
+        found = list[Kind]()
+        for stats in both:
+            for kind in self._members(bucket, asked._replace(stats=stats), None):
+                found += [replace(kind, plan=plan) for plan in kind.plan.phases or (kind.plan,)]
+        return found
 
     def _batch(self, plan: Plan) -> Callable[[Kind, Bucket, list[int]], Any]:
         """What makes the batch that runs a plan."""

@@ -78,7 +78,7 @@ class Lowering:
         sums = {}
         for kind in KINDS:
             sums[kind] = {s: self.part(s) for s in pass_.reducing(kind)}
-        later = {x for other in plan.passes[index + 1 :] for x in other.loads}
+        later = set[str]().union(*(other.loads for other in plan.passes[index + 1 :]))
         return program.Body(
             self.reads([*pass_.using("host"), *pass_.using("tensor")]),
             self.reads(pass_.using("batch")),
@@ -100,6 +100,9 @@ class Lowering:
         stores = dict(pass_.stores)
         for x in guards:  # where it is written, it is the second of `where`'s operands
             stores[x] = stores[x].args[1]
+        scalars = list[Node]()
+        for kind in ("host", "tensor", "row", "batch"):
+            scalars += pass_.using(kind)
         used = {*stores.values(), *sums.values()}
         for node in reversed(pass_.nodes):
             if node in used:
@@ -107,7 +110,7 @@ class Lowering:
         return bulk.Elements(
             function,
             {},
-            tuple(n for kind in ("host", "tensor", "row", "batch") for n in pass_.using(kind)),
+            tuple(scalars),
             {f"at_{x}": n for x, n in pass_.loads.items()} | columns,
             tuple(n for n in pass_.nodes if n in used),
             {f"at_{x}": n for x, n in stores.items()},

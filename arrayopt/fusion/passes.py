@@ -8,6 +8,7 @@ meet between these two.
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 
 from arrayopt.fusion.graph import POSITION, PRODUCT, Node, is_whole, operands
 
@@ -198,7 +199,7 @@ class Between:
     @property
     def nodes(self) -> tuple[Node, ...]:
         """What is computed after `combine`, in order."""
-        return tuple(n for loop in self.after for n in loop.nodes)
+        return tuple(chain.from_iterable(loop.nodes for loop in self.after))
 
     def __bool__(self) -> bool:
         return bool(self.combine or self.after or self.stores)

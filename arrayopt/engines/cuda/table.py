@@ -282,7 +282,7 @@ class Table(Batch):
                 if self.cut is not None:
                     before = self.cut.elements_before(row, name) * int(array.itemsize)
                 self.host[row, self.at[name]] = self.access.located([array])[0][0] - before
-        used = {name for p in self.plan.passes for name in (*p.loads, *p.stores)} - {"g"}
+        used = set[str]().union(*(p.arrays for p in self.plan.passes)) - {"g"}
         self.sent = False
         self.even = (
             self.host[:, [self.at[name] for name in self.names if name in used]] % WORD == 0

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import chain, repeat
 from operator import setitem
 from typing import Any
 
@@ -164,7 +164,7 @@ class _Blocks(Batch):
         for some in [*small, []]:
             size = len(some) * int(self.geo[some[0], 0]) if some else GROUP
             if group and total + size > GROUP:
-                made.append(Chunk([row for x in group for row in x], total, len(group) > 1))
+                made.append(Chunk(list(chain.from_iterable(group)), total, len(group) > 1))
                 group, total = [], 0
             group, total = [*group, some], total + size
         return made

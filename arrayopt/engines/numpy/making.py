@@ -4,10 +4,11 @@ import operator
 from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import chain
 
 from arrayopt.codecs import STORED, Codec
 from arrayopt.engines.numpy.program import VIEWS, Extra, Program, Steps
-from arrayopt.fusion.graph import Node, Spare
+from arrayopt.fusion.graph import Node, Spare, operands
 from arrayopt.fusion.ops import OPS
 from arrayopt.fusion.passes import Pass
 
@@ -28,12 +29,13 @@ def program(pass_: Pass, storage: tuple[tuple[str, str], ...]) -> Program:
     stored = {name: STORED[dtype] for name, dtype in storage}
     read, summed = dict(pass_.loads), {r: _factors(r, pass_) for r in pass_.reductions}
     extras = _extras(pass_, summed)
-    spare = {n for nodes in extras.values() for n in nodes}
-    kept = {a for factors in summed.values() for a in factors} | set(pass_.stores.values())
-    wanted = _needed(kept, pass_)
-    order = [n for n in pass_.nodes if n in wanted and n not in spare]
-    order += [n for nodes in extras.values() for n in nodes]
-    last = {a: i for i, n in enumerate(order) for a in n.args}
+    spare = list(chain(*extras.values()))
+    kept = {*chain(*summed.values()), *pass_.stores.values()}
+    wanted = _needed(kept, pass_).difference(spare)
+    order = [n for n in pass_.nodes if n in wanted] + spare
+    last = dict[Node, int]()
+    for i, node in enumerate(order):
+        last |= dict.fromkeys(node.args, i)
     bases = {n: n.args[0] for n in order if n.op in VIEWS}
     direct: dict[Node, str] = {}
     for name, node in pass_.stores.items():
@@ -137,10 +139,10 @@ def _extras(pass_: Pass, summed: dict[Node, tuple[Node, ...]]) -> dict[Node, lis
     plain = _plain(pass_)
     spare = [r for r in pass_.reductions if isinstance(r.data, Spare)]
     can = [r for r in spare if (r.data.plain, r.axes) in plain]
-    others = [*pass_.stores.values(), *(a for r, x in summed.items() if r not in can for a in x)]
-    found = [_needed(others, pass_)]
+    others = chain(*(factors for r, factors in summed.items() if r not in can))
+    found = [_needed([*pass_.stores.values(), *others], pass_)]
     found += [_needed(summed[r], pass_) for r in can]
-    needed = Counter(n for some in found for n in some)
+    needed = Counter(chain(*found))
     alone = {}
     for r, some in zip(can, found[1:], strict=True):
         alone[r] = [n for n in pass_.nodes if n in some and needed[n] == 1]
@@ -163,9 +165,8 @@ def _placed(
     buffers: tuple[str, ...],
 ) -> Program:
     """A program, with a place in one list for each value that it is about."""
-    args = [a for n in targets for a in n.args]
-    wanted = [*(a for factors in summed.values() for a in factors), *copies.values()]
-    every = dict.fromkeys([*pass_.loads.values(), *args, *targets, *wanted])
+    wanted = [*operands(targets), *targets, *chain(*summed.values()), *copies.values()]
+    every = dict.fromkeys([*pass_.loads.values(), *wanted])
     at = {n: i for i, n in enumerate(every)}
     raw = {*pass_.loads.values(), *(n for n in pass_.nodes if n.op in VIEWS)}
     plain, first = _plain(pass_), [r for r in pass_.reductions if r not in extras]
@@ -181,8 +182,7 @@ def _placed(
     def extra(r: Node) -> Extra:
         return Extra(plain[r.data.plain, r.axes], r.data.low, r.data.high, steps(extras[r]))
 
-    spare = {n for nodes in extras.values() for n in nodes}
-    reductions = []
+    spare, reductions = set(chain(*extras.values())), []
     for r in [*first, *extras]:
         places = tuple(at[a] for a in summed[r])
         reductions.append((r, places, extra(r) if r in extras else None))
