@@ -13,12 +13,11 @@ from functools import lru_cache
 from typing import Any
 
 from arrayopt.fusion import program
-from arrayopt.fusion.alike import described, scratch_of
 from arrayopt.fusion.graph import KEPT, Node, operands
 from arrayopt.fusion.index import ZERO, Index, Place, name, product, ranges_of
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.lower_between import Statements
-from arrayopt.fusion.lowering import Lowering
+from arrayopt.fusion.lowering import Lowering, described, scratch_of
 from arrayopt.fusion.passes import Loop, Pass, loops
 from arrayopt.fusion.plan import Plan
 

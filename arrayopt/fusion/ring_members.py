@@ -42,7 +42,7 @@ class Part:
     Attributes
     ----------
     over : str
-        ``once``; ``several`` for `arrayopt.fusion.rings.AT_ONCE` members at a time, ``rest`` for all that are left;
+        ``once``; ``several`` for so many members at a time, ``rest`` for all that are left;
         ``square`` for all pairs of members, or ``triangle`` for those of which the second is not
         after the first.
     members, at_once : int

@@ -34,8 +34,8 @@ def program(pass_: Pass, storage: tuple[tuple[str, str], ...]) -> Program:
     wanted = _needed(kept, pass_).difference(spare)
     order = [n for n in pass_.nodes if n in wanted] + spare
     last = dict[Node, int]()
-    for i, node in enumerate(order):
-        last |= dict.fromkeys(node.args, i)
+    for number, node in enumerate(order):
+        last |= dict.fromkeys(node.args, number)
     bases = {n: n.args[0] for n in order if n.op in VIEWS}
     direct: dict[Node, str] = {}
     for name, node in pass_.stores.items():
