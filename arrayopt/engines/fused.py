@@ -23,7 +23,8 @@ from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.plans import plan_for, ways, widened
 from arrayopt.params.headers import dtypes
 from arrayopt.rules.base import Rule
-from arrayopt.state.tensors import BY_GROUP, Tensor
+from arrayopt.state.slots import BY_GROUP
+from arrayopt.state.tensors import Tensor
 
 __all__ = ["Fused"]
 

@@ -146,4 +146,5 @@ class _Decoder:
         x: np.ndarray[Any, Any] = self.file.get_tensor(key)
         if digest(as_memory(x)) != about["blake2b"]:
             raise ValueError(f"the checksum of tensor {key!r} does not match")
-        return x.view(about["dtype"]).reshape(about["shape"])  # NumPy may not know the stored one
+        made: np.ndarray[Any, Any] = x.view(about["dtype"])  # complex numbers are kept as pairs
+        return made.reshape(about["shape"])
