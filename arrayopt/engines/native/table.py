@@ -18,8 +18,7 @@ from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.native.columns import columns
 from arrayopt.engines.native.cut import Cut, windows_of
 from arrayopt.engines.native.gradients import Gradients
-from arrayopt.engines.native.loads import divide
-from arrayopt.engines.threads import run
+from arrayopt.engines.threads import divide, run
 from arrayopt.fusion.index import evaluated
 from arrayopt.fusion.layout import GEOMETRY, extent, flops
 from arrayopt.fusion.lower import lowered

@@ -8,9 +8,8 @@ pass k.
 
 from arrayopt.codecs import STORED
 from arrayopt.engines.numba.codes import CODES
-from arrayopt.engines.numba.header import DRAW, HALF, HEADER, ROUND, SPLIT
+from arrayopt.engines.numba.header import DRAW, HALF, HEADER, PRODUCT, ROUND, SPLIT, TILE
 from arrayopt.engines.numba.printer import ARGUMENTS, REST, Text
-from arrayopt.engines.numba.products import header
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.lower import lowered
@@ -54,7 +53,7 @@ def emit(
         text.put_text(DRAW)
         text.put_text(ROUND if STORED[dtype].rounds else "")
     if plan.multiplies:
-        text.put_text(header(text))
+        text.put_text(PRODUCT.format(real=text.real, tile=TILE))
     text.put(0, f"{', '.join(text.columns)} = range({len(text.columns)})")
     if split:
         text.copies()

@@ -21,8 +21,7 @@ from arrayopt.engines.fused import Fused
 from arrayopt.engines.layers import Split, of_layers
 from arrayopt.engines.numpy.between import Runs
 from arrayopt.engines.numpy.blocks import joined
-from arrayopt.engines.numpy.ragged import Ragged
-from arrayopt.engines.numpy.stacks import Stack
+from arrayopt.engines.numpy.stacks import Ragged, Stack
 from arrayopt.engines.threads import run, thread_count
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.plan import Plan
