@@ -1,4 +1,4 @@
-"""Where the arrays of tensors lie on a device, and copies of those that do not lie as kernels ask."""
+"""Where the arrays of tensors lie on a device, and copies of those that kernels cannot work on."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -271,7 +271,9 @@ def multiply(blas, a, b, c, i0, i1, i, j, k, ta, tb, symmetric):
                         x[col * j + r] = x[r * j + col]
 
 '''
-"""Products of matrices, for which machine code calls the BLAS that SciPy brings. A unit of a product
-is a band of rows of one matrix, and one call, with one thread; so results do not depend on the number
-of threads. Of a symmetric product the band ends at the diagonal, and what is right of it is mirrored.
+"""Products of matrices, for which machine code calls the BLAS that SciPy brings.
+
+A unit of a product is a band of rows of one matrix, and one call, with one thread; so results do
+not depend on the number of threads. Of a symmetric product the band ends at the diagonal, and what
+is right of it is mirrored.
 """
