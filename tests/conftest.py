@@ -12,7 +12,7 @@ import pytest
 
 from arrayopt.engines import table as engines
 from tests.support.engines import CHOICES, FUSED, SLOW
-from tests.support.slow import waits
+from tests.support.slow import shard, waits
 
 
 def pytest_configure(config):
@@ -34,7 +34,7 @@ CASES = pytest.StashKey[dict[str, list[bool]]]()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Mark what is slow for its rule; remember which cases each test has, before any are left out."""
+    """Mark what is slow for its rule; remember which cases each test has; leave out those of the other parts."""
     for item in items:
         of, _, case = item.nodeid.partition("[")
         if waits(of.partition("::")[0], of.rpartition("::")[2], case):
@@ -42,6 +42,11 @@ def pytest_collection_modifyitems(config, items):
     made = config.stash.setdefault(CASES, {})
     for item in items:
         made.setdefault(item.nodeid.partition("[")[0], []).append(item.get_closest_marker("slow") is not None)
+    part = shard(os.environ.get("SHARD", ""))
+    left_out = [item for item in items if not part(item.nodeid)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if part(item.nodeid)]
 
 
 def pytest_collection_finish():

@@ -1,6 +1,9 @@
-"""What `make test` leaves out is a part of what it runs."""
+"""What `make test` leaves out is a part of what it runs; and `make test-all` in parts runs all."""
+
+import pytest
 
 from tests.support.costly import COSTLY
+from tests.support.slow import shard
 
 
 def test_each_slow_test_has_a_quick_sibling(cases):
@@ -16,6 +19,23 @@ def test_what_costs_is_there(cases):
     named = {f"{file}::{test}" for file, tests in COSTLY.items() if file in files for test in tests}
     found = {f"{_file(test)}::{test.rpartition('::')[2]}" for test in cases}
     assert named <= found, f"no longer there: {', '.join(named - found)}"
+
+
+def test_each_case_is_in_one_part():
+    parts = [shard(f"{k}/3") for k in (1, 2, 3)]
+    counts = [0, 0, 0]
+    for i in range(300):
+        of = [part(f"tests/test_x.py::test_y[{i}]") for part in parts]
+        assert sum(of) == 1
+        counts[of.index(True)] += 1
+    assert min(counts) > 60
+    assert shard("")("anything")
+
+
+@pytest.mark.parametrize("text", ["0/4", "5/4", "4", "a/b", "1/", "-1/2", "1/2/3"])
+def test_a_part_that_is_none_is_refused(text):
+    with pytest.raises(pytest.UsageError, match="SHARD must be a part of a number of parts, such as 2/4; got"):
+        shard(text)
 
 
 def _group(test):
