@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.costly import COSTLY
-from tests.support.slow import shard
+from tests.support.drawn import DRAWN, LIKE, left_out, shard
 
 
 def test_each_slow_test_has_a_quick_sibling(cases):
@@ -19,6 +19,23 @@ def test_what_costs_is_there(cases):
     named = {f"{file}::{test}" for file, tests in COSTLY.items() if file in files for test in tests}
     found = {f"{_file(test)}::{test.rpartition('::')[2]}" for test in cases}
     assert named <= found, f"no longer there: {', '.join(named - found)}"
+
+
+def test_what_is_drawn_is_there(cases):
+    files = {_file(test) for test in cases}
+    assert {test for test in DRAWN if _file(test) in files} <= set(cases)
+
+
+def test_cases_of_numba_that_run_in_cpp_are_drawn():
+    names = {f"x.py::test_y[{engine}-{i}]": True for engine in ("numba", "cpp") for i in range(50)}
+    names |= {f"x.py::test_z[{i}-numba]": True for i in range(50)} | {"x.py::test_few[numba]": True}
+    names |= {"x.py::test_few[cpp]": False, "x.py::test_quick[numba]": False, "x.py::test_quick[cpp]": False}
+    first, again, other = (left_out(names, seed) for seed in ("1", "1", "2"))
+    assert first == again != other
+    assert all(name.startswith("x.py::test_y[numba-") for name in first | other)
+    assert len(first) == len(other) == 50 - 50 // LIKE
+    assert not left_out(names, "all")
+    assert not left_out(names, "")
 
 
 def test_each_case_is_in_one_part():

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.costly import COSTLY, THINNED
 
-__all__ = ["LATER", "PROFILE", "marked", "settled", "shard", "waits"]
+__all__ = ["LATER", "PROFILE", "marked", "settled", "waits"]
 
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "quick")
 """How long Hypothesis searches: ``quick`` in each run, ``all`` in `make test-all`, ``search`` for new examples."""
@@ -50,17 +50,6 @@ def waits(file, test, case):
     if case and test in THINNED.get(file, ()) and zlib.crc32(case.encode()) % 5:
         return True
     return bool(_LATER.search(case)) and not (often and often.search(case))
-
-
-def shard(text):
-    """Which cases a part of a run has, such as part 2 of 4 by ``SHARD=2/4``: a function of their names.
-
-    Without a text there is one part, of all cases.
-    """
-    part, _, parts = (text or "1/1").partition("/")
-    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
-        raise pytest.UsageError(f"SHARD must be a part of a number of parts, such as 2/4; got {text!r}")
-    return lambda name: zlib.crc32(name.encode()) % int(parts) == int(part) - 1
 
 
 def marked(cases, quick, name=str):
