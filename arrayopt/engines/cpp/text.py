@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from arrayopt.codecs import BLOCK
 from arrayopt.engines.cplusplus import CPlusPlus
+from arrayopt.engines.cpp.vectors import in_vectors
 from arrayopt.engines.native.columns import columns
 from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import POSITION, Node, Spare
@@ -23,11 +24,6 @@ ARGUMENTS = {
     "threads": f"int64_t thread, int64_t threads, {REST}",
 }
 """What a function takes, by how threads share it."""
-
-OF_VECTORS = {"add", "sub", "mul", "div", "over", "sqrt", "neg", "where", "minimum", "maximum"}
-COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne"}
-OF_VECTORS |= {*COMPARISONS, "current_bfloat16"}
-"""Operations that the headers have for vectors of numbers in single precision."""
 
 
 class Text(CPlusPlus):
@@ -172,7 +168,8 @@ class Text(CPlusPlus):
         self.put(0, "", *(["template <bool all>"] if spare else []))
         self.put(0, f"static __attribute__((noinline)) void {function}({declared}) {{")
         self.put(1, *(f"W s{s.id} = {self.start(s)};" for s in totals))
-        vectors = bool(loop.codes or loop.sums) and self._in_vectors(loop)
+        stored = {self.stored(loop.storage[name]) for name in loop.stores if name in loop.storage}
+        vectors = bool(loop.codes or loop.sums) and in_vectors(loop, {self.real, *stored})
         begin = "first" if vectors or loop.codes else "0"
         self.put(1, *(["int64_t first = 0;"] if begin == "first" else []))
         if vectors:
@@ -279,16 +276,6 @@ class Text(CPlusPlus):
         self.put(2, "}")
         self.put(1, "}", *(f"s{s.id} += sum_of(v{s.id});" for s in loop.totals))
         self.put(0, "#endif")
-
-    def _in_vectors(self, loop: bulk.Elements) -> bool:
-        """Whether a loop computes and writes in single precision, by operations of `OF_VECTORS`."""
-        written = {self.stored(loop.storage[name]) for name in loop.stores if name in loop.storage}
-        reals = all(n.dtype == "real" for n in (*loop.loads.values(), *loop.scalars))
-        reals = reals and all(n.dtype == "real" or n.op in COMPARISONS for n in loop.nodes)
-        known = all(n.op in OF_VECTORS and any(a.axes for a in n.args) for n in loop.nodes)
-        plain = reals and known and not loop.guards and loop.position is None
-        sums = all(s.op == "sum" for s in (*loop.totals, *loop.into))
-        return self.real == "float32" and written <= {"float"} and plain and sums
 
     def _without(self, loop: bulk.Elements, spare: list[Node], declared: str, given: str) -> None:
         """Print the function that makes a loop without its spare sums first, and with them where it
