@@ -86,10 +86,7 @@ run(const Step step, const Ticket* queue, int first, int last, unsigned* taken, 
         } else {
             for (int stage = now().stage; stage < now().stop;) {
                 piece(step, stage);
-                if (now().count > 1) {  // pieces of one pass
-                    __syncthreads();
-                    if (threadIdx.x == 0) ++now().piece, --now().count;
-                } else if (++stage >= now().stop) break;
+                if (++stage >= now().stop) break;
                 __syncthreads();
             }
         }
