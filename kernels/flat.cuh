@@ -86,12 +86,14 @@ __device__ __forceinline__ bool flat_piece_ahead(const Pass& pass, long long siz
     return ahead;
 }
 
-// Pieces [piece, piece + count) of a tensor.
+// A piece of a tensor; where a ticket's pieces are one stretch, or asked for ahead, all of them.
 template <class Pass>
-__device__ __forceinline__ void flat_pieces(const Pass& pass, long long size, long long chunk, bool aligned, int piece, int count) {
-    const int last = piece + count;
+__device__ __forceinline__ void flat_piece(const Pass& pass, long long size, long long chunk, bool aligned, int piece) {
+    const long long begin = (long long)piece * chunk, all = begin + (Pass::kWhole == 0 ? now().count : 1) * chunk;
+    const long long end = all < size ? all : size;
     if constexpr (Pass::kWhole > 0 && Pass::kAhead == 4) {
-        if (aligned && count > 1) {
+        if (aligned && now().count > 1) {
+            const int last = piece + now().count;
             Group<Pass> one, other;  // in turn: a copy of what is on its way would wait for it
             bool there = false;
 #pragma unroll 1
@@ -99,16 +101,13 @@ __device__ __forceinline__ void flat_pieces(const Pass& pass, long long size, lo
                 there = flat_piece_ahead(pass, size, chunk, piece, last, there, one, other);
                 if (++piece < last) there = flat_piece_ahead(pass, size, chunk, piece, last, there, other, one);
             }
-            return;
+            return pass_over_rest();
         }
     }
-#pragma unroll 1
-    for (; piece < last; ++piece) {
-        const long long begin = (long long)piece * chunk, end = begin + chunk < size ? begin + chunk : size;
-        typename Pass::Sums sums;
-        start<typename Pass::OfWhole>(sums.whole);
-        if (aligned) flat_elements<Pass, true>(pass, begin, end, sums);
-        else flat_elements<Pass, false>(pass, begin, end, sums);
-        keep_sums(pass, piece, sums);
-    }
+    typename Pass::Sums sums;
+    start<typename Pass::OfWhole>(sums.whole);
+    if (aligned) flat_elements<Pass, true>(pass, begin, end, sums);
+    else flat_elements<Pass, false>(pass, begin, end, sums);
+    keep_sums(pass, piece, sums);
+    if constexpr (Pass::kWhole == 0) pass_over_rest();
 }

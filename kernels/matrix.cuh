@@ -205,13 +205,9 @@ __device__ __forceinline__ void matrices_by_threads(Pass& pass, const Tile& t, i
     }
 }
 
-// Pieces [piece, piece + count) of a tensor.
 template <class Pass>
-__device__ __forceinline__ void matrix_pieces(Pass& pass, const Tile& t, bool aligned, int piece, int count) {
-#pragma unroll 1
-    for (const int last = piece + count; piece < last; ++piece) {
-        if (t.R * t.C <= kSmallMatrix && t.C <= kSmallColumns) matrices_by_threads(pass, t, piece);
-        else if (t.TC <= 32) tile_by_warps<Pass, 1, 1>(pass, t, false, piece);
-        else tile_by_warps<Pass, 4, Pass::kAhead>(pass, t, aligned, piece);
-    }
+__device__ __forceinline__ void matrix_piece(Pass& pass, const Tile& t, bool aligned, int piece) {
+    if (t.R * t.C <= kSmallMatrix && t.C <= kSmallColumns) matrices_by_threads(pass, t, piece);
+    else if (t.TC <= 32) tile_by_warps<Pass, 1, 1>(pass, t, false, piece);
+    else tile_by_warps<Pass, 4, Pass::kAhead>(pass, t, aligned, piece);
 }

@@ -132,13 +132,12 @@ def _pass(text: CudaText, numbers: list[int], same: list[Stage]) -> None:
     stage, function = same[0], same[0].function
     text.open(f"stage{numbers[0]}", ", int stage" if same[1:] else "")
     text.put(1, f"{function.name} pass(step, tensor{_scratch(numbers, same)});")
-    several = "t[IN_ALIGNED] != 0, piece, now().count"
     if function.shared == "squares":
         text.put(1, f"square_piece(pass, {stage.axes[-1].upper()}, piece);")
     elif text.plan.element == "C":
-        text.put(1, f"flat_pieces(pass, t[IN_SIZE], t[IN_TC], {several});")
+        text.put(1, "flat_piece(pass, t[IN_SIZE], t[IN_TC], t[IN_ALIGNED] != 0, piece);")
     else:
-        text.put(1, f"matrix_pieces(pass, tile_of(t), {several});")
+        text.put(1, "matrix_piece(pass, tile_of(t), t[IN_ALIGNED] != 0, piece);")
     text.put(0, "}", "")
 
 
