@@ -1,9 +1,9 @@
 """The table of what passes do, as their machine code says: ``python -m tests.support.sass_table`` writes it.
 
-The model: a block works a ticket off in rounds. In each it asks for as many bytes as it waits for at once, and has them
-after the latency of memory; then it adds up. Before the first round it reads tables, and the last one ends with a fence,
-while this block asks for nothing. All blocks of the device together get no more than a copy does. The model knows nothing
-of the L2 cache and of arithmetic.
+The model: a block works a ticket off in rounds. In each it asks for as many bytes as it waits for at once, and has
+them after the latency of memory; then it adds up. Before the first round it reads tables, and the last one ends with a
+fence, while this block asks for nothing. All blocks of the device together get no more than a copy does. The model
+knows nothing of the L2 cache and of arithmetic.
 """
 
 from dataclasses import dataclass
@@ -28,10 +28,10 @@ BEGIN, END = "<!-- passes -->", "<!-- end of passes -->"
 ARCH = "sm_90"
 
 LATENCY, START, FOLD, FENCE, COPY = 700e-9, 800e-9, 200e-9, 500e-9, 0.92
-"""Assumptions: seconds from asking for bytes until they are there while memory is busy; from the end of a ticket to the
-first loads of the next one (three barriers, and two reads of tables, the second by the first, that the L2 cache has); of a
-fold of the block; of a fence of the device. And what share of the maker's bandwidth a copy gets: 89 % of an A800 and 92 % of
-a B200 are published."""
+"""Assumptions: seconds from asking for bytes until they are there while memory is busy; from the end of a ticket to
+the first loads of the next one (three barriers, and two reads of tables, the second by the first, that the L2 cache
+has); of a fold of the block; of a fence of the device. And what share of the maker's bandwidth a copy gets: 89 % of an
+A800 and 92 % of a B200 are published."""
 
 DEVICES = {"H200": (132, 4.8e12), "A100": (108, 2.0e12)}
 """Multiprocessors, and bytes per second, as the maker gives them."""

@@ -64,8 +64,8 @@ def test_the_captured_step_of_the_page_on_streams_that_nothing_orders_is_a_race(
 
 
 def test_the_examples_of_the_page(cupy):
-    first, graphs, pytorch, source = EXAMPLES
-    assert "torch" in pytorch  # which the stand-in cannot give a device
+    first, graphs, torch, source = EXAMPLES
+    assert "torch" in torch  # which the stand-in cannot give a device
     known = {"print": lambda text: shown.append(text)}
     shown = []
     exec(first.replace("1024", "128"), known)
@@ -80,7 +80,7 @@ def test_the_examples_of_the_page(cupy):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_pytorch_s_tensors_as_on_the_page_in_any_order(cupy, seed, pytorch):  # noqa: F811
-    """Gradients are still to come, on the current stream, when the step is asked for; the stand-in knows no slots here."""
+    """Gradients are still to come, on the current stream, when the step is asked for; SGD, for it has no slots."""
     streams, tensor = pytorch
     r = np.random.default_rng(0)
     values = {name: r.standard_normal(300).astype("f4") for name in ("weight", "bias")}

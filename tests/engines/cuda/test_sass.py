@@ -99,7 +99,9 @@ def test_the_model():
     alone = (LATENCY + START) / (3 * 132 * 4096)
     assert seconds(row, "H200") == pytest.approx(max(copied, alone))
     several = replace(row, sums=True, alone=False, pieces=4)
-    assert seconds(several, "H200") > seconds(replace(several, facts=replace(row.facts, ahead=16 << 10)), "H200") > copied
+    assert (
+        seconds(several, "H200") > seconds(replace(several, facts=replace(row.facts, ahead=16 << 10)), "H200") > copied
+    )
     assert bound([row, row], "H200") == pytest.approx(copied / seconds(row, "H200"))
 
 
