@@ -391,18 +391,6 @@ def there_class(torch):
             made.memory = cupy.cuda.UnownedMemory(x.data_ptr(), x.nbytes, None, number)  # which checks look at
             return made
 
-        @classmethod
-        def __torch_function__(cls, call, types, args=(), kwargs=None):
-            """What is made of one is where it is; of the same memory, or of its own."""
-            made, (first, *_) = super().__torch_function__(call, types, args, kwargs or {}), args
-            if isinstance(made, cls) and isinstance(first, cls) and not hasattr(made, "memory"):
-                with torch._C.DisableTorchFunctionSubclass():
-                    address, size = made.data_ptr(), made.nbytes
-                same = address == first.memory.ptr
-                made.number = first.number
-                made.memory = first.memory if same else type(first.memory)(address, size, None, first.number)
-            return made
-
     There.__module__ = "torch"  # tensors of other kinds have a meaning of their own
     return There
 
