@@ -22,6 +22,8 @@ def late(kind, delay):
     """
 
     class Late(kind):
+        processes = False  # whose memory is read without a message
+
         def allgather(self, sent, counts):
             wait = super().allgather(np.concatenate([_now(), sent]), [8 + count for count in counts])
 
@@ -32,8 +34,10 @@ def late(kind, delay):
 
             return finish
 
-        def broadcast(self, pieces):
-            self.start_broadcast(pieces)()
+        def broadcast(self, *buckets):
+            waits = [self.start_broadcast(pieces) for pieces in buckets]
+            for wait in waits:
+                wait()
 
         def start_broadcast(self, pieces):
             stamps = [(root, _now()) for root in sorted({root for root, _ in pieces})]
@@ -46,13 +50,16 @@ def late(kind, delay):
 
             return finish
 
-        def start_exchange(self, sent, received):
-            stamps = [(source, np.zeros(8, np.uint8)) for source in dict(received)]
-            wait = super().start_exchange([*sent, *((to, _now()) for to in dict(sent))], [*received, *stamps])
+        def start_alltoall(self, sent, counts, room, received):
+            wait, stamps = super().start_alltoall(sent, counts, room, received), np.zeros(8 * self.size, np.uint8)
+            eight = [8] * self.size
+            wait_for_stamps = super().start_alltoall(np.tile(_now(), self.size), eight, stamps, eight)
 
             def finish():
                 wait()
-                _sleep([stamp for _, stamp in stamps], sum(room.nbytes for _, room in received), delay)
+                wait_for_stamps()
+                sources = [r for r, count in enumerate(received) if count and r != self.rank]
+                _sleep([stamps[8 * r : 8 * r + 8] for r in sources], sum(received), delay)
 
             return finish
 
