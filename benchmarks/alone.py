@@ -18,7 +18,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 from benchmarks import apart, ours, peers_jax, peers_torch
 from benchmarks.contest import Contestant, race
 from benchmarks.problems import PROBLEMS, Problem
-from benchmarks.results import Results, Sheet
+from benchmarks.results import Sheet, reasons
 
 __all__ = ["first_steps", "main", "settings"]
 
@@ -32,9 +32,9 @@ def entered(rule: str, problem: Problem) -> list[Contestant]:
     return [c for c in [*made, *peers_jax.contestants(rule, problem)] if not c.left_out]
 
 
-def first_steps(rules: Sequence[str], problem: Problem, results: Results, say: Callable[[str], object]) -> Sheet:
+def first_steps(rules: Sequence[str], problem: Problem, say: Callable[[str], object]) -> Sheet:
     """Construction and the first step, in seconds: with an empty cache, and again with what that has left there."""
-    lines = []
+    lines, left_out = [], {}
     for rule in rules:
         say(f"first steps of {rule}")
         for contestant in entered(rule, problem):
@@ -45,16 +45,17 @@ def first_steps(rules: Sequence[str], problem: Problem, results: Results, say: C
                 try:
                     cold, warm = (_told(rule, problem, contestant.name, 0, env) for _ in range(2))
                 except RuntimeError as error:
-                    results.left_out[f"first step of {rule}", problem.title, contestant.name] = str(error)
+                    left_out[f"{rule} of {contestant.name}"] = str(error)
                     continue
             lines.append((rule, contestant.name, *(f"{told['first']:.2f}" for told in (cold, warm))))
     title = f"First steps: {problem.title}"
-    return Sheet(title, ("rule", "contestant", "s, empty cache", "s, filled cache"), lines, names=2)
+    columns = ("rule", "contestant", "s, empty cache", "s, filled cache")
+    return Sheet(title, columns, lines, names=2, notes=reasons(left_out))
 
 
-def settings(rule: str, problems: Sequence[Problem], results: Results, say: Callable[[str], object]) -> Sheet:
+def settings(rule: str, problems: Sequence[Problem], say: Callable[[str], object]) -> Sheet:
     """Steps of contestants that are alone in a process, for settings that a process has from its start."""
-    lines = []
+    lines, left_out = [], {}
     for problem in problems:
         say(f"{rule} over {problem.title}, each alone")
         names = {c.name for c in entered(rule, problem)}
@@ -68,18 +69,19 @@ def settings(rule: str, problems: Sequence[Problem], results: Results, say: Call
             try:
                 told = _told(rule, problem, name, 20, env, one_core=setting == ONE_CORE)
             except RuntimeError as error:
-                results.left_out[rule, problem.title, f"{name}, alone"] = str(error)
+                left_out[f"{name} over {problem.title}"] = str(error)
                 continue
             reference = reference or told["step"]
             shown = ", ".join(x for x in (name, setting, told["setting"]) if x)
             lines.append((problem.title, shown, f"{1e3 * told['step']:.2f}", f"{told['step'] / reference:.2f}"))
-    return Sheet(f"Each alone in a process: {rule}", ("shapes", "contestant", "ms", "ratio"), lines, names=2)
+    columns = ("shapes", "contestant", "ms", "ratio")
+    return Sheet(f"Each alone in a process: {rule}", columns, lines, names=2, notes=reasons(left_out))
 
 
 def _told(rule: str, problem: Problem, name: str, rounds: int, env: dict[str, str], *, one_core: bool = False) -> Any:
     """What a process says of one contestant."""
     arguments = ["benchmarks.alone", rule, problem.name, name, f"--rounds={rounds}"]
-    return json.loads(apart.run([*arguments, *(["--one-core"] if one_core else [])], env))
+    return json.loads("".join(apart.run([*arguments, *(["--one-core"] if one_core else [])], env)))
 
 
 def one(rule: str, problem: Problem, name: str, rounds: int) -> dict[str, Any]:

@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from threading import Timer
 
-from benchmarks.results import Sheet
+from benchmarks.results import Sheet, markdown
 
 __all__ = ["run", "sheets", "tell"]
 
@@ -21,44 +23,49 @@ def tell(sheet: Sheet, *, data: bool) -> None:
     if data:
         text = f"{MARK}{json.dumps(asdict(sheet))}"
     else:
-        rule = "|".join("---" if i < sheet.names else "---:" for i in range(len(sheet.columns)))
-        rows = [sheet.columns, *sheet.lines]
-        cells = [f"| {' | '.join(row)} |" for row in rows]
-        text = "\n".join([f"\n## {sheet.title}\n", cells[0], f"|{rule}|", *cells[1:]])
+        text = "\n\n".join(["", f"## {sheet.title}", markdown(sheet), *sheet.notes])
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
 def run(
-    arguments: Sequence[str], env: Mapping[str, str] | None = None, launcher: Sequence[str] = (), seconds: float = 600.0
-) -> str:
-    """What ``python -m ARGUMENTS`` prints.
+    arguments: Sequence[str], env: Mapping[str, str] | None = None, launcher: Sequence[str] = (), seconds: float = 900.0
+) -> Iterator[str]:
+    """The lines that ``python -m ARGUMENTS`` prints, as they come.
 
     Raises
     ------
     RuntimeError
-        If it fails or takes too long, with the last line of what it says.
+        If it fails or takes longer than `seconds`, with the last line of what it says.
     """
     command = [*launcher, sys.executable, "-m", *arguments]
     inherited = {name: x for name, x in os.environ.items() if name != "ARRAYOPT_NUM_THREADS"}
-    try:
-        done = subprocess.run(
-            command, env={**inherited, **(env or {})}, cwd=ROOT, capture_output=True, text=True, timeout=seconds
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise RuntimeError(str(error)) from error
-    if done.returncode:
-        last = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
-        raise RuntimeError(last)
-    return done.stdout
+    env = {**inherited, **(env or {})}
+    with (
+        tempfile.TemporaryFile("w+") as said,
+        subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=said, text=True) as process,
+    ):
+        assert process.stdout is not None
+        timer = Timer(seconds, process.terminate)
+        timer.start()
+        try:
+            yield from process.stdout
+            process.wait()
+        finally:
+            timer.cancel()
+            process.terminate()
+        if process.returncode:
+            said.seek(0)
+            last = (said.read().strip() or f"exit status {process.returncode}").splitlines()[-1]
+            raise RuntimeError(last)
 
 
-def sheets(printed: str) -> list[Sheet]:
-    """The tables that a process told."""
-    made = []
-    for line in printed.splitlines():
+def sheets(
+    arguments: Sequence[str], env: Mapping[str, str] | None = None, launcher: Sequence[str] = ()
+) -> Iterator[Sheet]:
+    """The tables that such a process tells, as they come."""
+    for line in run(arguments, env, launcher):
         if line.startswith(MARK):
             told = json.loads(line.removeprefix(MARK))
-            lines = [tuple(cells) for cells in told.pop("lines")]
-            made.append(Sheet(**told | {"columns": tuple(told["columns"]), "lines": lines}))
-    return made
+            lines = [tuple(cells) for cells in told["lines"]]
+            yield Sheet(**told | {"columns": tuple(told["columns"]), "lines": lines, "notes": tuple(told["notes"])})

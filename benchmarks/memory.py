@@ -8,7 +8,6 @@ nothing else.
 import argparse
 import contextlib
 import importlib.util
-import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -244,9 +243,15 @@ def transformer_table(steps: int) -> None:
 # ---- memory of a process --------------------------------------------------------------------------------------------
 
 
+def most_memory() -> int:
+    """The most bytes that this process had. `ru_maxrss` would begin at what the process that started it had."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
 def train(storage: str, release: bool) -> None:
     """Three steps over `PARAMETERS`, in a process of its own: it prints the most memory that it had, less its start."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = most_memory()
     options = {"master_weights": "split", "state_dtype": "int8"} if storage == "int8" else {}
     shape, count = (2048, 2048), PARAMETERS // 2048**2
     kind = ml_dtypes.bfloat16
@@ -259,8 +264,7 @@ def train(storage: str, release: bool) -> None:
             opt.step()
         else:
             opt.step({name: np.full(shape, 1e-3, kind) for name in params})
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    CONSOLE.print(f"{1024 * most / (count * 2048**2):.2f}")
+    CONSOLE.print(f"{(most_memory() - before) / (count * 2048**2):.2f}")
 
 
 def memory_table() -> Sheet:

@@ -1,83 +1,120 @@
-"""The page of figures: what stands between two marks in docs/benchmarks.md is replaced, table by table."""
+"""The page of figures, docs/benchmarks.md: a table is written between two marks when it is made; the others stay."""
 
+import os
+from collections.abc import Collection
 from pathlib import Path
 
-from benchmarks.report import IN_SHORT, bandwidth, sheets
-from benchmarks.results import Results, Sheet
+from benchmarks.machine import Machine
+from benchmarks.results import Sheet, markdown
+from benchmarks.tables import CONTEST, IN_SHORT, MATTER, MORE, in_short
 
-__all__ = ["write"]
+__all__ = ["empty", "prune", "put", "read"]
 
 BEGIN = "<!-- figures: written by benchmarks/run.py -->"
 END = "<!-- end of figures -->"
 HEADING = "## Figures"
 MACHINE = "The machine"
+STAMP = "Commit "
 
-SHORT = "![The time of the fastest other optimizer as a multiple of ours, in five cases](benchmarks-short.png)"
-CONTEST = "![Time of each contestant as a multiple of ours, by rule and shapes](benchmarks.png)"
-MORE = "![Time of each contestant as a multiple of ours, by rule](benchmarks-more.png)"
+SHORT_PICTURE = "![The time of the fastest other optimizer as a multiple of ours, in five cases](benchmarks-short.png)"
+PICTURE = "![Time of each contestant as a multiple of ours, by rule and shapes](benchmarks.png)"
+MORE_PICTURE = "![Time of each contestant as a multiple of ours, by rule](benchmarks-more.png)"
 
 
-def write(results: Results, *, template: Path, path: Path, keep: bool = False) -> None:
-    """Write the page that `template` is, with the tables of this run.
+def put(path: Path, sheet: Sheet, machine: Machine) -> None:
+    """Write one table in place of the one with its title, or after the others, and what is made of all tables.
 
     Parameters
     ----------
-    results : Results
-        What the run found.
-    template, path : Path
-        The page as it is, and where to write the new one.
-    keep : bool
-        Whether tables of earlier runs stay, of which this run made none.
+    path : Path
+        The page.
+    sheet : Sheet
+        The table.
+    machine : Machine
+        What it was made on. Its commit and date stand below the table.
 
     Raises
     ------
     ValueError
-        If the template does not have the two marks, once each.
+        If the page does not have the two marks, once each.
     """
-    text = template.read_text("utf-8")
+    before, parts, after = _split(path)
+    content = [markdown(sheet)]
+    if sheet.columns == CONTEST:
+        first = next((t for t in parts if _is_contest(t, parts)), sheet.title)
+        content += [MORE_PICTURE] if sheet.title.startswith(MORE) else [PICTURE] if sheet.title == first else []
+    parts[sheet.title] = "\n\n".join([*content, *sheet.notes, machine.stamp])
+    rows = list(machine.rows.items())
+    parts.pop(MACHINE, None)  # it is the last
+    parts[MACHINE] = markdown(Sheet(MACHINE, ("", ""), rows, names=2))
+    _write(path, before, parts, after)
+
+
+def prune(path: Path, titles: Collection[str]) -> None:
+    """Keep only the tables with these titles, in this order: those of a run that has made all."""
+    before, parts, after = _split(path)
+    kept = {title: parts[title] for title in (*titles, MACHINE) if title in parts}
+    _write(path, before, kept, after)
+
+
+def empty(template: Path, path: Path) -> None:
+    """Write a page without tables that has the text of another."""
+    before, _, after = _split(template)
+    _write(path, before, {}, after)
+
+
+def read(path: Path) -> list[Sheet]:
+    """The tables that stand on a page, but for those that are made of others."""
+    _, parts, _ = _split(path)
+    return [_parsed(title, content) for title, content in parts.items() if title not in (IN_SHORT, MACHINE)]
+
+
+def _parsed(title: str, content: str) -> Sheet:
+    """The table of a part of the page."""
+    columns, rule, *rest = [_cells(line) for line in content.splitlines() if line.startswith("|")]
+    names, lines, before = rule.count("---"), [], ""
+    for cells in rest:
+        before = cells[0] or before
+        lines.append((before, *cells[1:]))
+    return Sheet(title, columns, lines, names)
+
+
+def _cells(line: str) -> tuple[str, ...]:
+    return tuple(cell.strip() for cell in line.strip("|").split("|"))
+
+
+def _is_contest(title: str, parts: dict[str, str]) -> bool:
+    """Whether a part has the contest over one problem."""
+    return parts[title].startswith(f"| {' | '.join(CONTEST)} |") and not title.startswith(MORE)
+
+
+def _split(path: Path) -> tuple[str, dict[str, str], str]:
+    """What comes before the figures, what stands below each of their headings, and what comes after."""
+    text = path.read_text("utf-8")
     if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise ValueError(f"benchmarks: {template} must have '{BEGIN}' and '{END}' once each")
+        raise ValueError(f"benchmarks: {path} must have '{BEGIN}' and '{END}' once each")
     before, rest = text.split(BEGIN)
-    old, after = rest.split(END)
-    parts = _made(results)
-    if keep:
-        kept = _parts(old)
-        if results.incomplete:
-            parts.pop(IN_SHORT, None)
-        parts = kept | parts
-        parts[MACHINE] = parts.pop(MACHINE)  # the last
-    figures = "\n\n".join([HEADING, *(f"### {title}\n\n{content}" for title, content in parts.items())])
-    path.write_text(f"{before}{BEGIN}\n\n{figures}\n\n{END}{after}", "utf-8")
-
-
-def _parts(figures: str) -> dict[str, str]:
-    """What stands below each heading."""
+    figures, after = rest.split(END)
     parts = {}
     for part in figures.split("\n### ")[1:]:
         title, _, content = part.partition("\n")
         parts[title] = content.strip()
-    return parts
+    return before, parts, after
 
 
-def _made(results: Results) -> dict[str, str]:
-    """The tables of this run, with their pictures and stamps."""
-    pictures = {IN_SHORT: SHORT}
-    if results.rows:
-        pictures[results.problems[0]] = CONTEST
-    parts = {}
-    for sheet in sheets(results):
-        picture = MORE if sheet.title.startswith("More rules") else pictures.get(sheet.title)
-        parts[sheet.title] = "\n\n".join([_table(sheet), *([picture] if picture else []), results.machine.stamp])
-    machine = results.machine.rows | ({"copy bandwidth": bandwidth(results)} if results.copies else {})
-    return parts | {MACHINE: _table(Sheet("", ("", ""), list(machine.items()), names=2))}
+def _write(path: Path, before: str, parts: dict[str, str], after: str) -> None:
+    """Write the page with the five results in short as its tables have them; whole, or not at all."""
+    parts.pop(IN_SHORT, None)
+    short = in_short(_parsed(title, content) for title, content in parts.items() if title != MACHINE)
+    if short.lines:
+        stamps = [_stamp(parts[title]) for title, *_ in MATTER if title in parts]
+        parts = {IN_SHORT: "\n\n".join([markdown(short), SHORT_PICTURE, " ".join(dict.fromkeys(stamps))])} | parts
+    figures = "\n\n".join([HEADING, *(f"### {title}\n\n{content}" for title, content in parts.items())])
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(f"{before}{BEGIN}\n\n{figures}\n\n{END}{after}", "utf-8")
+    os.replace(new, path)
 
 
-def _table(sheet: Sheet) -> str:
-    """A table in Markdown; where a name stands again below itself, it is left out."""
-    rule = "|".join("---" if i < sheet.names else "---:" for i in range(len(sheet.columns)))
-    lines, before = [f"| {' | '.join(sheet.columns)} |", f"|{rule}|"], ""
-    for line in sheet.lines:
-        first = line[0] if line[0] != before or sheet.names != 2 else ""
-        before = line[0]
-        lines.append(f"| {' | '.join((first, *line[1:]))} |".replace("  |", " |"))
-    return "\n".join(lines)
+def _stamp(content: str) -> str:
+    """The commit and the date that stand below a table."""
+    return next(line for line in reversed(content.splitlines()) if line.startswith(STAMP))

@@ -1,6 +1,7 @@
 """The picture of a run: for each rule and problem, bars of time as multiples of ours."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from benchmarks.ours import REFERENCE
-from benchmarks.results import Row, find
+from benchmarks.results import Sheet
+from benchmarks.tables import CONTEST, MORE, in_short
 
-__all__ = ["draw", "draw_short"]
+__all__ = ["Bar", "draw", "draw_all", "draw_short"]
 
 # Okabe and Ito's colours, which remain apart for colour-blind eyes.
 COLOURS = {"arrayopt": "#0072B2", "torch": "#D55E00", "timm": "#E69F00", "pytorch_optimizer": "#CC79A7"}
@@ -30,15 +32,44 @@ STYLE: Any = {
 }
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
+@dataclass(frozen=True)
+class Bar:
+    """A line of a table of a contest."""
+
+    rule: str
+    problem: str
+    name: str
+    ms: float
+    ratio: float
+
+
+def draw_all(sheets: Sequence[Sheet], folder: Path) -> None:
+    """Draw what the tables of the page have."""
+    contests = [sheet for sheet in sheets if sheet.columns == CONTEST]
+    more = [sheet for sheet in contests if sheet.title.startswith(MORE)]
+    draw([bar for sheet in contests if sheet not in more for bar in _bars_of(sheet)], folder / "benchmarks.png")
+    draw([bar for sheet in more for bar in _bars_of(sheet)], folder / "benchmarks-more.png")
+    draw_short(in_short(sheets), folder / "benchmarks-short.png")
+
+
+def _bars_of(sheet: Sheet) -> list[Bar]:
+    """The bars of a contest."""
+    made = []
+    for rule, contestant, ms, ratio, *_ in sheet.lines:
+        name = contestant.partition(", ")[0]
+        made.append(Bar(rule, sheet.title, name, float(ms.replace(",", "")), float(ratio)))
+    return made
+
+
+def draw(bars: Sequence[Bar], path: Path) -> None:
     """Draw a contest to `path`, whose suffix says in which format; nothing if there was none."""
-    rules, problems = (list(dict.fromkeys(getattr(row, key) for row in rows)) for key in ("rule", "problem"))
+    rules, problems = (list(dict.fromkeys(getattr(bar, key) for bar in bars)) for key in ("rule", "problem"))
     if not rules:
         return
-    names = {rule: list(dict.fromkeys(row.name for row in rows if row.rule == rule)) for rule in rules}
+    names = {rule: list(dict.fromkeys(bar.name for bar in bars if bar.rule == rule)) for rule in rules}
     heights = [len(names[rule]) + 1.2 for rule in rules]
-    longest = 1.6 * max(row.ratio for row in rows)
-    shortest = min([0.7, *(0.9 * row.ratio for row in rows)])
+    longest = 1.6 * max(bar.ratio for bar in bars)
+    shortest = min([0.7, *(0.9 * bar.ratio for bar in bars)])
     wide = max(2.9 * len(problems), 5.0)
     pad = 56 if max(map(len, rules)) < 9 else 160
     with matplotlib.rc_context(STYLE):
@@ -48,7 +79,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         )
         for rule, line in zip(rules, grid, strict=True):
             for problem, axes in zip(problems, line, strict=True):
-                _bars(axes, rows, rule, problem, names[rule])
+                _bars(axes, bars, rule, problem, names[rule])
                 axes.set_xlim(shortest, longest)
             line[0].set_yticks(range(len(names[rule])), names[rule])
             line[0].set_ylabel(rule, rotation=0, ha="left", va="center", weight="bold", fontsize=11, labelpad=pad)
@@ -58,46 +89,42 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         made.savefig(path)
 
 
-def draw_short(rows: Sequence[Row], path: Path) -> None:
-    """Draw the results that matter: for each, the time of the fastest other optimizer as a multiple of ours."""
-    if not rows:
+def draw_short(sheet: Sheet, path: Path) -> None:
+    """Draw the results in short: for each, the time of the fastest other optimizer as a multiple of ours."""
+    if not sheet.lines:
         return
+    ratios = [float(line[-1]) for line in sheet.lines]
     with matplotlib.rc_context(STYLE | {"font.size": 10}):
-        made = Figure(figsize=(7.2, 0.9 + 0.42 * len(rows)), dpi=150, layout="constrained")
+        made = Figure(figsize=(7.2, 0.9 + 0.42 * len(ratios)), dpi=150, layout="constrained")
         axes = made.subplots()
-        _scale(axes, len(rows))
-        for i, row in enumerate(rows):
-            colour = COLOURS.get(row.name.split()[0], "#8C8C8C")
-            axes.barh(i, row.ratio - 1.0, left=1.0, height=0.6, color=colour)
-            axes.annotate(
-                f"{row.ratio:.2f}× {row.name}",
-                (max(row.ratio, 1.0), i),
-                (5, 0),
-                textcoords="offset points",
-                va="center",
-            )
-        axes.set_yticks(range(len(rows)), [f"{row.rule}, {row.problem}" for row in rows])
-        axes.set_xlim(min(0.5, *(0.85 * row.ratio for row in rows)), 3.5 * max(row.ratio for row in rows))
+        _scale(axes, len(ratios))
+        for i, ((_, _, other, *_), ratio) in enumerate(zip(sheet.lines, ratios, strict=True)):
+            name = other.partition(", ")[0]
+            axes.barh(i, ratio - 1.0, left=1.0, height=0.6, color=COLOURS.get(name.split()[0], "#8C8C8C"))
+            text, end = f"{ratio:.2f}× {name}", (max(ratio, 1.0), i)
+            axes.annotate(text, end, (5, 0), textcoords="offset points", va="center")
+        axes.set_yticks(range(len(ratios)), [f"{rule}, {shapes}" for rule, shapes, *_ in sheet.lines])
+        axes.set_xlim(min(0.5, *(0.85 * x for x in ratios)), 3.5 * max(ratios))
         made.supxlabel("its time ÷ ours, log scale: right of the line, ours is faster", fontsize=10)
         made.savefig(path)
 
 
-def _bars(axes: Axes, rows: Sequence[Row], rule: str, problem: str, names: list[str]) -> None:
+def _bars(axes: Axes, bars: Sequence[Bar], rule: str, problem: str, names: list[str]) -> None:
     """One panel, from top to bottom in the order of the names."""
     _scale(axes, len(names))
     for i, name in enumerate(names):
-        row = find(rows, rule, problem, name)
-        if row is None:
+        bar = next((x for x in bars if (x.rule, x.problem, x.name) == (rule, problem, name)), None)
+        if bar is None:
             axes.annotate("not measured", (1.0, i), (4, 0), textcoords="offset points", va="center", color="#999999")
             continue
         colour = COLOURS.get(name.split()[0], "#8C8C8C")
-        axes.barh(i, row.ratio - 1.0, left=1.0, height=0.72, color=colour, alpha=1.0 if "foreach" not in name else 0.7)
-        if row.ratio == 1.0:
+        axes.barh(i, bar.ratio - 1.0, left=1.0, height=0.72, color=colour, alpha=1.0 if "foreach" not in name else 0.7)
+        if bar.ratio == 1.0:
             axes.plot([1.0], [i], "o", color=colour, markersize=4)
-        text = f"{row.ratio:.{2 if row.ratio < 1.995 else 1 if row.ratio < 9.95 else 0}f}×"
+        text = f"{bar.ratio:.{2 if bar.ratio < 1.995 else 1 if bar.ratio < 9.95 else 0}f}×"
         if name == REFERENCE:
-            text = f"{row.ms:.{0 if row.ms >= 9.95 else 1}f} ms"
-        axes.annotate(text, (max(row.ratio, 1.0), i), (4, 0), textcoords="offset points", va="center")
+            text = f"{bar.ms:.{0 if bar.ms >= 9.95 else 1}f} ms"
+        axes.annotate(text, (max(bar.ratio, 1.0), i), (4, 0), textcoords="offset points", va="center")
 
 
 def _scale(axes: Axes, count: int) -> None:

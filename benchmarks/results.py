@@ -1,13 +1,13 @@
-"""What a run finds, as data."""
+"""What a benchmark finds, as data."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from benchmarks.contest import Race
-from benchmarks.machine import COPY, Machine
+from benchmarks.machine import COPY
 from benchmarks.problems import Problem
 
-__all__ = ["Memory", "Point", "Results", "Row", "Sheet", "find", "rows"]
+__all__ = ["Row", "Sheet", "markdown", "reasons", "rows"]
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,26 @@ class Sheet:
         The cells.
     names : int
         How many columns are of names.
+    notes : tuple of str
+        Sentences below the table, such as who was not measured, and why.
     """
 
     title: str
     columns: tuple[str, ...]
     lines: list[tuple[str, ...]]
     names: int = 1
+    notes: tuple[str, ...] = ()
+
+
+def markdown(sheet: Sheet) -> str:
+    """A table in Markdown; where a name stands again below itself, it is left out."""
+    rule = "|".join("---" if i < sheet.names else "---:" for i in range(len(sheet.columns)))
+    lines, before = [f"| {' | '.join(sheet.columns)} |", f"|{rule}|"], ""
+    for line in sheet.lines:
+        first = line[0] if line[0] != before or sheet.names != 2 else ""
+        before = line[0]
+        lines.append(f"| {' | '.join((first, *line[1:]))} |".replace("  |", " |"))
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -66,99 +80,9 @@ class Row:
         return f"{name}, {self.setting}" if self.setting else name
 
 
-@dataclass(frozen=True)
-class Point:
-    """One of a series: the cost of a parameter.
-
-    Attributes
-    ----------
-    rule, label : str
-        The rule, and what is updated.
-    ns : float
-        Nanoseconds per parameter.
-    growth : float
-        As a multiple of the first of the series, in the same round, as a median.
-    """
-
-    rule: str
-    label: str
-    ns: float
-    growth: float
-
-
-@dataclass(frozen=True)
-class Memory:
-    """What one step allocates at most at a time, as a share of parameters and state."""
-
-    rule: str
-    problem: str
-    engine: str
-    share: float
-
-
-@dataclass
-class Results:
-    """All that a run finds.
-
-    Attributes
-    ----------
-    machine : Machine
-        What it was made on.
-    rows : list of Row
-        The contest.
-    beside : list of Row
-        Our rules beside each other.
-    left_out : dict of (str, str, str) to str
-        Why a contestant has no row, by rule, problem and contestant.
-    copies : list of float
-        Bytes per second that copying moved, of each race.
-    points : dict of str to list of Point
-        The scaling series, by heading.
-    memory : list of Memory
-        What steps allocate.
-    small : list of Row
-        Small steps.
-    more : list of Row
-        The contest of the other rules, over one model's shapes.
-    products : list of Row
-        The contest of the rules for matrices.
-    doors : list of Row
-        Steps through `arrayopt.torch`, beside those of `arrayopt.Optimizer`.
-    sheets : list of Sheet
-        Other tables.
-    """
-
-    machine: Machine
-    rows: list[Row] = field(default_factory=list)
-    beside: list[Row] = field(default_factory=list)
-    left_out: dict[tuple[str, str, str], str] = field(default_factory=dict)
-    copies: list[float] = field(default_factory=list)
-    points: dict[str, list[Point]] = field(default_factory=dict)
-    memory: list[Memory] = field(default_factory=list)
-    small: list[Row] = field(default_factory=list)
-    more: list[Row] = field(default_factory=list)
-    products: list[Row] = field(default_factory=list)
-    doors: list[Row] = field(default_factory=list)
-    sheets: list[Sheet] = field(default_factory=list)
-
-    @property
-    def incomplete(self) -> bool:
-        """Whether a part is missing that the five results in short are taken from."""
-        return not (self.rows and self.products and self.small)
-
-    @property
-    def problems(self) -> list[str]:
-        """The titles of the problems of the contest, in order."""
-        return list(dict.fromkeys(row.problem for row in self.rows))
-
-    def row(self, rule: str, problem: str, name: str) -> Row | None:
-        """A row of the contest."""
-        return find(self.rows, rule, problem, name)
-
-
-def find(rows: Sequence[Row], rule: str, problem: str, name: str) -> Row | None:
-    """The row of a contestant, if there is one."""
-    return next((x for x in rows if (x.rule, x.problem, x.name) == (rule, problem, name)), None)
+def reasons(left_out: Mapping[str, str]) -> tuple[str, ...]:
+    """Notes on contestants that have no row."""
+    return tuple(f"Not measured: {name}, because {why}." for name, why in left_out.items())
 
 
 def rows(

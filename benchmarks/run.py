@@ -5,13 +5,15 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)  # in place of this folder
 # Before any library starts its threads: idle ones are not to spin while another contestant works.
@@ -23,24 +25,21 @@ from benchmarks import (  # noqa: E402
     alone,
     apart,
     doors,
-    loops,
     ours,
     page,
-    peers_jax,
-    peers_torch,
     picture,
     products,
     report,
     scaling,
+    tables,
 )
-from benchmarks.contest import THREADS, Contestant, race  # noqa: E402
-from benchmarks.machine import COPY, copying, look  # noqa: E402
+from benchmarks.contest import THREADS  # noqa: E402
+from benchmarks.machine import look  # noqa: E402
 from benchmarks.problems import PROBLEMS, Problem  # noqa: E402
-from benchmarks.results import Memory, Results, Row, rows  # noqa: E402
-from benchmarks.rules import side_by_side  # noqa: E402
-from benchmarks.small import small_steps  # noqa: E402
+from benchmarks.results import Sheet  # noqa: E402
+from benchmarks.tables import Say  # noqa: E402
 
-__all__ = ["FULL", "QUICK", "Settings", "main", "measure"]
+__all__ = ["FULL", "QUICK", "Job", "Settings", "jobs", "main"]
 
 
 @dataclass(frozen=True)
@@ -92,8 +91,11 @@ class Settings:
     first : tuple of str
         The rules whose first steps are timed, over `model`.
     minimize : tuple of str
-        The options of `benchmarks.minimize`, if that is wanted; `ranks` and `weighs`: whether those of
-        `benchmarks.ranks` and `benchmarks.memory` are.
+        The options of `benchmarks.minimize`.
+    ranks : int
+        How often the steps of ranks are timed.
+    weighs : bool
+        Whether the tables of `benchmarks.memory` are made.
     """
 
     rules: tuple[str, ...] = tuple(ours.RULES)
@@ -155,130 +157,81 @@ QUICK = Settings(
     ranks=2,
     weighs=False,
 )
-PARTS: dict[str, tuple[str, ...]] = {
-    "contest": ("problems",),
-    "more": ("more",),
-    "products": ("products",),
-    "doors": ("doors",),
-    "small": ("few",),
-    "scaling": ("sizes", "counts"),
-    "memory": ("weighed", "weighs"),
-    "alone": ("alone",),
-    "first": ("first",),
-    "minimize": ("minimize",),
-    "ranks": ("ranks",),
-}
-"""What is measured, by the settings that say how much of it."""
 
 
-def measure(settings: Settings, command: str, say: Callable[[str], object] = lambda line: None) -> Results:
-    """Run all that the settings ask for.
+@dataclass(frozen=True)
+class Job:
+    """One table, or what one process tells.
+
+    Attributes
+    ----------
+    part : str
+        What `--parts` calls it.
+    name : str
+        What is said if it fails.
+    make : callable
+        Measures, and gives tables as they are made.
+    """
+
+    part: str
+    name: str
+    make: Callable[[], Iterable[Sheet]]
+
+
+PARTS = ("contest", "more", "products", "small", "doors", "scaling", "memory", "alone", "first", "minimize", "ranks")
+"""The parts of a run, in the order of the page."""
+
+
+def jobs(settings: Settings, say: Say = lambda line: None) -> Iterator[Job]:
+    """All that the settings ask for.
 
     Parameters
     ----------
     settings : Settings
         How much.
-    command : str
-        What the page is to give as the command.
     say : callable
         Is told what is being measured.
     """
-    results, began = Results(look(command)), time.monotonic()
-    for problem in settings.problems if settings.rules else ():
-        for rule in settings.rules:
-            say(f"{rule} over {problem.title}")
-            own = [*ours.contestants(rule, problem), *loops.contestants(rule, problem)]
-            results.rows += _raced(rule, problem, own, settings, results, **settings.pace)
-        say(f"rules side by side over {problem.title}")
-        results.beside += side_by_side(settings.rules, problem, settings.copied, **settings.pace)
-        problem.__dict__.pop("grads", None)
-    for rule in settings.more:
-        say(f"{rule} over {settings.model.title}")
-        fused = [c for c in ours.contestants(rule, settings.model) if c.name != "arrayopt array_api"]
-        results.more += _raced(rule, settings.model, fused, settings, results, **settings.quickly)
-    settings.model.__dict__.pop("grads", None)
-    for problem in settings.products:
-        for rule in products.rules_over(problem):
-            say(f"{rule} over {problem.title}")
-            entered = products.contestants(rule, problem, settings.patience)
-            times = race(entered, **settings.quickly)
-            results.products += rows(times, problem, {}, to=ours.REFERENCE, rule=rule)
-            results.left_out |= {(rule, problem.title, name): why for name, why in times.left_out.items()}
-    if settings.doors and find_spec("torch"):
-        say("steps through arrayopt.torch")
-        results.doors += doors.through_doors(settings.doors, **settings.quickly)
-    if settings.few:
-        say("small steps")
-        results.small += small_steps(settings.few, **settings.pace)
-    for rule in settings.scaled if settings.sizes else ():
-        say(f"scaling of {rule}")
-        series = {
-            "parameters": scaling.by_parameters(rule, settings.sizes, **settings.quickly),
-            "tensors": scaling.by_tensors(rule, settings.counts, settings.total, **settings.quickly),
-        }
-        for name, points in series.items():
-            results.points.setdefault(name, []).extend(points)
-    for problem in settings.weighed:
-        say(f"memory over {problem.title}")
-        for rule in settings.scaled:
-            for engine in dict.fromkeys((*ours.FUSED, "array_api")):
-                share = ours.step_memory(rule, problem, engine)
-                results.memory.append(Memory(rule, problem.title, engine, share))
-        problem.__dict__.pop("grads", None)
-    _apart(settings, results, say)
-    results.machine.rows["duration"] = f"{(time.monotonic() - began) / 60:.0f} min"
-    return results
+    x = settings
 
+    def table(part: str, name: str, make: Callable[..., Sheet], *arguments: Any, **options: Any) -> Job:
+        return Job(part, name, lambda: [make(*arguments, **options)])
 
-def _apart(settings: Settings, results: Results, say: Callable[[str], object]) -> None:
-    """The tables that processes of their own make."""
-    if settings.alone:
-        results.sheets.append(alone.settings("AdamW", settings.alone, results, say))
-    if settings.first:
-        results.sheets.append(alone.first_steps(settings.first, settings.model, results, say))
+    for problem in x.problems if x.rules else ():
+        yield table("contest", problem.title, tables.contest, x.rules, problem, x.copied, x.patience, say, **x.pace)
+    if x.rules:
+        yield table("contest", "rules side by side", tables.beside, x.rules, x.problems, x.copied, say, **x.pace)
+    if x.more:
+        yield table("more", "more rules", tables.more, x.more, x.model, x.copied, x.patience, say, **x.quickly)
+    yield table("products", "products of matrices", tables.of_matrices, x.products, x.patience, say, **x.quickly)
+    yield table("small", "small steps", tables.small, x.few, **x.pace)
+    if find_spec("torch"):
+        yield table("doors", "steps through arrayopt.torch", tables.through_doors, x.doors, **x.quickly)
+    for series, points in (
+        ("parameters", lambda rule: scaling.by_parameters(rule, x.sizes, **x.quickly)),
+        ("tensors", lambda rule: scaling.by_tensors(rule, x.counts, x.total, **x.quickly)),
+    ):
+        yield table("scaling", f"scaling with {series}", tables.scaled, x.scaled, series, say, points)
+    yield table("memory", "memory that a step allocates", tables.memory, x.scaled, x.weighed, say)
+    if x.weighs:
+        yield Job("memory", "bytes and times with 8 bits", lambda: apart.sheets(["benchmarks.memory", "--data"]))
+    yield table("alone", "contestants alone in a process", alone.settings, "AdamW", x.alone, say)
+    yield table("first", "first steps", alone.first_steps, x.first, x.model, say)
+    # with more threads, SciPy's loop over small problems is some 40 times slower
+    solvers = partial(apart.sheets, ["benchmarks.minimize", "--data", *x.minimize], {"OPENBLAS_NUM_THREADS": "1"})
+    yield Job("minimize", "minimize", solvers)
     mpiexec = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.defpath]))
-    wanted: list[tuple[str, list[str], dict[str, str], list[str]]] = []
-    if settings.minimize:
-        # with more threads, SciPy's loop over small problems is some 40 times slower
-        wanted.append(("minimize", ["--data", *settings.minimize], {"OPENBLAS_NUM_THREADS": "1"}, []))
-    if settings.ranks:
-        ranks = ["--measure", "--data", f"--rounds={settings.ranks}"]
-        wanted.append(("ranks", ranks, {}, [mpiexec or "mpiexec", "-n", "2"]))
-    if settings.weighs:
-        wanted.append(("memory", ["--data"], {}, []))
-    for name, arguments, env, launcher in wanted:
-        say(name)
-        try:
-            results.sheets += apart.sheets(apart.run([f"benchmarks.{name}", *arguments], env, launcher))
-        except RuntimeError as error:
-            results.left_out["", f"`python -m benchmarks.{name}`", "arrayopt"] = str(error)
-
-
-def _raced(
-    rule: str, problem: Problem, own: Sequence[Contestant], settings: Settings, results: Results, **pace: Any
-) -> list[Row]:
-    """One rule over one problem: some of ours, and all peers."""
-    contestants = [
-        *own,
-        *peers_torch.contestants(rule, problem),
-        *peers_jax.contestants(rule, problem, settings.patience),
-    ]
-    copy = copying(settings.copied)
-    times = race(contestants, always=[copy], **pace)
-    copied, moved = 2 * settings.copied, ours.bytes_per_parameter(rule, problem)
-    results.copies.append(copied / times.seconds(COPY))
-    fused = {f"arrayopt {engine}": moved for engine in ours.FUSED}
-    results.left_out |= {(rule, problem.title, name): why for name, why in times.left_out.items()}
-    return rows(times, problem, fused, copied, to=ours.REFERENCE, rule=rule)
+    step = ["benchmarks.ranks", "--measure", "--data", f"--rounds={x.ranks}"]
+    yield Job("ranks", "ranks", lambda: apart.sheets(step, launcher=[mpiexec or "mpiexec", "-n", "2"]))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, and write the page and the picture where that is asked for."""
+    """Measure, print each table, and write it into the page where that is asked for; 1 if something failed."""
     parser = argparse.ArgumentParser(
         prog="benchmarks/run.py",
         description="Time this library's rules and engines beside other libraries' optimizers.",
-        epilog="With no options but --parts and --patience it writes benchmarks.md and its pictures in docs; "
-        "else only where --output says.",
+        epilog="With no options but --parts and --patience, each table is written into docs/benchmarks.md as soon as "
+        "it is made, and the pictures at the end; else only where --output says.",
     )
     parser.add_argument("--quick", action="store_true", help="less of everything: a few minutes")
     every = (*ours.RULES, *ours.MORE)
@@ -288,43 +241,57 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="where to write benchmarks.md and its pictures")
     parser.add_argument("--patience", type=float, metavar="SECONDS", help="how long a contestant may compile")
     given = parser.parse_args(arguments)
-    settings = QUICK if given.quick else FULL
+    settings, parts = QUICK if given.quick else FULL, given.parts or PARTS
     if given.rules:
         own, more = (tuple(x for x in given.rules if x in of) for of in (ours.RULES, ours.MORE))
-        settings = replace(_only(settings, ("contest", "more", "scaling")), rules=own, scaled=own, more=more)
+        settings = replace(settings, rules=own, scaled=own, more=more)
     if given.shapes:
         shapes = tuple(PROBLEMS[name] for name in given.shapes)
-        settings = replace(_only(settings, ("contest", "more", "scaling")), problems=shapes, model=shapes[0])
-    output = given.output or (ROOT / "docs" if settings == FULL else None)
-    if given.parts:
-        settings = _only(settings, given.parts)
+        settings = replace(settings, problems=shapes, model=shapes[0])
+    if (given.rules or given.shapes) and not given.parts:
+        parts = ("contest", "more", "scaling")
+    path = DOCS / "benchmarks.md" if settings == FULL else None
+    if given.output:
+        given.output.mkdir(parents=True, exist_ok=True)
+        path = given.output / "benchmarks.md"
+        page.empty(DOCS / "benchmarks.md", path)
     if given.patience is not None:
         settings = replace(settings, patience=given.patience)
     _use_all_threads()
     shown = " ".join(["python benchmarks/run.py", *(sys.argv[1:] if arguments is None else arguments)])
-    console = Console(highlight=False)
-    with console.status("") as status:
-        results = measure(settings, shown, status.update if console.is_terminal else console.print)
-    report.show(results, console)
-    if output is not None:
-        output.mkdir(parents=True, exist_ok=True)
-        template, keep = ROOT / "docs" / "benchmarks.md", bool(given.parts)
-        page.write(results, template=template, path=output / "benchmarks.md", keep=keep)
-        if not results.incomplete:
-            picture.draw_short(report.matters(results), output / "benchmarks-short.png")
-        picture.draw(results.rows, output / "benchmarks.png")
-        picture.draw(results.more, output / "benchmarks-more.png")
-        console.print(f"written: {output / 'benchmarks.md'} and its pictures", soft_wrap=True)
-    return 0
+    return _measured(settings, parts, shown, path)
 
 
-def _only(settings: Settings, parts: Sequence[str]) -> Settings:
-    """The same settings for some parts, and nothing of the others."""
-    nothing: dict[str, Any] = {"minimize": (), "ranks": 0, "weighs": False}
-    for part, names in PARTS.items():
-        if part not in parts:
-            settings = replace(settings, **{name: nothing.get(name, ()) for name in names})
-    return settings
+def _measured(settings: Settings, parts: Collection[str], command: str, path: Path | None) -> int:
+    """Do the jobs of some parts, one after the other; one that fails is told at the end and stops no other."""
+    console, machine, began = Console(highlight=False), look(command), time.monotonic()
+    for heading, what in machine.rows.items():
+        console.print(f"{heading}: {what}", soft_wrap=True, markup=False)
+    titles, failed = [], {}
+    try:
+        with console.status("") as status:
+            for job in jobs(settings, status.update if console.is_terminal else console.print):
+                if job.part not in parts:
+                    continue
+                try:
+                    for sheet in job.make():
+                        report.show(sheet, console)
+                        titles.append(sheet.title)
+                        machine.rows["duration"] = f"{(time.monotonic() - began) / 60:.0f} min"
+                        if path is not None and sheet.lines:
+                            page.put(path, sheet, machine)
+                except Exception as error:  # whatever a library may raise: the other tables are still wanted
+                    console.print_exception()
+                    failed[f"{job.name} (--parts {job.part})"] = f"{type(error).__name__}: {error}"
+        if path is not None and not failed and set(parts) == set(PARTS):
+            page.prune(path, titles)
+    finally:
+        if path is not None and titles:
+            picture.draw_all(page.read(path), path.parent)
+            console.print(f"written: {path} and its pictures", soft_wrap=True)
+    for name, why in failed.items():
+        console.print(f"failed: {name}: {why}", soft_wrap=True, markup=False)
+    return 1 if failed else 0
 
 
 def _choice(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:

@@ -2,14 +2,34 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.contest import Contestant, race
 from benchmarks.ours import FUSED, STATE, running
 from benchmarks.problems import Problem, equal
-from benchmarks.results import Point
 
-__all__ = ["by_parameters", "by_tensors"]
+__all__ = ["Point", "by_parameters", "by_tensors"]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One of a series: the cost of a parameter.
+
+    Attributes
+    ----------
+    rule, label : str
+        The rule, and what is updated.
+    ns : float
+        Nanoseconds per parameter.
+    growth : float
+        As a multiple of the first of the series, in the same round, as a median.
+    """
+
+    rule: str
+    label: str
+    ns: float
+    growth: float
 
 
 def by_parameters(rule: str, sizes: Sequence[int], **pace: Any) -> list[Point]:

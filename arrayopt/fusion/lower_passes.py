@@ -7,15 +7,7 @@ from dataclasses import replace
 
 from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import Node
-from arrayopt.fusion.index import (
-    ZERO,
-    Index,
-    Place,
-    column,
-    least,
-    name,
-    number,
-)
+from arrayopt.fusion.index import ZERO, Index, Place, column, least, name, number
 from arrayopt.fusion.layout import CHUNK, Layout
 from arrayopt.fusion.lower_between import LoopsBetween, Statements
 from arrayopt.fusion.lower_products import lowered_product, shared

@@ -1,12 +1,13 @@
 """Making the nodes of a graph: each distinct value once, in its simplest form."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from arrayopt.fusion.graph import LETTERS, PRODUCT, TOTAL, Node, is_whole
+from arrayopt.fusion.graph import COUNT, LETTERS, PRODUCT, TOTAL, UPDATES, Node, is_whole
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 
 __all__ = ["Graph"]
@@ -170,8 +171,11 @@ class Graph:
         scale)).
 
         The scale is one, but for a subnormal b, whose reciprocal is infinite. There 2¹⁰⁰ is enough,
-        and not too much: where a · 2¹⁰⁰ is infinite, so is a / b.
+        and not too much: where a · 2¹⁰⁰ is infinite, so is a / b. It is left out where b cannot be
+        subnormal.
         """
+        if _least(divisor) > self.tiny:
+            return self.make("mul", dividend, self.make("div", self.const(1.0), divisor))
         subnormal = self.make("lt", self.make("abs", divisor), self.const(self.tiny))
         scale = self.make("where", subnormal, self.const(2.0**100), self.const(1.0))
         reciprocal = self.make("div", self.const(1.0), self.make("mul", divisor, scale))
@@ -188,6 +192,26 @@ class Graph:
             if inner.op == "where" and inner.args[0] is cond and inner.args[2] is x:
                 return self.make("sqrt", x)
         return yes if yes is no else None
+
+
+def _least(node: Node) -> float:
+    """A magnitude that a value on the host is never below, unless it is zero; 0 if none is known.
+
+    The host computes in double precision, where numbers next to one differ by 2⁻⁵³ or more.
+    """
+    match node.op:
+        case "host":
+            return 1.0 if node.data == UPDATES or node.data.startswith(COUNT) else 0.0
+        case "log":
+            return 2.0**-54 if node.args[0].on_host else 0.0
+        case "mul":
+            return math.prod(map(_least, node.args)) if node.on_host else 0.0
+        case "neg":
+            return _least(node.args[0])
+        case "expm1":
+            return min(_least(node.args[0]), 1.0) / 2
+        case _:
+            return 0.0
 
 
 def _is(node: Node, value: float) -> bool:

@@ -2,19 +2,18 @@
 
 import re
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks import alone, apart, doors, loops, ours, page, peers_jax, peers_torch, picture, products, report
+from benchmarks import alone, apart, doors, loops, ours, page, peers_jax, peers_torch, products, run, tables
 from benchmarks.contest import Contestant, Running, by_threads, race
 from benchmarks.machine import look
 from benchmarks.problems import PROBLEMS, Problem
-from benchmarks.results import Results, Sheet
-from benchmarks.run import PARTS, QUICK, _only, measure
+from benchmarks.results import Sheet
 from tests.support.slow import marked
 
 TEMPLATE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
@@ -22,7 +21,7 @@ TINY = Problem("tiny", "tiny shapes", ((7, 5), (5,), (1,)))
 MATRICES = Problem("matrices", "tiny matrices", ((7, 5), (5, 7), (6, 6)))
 DEEP = Problem("deep", "more axes", ((7, 5), (5,), (4, 3, 2, 2), (2, 3, 4), (1,)))
 FEW = replace(
-    QUICK,
+    run.QUICK,
     rules=("LAMB", "AdamW"),
     problems=(TINY,),
     rounds=2,
@@ -38,12 +37,10 @@ FEW = replace(
     doors=((3, 2),),
     little=0.0,
     patience=0.0,
-    alone=(),
-    first=(),
-    minimize=(),
-    ranks=0,
     weighs=False,
 )
+HERE = {"contest", "more", "products", "small", "doors", "scaling", "memory"}
+"""The parts that this process measures."""
 
 
 # no bias correction; no adaptation of vectors; differences times β2, not 1 - β2; the momentum of NAdam's first paper
@@ -57,82 +54,122 @@ def contestants(rule, problem):
     return [c for module in modules for c in module.contestants(rule, problem)]
 
 
-def test_what_is_measured_and_what_is_made_of_it(tmp_path):
-    """One test, for measuring takes long."""
-    results = measure(FEW, "the command")
-    every_contestant_has_a_row_or_a_reason(results)
-    rows_make_sense(results)
-    the_page_has_every_table_and_keeps_what_explains_them(results, tmp_path)
-    picture.draw_short(report.matters(results), tmp_path / "benchmarks-short.png")
-    for name, rows in (("benchmarks", results.rows), ("benchmarks-more", results.more)):
-        picture.draw(rows, tmp_path / f"{name}.png")
-        assert (tmp_path / f"{name}.png").read_bytes()[1:4] == b"PNG"
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The folder of a run, its exit status and its tables, by title: measuring takes long."""
+    path = tmp_path_factory.mktemp("run") / "benchmarks.md"
+    page.empty(TEMPLATE, path)
+    status = run._measured(FEW, HERE, "the command", path)
+    return path, status, {sheet.title: sheet for sheet in page.read(path)}
 
 
-def every_contestant_has_a_row_or_a_reason(results):
-    for problem in FEW.problems:
-        for rule in FEW.rules:
-            entered = [c.name for c in contestants(rule, problem)]
-            timed = [row.name for row in results.rows if (row.rule, row.problem) == (rule, problem.title)]
-            left_out = [name for r, p, name in results.left_out if (r, p) == (rule, problem.title)]
-            assert sorted(timed + left_out) == sorted(entered)
-            assert {f"arrayopt {engine}" for engine in ours.FUSED} < set(timed)
-            reasons = [results.left_out[rule, problem.title, name] for name in left_out]
-            assert all("not installed" in why or "XLA takes about" in why for why in reasons)
-    left_out = {(rule, name) for rule, problem, name in results.left_out if problem in (TINY.title, MATRICES.title)}
-    timed = {(row.rule, row.name) for row in (*results.more, *results.products)}
-    entered = {("Lion", c.name) for c in contestants("Lion", TINY) if c.name != "arrayopt array_api"}
-    entered |= {(rule, c.name) for rule in products.RULES for c in products.contestants(rule, MATRICES)}
-    assert entered <= timed | left_out
-    assert ("Lion", "timm foreach") in timed | left_out
-    assert {("MuonH", f"arrayopt {engine}") for engine in ours.FUSED} <= timed
-    assert {row.name.removesuffix(doors.SCHEDULED) for row in results.doors} == {doors.BELOW, doors.DOOR}
-
-
-def rows_make_sense(results):
-    for row in (*results.rows, *results.more):
-        assert row.ms > 0
-        assert row.ratio == 1 if row.name == ours.REFERENCE else row.ratio > 0
-        fused = row.name.removeprefix("arrayopt ") in ours.FUSED
-        assert row.share > 0 if fused else row.moved is row.share is None
-    assert next(r for r in results.rows if r.rule == "LAMB" and r.moved).moved == 40
-    assert results.points["parameters"][0].growth == 1
-    assert {x.engine for x in results.memory} == {*ours.FUSED, "array_api"}
-
-
-def the_page_has_every_table_and_keeps_what_explains_them(results, tmp_path):
-    path = tmp_path / "benchmarks.md"
-    page.write(results, template=TEMPLATE, path=path)
+def test_every_contestant_has_a_line_or_a_reason(made):
+    path, status, sheets = made
+    assert status == 0
     text = path.read_text("utf-8")
-    assert text.startswith(TEMPLATE.read_text("utf-8").split(page.BEGIN)[0])
-    sheets = list(report.sheets(results))
-    assert re.findall(r"^### (.*)$", text, re.MULTILINE) == [*(sheet.title for sheet in sheets), "The machine"]
-    assert text.count("\n| ") == 1 + len(results.machine.rows) + 1 + sum(len(x.lines) + 1 for x in sheets) + _rows(
-        TEMPLATE
-    )
-    assert text.count(results.machine.stamp) == len(sheets)
-    again = tmp_path / "again.md"
-    page.write(results, template=path, path=again)
-    assert again.read_text("utf-8") == text
+    entered = [(TINY.title, rule, c.name, "of") for rule in FEW.rules for c in contestants(rule, TINY)]
+    entered += [(f"{tables.MORE}{TINY.title}", "Lion", c.name, "of") for c in contestants("Lion", TINY)]
+    entered = [x for x in entered if x[1:3] != ("Lion", "arrayopt array_api")]
+    for rule in products.RULES:
+        case = f"{rule}, {MATRICES.title}"
+        entered += [("Products of matrices", case, c.name, "with") for c in products.contestants(rule, MATRICES)]
+    for title, rule, name, word in entered:
+        timed = any(line[0] == rule and line[1].partition(", ")[0] == name for line in sheets[title].lines)
+        said = f"{rule} of {name}" if word == "of" else f"{name} with {rule}"
+        reason = re.search(rf"^Not measured: {re.escape(said)}, because (.*)\.$", text, re.MULTILINE)
+        assert timed != bool(reason), (title, rule, name)
+        assert timed or "not installed" in reason[1] or "XLA takes about" in reason[1]
+        assert timed or name.removeprefix("arrayopt ") not in ours.FUSED
 
 
-def test_a_run_of_one_part_keeps_the_other_tables(tmp_path):
+def test_the_lines_make_sense(made):
+    _, _, sheets = made
+    for title in (TINY.title, f"{tables.MORE}{TINY.title}"):
+        for _, contestant, ms, ratio, moved, share in sheets[title].lines:
+            name = contestant.partition(", ")[0]
+            assert float(ms) >= 0
+            assert float(ratio) == 1 if name == ours.REFERENCE else float(ratio) >= 0
+            fused = name.removeprefix("arrayopt ") in ours.FUSED
+            assert bool(share) == bool(moved) == fused
+    assert next(line for line in sheets[TINY.title].lines if line[4])[4] == "40"
+    assert sheets["Scaling with the number of parameters"].lines[0][3] == "1.00"
+    assert sheets["Memory that a step allocates"].columns[2:] == ours.ENGINES
+    through = {line[1].removesuffix(doors.SCHEDULED) for line in sheets["Steps through arrayopt.torch"].lines}
+    assert through == {doors.BELOW, doors.DOOR}
+
+
+def test_the_page_keeps_its_text_and_each_table_its_stamp(made):
+    path, _, sheets = made
+    text, template = path.read_text("utf-8"), TEMPLATE.read_text("utf-8")
+    assert [text.split(page.BEGIN)[0], text.split(page.END)[1]] == [
+        template.split(page.BEGIN)[0],
+        template.split(page.END)[1],
+    ]
+    assert re.findall(r"^### (.*)$", text, re.MULTILINE) == [page.IN_SHORT, *sheets, page.MACHINE]
+    assert len(re.findall(r"^Commit .* UTC\.$", text, re.MULTILINE)) == 1 + len(sheets)
+    for name in ("benchmarks", "benchmarks-more", "benchmarks-short"):
+        assert path.with_name(f"{name}.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_one_table_leaves_the_others_and_is_counted_in_short(tmp_path):
     path = tmp_path / "benchmarks.md"
-    results = Results(look("the command"), sheets=[Sheet("A table", ("name", "number"), [("x", "1")])])
-    page.write(results, template=TEMPLATE, path=path, keep=True)
-    old, new = (x.read_text("utf-8").split("\n### ") for x in (TEMPLATE, path))
-    assert next(part for part in new if part not in old).startswith("A table\n\n| name | number |")
-    assert [part.split("\n")[0] for part in old] == [x.split("\n")[0] for x in new if not x.startswith("A table")]
+    path.write_text(TEMPLATE.read_text("utf-8"), "utf-8")
+    before = page.read(path)
+    lines = [("AdamW", "arrayopt cpp, 1 thread", "1.0", "1.00"), ("AdamW", "a peer", "0.5", "0.50")]
+    lines = [("2 tensors of 64", *line[1:]) for line in lines]
+    sheet = Sheet("Small steps: AdamW", ("shapes", "contestant", "µs", "ratio"), lines, 2, ("A note.",))
+    machine = look("the command")
+    page.put(path, sheet, machine)
+    page.put(path, replace(sheet, title="Another table"), machine)
+    after = {x.title: x for x in page.read(path)}
+    assert list(after) == [*(x.title for x in before), "Another table"]
+    assert all(after[x.title] == x for x in before if x.title != sheet.title)
+    assert after[sheet.title] == replace(sheet, notes=())
+    text = path.read_text("utf-8")
+    assert "| AdamW | 2 tensors of 64 | a peer | a peer | 0.50 |" in text
+    assert text.split("### In short")[1].split("###")[0].count(machine.stamp) == 1
+    page.prune(path, ["Another table", sheet.title])
+    assert [x.title for x in page.read(path)] == ["Another table", sheet.title]
 
 
-def test_tables_come_back_from_other_processes(capfd):
+def test_the_page_shows_in_short_what_its_tables_say():
+    _, parts, _ = page._split(TEMPLATE)
+    short = tables.in_short(page.read(TEMPLATE))
+    assert len(short.lines) == len(tables.MATTER)
+    assert parts[page.IN_SHORT].startswith(f"{page.markdown(short)}\n\n{page.SHORT_PICTURE}")
+
+
+def test_a_part_that_fails_stops_no_other_and_is_told(tmp_path, monkeypatch, capsys):
+    def breaks():
+        yield Sheet("First", ("name", "number"), [("x", "1")])
+        raise OSError("no such program")
+
+    def works():
+        return [Sheet("Last", ("name", "number"), [("y", "2")])]
+
+    listed = [run.Job("more", "the first", breaks), run.Job("small", "the last", works)]
+    monkeypatch.setattr(run, "jobs", lambda settings, say: listed)
+    path = tmp_path / "benchmarks.md"
+    path.write_text(TEMPLATE.read_text("utf-8"), "utf-8")
+    kept = page.read(path)
+    assert run._measured(FEW, run.PARTS, "the command", path) == 1
+    assert "failed: the first (--parts more): OSError: no such program" in capsys.readouterr().out
+    assert [x.title for x in page.read(path)] == [*(x.title for x in kept), "First", "Last"]
+    listed[0] = run.Job("more", "the first", works)
+    assert run._measured(FEW, run.PARTS, "the command", path) == 0
+    assert [x.title for x in page.read(path)] == ["Last"]
+
+
+def test_tables_come_back_from_other_processes(capfd, monkeypatch):
     sheet = Sheet("A table", ("name", "number"), [("x", "1")])
     apart.tell(sheet, data=True)
-    assert apart.sheets(capfd.readouterr().out) == [sheet]
+    monkeypatch.setattr(apart, "run", lambda *given: capfd.readouterr().out.splitlines())
+    assert list(apart.sheets([])) == [sheet]
+    monkeypatch.undo()
     apart.tell(sheet, data=False)
     assert "| x | 1 |" in capfd.readouterr().out
     with pytest.raises(RuntimeError, match=r"No module named benchmarks\.absent"):
-        apart.run(["benchmarks.absent"])
+        list(apart.run(["benchmarks.absent"]))
 
 
 def test_first_and_later_steps_of_one_contestant():
@@ -143,12 +180,8 @@ def test_first_and_later_steps_of_one_contestant():
     assert told["setting"] in by_threads()
 
 
-def test_parts_of_a_run():
-    for part, names in PARTS.items():
-        only = _only(QUICK, [part])
-        changed = {name for name in asdict(QUICK) if getattr(only, name) != getattr(QUICK, name)}
-        assert changed == {name for other, x in PARTS.items() for name in x if other != part} - {"weighs"}
-        assert all(getattr(only, name) == getattr(QUICK, name) for name in names)
+def test_every_part_has_jobs():
+    assert {job.part for job in run.jobs(run.FULL)} == set(run.PARTS)
 
 
 def test_the_setting_that_is_faster_is_taken():
@@ -159,11 +192,6 @@ def test_the_setting_that_is_faster_is_taken():
     )
     assert made.settings == {"one": "fast"}
     assert max(times["one"] for times in made.rounds) < 0.01
-
-
-def _rows(template):
-    before, rest = template.read_text("utf-8").split(page.BEGIN)
-    return (before + rest.split(page.END)[1]).count("\n| ")
 
 
 EVERY = (*ours.RULES, *ours.MORE)

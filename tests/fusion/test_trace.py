@@ -351,6 +351,28 @@ def test_a_division_by_what_is_subnormal_in_float32(engine, what):
         np.testing.assert_allclose(opt.step(g), reference.step(g), rtol=3e-7, atol=2e-45, err_msg=str(divisor))
 
 
+def test_a_division_by_what_cannot_be_subnormal_is_one_multiplication():
+    for rule in (ao.AdamW(), ao.LAMB(), ao.LAMB(state_dtype="int8")):
+        assert "over" not in {n.op for n in nodes(rule, 2, "float32")}
+    for divisor in (lambda h: h.decay, lambda h: h.decay * h.t, lambda h: 1.0 - h.decay):
+        assert "over" in {n.op for n in nodes(divided(divisor), 2, "float32")}
+
+
+def divided(divisor):
+    """A rule that divides the gradient by a number."""
+    return made(lambda xp, p, g, s, h: (p - g / divisor(h), {}))(decay=0.5)
+
+
+@pytest.mark.parametrize("beta", [0.0, 2.0**-1000, 0.9, 1.0 - 2.0**-53])
+@each_fused
+def test_bias_corrections_of_the_largest_and_the_smallest_decay(engine, beta):
+    g = np.float32([[1e-30, -1e-3, 3.0, 1e15]])
+    rule = ao.AdamW(lr=0.1, beta1=beta, beta2=beta)
+    opt, reference = (ao.Optimizer(np.ones_like(g), rule, engine=e) for e in (engine, "array_api"))
+    for _ in range(3):
+        np.testing.assert_allclose(opt.step(g), reference.step(g), rtol=1e-6)
+
+
 def test_what_is_made_of_plain_numbers_is_of_the_dtype_of_arithmetic():
     """Were it wider, a norm of what follows would be scaled for a wider dtype, and be zero."""
     seen = []
