@@ -57,8 +57,9 @@ AT_MOST = {  # how often each may be there; numbers here may only fall
     "step": Plain(),
 }
 LINES = {"fusion": 6250, "engines": 11790, "ranks": 3860, "params": 2600, "step": 1700}  # of a room; they may only fall
-"""Engines: 40 more for tickets of several pieces on a device, which nothing there was needed for before. Ranks: 130 more to
-read the memory of other processes, and 30 for calls that take all pieces of a bucket."""
+"""Engines: 40 more for tickets of several pieces on a device, which nothing there was needed for before.
+
+Ranks: 130 more to read the memory of other processes, and 30 for calls that take all pieces of a bucket."""
 FLOOR = {room: i for i, rooms in enumerate(UP) for room in rooms}
 
 

@@ -99,13 +99,14 @@ class Gather:
 
     def __call__(self) -> None:
         """Fetch the parameters."""
-        if self._reading is not None:
-            self._reading()
-        else:
-            if self.buckets[:1] == [[]]:
-                self.comm.meet()()
-            self.comm.broadcast(*filter(None, self.buckets))
+        (self._reading or self.send)()
         self.settle(range(len(self.buckets)))
+
+    def send(self) -> None:
+        """Have all ranks send what they have updated."""
+        if self.buckets[:1] == [[]]:
+            self.comm.meet()()
+        self.comm.broadcast(*filter(None, self.buckets))
 
     def settle(self, numbers: Sequence[int]) -> None:
         """Finish the tensors whose last bucket is one of these."""

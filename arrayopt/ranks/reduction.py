@@ -103,14 +103,19 @@ class Reduction:
                     flat[piece.index] = _flat(grads[piece.index]) if found is None else found
                 parts.append(_part(flat[piece.index], piece, bucket))
             before = flat
-            room = self._room(number, zeros=False).view(np.dtype(bucket.dtype))
-            if bucket.on_device:
-                with self._on_device_of(bucket):
-                    for piece, part in zip(bucket.pieces, parts, strict=True):
-                        room[piece.at : piece.at + len(part)] = part
-            else:
-                np.concatenate(parts, out=room)
+            self._pack(number, parts)
             self._send()
+
+    def _pack(self, number: int, parts: list[Any]) -> None:
+        """Put all pieces of a bucket into its memory."""
+        bucket = self._buckets[number]
+        room = self._room(number, zeros=False).view(np.dtype(bucket.dtype))
+        if not bucket.on_device:
+            np.concatenate(parts, out=room)
+            return
+        with self._on_device_of(bucket):
+            for piece, part in zip(bucket.pieces, parts, strict=True):
+                room[piece.at : piece.at + len(part)] = part
 
     def finish(self) -> None:
         """Send all that is left, with zeros for what has not arrived, and wait for all sums."""
