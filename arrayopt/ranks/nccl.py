@@ -163,14 +163,14 @@ class NcclComm(Comm):
             given = self._there(sent)
             taken = self._cupy.empty(room.size, np.uint8) if isinstance(room, np.ndarray) else room
             parts, rooms = cut(given, counts), cut(taken, received)
-            for r in range(self.size):
-                if r == self.rank:
-                    rooms[r][...] = parts[r]
+            for other in range(self.size):
+                if other == self.rank:
+                    rooms[other][...] = parts[other]
                     continue
-                if counts[r]:
-                    calls.append(partial(self._send, parts[r], kind, r))
-                if received[r]:
-                    calls.append(partial(self._receive, rooms[r], kind, r))
+                if counts[other]:
+                    calls.append(partial(self._send, parts[other], kind, other))
+                if received[other]:
+                    calls.append(partial(self._receive, rooms[other], kind, other))
         wait = self._call(calls) if calls else _nothing
 
         def finish() -> None:
