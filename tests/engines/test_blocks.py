@@ -15,8 +15,7 @@ import arrayopt as ao
 import arrayopt.optax
 import arrayopt.torch
 from arrayopt import rules
-from arrayopt.engines.numpy.ragged import Ragged
-from arrayopt.engines.numpy.stacks import Stack
+from arrayopt.engines.numpy.stacks import Ragged, Stack
 from arrayopt.rules.fields import hypers
 from tests.support.engines import each_engine
 from tests.support.optimizing import drawn
