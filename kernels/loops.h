@@ -23,6 +23,26 @@ static __forceinline__ double chosen(bool first, double a, double b) {
 #pragma omp declare reduction(largest : W : omp_out = maximum(omp_out, omp_in)) initializer(omp_priv = -INFINITY)
 #pragma omp declare reduction(smallest : W : omp_out = minimum(omp_out, omp_in)) initializer(omp_priv = INFINITY)
 
+// a * b + c, rounded once. Of a sum of two products a compiler may round either, one in a loop over vectors and the other in
+// what is left of it.
+#if defined(__FMA__) || defined(__FP_FAST_FMAF) || defined(__ARM_FEATURE_FMA)
+static __forceinline__ float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+static __forceinline__ double fused(double a, double b, double c) { return __builtin_fma(a, b, c); }
+#else
+static __forceinline__ float fused(float a, float b, float c) { return a * b + c; }
+static __forceinline__ double fused(double a, double b, double c) { return a * b + c; }
+#endif
+
+// So many sums a loop has side by side: those of one vector of W. Left to itself, a compiler may take more where something
+// is read in 16 bits, and then the order of a sum depends on what the numbers are stored in.
+#ifdef __AVX512F__
+enum { kSums = 64 / sizeof(W) };
+#elif defined(__AVX__)
+enum { kSums = 32 / sizeof(W) };
+#else
+enum { kSums = 16 / sizeof(W) };
+#endif
+
 // Where the elements of the NumPy array at an address lie; 0 if not one after the other, or not aligned.
 static int64_t look(int64_t array) {
     const int64_t* head = (const int64_t*)array;  // count, type, data, ndim, shape, strides, base, dtype, flags
@@ -99,6 +119,7 @@ typedef float Floats __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int Integers __attribute__((vector_size(64), aligned(4), may_alias));
 typedef unsigned short Halves __attribute__((vector_size(32), aligned(2), may_alias));
 typedef signed char Bytes __attribute__((vector_size(16), aligned(1), may_alias));
+typedef short Shorts __attribute__((vector_size(32), aligned(2), may_alias));
 #define BLOCKS_OF(C, wider, narrower)                                                                               \
     static __forceinline__ Floats decoded(const C* codes, float step) {                                             \
         Integers x;                                                                                                 \
@@ -118,7 +139,36 @@ typedef signed char Bytes __attribute__((vector_size(16), aligned(1), may_alias)
 BLOCKS_OF(signed char, "vpmovsxbd", "vpmovsdb")
 BLOCKS_OF(unsigned char, "vpmovzxbd", "vpmovusdb")
 
+static __forceinline__ Floats all_of(Floats x) { return x; }
+static __forceinline__ Floats all_of(float x) { return Floats{} + x; }
+template <class A, class B>
+static __forceinline__ Floats fused(A a, B b, Floats c) {
+    typedef float Plain __attribute__((vector_size(64)));
+    return (Floats)__builtin_ia32_vfmaddps512_mask((Plain)all_of(a), (Plain)all_of(b), (Plain)c, -1, 4);
+}
+
 static __forceinline__ Floats vector_at(const float* x) { return *(const Floats*)x; }
+static __forceinline__ Floats vector_at(const BFloat16* x) {
+    Integers wide;
+    asm("vpmovzxwd %1, %0" : "=v"(wide) : "m"(*(const Shorts*)x));
+    return (Floats)(wide << 16);
+}
+static __forceinline__ Floats vector_at(const Half* x) {
+    Floats wide;
+    asm("vcvtph2ps %1, %0" : "=v"(wide) : "m"(*(const Shorts*)x));
+    return wide;
+}
+template <class A, class B>
+static __forceinline__ Floats chosen(bool first, A a, B b) { return first ? all_of(a) : all_of(b); }
+static __forceinline__ Floats maximum(Floats a, float b) { return maximum(a, all_of(b)); }
+static __forceinline__ Floats maximum(float a, Floats b) { return maximum(all_of(a), b); }
+static __forceinline__ Floats minimum(Floats a, float b) { return minimum(a, all_of(b)); }
+static __forceinline__ Floats minimum(float a, Floats b) { return minimum(all_of(a), b); }
+static __forceinline__ Floats to_bfloat16(Floats x) {
+    const Integers bits = (Integers)x;
+    const Integers kept = x == x ? bits + 0x7fff + (bits >> 16 & 1) : bits | 0x400000;
+    return (Floats)(kept & -0x10000);
+}
 static __forceinline__ void put_vector(Floats x, float* to) { *(Floats*)to = x; }
 static __forceinline__ Floats sqrt(Floats x) {
     Floats y;

@@ -101,11 +101,10 @@ def test_one_page_lists_the_options_of_every_rule_and_each_rule_links_to_it():
         assert "(index.md#options-of-every-rule)" in section, rule
 
 
-def test_the_readme_and_the_table_of_rules_have_every_rule():
-    readme = (ROOT / "README.md").read_text("utf-8")
+def test_the_readme_counts_the_rules_and_their_table_has_every_one():
+    assert f"**{len(PUBLISHED)} [rules]" in (ROOT / "README.md").read_text("utf-8")
     rows = [line for line in (DOCS / "rules" / "index.md").read_text("utf-8").splitlines() if line.startswith("| ")]
     for rule in PUBLISHED:
-        assert re.search(rf"\b{rule}\b", readme), rule
         assert any(re.match(rf"\| \[?`?{rule}\b", row) for row in rows), rule
 
 

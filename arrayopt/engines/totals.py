@@ -93,8 +93,8 @@ def as_many(rule: type[Rule], plans: set[tuple[Meets, ...]]) -> None:
     counts = sorted({len(x) for x in plans})
     if len(counts) > 1:
         raise ValueError(
-            f"{rule.__name__}: the update of each tensor must ask for as many totals; some ask for"
-            f" {' and '.join(map(str, counts))}, by their shape or the switches of their group"
+            f"{rule.__name__}: the update of each tensor must call `total` equally often; got"
+            f" {' and '.join(map(str, counts))} calls, for different shapes or groups"
         )
 
 

@@ -8,12 +8,13 @@ threads, and their partial sums are combined in their order: so results do not e
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from arrayopt.codecs import BLOCK
-from arrayopt.fusion.graph import ELEMENT, Node, operands
+from arrayopt.fusion.graph import ELEMENT, KEPT, Node, operands
 from arrayopt.fusion.passes import Between, Pass
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.products import multiplied
@@ -222,11 +223,10 @@ class Layout:
         """What a value is, as to where it lies.
 
         ``const``: a number in the text. ``scalar``, ``tensor``, ``vector``: in these tables.
-        ``stored``: a parameter, a
-        gradient or a slot. ``local``: where it is made, and nowhere else.
+        ``stored``: a parameter, a gradient or a slot. ``local``: made there, and nowhere else.
         """
         if node.op in ("const", "input"):
-            return {"const": "const", "input": "stored"}[node.op]
+            return "const" if node.op == "const" else "stored"
         return (
             "scalar"
             if node.on_host
@@ -240,9 +240,7 @@ class Layout:
     def lengths(
         self, plan: Plan, geo: "np.ndarray[Any, np.dtype[np.int64]]"
     ) -> "np.ndarray[Any, np.dtype[np.int64]]":
-        """How many values each tensor needs for each vector, then for each reduction's partial
-        results.
-        """
+        """How many values each tensor needs for each vector, then each reduction's partial ones."""
         col = {name: geo[:, i] for i, name in enumerate(GEOMETRY)}
         made = []
         for axes in self.vectors.values():
@@ -262,6 +260,7 @@ def partial_length(kind: str, col: dict[str, Any]) -> Any:
     }[kind]
 
 
+@lru_cache(maxsize=KEPT)
 def layout(plan: Plan) -> Layout:
     """Lay out the values of a plan."""
     partials: dict[Node, str] = {}

@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import cache
+from inspect import signature
 from typing import Any
 
 from arrayopt.hyper import coerce
@@ -29,10 +30,26 @@ def _check_option(where: str, value: Any, options: tuple[Any, ...]) -> None:
     raise (ValueError if type(value) in kinds else TypeError)(f"{where} must be {named}; got {value!r}")
 
 
+def _takes(call: Any, count: int) -> bool:
+    """Whether a function takes so many arguments by place, as far as it is known."""
+    try:
+        signature(call).bind(*range(count))
+    except ValueError:  # of one in C, which does not say
+        return True
+    except TypeError:
+        return False
+    return True
+
+
 def function(where: str, value: Any) -> Any:
     """None, or a function that equals itself; else TypeError."""
     if value is not None and (not callable(value) or isinstance(value, type)):
         raise TypeError(f"{where} must be a function f(xp, p, h) -> p, or None; got {value!r}")
+    if value is not None and not _takes(value, 3):
+        raise TypeError(
+            f"{where} is called with a namespace, the new parameter and the settings of the step, f(xp, p, h);"
+            f" {getattr(value, '__name__', value)!s}{signature(value)} does not take these"
+        )
     try:
         hash(value)
     except TypeError as error:  # as of a dataclass with an array in a field, which is compared by its fields

@@ -18,6 +18,7 @@ from arrayopt.solving.progress import progress as bar
 from arrayopt.solving.ranks import ranks_of
 from arrayopt.solving.result import Result
 from arrayopt.solving.run import Run
+from arrayopt.state.tensors import advising
 
 __all__ = ["minimize"]
 
@@ -141,8 +142,8 @@ def minimize(
         joint = getattr(rule, "joint", None)
         if joint is not None and rule.blocks is not None:
             raise ValueError(
-                f"minimize: {type(rule).__name__} takes params as one unknown, and `blocks` makes several of them;"
-                " leave it out, or give stacked=True for several problems"
+                f"minimize: {type(rule).__name__} treats all params as one unknown, which `blocks` would divide;"
+                " leave it out, or pass stacked=True for several problems"
             )
         # each array is projected as it was given
         packs = bool(joint) and rule.project is None
@@ -166,7 +167,8 @@ def minimize(
     if check_gradient:
         look_at_gradient(problem, probe)
     engine = engine_for(rule, problem) if engine == "auto" else engine
-    opt = Optimizer(problem.arrays, rule, engine=engine, comm=ranks.ranks)
+    with advising("`minimize` takes one rule for all arrays, so use another"):
+        opt = Optimizer(problem.arrays, rule, engine=engine, comm=ranks.ranks)
     first = problem.named[0][1]
     spares = library(first) in ("numpy", "torch") and "cuda" not in str(place(first)[1])
     spares = spares and engine != "array_api"
@@ -193,8 +195,8 @@ def _rule(rule: Any, project: Any, *, stacked: bool) -> Rule:
     if project is not None:
         if rule.project is not None:
             raise ValueError(
-                f"minimize: `rule` and `project` are both given a projection: {rule.project!r} and {project!r}; give"
-                " it once, such as project=ao.projections.compose(first, second)"
+                f"minimize: both `rule` and `project` have a projection: {rule.project!r} and {project!r}; pass"
+                " one, such as project=ao.projections.compose(first, second)"
             )
         given["project"] = project
     return dataclasses.replace(rule, **given)

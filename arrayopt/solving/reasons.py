@@ -4,14 +4,20 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["NOWHERE", "reasons"]
+__all__ = ["ENDLESS", "NOWHERE", "reasons"]
 
 NOWHERE = "no step makes the value less"
 
 DISAGREE = (
     f"{NOWHERE}, and the gradient there is not that of the values: it is wrong (check_gradient=True looks), or"
-    " the function has an edge, or its values have larger rounding errors than their dtype has"
+    " the function has an edge, or its values are noisy, or rounded more than their dtype rounds"
 )
+
+ENDLESS = 3
+"""After so many lines on which the value falls as far as they were followed, a problem ends."""
+
+LONG = 5
+"""A run in which each step takes so many evaluations is out of the ordinary."""
 
 AGREE = 0.1
 """Values and slopes that disagree by less may be right: no way is short enough."""
@@ -23,6 +29,8 @@ def reasons(
     value: Any,
     norm: Any,
     steps: Any,
+    evaluations: Any,
+    endless: Any,
     ended: Any,
     off: Any,
     max_steps: int,
@@ -32,8 +40,10 @@ def reasons(
 
     Parameters
     ----------
-    converged, value, norm, steps, ended : array, 1-d
-        See `Result`; and whether the rule has found no better point.
+    converged, value, norm, steps, evaluations : array, 1-d
+        See `Result`.
+    endless, ended : array, 1-d
+        On how many lines the value falls as far as they were followed, and whether the rule has found no better point.
     off : array, 1-d
         For such: how far values and slopes of the last line disagree; see `rules.line_search`.
     max_steps : int
@@ -50,13 +60,21 @@ def reasons(
     with np.errstate(invalid="ignore"):
         agree, counts = (abs(off) <= AGREE) | (off == np.inf), np.signbit(off)
     found += [
+        (
+            endless >= ENDLESS,
+            "the value falls as far as lines were followed; the function may not be bounded below",
+        ),
         (ended & np.isnan(off), f"{NOWHERE}: values or gradients nearby are not finite"),
         (
             ended & agree & counts,
-            f"{NOWHERE} of those that were tried; rounding errors or a sharp bend may be why",
+            f"{NOWHERE} of those that were tried; rounding errors, noise in the values or a sharp bend may be why",
         ),
         (ended & agree, f"{NOWHERE}: the changes that are left are smaller than its rounding"),
         (ended, DISAGREE),
+        (
+            (steps >= max_steps) & (evaluations > LONG * (steps + 1)),
+            f"after max_steps={max_steps} steps, many of which took several evaluations; the function may have an edge",
+        ),
         (steps >= max_steps, f"after max_steps={max_steps} steps"),
         (np.ones_like(converged), otherwise),
     ]

@@ -10,8 +10,9 @@ from arrayopt.arrays import Array, copied, size, to_host, writable
 from arrayopt.functional import init, update
 from arrayopt.optimizer import Optimizer
 from arrayopt.rules import Rule
+from arrayopt.rules.line_search import MOST
 from arrayopt.solving.problem import Point, Problem
-from arrayopt.solving.reasons import NOWHERE, reasons
+from arrayopt.solving.reasons import ENDLESS, NOWHERE, reasons
 from arrayopt.solving.result import Result
 from arrayopt.state.verdict import Verdict
 
@@ -28,6 +29,7 @@ class _Seen(NamedTuple):
     evaluations: Array
     converged: Array
     done: Array
+    endless: Array
 
 
 class Run:
@@ -48,6 +50,7 @@ class Run:
         self._max_steps, self._check_every, self._callback = max_steps, check_every, callback
         self._first = next(iter(problem.arrays))
         self._searches = "accepted" in opt.state[self._first]
+        self._brackets = "width" in opt.state[self._first]
         # such a rule takes gradients at points that may lie outside of the set
         self._apart = probe.project is not None and bool(opt.rule.evaluated_from)
         # a step of this rule tells how far a gradient leads where parameters are projected
@@ -55,6 +58,7 @@ class Run:
         self._probed = None if probe.project is None else init(probe, problem.arrays)
         self._seen: _Seen | None = None
         self._stepped, self._left = (problem.count or 0) * spares, None
+        self._wasted = 0
 
     def result(self) -> Result:
         """The loop. What it ends by is in the message."""
@@ -89,12 +93,13 @@ class Run:
         return NOWHERE
 
     def _spare(self, seen: _Seen) -> None:
-        """Leave problems that have ended out of steps, once half of those that are stepped have."""
+        """Leave problems that have ended out of steps, once their steps have cost as much as that does."""
         done = to_host(seen.done)
         going = len(done) - int(done.sum())
-        if 2 * going <= self._stepped:
+        self._wasted += self._stepped - going
+        if self._wasted >= len(done):
             left: Any = Verdict(left={len(done): done.copy()})
-            self._stepped, self._left = going, left
+            self._stepped, self._left, self._wasted = going, left, 0
 
     def _called_back(self, callback: Callable[[Result], Any]) -> bool:
         """Call back; whether the run is to end, on this rank or on another."""
@@ -154,7 +159,8 @@ class Run:
             small, counts = norm <= self._tol, xp.astype(none, xp.int32)
             done = small | ~xp.isfinite(value + 0.0 * norm) | (counts >= self._max_steps)
             best = {name: copied(x) for name, x in now.items()}
-            return _Seen(best, value, norm, counts, counts + 1, small & xp.isfinite(value), done)
+            good = small & xp.isfinite(value)
+            return _Seen(best, value, norm, counts, counts + 1, good, done, counts)
         going = ~old.done
         slack = 100.0 * float(xp.finfo(self._problem.real).eps) * xp.abs(old.value)
         small = going & (norm <= self._tol) & (value <= old.value + slack)
@@ -168,6 +174,7 @@ class Run:
             evaluations=old.evaluations + evaluations * xp.astype(going, xp.int32),
             converged=old.converged | small,
             done=old.done | small | (old.steps >= self._max_steps),
+            endless=old.endless,
         )
 
     def _note(self) -> None:
@@ -178,9 +185,13 @@ class Run:
             steps = seen.steps + xp.astype(~seen.done, xp.int32)
             self._seen = seen._replace(steps=steps)
             return
-        accepted = xp.astype(self._known("accepted"), xp.int32)
+        accepted, endless = xp.astype(self._known("accepted"), xp.int32), seen.endless
+        if self._brackets:
+            open_ = (self._known("trials") >= MOST) & (self._known("width") == np.inf)
+            endless = endless + xp.astype(open_ & ~seen.done, xp.int32)
         done = seen.done | (self._known("ended") > 0) | (accepted >= self._max_steps)
-        self._seen = seen._replace(steps=xp.where(seen.done, seen.steps, accepted), done=done)
+        steps = xp.where(seen.done, seen.steps, accepted)
+        self._seen = seen._replace(steps=steps, done=done | (endless >= ENDLESS), endless=endless)
 
     def _known(self, slot: str) -> Array:
         """A number of the rule's, for each problem."""
@@ -200,10 +211,10 @@ class Run:
 
     def _said(self, seen: _Seen, otherwise: str) -> str:
         """The message."""
-        converged, value, norm, steps, done = (
-            np.atleast_1d(to_host(x))
-            for x in (seen.converged, seen.value, seen.norm, seen.steps, seen.done)
-        )
+        known = seen._asdict()
+        del known["best"]
+        told = {name: np.atleast_1d(to_host(x)) for name, x in known.items()}
+        converged, steps, done = told["converged"], told["steps"], told.pop("done")
         good, count = int(converged.sum()), self._problem.count
         if good and count is None:
             at = "" if int(steps[0]) else " at the start"
@@ -212,16 +223,7 @@ class Run:
         if self._searches and (done & ~converged).any():
             ended = done & (np.atleast_1d(to_host(self._known("ended"))) > 0)
             off = np.atleast_1d(to_host(self._known("off")))
-        why = reasons(
-            converged=converged,
-            value=value,
-            norm=norm,
-            steps=steps,
-            ended=ended,
-            off=off,
-            max_steps=self._max_steps,
-            otherwise=otherwise,
-        )
+        why = reasons(**told, ended=ended, off=off, max_steps=self._max_steps, otherwise=otherwise)
         if count is None:
             return f"not converged: {why[0][1]}"
         parts = [f"{good} of {count} problems converged"]

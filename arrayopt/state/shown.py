@@ -52,8 +52,8 @@ class TensorState(Mapping[str, Any]):
                 count = len(self._gathered()[slot])
                 if not is_array(value) or value.ndim == 0 or value.shape[0] != count:
                     raise ValueError(
-                        f"Optimizer.state: ring {slot!r} of {self._tensor.name!r} must be given as an"
-                        f" array whose first axis has its {count} members"
+                        f"Optimizer.state: ring {slot!r} of {self._tensor.name!r} must be an array"
+                        f" whose first axis has {count} members"
                     )
                 given = {member_name(slot, i): value[i, ...] for i in range(count)}
             checked: dict[str, Array] = {}

@@ -103,7 +103,7 @@ class Judging:
         if given is not None:
             if self.scaling is not None:
                 raise ValueError(
-                    "Optimizer.step: `loss_scale` is given, but the Optimizer has one of its own"
+                    "Optimizer.step: leave out `loss_scale`; this Optimizer has its own"
                 )
             given = float(scalar("Optimizer.step: `loss_scale`", given, LOSS_SCALE))
         check = given is not None or self.scaling is not None or self.skip_nonfinite or scaled

@@ -59,9 +59,9 @@ class Release:
             self._settings = settings
         elif self._settings != settings:
             raise RuntimeError(
-                f"{who}: settings have changed in the middle of a step; of its tensors"
-                f" {len(self.given)} have been updated with the old ones. Set those back, or load a"
-                " checkpoint; change settings between step() and the next gradients"
+                f"{who}: settings changed during a step, after {len(self.given)} of its tensors"
+                " were updated with the old ones; restore the old settings, or load a checkpoint."
+                " Change settings between step() and the next gradients"
             )
 
     def check_end(self, *, incomplete: bool, ranks: bool = False) -> None:

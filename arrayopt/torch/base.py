@@ -363,9 +363,9 @@ def _step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
     release, sums = self._release, inner is not None and inner._team.sums
     if (release is not None or sums) and getattr(self, "grad_scale", None) is not None:
         raise RuntimeError(
-            f"{type(self).__name__}: a GradScaler divides gradients in `step`, after `release` and `overlap` have given"
-            " them to the optimizer, and each rank's finds what overflows in its own; leave out the scaler. In one"
-            " process, `release` has updated parameters by scaled gradients: load a checkpoint"
+            f"{type(self).__name__}: a GradScaler cannot be used with `release`, `overlap` or gradients that differ"
+            " between ranks, because it divides the gradients in `step`; use bfloat16 without a scaler. In one process,"
+            " `release` has updated parameters with scaled gradients: load a checkpoint"
         )
     if inner is None or below is None:
         return loss

@@ -88,9 +88,9 @@ def refuse_reducers(who: str, params: Collection[int]) -> None:
     if not _are_reduced(params):
         return
     raise ValueError(
-        f"{who}: gradients are taken in the backward pass, before DistributedDataParallel has added up those of other"
-        " processes, which would drift apart; use the module itself, and give"
-        " comm=torch.distributed.group.WORLD, overlap=True, which does the same work"
+        f"{who}: `release` and `overlap` use gradients before DistributedDataParallel has added them up, so processes"
+        " would get different parameters; use the module without the wrapper, and pass"
+        " comm=torch.distributed.group.WORLD, overlap=True"
     )
 
 

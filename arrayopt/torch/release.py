@@ -31,19 +31,21 @@ def asked(who: str, release: Any, overlap: Any, comm: Any) -> tuple[int, bool, A
     """
     for name, x in (("release", release), ("overlap", overlap)):
         if not isinstance(x, int) or x < 0:
-            raise TypeError(f"{who}: `{name}` must be True, False, or how many backward passes make a step; got {x!r}")
+            raise TypeError(
+                f"{who}: `{name}` must be True, False, or the number of backward passes in a step; got {x!r}"
+            )
     if not overlap:
         return int(release), False, comm
     if release:
-        raise ValueError(f"{who}: `overlap` lets gradients go, too; leave out `release`")
+        raise ValueError(f"{who}: `overlap` frees gradients too; leave out `release`")
     if comm is None:
         raise ValueError(
-            f"{who}: `overlap` needs the processes: give comm=torch.distributed.group.WORLD. FSDP2 overlaps by itself"
+            f"{who}: `overlap` needs `comm`, such as torch.distributed.group.WORLD; with FSDP2, leave out `overlap`"
         )
     ranks = comm if isinstance(comm, Ranks) else Ranks(comm, grads="mean")
     if ranks.grads == "reduced":
         raise ValueError(
-            f"{who}: with `overlap`, gradients are added up on their way, so each process must have its own: give"
+            f"{who}: `overlap` adds up the gradients of the processes; pass"
             ' comm=Ranks(group, grads="mean") or "sum", or the group itself'
         )
     return int(overlap), True, ranks
@@ -90,14 +92,13 @@ class Release:
         """Raise ValueError where gradients cannot be taken one by one."""
         if any(block_of(p) is not None for p in params):
             raise ValueError(
-                f"{who}: `release` and `overlap` are not for DTensors, of which FSDP2 itself takes the gradients; leave"
-                " them out"
+                f"{who}: `release` and `overlap` do not support DTensors, whose gradients FSDP2 reduces; leave them out"
             )
         waits = [] if self.overlap and inner._team.size == 1 else inner._waits()
         if waits:
             raise ValueError(
-                f"{who}: `release` takes each gradient in the backward pass, and {' and '.join(waits)} must see all"
-                " gradients of a step first; leave out one of them"
+                f"{who}: `release` uses each gradient in the backward pass, but with {' and '.join(waits)} a step"
+                " needs all gradients at once; leave out one of them"
             )
 
     def _current(self) -> tuple[Inner, dict[int, str]] | None:

@@ -212,4 +212,4 @@ def _check_twice(who: str, rule: type[Rule], given: Mapping[str, Any]) -> None:
         theirs = spelled(rule, name)
         for parts in [*spread(known, name), *([] if theirs is None else [(theirs.field,)])]:
             if both := [part for part in parts if part in given]:
-                raise TypeError(f"{who}: give `{name}` or `{'`, `'.join(both)}`, not both")
+                raise TypeError(f"{who}: pass `{name}` or `{'`, `'.join(both)}`, not both")

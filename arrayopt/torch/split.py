@@ -66,7 +66,7 @@ def split(
         raise TypeError(f"split: `model` must be a torch.nn.Module; got {type(model).__name__}")
     for name, rule in (("matrices", matrices), ("rest", rest)):
         if not isinstance(rule, Rule):
-            raise TypeError(f"split: `{name}` must be a rule with its values, such as Muon(lr=0.02); got {rule!r}")
+            raise TypeError(f"split: `{name}` must be a rule, such as Muon(lr=0.02); got {rule!r}")
     if isinstance(exclude, str):
         raise TypeError(f"split: `exclude` must be a sequence of patterns, such as [{exclude!r}]; got {exclude!r}")
     if strange := [name for name in options if name not in OPTIONS]:

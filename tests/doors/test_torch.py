@@ -410,7 +410,7 @@ ROWS = [
         "positions", lambda: door.SGD(one(), *[0.1] * 6), TypeError, "momentum, dampening, weight_decay, nest"
     ),
     refusals.row("both", lambda: door.SGD(one(), 0.1, 0.9, momentum=0.9), TypeError, "`momentum` is passed twice"),
-    refusals.row("names", lambda: door.Adafactor(one(), d=1.0, clip_threshold=2.0), TypeError, "give `d` or `clip_thr"),
+    refusals.row("names", lambda: door.Adafactor(one(), d=1.0, clip_threshold=2.0), TypeError, "pass `d` or `clip_thr"),
     refusals.row("twice", lambda: door.AdamW(one(), betas=(0.9, 0.99), beta1=0.5), TypeError, "`betas` or `beta1`"),
     refusals.row("two", lambda: door.AdamW(one(), eps=(1e-8, 1e-9)), ValueError, "`eps` must be one number for AdamW"),
     refusals.row(
@@ -442,7 +442,7 @@ KEYS = [
     ({"lrr": 1.0}, "did you mean `lr`?"),
     ({"learning_rate": 1.0}, "give lr=1.0"),
     ({"differentiable": True}, "use arrayopt.update, which is"),
-    ({"betas": (0.9, 0.99), "beta1": 0.5}, "give `betas` or `beta1`, not both"),
+    ({"betas": (0.9, 0.99), "beta1": 0.5}, "pass `betas` or `beta1`, not both"),
 ]
 
 

@@ -78,7 +78,7 @@ def test_a_second_backward_pass_before_the_step_is_refused():
 
 
 def test_what_needs_all_gradients_refuses():
-    with pytest.raises(ValueError, match=r"AdamW: `release` takes .* `clip_norm` and `skip_nonfinite` must see all"):
+    with pytest.raises(ValueError, match=r"AdamW: `release` uses .* `clip_norm` and `skip_nonfinite` a step needs all"):
         at.AdamW(model().parameters(), lr=0.01, clip_norm=1.0, skip_nonfinite=True, release=True)
 
 
@@ -97,13 +97,13 @@ def test_a_scaler_that_comes_too_late_is_told():
     net = model()
     optimizer, scaler = at.SGD(net.parameters(), lr=0.01, release=True), torch.amp.GradScaler("cpu")
     scaler.scale(net(batches(1)[0]).sum()).backward()
-    with pytest.raises(RuntimeError, match="SGD: a GradScaler divides gradients"):
+    with pytest.raises(RuntimeError, match="SGD: a GradScaler cannot be used"):
         scaler.step(optimizer)
 
 
 @pytest.mark.parametrize("value", ["yes", -1, 1.5])
 def test_release_is_a_flag_or_a_number_of_passes(value):
-    with pytest.raises(TypeError, match="AdamW: `release` must be True, False, or how many backward passes"):
+    with pytest.raises(TypeError, match="AdamW: `release` must be True, False, or the number of backward passes"):
         at.AdamW(model().parameters(), lr=0.01, release=value)
 
 
@@ -126,11 +126,11 @@ def test_the_last_of_several_backward_passes_releases():
 
 
 def test_rules_with_totals_are_told_when_they_are_made():
-    with pytest.raises(ValueError, match=r"Prodigy: `release` takes .* and totals must see all gradients of a step"):
+    with pytest.raises(ValueError, match=r"Prodigy: `release` uses .* with totals a step needs all gradients"):
         at.Prodigy(model().parameters(), release=True)
     optimizer = at.AdamW(model().parameters(), lr=0.01, release=True)
     more = torch.nn.Linear(1, 1)
-    with pytest.raises(ValueError, match=r"AdamW: `release` takes .* and totals must see all gradients of a step"):
+    with pytest.raises(ValueError, match=r"AdamW: `release` uses .* with totals a step needs all gradients"):
         optimizer.add_param_group({"params": list(more.parameters()), "rule": at.Prodigy})
     assert len(optimizer.param_groups) == 1
     trained(optimizer, model())
@@ -141,7 +141,7 @@ def test_settings_that_change_in_the_middle_of_a_step_are_refused():
     optimizer = at.AdamW(net.parameters(), lr=0.01, release=True)
     net(batches(1)[0]).sum().backward()
     optimizer.param_groups[0]["lr"] = 0.02
-    with pytest.raises(RuntimeError, match=r"settings have changed in the middle of a step; of its tensors 6"):
+    with pytest.raises(RuntimeError, match=r"settings changed during a step, after 6 of its tensors"):
         optimizer.step()
     optimizer.param_groups[0]["lr"] = 0.01
     optimizer.step()

@@ -237,7 +237,7 @@ class Hidden(ao.Rule):
 @each_engine
 def test_tensors_that_ask_for_other_totals(engine):
     opt = ao.Optimizer({"w": np.ones((2, 2)), "b": np.ones(2)}, Odd(), engine=engine)
-    with pytest.raises(ValueError, match=r"Odd: the update of each tensor must ask for as many totals.* 0 and 1"):
+    with pytest.raises(ValueError, match=r"Odd: the update of each tensor must call `total` equally often.* 0 and 1"):
         opt.step({"w": np.ones((2, 2)), "b": np.ones(2)})
     assert opt.params["w"].sum() == 4
 

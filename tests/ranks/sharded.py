@@ -272,7 +272,7 @@ def check_released(ranks):
     """Gradients of DTensors are FSDP2's to let go."""
     net = fsdp(model(), ranks)
     for options in ({"release": True}, {"overlap": True, "comm": dist.group.WORLD}):
-        with pytest.raises(ValueError, match="`release` and `overlap` are not for DTensors, of which FSDP2 itself"):
+        with pytest.raises(ValueError, match="`release` and `overlap` do not support DTensors, whose gradients FSDP2"):
             AdamW(net.parameters(), lr=0.01, **options)
 
 

@@ -170,7 +170,11 @@ def test_a_ring_is_shown_and_given_as_one():
     state["s"] = given
     assert (state["s"] == given).all()
     assert (state["s_1"] == given[1]).all()
-    for bad, said in [(given[:2], "its 3 members"), (given[:, :2], "shape"), (given.astype(float), "float32")]:
+    for bad, said in [
+        (given[:2], "first axis has 3 members"),
+        (given[:, :2], "shape"),
+        (given.astype(float), "float32"),
+    ]:
         with pytest.raises((TypeError, ValueError), match=said):
             state["s"] = bad
     assert (state["s"] == given).all()
@@ -266,7 +270,7 @@ def test_a_ring_of_pytorchs_state_is_one_tensor():
     assert torch.equal(opt.state[p]["s"][1], opt.state[p]["s_1"])
     opt.state[p]["s"] = torch.full((3, 2, 3), 2.0)
     assert (opt.state[p]["s_2"] == 2).all()
-    with pytest.raises(ValueError, match="ring 's' must be given as a tensor whose first axis has its 3"):
+    with pytest.raises(ValueError, match="ring 's' must be a tensor whose first axis has 3"):
         opt.state[p]["s"] = torch.zeros(2, 2, 3)
     with pytest.raises(KeyError):
         opt.state[p]["nothing"]
@@ -276,7 +280,7 @@ def test_a_ring_of_pytorchs_state_is_one_tensor():
 @pytest.mark.parametrize(
     ("value", "error"),
     [
-        (np.zeros((2, 2, 3)), "ring 's' of 'w' must be given as an array whose first axis has its 3 members"),
+        (np.zeros((2, 2, 3)), "ring 's' of 'w' must be an array whose first axis has 3 members"),
         (np.zeros((3, 3, 2)), r"slot 's\[0\]' of 'w' has shape \(2, 3\); got \(3, 2\)"),
         (np.zeros((3, 2, 3), np.float32), r"slot 's\[0\]' of 'w' is stored in float64; got float32"),
     ],

@@ -59,6 +59,16 @@ def function(goal, scale):
     return one, many
 
 
+def noted(f, points):
+    """A function whose points are noted."""
+
+    def call(tree):
+        points.append({name: np.array(x) for name, x in tree.items()})
+        return f(tree)
+
+    return call
+
+
 def quick(rule, engine, dtype):
     return (engine in ("numpy", "array_api") and dtype == "float64") or (rule, engine, dtype) == (
         "CG",
@@ -78,11 +88,18 @@ def test_problems_go_as_they_go_alone(rule, engine, dtype):
         start = {name: drawn(rng, (count, *shape), dtype) for name, shape in shapes.items()}
         goal = {name: drawn(rng, x.shape, dtype) for name, x in start.items()}
         one, many = function(goal, 10.0 ** rng.uniform(-1, 1, count))
-        found = ao.minimize(many, start, rule, stacked=True, **options)
+        points = []
+        found = ao.minimize(noted(many, points), start, rule, stacked=True, **options)
         for j in range(count):
-            alone = ao.minimize(partial(one, j=j), {k: x[j] for k, x in start.items()}, rule, **options)
+            own = []
+            f = noted(partial(one, j=j), own)
+            alone = ao.minimize(f, {k: x[j] for k, x in start.items()}, rule, **options)
+            assert len(own) == alone.evaluations
             for name in shapes:
                 np.testing.assert_array_equal(found.params[name][j], alone.params[name])
+                np.testing.assert_array_equal([x[name][j] for x in points[: len(own)]], [x[name] for x in own])
+                for x in points[len(own) :]:  # it stands still
+                    np.testing.assert_array_equal(x[name][j], found.params[name][j])
             for name in ("value", "grad_norm", "steps", "evaluations", "converged"):
                 np.testing.assert_equal(np.asarray(getattr(found, name))[j], getattr(alone, name))
 

@@ -46,6 +46,35 @@ def test_a_value_for_each_layer_in_the_kernels(cupy, row):
             np.testing.assert_allclose(x.get(), theirs.params[k], rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("row", marked([(name,) for name in RULES], lambda name: name == "SPG"))
+def test_each_problem_goes_as_it_goes_alone(cupy, row):
+    rng = np.random.default_rng(len(row))
+    goal, scale = rng.standard_normal((5, 7)), 10.0 ** rng.uniform(-1, 1, 5)
+    project = ao.projections.box(-0.5, 0.8) if row == "SPG" else None
+
+    def evaluated(points, which):
+        def f(x):
+            points.append(x.get())
+            d = points[-1] - goal[which]
+            value, g = (scale[which] * (d**2 + d**4).T).sum(0), (scale[which] * (2 * d + 4 * d**3).T).T
+            return cupy.asarray(value), cupy.asarray(g)
+
+        return f
+
+    def run(which, **options):
+        points = []
+        start = cupy.asarray(np.zeros(goal[which].shape))
+        f = evaluated(points, which)
+        return ao.minimize(f, start, RULES[row], project=project, max_steps=15, **options), points
+
+    found, points = run(slice(None), stacked=True)
+    for j in range(5):
+        alone, own = run(j)
+        assert (alone.evaluations, alone.steps) == (int(found.evaluations[j]), int(found.steps[j]))
+        np.testing.assert_array_equal([x[j] for x in points[: len(own)]], own)
+        np.testing.assert_array_equal(found.params.get()[j], alone.params.get())
+
+
 @pytest.mark.parametrize("stacked", [False, True])
 def test_trees_of_cupy_are_projected_array_by_array(cupy, stacked):
     lead = (3,) if stacked else ()

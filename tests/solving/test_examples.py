@@ -6,7 +6,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.slow import marked
+
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+
+
+backends = pytest.mark.parametrize(
+    "backend", marked([("numpy",), ("torch",), ("cupy",)], lambda backend: backend != "cupy")
+)
+
+
+@pytest.fixture(autouse=True)
+def standin(request, backend):
+    """The stand-in for CuPy, in its place."""
+    if backend == "cupy":
+        request.getfixturevalue("cupy")
 
 
 def example(name):
@@ -16,7 +30,7 @@ def example(name):
     return module
 
 
-@pytest.mark.parametrize("backend", ["numpy", "torch"])
+@backends
 def test_peaks_are_fitted_in_three_ways(backend, tmp_path):
     peaks = example("peaks")
     counts, found = peaks.run(backend, 12)
@@ -30,7 +44,7 @@ def test_peaks_are_fitted_in_three_ways(backend, tmp_path):
         assert (tmp_path / "peaks.png").stat().st_size > 1000
 
 
-@pytest.mark.parametrize("backend", ["numpy", "torch"])
+@backends
 def test_phases_are_found_in_three_ways(backend, tmp_path):
     phase = example("phase")
     truth, found = phase.run(backend, 16, 3)
@@ -44,7 +58,7 @@ def test_phases_are_found_in_three_ways(backend, tmp_path):
         assert (tmp_path / "phase.png").stat().st_size > 1000
 
 
-@pytest.mark.parametrize("backend", ["numpy", "torch"])
+@backends
 def test_brightness_is_found_in_four_ways(backend, tmp_path):
     filaments = example("filaments")
     truth, recorded, found = filaments.run(backend, 40)

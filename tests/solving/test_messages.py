@@ -24,6 +24,12 @@ def squares(x):
     return wrong @ wrong, 2 * MATRIX.T @ wrong
 
 
+def noise(x):
+    """A bowl, whose values are never the same twice."""
+    return x @ x + 1e-2 * RNG.standard_normal(), 2 * x + 1e-2 * RNG.standard_normal(2)
+
+
+RNG = np.random.default_rng(1)
 ENDS = {
     "rounding": (squares, "smaller than its rounding"),
     "the wrong sign": (lambda x: (rosen(x)[0], -rosen(x)[1]), "not that of the values"),
@@ -32,14 +38,20 @@ ENDS = {
     "a value at the start": (lambda x: (np.inf, x), "the value of `f` at the start is not finite"),
     "a gradient at the start": (lambda x: (1.0, np.nan * x), "the gradient at the start is not finite"),
     "steps": (rosen, "after max_steps=6 steps"),
+    "no bound": (lambda x: (x.sum(), np.ones(2)), "may not be bounded below"),
+    "an edge": (lambda x: (np.abs(x).max(), np.sign(x) * (np.abs(x) == np.abs(x).max())), "may have an edge"),
+    "noise": (noise, "noise in the values"),
 }
-CASES = [(end, rule) for end in ENDS for rule in RULES if rule == "LBFGS" or end != "rounding"]
+ONLY_LBFGS = ("rounding", "an edge", "noise")
+CASES = [(end, rule) for end in ENDS for rule in RULES if rule == "LBFGS" or end not in ONLY_LBFGS]
+CASES.remove(("no bound", "SPG"))  # it follows no line
 
 
 @pytest.mark.parametrize(("end", "rule"), marked(CASES, lambda end, rule: rule == "LBFGS" or end == "the wrong sign"))
 def test_what_has_ended_it_is_said(end, rule):
     f, words = ENDS[end]
-    found = ao.minimize(f, START, RULES[rule], tol=0, max_steps=6 if end == "steps" else 500)
+    most = {"steps": 6, "an edge": 10}.get(end, 500)
+    found = ao.minimize(f, START, RULES[rule], tol=0, max_steps=most)
     assert found.message.startswith("not converged: ")
     assert words in found.message
 
@@ -96,6 +108,32 @@ def test_stranger_shapes_of_values_get_advice():
         ao.minimize(lambda x: ((x**2).sum(1), 2 * x), np.ones((5, 3)))
     with pytest.raises(ValueError, match="sum over all axes but the first"):
         ao.minimize(lambda x: (x**2, 2 * x), np.ones((5, 3)), stacked=True)
+
+
+def test_a_line_without_end_is_followed_three_times():
+    starts = np.array([[1.0, 2.0], [-1.2, 1.0]])
+
+    def f(x):  # the first falls for ever
+        value, g = optimize.rosen(x.T), optimize.rosen_der(x.T).T
+        value[0], g[0] = -x[0].sum(), -1.0
+        return value, g
+
+    found = ao.minimize(f, starts, stacked=True)
+    assert found.converged.tolist() == [False, True]
+    assert found.evaluations[0] == 3 * 21
+    assert "1: the value falls as far as lines were followed" in found.message
+
+
+def test_a_rule_of_matrices_is_refused_in_words_of_minimize():
+    with pytest.raises(ValueError, match=r"Muon: 'param', of shape .* `minimize` takes one rule for all arrays"):
+        ao.minimize(rosen, START, ao.Muon(lr=0.1))
+
+
+@pytest.mark.parametrize("project", [lambda x: x, lambda: 0, lambda xp, p: p, lambda a, b, c, d: a])
+def test_a_projection_of_other_arguments_is_refused(project):
+    with pytest.raises(TypeError, match=r"`project` is called with .* f\(xp, p, h\); <lambda>\(.*\) does not"):
+        ao.minimize(rosen, START, project=project)
+    ao.minimize(rosen, START, project=lambda *args: args[1], max_steps=2)
 
 
 # ---- trees ----------------------------------------------------------------------------------------------------------

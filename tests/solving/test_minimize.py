@@ -368,7 +368,7 @@ REFUSED = [
     ({"params": [1.0, 2.0]}, TypeError, "param"),
     ({"f": 1}, TypeError, "`f` must be a function"),
     ({"engine": "none"}, ValueError, "engine"),
-    ({"rule": ao.SPG(project=BOX), "project": BOX}, ValueError, "both given a projection"),
+    ({"rule": ao.SPG(project=BOX), "project": BOX}, ValueError, "both `rule` and `project` have a projection"),
     ({"project": ao.projections.box(np.zeros(3), 1)}, ValueError, r"SPG: an array .* of 'param'"),
     ({"rule": ao.LBFGS(blocks=2)}, ValueError, "`blocks` makes several"),
     ({"tol": "1e-6"}, TypeError, "`tol` must be a number; got .1e-6.$"),

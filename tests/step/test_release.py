@@ -208,7 +208,7 @@ def test_settings_do_not_change_in_the_middle_of_a_step(change):
         opt.groups[0].lr = 0.3
     else:
         opt.nesterov = True
-    with pytest.raises(RuntimeError, match=r"Optimizer.give: settings have changed in the middle of a step"):
+    with pytest.raises(RuntimeError, match=r"Optimizer.give: settings changed during a step"):
         opt.give("b", np.ones(2))
     assert params["b"].tolist() == [1.0, 1.0]
     opt.lr, opt.groups[0].lr, opt.nesterov = 0.1, 0.2, False
@@ -217,7 +217,7 @@ def test_settings_do_not_change_in_the_middle_of_a_step(change):
     opt.lr = 0.3
     opt.give("a", np.ones(2))
     opt.lr = 0.1
-    with pytest.raises(RuntimeError, match=r"Optimizer.step: settings have changed in the middle of a step"):
+    with pytest.raises(RuntimeError, match=r"Optimizer.step: settings changed during a step"):
         opt.step()
     opt.lr = 0.3
     opt.step()

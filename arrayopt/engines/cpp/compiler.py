@@ -123,7 +123,7 @@ def compiler(*, asked: bool = False) -> Compiler:
     if asked and named:
         raise CompilationError(
             f"{named}; install g++ or clang++, or name one in CXX; without CXX,"
-            f" {found.command[0]} would be taken, as engine='auto' does"
+            f" {found.command[0]} would be used, as with engine='auto'"
         )
     return found
 

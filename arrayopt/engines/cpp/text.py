@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from arrayopt.codecs import BLOCK
 from arrayopt.engines.cplusplus import CPlusPlus
+from arrayopt.engines.cpp.vectors import in_vectors
 from arrayopt.engines.native.columns import columns
 from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import POSITION, Node, Spare
@@ -23,9 +24,6 @@ ARGUMENTS = {
     "threads": f"int64_t thread, int64_t threads, {REST}",
 }
 """What a function takes, by how threads share it."""
-
-OF_VECTORS = {"add", "sub", "mul", "div", "over", "sqrt"}
-"""Operations that the headers have for vectors of numbers in single precision."""
 
 
 class Text(CPlusPlus):
@@ -170,11 +168,18 @@ class Text(CPlusPlus):
         self.put(0, "", *(["template <bool all>"] if spare else []))
         self.put(0, f"static __attribute__((noinline)) void {function}({declared}) {{")
         self.put(1, *(f"W s{s.id} = {self.start(s)};" for s in totals))
-        if loop.codes:
-            self._decoded(loop, spare)
+        stored = {self.stored(loop.storage[name]) for name in loop.stores if name in loop.storage}
+        vectors = bool(loop.codes or loop.sums) and in_vectors(loop, {self.real, *stored})
+        begin = "first" if vectors or loop.codes else "0"
+        self.put(1, *(["int64_t first = 0;"] if begin == "first" else []))
+        if vectors:
+            self._vectors(loop, spare)
+        self._decoded(loop)
         clauses = [f" reduction({REDUCTIONS[s.op].simd}:s{s.id})" for s in totals]
+        if totals:
+            clauses.append(" simdlen(kSums)")
         self.put(0, f"#pragma omp simd{''.join(clauses)}")
-        self.put(1, f"for (int64_t i = {'first' if loop.codes else '0'}; i < count; ++i) {{")
+        self.put(1, f"for (int64_t i = {begin}; i < count; ++i) {{")
         if loop.position is not None:
             self.put(2, "const int64_t position = start + i * each;")
         for name, node in loop.loads.items():
@@ -201,62 +206,76 @@ class Text(CPlusPlus):
 
     def _computed(self, depth: int, loop: bulk.Elements, kind: str) -> None:
         """Print what a loop computes of an element, or of a vector of a kind."""
+        products = {n: i for i, n in enumerate(loop.nodes) if (n.op, n.dtype) == ("mul", "real")}
         for node in loop.nodes:
             text = self.expression(node)
+            if node.op in ("add", "sub") and products.keys() >= {*node.args}:
+                text = self._fused(node, first=min(node.args, key=products.__getitem__))
             if node.op == "where" and node.dtype == "real" and not node.args[0].axes:
                 text = f"chosen({', '.join(map(self.name, node.args))})"
-            self.put(depth, f"const {kind or self.kind(node)} {self.name(node)} = {text};")
+            made = "Integers" if kind and node.dtype == "bool" else kind or self.kind(node)
+            self.put(depth, f"const {made} {self.name(node)} = {text};")
+
+    def _fused(self, node: Node, first: Node) -> str:
+        """The sum or difference of two products, of which the first is not rounded."""
+        left, right = node.args
+        a, b = map(self.name, first.args)
+        if node.op == "add":
+            return f"fused({a}, {b}, {self.name(right if first is left else left)})"
+        if first is left:
+            return f"fused({a}, {b}, -{self.name(right)})"
+        return f"fused(-{a}, {b}, {self.name(left)})"
 
     def _summed(self, depth: int, loop: bulk.Elements, spare: list[Node], kept: str) -> None:
         """Print what a loop adds up, in variables whose names begin so."""
         for s, node in loop.sums.items():
             into = f"{loop.into[s]}[i]" if s in loop.into else f"{kept}{s.id}"
             only = "if (all) " if s in spare else ""
+            if kept == "v" and s in loop.into:
+                at = f"{loop.into[s]} + i"
+                self.put(depth, f"put_vector(vector_at({at}) + {self.name(node)}, {at});")
+                continue
             self.put(depth, f"{only}{self.take(s, into, self.name(node))};")
 
-    def _decoded(self, loop: bulk.Elements, spare: list[Node]) -> None:
-        """Print what comes before a loop that reads codes: the same of whole blocks, in vectors,
-        and what decodes the others.
-        """
+    def _decoded(self, loop: bulk.Elements) -> None:
+        """Print what decodes the codes that a loop has not read in vectors."""
         arrays = [codes.array for codes in loop.codes]
-        steps = {f"at_{x}": f"codes_{x} + i, step_{x}" for x in arrays}
-        beside = [name for name in loop.loads if name not in steps]
-        self.put(1, "int64_t first = 0;")
-        if self._in_vectors(loop):
-            self.put(0, "#ifdef VECTORS")
-            self.put(1, *(f"Floats v{s.id} = {{}};" for s in loop.totals))
-            self.put(1, "for (; first + kBlock <= count; first += kBlock) {")
-            for name in (*beside, *(f"codes_{x}" for x in arrays)):
-                self.put(2, f"ask_for({name} + first);")
-            for x in arrays:
-                step = f"step_of<{self.stored(x)}>(scales_{x}[first / kBlock])"
-                self.put(2, f"const float step_{x} = {step};")
-            self.put(2, "for (int64_t i = first; i < first + kBlock; i += kLanes) {")
-            for name, node in loop.loads.items():
-                here = f"decoded({steps[name]})" if name in steps else f"vector_at({name} + i)"
-                self.put(3, f"const Floats {self.name(node)} = {here};")
-            self._computed(3, loop, "Floats")
-            for name, node in loop.stores.items():
-                self.put(3, f"put_vector({self.name(node)}, {name} + i);")
-            self._summed(3, loop, spare, "v")
-            self.put(2, "}")
-            self.put(1, "}", *(f"s{s.id} += sum_of(v{s.id});" for s in loop.totals))
-            self.put(0, "#endif")
+        beside = self._beside(loop)
         for i, x in enumerate(arrays):
             others = "".join(f", {name} + first" for name in beside[i :: len(arrays)])
             given = f"codes_{x} + first, scales_{x} + first / kBlock, at_{x} + first, count - first"
             self.put(1, f"dequantize({given}{others});")
 
-    def _in_vectors(self, loop: bulk.Elements) -> bool:
-        """Whether all that a loop reads, computes and writes is in single precision, by operations
-        that the headers have for vectors.
-        """
-        stored = {self.stored(array) for array in loop.storage.values()}
-        reals = all(n.dtype == "real" for n in (*loop.loads.values(), *loop.nodes, *loop.scalars))
-        known = all(n.op in OF_VECTORS and (n.op != "sqrt" or n.args[0].axes) for n in loop.nodes)
-        plain = reals and known and not loop.into and not loop.guards and loop.position is None
-        sums = all(s.op == "sum" for s in loop.totals)
-        return self.real == "float32" and stored <= {"float"} and plain and sums
+    def _beside(self, loop: bulk.Elements) -> list[str]:
+        """What a loop reads beside codes."""
+        decoded = {f"at_{codes.array}" for codes in loop.codes}
+        return [name for name in loop.loads if name not in decoded]
+
+    def _vectors(self, loop: bulk.Elements, spare: list[Node]) -> None:
+        """Print what comes before a loop: the same of whole vectors, or blocks of codes."""
+        arrays = [codes.array for codes in loop.codes]
+        steps = {f"at_{x}": f"codes_{x} + i, step_{x}" for x in arrays}
+        self.put(0, "#ifdef VECTORS")
+        self.put(1, *(f"Floats v{s.id} = {{}};" for s in loop.totals))
+        size = "kBlock" if arrays else "kLanes"
+        self.put(1, f"for (; first + {size} <= count; first += {size}) {{")
+        if arrays:
+            for name in (*self._beside(loop), *(f"codes_{x}" for x in arrays)):
+                self.put(2, f"ask_for({name} + first);")
+        for x in arrays:
+            step = f"step_of<{self.stored(x)}>(scales_{x}[first / kBlock])"
+            self.put(2, f"const float step_{x} = {step};")
+        self.put(2, f"for (int64_t i = first; i < first + {size}; i += kLanes) {{")
+        for name, node in loop.loads.items():
+            here = f"decoded({steps[name]})" if name in steps else f"vector_at({name} + i)"
+            self.put(3, f"const Floats {self.name(node)} = {here};")
+        self._computed(3, loop, "Floats")
+        for name, node in loop.stores.items():
+            self.put(3, f"put_vector({self.name(node)}, {name} + i);")
+        self._summed(3, loop, spare, "v")
+        self.put(2, "}")
+        self.put(1, "}", *(f"s{s.id} += sum_of(v{s.id});" for s in loop.totals))
+        self.put(0, "#endif")
 
     def _without(self, loop: bulk.Elements, spare: list[Node], declared: str, given: str) -> None:
         """Print the function that makes a loop without its spare sums first, and with them where it

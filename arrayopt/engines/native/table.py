@@ -36,7 +36,7 @@ FLOPS = 32
 """So many operations of a product take about as long as an element of the passes."""
 
 ALONE = 1 << 15
-"""Up to so many elements in all, one thread is quicker than several."""
+"""Up to so many elements in all, one thread is quicker than several; with many slots, fewer."""
 
 _NOTHING = contextlib.nullcontext()
 
@@ -250,7 +250,7 @@ class Table(Batch):
         if rows.kept is None or rows.kept.threads != threads:
             sizes = self.loads[rows.full]
             total = int(sizes.sum())
-            workers = 1 if total <= ALONE else threads
+            workers = 1 if total * (1 + len(self.plan.touched) // 16) <= ALONE else threads
             least = SHARED * (len(self.plan.passes) if self.multiplies else 1)
             big = (workers > 1) & (sizes > max(least, total // (4 * workers)))
             small = divide(rows.full[~big], sizes[~big] + 64, workers)
