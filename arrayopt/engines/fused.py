@@ -23,6 +23,7 @@ from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.plans import plan_for, ways, widened
 from arrayopt.params.headers import dtypes
 from arrayopt.rules.base import Rule
+from arrayopt.state.quantized import scales
 from arrayopt.state.tensors import BY_GROUP, Tensor
 
 __all__ = ["Fused"]
@@ -128,6 +129,9 @@ class Fused(Engine):
                 which = "" if not plan.multiplies else f", such as {'x'.join(map(str, shapes[0]))}"
                 lines.append(f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}{which}:")
             lines += [f"{'  ' * (len(plans) > 1)}{line}" for line in str(plan).splitlines()]
+            if scales(bucket.rule, len(shapes[0])) and not plan.quantized:
+                copied = "state in 8 bits is decoded to a temporary copy"
+                lines.append(f"{'  ' * (len(plans) > 1)}{copied}")
             if plan.multiplies:
                 every = [tuple(x.shape) for x in bucket.tensors if tuple(x.shape) in set(shapes)]
                 geo = geometry(every, plan.element)
