@@ -18,7 +18,7 @@ from arrayopt.solving.progress import progress as bar
 from arrayopt.solving.ranks import ranks_of
 from arrayopt.solving.result import Result
 from arrayopt.solving.run import Run
-from arrayopt.state.tensors import advising
+from arrayopt.state.slots import advising
 
 __all__ = ["minimize"]
 

@@ -19,6 +19,7 @@ LINEAR = ("weight_decay", "momentum", "dampening", "weight_lr_power")  # moved t
 WHOLE = frozenset({"lookahead_steps"})  # whole numbers are tried and not fitted
 REACH = 100.0  # numbers are taken times this: MINPACK's first step from zero then moves them by a factor of e
 HOLD = 1e-5  # how much numbers that do nothing are held; in float64, by this share of what is left
+COARSE_STEP = 0.02  # of derivatives where the state is stored in 8 bits: a smaller one changes few codes
 FAINT = 1e-5  # the cost below which numbers are moved that hardly do anything
 LOWER = 1e-6  # below this cost what is left may be the rounding of a lower precision, which no change explains
 LEAST = 1e-13  # the cost of roundings in float64
@@ -72,6 +73,7 @@ def refined(found: Fit, limit: int = 40) -> Fit:
     count, ends = len(start), np.cumsum([len(x.start) for x in moved])[:-1]
     exact = "float64" in model.seen.trajectory.dtypes.values()
     hold = HOLD * (min(1.0, max(least, 1e-15)) if exact else 1.0)
+    small = COARSE_STEP if model.hypothesis.is_coded else 1e-7
     last: list[Any] = [None, None, None]
 
     def sets(points: Values) -> Sets:
@@ -80,7 +82,7 @@ def refined(found: Fit, limit: int = 40) -> Fit:
 
     def evaluated(by: Values) -> list[Any]:
         if last[0] is None or not np.array_equal(last[0], by):
-            x, steps = start + by / REACH, (1e-7, 0.05) if least < FAINT else (1e-7,)
+            x, steps = start + by / REACH, (small, 0.05) if least < FAINT else (small,)
             now = model.errors(sets(np.concatenate([x[None], *(x + step * np.eye(count) for step in steps)])))
             off = now[1 : count + 1] - now[0]
             slope = off / (steps[0] * REACH)
