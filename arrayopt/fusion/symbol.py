@@ -117,10 +117,12 @@ class Symbol(Given):
         )
 
     def __iter__(self) -> Any:
-        raise TraceError(f"a traced array cannot be iterated over{WAY_OUT}")
+        instead = "use xp.sum and xp.mean over an axis, or xp.matmul"
+        raise TraceError(f"a traced array cannot be iterated over; {instead}{WAY_OUT}")
 
     def __getitem__(self, key: Any) -> Any:
-        raise TraceError(f"a traced array cannot be indexed{WAY_OUT}")
+        instead = "use xp.where, or reductions over an axis"
+        raise TraceError(f"a traced array cannot be indexed; {instead}{WAY_OUT}")
 
     __int__ = __index__ = __array__ = __float__
 
