@@ -104,8 +104,8 @@ def _float8(x: Any, dtype: str) -> Any:
 
 
 def _map(signed: bool) -> Any:
-    """The 256 numbers of bitsandbytes (Dettmers et al., arXiv:2110.02861, section 2.2), in order: zero, one, and for each
-    power of ten the middles of equal parts of its decade, twice as many as for the one below.
+    """The 256 numbers of bitsandbytes (Dettmers et al., arXiv:2110.02861, section 2.2), in order: zero, one, and for
+    each power of ten the middles of equal parts of its decade, twice as many as for the one below.
     """
     found = [np.array([0.0, 1.0])]
     for power in range(7):
