@@ -1,6 +1,7 @@
 """Tensors that the user divided, and whose rule needs them whole: one rank updates each of them."""
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import array_api_compat
@@ -174,7 +175,7 @@ def _move(comm: Comm, legs: Sequence[_Leg]) -> list[Array]:
             elif receiver == rank:
                 views[sender].append(target[there])
     none = np.zeros(0, np.uint8)
-    received = [sum(map(_size, own)) for own in views]
+    received = [sum(map(attrgetter("nbytes"), own)) for own in views]
     rooms = comm.alltoall([np.concatenate([none, *pieces]) for pieces in sent], received)
     for own, room in zip(views, rooms, strict=True):
         at = 0
@@ -182,11 +183,6 @@ def _move(comm: Comm, legs: Sequence[_Leg]) -> list[Array]:
             view[...] = room[at : at + view.nbytes].view(view.dtype).reshape(view.shape)
             at += view.nbytes
     return [_stored(leg.target, values) for leg, values in zip(legs, written, strict=True)]
-
-
-def _size(view: Any) -> int:
-    """Return the bytes of a view."""
-    return int(view.nbytes)
 
 
 def _written_through(array: Array) -> Any:

@@ -6,6 +6,7 @@ import secrets
 import sys
 from collections.abc import Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ class Reading:
         self, comm: Comm, processes: list[int], buckets: Sequence[Sequence[tuple[int, Any]]]
     ) -> None:
         self._comm, self._processes = comm, processes
-        self._pieces = [piece for bucket in buckets for piece in bucket]
+        self._pieces = list(chain(*buckets))
         places = [(piece.ctypes.data, piece.size) for _, piece in self._pieces]
         self._places = np.array(places, np.int64).reshape(-1, 2)
         self._calls: list[tuple[int, Any, Any]] | None = None  # unknown until ranks have met

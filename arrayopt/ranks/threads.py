@@ -4,6 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, TypeVar
 
 from arrayopt.ranks.comm import Bytes, Comm, Pending, RankError, cut
@@ -103,7 +104,7 @@ class ThreadComm(Comm):
         return finish
 
     def broadcast(self, *buckets: Sequence[tuple[int, Bytes]]) -> None:
-        pieces = [piece for bucket in buckets for piece in bucket]
+        pieces = list(chain(*buckets))
         if not pieces:
             return
         every = self._swap(pieces)
