@@ -15,7 +15,7 @@ import arrayopt as ao
 import arrayopt.optax
 import arrayopt.torch
 from arrayopt import rules
-from arrayopt.engines.numpy.stacks import Stack
+from arrayopt.engines.numpy.stacks import Ragged, Stack
 from arrayopt.rules.fields import hypers
 from tests.support.engines import each_engine
 from tests.support.optimizing import drawn
@@ -282,8 +282,8 @@ def test_blocks_of_many_lengths_are_worked_through_together(monkeypatch):
     x = np.random.default_rng(0).standard_normal(sum(lengths))
     each = {str(i): part.copy() for i, part in enumerate(np.split(x, np.cumsum(lengths)[:-1]))}
     runs = []
-    run = Stack.run
-    monkeypatch.setattr(Stack, "run", lambda self, *args: runs.append(self) or run(self, *args))
+    for kind in (Stack, Ragged):
+        monkeypatch.setattr(kind, "run", lambda self, *args, run=kind.run: runs.append(self) or run(self, *args))
 
     def count(params, blocks):
         opt = ao.Optimizer(params, ao.LAMB(blocks=blocks), engine="numpy")
