@@ -43,12 +43,6 @@ enum { kSums = 32 / sizeof(W) };
 enum { kSums = 16 / sizeof(W) };
 #endif
 
-// Where the elements of the NumPy array at an address lie; 0 if not one after the other, or not aligned.
-static int64_t look(int64_t array) {
-    const int64_t* head = (const int64_t*)array;  // count, type, data, ndim, shape, strides, base, dtype, flags
-    return (head[8] & 0x101) == 0x101 ? head[2] : 0;
-}
-
 // Some 16 KB are copied at a time: they stay in the first cache while each plane in turn takes its own.
 static int64_t block_of(int64_t count) { return 4096 / count > 16 ? 4096 / count : 16; }
 

@@ -19,11 +19,7 @@ class NotAbreastError(Exception):
     """A rule does what is not known of all layers at once."""
 
 
-ELEMENTWISE = frozenset(name for op in OPS.values() for name in op.api) | {
-    "clip",
-    "square",
-    "reciprocal",
-}
+ELEMENTWISE = frozenset({"clip", "square", "reciprocal"}).union(*(op.api for op in OPS.values()))
 """Functions of each element by itself."""
 
 REDUCING = frozenset({"sum", "mean", "prod", "max", "min", "any", "all", "std", "var"})

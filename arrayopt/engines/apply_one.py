@@ -163,7 +163,8 @@ def _check_report(who: str, report: Report, values: int) -> None:
             many.append(name)
     if many:
         raise ReturnedError(
-            f"{who}.update: statistics must be one value per tensor; got {', '.join(many)}"
+            f"{who}.update: statistics must be one value per tensor; got {', '.join(many)};"
+            " what is no slot of the rule's `slots` is a statistic"
         )
 
 

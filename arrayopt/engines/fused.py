@@ -23,7 +23,8 @@ from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.plans import plan_for, ways, widened
 from arrayopt.params.headers import dtypes
 from arrayopt.rules.base import Rule
-from arrayopt.state.tensors import BY_GROUP, Tensor
+from arrayopt.state.slots import BY_GROUP
+from arrayopt.state.tensors import Tensor
 
 __all__ = ["Fused"]
 
@@ -280,10 +281,11 @@ class Fused(Engine):
     def kinds(self, bucket: Bucket, asked: Asked) -> list[Kind]:
         """The kinds of batches that a step takes, with those that report of it."""
         both = (False, True) if asked.stats else (False,)
-        asks = [asked._replace(stats=stats) for stats in both]
-        found = [kind for one in asks for kind in self._members(bucket, one, None)]
-        phases = [replace(kind, plan=plan) for kind in found for plan in kind.plan.phases]
-        return [kind for kind in found if not kind.plan.phases] + phases
+        found = list[Kind]()
+        for stats in both:
+            for kind in self._members(bucket, asked._replace(stats=stats), None):
+                found += [replace(kind, plan=plan) for plan in kind.plan.phases or (kind.plan,)]
+        return found
 
     def _batch(self, plan: Plan) -> Callable[[Kind, Bucket, list[int]], Any]:
         """What makes the batch that runs a plan."""

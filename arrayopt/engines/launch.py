@@ -159,7 +159,14 @@ def _as_written(bucket: Bucket, asked: Asked) -> tuple[Callable[[], dict[str, Re
                     ArrayAPI().prepare(bucket, asked._replace(grads=_some(asked.grads, mine)))
                 )
     others = asked._replace(grads=_some(asked.grads, [not x for x in due]))
-    return lambda: {name: report for launch in ready for name, report in launch().items()}, others
+
+    def launch() -> dict[str, Report]:
+        reports = dict[str, Report]()
+        for one in ready:
+            reports |= one()
+        return reports
+
+    return launch, others
 
 
 def _some(grads: Sequence[Array | None], which: Sequence[bool]) -> Sequence[Array | None]:

@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import chain, starmap
 from typing import Any
 
 import cupy
@@ -124,7 +125,7 @@ class Judge:
 
     def prepare(self, asked: Sequence[tuple[Bucket, Asked]]) -> Prepared:
         """See `arrayopt.engines.base.Judge.prepare`."""
-        return [ready for bucket, wanted in asked for ready in self.engine.batches(bucket, wanted)]
+        return list(chain.from_iterable(starmap(self.engine.batches, asked)))
 
     def __call__(
         self,
