@@ -1,7 +1,7 @@
 """Which of the slow cases `make test-all` runs: of many like ones some, drawn by their names; and one part of these.
 
-``make test-all DRAW=7`` draws others than ``DRAW=1``, which is the default. ``DRAW=all`` has every case, as has pytest by
-itself. Every test is run: at least with the engine or library that stands for others.
+``make test-all DRAW=7`` draws others than ``DRAW=1``, which is the default. ``DRAW=all`` has every case, as has pytest
+by itself. Every test is run: at least with the engine or library that stands for others.
 """
 
 import re
