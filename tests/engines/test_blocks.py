@@ -8,7 +8,6 @@ import numpy as np
 import optax
 import pytest
 import torch
-from arrayopt.engines.numpy.ragged import Ragged
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -16,7 +15,7 @@ import arrayopt as ao
 import arrayopt.optax
 import arrayopt.torch
 from arrayopt import rules
-from arrayopt.engines.numpy.stacks import Stack
+from arrayopt.engines.numpy.stacks import Ragged, Stack
 from arrayopt.rules.fields import hypers
 from tests.support.engines import each_engine
 from tests.support.optimizing import drawn
