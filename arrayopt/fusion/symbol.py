@@ -117,12 +117,10 @@ class Symbol(Given):
         )
 
     def __iter__(self) -> Any:
-        instead = "use xp.sum and xp.mean over an axis, or xp.matmul"
-        raise TraceError(f"a traced array cannot be iterated over; {instead}{WAY_OUT}")
+        raise TraceError(f"a traced array cannot be iterated over; use xp.sum{WAY_OUT}")
 
     def __getitem__(self, key: Any) -> Any:
-        instead = "use xp.where, or reductions over an axis"
-        raise TraceError(f"a traced array cannot be indexed; {instead}{WAY_OUT}")
+        raise TraceError(f"a traced array cannot be indexed; use xp.where{WAY_OUT}")
 
     __int__ = __index__ = __array__ = __float__
 
