@@ -23,9 +23,13 @@ demo: $(VENV)/.demo
 test: check docs
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n auto --dist worksteal --durations=15
 
-# Also the tests marked `slow`: the other rows, dtypes, ranks and architectures, each of which is compiled, and more random examples.
-test-all: check docs test-oldest $(VENV)/.test-all
-	OMP_WAIT_POLICY=passive HYPOTHESIS_PROFILE=all $(BIN)/python -m pytest -n auto --dist worksteal --durations=15 -m ''
+# Also the tests marked `slow`: the other rows, dtypes, ranks and architectures, each of which is compiled, and more random
+# examples. Of many like rows some are drawn: DRAW=2 draws others, DRAW=all runs all; see tests/support/drawn.py.
+# `make test-all SHARD=2/4` runs the second of four parts; the first part has the checks, too.
+DRAW ?= 1
+test-all: $(if $(filter-out 1/%,$(SHARD)),,check docs test-oldest) $(VENV)/.test-all
+	OMP_WAIT_POLICY=passive HYPOTHESIS_PROFILE=all DRAW=$(DRAW) SHARD=$(SHARD) $(BIN)/python -m pytest -n auto --dist worksteal \
+		-o console_output_style=count --durations=15 -m ''
 
 # A part of the tests with each dependency at the oldest version that pyproject.toml states, under the oldest Python. What
 # these versions bring along may be newer, and say that something of theirs is deprecated.

@@ -22,7 +22,7 @@ from arrayopt.rules.words import choose
 from arrayopt.state.loss_scale import LOSS_SCALE, LossScale
 from arrayopt.state.quantized import scales
 from arrayopt.state.run import is_count
-from arrayopt.state.tensors import new_slots
+from arrayopt.state.slots import new_slots
 from arrayopt.state.verdict import CLIP_NORM, Verdict, joint_norm, judge
 
 __all__ = ["init", "update"]

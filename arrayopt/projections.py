@@ -32,9 +32,11 @@ class Projection(ABC):
         tensor's slots, and `h.arrays` has them.
     real_only, complex_only : bool
         Whether complex parameters, or real ones, make no sense.
+    elementwise : bool
+        Whether all elements are projected in the same way, each by itself. Then several arrays may be projected as one.
     """
 
-    real_only = complex_only = False
+    real_only = complex_only = elementwise = False
 
     @property
     def arrays(self) -> Mapping[str, Array]:
@@ -76,6 +78,10 @@ class _OfArrays(Projection):
     @property
     def arrays(self) -> Mapping[str, Array]:
         return {f.name: x for f in fields(self) if is_array(x := getattr(self, f.name))}  # type: ignore[arg-type]
+
+    @property
+    def elementwise(self) -> bool:  # type: ignore[override]
+        return not self.arrays
 
     @property
     def structure(self) -> Any:
@@ -205,6 +211,8 @@ class _Plain(Projection):
     name: str
     function: Project
 
+    elementwise = True
+
     def __call__(self, xp: Any = None, p: Array = None, h: Any = None) -> Any:
         return self if p is None else self.function(xp, p, h)
 
@@ -293,6 +301,8 @@ class soft_threshold(Projection):  # noqa: N801
 
     l1: Any
 
+    elementwise = True
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "l1", float(scalar("soft_threshold: `l1`", self.l1, "[0, inf)")))
 
@@ -331,6 +341,10 @@ class compose(Projection):  # noqa: N801
     @property
     def complex_only(self) -> bool:  # type: ignore[override]
         return any(getattr(f, "complex_only", False) for f in self.functions)
+
+    @property
+    def elementwise(self) -> bool:  # type: ignore[override]
+        return all(getattr(f, "elementwise", False) for f in self.functions)
 
     def refuses(self, rank: int) -> str:
         return next((no for f in self.functions if isinstance(f, Projection) and (no := f.refuses(rank))), "")

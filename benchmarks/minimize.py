@@ -11,6 +11,7 @@ import time
 import tracemalloc
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -91,25 +92,36 @@ ROUNDS = 5
 BLOCK = 25
 
 
+THREADS = 1
+"""So many threads work on blocks of fits in the function of all logistic fits: `--threads`."""
+
+
 def logistic_by_hand(data: Any) -> Callable[[Any], tuple[Any, Any]]:
     """The losses of all logistic fits and their gradients, in NumPy."""
     (a,) = data
 
-    def one(a: Any, w: Any) -> tuple[Any, Any]:
+    def one(w: Any) -> tuple[Any, Any]:
+        """Of one fit, in a loop over SciPy: quicker than `several` by a tenth."""
+        z = a @ w
+        small = np.exp(-np.abs(z))
+        value = (np.maximum(-z, 0) + np.log1p(small)).sum() / len(z) + 5e-3 * (w @ w)
+        return value, 1e-2 * w - (np.where(z > 0, small, 1.0) / (1 + small) / len(z)) @ a
+
+    def several(a: Any, w: Any) -> tuple[Any, Any]:
         z = np.matvec(a, w)
         small = np.exp(-np.abs(z))
         value = (np.maximum(-z, 0) + np.log1p(small)).mean(-1) + 5e-3 * np.vecdot(w, w)
         slope = np.where(z > 0, small, 1.0) / (1 + small) / z.shape[-1]
         return value, 1e-2 * w - np.vecmat(slope, a)
 
-    def f(w: Any) -> tuple[Any, Any]:
-        if w.ndim == 1:
-            return one(a, w)
+    def all_fits(w: Any) -> tuple[Any, Any]:
         # the data of some fits, and all that is made of them, stay in cache
-        made = [one(a[i : i + BLOCK], w[i : i + BLOCK]) for i in range(0, len(w), BLOCK)]
+        blocks = [slice(i, i + BLOCK) for i in range(0, len(w), BLOCK)]
+        made = list(each(lambda block: several(a[block], w[block]), blocks))
         return tuple(np.concatenate(x) for x in zip(*made, strict=True))  # type: ignore[return-value]
 
-    return f
+    each = ThreadPoolExecutor(THREADS).map if THREADS > 1 else map
+    return one if a.ndim == 2 else all_fits
 
 
 T = np.linspace(-1.0, 1.0, 60)
@@ -392,8 +404,11 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1000, help="problems side by side")
     parser.add_argument("--side", type=int, default=2000, help="pixels of the large problem, along a side")
     parser.add_argument("--only", choices=["collected", "many", "large"], help="one part")
+    parser.add_argument("--threads", type=int, default=1, help="threads of the function of all logistic fits")
     parser.add_argument("--data", action="store_true", help="tables as JSON, for benchmarks/run.py")
     given = parser.parse_args()
+    global THREADS
+    THREADS = given.threads
     warnings.simplefilter("ignore")
     if given.only in (None, "collected"):
         tell(collected(), data=given.data)

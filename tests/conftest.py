@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from arrayopt.engines import table as engines
+from tests.support.drawn import left_out, shard
 from tests.support.engines import CHOICES, FUSED, SLOW
 from tests.support.slow import waits
 
@@ -34,7 +35,7 @@ CASES = pytest.StashKey[dict[str, list[bool]]]()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Mark what is slow for its rule; remember which cases each test has, before any are left out."""
+    """Mark what is slow for its rule; remember which cases each test has; leave out some of them."""
     for item in items:
         of, _, case = item.nodeid.partition("[")
         if waits(of.partition("::")[0], of.rpartition("::")[2], case):
@@ -42,6 +43,12 @@ def pytest_collection_modifyitems(config, items):
     made = config.stash.setdefault(CASES, {})
     for item in items:
         made.setdefault(item.nodeid.partition("[")[0], []).append(item.get_closest_marker("slow") is not None)
+    part, slow = shard(os.environ.get("SHARD", "")), {x.nodeid: bool(x.get_closest_marker("slow")) for x in items}
+    undrawn = left_out(slow, os.environ.get("DRAW", ""))
+    others = {name for name in slow if name in undrawn or not part(name)}
+    if others:
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in others])
+        items[:] = [item for item in items if item.nodeid not in others]
 
 
 def pytest_collection_finish():

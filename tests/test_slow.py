@@ -1,6 +1,9 @@
-"""What `make test` leaves out is a part of what it runs."""
+"""What `make test` leaves out is a part of what it runs; and `make test-all` in parts runs all."""
+
+import pytest
 
 from tests.support.costly import COSTLY
+from tests.support.drawn import DRAWN, LIKE, left_out, shard
 
 
 def test_each_slow_test_has_a_quick_sibling(cases):
@@ -16,6 +19,40 @@ def test_what_costs_is_there(cases):
     named = {f"{file}::{test}" for file, tests in COSTLY.items() if file in files for test in tests}
     found = {f"{_file(test)}::{test.rpartition('::')[2]}" for test in cases}
     assert named <= found, f"no longer there: {', '.join(named - found)}"
+
+
+def test_what_is_drawn_is_there(cases):
+    files = {_file(test) for test in cases}
+    assert {test for test in DRAWN if _file(test) in files} <= set(cases)
+
+
+def test_cases_of_numba_that_run_in_cpp_are_drawn():
+    names = {f"x.py::test_y[{engine}-{i}]": True for engine in ("numba", "cpp") for i in range(50)}
+    names |= {f"x.py::test_z[{i}-numba]": True for i in range(50)} | {"y.py::test_few[numba]": True}
+    names |= {"y.py::test_few[cpp]": False, "x.py::test_quick[numba]": False, "x.py::test_quick[cpp]": False}
+    first, again, other = (left_out(names, seed) for seed in ("1", "1", "2"))
+    assert first == again != other
+    assert all(name.startswith("x.py::test_y[numba-") for name in first | other)
+    assert len(first) == len(other) == 50 - 50 // LIKE["numba", "cpp"]
+    assert not left_out(names, "all")
+    assert not left_out(names, "")
+
+
+def test_each_case_is_in_one_part():
+    parts = [shard(f"{k}/3") for k in (1, 2, 3)]
+    counts = [0, 0, 0]
+    for i in range(300):
+        of = [part(f"tests/test_x.py::test_y[{i}]") for part in parts]
+        assert sum(of) == 1
+        counts[of.index(True)] += 1
+    assert min(counts) > 60
+    assert shard("")("anything")
+
+
+@pytest.mark.parametrize("text", ["0/4", "5/4", "4", "a/b", "1/", "-1/2", "1/2/3"])
+def test_a_part_that_is_none_is_refused(text):
+    with pytest.raises(pytest.UsageError, match="SHARD must be a part of a number of parts, such as 2/4; got"):
+        shard(text)
 
 
 def _group(test):

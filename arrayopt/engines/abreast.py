@@ -12,18 +12,14 @@ from arrayopt.arrays import Array, array_namespace, is_array, place
 from arrayopt.fusion.ops import OPS
 from arrayopt.rules.draws import Drawn
 
-__all__ = ["Abreast", "DrawnAbreast", "NotAbreastError", "abreast", "of_layers"]
+__all__ = ["Abreast", "DrawnAbreast", "NotAbreastError", "abreast", "over_layers"]
 
 
 class NotAbreastError(Exception):
     """A rule does what is not known of all layers at once."""
 
 
-ELEMENTWISE = frozenset(name for op in OPS.values() for name in op.api) | {
-    "clip",
-    "square",
-    "reciprocal",
-}
+ELEMENTWISE = frozenset({"clip", "square", "reciprocal"}).union(*(op.api for op in OPS.values()))
 """Functions of each element by itself."""
 
 REDUCING = frozenset({"sum", "mean", "prod", "max", "min", "any", "all", "std", "var"})
@@ -138,7 +134,7 @@ class DrawnAbreast:
         return Abreast(self.of(stream))
 
 
-def of_layers(function: Callable[..., Any], xp: Any, *args: Any) -> Any:
+def over_layers(function: Callable[..., Any], xp: Any, *args: Any) -> Any:
     """What a function of one layer's arrays makes of all layers.
 
     Parameters

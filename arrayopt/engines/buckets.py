@@ -97,7 +97,9 @@ def explain_buckets(buckets: Sequence[Bucket], engine: str) -> str:
     """Each group's rule, once; then for each bucket its tensors, its engine, why it was chosen and
     what it does.
     """
-    groups = {id(group): group for bucket in buckets for group in bucket.groups}
+    groups = dict[int, Group]()
+    for bucket in buckets:
+        groups |= {id(group): group for group in bucket.groups}
     lines = [f"{group.label}: {group.rule!r}" for group in groups.values()]
     if len(groups) == 1:
         lines = [repr(group.rule) for group in groups.values()]

@@ -8,7 +8,7 @@ import numpy as np
 
 from arrayopt.arrays import Array, size
 from arrayopt.engines.array_api import ArrayAPI
-from arrayopt.engines.base import Asked, Partials, Report, abreast
+from arrayopt.engines.base import Asked, Partials, Report, interleaved
 from arrayopt.engines.batch import Prepared
 from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket, chosen
@@ -90,10 +90,10 @@ def cut_steps(
         batch.allocate(rows, threads)
 
     def steps() -> Iterator[list[Partials]]:
-        yield from abreast(batch.passes(rows, given, threads) for batch, rows, given in watched)
+        yield from interleaved(batch.passes(rows, given, threads) for batch, rows, given in watched)
         for batch, rows, _ in watched:
             reports.update(batch.report(batch.held(rows)))
-        yield from abreast(batch.passes(rows, given, threads) for batch, rows, given in work)
+        yield from interleaved(batch.passes(rows, given, threads) for batch, rows, given in work)
         for batch, rows, _ in work:
             batch.written(batch.held(rows))
         engine.count(bucket, [np.array(batch.members)[rows.all] for batch, rows, _ in work])
@@ -121,7 +121,7 @@ def joint_steps(
 
     def steps() -> Iterator[list[Partials]]:
         for stats, meeting, work in runs:
-            yield from abreast(batch.steps(given, threads, meeting) for batch, _, given in work)
+            yield from interleaved(batch.steps(given, threads, meeting) for batch, _, given in work)
             for batch, rows, _ in work:
                 if stats:  # before the update overwrites what they are of
                     reports.update(batch.report(batch.held(rows)))
@@ -159,7 +159,14 @@ def _as_written(bucket: Bucket, asked: Asked) -> tuple[Callable[[], dict[str, Re
                     ArrayAPI().prepare(bucket, asked._replace(grads=_some(asked.grads, mine)))
                 )
     others = asked._replace(grads=_some(asked.grads, [not x for x in due]))
-    return lambda: {name: report for launch in ready for name, report in launch().items()}, others
+
+    def launch() -> dict[str, Report]:
+        reports = dict[str, Report]()
+        for one in ready:
+            reports |= one()
+        return reports
+
+    return launch, others
 
 
 def _some(grads: Sequence[Array | None], which: Sequence[bool]) -> Sequence[Array | None]:

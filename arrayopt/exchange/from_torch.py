@@ -12,7 +12,7 @@ from arrayopt.exchange.sources import KNOWN, SOURCES, Source
 from arrayopt.optimizer import Optimizer
 from arrayopt.rules import LAMB, SGD, Muon
 from arrayopt.state.convert import converted
-from arrayopt.state.tensors import new_slots
+from arrayopt.state.slots import new_slots
 
 if TYPE_CHECKING:
     import torch

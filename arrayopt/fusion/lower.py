@@ -4,12 +4,12 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from arrayopt.fusion.alike import described, scratch_of
 from arrayopt.fusion.graph import KEPT
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import layout, outliving
 from arrayopt.fusion.lower_lanes import LoweredSegment
 from arrayopt.fusion.lower_passes import Loops
+from arrayopt.fusion.lowering import described, scratch_of
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.program import Function, Program, Stage
 

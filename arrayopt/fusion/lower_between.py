@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from arrayopt.fusion import program
-from arrayopt.fusion.graph import Node
+from arrayopt.fusion.graph import Node, operands
 from arrayopt.fusion.index import (
     INDEX,
     ONE,
@@ -50,8 +50,7 @@ class LoopsBetween(Lowering):
         written.
         """
         body: Statements = [program.Let(x, column(f"IN_{x}")) for x in (*"ABRC", "NR", "NC")]
-        operands = [a for n in between.nodes for a in n.args]
-        reads = dict.fromkeys([*operands, *between.stores.values()])
+        reads = dict.fromkeys([*operands(between.nodes), *between.stores.values()])
         arrays = {n.data: n.axes for n in reads if n.op == "input"}
         arrays |= {x: self.plan.slots[x] for x in between.stores}
         body += [program.Array(x, product(axes)) for x, axes in arrays.items()]
@@ -130,7 +129,8 @@ class LoopsBetween(Lowering):
     def _small(self, loop: Loop) -> Statements:
         """Operations over the same axes."""
         made, wide = set(loop.nodes), not loop.axes
-        read = dict.fromkeys(a for x in loop.nodes for a in x.args if not (a in made or a.on_host))
+        taken = dict.fromkeys(operands(loop.nodes))
+        read = [a for a in taken if not (a in made or a.on_host)]
         before = self.reads([n for n in read if not n.axes], wide=wide)
         inside: Statements = [*self.reads([n for n in read if n.axes], wide=wide)]
         for n in loop.nodes:

@@ -45,21 +45,33 @@ class LoweredSegment:
         The same of what is kept from segment to segment.
     where : dict of Node to str
         In which of them a value lies.
+    totals : list of Node
+        What is reduced over the whole tensor.
+    elements, stored : of str
+        The arrays of elements, and those that are written.
     """
 
     def __init__(self, lowering: Loops, segment: Segment) -> None:
         self.m, self.s = lowering, segment
         self.passes = [lowering.plan.passes[i] for i in segment.passes]
-        sums = [x for p in self.passes for x in p.sums if x.axes]
+        sums, self.totals = list[Node](), list[Node]()
+        elements, self.stored = dict[str, None](), dict[str, None]()
+        for pass_ in self.passes:
+            sums += [x for x in pass_.sums if x.axes]
+            self.totals += pass_.reducing("tensor")
+            elements |= dict.fromkeys(pass_.arrays)
+            self.stored |= dict.fromkeys(pass_.stores)
         self.kept = [n for n in lowering.where.vectors if n in segment.carried or n in sums]
         self.carried = {f"c{n.id}": _inside(n.axes) for n in self.kept}
         self.where = {n: f"q_{x}" for x, n in segment.reads.items()}
         self.where |= {n: f"c{n.id}" for n in self.kept}
-        self.elements = list(dict.fromkeys(x for p in self.passes for x in p.arrays))
+        self.elements = list(elements)
         self.counts = {f"q_{x}": _inside(n.axes) for x, n in segment.reads.items()}
         self.counts |= {f"q_{x}": _inside(lowering.plan.element) for x in self.elements}
         outlive = outliving(self.passes, segment.small) | set(segment.writes.values())
-        small = [n for b in segment.small for n in b.nodes if n in outlive and n.op != "input"]
+        small = list[Node]()
+        for between in segment.small:
+            small += [n for n in between.nodes if n in outlive and n.op != "input"]
         for n in [*small, *sums]:
             if n not in self.where:
                 self.where[n] = f"v{n.id}"
@@ -197,13 +209,11 @@ class LoweredSegment:
             yield from (self._spread(x, f"q_{x}") for x in p.loads if x not in written)
             written |= {*p.loads, *p.stores}
         yield from (self._spread(x, f"q_{x}") for x in segment.reads)
-        totals = [x for p in self.passes for x in p.reducing("tensor")]
-        yield from (program.Start(f"t{x.id}", x) for x in totals)
+        yield from (program.Start(f"t{x.id}", x) for x in self.totals)
         yield from loops
-        for x in totals:
+        for x in self.totals:
             yield program.Write(Place("part", lowering.part(x) + name("unit")), f"t{x.id}")
-        stored = dict.fromkeys(x for p in self.passes for x in p.stores)
-        yield from (self._spread(x, f"q_{x}", back=True) for x in stored)
+        yield from (self._spread(x, f"q_{x}", back=True) for x in self.stored)
         yield from (self._spread(x, self.where[n], back=True) for x, n in segment.writes.items())
 
     def _spread(self, array: str, planes: str, *, back: bool = False) -> bulk.Spread:

@@ -2,15 +2,25 @@
 is an explicit index.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import Node
-from arrayopt.fusion.index import ZERO, Index, Place, column, least, name, number
-from arrayopt.fusion.layout import CHUNK, Layout
+from arrayopt.fusion.index import (
+    ONE,
+    ZERO,
+    Index,
+    Place,
+    column,
+    greatest,
+    least,
+    name,
+    number,
+    product,
+)
+from arrayopt.fusion.layout import BANDS, CHUNK, Layout
 from arrayopt.fusion.lower_between import LoopsBetween, Statements
-from arrayopt.fusion.lower_products import lowered_product, shared
 from arrayopt.fusion.lower_rings import STRETCH, in_turns, member_room
 from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.plan import Plan
@@ -38,7 +48,7 @@ class Loops(LoopsBetween):
     def units(self, index: int, pass_: Pass) -> program.Function:
         """Pass k over units lo to hi of one tensor."""
         if pass_.multiplies:
-            return lowered_product(index, pass_)
+            return _product(index, pass_)
         body = self.body(index, pass_)
         if pass_.axes != self.plan.element:
             return self._square(index, pass_.axes[-1].upper(), body)
@@ -225,4 +235,60 @@ class Loops(LoopsBetween):
         ]
         slices = {x: (x, start, name("e")) for x in body.elements.storage}
         here.append(self._elements(body, body.elements, slices, ZERO))
-        return program.Function(f"units_{index}", "threads", (*made, shared(here)))
+        return program.Function(f"units_{index}", "threads", (*made, _shared(here)))
+
+
+def _product(index: int, pass_: Pass) -> program.Function:
+    """Product `index`: this thread's share of the bands, from outside in.
+
+    Of a symmetric product the last bands take longest.
+    """
+    (made,), names = pass_.nodes, list(pass_.loads)
+    turned_left, turned_right, symmetric, _ = made.data
+    rows, columns = (x.upper() for x in pass_.axes[-2:])
+    left = made.args[0].axes[-2:].upper()
+    length = left[0] if turned_left else left[1]
+    ab, band, bands = name("ab"), name("band"), name("bands")
+    operands = [
+        (names[0], made.args[0]),
+        (names[-1], made.args[1]),
+        (next(iter(pass_.stores)), made),
+    ]
+    starts = [(x, ab * product(node.axes[-2:].upper())) for x, node in operands]
+    left_start, right_start, out = starts
+    body: list[program.Statement] = [program.Let(x, column(f"IN_{x}")) for x in "ABRC"]
+    body.append(program.Let("high", least(greatest(name(rows) // 4, BANDS[0]), BANDS[1])))
+    body.append(program.Let("bands", (name(rows) + name("high") - 1) // name("high")))
+    body.append(program.Let("total", name("A") * name("B") * bands))
+    here: list[program.Statement] = [
+        program.Let("ab", name("unit") // bands),
+        program.Let("turn", name("unit") % bands),
+    ]
+    half, odd = name("turn") // 2, name("turn") % 2
+    here.append(program.Let("band", (ONE - odd) * half + odd * (bands - 1 - half)))
+    here += [
+        program.Let("i0", band * name("high")),
+        program.Let("i1", least(name(rows), name("i0") + name("high"))),
+    ]
+    sides = name(rows), name(columns), name(length)
+    here.append(
+        bulk.Multiply(
+            left_start,
+            right_start,
+            out,
+            name("i0"),
+            name("i1"),
+            sides,
+            (turned_left, turned_right),
+            symmetric,
+        )
+    )
+    return program.Function(f"units_{index}", "threads", (*body, _shared(here)))
+
+
+def _shared(body: Sequence[program.Statement]) -> program.Loop:
+    """This thread's share of ``total`` units."""
+    total, thread, threads = map(name, ("total", "thread", "threads"))
+    return program.Loop(
+        "unit", total * thread // threads, total * (thread + 1) // threads, tuple(body)
+    )

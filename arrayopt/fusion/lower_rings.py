@@ -6,7 +6,8 @@ from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import Node, operands
 from arrayopt.fusion.index import ZERO, Index, Place, column, least, name, number
 from arrayopt.fusion.passes import Pass
-from arrayopt.fusion.rings import AT_ONCE, Part, Rolled
+from arrayopt.fusion.ring_members import Part
+from arrayopt.fusion.rings import AT_ONCE, Rolled
 
 __all__ = ["STRETCH", "in_turns", "member_room"]
 
@@ -24,7 +25,9 @@ def member_room(rolled: Rolled) -> list[program.Statement]:
         body.append(bulk.Buffer(str(one.data), len(values)))
         for j, value in enumerate(values):
             body.append(program.Write(Place(str(one.data), number(j)), value))
-    kept = {n for part in rolled.parts for n in (*part.kept, *part.added)}
+    kept = set[Node]()
+    for part in rolled.parts:
+        kept |= {*part.kept, *part.added}
     return [*body, *(bulk.Buffer(_buffer(n), STRETCH) for n in sorted(kept, key=lambda n: n.id))]
 
 
@@ -32,10 +35,10 @@ def in_turns(
     index: int, pass_: Pass, rolled: Rolled, part_of: Callable[[Node], Index]
 ) -> Iterator[program.Statement]:
     """A unit of a tensor, between ``o`` and ``e``; `part_of` tells where partial results begin."""
-    families = [(part, s) for part in rolled.parts for s in part.sums]
-    for part, reduction in families:
-        start = program.Start(_result(part, reduction, part_of), reduction)
-        yield from _looped(part, [start])
+    for part in rolled.parts:
+        for reduction in part.sums:
+            start = program.Start(_result(part, reduction, part_of), reduction)
+            yield from _looped(part, [start])
     inside: list[program.Statement] = [
         program.Let("first", name("o") + name("turn") * STRETCH),
         program.Let("end", least(name("e"), name("first") + STRETCH)),

@@ -13,12 +13,11 @@ from functools import lru_cache
 from typing import Any
 
 from arrayopt.fusion import program
-from arrayopt.fusion.alike import described, scratch_of
-from arrayopt.fusion.graph import KEPT, Node
+from arrayopt.fusion.graph import KEPT, Node, operands
 from arrayopt.fusion.index import ZERO, Index, Place, name, product, ranges_of
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.lower_between import Statements
-from arrayopt.fusion.lowering import Lowering
+from arrayopt.fusion.lowering import Lowering, described, scratch_of
 from arrayopt.fusion.passes import Loop, Pass, loops
 from arrayopt.fusion.plan import Plan
 
@@ -84,7 +83,7 @@ class Stages(Lowering):
                 made |= read.keys()
             if node in self.kept:
                 body.append(program.Write(self.place(node, name("i")), node))
-        read_here = [a for n in loop.nodes if not n.reduces for a in n.args]
+        read_here = operands(n for n in loop.nodes if not n.reduces)
         self._between("positions", loop.axes, body, read_here)
 
     def store(self, axes: str, slots: list[str]) -> None:

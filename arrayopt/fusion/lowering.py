@@ -3,6 +3,7 @@ tensor, a matrix, a row and an element, and how partial results become one.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 from arrayopt.codecs import BLOCK
 from arrayopt.fusion import bulk, program
@@ -23,7 +24,7 @@ from arrayopt.fusion.passes import KINDS, Loop, Pass
 from arrayopt.fusion.plan import Plan
 from arrayopt.state.quantized import scale_of
 
-__all__ = ["Lowering"]
+__all__ = ["Lowering", "described", "scratch_of"]
 
 
 class Lowering:
@@ -78,7 +79,7 @@ class Lowering:
         sums = {}
         for kind in KINDS:
             sums[kind] = {s: self.part(s) for s in pass_.reducing(kind)}
-        later = {x for other in plan.passes[index + 1 :] for x in other.loads}
+        later = set[str]().union(*(other.loads for other in plan.passes[index + 1 :]))
         return program.Body(
             self.reads([*pass_.using("host"), *pass_.using("tensor")]),
             self.reads(pass_.using("batch")),
@@ -100,6 +101,9 @@ class Lowering:
         stores = dict(pass_.stores)
         for x in guards:  # where it is written, it is the second of `where`'s operands
             stores[x] = stores[x].args[1]
+        scalars = list[Node]()
+        for kind in ("host", "tensor", "row", "batch"):
+            scalars += pass_.using(kind)
         used = {*stores.values(), *sums.values()}
         for node in reversed(pass_.nodes):
             if node in used:
@@ -107,7 +111,7 @@ class Lowering:
         return bulk.Elements(
             function,
             {},
-            tuple(n for kind in ("host", "tensor", "row", "batch") for n in pass_.using(kind)),
+            tuple(scalars),
             {f"at_{x}": n for x, n in pass_.loads.items()} | columns,
             tuple(n for n in pass_.nodes if n in used),
             {f"at_{x}": n for x, n in stores.items()},
@@ -152,3 +156,54 @@ class Lowering:
         (term,) = reduction.args
         gone = [x for x in term.axes if x not in reduction.axes]
         return program.Fold(variable, reduction, ranges_of(gone), self.place(term))
+
+
+def scratch_of(p: Pass, plan: Plan) -> tuple[str, ...]:
+    """The scratch arrays of a pass."""
+    return tuple(x for x in p.arrays if x in plan.spilled)
+
+
+def described(pass_: Pass, plan: Plan, where: Layout) -> tuple[Any, ...]:
+    """What a pass does, without the names of its values and of its scratch arrays.
+
+    Two passes of a plan with equal descriptions have the same code, if the code is told where the
+    scratch arrays are.
+    """
+    arrays: dict[str, Any] = {x: x for x in pass_.arrays}
+    arrays |= {x: (i, plan.storage[x]) for i, x in enumerate(scratch_of(pass_, plan))}
+    numbers: dict[Node, int] = {}
+
+    def of(n: Node) -> Any:
+        """A constant itself, or the number of a value."""
+        return (n.dtype, repr(n.data)) if n.op == "const" else numbers.setdefault(n, len(numbers))
+
+    loads = [(arrays[x], of(n), n.axes, n.dtype) for x, n in pass_.loads.items()]
+    uses = [(kind, of(n), n.axes, n.dtype, _lies(n, where)) for n, kind in pass_.uses.items()]
+    nodes = []
+    for n in pass_.nodes:
+        operands = tuple(of(a) for a in n.args)
+        nodes.append((n.op, n.dtype, n.axes, repr(n.data), operands, of(n)))
+    sums = []
+    partials = list(where.partials)
+    for r, kind in pass_.reductions.items():
+        sums.append((r.op, kind, partials.index(r), of(r.args[0])))
+    stores = [(arrays[x], of(n)) for x, n in pass_.stores.items()]
+    return (
+        pass_.axes,
+        pass_.multiplies,
+        tuple(loads),
+        tuple(uses),
+        tuple(nodes),
+        tuple(sums),
+        tuple(stores),
+    )
+
+
+def _lies(node: Node, where: Layout) -> Any:
+    """Where a value of fewer axes than the elements lies."""
+    kind = where.place(node)
+    if kind == "scalar":
+        return kind, where.scalars[node]
+    if kind == "tensor":
+        return kind, where.tensor[node]
+    return kind, list(where.vectors).index(node) if kind == "vector" else node.data

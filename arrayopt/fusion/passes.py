@@ -8,6 +8,7 @@ meet between these two.
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 
 from arrayopt.fusion.graph import POSITION, PRODUCT, Node, is_whole, operands
 
@@ -41,9 +42,6 @@ class Pass:
         transpose.
     element : str
         The axes of the tensor's elements.
-    summed : dict of Node to Node
-        What is reduced in place of a reduction's argument, where an engine has put something
-        simpler in its place.
     guards : dict of str to Node
         What is written only where a condition on the tensor holds, and the condition: else the
         array keeps what was read from it.
@@ -55,7 +53,6 @@ class Pass:
     sums: tuple[Node, ...]
     axes: str
     element: str = ""
-    summed: dict[Node, Node] = field(default_factory=dict)
     guards: dict[str, Node] = field(default_factory=dict)
 
     @property
@@ -202,7 +199,7 @@ class Between:
     @property
     def nodes(self) -> tuple[Node, ...]:
         """What is computed after `combine`, in order."""
-        return tuple(n for loop in self.after for n in loop.nodes)
+        return tuple(chain.from_iterable(loop.nodes for loop in self.after))
 
     def __bool__(self) -> bool:
         return bool(self.combine or self.after or self.stores)

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-from arrayopt.fusion.cut import cheapest
 from arrayopt.fusion.graph import SCRATCH, Node
 from arrayopt.fusion.passes import Pass
-from arrayopt.fusion.work import Work
+from arrayopt.fusion.work import Work, cheapest
 
 __all__ = ["Placement"]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from arrayopt.codecs import QUANTIZED, STORED
 from arrayopt.fusion.dims import TraceError
-from arrayopt.fusion.graph import POSITION, Node, operands, reachable
+from arrayopt.fusion.graph import Node, reachable
 from arrayopt.fusion.passes import Between, Pass
 from arrayopt.fusion.phases import Meets
 from arrayopt.fusion.products import multiplied
@@ -77,7 +77,10 @@ class Plan:
     @property
     def narrow(self) -> str:
         """The dtype of 16 bits that there is arithmetic in; empty where there is none."""
-        return next((n.narrow for p in self.passes for n in p.nodes if n.narrow), "")
+        found = {""}
+        for pass_ in self.passes:
+            found |= {n.narrow for n in pass_.nodes}
+        return max(found)
 
     def check_wide(self) -> None:
         """Raise TraceError for arithmetic in 16 bits, which engines for CPUs do not have."""
@@ -90,7 +93,7 @@ class Plan:
     @property
     def draws(self) -> bool:
         """Whether random numbers are drawn in it."""
-        return any(a.op == POSITION for p in self.passes for a in operands(p.nodes))
+        return any(p.draws for p in self.passes)
 
     @property
     def ends(self) -> list[Node]:
@@ -106,8 +109,9 @@ class Plan:
         ends, graph = self.ends, []
         for n in reachable([*ends, *self.small.values(), *self.reports.values()]):
             graph.append((n.op, tuple(a.id for a in n.args), n.axes, n.id, repr(n.data)))
-        outputs = [(name, n.id) for p in self.passes for name, n in p.stores.items()]
-        outputs += [(name, n.id) for name, n in [*self.small.items(), *self.reports.items()]]
+        outputs = list[tuple[str, int]]()
+        for stores in (*(p.stores for p in self.passes), self.small, self.reports):
+            outputs += [(name, n.id) for name, n in stores.items()]
         return (
             self.element,
             tuple(graph),
@@ -137,7 +141,9 @@ class Plan:
     @property
     def written(self) -> tuple[str, ...]:
         """The stored arrays that are written."""
-        elements = [name for p in self.passes for name in p.stores if name not in self.spilled]
+        elements = list[str]()
+        for pass_ in self.passes:
+            elements += [name for name in pass_.stores if name not in self.spilled]
         scales = [scale_of(name) for name in self.quantized if name in elements]
         return (*elements, *scales, *self.between[-1].stores)
 

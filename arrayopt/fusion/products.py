@@ -27,7 +27,9 @@ def shared(passes: Sequence[Pass], kinds: dict[str, tuple[str, str]]) -> dict[st
     A pass works element by element: what it stores may lie where something lay that it is the last
     to load. A product may not write what it reads.
     """
-    last = {name: number for number, pass_ in enumerate(passes) for name in pass_.loads}
+    last = dict[str, int]()
+    for number, pass_ in enumerate(passes):
+        last |= dict.fromkeys(pass_.loads, number)
     free: dict[tuple[str, str], list[str]] = {}
     made: dict[str, str] = {}
     for number, pass_ in enumerate(passes):

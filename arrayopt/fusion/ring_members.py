@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.passes import Pass
 
-__all__ = ["LEAST", "Members", "UnlikeError", "families", "in_order"]
+__all__ = ["LEAST", "Members", "Part", "UnlikeError", "families", "in_order"]
 
 LEAST = 8
 """Rings of fewer members are not rolled up: one loop over all of them reads less."""
@@ -34,6 +35,49 @@ def in_order(one: Pass) -> list[Node]:
     return sorted(one.sums, key=lambda s: s.id) if families(one.arrays) else [*one.sums]
 
 
+@dataclass(slots=True)
+class Part:
+    """What one loop over elements does, for each member if `over` says so.
+
+    Attributes
+    ----------
+    over : str
+        ``once``; ``several`` for so many members at a time, ``rest`` for all that are left;
+        ``square`` for all pairs of members, or ``triangle`` for those of which the second is not
+        after the first.
+    members, at_once : int
+        How many members there are, and how many single ones are taken at a time.
+    loads, stores : dict of str to Node
+        What is read from arrays and written to them. The names of a ring's first members stand for
+        the members that are taken.
+    nodes : tuple of Node
+        What is computed.
+    sums : dict of Node to Node
+        What is reduced, by the reduction, or by the first ones of a family; and of which value.
+    guards : dict of str to Node
+        The conditions under which arrays are written.
+    taken, kept : list of Node
+        What lies in buffers: values that are read, and those that are written.
+    added : dict of Node to (Node, Node)
+        Sums over members, each with what stands for the sum so far, and with that and a term.
+    """
+
+    over: str
+    members: int = 0
+    at_once: int = 0
+    loads: dict[str, Node] = field(default_factory=dict)
+    stores: dict[str, Node] = field(default_factory=dict)
+    nodes: tuple[Node, ...] = ()
+    sums: dict[Node, Node] = field(default_factory=dict)
+    guards: dict[str, Node] = field(default_factory=dict)
+    taken: list[Node] = field(default_factory=list)
+    kept: list[Node] = field(default_factory=list)
+    added: dict[Node, tuple[Node, Node]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.stores or self.sums or self.kept or self.added)
+
+
 class Members:
     """The members of rings in a pass.
 
@@ -58,7 +102,9 @@ class Members:
         self.arrays, self.which = dict[str, str](), dict[str, int]()
         self.each: dict[Node, tuple[Node, ...]] = {}
         self.array = {node: name for name, node in one.loads.items()}
-        self.member_of = {f"{ring}_{j}": (ring, j) for ring, k in rings.items() for j in range(k)}
+        self.member_of = dict[str, tuple[str, int]]()
+        for ring, members in rings.items():
+            self.member_of |= {f"{ring}_{j}": (ring, j) for j in range(members)}
         self.of: dict[Node, frozenset[tuple[int, int]]] = {}
         self.stage: dict[Node, int] = {}
         self.terms: dict[Node, list[Node]] = {}

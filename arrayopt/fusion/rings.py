@@ -7,61 +7,17 @@ each pair of members.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import count
+from itertools import chain, count, product
 from typing import NamedTuple
 
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.passes import Pass
-from arrayopt.fusion.ring_members import Members, UnlikeError, families, in_order
+from arrayopt.fusion.ring_members import Members, Part, UnlikeError, families, in_order
 
-__all__ = ["AT_ONCE", "Part", "Rolled", "rolled"]
+__all__ = ["AT_ONCE", "Rolled", "rolled"]
 
 AT_ONCE = 4
 """So many members are taken at a time: memory is read faster from several arrays side by side."""
-
-
-@dataclass(slots=True)
-class Part:
-    """What one loop over elements does, for each member if `over` says so.
-
-    Attributes
-    ----------
-    over : str
-        ``once``; ``several`` for `AT_ONCE` members at a time, ``rest`` for all that are left;
-        ``square`` for all pairs of members, or ``triangle`` for those of which the second is not
-        after the first.
-    members, at_once : int
-        How many members there are, and how many single ones are taken at a time.
-    loads, stores : dict of str to Node
-        What is read from arrays and written to them. The names of a ring's first members stand for
-        the members that are taken.
-    nodes : tuple of Node
-        What is computed.
-    sums : dict of Node to Node
-        What is reduced, by the reduction, or by the first ones of a family; and of which value.
-    guards : dict of str to Node
-        The conditions under which arrays are written.
-    taken, kept : list of Node
-        What lies in buffers: values that are read, and those that are written.
-    added : dict of Node to (Node, Node)
-        Sums over members, each with what stands for the sum so far, and with that and a term.
-    """
-
-    over: str
-    members: int = 0
-    at_once: int = 0
-    loads: dict[str, Node] = field(default_factory=dict)
-    stores: dict[str, Node] = field(default_factory=dict)
-    nodes: tuple[Node, ...] = ()
-    sums: dict[Node, Node] = field(default_factory=dict)
-    guards: dict[str, Node] = field(default_factory=dict)
-    taken: list[Node] = field(default_factory=list)
-    kept: list[Node] = field(default_factory=list)
-    added: dict[Node, tuple[Node, Node]] = field(default_factory=dict)
-
-    def __bool__(self) -> bool:
-        return bool(self.stores or self.sums or self.kept or self.added)
 
 
 class Rolled(NamedTuple):
@@ -86,7 +42,7 @@ def rolled(one: Pass, slots: Sequence[str]) -> Rolled | None:
     """
     rings = families(one.arrays)
     read = [*one.loads.values(), *one.nodes]
-    if not rings or one.draws or one.summed or one.multiplies:
+    if not rings or one.draws or one.multiplies:
         return None
     if any(n.dtype == "complex" for n in read):
         return None
@@ -156,10 +112,10 @@ class _Rolling(Members):
 
     def _pairs(self, sums: list[Node], members: int) -> int:
         """Put products of all pairs of members into a part; how many there are."""
-        k = range(members)
+        pairs = list(product(range(members), repeat=2))
         for over, each in (
-            ("square", [(i, j) for i in k for j in k]),
-            ("triangle", [(i, j) for i in k for j in range(i + 1)]),
+            ("square", pairs),
+            ("triangle", [(i, j) for i, j in pairs if j <= i]),
         ):
             products = [s.args[0] for s in sums[: len(each)]]
             if len(products) < len(each) or any(x.op != "mul" for x in products):
@@ -192,7 +148,7 @@ class _Rolling(Members):
             values, arrays = [self.one.stores[x] for x in names], self.arrays
             stage = max(self.stage[x] for x in values)
             for at, parts in self.others.items():
-                if any(arrays.get(x) == names[0] for part in parts for x in part.loads):
+                if any(arrays.get(x) == names[0] for x in _loaded(parts)):
                     stage = max(stage, at)
             guards = tuple(self.one.guards[x] for x in names if guarded)
             values = [x.args[1] if guarded else x for x in values]
@@ -239,9 +195,11 @@ class _Rolling(Members):
             for stage, part in self.once.items():
                 self._store(part, [name for name, at in when.items() if at == stage])
                 self._complete(part, {node for node in ready if self._from(node) < stage})
-            reads = [(2 * at, x) for at, part in self.once.items() for x in part.loads]
+            reads = list[tuple[int, str]]()
+            for at, part in self.once.items():
+                reads += [(2 * at, x) for x in part.loads]
             for at, parts in self.others.items():
-                reads += [(2 * at + 1, x) for part in parts for x in part.loads]
+                reads += [(2 * at + 1, x) for x in _loaded(parts)]
             moved = False
             for at, name in reads:
                 if name in when and at > 2 * when[name]:
@@ -292,3 +250,8 @@ class _Rolling(Members):
     def _is_element(self, node: Node) -> bool:
         """Whether a value is one for each element."""
         return node.axes == self.one.axes
+
+
+def _loaded(parts: Iterable[Part]) -> list[str]:
+    """What several parts read from arrays."""
+    return list(chain.from_iterable(part.loads for part in parts))

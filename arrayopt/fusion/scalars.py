@@ -134,12 +134,11 @@ class Straight(NamedTuple):
 
 
 @lru_cache(maxsize=KEPT)
-def straight(nodes: tuple[Node, ...], read: frozenset[Node] | None) -> Straight:
+def straight(nodes: tuple[Node, ...], read: frozenset[Node]) -> Straight:
     """What computes some values per tensor. Those that are not `read` by anything else are freed
     after their last use: of a thousand tensors they are many arrays.
     """
     inner, last = set(nodes), dict[Node, Node]()
-    read = frozenset(nodes) if read is None else read
     outer = tuple(dict.fromkeys(a for a in operands(nodes) if a not in inner and a.op != "const"))
     for n in nodes:
         last |= dict.fromkeys(n.args, n)

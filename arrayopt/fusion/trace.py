@@ -16,8 +16,9 @@ from arrayopt.arrays import NARROW, REAL, WORKING
 from arrayopt.codecs import SPLIT
 from arrayopt.fusion.dims import WAY_OUT, NotFlat, NotFolded, NotMeasured, NotOriented, TraceError
 from arrayopt.fusion.graph import CLIP, ELEMENT, KEY, LETTERS, POSITION, TOTAL, UPDATES, Node
+from arrayopt.fusion.namespace import NAMESPACE
 from arrayopt.fusion.simplify import Graph
-from arrayopt.fusion.symbol import NAMESPACE, Symbol, lift
+from arrayopt.fusion.symbol import Symbol, lift
 from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS
 from arrayopt.rules.fields import hypers
@@ -129,7 +130,7 @@ def _line(rule: Rule, error: Exception) -> str:
 
 def _in_words(said: str) -> str:
     """What Python says of symbols, as who wrote the rule knows them."""
-    said = re.sub(r"'(Symbol|_Extent)'", "a traced array", said)
+    said = re.sub(r"'(Symbol|Extent)'", "a traced array", said)
     named = r"\b_?\w+\(\) (got an unexpected keyword)"
     return re.sub(named, r"a function of `xp` that is traced \1", said)
 
@@ -276,7 +277,8 @@ def trace(
     nodes = {name: lift(graph, symbol)[0] for name, symbol in reports.items()} if stats else {}
     odd = [name for name, node in nodes.items() if node.axes]
     if odd:
-        raise TraceError(f"statistics must be one value per tensor; got {', '.join(odd)}")
+        said = f"got {', '.join(odd)}; what is no slot of the rule's `slots` is a statistic"
+        raise TraceError(f"statistics must be one value per tensor; {said}")
     if storage.get("master") == SPLIT:
         out["master"] = getattr(NAMESPACE, f"low_{dtype}")(out["master"], new_p)
     after = {"p": param, **slots} if stats else {"p": new_p} | {name: out[name] for name in slots}

@@ -1,13 +1,15 @@
-"""What the passes over elements of some axes are to do, whichever pass does what."""
+"""What the passes over elements of some axes are to do, whichever pass does what; and the cheapest
+values to begin from.
+"""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from typing import Any
 
-from arrayopt.fusion.cut import cheapest
 from arrayopt.fusion.graph import POSITION, PRODUCT, Node, reachable
 from arrayopt.fusion.passes import Pass
 
-__all__ = ["Work"]
+__all__ = ["Work", "cheapest"]
 
 
 class Work:
@@ -123,3 +125,64 @@ class Work:
         needed = reachable(roots, stop=[*read, *self.sums])
         nodes = [n for n in needed if n in found and n not in read]
         return Pass(loads, tuple(nodes), stores, sums, self.element)
+
+
+TOP, BOTTOM = 0, 1
+
+
+def cheapest(
+    roots: Iterable[Node], args: Callable[[Node], list[Node]], price: Callable[[Node], int | None]
+) -> list[Node]:
+    """The values of least total price that the roots can be computed from; of equal ones those
+    nearest to the roots.
+
+    Parameters
+    ----------
+    roots : iterable of Node
+        What is to be computed.
+    args : callable
+        What a value is computed from, as far as it has a price at all; nothing for one that is to
+        be had for nothing.
+    price : callable
+        What a value costs to begin from, at least one; None where that is not possible. Inputs and
+        products have one.
+
+    Notes
+    -----
+    It is a minimum cut of the graph through its nodes. Each node is a pipe as wide as its price,
+    from the roots down to the inputs; by the theorem of Ford and Fulkerson (1956) the narrowest set
+    of pipes that holds everything back is found by filling them (Edmonds and Karp, 1972).
+    """
+    nodes = list(dict.fromkeys(roots))
+    # where each begins; it ends at the next number
+    ends = {node: 2 * i + 2 for i, node in enumerate(nodes)}
+    # how much more can flow from one end to another
+    room: list[dict[int, float]] = [{ends[node]: inf for node in nodes}, {}]
+    for node in nodes:  # grows
+        cost, below = price(node), args(node)
+        for operand in below:
+            if operand not in ends:
+                ends[operand] = 2 * len(nodes) + 2
+                nodes.append(operand)
+        free = {BOTTOM: inf} if node.op in ("input", PRODUCT) else {}
+        room += [
+            {ends[node] + 1: inf if cost is None else cost},
+            {ends[operand]: inf for operand in below} | free,
+        ]
+    while True:
+        came, queue = {TOP: TOP}, [TOP]
+        for start in queue:
+            for end, wide in room[start].items():
+                if wide > 0 and end not in came:
+                    came[end] = start
+                    queue.append(end)
+        if BOTTOM not in came:
+            return [node for node, end in ends.items() if end in came and end + 1 not in came]
+        path = [BOTTOM]
+        while path[-1] != TOP:
+            path.append(came[path[-1]])
+        links = list(zip(path[1:], path[:-1], strict=True))
+        flow = min(room[start][end] for start, end in links)
+        for start, end in links:
+            room[start][end] -= flow
+            room[end][start] = room[end].get(start, 0.0) + flow

@@ -17,7 +17,7 @@ from arrayopt.projections import Projection
 from arrayopt.rules.base import Rule
 from arrayopt.rules.names import Values
 from arrayopt.state.quantized import scales
-from arrayopt.state.tensors import advising, new_slots
+from arrayopt.state.slots import advising, new_slots
 
 __all__ = ["Form", "Leaf", "State", "View", "masked", "spread", "state_of", "transform", "transformation"]
 

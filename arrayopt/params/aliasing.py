@@ -1,9 +1,7 @@
 """A check that gradients do not share memory with what a step writes."""
 
-import operator
-import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -12,18 +10,12 @@ import numpy as np
 
 from arrayopt.arrays import Array, Ints, dtype_name, size, writable
 from arrayopt.codecs import CODECS
-from arrayopt.params.headers import Locations, cupy_addresses, header_indices
+from arrayopt.params.headers import Locations
+from arrayopt.params.located import FEW, ORDERS, Locate, locator
 from arrayopt.params.overlap import Region, may_share_element, region_of
-from arrayopt.params.watch import DATA, FLAGS, numpy_words
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["WrittenMemory"]
-
-FEW = 8
-"""Up to this many gradients are checked one by one, which is quicker than with NumPy."""
-
-Locate = Callable[[Sequence[Any]], tuple[Any, Any] | None]
-"""Returns the addresses of arrays and whether each is contiguous, as lists or arrays, or None."""
 
 SHOWN = 10
 """The number of pairs that an error lists."""
@@ -100,7 +92,7 @@ class WrittenMemory:
         at_once = alike and len(self._devices) == 1
         if at_once and found is None:
             given = grads if complete else [grads[i] for i in places]
-            self._locate = self._locate or _locator(given)
+            self._locate = self._locate or locator(given)
             located = self._locate(given)
             found = None if located is None else Locations(*located, complete)
         if not at_once or found is None:
@@ -214,66 +206,3 @@ def _written(tensors: Sequence[Tensor]) -> Iterator[tuple[str, Array]]:
             yield f"{tensor.name!r}", tensor.array
         for slot, array in tensor.slots.items():
             yield f"slot {slot!r} of {tensor.name!r}", array
-
-
-def _locator(grads: Sequence[Any]) -> Locate:
-    """Return a function that locates gradients of this type."""
-    first, words = grads[0], numpy_words()
-    if isinstance(first, np.ndarray) and words is not None:
-        return _read_few(words) if len(grads) <= FEW else _read_many(words)
-    if array_api_compat.is_torch_array(first):
-        kind = sys.modules["torch"].Tensor
-        asks: Any = (kind.data_ptr, kind.is_contiguous)
-    elif isinstance(first, np.ndarray):
-        asks = map(operator.attrgetter, ("ctypes.data", "flags.c_contiguous"))
-    elif array_api_compat.is_cupy_array(first):
-        return cupy_addresses
-    else:
-        return lambda grads: None
-    address, contiguous = asks
-    if len(grads) <= FEW:
-        return lambda grads: (list(map(address, grads)), list(map(contiguous, grads)))
-    return _ask_many(address, contiguous)
-
-
-def _ask_many(address: Callable[[Any], int], contiguous: Callable[[Any], bool]) -> Locate:
-    """Return a function that asks each of many arrays; see `_locator`."""
-
-    def locate(grads: Sequence[Any]) -> tuple[Any, Any]:
-        count = len(grads)
-        addresses = np.fromiter(map(address, grads), np.int64, count)
-        if all(map(contiguous, grads)):
-            return addresses, np.ones(count, np.int64)
-        return addresses, np.fromiter(map(contiguous, grads), np.int64, count)
-
-    return locate
-
-
-CONTIGUOUS, ORDERS = 3, 4
-"""The flags of a NumPy array that is contiguous in C's or Fortran's order; and their values."""
-
-
-def _read_few(words: Any) -> Locate:
-    """Return a function that reads the headers of few NumPy arrays; see `_locator`."""
-    word = words.item
-
-    def locate(grads: Sequence[Any]) -> tuple[Any, Any]:
-        addresses, contiguous = [], []
-        for grad in grads:
-            header = id(grad) >> 3
-            addresses.append(word(header + DATA))
-            contiguous.append(word(header + FLAGS) & CONTIGUOUS)
-        return addresses, contiguous
-
-    return locate
-
-
-def _read_many(words: Any) -> Locate:
-    """Return a function that reads the headers of many NumPy arrays; see `_locator`."""
-    offsets = np.array([DATA, FLAGS])[:, None]
-
-    def locate(grads: Sequence[Any]) -> tuple[Any, Any]:
-        addresses, flags = words.take(header_indices(list(grads)) + offsets)
-        return addresses, flags & CONTIGUOUS
-
-    return locate

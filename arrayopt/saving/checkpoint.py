@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from arrayopt import schedules
-from arrayopt.arrays import REAL, Array, like
-from arrayopt.ranks.gather import Scattered
+from arrayopt.arrays import Array, like
+from arrayopt.ranks.collect import Scattered
 from arrayopt.saving.paths import checked_path, refuse_others
 from arrayopt.saving.words import (
     ARRAY,
@@ -146,4 +146,5 @@ class _Decoder:
         x: np.ndarray[Any, Any] = self.file.get_tensor(key)
         if digest(as_memory(x)) != about["blake2b"]:
             raise ValueError(f"the checksum of tensor {key!r} does not match")
-        return x.view(about["dtype"]).reshape(about["shape"]) if about["dtype"] in REAL else x
+        made: np.ndarray[Any, Any] = x.view(about["dtype"])  # complex numbers are kept as pairs
+        return made.reshape(about["shape"])

@@ -18,7 +18,7 @@ from arrayopt.solving.progress import progress as bar
 from arrayopt.solving.ranks import ranks_of
 from arrayopt.solving.result import Result
 from arrayopt.solving.run import Run
-from arrayopt.state.tensors import advising
+from arrayopt.state.slots import advising
 
 __all__ = ["minimize"]
 
@@ -145,8 +145,9 @@ def minimize(
                 f"minimize: {type(rule).__name__} treats all params as one unknown, which `blocks` would divide;"
                 " leave it out, or pass stacked=True for several problems"
             )
-        # each array is projected as it was given
-        packs = bool(joint) and rule.project is None
+        # others are given each array as it is
+        alike = rule.project is None or getattr(rule.project, "elementwise", False)
+        packs = bool(joint) and alike
         problem = Problem(f, params, stacked=rule.stacked, joint=packs, ranks=ranks)
         if joint is False and len(problem.named) > 1:
             raise ValueError(

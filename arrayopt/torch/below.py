@@ -12,8 +12,8 @@ from arrayopt.optimizer import Optimizer
 from arrayopt.params.groups import Group, fields_of
 from arrayopt.rules.base import Rule
 from arrayopt.state.convert import check_convertible
+from arrayopt.state.slots import advising
 from arrayopt.state.tensors import Tensor as Known
-from arrayopt.state.tensors import advising
 from arrayopt.torch.settings import Settings, check_group
 from arrayopt.torch.spelled import as_pytorch, more_of
 from arrayopt.torch.state import complete, put

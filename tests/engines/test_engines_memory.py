@@ -161,7 +161,7 @@ def test_other_kinds_of_data_of_a_pytorch_parameter_are_refused(engine, what):
 
 
 def test_threads_get_even_shares_of_tensors_that_lie_side_by_side():
-    from arrayopt.engines.native.loads import divide
+    from arrayopt.engines.threads import divide
 
     r = np.random.default_rng(0)
     for loads, parts in [

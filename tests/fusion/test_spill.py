@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.fusion.cut import cheapest
 from arrayopt.fusion.plans import plan_for
 from arrayopt.fusion.simplify import Graph
+from arrayopt.fusion.work import cheapest
 from tests.support.cases import ALL, QUICK_ROWS, make
 from tests.support.engines import each_compiled, each_fused
 from tests.support.planning import agree, check, fused_and_written, zeros

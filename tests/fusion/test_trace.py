@@ -8,9 +8,9 @@ import pytest
 
 import arrayopt as ao
 from arrayopt.fusion.graph import evaluate, reachable
+from arrayopt.fusion.namespace import NAMESPACE
 from arrayopt.fusion.plans import plan_for
 from arrayopt.fusion.simplify import Graph
-from arrayopt.fusion.symbol import NAMESPACE
 from arrayopt.fusion.trace import UPDATES, trace
 from tests.support.cases import ALL, IDS, make
 from tests.support.engines import each_fused

@@ -65,7 +65,7 @@ def test_which_line_and_what_to_use(name):
     at = line + 1 if f in (puts, loops) else line
     assert f"Mine.update, line {rule.update.__code__.co_firstlineno + 1}" in said or f", line {at}" in said
     assert "engine='array_api' runs any rule" in said
-    for inner in ("Symbol", "SimpleNamespace", "_Extent", "_reduced", "Node", "partial"):
+    for inner in ("Symbol", "SimpleNamespace", "Extent", "_reduced", "Node", "partial"):
         assert inner not in said
 
 

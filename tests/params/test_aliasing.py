@@ -6,7 +6,7 @@ import torch
 
 import arrayopt as ao
 from arrayopt.fusion.plans import plan_for
-from arrayopt.params import aliasing, watch
+from arrayopt.params import aliasing, located, watch
 from arrayopt.params.aliasing import WrittenMemory
 from arrayopt.state.tensors import Tensor
 from tests.support.cases import CASES, MATRICES
@@ -249,7 +249,7 @@ def test_on_a_device(cupy):
 
 
 def test_a_library_without_addresses_and_a_python_without_known_heads(monkeypatch):
-    monkeypatch.setattr(aliasing, "numpy_words", lambda: None)
+    monkeypatch.setattr(located, "numpy_words", lambda: None)
     for count in (2, 20):
         test_gradients_that_lie_elsewhere_in_each_step(MAKES["numpy"], count)
     opt = ao.Optimizer([np.float32(1.0), np.ones(2, np.float32)], ao.SGD(lr=1.0), engine="array_api")

@@ -180,6 +180,42 @@ def test_each_array_of_a_tree_is_projected_as_it_is(project, engine):
             np.testing.assert_array_equal(batch.params[k][i], alone.params[k])
 
 
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("project", [ao.projections.nonnegative, ao.projections.box(0.2, 0.8)])
+def test_a_tree_under_a_projection_of_each_element_is_one_array(project, stacked):
+    """The same steps, bit for bit, whether the elements are in one array or in several."""
+    lead = (2,) if stacked else ()
+    goal = np.random.default_rng(0).uniform(-1, 1, (*lead, 17))
+    curved = np.geomspace(1, 30, 17)
+
+    def flat(x):
+        return (curved * (x - goal) ** 2).sum(-1), 2 * curved * (x - goal)
+
+    def cut(x):
+        return {"a": x[..., :12].reshape(*lead, 3, 4).copy(), "b": x[..., 12:].copy()}
+
+    def tree(t):
+        value, g = flat(np.concatenate([t["a"].reshape(*lead, 12), t["b"]], axis=-1))
+        return value, cut(g)
+
+    start = np.full((*lead, 17), 0.5)
+    one = ao.minimize(flat, start, project=project, stacked=stacked)
+    several = ao.minimize(tree, cut(start), project=project, stacked=stacked)
+    assert np.all(several.converged)
+    np.testing.assert_array_equal(several.evaluations, one.evaluations)
+    for name, x in cut(one.params).items():
+        np.testing.assert_array_equal(several.params[name], x)
+
+
+def test_what_projects_each_element_by_itself_is_known():
+    known = ao.projections
+    alike = [known.nonnegative, known.unit_modulus, known.box(0, 1), known.soft_threshold(0.1)]
+    others = [known.ball(1.0), known.sphere(1.0), known.box(np.zeros(3), 1), known.support(np.ones(3, bool))]
+    assert all(x.elementwise for x in (*alike, known.compose(*alike)))
+    assert not any(x.elementwise for x in (*others, known.compose(alike[0], others[0])))
+    assert not known.compose(alike[0], shares).elementwise
+
+
 def test_arrays_of_a_projection_are_those_of_each_array():
     start = {k: np.ones_like(x) for k, x in GOAL.items()}
     with pytest.raises(ValueError, match=r"SPG: an array of `project` .* of 'b'"):

@@ -370,7 +370,7 @@ REFUSED = [
     ({"engine": "none"}, ValueError, "engine"),
     ({"rule": ao.SPG(project=BOX), "project": BOX}, ValueError, "both `rule` and `project` have a projection"),
     ({"project": ao.projections.box(np.zeros(3), 1)}, ValueError, r"SPG: an array .* of 'param'"),
-    ({"rule": ao.LBFGS(blocks=2)}, ValueError, "`blocks` makes several"),
+    ({"rule": ao.LBFGS(blocks=2)}, ValueError, "which `blocks` would divide"),
     ({"tol": "1e-6"}, TypeError, "`tol` must be a number; got .1e-6.$"),
     ({"rule": ao.Muon(lr=1.0)}, ValueError, "Muon: 'param', of shape"),
     (

@@ -18,7 +18,7 @@ FIRST = {name: IDS.index(f"{name}-0") for name in CASES}
 WITH_REPORTS = {IDS.index(f"{name}-1") for name in CASES}  # these rows also clip gradients and collect reports
 FACTORED = ("CAME", "Adafactor")
 PLAIN = {name: row for name, row in FIRST.items() if name not in FACTORED}  # what is compiled is the same for all ranks
-COMPLEX = tuple(CASES)
+COMPLEX = [name for name in CASES if getattr(ao, name).complex_ok]
 SECOND = ("v", "v_max", "r", "c", "ir", "ic")  # averages of squares
 
 SHAPES = {

@@ -273,7 +273,7 @@ def test_a_rule_of_ones_own(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--rules", "lamp"], "must be of CAME, FISTA, LAMB"),
+        (["--rules", "lamp"], "must be of CAME, CG, "),
         (["--rules", "no_such_module:Rule"], "cannot be imported"),
         (["--rules", "pathlib:Path"], "is not a class of rules"),
         (["--backends", "abacus"], "there is no backend 'abacus'"),

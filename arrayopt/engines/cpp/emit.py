@@ -27,8 +27,7 @@ extern "C" void run(const int64_t* call, int64_t first, int64_t last, int64_t th
         double* v = values + rows[j] * {values};
         const int64_t f = t[FIRST], n = t[LAST] - f;
         const int64_t lo = f + n * thread / threads, hi = f + n * (thread + 1) / threads;
-        if (first < 0) t[AT_g] = look(t[AT_g]);
-        for (int64_t stage = first < 0 ? 0 : first; stage < last; ++stage) switch (stage) {{
+        for (int64_t stage = first; stage < last; ++stage) switch (stage) {{
 """
 
 

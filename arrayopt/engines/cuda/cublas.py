@@ -23,53 +23,23 @@ POINTER, INT, LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
 
 STRIDED, GROUPED = "cublasGemmStridedBatchedEx", "cublasGemmGroupedBatchedEx"
 
+
+def _arguments(letters: str) -> tuple[Any, ...]:
+    """The types of arguments: P for a pointer, I for an integer, L for one of 64 bits."""
+    return tuple({"P": POINTER, "I": INT, "L": LONG}[letter] for letter in letters if letter != " ")
+
+
 PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "cublasCreate_v2": (ctypes.POINTER(POINTER),),
     "cublasSetStream_v2": (POINTER, POINTER),
     "cublasSetWorkspace_v2": (POINTER, POINTER, ctypes.c_size_t),
     "cublasSetMathMode": (POINTER, INT),
-    # handle; whether a and b are turned; m, n, k; alpha; a, b, c, each with type, leading dimension
-    # and stride; count
-    STRIDED: (
-        *(
-            POINTER,
-            INT,
-            INT,
-            INT,
-            INT,
-            INT,
-            POINTER,
-            POINTER,
-            INT,
-            INT,
-            LONG,
-            POINTER,
-            INT,
-            INT,
-            LONG,
-        ),
-        *(POINTER, POINTER, INT, INT, LONG, INT, INT, INT),
-    ),
+    # handle; whether a and b are turned; m, n, k; alpha; a, b, with type, leading dimension and
+    # stride; beta; c, the same; count; types of arithmetic and algorithm
+    STRIDED: _arguments("P II III P PIIL PIIL P PIIL I II"),
     # the same, but all that is a group's is an array, and a, b and c are arrays of addresses on the
-    # device
-    GROUPED: (
-        *(
-            POINTER,
-            POINTER,
-            POINTER,
-            POINTER,
-            POINTER,
-            POINTER,
-            POINTER,
-            POINTER,
-            INT,
-            POINTER,
-            POINTER,
-            INT,
-            POINTER,
-        ),
-        *(POINTER, POINTER, INT, POINTER, INT, POINTER, INT),
-    ),
+    # device, without a stride; the groups, and how many each has
+    GROUPED: _arguments("P PP PPP P PIP PIP P PIP IP I"),
 }
 """What is called, and its arguments; each returns a status. cuBLAS has groups from CUDA 12.5 on."""
 

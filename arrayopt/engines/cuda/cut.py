@@ -1,34 +1,29 @@
 """Tensors that ranks share, on a device: of each pass the pieces that are this rank's, and where
-partial results lie.
-
-As in `arrayopt.engines.native.cut`, addresses are put back by what lies before this rank's
-elements, a matrix that the user has cut is a window, and what is between passes is computed on each
-rank that has some.
+partial results lie; see `CutTable`. What is between passes is computed on each rank that has some.
 """
 
-import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import Ints, size
-from arrayopt.codecs import BLOCK, SCALE
+from arrayopt.arrays import Ints
 from arrayopt.engines.base import Partials
 from arrayopt.engines.batch import Rows
 from arrayopt.engines.cuda.device import on_device
 from arrayopt.engines.cuda.stages import CHUNK
-from arrayopt.engines.cuts import check_slots, part_start, stretches, tiled, unit_ends, windowed
+from arrayopt.engines.cuts import CutTable, check_slots, part_start, unit_ends, windowed
+from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import GEOMETRY
-from arrayopt.fusion.windows import views, whole
+from arrayopt.fusion.windows import undivided, views
 from arrayopt.state.shares import Shards
 
 __all__ = ["Cut"]
 
 
-class Cut:
-    """What a table of such tensors has beside others.
+class Cut(CutTable):
+    """See `CutTable`.
 
     Parameters
     ----------
@@ -39,18 +34,10 @@ class Cut:
     ----------
     own : list of arrays of int64
         For each tensor this rank's pieces of a pass.
-    windows : dict of int to array
-        Of matrices that the user has cut, by row, the windows of all ranks.
     """
 
     def __init__(self, table: Any) -> None:
-        # no circle: memory is free when it is let go
-        self.of, self.plan = (
-            weakref.proxy(table),
-            table.plan,
-        )
-        self.shares = [tensor.share for tensor in table.tensors]
-        self.windows: dict[int, Ints] = {}
+        super().__init__(table, {})
         self.ends = [self._units(row) for row in range(len(self.shares))]
         self.own = [self._own_units(row) for row in range(len(self.shares))]
 
@@ -99,7 +86,7 @@ class Cut:
         """
         if not self.windows:
             return None
-        found = whole(self.of.geo)
+        found = undivided(self.of.geo)
         for row, every in self.windows.items():
             found[row] = every[self.shares[row].rank]
         first, end, tile = found[:, ::3], found[:, 1::3], found[:, 2::3]
@@ -120,35 +107,12 @@ class Cut:
         pieces[:, passes] = counts[:, None]
         pieces[counts == 0] = 0
 
-    def _first(self, row: int) -> int:
-        """The elements of a whole tensor that lie before this rank's, as units count them."""
-        return 0 if row in self.windows else int(self.shares[row].first)
-
-    def elements_before(self, row: int, name: str) -> int:
-        """The elements that lie before this rank's in the whole tensor, and are not in a stored
-        array here.
-        """
-        share = self.shares[row]
-        here = isinstance(share, Shards) if name == "p" else name not in share.undivided
-        here = here and name not in self.of.vectors
-        first = self._first(row) if here else 0
-        return first // BLOCK if name.startswith(SCALE) else first
-
-    def gradients_before(self, rows: Ints, grads: Sequence[Any]) -> list[int]:
-        """The same for gradients, in bytes: of whole tensors, or of this rank's elements."""
-        sizes = self.of.geo[rows, GEOMETRY.index("SIZE")].tolist()
-        before = []
-        for row, grad, count in zip(rows.tolist(), grads, sizes, strict=True):
-            cut = isinstance(self.shares[row], Shards) or size(grad) != count
-            before.append(self._first(row) * int(grad.itemsize) if cut else 0)
-        return before
-
     def scratch_starts(self) -> dict[str, tuple[Ints, int]]:
         """Where the scratch arrays of whole tensors would begin in one of this rank's elements, and
         its size.
         """
         held = np.array([share.last - share.first for share in self.shares])
-        sizes, first = -(-held // 8) * 8, np.array([self._first(row) for row in range(len(held))])
+        sizes, first = -(-held // 8) * 8, np.array([self.first(row) for row in range(len(held))])
         return dict.fromkeys(
             self.of.plan.spilled, (np.cumsum(sizes) - sizes - first, int(sizes.sum()))
         )
@@ -161,20 +125,12 @@ class Cut:
                 k = next(going, None)
                 if k is None:
                     return
-                wanted = self._wanted(k, rows.full)
+                wanted = self.wanted(k, rows.full) if k < len(self.plan.passes) else []
             if wanted:
                 yield wanted
 
-    def _wanted(self, k: int, rows: Ints) -> list[Partials]:
-        """The partial results of pass k, of all ranks."""
-        found, here = [], partial(on_device, self.of.access, self.of.device)
-        for row in rows.tolist() if k < len(self.plan.passes) else ():
-            for reduction, kind in self.plan.passes[k].reductions.items():
-                begin = int(self.of.host[row, self.of.part[reduction]])
-                room, geo, element = self.of.work, self.of.geo[row], self.of.plan.element
-                if row in self.windows:
-                    pieces = tiled(room, begin, geo, self.windows[row], self.shares[row], kind)
-                else:
-                    pieces = stretches(room, begin, geo, element, self.ends[row], kind)
-                found.append(Partials(pieces, here))
-        return found
+    def room(self, row: int, reduction: Node, kind: str) -> tuple[Any, int]:
+        return self.of.work, int(self.of.host[row, self.of.part[reduction]])
+
+    def shown(self, pieces: tuple[Any, ...]) -> Partials:
+        return Partials(pieces, partial(on_device, self.of.access, self.of.device))

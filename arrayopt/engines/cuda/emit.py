@@ -69,8 +69,10 @@ def emit(
                 struct.write(ahead(plan, struct.body, text.storage, blocks))
     for same in alike.values():
         _pass(text, same, [stages[number] for number in same])
-    first = {number: same[0] for same in alike.values() for number in same}
-    several = {number for same in alike.values() for number in same if same[1:]}
+    first, several = dict[int, int](), set[int]()
+    for same in alike.values():
+        first |= dict.fromkeys(same, same[0])
+        several |= {*same} if same[1:] else set()
     text.put(0, "__device__ void piece(const Step& step, int stage) {", "    switch (stage) {")
     for number, stage in enumerate(stages):
         if stage.kind != "product":

@@ -6,8 +6,9 @@ import numpy as np
 
 from arrayopt.engines.cuda.text import CudaWords
 from arrayopt.engines.headers import header
+from arrayopt.fusion.namespace import NAMESPACE
 from arrayopt.fusion.simplify import Graph
-from arrayopt.fusion.symbol import NAMESPACE, Symbol, lift
+from arrayopt.fusion.symbol import Symbol, lift
 from arrayopt.rules.words import SMALL, choose, root_of_squares
 from arrayopt.state.loss_scale import LossScale
 from arrayopt.state.verdict import judge

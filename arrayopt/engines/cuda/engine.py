@@ -4,6 +4,7 @@ all tensors.
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import cupy
@@ -73,7 +74,7 @@ class CuPy(Fused):
 
     def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:
         """See `Engine.advance`."""
-        kept = [batch for batches in bucket.batches.values() for batch in batches]
+        kept = chain.from_iterable(bucket.batches.values())
         tables = [x for x in bucket.run.captured if isinstance(x, Table)]
         recorded = [x for x in tables if x.counts is bucket.counts]
         for batch in {id(x): x for x in [*kept, *recorded]}.values():

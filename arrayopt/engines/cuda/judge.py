@@ -3,13 +3,14 @@
 import weakref
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import chain, starmap
 from typing import Any
 
 import cupy
 import numpy as np
 
 from arrayopt.arrays import Ints
-from arrayopt.engines.base import Asked, Swap, abreast
+from arrayopt.engines.base import Asked, Swap, interleaved
 from arrayopt.engines.batch import Prepared, Rows
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.cuda.device import access, on_device, uncaptured
@@ -124,7 +125,7 @@ class Judge:
 
     def prepare(self, asked: Sequence[tuple[Bucket, Asked]]) -> Prepared:
         """See `arrayopt.engines.base.Judge.prepare`."""
-        return [ready for bucket, wanted in asked for ready in self.engine.batches(bucket, wanted)]
+        return list(chain.from_iterable(starmap(self.engine.batches, asked)))
 
     def __call__(
         self,
@@ -146,7 +147,7 @@ class Judge:
         for batch, rows, given in ready:
             if batch.cut is None:
                 batch.launch(rows, given, 1)
-        for wanted in abreast(shared):
+        for wanted in interleaved(shared):
             assert swap is not None
             swap(wanted)()
         with on_device(self.access, self.device):

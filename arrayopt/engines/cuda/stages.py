@@ -4,14 +4,12 @@ A device works a step off as a queue of pieces; see ``kernels/queue.cuh``.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from arrayopt.arrays import Ints
 from arrayopt.fusion.layout import GEOMETRY
 from arrayopt.fusion.program import Stage
-
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 __all__ = [
     "CHUNK",

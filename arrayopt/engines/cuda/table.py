@@ -13,17 +13,15 @@ from arrayopt.arrays import (
     WORKING,
     Array,
     Ints,
-    array_namespace,
     detached,
-    dtype_of,
     is_array,
     place,
 )
-from arrayopt.engines.base import Asked, Partials, Report
-from arrayopt.engines.batch import Batch, Kind, Rows
-from arrayopt.engines.bucket import Bucket, chosen
+from arrayopt.engines.base import Asked, Partials
+from arrayopt.engines.batch import Kind, Rows
+from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.compiling import compiling
-from arrayopt.engines.cuda.columns import COLUMNS, WINDOW, given, keys
+from arrayopt.engines.cuda.columns import COLUMNS, given, keys
 from arrayopt.engines.cuda.columns import hypers as hypers_of
 from arrayopt.engines.cuda.counts import counts_of
 from arrayopt.engines.cuda.cublas import Blas, blas_of
@@ -32,6 +30,7 @@ from arrayopt.engines.cuda.device import access, on_device, uncaptured
 from arrayopt.engines.cuda.emit import emit
 from arrayopt.engines.cuda.flags import Flags
 from arrayopt.engines.cuda.launches import NOTHING, THREADS, Launches
+from arrayopt.engines.cuda.located import Located
 from arrayopt.engines.cuda.products import scratch_starts
 from arrayopt.engines.cuda.stages import pieces, tiles
 from arrayopt.engines.cuda.upload import Upload
@@ -40,16 +39,10 @@ from arrayopt.fusion.layout import GEOMETRY
 from arrayopt.fusion.lower_stages import in_stages
 from arrayopt.fusion.phases import GIVEN
 from arrayopt.fusion.plan import Plan
-from arrayopt.params.headers import locations_of
 from arrayopt.rules.names import VALUE
-from arrayopt.state.quantized import dequantized, scale_of
+from arrayopt.state.quantized import scale_of
 
 __all__ = ["Table"]
-
-WORD = 16
-"""Bytes that are read at once, at most."""
-
-STRIDE = WINDOW.index("STRIDE")
 
 STEP = np.dtype([(name, "u8") for name in ("table", "scalars", "values", "work", "working")])
 
@@ -65,7 +58,7 @@ def _kernels(
         return module.get_function("prepare"), module.get_function("run")
 
 
-class Table(Batch):
+class Table(Located):
     """Tensors as a table in device memory, and the kernels that work through it."""
 
     def __init__(
@@ -76,7 +69,7 @@ class Table(Batch):
         options: tuple[str, ...],
     ) -> None:
         super().__init__(kind, bucket, members)
-        plan, dtype = kind.plan, kind.dtype
+        plan, dtype, self.grad_dtype = kind.plan, kind.dtype, kind.grad_dtype
         self.access, self.device = access(self.tensors[0].array)
         cut = bucket.kind == "cut"
         # a cut is between units
@@ -190,11 +183,6 @@ class Table(Batch):
 
     # ---- before a step ---------------------------------------------------------------------------
 
-    @property
-    def captured(self) -> bool:
-        """Whether a CUDA graph holds addresses of this table."""
-        return bool(self.bucket.run.is_captured(self))
-
     def prepare(self, rows: Rows, grads: Sequence[Array | None], asked: Asked) -> None:
         """See `Batch.prepare`."""
         with on_device(self.access, self.device):
@@ -213,36 +201,17 @@ class Table(Batch):
             else:
                 self.skip = NOTHING if asked.skip is None else cupy.asarray(asked.skip)
             self.locate()
-            self.alive = self._bind_grads(rows, grads)
+            self.alive = self.bind_grads(rows, grads)
             if not self.sent:
-                self._send_table()
+                self.send_table()
             self.bucket.run.give_to(self.counts)
-
-    def _send_table(self) -> None:
-        """Have the table in device memory as it is here."""
-        self._check_recorded(slice(None))
-        self.table.put(self.host)
-        self.sent = True
-
-    def _check_recorded(self, columns: Any) -> None:
-        """Raise where a graph has what the table was, in some of its columns, and that is not what
-        it is now.
-        """
-        moved: Any = self.captured and (self.table.known != self.host)[:, columns].any(axis=1)
-        if np.any(moved):
-            names = ", ".join(self.tensors[i].name for i in np.flatnonzero(moved)[:5])
-            raise ValueError(
-                f"engine 'cupy': arrays of {names} must be the arrays of the captured step,"
-                " because the graph holds their addresses; write into the same arrays, or make a"
-                " new Optimizer"
-            )
 
     def advance(self, hypers: Sequence[dict[str, Any]]) -> None:
         """Put hyper-parameters and counts of updates where a captured step looks for them."""
         with on_device(self.access, self.device):
             if self.captured:
                 self.locate()
-                self._check_recorded([self.at[name] for name in self.plan.touched])
+                self.check_recorded([self.at[name] for name in self.plan.touched])
             self.send(hypers)
             self.bucket.run.give_to(self.counts)
 
@@ -264,66 +233,6 @@ class Table(Batch):
             return
         uncaptured()
         self.value.known, self.value.array[...] = None, cupy.asarray(detached(value))
-
-    def bind(self) -> None:
-        """See `Batch.bind`."""
-        self.staged = {}
-        for name in self.plan.touched:
-            for row in range(len(self.tensors)):
-                array = self.stored(row, name)
-                if name in self.widens:
-                    uncaptured()
-                    array = self.staged[row, name] = self.wide(row, name)
-                elif not self.access.contiguous(array):
-                    uncaptured()
-                    array = self.staged[row, name] = self.access.like(array)
-                before = 0
-                if self.cut is not None:
-                    before = self.cut.elements_before(row, name) * int(array.itemsize)
-                self.host[row, self.at[name]] = self.access.located([array])[0][0] - before
-        used = {name for p in self.plan.passes for name in (*p.loads, *p.stores)} - {"g"}
-        self.sent = False
-        self.even = (
-            self.host[:, [self.at[name] for name in self.names if name in used]] % WORD == 0
-        ).all(axis=1)
-        if self.plan.element != "C":
-            columns = self.geo[:, GEOMETRY.index("C")]
-            if self.windows is not None:
-                columns = self.windows[:, STRIDE]
-            self.even &= columns % 4 == 0
-
-    def wide(self, row: int, name: str) -> Any:
-        """See `Batch.wide`; an array of the slot's library."""
-        slots = self.tensors[row].slots
-        dtype = dtype_of(array_namespace(slots[name]), self.plan.storage[name])
-        return dequantized(detached(slots[name]), detached(slots[scale_of(name)]), dtype)
-
-    def _bind_grads(self, rows: Rows, grads: Sequence[Array | None]) -> list[Any]:
-        """Put gradients' addresses into the table; what is returned must live until the launch."""
-        given: list[Any] = list(chosen(grads, rows.all))
-        found, whole = locations_of(grads, len(given)) or self.access.located(given)
-        if not whole:
-            for i, row in enumerate(rows.all.tolist()):
-                if not self.access.contiguous(given[i]):
-                    given[i] = self._pack(row, given[i])
-            found = self.access.located(given)[0]
-        if self.cut is not None:
-            found = found - self.cut.gradients_before(rows.all, given)
-        column = self.host[:, self.at["g"]]
-        if not ((column if rows is self.whole else column[rows.all]) == found).all():
-            column[rows.all] = found
-            self.sent = False
-        if not self.sent:
-            self.host[:, COLUMNS.index("ALIGNED")] = self.even & (column % WORD == 0)
-        return given
-
-    def _pack(self, row: int, g: Array) -> Any:
-        """A gradient's values one after the other, in memory of the table's own."""
-        if row not in self.packed:
-            uncaptured()
-            self.packed[row] = self.access.like(g)
-        self.packed[row][...] = detached(g)
-        return self.packed[row]
 
     # ---- a step ----------------------------------------------------------------------------------
 
@@ -369,9 +278,7 @@ class Table(Batch):
         It stops after each launch, of the stages up to pass k: k is what it yields. What multiplies
         is not launched.
         """
-        for (row, name), copy in self.staged.items():
-            widens = name in self.widens
-            copy[...] = self.wide(row, name) if widens else detached(self.stored(row, name))
+        self.stage()
         # what only reports moves copies of the counts on
         if self.own_counts is not None and self.follows_t:
             self.own_counts[...] = self.counts.array
@@ -382,57 +289,4 @@ class Table(Batch):
             if grid[0]:
                 self.run_kernel(grid, (THREADS,), (*given, self.skip, self.layer))
             yield i
-        for (row, name), copy in self.staged.items():
-            if name in self.plan.written:
-                (self.put_wide if name in self.widens else self.replace)(row, name, copy)
-
-    def report(self, rows: Rows) -> dict[str, Report]:
-        """See `Batch.report`."""
-        with on_device(self.access, self.device):
-            kept = [x.copy() for x in (self.values_there, self.scalars_there)]
-            if self.skip is not NOTHING:
-                flags = self.skip.reshape(-1)
-                skipped = (
-                    flags[0] != 0
-                    if self.layer is NOTHING
-                    else (flags[0] != 0) | (flags[self.layer] != 0)[:, None]
-                )
-                kept = [cupy.where(skipped, np.nan, x) for x in kept]
-            values, scalars = map(self.access.own, kept)
-
-        def column(node: Any) -> Any:
-            if node in self.where.tensor:
-                return values[:, self.where.tensor[node]]
-            return (
-                [float(node.data)] * len(self.tensors)
-                if node.op == "const"
-                else scalars[:, self.plan.scalars.index(node)]
-            )
-
-        columns = {name: column(node) for name, node in self.plan.reports.items()}
-        return self.report_of(rows, columns)
-
-    def places_of(self, node: Node) -> Ints:
-        """The addresses of a value of each tensor, in double precision."""
-        if node.op == "const":
-            if node not in self.constants:
-                with on_device(self.access, self.device):
-                    self.constants[node] = cupy.full(1, float(node.data))
-            return np.full(len(self.tensors), self.constants[node].data.ptr, np.int64)
-        if node in self.where.tensor:
-            there, column = self.values_there, self.where.tensor[node]
-        else:
-            there, column = self.scalars_there, self.plan.scalars.index(node)
-        cells = np.arange(len(self.tensors)) * there.shape[1] + column
-        places: Ints = there.data.ptr + cells * there.itemsize
-        return places
-
-    def values_of(self, node: Node) -> Any:
-        """See `Batch.values_of`; waits for the device."""
-        if node.op == "const":
-            return super().values_of(node)
-        with on_device(self.access, self.device):
-            uncaptured()
-            if node in self.where.tensor:
-                return self.values_there[:, self.where.tensor[node]].get()
-            return self.scalars_there[:, self.plan.scalars.index(node)].get()
+        self.write_back()

@@ -10,11 +10,9 @@ from arrayopt.arrays import Array, Ints, memory
 from arrayopt.engines.bucket import chosen
 from arrayopt.engines.layers import Split
 from arrayopt.params.headers import LocatedGrads, Locations
+from arrayopt.params.located import locator
 
 __all__ = ["Gradients"]
-
-FEW = 8
-"""Up to so many gradients, Python asks each where it lies; of more, machine code does."""
 
 
 class Gradients:
@@ -43,43 +41,34 @@ class Gradients:
         if isinstance(grads, Split):
             return self._of_stacks(rows, grads)
         given = list(chosen(grads, rows))
-        kinds = set(map(type, given))
-        if all(hasattr(kind, "data_ptr") for kind in kinds):
-            return self._of_tensors(rows, given)
-        # a NumPy scalar has no such head
-        if not all(issubclass(kind, np.ndarray) for kind in kinds):
+        located = locator(given)(given) if len(set(map(type, given))) == 1 else None
+        if located is None:
             given = list(map(memory, given))
-        if len(given) <= FEW:
-            given = [x if x.flags.carray else _in_order(x) for x in given]
-            self.of.put("AT_g", [x.__array_interface__["data"][0] for x in given], rows)
-            return given
-        return self._by_heads(rows, given)
-
-    def _by_heads(self, rows: Ints, given: list[Any]) -> list[Any]:
-        """As `bind`, for many arrays of NumPy: the code looks into their heads."""
-        table, column = self.of.table, self.of.column["AT_g"]
-        table[rows, column] = np.fromiter(map(id, given), np.int64, len(given))
-        look = self.of.bound(self.of.nothing, rows)
-        look(-1, 0, 0, 1)
-        if table[rows[0], column] not in (0, given[0].ctypes.data):
-            raise RuntimeError(
-                "NumPy's array objects have an unknown layout; use engine='array_api'"
-            )
-        for i in np.flatnonzero(table[rows, column] == 0).tolist():
-            given[i] = _in_order(given[i])
-            table[rows[i], column] = given[i].ctypes.data
+            located = locator(given)(given)
+        assert located is not None  # NumPy tells addresses
+        addresses, in_order = map(np.asarray, located)
+        lies = (in_order & 1 != 0) & (addresses % self.itemsize == 0)
+        for i in np.flatnonzero(~lies).tolist():
+            given[i] = _in_order(memory(given[i]))
+            addresses[i] = given[i].ctypes.data
+        self.of.put("AT_g", addresses, rows)
         return given
 
     def _of_stacks(self, rows: Ints, grads: Split) -> Sequence[Any]:
         """As `bind`, for layers, which lie in stacks."""
-        given, ends = [], np.cumsum([0, *grads.counts])
-        addresses = np.zeros(ends[-1], np.int64)
-        for at, stack in enumerate(grads.stacks):
-            if stack is not None:
-                given.append(_in_order(memory(stack)))
-                count = grads.counts[at]
-                layers = np.arange(count) * (given[-1].nbytes // count)
-                addresses[ends[at] : ends[at + 1]] = given[-1].ctypes.data + layers
+        given, firsts, steps = [], list[int](), list[int]()
+        for stack, count in zip(grads.stacks, grads.counts, strict=True):
+            if stack is None:
+                firsts.append(0)
+                steps.append(0)
+                continue
+            array = memory(stack)
+            given.append(array if array.flags.carray else _in_order(array))
+            firsts.append(given[-1].__array_interface__["data"][0])
+            steps.append(given[-1].nbytes // count)
+        counts = np.array(grads.counts)
+        nth = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        addresses = np.repeat(firsts, counts) + nth * np.repeat(steps, counts)
         self.of.put("AT_g", addresses[rows], rows)
         return given
 
@@ -102,16 +91,6 @@ class Gradients:
         if self.of.cut is None:  # which shifts them
             self._last = rows, found
         return True
-
-    def _of_tensors(self, rows: Ints, given: list[Array]) -> list[Array]:
-        """As `bind`, for tensors of PyTorch, which tell their addresses themselves."""
-        at = np.array([x.data_ptr() if x.is_contiguous() else 0 for x in given], np.int64)
-        at[at % given[0].element_size() != 0] = 0  # such lie in memory that NumPy gave
-        for i in np.flatnonzero(at == 0).tolist():
-            given[i] = _in_order(memory(given[i]))
-            at[i] = given[i].ctypes.data
-        self.of.put("AT_g", at, rows)
-        return given
 
 
 def _in_order(array: Any) -> Any:

@@ -18,8 +18,7 @@ from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.native.columns import columns
 from arrayopt.engines.native.cut import Cut, windows_of
 from arrayopt.engines.native.gradients import Gradients
-from arrayopt.engines.native.loads import divide
-from arrayopt.engines.threads import run
+from arrayopt.engines.threads import divide, run
 from arrayopt.fusion.index import evaluated
 from arrayopt.fusion.layout import GEOMETRY, extent, flops
 from arrayopt.fusion.lower import lowered
@@ -51,8 +50,6 @@ class Code:
         ``bind(table, scalars, values, work, part, rows)`` returns a function of ``first, last,
         thread, threads``, which does stages `first` to `last` of the tensors that have these rows;
         of passes, one thread's share. The arrays stay where they are as long as the function lives.
-        Stage -1 puts the address of a gradient's elements in the place of that of the NumPy array;
-        0 if these are not contiguous and aligned.
     real : type
         NumPy's type of arithmetic.
     """
@@ -132,7 +129,6 @@ class Table(Batch):
         self.copies: list[tuple[int, str, Any]] = []
         count = len(plan.passes if split is None else split.segments)
         self.stages = list(range(2 * count + 1))
-        self.nothing = self._rooms(np.zeros(0, np.int64), 1)
         self.gradients = Gradients(self, CODECS[kind.grad_dtype].itemsize)
         # the gradients that a step that is ready has the addresses of
         self.alive: Sequence[Any] = []
@@ -170,7 +166,9 @@ class Table(Batch):
         full = rows.full if self.cut is None else self.held(rows).full
         self.alive = self.gradients.bind(full, grads) if len(full) else []
         if self.cut is not None:
-            self.cut.shift_grads(full, grads)
+            given = [grads[row] for row in full.tolist()]
+            before = self.cut.gradients_before(full, given)
+            self.table[full, self.column["AT_g"]] -= before * self.gradients.itemsize
 
     def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
         """See `Batch.launch`."""
@@ -215,8 +213,8 @@ class Table(Batch):
                 else:
                     copy = np.array(memory(self.stored(row, name)), order="C", copy=True)
                 self.copies.append((row, name, copy))
-                before = 0 if self.cut is None else self.cut.before(row, name, copy.itemsize)
-                self.put(f"AT_{name}", copy.ctypes.data - before, row)
+                before = 0 if self.cut is None else self.cut.elements_before(row, name)
+                self.put(f"AT_{name}", copy.ctypes.data - before * copy.itemsize, row)
 
     def write_back(self) -> None:
         """Write what was computed in copies to where it belongs."""

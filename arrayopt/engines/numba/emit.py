@@ -8,9 +8,8 @@ pass k.
 
 from arrayopt.codecs import STORED
 from arrayopt.engines.numba.codes import CODES
-from arrayopt.engines.numba.header import DRAW, HALF, HEADER, ROUND, SPLIT
+from arrayopt.engines.numba.header import DRAW, HALF, HEADER, PRODUCT, ROUND, SPLIT, TILE
 from arrayopt.engines.numba.printer import ARGUMENTS, REST, Text
-from arrayopt.engines.numba.products import header
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.lower import lowered
@@ -54,7 +53,7 @@ def emit(
         text.put_text(DRAW)
         text.put_text(ROUND if STORED[dtype].rounds else "")
     if plan.multiplies:
-        text.put_text(header(text))
+        text.put_text(PRODUCT.format(real=text.real, tile=TILE))
     text.put(0, f"{', '.join(text.columns)} = range({len(text.columns)})")
     if split:
         text.copies()
@@ -80,8 +79,7 @@ def _entry(text: Text, program: Program) -> None:
     )
     text.put(2, "f, n = table[row, FIRST], table[row, LAST] - table[row, FIRST]")
     text.put(2, "lo, hi = f + n * thread // threads, f + n * (thread + 1) // threads")
-    text.put(2, "if first < 0:", "    table[row, AT_g] = look(table[row, AT_g])")
-    text.put(2, "for stage in range(max(0, first), last):")
+    text.put(2, "for stage in range(first, last):")
     for number, stage in enumerate(program.stages):
         if stage.function.body:
             given = ", ".join(

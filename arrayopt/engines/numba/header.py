@@ -2,7 +2,7 @@
 
 from arrayopt.randomness import PARITY, ROTATIONS, ROUNDS
 
-__all__ = ["DRAW", "HALF", "HEADER", "ROUND", "SPLIT"]
+__all__ = ["DRAW", "HALF", "HEADER", "PRODUCT", "ROUND", "SPLIT", "TILE"]
 
 HEADER = '''"""Fused loops{about}
 
@@ -10,9 +10,8 @@ Arguments: `table`, a row of integers per tensor (the columns are named below: s
 offsets); `scalars`, a row of float64 per tensor; `values`, what is computed between passes, per
 tensor; `work` and `part`, values over rows and columns, and partial sums. Columns IN_A_0 to IN_C_T
 are the batches, rows and columns that are here, with their first units; OWN is where in `work` the
-threads' own parts begin; FIRST and LAST are the units to run:
-all, but where several processes share a tensor. Stage -1 puts the address of a gradient's
-elements in the place of that of the NumPy array.
+threads' own parts begin; FIRST and LAST are the units to run: all, but where several processes
+share a tensor.
 
 All functions become part of `run`. Otherwise code that has just been compiled would call them as
 they were compiled by themselves, and code that is read from disk as they were compiled within
@@ -39,14 +38,6 @@ def pointer(typingctx, address):
     def codegen(context, builder, signature, args):
         return builder.inttoptr(args[0], context.get_value_type(types.voidptr))
     return types.voidptr(types.int64), codegen
-
-
-@inner
-def look(array):
-    """Where the elements of a NumPy array lie; 0 if not in order, or not aligned."""
-    # count, type, data, ndim, shape, strides, base, dtype, flags
-    head = nb.carray(pointer(array), (9,), np.int64)
-    return head[2] if head[8] & 0x101 == 0x101 else 0
 
 
 @inner
@@ -220,4 +211,69 @@ def round_float16(x, u):
     rounded = bits_to_float(np.uint32(small if size < np.float32(2.0**-14) else large))
     return rounded if math.isfinite(x) else x
 
+"""
+
+TILE = 32
+"""A band of a symmetric product is mirrored in squares of so many rows and columns, which stay in
+cache.
+"""
+
+PRODUCT = '''
+SIZE = np.dtype(W).itemsize
+
+
+@intrinsic
+def gemm(typingctx, address, ta, tb, m, n, k, a, lda, b, ldb, c, ldc):
+    """C = op(A) op(B) by BLAS, column by column; arrays are addresses, flags say transposed."""
+    def codegen(context, builder, signature, args):
+        kind = context.get_value_type(types.{real})
+        byte, whole = ir.IntType(8), ir.IntType(32)
+
+        def there(x):
+            with builder.goto_entry_block():
+                room = builder.alloca(x.type)
+            builder.store(x, room)
+            return room
+
+        def letter(x):
+            turned = builder.icmp_signed("!=", x, x.type(0))
+            return there(builder.select(turned, byte(ord("T")), byte(ord("N"))))
+
+        def number(x):
+            return there(builder.trunc(x, whole))
+
+        def array(x):
+            return builder.inttoptr(x, kind.as_pointer())
+
+        address, ta, tb, m, n, k, a, lda, b, ldb, c, ldc = args
+        given = [letter(ta), letter(tb), number(m), number(n), number(k), there(kind(1.0))]
+        given += [array(a), number(lda), array(b), number(ldb), there(kind(0.0))]
+        given += [array(c), number(ldc)]
+        function = ir.FunctionType(ir.VoidType(), [x.type for x in given])
+        builder.call(builder.inttoptr(address, function.as_pointer()), given)
+        return context.get_dummy_value()
+    return types.void(*[types.int64] * 12), codegen
+
+
+@inner
+def multiply(blas, a, b, c, i0, i1, i, j, k, ta, tb, symmetric):
+    """Rows i0 to i1 of the product of i x k and k x j values, row by row; BLAS has columns."""
+    end = i1 if symmetric else j
+    a += (i0 if ta else i0 * k) * SIZE
+    out = c + i0 * j * SIZE
+    gemm(blas, tb, ta, end, i1 - i0, k, b, k if tb else j, a, i if ta else k, out, j)
+    if symmetric and i0 > 0:
+        x = nb.carray(pointer(c), (i * j,), np.{real})
+        for c0 in range(0, i0, {tile}):
+            for r0 in range(i0, i1, {tile}):
+                for col in range(c0, min(c0 + {tile}, i0)):
+                    for r in range(r0, min(r0 + {tile}, i1)):
+                        x[col * j + r] = x[r * j + col]
+
+'''
+"""Products of matrices, for which machine code calls the BLAS that SciPy brings.
+
+A unit of a product is a band of rows of one matrix, and one call, with one thread; so results do
+not depend on the number of threads. Of a symmetric product the band ends at the diagonal, and what
+is right of it is mirrored.
 """

@@ -82,10 +82,10 @@ class Small:
         partials: dict[Node, Any],
         arrays: dict[str, Any],
         known: dict[Node, Any],
-        read: frozenset[Node] | None = None,
+        read: frozenset[Node],
     ) -> None:
-        """What is computed and stored between passes; sums that these have made come first. Only
-        what is `read` later is kept; None: all.
+        """What is computed and stored between passes; sums that these have made come first. Of
+        values per tensor what is `read` later is kept.
         """
         for reduction in between.combine:
             known[reduction] = partials[reduction]
@@ -100,7 +100,7 @@ class Small:
     def _scalars(
         self,
         nodes: tuple[Node, ...],
-        read: frozenset[Node] | None,
+        read: frozenset[Node],
         arrays: dict[str, Any],
         known: dict[Node, Any],
     ) -> bool:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import chain, repeat
 from operator import setitem
 from typing import Any
 
@@ -20,13 +20,10 @@ from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.fused import Fused
 from arrayopt.engines.layers import Split, of_layers
 from arrayopt.engines.numpy.between import Runs
-from arrayopt.engines.numpy.buffers import joined
-from arrayopt.engines.numpy.ragged import Ragged
-from arrayopt.engines.numpy.segments import SideBySide
-from arrayopt.engines.numpy.stacks import Stack
+from arrayopt.engines.numpy.blocks import joined
+from arrayopt.engines.numpy.stacks import Ragged, Stack
 from arrayopt.engines.threads import run, thread_count
 from arrayopt.fusion.graph import Node
-from arrayopt.fusion.lanes import Lanes, lanes, suits
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.plans import plan_for, widened
 from arrayopt.rules.base import Rule
@@ -34,10 +31,11 @@ from arrayopt.state.tensors import Tensor
 
 __all__ = ["NumPy"]
 
+FEW = 8
+"""Layers of a stack that has fewer are taken like other tensors, with those of other stacks."""
+
 PACKED = 16384
-"""Stacks of up to so many elements are taken together, where the plan does not look at rows and
-columns.
-"""
+"""Stacks of up to so many elements are taken together, where no rows and columns matter."""
 
 GROUP = 32768
 """So many elements are taken together."""
@@ -63,8 +61,7 @@ class Chunk:
     stack : Stack or None
         What works through them, made by the first step.
     views : dict of str to array
-        Their parameters and slots as the stack sees them, where they can be worked on where they
-        lie.
+        Their parameters and slots as the stack sees them, where they can be used in place.
     """
 
     rows: list[int]
@@ -89,10 +86,11 @@ class _Blocks(Batch):
         self.runs = Runs(plan, storage, self.real, self.chunk, threading.local())
         self.flat = set(plan.slots.values()) <= {"C"} and plan.element == "C"
         self.axes = {name: plan.slots.get(name, plan.element) for name in plan.touched}
-        self.stack_of: dict[int, Tensor] = {}  # the stacked tensor that each row is a layer of
+        self.stack_of: dict[int, Tensor] = {}  # the stacked tensor of many layers that a row is of
         self.place_of: dict[Tensor, int] = {}  # its place among those of the batch
         for place, (tensor, rows) in enumerate(self.stacks.items()):
-            self.stack_of |= dict.fromkeys(rows.tolist(), tensor)
+            if len(rows) >= FEW:
+                self.stack_of |= dict.fromkeys(rows.tolist(), tensor)
             self.place_of[tensor] = place
         self.reported = [n for n in plan.reports.values() if n in self.where.tensor]
 
@@ -141,9 +139,7 @@ class _Blocks(Batch):
                 run([work] * min(threads, len(todo)))
 
     def _chunks(self, rows: list[int]) -> list[Chunk]:
-        """Tensors of equal shape, or size if that is all that matters, in stacks that stay in
-        cache, larger first.
-        """
+        """Tensors of equal shape, or size if only that matters, in stacks for the cache."""
         found: dict[Any, list[int]] = {}
         for row in rows:
             shape = int(self.geo[row, 0]) if self.flat else self.tensors[row].shape
@@ -151,7 +147,7 @@ class _Blocks(Batch):
         made, small = list[Chunk](), list[list[int]]()
         for (_, stack), members in found.items():
             size = int(self.geo[members[0], 0])
-            most = 1 if self.split else max(1, self.chunk // size)
+            most = max(1, self.chunk // size)
             for i in range(0, len(members), most):
                 some = members[i : i + most]
                 if self.flat and len(some) * size <= PACKED and stack is None:
@@ -166,7 +162,7 @@ class _Blocks(Batch):
         for some in [*small, []]:
             size = len(some) * int(self.geo[some[0], 0]) if some else GROUP
             if group and total + size > GROUP:
-                made.append(Chunk([row for x in group for row in x], total, len(group) > 1))
+                made.append(Chunk(list(chain.from_iterable(group)), total, len(group) > 1))
                 group, total = [], 0
             group, total = [*group, some], total + size
         return made
@@ -243,10 +239,7 @@ class _Blocks(Batch):
             chunk.stack = Ragged(self.runs, self.geo[rows, 0], firsts)
             return chunk.stack
         a, b, r, c = self.geo[rows[0], 1:5].tolist()
-        if self.split is not None:
-            chunk.stack = SideBySide(self.runs, self.split, (1, a * b, 1, r, c), firsts)
-        else:
-            chunk.stack = Stack(self.runs, (len(rows), a, b, r, c), firsts)
+        chunk.stack = Stack(self.runs, (len(rows), a, b, r, c), firsts)
         for name, axes in self.axes.items() if not self.widens else ():
             if chunk.layers is not None and isinstance(chunk.layers[1], slice):
                 found = of_layers(name, chunk.layers[0])[chunk.layers[1]]
@@ -283,17 +276,11 @@ class NumPy(Fused):
     name = "numpy"
     batch = _Blocks
     products = True
+    side_by_side = False
 
     def plan(self, rule: Rule, rank: int, dtype: str, **options: Any) -> Plan:
-        """See `Fused.plan`; of small matrices passes are made again, block by block, and nothing is
-        spilled.
-        """
-        calls = not suits(tuple(options.get("shape", ())))
-        return widened(plan_for(rule, rank, dtype, lean=self.lean, calls=calls, **options))
-
-    def _split(self, plan: Plan, tensor: Tensor) -> Lanes | None:
-        alone = plan.multiplies or plan.phases
-        return lanes(plan) if suits(tensor.array.shape) and not alone else None
+        """See `Fused.plan`."""
+        return widened(plan_for(rule, rank, dtype, lean=self.lean, calls=True, **options))
 
     def describe(self) -> str:
         """See `Fused.describe`."""

@@ -3,12 +3,12 @@
 import operator
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 
 from arrayopt.codecs import STORED, Codec
 from arrayopt.engines.numpy.program import VIEWS, Extra, Program, Steps
-from arrayopt.fusion.graph import Node, Spare
+from arrayopt.fusion.graph import Node, Spare, operands
 from arrayopt.fusion.ops import OPS
 from arrayopt.fusion.passes import Pass
 
@@ -16,31 +16,26 @@ __all__ = ["program"]
 
 
 @lru_cache(maxsize=512)
-def program(
-    pass_: Pass, storage: tuple[tuple[str, str], ...], given: tuple[tuple[Node, float], ...] = ()
-) -> Program:
+def program(pass_: Pass, storage: tuple[tuple[str, str], ...]) -> Program:
     """The program of a pass.
 
     Parameters
     ----------
-    p : Pass
+    pass_ : Pass
         The pass.
     storage : tuple of (str, str)
         Stored arrays, and their dtypes. Those that do not round can be written by a step itself.
-    given : tuple of (Node, float)
-        Scalars that are zero or one in this step: what these multiply, and what is added then,
-        takes no call.
     """
-    stored, finite = {name: STORED[dtype] for name, dtype in storage}, set[str]()
-    pass_ = _without(pass_, dict(given), stored, finite) if given else pass_
+    stored = {name: STORED[dtype] for name, dtype in storage}
     read, summed = dict(pass_.loads), {r: _factors(r, pass_) for r in pass_.reductions}
     extras = _extras(pass_, summed)
-    spare = {n for nodes in extras.values() for n in nodes}
-    kept = {a for factors in summed.values() for a in factors} | set(pass_.stores.values())
-    wanted = _needed(kept, pass_)
-    order = [n for n in pass_.nodes if n in wanted and n not in spare]
-    order += [n for nodes in extras.values() for n in nodes]
-    last = {a: i for i, n in enumerate(order) for a in n.args}
+    spare = list(chain(*extras.values()))
+    kept = {*chain(*summed.values()), *pass_.stores.values()}
+    wanted = _needed(kept, pass_).difference(spare)
+    order = [n for n in pass_.nodes if n in wanted] + spare
+    last = dict[Node, int]()
+    for number, node in enumerate(order):
+        last |= dict.fromkeys(node.args, number)
     bases = {n: n.args[0] for n in order if n.op in VIEWS}
     direct: dict[Node, str] = {}
     for name, node in pass_.stores.items():
@@ -85,45 +80,7 @@ def program(
         for operand in () if over else dying:
             free[operand.dtype].append(where.pop(operand))
     copies = {name: node for name, node in pass_.stores.items() if direct.get(node) != name}
-    return replace(
-        _placed(pass_, stored, targets, summed, extras, copies, tuple(buffers)),
-        finite=tuple(sorted(finite)),
-    )
-
-
-def _without(
-    pass_: Pass, given: dict[Node, float], stored: dict[str, Codec], finite: set[str]
-) -> Pass:
-    """A pass without factors of one, and without stored arrays that zero multiplies; these are
-    added to `finite`.
-    """
-    exact = {name: n for name, n in pass_.loads.items() if not stored[name].rounds}
-    names = {n: name for name, n in exact.items() if n.dtype == "real"}
-    now: dict[Node, Node] = {}
-    nothing, made = dict[Node, str](), list[Node]()
-    for node in pass_.nodes:
-        args = tuple(now.get(a, a) for a in node.args)
-        worth = [given.get(a) for a in args]
-        if node.op in ("add", "sub") and args[1] in nothing:
-            now[node] = args[0]
-            finite.add(nothing[args[1]])
-        elif node.op == "add" and args[0] in nothing:
-            now[node] = args[1]
-            finite.add(nothing[args[0]])
-        elif node.op == "mul" and 1.0 in worth and args[1 - worth.index(1.0)].axes == node.axes:
-            now[node] = args[1 - worth.index(1.0)]
-        else:
-            now[node] = node if args == node.args else replace(node, args=args)
-            made.append(now[node])
-            if node.op == "mul" and 0.0 in worth and args[1 - worth.index(0.0)] in names:
-                nothing[now[node]] = names[args[1 - worth.index(0.0)]]
-    sums = {r: now.get(r.args[0], r.args[0]) for r in pass_.reductions}
-    return replace(
-        pass_,
-        nodes=tuple(made),
-        stores={name: now.get(n, n) for name, n in pass_.stores.items()},
-        summed=sums,
-    )
+    return _placed(pass_, stored, targets, summed, extras, copies, tuple(buffers))
 
 
 def _needed(roots: Iterable[Node], p: Pass) -> set[Node]:
@@ -139,7 +96,7 @@ def _needed(roots: Iterable[Node], p: Pass) -> set[Node]:
 
 def _factors(r: Node, p: Pass) -> tuple[Node, ...]:
     """What a reduction is of: two factors, where it is a sum of products over a whole tensor."""
-    x = p.summed.get(r, r.args[0])
+    (x,) = r.args
     dot = r.op == "sum" and not r.axes and x.op == "mul" and x in p.nodes
     return (
         x.args
@@ -182,10 +139,10 @@ def _extras(pass_: Pass, summed: dict[Node, tuple[Node, ...]]) -> dict[Node, lis
     plain = _plain(pass_)
     spare = [r for r in pass_.reductions if isinstance(r.data, Spare)]
     can = [r for r in spare if (r.data.plain, r.axes) in plain]
-    others = [*pass_.stores.values(), *(a for r, x in summed.items() if r not in can for a in x)]
-    found = [_needed(others, pass_)]
+    others = chain(*(factors for r, factors in summed.items() if r not in can))
+    found = [_needed([*pass_.stores.values(), *others], pass_)]
     found += [_needed(summed[r], pass_) for r in can]
-    needed = Counter(n for some in found for n in some)
+    needed = Counter(chain(*found))
     alone = {}
     for r, some in zip(can, found[1:], strict=True):
         alone[r] = [n for n in pass_.nodes if n in some and needed[n] == 1]
@@ -208,9 +165,8 @@ def _placed(
     buffers: tuple[str, ...],
 ) -> Program:
     """A program, with a place in one list for each value that it is about."""
-    args = [a for n in targets for a in n.args]
-    wanted = [*(a for factors in summed.values() for a in factors), *copies.values()]
-    every = dict.fromkeys([*pass_.loads.values(), *args, *targets, *wanted])
+    wanted = [*operands(targets), *targets, *chain(*summed.values()), *copies.values()]
+    every = dict.fromkeys([*pass_.loads.values(), *wanted])
     at = {n: i for i, n in enumerate(every)}
     raw = {*pass_.loads.values(), *(n for n in pass_.nodes if n.op in VIEWS)}
     plain, first = _plain(pass_), [r for r in pass_.reductions if r not in extras]
@@ -226,8 +182,7 @@ def _placed(
     def extra(r: Node) -> Extra:
         return Extra(plain[r.data.plain, r.axes], r.data.low, r.data.high, steps(extras[r]))
 
-    spare = {n for nodes in extras.values() for n in nodes}
-    reductions = []
+    spare, reductions = set(chain(*extras.values())), []
     for r in [*first, *extras]:
         places = tuple(at[a] for a in summed[r])
         reductions.append((r, places, extra(r) if r in extras else None))
@@ -240,5 +195,4 @@ def _placed(
         made=tuple((at[n], target) for n, target in targets.items() if target != -1),
         buffers=buffers,
         copies=tuple((name, stored[name].store, at[n], n in raw) for name, n in copies.items()),
-        finite=(),
     )

@@ -59,9 +59,6 @@ class Program:
     copies : tuple of (str, callable, int, bool)
         Stores that no step writes in place, by what, of which value, and whether that may lie in a
         stored array.
-    finite : tuple of str
-        Stored arrays of which all values must be finite, for they were left out where zero
-        multiplies them.
     """
 
     steps: Steps
@@ -72,7 +69,6 @@ class Program:
     made: tuple[tuple[int, int | str], ...]
     buffers: tuple[str, ...]
     copies: tuple[tuple[str, Callable[..., Any], int, bool], ...]
-    finite: tuple[str, ...]
 
     def run(
         self,

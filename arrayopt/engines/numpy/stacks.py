@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from arrayopt.arrays import Ints
 from arrayopt.engines.blas import bands
-from arrayopt.engines.numpy.between import Small
-from arrayopt.engines.numpy.blocks import blocks, dims, part, reduced, totals
-from arrayopt.engines.numpy.buffers import buffers_of
+from arrayopt.engines.numpy.between import Runs, Small
+from arrayopt.engines.numpy.blocks import blocks, buffers_of, dims, part, reduced, totals
 from arrayopt.engines.numpy.making import program
 from arrayopt.engines.numpy.program import Program
 from arrayopt.engines.threads import run
@@ -27,7 +27,7 @@ from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.scalars import read_elsewhere
 
-__all__ = ["Stack"]
+__all__ = ["Ragged", "Stack"]
 
 
 class Stack(Small):
@@ -88,12 +88,12 @@ class Stack(Small):
 
     def _pass(self, pass_: Pass, arrays: dict[str, Any], known: dict[Node, Any]) -> dict[Node, Any]:
         """A pass, block by block; what it reduces."""
-        cautious, bold = self._programs(pass_, known)
+        prog = program(pass_, self.of.storage)
         spread = {}
-        for node in cautious.small:
+        for node in prog.small:
             if node.op != POSITION:
                 spread[node] = self._spread(self._value(node, arrays, known))
-        begun = {prog: _begun(prog, spread) for prog in (cautious, bold)}
+        blank, varying = _begun(prog, spread)
         cuts, real = blocks(self.shape(pass_.axes), self.most), self.of.real
         found: list[dict[Node, Any]] = [{} for _ in cuts]
 
@@ -101,8 +101,6 @@ class Stack(Small):
             block = arrays
             if len(cuts) > 1:
                 block = {name: arrays[name][cuts[index]] for name in pass_.arrays}
-            chosen = bold if all(_finite(block[name]) for name in bold.finite) else cautious
-            blank, varying = begun[chosen]
             values = blank.copy()
             for at, value in varying:
                 if value is None:
@@ -111,29 +109,15 @@ class Stack(Small):
                     values[at] = part(value, cuts[index]) if len(cuts) > 1 else value
             here = tuple(cut.stop - cut.start for cut in cuts[index])
             count = math.prod(here)
-            room = [x[:count].reshape(here) for x in buffers_of(chosen.buffers, real, count)]
+            room = [x[:count].reshape(here) for x in buffers_of(prog.buffers, real, count)]
             reduce = partial(self._reduced, kinds=pass_.reductions, here=here)
-            found[index] = chosen.run(values, block, room, real, reduce)
+            found[index] = prog.run(values, block, room, real, reduce)
 
         self._shared([partial(one, i) for i in range(len(cuts))])
         joined = {}
         for reduction, kind in pass_.reductions.items():
             joined[reduction] = self._joined(reduction, kind, [x[reduction] for x in found], cuts)
         return joined
-
-    def _programs(self, pass_: Pass, known: dict[Node, Any]) -> tuple[Program, Program]:
-        """The program of a pass with these scalars; and one for finite numbers, which leaves out
-        what is multiplied by zero.
-        """
-        ones, given = list[tuple[Node, float]](), list[tuple[Node, float]]()
-        for node in pass_.using("host"):
-            value = known[node]
-            if isinstance(value, float) and value in (0.0, 1.0):
-                given.append((node, value))
-                ones += [(node, value)] if value == 1.0 else []
-        cautious = program(pass_, self.of.storage, tuple(ones))
-        zeros = len(given) > len(ones)
-        return cautious, program(pass_, self.of.storage, tuple(given)) if zeros else cautious
 
     def _spread(self, value: Any) -> Any:
         """A value of fewer axes as passes take it in: in the dtype of arithmetic, as an array, for
@@ -194,9 +178,54 @@ class Stack(Small):
         return made.astype(self.of.real, copy=False) if kind == "batch" else made
 
 
-def _finite(values: Any) -> bool:
-    """Whether all values are finite."""
-    return bool(np.isfinite(values).all())
+class Ragged(Stack):
+    """A step of small tensors of any sizes end to end, under a plan that sees each as one row of
+    elements.
+
+    Parameters
+    ----------
+    of, firsts
+        As of `Stack`.
+    sizes : array of int64
+        How many elements each has; equal sizes follow each other.
+    """
+
+    def __init__(self, of: Runs, sizes: Ints, firsts: Ints) -> None:
+        super().__init__(of, (1, 1, 1, 1, int(sizes.sum())), firsts)
+        self.sizes, self.starts, self.most = sizes, np.cumsum(sizes) - sizes, self.extents[-1]
+
+    def column(self, x: Any) -> Any:
+        """See `Stack.column`."""
+        return x[0].item() if (x == x[0]).all() else x
+
+    def _spread(self, x: Any) -> Any:
+        return super()._spread(np.repeat(x, self.sizes) if np.ndim(x) else x)
+
+    def _positions(self, cuts: tuple[slice, ...]) -> Any:
+        return np.arange(self.extents[-1]) + np.repeat(self.firsts - self.starts, self.sizes)
+
+    def _reduced(
+        self,
+        reduction: Node,
+        left: Any,
+        right: Any = None,
+        *,
+        kinds: dict[Node, str],
+        here: tuple[int, ...],
+    ) -> Any:
+        left, right = (
+            np.broadcast_to(left, here).reshape(-1),
+            None if right is None else right.reshape(-1),
+        )
+        lengths, first, counts = np.unique(self.sizes, return_index=True, return_counts=True)
+        made = np.empty(len(self.sizes))
+        for size, row, count in zip(lengths.tolist(), first.tolist(), counts.tolist(), strict=True):
+            some = slice(int(self.starts[row]), int(self.starts[row]) + size * count)
+            factor = None if right is None else right[some].reshape(count, size)
+            made[row : row + count] = self._totals(
+                reduction, left[some].reshape(count, size), factor
+            )
+        return made
 
 
 def _begun(prog: Program, spread: dict[Node, Any]) -> tuple[list[Any], list[tuple[int, Any]]]:

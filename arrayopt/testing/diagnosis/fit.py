@@ -34,6 +34,7 @@ STEPPED: Mapping[str, Mapping[str, Any]] = {
     "ScheduleFreeAdamW": {"warmup_steps": (0.0, 3.0, 5.0, 10.0, 100.0, 1000.0), "r": (0.0, 1.0)},
 }
 """Where it begins for numbers whose small changes tell nothing, as below a sign: all of these together."""
+FINE = (*(1.0 - k / 100 for k in range(1, 31)), 0.0, 0.5, 0.995, 0.999)  # where small changes change few codes
 
 # Two numbers that may make up for each other: the power of the first's change by which the second changes then, and
 # what shows of both.
@@ -184,17 +185,19 @@ def _starts(model: Model, warm: Mapping[str, Any], *, quick: bool) -> Iterator[d
 
 def moved(found: Fit) -> Fit:
     """The same with numbers set elsewhere, one by one, where that comes nearer: least squares cannot jump."""
-    model, close = found.model, CLOSE[found.hypothesis.kind.__name__ in STEPPED]
+    model, coded = found.model, found.hypothesis.is_coded
+    close = CLOSE[coded or found.hypothesis.kind.__name__ in STEPPED]
     if not LEAST < found.cost < close:
         return found
     found = _usual(refined(found))
-    names = [name for name in USUAL if name in model.unknown and not np.ndim(found.values[name])]
+    usual = {**USUAL, "beta1": FINE, "beta2": FINE} if coded else USUAL
+    names = [name for name in usual if name in model.unknown and not np.ndim(found.values[name])]
     for _ in range(4):
         if not names or not LEAST < found.cost < close:
             break
         tried: list[Fit] = []
         for name in names:
-            rows = [{**base, name: x} for x in USUAL[name] for base in (found.values, *_rounder(found))]
+            rows = [{**base, name: x} for x in usual[name] for base in (found.values, *_rounder(found))]
             near = min(model.at(*rows), key=lambda one: one.cost)
             if near.cost <= 1.02 * found.cost and near.passes:
                 return near

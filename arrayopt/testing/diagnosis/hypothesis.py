@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any
 
@@ -57,6 +58,7 @@ PUBLISHED: Mapping[str, Sequence[Any]] = {
     "ns_steps": (3, 4, 6, 8, 10),
     "ns_coefficients": ((2.0, -1.5, 0.5), POLAR_EXPRESS),
     "master_weights": (False,),
+    "state_dtype": ("int8", "bfloat16", "float16") if find_spec("ml_dtypes") else (),
 }
 
 OFF = "off"  # in `Hypothesis.switches`: a number that is switched off
@@ -87,6 +89,11 @@ class Hypothesis:
     def changes(self) -> int:
         """How many there are."""
         return sum(name not in ORDINARY for name, _ in self.switches) + bool(self.twist) + len(self.free)
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether the state is stored in 8 bits."""
+        return ("state_dtype", "int8") in self.switches
 
     @property
     def twisted(self) -> Twist:
@@ -218,7 +225,7 @@ def numbers(rule: Rule) -> list[str]:
 def _others(f: "dataclasses.Field[Any]", value: Any, kind: type[Rule]) -> Sequence[Any]:
     """What a field may be switched to."""
     if f.name in PUBLISHED or f.metadata.get("options"):
-        options = PUBLISHED.get(f.name) or f.metadata["options"]
+        options = PUBLISHED[f.name] if f.name in PUBLISHED else f.metadata["options"]
         return [x for x in options if x is not value and x != value]
     if is_flag(f):
         return [not value] if isinstance(value, bool) else []

@@ -124,7 +124,11 @@ def search(
         for schedule in (False, True) if not level else ():  # either may make a rule come less near than others
             far: dict[Hypothesis, Fit] = {}
             for x in able if not passed() else ():
-                wanted = [h for h in changes(x, varying=schedule) if (h.free == SCHEDULE if schedule else h.twist)]
+                wanted = [
+                    h
+                    for h in changes(x, varying=schedule)
+                    if (h.free == SCHEDULE if schedule else h.twist or h.is_coded)
+                ]
                 far |= dict.fromkeys(glance(wanted, x.values), x)
             for h in nearest(far, 2 * WORKED, 4 * LOOKED):
                 work(h, far[h].values, far[h].cost)
@@ -204,8 +208,10 @@ def attempt(
         if np.ptp(x) <= 0.01 * np.abs(x).max():  # it does not vary: then this is another rule that comes near
             return replace(found, refused=True)
     # AdEMAMix without its slow average is AdamW
-    if hypothesis.kind.__name__ == "AdEMAMix" and np.all(np.asarray(found.values.get("alpha", 1.0)) < 1e-3):
-        return replace(found, refused=True)
+    if hypothesis.kind.__name__ == "AdEMAMix":
+        alpha, kept = (np.max(found.values.get(x, 0.0)) for x in ("alpha", "beta3"))
+        if alpha < 1e-3 or alpha * (1.0 - kept) < 1e-5:
+            return replace(found, refused=True)
     if hypothesis.exists(found.values):
         return found
     # what no rule can be, with zeros in place of numbers below zero if it fits with these; else refused

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import NARROW
+from arrayopt.codecs import QUANTIZED
 from arrayopt.fusion.dims import NotFlat, NotFolded, NotMeasured, NotOriented
 from arrayopt.fusion.graph import PRODUCT, UPDATES, Node, reachable
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 from arrayopt.fusion.trace import Trace, TraceError, trace
 from arrayopt.rules.base import Rule
+from arrayopt.state.quantized import dequantized, quantized
 from arrayopt.testing.diagnosis.trajectory import Trajectory, Values
 
 __all__ = ["Simulation", "rounded"]
@@ -27,7 +29,12 @@ _GRAPHS: dict[Any, Trace] = {}  # one of those that are the same
 
 
 def rounded(x: Values, dtype: str) -> Values:
-    """Values rounded to float16, bfloat16 or float32, in float64."""
+    """Values rounded to float16, bfloat16 or float32, or as codes, in float64.
+
+    Codes are of arrays of shape (sets, steps, tensors, ...): those of a tensor are in C order.
+    """
+    if dtype in QUANTIZED:
+        return np.asarray(dequantized(*quantized(x, dtype, 3)), np.float64)
     if dtype == "bfloat16":
         bits = np.asarray(x, np.float32).view(np.uint32)
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
@@ -133,7 +140,7 @@ class _Block:
         self._out, self._slots = place[made.outputs["p"]], []
         for n, new in slots.items():
             stored = state or made.storage[n.data]
-            self._slots.append((place[n], place[new], n.data, stored if stored in NARROW else ""))
+            self._slots.append((place[n], place[new], n.data, stored if stored in {*NARROW, *QUANTIZED} else ""))
         stepwise = {k for k, *_ in self._during} | {k for k, *_ in self._slots}
         read = {a for _, _, args in self._during for a in args} | {new for _, new, *_ in self._slots}
         self._read = sorted(read - stepwise)

@@ -21,6 +21,7 @@ SWITCHES: Mapping[tuple[str, Any], str] = {
     ("amsgrad", True): "AMSGrad: the largest v so far",
     ("grad_averaging", False): "the gradient is not multiplied by 1-β1 in the first moment",
     ("grad_centralization", True): "gradients are centralized",
+    ("state_dtype", "int8"): "the state is stored in 8 bits: state_dtype='int8'",
     ("decayed_norm", True): "the ratio is by the norm of the decayed gradient",
 }
 NUMBERS: Mapping[str, str] = {

@@ -10,6 +10,7 @@ TABLE, JUDGE, QUEUE, UPLOAD, COUNTS, DEVICE, CUT, EMIT, LAUNCHES = (
     f"arrayopt/engines/cuda/{x}.py"
     for x in ("table", "judge", "queue", "upload", "counts", "device", "cut", "emit_pass", "launches")
 )
+LOCATED, COMPUTED = (f"arrayopt/engines/cuda/{x}.py" for x in ("located", "computed"))
 LOWERING = "arrayopt/fusion/lowering.py"
 JOINT = "arrayopt/engines/cuda/joint.py"
 STREAMS = "arrayopt/streams.py"
@@ -35,8 +36,8 @@ UNEVEN, BATCHES = (f"{WINDOWS}_anywhere_have_the_sums_of_whole_tensors[{x}]" for
 
 MISSED = [
     ("the counter of another tensor begun anew", "kernels/prepare.cuh", "done[tensor] = 0;", "done[0] = 0;", LEFT_OUT),
-    ("a gradient's alignment ignored", TABLE, "self.even & (column % WORD == 0)", "self.even", ALIGNED),
-    ("8-byte alignment taken for 16", TABLE, "WORD = 16\n", "WORD = 8\n", ALIGNED),
+    ("a gradient's alignment ignored", LOCATED, "self.even & (column % WORD == 0)", "self.even", ALIGNED),
+    ("8-byte alignment taken for 16", LOCATED, "WORD = 16\n", "WORD = 8\n", ALIGNED),
     ("all arrays on device 0", DEVICE, "return made, detached(array).device.id", "return made, 0", DEVICES),
     ("ties of bfloat16 rounded up", "kernels/storage.cuh", "0x7fffu + (bits >> 16 & 1u)", "0x8000u", ROUNDED),
     ("a 32-bit offset of a piece", "kernels/flat.cuh", "(long long)piece * chunk", "(long long)(piece * (int)chunk)", f"{STRICT}::test_a_row_of_more_elements_than_32_bits_count"),
@@ -59,18 +60,18 @@ MORE = [
     ("counts on the current device", COUNTS, "        with on_device(self.access, self.device):\n            self.table = ", "        with on_device(self.access, 0):\n            self.table = ", DEVICES),
     ("a table on the current device", TABLE, "        with on_device(self.access, self.device):\n            uncaptured()\n            self.blas", "        with on_device(self.access, 0):\n            self.blas", DEVICES),
     ("NaN rounded like a number", "kernels/storage.cuh", "x == x ? rounded : bits >> 16 | 0x40u", "rounded", f"{STRICT}::test_the_nan_of_a_gpu_stays_nan"),
-    ("a table that is not sent where a gradient lies elsewhere", TABLE, "            column[rows.all] = found\n            self.sent = False", "            column[rows.all] = found", LEFT_OUT),
+    ("a table that is not sent where a gradient lies elsewhere", LOCATED, "            column[rows.all] = found\n            self.sent = False", "            column[rows.all] = found", LEFT_OUT),
     ("pinned memory written while it is read", UPLOAD, "if event.done:", "if True:", f"{STEPS}::test_a_captured_step_replays_with_new_learning_rates_and_counts"),
     ("values sent while a stream is captured", UPLOAD, "uncaptured()\n        room, event", "room, event", f"{STEPS}::test_nothing_is_sent_while_a_stream_is_captured"),
     ("the last step's factor", TABLE, "                self.factor = self.factor_there.array\n", "", f"{STEPS}::test_the_host_s_factor_follows_one_of_the_device"),
-    ("a copy of a gradient made once", TABLE, "        self.packed[row][...] = detached(g)\n", "", AWKWARD),
-    ("a copy of a parameter not written back", TABLE, "                (self.put_wide if name in self.widens else self.replace)(row, name, copy)\n", "                pass\n", AWKWARD),
-    ("a copy of a parameter not read again", TABLE, "            copy[...] = self.wide(row, name) if widens else detached(self.stored(row, name))\n", "            pass\n", AWKWARD),
+    ("a copy of a gradient made once", LOCATED, "        self.packed[row][...] = detached(g)\n", "", AWKWARD),
+    ("a copy of a parameter not written back", LOCATED, "                (self.put_wide if name in self.widens else self.replace)(row, name, copy)\n", "                pass\n", AWKWARD),
+    ("a copy of a parameter not read again", LOCATED, "            copy[...] = self.wide(row, name) if widens else detached(self.stored(row, name))\n", "            pass\n", AWKWARD),
     ("partial sums of rows of another tile", "kernels/matrix.cuh", "(row + u * kWarps) * t.NC + tile_column, sums", "(row + u * kWarps) + tile_column, sums", TILES),
     ("sums of columns of another tile", LOWERING, '(ab * rows + name("rt"))', '(ab + name("rt"))', TILES),
     ("a step that is to be skipped is made", "kernels/queue.cuh", "if (skip != nullptr && *skip != 0) return;", "(void)skip;", f"{STEPS}::test_a_skipped_step_changes_no_bit"),
     ("a step that is skipped is counted", "kernels/prepare.cuh", " || (skip != nullptr && *skip != 0)", "", f"{STEPS}::test_a_skipped_step_changes_no_bit"),
-    ("a norm of another tensor", TABLE, "np.arange(len(self.tensors)) * there.shape[1] + column\n", "np.arange(len(self.tensors)) * 0 + column\n", f"{STEPS}::test_clip_norm"),
+    ("a norm of another tensor", COMPUTED, "np.arange(len(self.tensors)) * there.shape[1] + column\n", "np.arange(len(self.tensors)) * 0 + column\n", f"{STEPS}::test_clip_norm"),
     ("a ticket of the second pass too early", QUEUE, 'queue["wait"] = waits.ravel()[each]', 'queue["wait"] = waits.ravel()[each] // 2', LEFT_OUT),
     ("a 32-bit offset of a row", "kernels/matrix.cuh", "return row * t.C + c;", "return (int)(row * t.C + c);", f"{STRICT}::test_a_matrix_of_more_elements_than_32_bits_count"),
     ("the first column of a part forgotten", "kernels/matrix.cuh", "t.TC + t.c0 + lane * N;", "t.TC + lane * N;", UNEVEN),
@@ -80,7 +81,7 @@ MORE = [
     ("a part's elements where the whole tensor's are", "kernels/matrix.cuh", "r * t.stride + c - t.before", "r * t.stride + c", EVEN),
     ("rows of a part as far from each other as the whole's", "kernels/matrix.cuh", "= kWarps * t.stride;", "= kWarps * t.C;", EVEN),
     ("pieces of a part numbered from nought", QUEUE, 'queue["piece"][some] = ', "_ = ", EVEN),
-    ("a part's words read by the whole's columns", TABLE, "columns = self.windows[:, STRIDE]", "pass", UNEVEN),
+    ("a part's words read by the whole's columns", LOCATED, "columns = self.windows[:, STRIDE]", "pass", UNEVEN),
     ("random numbers of a part by its own positions", EMIT, "origin + row * t[IN_C] - {place}", "origin", DRAWN),
     ("PyTorch's stream not taken", DEVICE, "return there if reached.stream is None else", "return there if True else", OF_DEVICES),
     ("PyTorch's stream asked for before its device is entered", DEVICE, "with there, stream():", "with stream(), there:", OF_DEVICES),

@@ -1,0 +1,158 @@
+"""Where the arrays of tensors lie on a device, and copies of those that kernels cannot work on."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from arrayopt.arrays import Array, Ints, array_namespace, detached, dtype_of
+from arrayopt.codecs import CODECS
+from arrayopt.engines.batch import Rows
+from arrayopt.engines.bucket import chosen
+from arrayopt.engines.cuda.columns import COLUMNS, WINDOW
+from arrayopt.engines.cuda.computed import Computed
+from arrayopt.engines.cuda.cut import Cut
+from arrayopt.engines.cuda.device import uncaptured
+from arrayopt.engines.cuda.upload import Upload
+from arrayopt.fusion.layout import GEOMETRY
+from arrayopt.params.headers import locations_of
+from arrayopt.state.quantized import dequantized, scale_of
+
+__all__ = ["Located"]
+
+WORD = 16
+"""Bytes that are read at once, at most."""
+
+STRIDE = WINDOW.index("STRIDE")
+
+
+class Located(Computed):
+    """Tensors whose addresses are in a table.
+
+    Attributes
+    ----------
+    host : array of int64
+        The table, as it is here.
+    table : Upload
+        The table in device memory.
+    sent : bool
+        Whether the two are equal.
+    at : dict of str to int
+        The columns of addresses, by the names of arrays.
+    cut : Cut or None
+        What the table has beside others, of tensors that ranks share.
+    windows : array of int64, or None
+        How parts of matrices lie; see `Cut.lying`.
+    staged : dict of (int, str) to array
+        Copies of parameters and slots that kernels cannot work on, by row and name.
+    packed : dict of int to array
+        Copies of gradients that are not contiguous, by row; graphs have their addresses.
+    even : array of bool
+        Which tensors, but for their gradients, can be read in words.
+    """
+
+    host: Ints
+    table: Upload
+    at: dict[str, int]
+    cut: Cut | None
+    windows: Ints | None
+    grad_dtype: str
+    sent: bool
+    staged: dict[tuple[int, str], Any]
+    packed: dict[int, Any]
+    even: Any
+
+    @property
+    def captured(self) -> bool:
+        """Whether a CUDA graph holds addresses of this table."""
+        return bool(self.bucket.run.is_captured(self))
+
+    def send_table(self) -> None:
+        """Have the table in device memory as it is here."""
+        self.check_recorded(slice(None))
+        self.table.put(self.host)
+        self.sent = True
+
+    def check_recorded(self, columns: Any) -> None:
+        """Raise where a graph has what the table was, in some of its columns, and that is not what
+        it is now.
+        """
+        moved: Any = self.captured and (self.table.known != self.host)[:, columns].any(axis=1)
+        if np.any(moved):
+            names = ", ".join(self.tensors[i].name for i in np.flatnonzero(moved)[:5])
+            raise ValueError(
+                f"engine 'cupy': arrays of {names} must be the arrays of the captured step,"
+                " because the graph holds their addresses; write into the same arrays, or make a"
+                " new Optimizer"
+            )
+
+    def bind(self) -> None:
+        """See `Batch.bind`."""
+        self.staged = {}
+        for name in self.plan.touched:
+            for row in range(len(self.tensors)):
+                array = self.stored(row, name)
+                if name in self.widens:
+                    uncaptured()
+                    array = self.staged[row, name] = self.wide(row, name)
+                elif not self.access.contiguous(array):
+                    uncaptured()
+                    array = self.staged[row, name] = self.access.like(array)
+                before = 0
+                if self.cut is not None:
+                    before = self.cut.elements_before(row, name) * int(array.itemsize)
+                self.host[row, self.at[name]] = self.access.located([array])[0][0] - before
+        used = set[str]().union(*(p.arrays for p in self.plan.passes)) - {"g"}
+        addresses = self.host[:, [self.at[name] for name in self.at if name in used]]
+        self.sent, self.even = False, (addresses % WORD == 0).all(axis=1)
+        if self.plan.element != "C":
+            columns = self.geo[:, GEOMETRY.index("C")]
+            if self.windows is not None:
+                columns = self.windows[:, STRIDE]
+            self.even &= columns % 4 == 0
+
+    def wide(self, row: int, name: str) -> Any:
+        """See `Batch.wide`; an array of the slot's library."""
+        slots = self.tensors[row].slots
+        dtype = dtype_of(array_namespace(slots[name]), self.plan.storage[name])
+        return dequantized(detached(slots[name]), detached(slots[scale_of(name)]), dtype)
+
+    def bind_grads(self, rows: Rows, grads: Sequence[Array | None]) -> list[Any]:
+        """Put gradients' addresses into the table; what is returned must live until the launch."""
+        given: list[Any] = list(chosen(grads, rows.all))
+        found, whole = locations_of(grads, len(given)) or self.access.located(given)
+        if not whole:
+            for i, row in enumerate(rows.all.tolist()):
+                if not self.access.contiguous(given[i]):
+                    given[i] = self._pack(row, given[i])
+            found = self.access.located(given)[0]
+        if self.cut is not None:
+            before = self.cut.gradients_before(rows.all, given)
+            found = found - before * CODECS[self.grad_dtype].itemsize
+        column = self.host[:, self.at["g"]]
+        if not ((column if rows is self.whole else column[rows.all]) == found).all():
+            column[rows.all] = found
+            self.sent = False
+        if not self.sent:
+            self.host[:, COLUMNS.index("ALIGNED")] = self.even & (column % WORD == 0)
+        return given
+
+    def _pack(self, row: int, g: Array) -> Any:
+        """A gradient's values one after the other, in memory of the table's own."""
+        if row not in self.packed:
+            uncaptured()
+            self.packed[row] = self.access.like(g)
+        self.packed[row][...] = detached(g)
+        return self.packed[row]
+
+    def stage(self) -> None:
+        """Bring the copies of parameters and slots up to date, before a step."""
+        for (row, name), copy in self.staged.items():
+            widens = name in self.widens
+            copy[...] = self.wide(row, name) if widens else detached(self.stored(row, name))
+
+    def write_back(self) -> None:
+        """Write what was computed in copies to where it belongs."""
+        for (row, name), copy in self.staged.items():
+            if name in self.plan.written:
+                (self.put_wide if name in self.widens else self.replace)(row, name, copy)

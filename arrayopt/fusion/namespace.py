@@ -1,0 +1,248 @@
+"""The namespace of symbolic arrays: the array API as far as rules need it."""
+
+import math
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from arrayopt.arrays import NARROW
+from arrayopt.fusion.dims import WAY_OUT, NotFlat, NotFolded, TraceError, reduced_over
+from arrayopt.fusion.graph import COUNT, LETTERS, PRODUCT
+from arrayopt.fusion.ops import OPS, REDUCTIONS
+from arrayopt.fusion.symbol import Extent, Symbol, elementwise
+
+__all__ = ["NAMESPACE"]
+
+
+def _is_turned(matrix: Symbol) -> bool:
+    """Whether the rows of a matrix are axes that come after its columns."""
+    return LETTERS.index(matrix.dims[-2]) > LETTERS.index(matrix.dims[-1])
+
+
+def _matmul(left: Symbol, right: Symbol) -> Symbol:
+    """The product of two matrices, or of batches of them. It is kept in the order of `LETTERS`, as
+    all values are.
+
+    So transposition is a flag of an operand, and a product that would lie transposed is planned as
+    bᵀ aᵀ.
+    """
+    if not (isinstance(left, Symbol) and isinstance(right, Symbol)):
+        raise TraceError(f"only products of arrays can be traced{WAY_OUT}")
+    if left.graph.flat:
+        raise NotFlat
+    if (
+        left.ndim < 2
+        or right.ndim < 2
+        or left.dims[:-2] != right.dims[:-2]
+        or "" in (*left.dims, *right.dims)
+    ):
+        raise TraceError(
+            f"only products of matrices, or of equal batches of them, can be traced{WAY_OUT}"
+        )
+    for operand in (left, right):
+        if operand.dtype == "bool" or operand.node.dtype == "complex":
+            raise TraceError(f"only products of real matrices can be traced{WAY_OUT}")
+        if sorted({dim[0] for dim in operand.dims}) != sorted(operand.node.axes):
+            raise TraceError(f"a product with a broadcast axis cannot be traced{WAY_OUT}")
+    narrow = next((operand.dtype for operand in (left, right) if operand.dtype in NARROW), "")
+    if narrow and left.dtype != right.dtype:
+        raise TraceError(f"a product of {left.dtype} with {right.dtype} cannot be traced{WAY_OUT}")
+    (rows, inner), (other_inner, columns) = left.dims[-2:], right.dims[-2:]
+    if inner.upper() != other_inner.upper():
+        what = f"a matrix over {rows}{inner} with one over {other_inner}{columns}"
+        raise TraceError(f"cannot multiply {what}{WAY_OUT}")
+    rows, columns = rows.upper(), columns.upper()
+    if columns == rows:
+        columns = columns.lower()
+    left_turned, right_turned = _is_turned(left), _is_turned(right)
+    nodes = left.node, right.node
+    if LETTERS.index(rows) > LETTERS.index(columns):
+        nodes, left_turned, right_turned = nodes[::-1], not right_turned, not left_turned
+    symmetric = nodes[0] is nodes[1] and (left_turned != right_turned or nodes[0].symmetric)
+    axes = "".join(sorted({*(dim[0] for dim in left.dims[:-2]), rows, columns}, key=LETTERS.index))
+    node = left.graph.make(
+        PRODUCT, *nodes, axes=axes, data=(left_turned, right_turned, symmetric, narrow)
+    )
+    return Symbol(left.graph, node, (*left.dims[:-2], rows, columns), max(left.dtype, right.dtype))
+
+
+def _reshape(symbol: Symbol, /, shape: Any, *, copy: Any = None) -> Symbol:
+    """A tensor seen as the matrix of its first axis and all others; or that seen as the tensor
+    again.
+    """
+    if symbol.graph.flat:
+        raise NotFlat
+    shape = tuple(shape)
+    if shape and all(isinstance(dim, Extent) for dim in shape):
+        dims = tuple(dim.letter for dim in shape)
+        if {dim[0] for dim in dims} == {dim[:1] for dim in symbol.dims}:
+            return Symbol(symbol.graph, symbol.node, dims, symbol.dtype)
+    elif (
+        len(shape) == 2
+        and isinstance(shape[0], Extent)
+        and shape[1] == -1
+        and shape[0].letter == symbol.dims[0]
+    ):
+        if {dim[:1] for dim in symbol.dims} == set("RC"):
+            return Symbol(symbol.graph, symbol.node, ("R", "C"), symbol.dtype)
+        if symbol.dims[0] == "A":
+            raise NotFolded
+    raise TraceError(
+        f"only a tensor as the matrix of shape (x.shape[0], -1), and back, can be traced{WAY_OUT}"
+    )
+
+
+def _reduced(op: str, symbol: Symbol, *, axis: Any = None, keepdims: bool = False) -> Symbol:
+    """A reduction over some dimensions."""
+    if symbol.dtype in NARROW:
+        raise TraceError(f"`{op}` of values in {symbol.dtype} cannot be traced{WAY_OUT}")
+    if symbol.dtype == "bool":
+        raise TraceError(
+            f"`{op}` of a boolean mask is not a real number; use xp.where(mask, 1.0, 0.0 *"
+            f" x){WAY_OUT}"
+        )
+    if symbol.dtype.startswith("complex") and op != "sum":
+        raise TraceError(f"`{op}` of complex numbers cannot be traced{WAY_OUT}")
+    over, gone = reduced_over(symbol, axis)
+    left = "".join(axis_letter for axis_letter in symbol.node.axes if axis_letter not in gone)
+    node = (
+        symbol.node
+        if left == symbol.node.axes
+        else symbol.graph.make(op, symbol.node, axes=left, data=symbol.spare or gone)
+    )
+    extra = "".join(axis_letter for axis_letter in gone if axis_letter not in symbol.node.axes)
+    repeated = REDUCTIONS[op].repeated
+    if extra and repeated:  # the value is the same along these axes
+        count = symbol.graph.make("host", data=f"{COUNT}{extra}")
+        node = symbol.graph.make(repeated, node, count)
+    dims: list[str] = []
+    for place, dim in enumerate(symbol.dims):
+        if place not in over:
+            dims.append(dim)
+        elif keepdims:
+            dims.append("")
+    return Symbol(symbol.graph, node, tuple(dims), symbol.dtype)
+
+
+def _mean(x: Symbol, *, axis: Any = None, keepdims: bool = False) -> Symbol:
+    gone = reduced_over(x, axis)[1]
+    total = _reduced("sum", x, axis=axis, keepdims=keepdims)
+    count = x.graph.make("host", data=f"count:{gone}")
+    return Symbol(x.graph, x.graph.make("div", total.node, count), total.dims, x.dtype)
+
+
+def _expand_dims(x: Symbol, /, *, axis: int = 0) -> Symbol:
+    dims = list(x.dims)
+    dims.insert(axis % (x.ndim + 1), "")
+    return Symbol(x.graph, x.node, tuple(dims), x.dtype)
+
+
+def _astype(symbol: Symbol, dtype: Any, *, copy: bool = True) -> Symbol:
+    symbol = elementwise("float", symbol) if symbol.dtype == "bool" else symbol
+    if dtype not in NARROW:
+        return (
+            Symbol(symbol.graph, symbol.node, symbol.dims, symbol.graph.real)
+            if symbol.dtype in NARROW
+            else symbol
+        )
+    if symbol.dtype != dtype and symbol.node.dtype == "complex":
+        raise TraceError(f"complex numbers in {dtype} cannot be traced{WAY_OUT}")
+    return (
+        symbol
+        if symbol.dtype == dtype
+        else Symbol(symbol.graph, symbol.graph.make(dtype, symbol.node), symbol.dims, dtype)
+    )
+
+
+def _clip(x: Symbol, min: Any = None, max: Any = None) -> Any:  # noqa: A002 - the standard's names
+    x = x if min is None else elementwise("maximum", x, min)
+    return x if max is None else elementwise("minimum", x, max)
+
+
+def _zeros_like(x: Symbol) -> Symbol:
+    return Symbol(x.graph, x.graph.const(0.0), x.dims, x.dtype)
+
+
+def _vector_norm(
+    symbol: Symbol,
+    *,
+    axis: Any = None,
+    keepdims: bool = False,
+    ord: float = 2,  # noqa: A002
+) -> Any:
+    if ord in (1, math.inf, -math.inf):
+        op = {1: "sum", math.inf: "max", -math.inf: "min"}[ord]
+        return _reduced(op, elementwise("abs", symbol), axis=axis, keepdims=keepdims)
+    if ord != 2:
+        raise TraceError(
+            f"only norms of order 1, 2 and infinity can be traced; got ord={ord}{WAY_OUT}"
+        )
+    square = (
+        elementwise("mul", symbol, symbol)
+        if not symbol.dtype.startswith("complex")
+        else elementwise("abs2", symbol)
+    )
+    return elementwise("sqrt", _reduced("sum", square, axis=axis, keepdims=keepdims))
+
+
+class _Namespace(SimpleNamespace):
+    """The array API as far as rules need it: what the tables have, and a few functions that are
+    made of it.
+    """
+
+    # array-api-compat before 1.15 puts namespaces into sets
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in NARROW:
+            if name not in OPS:
+                raise TraceError(
+                    f"arithmetic in {name} is not fused; engine='array_api' works if the array"
+                    " library supports it"
+                )
+            return name
+        if name in REDUCTIONS:
+            return partial(_reduced, name)
+        for op, row in OPS.items():
+            if name in row.api:
+                return partial(elementwise, op)
+        raise TraceError(
+            f"xp.{name} cannot be traced; use element-wise functions, sums, means, `min` and"
+            f" `max` over all elements, rows or columns, and products of matrices{WAY_OUT}"
+        )
+
+
+class _Linalg(SimpleNamespace):
+    """What `xp.linalg` has of it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise TraceError(
+            f"xp.linalg.{name} cannot be traced; use an iteration of products, such as"
+            " Newton-Schulz, or restrict it to some updates with `branch` and"
+            f" `as_written`{WAY_OUT}"
+        )
+
+
+NAMESPACE = _Namespace(
+    square=lambda x: elementwise("mul", x, x),
+    reciprocal=lambda x: elementwise("div", 1.0, x),
+    clip=_clip,
+    mean=_mean,
+    expand_dims=_expand_dims,
+    astype=_astype,
+    zeros_like=_zeros_like,
+    matmul=_matmul,
+    matrix_transpose=lambda x: x.mT,
+    reshape=_reshape,
+    linalg=_Linalg(vector_norm=_vector_norm, matmul=_matmul, matrix_transpose=lambda x: x.mT),
+    float32="float32",
+    float64="float64",
+    complex64="complex64",
+    complex128="complex128",
+    __name__="arrayopt.fusion.namespace",
+)
+Symbol.namespace = NAMESPACE
