@@ -315,10 +315,10 @@ class Optimizer(Settings):
         if name is None:
             return self.params
         with self._guard("Optimizer.wait", arrived=False):
-            for tensor in self._parameters.all:
-                if tensor.name == name:
-                    self._step.arrive(tensor.place)
-                    return tensor.array
+            place = self._parameters.places.get(name)
+            if place is not None:
+                self._step.arrive(place)
+                return self._parameters.all[place].array
         raise ValueError(f"Optimizer.wait: there is no tensor {name!r}")
 
     def _waits(self) -> list[str]:
@@ -330,7 +330,7 @@ class Optimizer(Settings):
             "`skip_nonfinite`": step.judging.skip_nonfinite and not ranks,
             "`stats`": self._stats.wanted and not ranks,
             "hooks before a step": bool(self._before),
-            "totals": step.meets and not ranks,
+            "totals": not ranks and step.meets,
             "ranks with reduced gradients": ranks and not self._team.sums,
         }
         return [what for what, needed in found.items() if needed]

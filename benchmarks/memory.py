@@ -103,7 +103,29 @@ def _float8(x: Any, dtype: str) -> Any:
     return (codes.astype(x.dtype) * scale).reshape(-1)[: x.size].reshape(x.shape)
 
 
+def _map(signed: bool) -> Any:
+    """The 256 numbers of bitsandbytes (Dettmers et al., arXiv:2110.02861, section 2.2), in order: zero, one, and for
+    each power of ten the middles of equal parts of its decade, twice as many as for the one below.
+    """
+    found = [np.array([0.0, 1.0])]
+    for power in range(7):
+        ends = np.linspace(0.1, 1.0, 2 ** (power + (not signed)) + 1)
+        middles = 10.0 ** (power - 6) * (ends[1:] + ends[:-1]) / 2
+        found += [middles, -middles] if signed else [middles]
+    return np.sort(np.concatenate(found)).astype(np.float32)
+
+
+def _dynamic(x: Any, dtype: str) -> Any:
+    """Blocks of 256, each divided by its largest magnitude, of which elements are the nearest numbers of the map."""
+    table = _map(dtype == "int8")
+    flat = np.pad(x.reshape(-1), (0, -x.size % 256)).reshape(-1, 256)
+    scale = np.abs(flat).max(axis=1, keepdims=True)
+    codes = np.searchsorted((table[1:] + table[:-1]) / 2, flat / np.where(scale == 0, 1.0, scale))
+    return (table[codes] * scale).astype(x.dtype).reshape(-1)[: x.size].reshape(x.shape)
+
+
 CONTROLS: dict[str, tuple[Callable[[Any, str], Any], bool]] = {
+    "map of bitsandbytes, in blocks of 256": (_dynamic, False),
     "float8_e4m3 in blocks": (_float8, True),
     "one scale per tensor": (_one_scale, True),
     "blocks, without roots": (_blocks, False),
@@ -342,6 +364,7 @@ def main() -> None:
     parser.add_argument("--release", action="store_true")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--data", action="store_true", help="tables of bytes as JSON, for benchmarks/run.py")
+    parser.add_argument("--digits", action="store_true", help="the table of the digits alone")
     parser.add_argument("--transformer", action="store_true", help="that table alone")
     parser.add_argument("--times", action="store_true", help="the times alone")
     parser.add_argument("--problem", choices=PROBLEMS, default="bert-base", help="the tensors that times are of")
@@ -350,6 +373,9 @@ def main() -> None:
     given = parser.parse_args()
     if given.train:
         train(given.train, given.release)
+        return
+    if given.digits:
+        accuracy_table(given.steps)
         return
     if given.transformer:
         transformer_table(given.steps)

@@ -1,6 +1,7 @@
 """What it saves to send gradients during the backward pass, and to receive parameters during the forward pass.
 
 python -m benchmarks.overlap                        # 2 and 4 processes over gloo, in about three minutes
+python -m benchmarks.overlap --latency 0.03 --layers 16 --columns 256 --bucket 2097152    # little but latency
 python -m benchmarks.overlap --page                 # and puts the table on docs/ranks.md
 python -m benchmarks.overlap --ranks 2 --rounds 9
 mpiexec -n 2 python -m benchmarks.overlap --mpi
@@ -22,11 +23,10 @@ from pathlib import Path
 import numpy as np
 
 import arrayopt as ao
+from arrayopt.ranks import layout
 from benchmarks.late import late
 from benchmarks.on_page import put
 
-LAYER = {"w": (1024, 3072), "b": (3072,)}
-SHAPES = {f"layer{i}.{name}": shape for i in range(8) for name, shape in LAYER.items()}
 WAYS = ("step", "give", "wait=False")
 HEAD = """\
 | ranks | passes | latency | `step(grads)` | `give`, `step()` | ratio | `step(wait=False)`, `wait` | ratio |
@@ -36,13 +36,13 @@ HEAD = """\
 
 def step(way, opt, grads, forward, backward):
     """One step: what it adds to the passes, and how long it takes from the end of the backward pass."""
-    began = time.perf_counter()
+    began, passed = time.perf_counter(), 0.0
     for name, seconds in forward.items():
         if way == "wait=False":
             opt.wait(name)
-        time.sleep(seconds)
+        passed += slept(seconds)
     for name, seconds in backward.items():
-        time.sleep(seconds)
+        passed += slept(seconds)
         if way != "step":
             opt.give(name, grads[name])
     after = time.perf_counter()
@@ -51,22 +51,33 @@ def step(way, opt, grads, forward, backward):
     else:
         opt.step(wait=way == "give")
     ended = time.perf_counter()
-    return ended - began - sum(forward.values()) - sum(backward.values()), ended - after
+    return ended - began - passed, ended - after
 
 
-def measure(comm, rank, rounds, seconds, latency, label, rows=os.devnull):
+def slept(seconds):
+    """Sleep; return for how long, for a loaded machine wakes late."""
+    began = time.perf_counter()
+    time.sleep(seconds)
+    return time.perf_counter() - began
+
+
+def measure(comm, rank, given, seconds, latency, label, rows=os.devnull):
     """Steps made in each way, in turns."""
     rng = np.random.default_rng(rank)
-    grads = {name: rng.standard_normal(shape, np.float32) for name, shape in SHAPES.items()}
+    shapes = {}
+    for i in range(given.layers):
+        shapes |= {f"layer{i}.w": (1024, given.columns), f"layer{i}.b": (given.columns,)}
+    layout.ROUND = given.bucket
+    grads = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
     total = sum(g.size for g in grads.values())
-    backward = {name: seconds * grads[name].size / total for name in reversed(SHAPES)}
-    forward = {name: backward[name] / 2 for name in SHAPES}
+    backward = {name: seconds * grads[name].size / total for name in reversed(shapes)}
+    forward = {name: backward[name] / 2 for name in shapes}
     there = ao.Ranks(comm, grads="mean", check=None)
     opts, times = {}, {way: [] for way in WAYS}
     for way in WAYS:
-        params = {name: np.ones(shape, np.float32) for name, shape in SHAPES.items()}
+        params = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
         opts[way] = ao.Optimizer(params, ao.LAMB(), comm=there)
-    for k in range(rounds + 2):
+    for k in range(given.rounds + 2):
         for way, opt in opts.items():
             opt.wait()
             found = step(way, opt, grads, forward, backward)
@@ -101,7 +112,7 @@ def gloo(rank, ranks, folder, given):
     for latency in given.latency:
         process_group.ProcessGroup = late(kind, partial(_same, latency)) if latency else kind
         for seconds in given.backward:
-            measure(dist.group.WORLD, rank, given.rounds, seconds, latency, f"{ranks}, gloo", f"{folder}/rows")
+            measure(dist.group.WORLD, rank, given, seconds, latency, f"{ranks}, gloo", f"{folder}/rows")
     dist.destroy_process_group()
 
 
@@ -118,6 +129,9 @@ def main():
     parser.add_argument("--rounds", type=int, default=3, help="how many steps are timed")
     parser.add_argument("--backward", type=float, nargs="+", default=[0.4, 1.2], help="seconds of a backward pass")
     parser.add_argument("--latency", type=float, nargs="+", default=[0.0, 0.01], help="seconds added to each message")
+    parser.add_argument("--layers", type=int, default=8, help="how many layers the model has")
+    parser.add_argument("--columns", type=int, default=3072, help="the columns of a layer, of 1,024 rows")
+    parser.add_argument("--bucket", type=int, default=layout.ROUND, help="bytes of a bucket")
     parser.add_argument("--page", action="store_true", help="put the table on docs/ranks.md")
     given = parser.parse_args()
     os.environ.setdefault("ARRAYOPT_NUM_THREADS", "1")
@@ -127,7 +141,7 @@ def main():
         comm = MPI.COMM_WORLD
         sys.stdout.write(HEAD if not comm.rank else "")
         for seconds in given.backward:
-            measure(comm, comm.rank, given.rounds, seconds, 0.0, f"{comm.size}, MPI")
+            measure(comm, comm.rank, given, seconds, 0.0, f"{comm.size}, MPI")
         return
     from torch import multiprocessing
 

@@ -24,7 +24,7 @@ import numpy as np
 
 import arrayopt as ao
 from arrayopt.params.groups import Group
-from arrayopt.ranks import Ranks, gather, started, threads
+from arrayopt.ranks import Ranks, gather, threads
 from arrayopt.ranks.comm import Comm
 from arrayopt.ranks.layout import layout
 from arrayopt.ranks.partition import divide
@@ -82,7 +82,7 @@ class Messages:
         For each bucket of gradients which tensors it has parts of, its bytes, the most bytes of sums that one rank
         gets, and the most messages of sums that it gets.
     gathers : list of (list, int, int)
-        For each bucket which tensors it has, the number of its pieces, and its bytes.
+        For each bucket the tensors that it completes, the number of ranks that send, and its bytes.
     sums : int
         The bytes of partial sums.
     fullest : int
@@ -95,33 +95,34 @@ class Messages:
         tensors = [Tensor(str(i), np.broadcast_to(np.float32(0), shape), place=i) for i, shape in enumerate(shapes)]
         divide([Group("all", RULE, {}, tensors)], "cpp", 0, ranks)
         backward = range(len(tensors))[::-1]
-        comm = SimpleNamespace(size=ranks, rank=0, on_device=False, start_broadcast=self._note)
+        comm = SimpleNamespace(size=ranks, rank=0, on_device=False)
         self.reductions = []
         for bucket in layout(comm, tensors, ["float32"] * len(tensors), backward):
             places = np.array(sorted({piece.index for piece in bucket.pieces}))
             received, messages = Counter(), Counter()
-            for adder, owner, first, end in bucket.sums(ranks):
-                if adder != owner:
-                    received[owner] += (end - first) * ITEM
-                    messages[owner] += 1
+            for piece in bucket.pieces:
+                received[piece.rank] += (piece.end - piece.first) * ITEM
+            tops = np.cumsum([0, *bucket.parts])
+            at = 0
+            for owner in sorted(received):  # the sums of a rank lie together, and each part of them has one adder
+                first, last = np.searchsorted(tops, [at, at + received[owner] // ITEM - 1], "right")
+                messages[owner] = int(last - first)
+                at += received[owner] // ITEM
             most = max(received.values(), default=0), max(messages.values(), default=0)
             self.reductions.append((places, bucket.size * ITEM, *most))
-        self.gathers, self._noted = [], []
+        self.gathers = []
         with_memory, gather.Buffer = gather.Buffer, _Sized
         try:
-            later = started.LaterGather(comm, tensors)
+            later = gather.Gather(comm, tensors, packed=False, processes=[])
         finally:
             gather.Buffer = with_memory
-        later()
-        for bucket, pieces in zip(later._buckets, self._noted, strict=True):
-            self.gathers.append((bucket.places, len(pieces), sum(pieces)))
+        places = [[] for _ in later.buckets]
+        for place, number in later.last.items():
+            places[number].append(place)
+        for own, bucket in zip(places, later.buckets, strict=True):
+            self.gathers.append((own, len({rank for rank, _ in bucket}), sum(piece.size for _, piece in bucket)))
         fullest, _, self.rounds, self.sums, _, _ = count(shapes, RULE, ranks)
         self.fullest = fullest * self.sizes.sum() / ranks
-
-    def _note(self, pieces):
-        """Take down a broadcast, in place of one."""
-        self._noted.append([memory.size for _, memory in pieces])
-        return lambda: None
 
 
 class _Sized(gather.Buffer):
@@ -243,7 +244,7 @@ def seconds(name, ranks, machine=None):
 class Silent(Comm):
     """Rank 0 of many, whose messages arrive at once and hold what it has said itself."""
 
-    renews, number = True, 1
+    renews, processes, number = True, False, 1
 
     def __init__(self, size):
         self.rank, self.size, self.timeout = 0, size, 60.0
@@ -254,7 +255,8 @@ class Silent(Comm):
     def start_broadcast(self, pieces):
         return lambda: None
 
-    def start_exchange(self, sent, received):
+    def start_alltoall(self, sent, counts, room, received):
+        room[:] = 0
         return lambda: None
 
     def tell(self, said):

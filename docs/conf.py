@@ -47,6 +47,7 @@ html_theme = "furo"
 html_title = f"arrayopt {release}"
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]
+html_search_scorer = str(HERE / "_static" / "scorer.js")
 html_copy_source = False
 html_show_sphinx = False
 

@@ -41,7 +41,26 @@ __device__ __forceinline__ Ticket& now() {
     return ticket;
 }
 
-__device__ void piece(const Step& step, int stage);  // what the plan says of the ticket; below
+__device__ void piece(const Step& step, int stage);  // what the plan says of the ticket's first piece, or of all; below
+
+// Leaves `count` pieces of the ticket, from `piece` on. All threads must call it.
+__device__ __forceinline__ void leave(int piece, int count) {
+    __syncthreads();
+    if (threadIdx.x == 0) now().piece = piece, now().count = count;
+    __syncthreads();
+}
+
+// Whether the ticket has one more piece, with which it goes on.
+__device__ __forceinline__ bool next_piece() {
+    const int piece = now().piece, count = now().count;
+    if (count > 1) leave(piece + 1, count - 1);
+    return count > 1;
+}
+
+// All pieces of the ticket have been done at once.
+__device__ __forceinline__ void pass_over_rest() {
+    if (now().count > 1) leave(now().piece, 1);
+}
 
 // Waits until `count` tickets are done, and sees what they have written.
 __device__ __forceinline__ void wait_for(unsigned* done, unsigned count) {
@@ -82,14 +101,13 @@ run(const Step step, const Ticket* queue, int first, int last, unsigned* taken, 
         if (threadIdx.x == 0) next = take(queue + first, (unsigned)(last - first), taken, part, skip, layer);
         if (kStages > 1 && now().wait > 0) wait_for(done + now().tensor, (unsigned)now().wait);
         if (kStages == 1) {
-            piece(step, 0);
+            do piece(step, 0);
+            while (next_piece());
         } else {
             for (int stage = now().stage; stage < now().stop;) {
                 piece(step, stage);
-                if (now().count > 1) {  // pieces of one pass
-                    __syncthreads();
-                    if (threadIdx.x == 0) ++now().piece, --now().count;
-                } else if (++stage >= now().stop) break;
+                if (next_piece()) continue;  // of one pass
+                if (++stage >= now().stop) break;
                 __syncthreads();
             }
         }

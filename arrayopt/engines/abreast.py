@@ -12,7 +12,7 @@ from arrayopt.arrays import Array, array_namespace, is_array, place
 from arrayopt.fusion.ops import OPS
 from arrayopt.rules.draws import Drawn
 
-__all__ = ["Abreast", "DrawnAbreast", "NotAbreastError", "abreast", "of_layers"]
+__all__ = ["Abreast", "DrawnAbreast", "NotAbreastError", "abreast", "over_layers"]
 
 
 class NotAbreastError(Exception):
@@ -134,7 +134,7 @@ class DrawnAbreast:
         return Abreast(self.of(stream))
 
 
-def of_layers(function: Callable[..., Any], xp: Any, *args: Any) -> Any:
+def over_layers(function: Callable[..., Any], xp: Any, *args: Any) -> Any:
     """What a function of one layer's arrays makes of all layers.
 
     Parameters

@@ -20,7 +20,7 @@ from arrayopt.arrays import (
     working_dtype,
 )
 from arrayopt.codecs import PAIR
-from arrayopt.engines.abreast import Abreast, DrawnAbreast, abreast, of_layers
+from arrayopt.engines.abreast import Abreast, DrawnAbreast, abreast, over_layers
 from arrayopt.engines.base import Report
 from arrayopt.hyper import is_number
 from arrayopt.rules.base import Rule
@@ -72,8 +72,8 @@ def apply_one(
         new_p, out = rule(*args)
         return new_p, {**out, **heard.told} if heard.told else out
 
-    run: Callable[..., Any] = partial(of_layers, telling) if together else telling
-    norms: Callable[..., Any] = partial(of_layers, rule.norms) if together else rule.norms
+    run: Callable[..., Any] = partial(over_layers, telling) if together else telling
+    norms: Callable[..., Any] = partial(over_layers, rule.norms) if together else rule.norms
     wide_p, wide_g = xp.astype(p, work, copy=False), xp.astype(g, work, copy=False)
     if clip is not None:
         wide_g = wide_g * _scalar(xp, clip, scalar)
@@ -163,7 +163,8 @@ def _check_report(who: str, report: Report, values: int) -> None:
             many.append(name)
     if many:
         raise ReturnedError(
-            f"{who}.update: statistics must be one value per tensor; got {', '.join(many)}"
+            f"{who}.update: statistics must be one value per tensor; got {', '.join(many)};"
+            " what is no slot of the rule's `slots` is a statistic"
         )
 
 

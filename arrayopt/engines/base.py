@@ -22,7 +22,7 @@ __all__ = [
     "Partials",
     "Report",
     "Swap",
-    "abreast",
+    "interleaved",
 ]
 
 Report = dict[str, Array]
@@ -58,7 +58,7 @@ Swap = Callable[[list[Partials]], Callable[[], None]]
 """Begins to fill in partial results of other ranks; what it returns ends it."""
 
 
-def abreast(several: Iterable[Iterator[list[Partials]]]) -> Iterator[list[Partials]]:
+def interleaved(several: Iterable[Iterator[list[Partials]]]) -> Iterator[list[Partials]]:
     """Run several through to where each wants partial results; yield those of all together, until
     all have ended.
     """

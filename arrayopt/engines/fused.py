@@ -23,6 +23,7 @@ from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.plans import plan_for, ways, widened
 from arrayopt.params.headers import dtypes
 from arrayopt.rules.base import Rule
+from arrayopt.state.quantized import scales
 from arrayopt.state.slots import BY_GROUP
 from arrayopt.state.tensors import Tensor
 
@@ -110,9 +111,7 @@ class Fused(Engine):
         """See `Engine.explain`."""
         if bucket.kind == "none":
             return "their parameters come from other ranks after each step; here they are counted"
-        branches = (
-            ["some updates of each tensor as they are written"] if bucket.rule.branches else []
-        )
+        branches = ["some updates of each tensor as they are written"] * bucket.rule.branches
         lines = self._explained(bucket, valued=not bucket.rule.value_optional)
         if bucket.rule.value_optional:
             lines += ["with a value:", *self._explained(bucket, valued=True)]
@@ -122,31 +121,29 @@ class Fused(Engine):
         """What is said of each plan."""
         some = any(size(x.array) for x in bucket.tensors)
         plans = self.plans(bucket, stats=False, valued=valued) if some else {}
-        lines = list[str]()
+        lines, deeper = list[str](), "  " * (len(plans) > 1)
         for plan, shapes in plans.items():
-            if len(plans) > 1:
+            if deeper:
                 ranks = list(dict.fromkeys(map(len, shapes)))
                 which = "" if not plan.multiplies else f", such as {'x'.join(map(str, shapes[0]))}"
                 lines.append(f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}{which}:")
-            lines += [f"{'  ' * (len(plans) > 1)}{line}" for line in str(plan).splitlines()]
+            lines += [f"{deeper}{line}" for line in str(plan).splitlines()]
+            if scales(bucket.rule, len(shapes[0])) and not plan.quantized:
+                lines.append(f"{deeper}state in 8 bits is decoded to a temporary copy")
             if plan.multiplies:
                 every = [tuple(x.shape) for x in bucket.tensors if tuple(x.shape) in set(shapes)]
                 geo = geometry(every, plan.element)
-                total, passed = (
-                    int(flops(plan, geo, halves=self.halves).sum()),
-                    int(moved(plan, geo).sum()),
-                )
+                total = int(flops(plan, geo, halves=self.halves).sum())
+                passed = int(moved(plan, geo).sum())
                 full = "" if self.halves else ", symmetric ones in full"
                 lines.append(
-                    f"{'  ' * (len(plans) > 1)}in all {total / 1e6:.6g} MFLOPs in products{full},"
+                    f"{deeper}in all {total / 1e6:.6g} MFLOPs in products{full},"
                     f" {passed / 1e6:.6g} MB in passes"
                 )
         return lines
 
     def foresee(self, coming: Iterable[tuple[Bucket, Asked]]) -> None:
-        """Before the first steps of these buckets: what takes long may be begun for all of them
-        together.
-        """
+        """Before the first steps of these buckets: begin what takes long for all of them."""
 
     def prepare(self, bucket: Bucket, asked: Asked) -> Callable[[], dict[str, Report]]:
         """See `Engine.prepare`."""
@@ -183,13 +180,10 @@ class Fused(Engine):
         Slots of codes that the engine does not read as they are have been widened; see `widened`.
         """
         found = plan_for(rule, rank, dtype, lean=self.lean, **options)
-        if found.quantized and not (
-            self.codes
-            and in_rows(options.get("shape", ()), found.element)
-            and PAIR not in found.storage.values()
-        ):
-            return widened(found)
-        return found
+        if not found.quantized:
+            return found
+        rows = self.codes and in_rows(options.get("shape", ()), found.element)
+        return found if rows and PAIR not in found.storage.values() else widened(found)
 
     def plans(self, bucket: Bucket, **way: bool) -> dict[Plan, list[tuple[int, ...]]]:
         """The plans that a bucket's tensors take, and the shapes that take each."""

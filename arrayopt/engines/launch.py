@@ -8,7 +8,7 @@ import numpy as np
 
 from arrayopt.arrays import Array, size
 from arrayopt.engines.array_api import ArrayAPI
-from arrayopt.engines.base import Asked, Partials, Report, abreast
+from arrayopt.engines.base import Asked, Partials, Report, interleaved
 from arrayopt.engines.batch import Prepared
 from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket, chosen
@@ -90,10 +90,10 @@ def cut_steps(
         batch.allocate(rows, threads)
 
     def steps() -> Iterator[list[Partials]]:
-        yield from abreast(batch.passes(rows, given, threads) for batch, rows, given in watched)
+        yield from interleaved(batch.passes(rows, given, threads) for batch, rows, given in watched)
         for batch, rows, _ in watched:
             reports.update(batch.report(batch.held(rows)))
-        yield from abreast(batch.passes(rows, given, threads) for batch, rows, given in work)
+        yield from interleaved(batch.passes(rows, given, threads) for batch, rows, given in work)
         for batch, rows, _ in work:
             batch.written(batch.held(rows))
         engine.count(bucket, [np.array(batch.members)[rows.all] for batch, rows, _ in work])
@@ -121,7 +121,7 @@ def joint_steps(
 
     def steps() -> Iterator[list[Partials]]:
         for stats, meeting, work in runs:
-            yield from abreast(batch.steps(given, threads, meeting) for batch, _, given in work)
+            yield from interleaved(batch.steps(given, threads, meeting) for batch, _, given in work)
             for batch, rows, _ in work:
                 if stats:  # before the update overwrites what they are of
                     reports.update(batch.report(batch.held(rows)))

@@ -204,14 +204,11 @@ def _least(node: Node) -> float:
             return 1.0 if node.data == UPDATES or node.data.startswith(COUNT) else 0.0
         case "log":
             return 2.0**-54 if node.args[0].on_host else 0.0
-        case "mul":
+        case "mul" | "neg":
             return math.prod(map(_least, node.args)) if node.on_host else 0.0
-        case "neg":
-            return _least(node.args[0])
         case "expm1":
             return min(_least(node.args[0]), 1.0) / 2
-        case _:
-            return 0.0
+    return 0.0
 
 
 def _is(node: Node, value: float) -> bool:

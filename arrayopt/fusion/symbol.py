@@ -117,10 +117,10 @@ class Symbol(Given):
         )
 
     def __iter__(self) -> Any:
-        raise TraceError(f"a traced array cannot be iterated over{WAY_OUT}")
+        raise TraceError(f"a traced array cannot be iterated over; use xp.sum{WAY_OUT}")
 
     def __getitem__(self, key: Any) -> Any:
-        raise TraceError(f"a traced array cannot be indexed{WAY_OUT}")
+        raise TraceError(f"a traced array cannot be indexed; use xp.where{WAY_OUT}")
 
     __int__ = __index__ = __array__ = __float__
 

@@ -277,7 +277,8 @@ def trace(
     nodes = {name: lift(graph, symbol)[0] for name, symbol in reports.items()} if stats else {}
     odd = [name for name, node in nodes.items() if node.axes]
     if odd:
-        raise TraceError(f"statistics must be one value per tensor; got {', '.join(odd)}")
+        said = f"got {', '.join(odd)}; what is no slot of the rule's `slots` is a statistic"
+        raise TraceError(f"statistics must be one value per tensor; {said}")
     if storage.get("master") == SPLIT:
         out["master"] = getattr(NAMESPACE, f"low_{dtype}")(out["master"], new_p)
     after = {"p": param, **slots} if stats else {"p": new_p} | {name: out[name] for name in slots}

@@ -14,7 +14,7 @@ import numpy as np
 from arrayopt.arrays import Ints
 from arrayopt.fusion.layout import GEOMETRY, axis_of
 
-__all__ = ["WINDOW", "axes_of", "views", "whole", "windows"]
+__all__ = ["WINDOW", "axes_of", "undivided", "views", "windows"]
 
 WINDOW = ("A_0", "A_1", "A_T", "R_0", "R_1", "R_T", "C_0", "C_1", "C_T")
 """What describes a window: the first batch, the end, and the first unit among those along this
@@ -25,7 +25,7 @@ Blocks = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
 """For each rank the offset and the shape of its part."""
 
 
-def whole(geo: Ints) -> Ints:
+def undivided(geo: Ints) -> Ints:
     """The windows of tensors that are not in parts, of which there is a row of `GEOMETRY` each."""
     a, b, r, c = (geo[:, GEOMETRY.index(x)] for x in "ABRC")
     none = np.zeros(len(geo), np.int64)

@@ -3,11 +3,12 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-__all__ = ["Bytes", "Comm", "Pending", "RankError", "as_bytes"]
+__all__ = ["Bytes", "Comm", "Packed", "Pending", "RankError", "as_bytes", "cut", "starts_of"]
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 """Memory as a flat array of bytes."""
@@ -46,39 +47,50 @@ class Comm(ABC):
     """Counts the objects that share a channel of messages, in the order of their creation."""
     renews = False
     """Whether `renew` lets go of messages that are on their way."""
+    processes = True
+    """Whether ranks are processes, which may be able to read each other's memory."""
     on_device = False
-    """Whether `broadcast`, exchanges and `start_add` also take CuPy's memory, and `fill` exists."""
+    """Whether calls but `allgather` also take CuPy's memory, and `fill` exists."""
 
     @abstractmethod
     def allgather(self, sent: Bytes, counts: Sequence[int]) -> Pending:
         """Start sending bytes to all ranks; `counts` says how many each rank sends."""
 
-    def broadcast(self, pieces: Sequence[tuple[int, Bytes]]) -> None:
+    def broadcast(self, *buckets: Sequence[tuple[int, Bytes]]) -> None:
         """Copy each piece of memory from its rank into the same piece of all other ranks."""
-        self.start_broadcast(pieces)()
+        waits = [self.start_broadcast(pieces) for pieces in buckets]
+        for wait in waits:
+            wait()
 
     @abstractmethod
     def start_broadcast(self, pieces: Sequence[tuple[int, Bytes]]) -> Callable[[], None]:
-        """Start a broadcast; the returned function waits for it.
+        """Start to copy pieces of memory, together; the returned function waits for them.
 
         Broadcasts are waited for in the order in which they were started.
         """
 
-    def exchange(
-        self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]
-    ) -> None:
-        """Send pieces to other ranks and receive pieces from other ranks."""
-        self.start_exchange(sent, received)()
-
     @abstractmethod
-    def start_exchange(
-        self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]
+    def start_alltoall(
+        self, sent: Any, counts: Sequence[int], room: Any, received: Sequence[int]
     ) -> Callable[[], None]:
-        """Start an exchange; the returned function waits for it.
+        """Start to send a stretch of memory to each rank; the returned function waits.
 
-        Pieces between two ranks keep their order. Exchanges are waited for in the order in which
-        they were started.
+        Calls are waited for in the order in which they were started.
+
+        Parameters
+        ----------
+        sent, room : flat array of bytes
+            What is sent to rank 0, to rank 1, ...; and memory for what they send here.
+        counts, received : sequence of int
+            The bytes that each rank gets from here, and sends here.
         """
+
+    def alltoall(self, parts: Sequence[Bytes], received: Sequence[int]) -> list[Bytes]:
+        """Send a piece of memory to each rank; return what each has sent, so many bytes."""
+        room = np.empty(sum(received), np.uint8)
+        counts = [part.size for part in parts]
+        self.start_alltoall(np.concatenate(parts), counts, room, received)()
+        return cut(room, received)
 
     def meet(self) -> Pending:
         """Start to wait for all ranks; the returned function ends when all have come."""
@@ -107,19 +119,16 @@ class Comm(ABC):
         counts : sequence of int
             The number of sums that each rank gets.
         """
-        starts = np.concatenate([[0], np.cumsum(counts)])
-        parts = np.split(values, starts[1:-1])
-        mine = parts[self.rank]
-        received = {r: np.empty_like(mine) for r in range(self.size) if r != self.rank}
-        wait = self.start_exchange(
-            [(r, as_bytes(parts[r])) for r in received if parts[r].size],
-            [(r, as_bytes(room)) for r, room in received.items() if room.size],
-        )
+        item, mine = values.itemsize, counts[self.rank]
+        received = np.empty((self.size, mine), values.dtype)
+        lengths = [count * item for count in counts]
+        room = as_bytes(received)
+        wait = self.start_alltoall(as_bytes(values), lengths, room, [mine * item] * self.size)
 
         def finish() -> Any:
             wait()
             with np.errstate(all="ignore"):  # infinity and NaN are data
-                return sum(received.values(), start=mine.copy())
+                return received.sum(axis=0)
 
         return finish
 
@@ -136,3 +145,49 @@ class Comm(ABC):
         lengths = self.allgather(sent, [8] * self.size)()
         counts = [int(length.view(np.int64)[0]) for length in lengths]
         return [json.loads(piece.tobytes()) for piece in self.allgather(mine, counts)()]
+
+
+class Packed:
+    """Pieces of memory in one flat piece, those of rank 0 first.
+
+    Attributes
+    ----------
+    flat : array of bytes
+        The memory; this rank's own pieces are in it.
+    counts : list of int
+        The bytes of each rank.
+    """
+
+    def __init__(self, comm: Comm, pieces: Sequence[tuple[int, Bytes]]) -> None:
+        self._rank = comm.rank
+        self._pieces: list[list[Bytes]] = [[] for _ in range(comm.size)]
+        self.counts = [0] * comm.size
+        for rank, piece in pieces:
+            self._pieces[rank].append(piece)
+            self.counts[rank] += piece.size
+        self.flat = np.empty(sum(self.counts), np.uint8)
+        if self.counts[comm.rank]:
+            np.concatenate(self._pieces[comm.rank], out=self.parts[comm.rank])
+
+    @property
+    def parts(self) -> list[Bytes]:
+        """The memory of each rank."""
+        return cut(self.flat, self.counts)
+
+    def unpack(self) -> None:
+        """Write what other ranks have sent into their pieces."""
+        for rank, part in enumerate(self.parts):
+            at = 0
+            for piece in self._pieces[rank] if rank != self._rank else ():
+                piece[:] = part[at : at + piece.size]
+                at += piece.size
+
+
+def starts_of(counts: Sequence[int]) -> list[int]:
+    """Return where stretches of these lengths begin that lie one after the other."""
+    return [0, *accumulate(counts)][:-1]
+
+
+def cut(flat: Any, counts: Sequence[int]) -> list[Any]:
+    """Return consecutive stretches of a flat array."""
+    return [flat[at : at + n] for at, n in zip(starts_of(counts), counts, strict=True)]

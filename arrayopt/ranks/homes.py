@@ -1,6 +1,7 @@
 """Tensors that the user divided, and whose rule needs them whole: one rank updates each of them."""
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import array_api_compat
@@ -173,15 +174,12 @@ def _move(comm: Comm, legs: Sequence[_Leg]) -> list[Array]:
                 sent[receiver].append(as_bytes(part))
             elif receiver == rank:
                 views[sender].append(target[there])
-    packed = [(r, np.concatenate(pieces)) for r, pieces in enumerate(sent) if pieces]
-    rooms = list[tuple[int, Bytes]]()
-    for r, own in enumerate(views):
-        if own:
-            rooms.append((r, np.empty(sum(view.nbytes for view in own), np.uint8)))
-    comm.exchange(packed, rooms)
-    for sender, room in rooms:
+    none = np.zeros(0, np.uint8)
+    received = [sum(map(attrgetter("nbytes"), own)) for own in views]
+    rooms = comm.alltoall([np.concatenate([none, *pieces]) for pieces in sent], received)
+    for own, room in zip(views, rooms, strict=True):
         at = 0
-        for view in views[sender]:
+        for view in own:
             view[...] = room[at : at + view.nbytes].view(view.dtype).reshape(view.shape)
             at += view.nbytes
     return [_stored(leg.target, values) for leg, values in zip(legs, written, strict=True)]

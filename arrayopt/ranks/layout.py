@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from operator import itemgetter
 
 import array_api_compat
 import numpy as np
@@ -33,50 +35,62 @@ class Piece:
     at: int
 
 
-@dataclass(slots=True)
 class BucketLayout:
     """What is sent together: gradients of one dtype.
 
-    Each rank adds an equal part of the bucket, and sends the sums to the ranks that update with
-    them. So all links are used alike, wherever the tensors of a bucket belong.
+    The pieces lie in the order of the ranks that update with them. Each rank adds an equal part of
+    the bucket, and sends the sums to those ranks. So all links are used alike, wherever the tensors
+    of a bucket belong, and each of the two ways is one collective call.
 
-    Attributes
+    Parameters
     ----------
     dtype : str
         The dtype in which they are sent.
     on_device : bool
         Whether they are sent from CuPy's memory.
-    pieces : list of Piece
-        The pieces.
+    stretches : list of (int, int, int, int)
+        Of each piece the index of its tensor, its first element, its end, and its rank.
+    rank, ranks : int
+        This rank, and the number of ranks.
+
+    Attributes
+    ----------
+    pieces, own : list of Piece
+        All pieces, and those of this rank, which lie one after the other.
     size : int
         The number of elements.
+    parts : list of int
+        How many elements each rank adds.
+    sent, received : list of int
+        How many sums this rank sends to each, and gets from each.
     """
 
-    dtype: str
-    on_device: bool
-    pieces: list[Piece]
-    size: int = 0
+    def __init__(
+        self,
+        dtype: str,
+        on_device: bool,
+        stretches: list[tuple[int, int, int, int]],
+        rank: int,
+        ranks: int,
+    ) -> None:
+        self.dtype, self.on_device = dtype, on_device
+        self.pieces, at, of_ranks = list[Piece](), 0, [0] * ranks
+        for index, first, end, owner in sorted(stretches, key=itemgetter(3)):
+            self.pieces.append(Piece(index, first, end, owner, at))
+            at += end - first
+            of_ranks[owner] += end - first
+        self.size = at
+        self.own = [piece for piece in self.pieces if piece.rank == rank]
+        ends = [self.size * r // ranks for r in range(ranks + 1)]
+        self.parts = [end - first for first, end in pairwise(ends)]
+        tops = [0, *accumulate(of_ranks)]
+        self.sent = _overlaps(ends[rank], ends[rank + 1], tops)
+        self.received = _overlaps(tops[rank], tops[rank + 1], ends)
 
-    def ends(self, ranks: int) -> list[int]:
-        """Return where the parts that ranks add begin and end."""
-        return [self.size * r // ranks for r in range(ranks + 1)]
 
-    def sums(self, ranks: int) -> list[tuple[int, int, int, int]]:
-        """Return which rank sends sums to which, and their first element and end."""
-        found: list[tuple[int, int, int, int]] = []
-        ends, adder = self.ends(ranks), 0
-        for piece in self.pieces:
-            first, end = piece.at, piece.at + piece.end - piece.first
-            while first < end:
-                while ends[adder + 1] <= first:
-                    adder += 1
-                until = min(end, ends[adder + 1])
-                if found and found[-1][:2] == (adder, piece.rank) and found[-1][3] == first:
-                    found[-1] = adder, piece.rank, found[-1][2], until
-                else:
-                    found.append((adder, piece.rank, first, until))
-                first = until
-        return found
+def _overlaps(first: int, end: int, ends: list[int]) -> list[int]:
+    """Return how many of the numbers from `first` to `end` lie in each of consecutive stretches."""
+    return [max(0, min(end, top) - max(first, low)) for low, top in pairwise(ends)]
 
 
 def layout(
@@ -86,27 +100,23 @@ def layout(
 
     `sent_as` is the dtype in which each tensor's gradient is sent; None for a tensor without one.
     """
-    buckets: list[BucketLayout] = []
+    found: list[tuple[tuple[str, bool], list[tuple[int, int, int, int]]]] = []
+    filled = 0
     for index in order:
         tensor, dtype = tensors[index], sent_as[index]
         share = tensor.share
         if dtype is None or share is None or tensor.block is not None:
             continue
         most = max(ROUND, LEAST * comm.size) // np.dtype(WORKING[dtype]).itemsize
-        on_device = comm.on_device and bool(array_api_compat.is_cupy_array(tensor.array))
+        key = dtype, comm.on_device and bool(array_api_compat.is_cupy_array(tensor.array))
         for rank in share.holders:
             first, end = share.ends[rank], share.ends[rank + 1]
             while first < end:
-                last = buckets[-1] if buckets else None
-                if (
-                    last is None
-                    or (last.dtype, last.on_device) != (dtype, on_device)
-                    or last.size >= most
-                ):
-                    last = BucketLayout(dtype, on_device, [])
-                    buckets.append(last)
-                count = min(end - first, most - last.size)
-                last.pieces.append(Piece(index, first, first + count, rank, last.size))
-                last.size += count
+                if not found or found[-1][0] != key or filled >= most:
+                    found.append((key, []))
+                    filled = 0
+                count = min(end - first, most - filled)
+                found[-1][1].append((index, first, first + count, rank))
+                filled += count
                 first += count
-    return buckets
+    return [BucketLayout(*key, stretches, comm.rank, comm.size) for key, stretches in found]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.ranks.comm import Bytes, Comm, Pending, RankError
+from arrayopt.ranks.comm import Bytes, Comm, Packed, Pending, RankError, cut, starts_of
 
 __all__ = ["MPIComm"]
 
@@ -147,14 +147,29 @@ class MPIComm(Comm):
         return finish
 
     def start_broadcast(self, pieces: Sequence[tuple[int, Bytes]]) -> Callable[[], None]:
-        return self._started(self._start(self._comm.Ibcast, pieces), pieces)
+        if len(pieces) == 1:  # into its place
+            return self._started(self._start(self._comm.Ibcast, pieces), pieces)
+        packed = Packed(self, pieces)
+        room = [packed.flat, packed.counts, starts_of(packed.counts), self._mpi.BYTE]
+        wait = self._started([self._comm.Iallgatherv(self._mpi.IN_PLACE, room)], packed)
 
-    def start_exchange(
-        self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]
+        def finish() -> None:
+            wait()
+            packed.unpack()
+
+        return finish
+
+    def start_alltoall(
+        self, sent: Bytes, counts: Sequence[int], room: Bytes, received: Sequence[int]
     ) -> Callable[[], None]:
-        requests = self._start(self._comm.Irecv, received)
-        requests += self._start(self._comm.Isend, sent)
-        return self._started(requests, sent)
+        if max(sent.size, room.size) > PIECE:
+            requests = self._start(self._comm.Irecv, list(enumerate(cut(room, received))))
+            requests += self._start(self._comm.Isend, list(enumerate(cut(sent, counts))))
+            return self._started(requests, sent)
+        messages = []
+        for flat, lengths in ((sent, counts), (room, received)):
+            messages.append([flat, list(lengths), starts_of(lengths), self._mpi.BYTE])
+        return self._started([self._comm.Ialltoallv(*messages)], messages)
 
     def start_add(self, values: Any, counts: Sequence[int]) -> Callable[[], Any]:
         room = np.empty(counts[self.rank], values.dtype)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.ranks.comm import Bytes, Comm, Pending, RankError
+from arrayopt.ranks.comm import Bytes, Comm, Pending, RankError, cut
 
 __all__ = ["NcclComm"]
 
@@ -23,7 +23,7 @@ class NcclComm(Comm):
         Seconds that a call may take. Then the communicator is aborted.
     """
 
-    on_device = True
+    on_device, processes = True, False
 
     def __init__(self, comm: Any, timeout: float) -> None:
         import cupy
@@ -155,27 +155,29 @@ class NcclComm(Comm):
 
         return finish
 
-    def start_exchange(
-        self, sent: Sequence[tuple[int, Any]], received: Sequence[tuple[int, Any]]
+    def start_alltoall(
+        self, sent: Any, counts: Sequence[int], room: Any, received: Sequence[int]
     ) -> Callable[[], None]:
-        kind, calls, host_rooms = self._nccl.NCCL_UINT8, [], []
+        kind, calls = self._nccl.NCCL_UINT8, []
         with self._device:
-            for to, piece in sent:
-                there = self._there(piece)
-                calls.append(partial(self._send, there, kind, to))
-            for source, room in received:
-                there = room
-                if isinstance(room, np.ndarray):
-                    there = self._cupy.empty(room.size, np.uint8)
-                    host_rooms.append((room, there))
-                calls.append(partial(self._receive, there, kind, source))
+            given = self._there(sent)
+            taken = self._cupy.empty(room.size, np.uint8) if isinstance(room, np.ndarray) else room
+            parts, rooms = cut(given, counts), cut(taken, received)
+            for other in range(self.size):
+                if other == self.rank:
+                    rooms[other][...] = parts[other]
+                    continue
+                if counts[other]:
+                    calls.append(partial(self._send, parts[other], kind, other))
+                if received[other]:
+                    calls.append(partial(self._receive, rooms[other], kind, other))
         wait = self._call(calls) if calls else _nothing
 
         def finish() -> None:
             wait()
             calls.clear()  # memory that is sent lives until here
-            for room, there in host_rooms:
-                room[:] = there.get()
+            if taken is not room:
+                room[:] = taken.get()
 
         return finish
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.ranks.comm import Bytes, Comm, Pending, RankError
+from arrayopt.ranks.comm import Bytes, Comm, Packed, Pending, RankError
 
 __all__ = ["ProcessGroup"]
 
@@ -121,17 +121,41 @@ class ProcessGroup(Comm):
         return finish
 
     def start_broadcast(self, pieces: Sequence[tuple[int, Bytes]]) -> Callable[[], None]:
+        if len(pieces) == 1:  # into its place
+            return self._start_rows(pieces)
+        packed = Packed(self, pieces)
+        rows = [(r, part) for r, part in enumerate(packed.parts) if part.size]
+        wait = self._start_rows(rows)  # gathering would need equal rows
+
+        def finish() -> None:
+            wait()
+            packed.unpack()
+
+        return finish
+
+    def _start_rows(self, rows: Sequence[tuple[int, Bytes]]) -> Callable[[], None]:
+        """Start a broadcast for each piece of memory."""
         works, sent, received = list[Any](), list[Any](), list[tuple[Any, Any]]()
-        for root, piece in pieces:
-            tensor, source = self._tensor(piece), self._roots[root]
+        for root, row in rows:
+            tensor, source = self._tensor(row), self._roots[root]
             with self._told():
                 work = self._dist.broadcast(tensor, source, group=self._group, async_op=True)
             works.append(work)
             if root == self.rank:
                 sent.append(tensor)
             else:
-                received.append((tensor, piece))
+                received.append((tensor, row))
         return partial(self._wait, works, sent, received)
+
+    def start_alltoall(
+        self, sent: Bytes, counts: Sequence[int], room: Bytes, received: Sequence[int]
+    ) -> Callable[[], None]:
+        given, taken = self._tensor(sent), self._tensor(room)
+        with self._told():
+            work = self._dist.all_to_all_single(
+                taken, given, list(received), list(counts), group=self._group, async_op=True
+            )
+        return partial(self._wait, [work], [given], [(taken, room)])
 
     def start_add(self, values: Any, counts: Sequence[int]) -> Callable[[], Any]:
         tensor = self._tensor(values)
@@ -144,20 +168,3 @@ class ProcessGroup(Comm):
             return values[first : first + counts[self.rank]]
 
         return finish
-
-    def start_exchange(
-        self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]
-    ) -> Callable[[], None]:
-        calls, pieces, rooms = list[Any](), list[Any](), list[tuple[Any, Any]]()
-        operation, group = self._dist.P2POp, self._group
-        for source, room in received:
-            tensor = self._tensor(room)
-            rooms.append((tensor, room))
-            calls.append(operation(self._dist.irecv, tensor, self._roots[source], group))
-        for to, piece in sent:
-            tensor = self._tensor(piece)
-            pieces.append(tensor)
-            calls.append(operation(self._dist.isend, tensor, self._roots[to], group))
-        with self._told():
-            works = self._dist.batch_isend_irecv(calls) if calls else []
-        return partial(self._wait, works, pieces, rooms)

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import array_api_compat
@@ -66,10 +65,7 @@ class Reduction:
     ) -> None:
         self._comm, self._tensors, self._buckets = comm, tensors, buckets
         self._rooms, self._total, self._fast, self._kept = rooms, total, fast, kept
-        self._of: dict[int, list[tuple[int, Piece]]] = {}
-        for number, bucket in enumerate(buckets):
-            for piece in bucket.pieces:
-                self._of.setdefault(piece.index, []).append((number, piece))
+        self._of: dict[int, list[tuple[int, Piece]]] = {}  # where `take` finds the pieces
         self._missing = [bucket.size for bucket in buckets]
         self._sent = 0  # the number of buckets that were sent
         self._forwarded = 0  # the number of buckets whose sums were sent
@@ -82,18 +78,44 @@ class Reduction:
         """Copy a gradient into its buckets, and send those that are complete."""
         if self._flying:
             self._comm.poll()
-        with on_its_device(grad):
-            flat = array_namespace(grad).reshape(detached(grad), (-1,))
-            for number, piece in self._of.get(index, ()):
-                bucket = self._buckets[number]
-                part = flat[piece.first : piece.end]
-                if not bucket.on_device:
-                    part = np.ascontiguousarray(to_host(part))
-                count = piece.end - piece.first
-                room = self._room(number).view(np.dtype(bucket.dtype))
-                room[piece.at : piece.at + count] = part
-                self._missing[number] -= count
-                self._send_complete()
+        if not self._of:
+            for number, bucket in enumerate(self._buckets):
+                for piece in bucket.pieces:
+                    self._of.setdefault(piece.index, []).append((number, piece))
+        flat = _flat(grad)
+        for number, piece in self._of.get(index, ()):
+            bucket = self._buckets[number]
+            room = self._room(number).view(np.dtype(bucket.dtype))
+            count = piece.end - piece.first
+            with on_its_device(grad):
+                room[piece.at : piece.at + count] = _part(flat, piece, bucket)
+            self._missing[number] -= count
+            self._send_complete()
+
+    def take_all(self, grads: Sequence[Array | None]) -> None:
+        """Send all gradients, bucket by bucket."""
+        before = dict[int, Any]()
+        for number, bucket in enumerate(self._buckets):
+            parts, flat = [], dict[int, Any]()
+            for piece in bucket.pieces:
+                if piece.index not in flat:
+                    found = before.get(piece.index)
+                    flat[piece.index] = _flat(grads[piece.index]) if found is None else found
+                parts.append(_part(flat[piece.index], piece, bucket))
+            before = flat
+            self._pack(number, parts)
+            self._send()
+
+    def _pack(self, number: int, parts: list[Any]) -> None:
+        """Put all pieces of a bucket into its memory."""
+        bucket = self._buckets[number]
+        room = self._room(number, zeros=False).view(np.dtype(bucket.dtype))
+        if not bucket.on_device:
+            np.concatenate(parts, out=room)
+            return
+        with self._on_device_of(bucket):
+            for piece, part in zip(bucket.pieces, parts, strict=True):
+                room[piece.at : piece.at + len(part)] = part
 
     def finish(self) -> None:
         """Send all that is left, with zeros for what has not arrived, and wait for all sums."""
@@ -104,14 +126,15 @@ class Reduction:
         while self._flying:
             self._flying.popleft()()
 
-    def _room(self, number: int) -> Any:
+    def _room(self, number: int, *, zeros: bool = True) -> Any:
         """Return the memory of a bucket."""
         if number not in self._packed:
             self._wait_for(self._sent - 2)
             bucket = self._buckets[number]
             size = bucket.size * np.dtype(bucket.dtype).itemsize
             self._packed[number] = self._empty(bucket, size, np.uint8)
-            self._packed[number][...] = 0
+            if zeros:
+                self._packed[number][...] = 0
         return self._packed[number]
 
     def _empty(self, bucket: BucketLayout, count: int, dtype: Any) -> Any:
@@ -153,23 +176,19 @@ class Reduction:
 
     def _start_in_order(self, bucket: BucketLayout, packed: Any) -> Callable[[], Any]:
         """Send a bucket; what is returned waits, and adds in the order of ranks."""
-        rank, dtype = self._comm.rank, np.dtype(bucket.dtype)
-        item, wide = dtype.itemsize, np.dtype(WORKING[bucket.dtype])
-        parts = []
-        for first, end in pairwise(bucket.ends(self._comm.size)):
-            parts.append(packed[first * item : end * item])
-        mine = parts[rank]
-        others = [r for r in range(self._comm.size) if r != rank]
-        received = {r: self._empty(bucket, len(mine), np.uint8) for r in others if len(mine)}
-        sent = [(r, parts[r]) for r in others if len(parts[r])]
-        wait = self._comm.start_exchange(sent, list(received.items()))
+        size, dtype = self._comm.size, np.dtype(bucket.dtype)
+        item, mine = dtype.itemsize, bucket.parts[self._comm.rank]
+        received = self._empty(bucket, size * mine * item, np.uint8)
+        counts = [count * item for count in bucket.parts]
+        wait: Any = self._comm.start_alltoall(packed, counts, received, [mine * item] * size)
 
         def finish() -> Any:
+            nonlocal wait
             wait()
-            received[rank] = mine
-            every = [received[r].view(dtype) for r in range(self._comm.size) if r in received]
-            total = self._empty(bucket, len(mine) // item, wide)
-            self._total(every, total)
+            wait = None  # with it goes what was sent
+            every = received.view(dtype).reshape(size, mine)
+            total = self._empty(bucket, mine, np.dtype(WORKING[bucket.dtype]))
+            self._total(list(every), total)
             return total
 
         return finish
@@ -183,9 +202,8 @@ class Reduction:
             given, values = values, self._empty(bucket, bucket.size, wide)
             values[...] = given
         values = values.view(real)
-        parts = wide.itemsize // real.itemsize
-        counts = [(end - first) * parts for first, end in pairwise(bucket.ends(self._comm.size))]
-        wait = self._comm.start_add(values, counts)
+        numbers = wide.itemsize // real.itemsize
+        wait = self._comm.start_add(values, [count * numbers for count in bucket.parts])
 
         def finish() -> Any:
             assert self._fast is not None
@@ -195,45 +213,30 @@ class Reduction:
 
     def _forward(self) -> None:
         """Send the sums of the next bucket to the ranks that update with them."""
-        number, rank, size = self._forwarded, self._comm.rank, self._comm.size
+        number = self._forwarded
         self._wait_for(number)
         bucket, mine = self._buckets[number], self._added.pop(number)
-        begin = bucket.ends(size)[rank]
-        dtype = np.dtype(WORKING[bucket.dtype])
-        sent, received, landed = [], [], []
+        item = mine.dtype.itemsize
+        sent = [count * item for count in bucket.sent]
+        received = [count * item for count in bucket.received]
         with self._on_device_of(bucket):
-            for adder, owner, first, end in bucket.sums(size):
-                if adder == rank:
-                    part = mine[first - begin : end - begin]
-                    if owner == rank:
-                        landed.append((first, part))
-                    else:
-                        sent.append((owner, part.view(np.uint8)))
-                elif owner == rank:
-                    part = self._empty(bucket, end - first, dtype)
-                    received.append((adder, part.view(np.uint8)))
-                    landed.append((first, part))
-            wait = self._comm.start_exchange(sent, received)
+            room = self._empty(bucket, sum(bucket.received), mine.dtype)
+            wait = self._comm.start_alltoall(
+                mine.view(np.uint8), sent, room.view(np.uint8), received
+            )
 
         def land() -> None:
             with self._on_device_of(bucket):
                 wait()
-                self._settle(bucket, landed)
+                at = 0
+                for piece in bucket.own:
+                    count = piece.end - piece.first
+                    if self._rooms[piece.index] is not None:
+                        self._write(piece.index, piece.first, room[at : at + count])
+                    at += count
 
         self._flying.append(land)
         self._forwarded += 1
-
-    def _settle(self, bucket: BucketLayout, landed: list[tuple[int, Any]]) -> None:
-        """Write the sums of a bucket that are this rank's into their rooms."""
-        for piece in bucket.pieces:
-            if piece.rank != self._comm.rank or self._rooms[piece.index] is None:
-                continue
-            until = piece.at + piece.end - piece.first
-            for at, values in landed:
-                first, end = max(piece.at, at), min(until, at + len(values))
-                if first < end:
-                    position = piece.first + first - piece.at
-                    self._write(piece.index, position, values[first - at : end - at])
 
     def _write(self, index: int, position: int, values: Any) -> None:
         """Write sums of a tensor."""
@@ -249,6 +252,22 @@ class Reduction:
         self._sums[index] = total, missing
         if not missing:
             self._rooms[index] = _filled(room, self._sums.pop(index)[0])
+
+
+def _flat(grad: Any) -> Any:
+    """Return a gradient as a flat array of its library."""
+    if isinstance(grad, np.ndarray):
+        return grad.reshape(-1)
+    with on_its_device(grad):
+        return array_namespace(grad).reshape(detached(grad), (-1,))
+
+
+def _part(flat: Any, piece: Piece, bucket: BucketLayout) -> Any:
+    """Return a piece of a flat gradient, where its bucket is."""
+    part = flat[piece.first : piece.end]
+    if bucket.on_device or isinstance(part, np.ndarray):
+        return part
+    return np.ascontiguousarray(to_host(part))
 
 
 def _writable(room: Any, count: int, total: Any) -> Any:

@@ -6,11 +6,12 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import WORKING, Array, dtype_name, is_captured, place, size
+from arrayopt.arrays import WORKING, Array, dtype_name, is_captured, place
 from arrayopt.ranks.comm import Comm
 from arrayopt.ranks.kept import Kept
 from arrayopt.ranks.layout import BucketLayout, layout
 from arrayopt.ranks.reduction import Reduction
+from arrayopt.state.shares import Share
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["Sums", "room_for"]
@@ -33,35 +34,47 @@ class Sums:
     def __init__(self, comm: Comm, *, mean: bool, fast: bool) -> None:
         self._comm, self._mean, self._fast = comm, mean, fast
         self._key: Any = None
+        self._name = ""
+        self._shares, self._own = list[Share | None](), list[int]()  # of the last step
         self._buckets: list[BucketLayout] = []  # of the last step
         self._rooms: dict[Any, Array] = {}  # on a device, for the next steps too
         self.kept = Kept()
 
     def rooms(self, tensors: Sequence[Tensor], grads: list[Array | None]) -> list[Array | None]:
         """Return arrays for the sums; for tensors that other ranks have, the gradients."""
-        rooms: list[Array | None] = []
-        for tensor, grad in zip(tensors, grads, strict=True):
-            if grad is None or tensor.kind == "none" or tensor.block is not None:
-                rooms.append(grad)
-            elif self._comm.on_device and array_api_compat.is_cupy_array(grad):
-                key = tensor.place, dtype_name(grad), tuple(grad.shape)
-                if key not in self._rooms:
-                    self._rooms[key] = room_for(tensor, grad, dtype_name(grad))
-                rooms.append(self._rooms[key])
-            else:
-                rooms.append(room_for(tensor, grad, dtype_name(grad)))
+        rooms = list(grads)
+        for index in self._own_of(tensors):
+            tensor, grad = tensors[index], grads[index]
+            if grad is None:
+                continue
+            if not self._comm.on_device or not array_api_compat.is_cupy_array(grad):
+                rooms[index] = room_for(tensor, grad, dtype_name(grad))
+                continue
+            key = tensor.place, dtype_name(grad), tuple(grad.shape)
+            if key not in self._rooms:
+                self._rooms[key] = room_for(tensor, grad, dtype_name(grad))
+            rooms[index] = self._rooms[key]
         return rooms
+
+    def _own_of(self, tensors: Sequence[Tensor]) -> list[int]:
+        """Return the indices of the tensors of which this rank gets sums."""
+        shares = [tensor.share for tensor in tensors]
+        if shares != self._shares:
+            self._shares, self._own = shares, []
+            for index, tensor in enumerate(tensors):
+                if tensor.kind != "none" and tensor.block is None:
+                    self._own.append(index)
+        return self._own
 
     def reduce(
         self, tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]
     ) -> None:
         """Fill the rooms; those that cannot be written are replaced."""
-        self.kept.captured = any(g is not None and is_captured(g) for g in grads)
-        sent_as = [None if g is None or not size(g) else dtype_name(g) for g in grads]
+        given = [g for g in grads if g is not None] if self._comm.on_device else []
+        self.kept.captured = any(map(is_captured, given))
+        sent_as = [None if g is None else dtype_name(g) for g in grads]
         reduction = self.start(tensors, sent_as, range(len(tensors)), rooms)
-        for index, grad in enumerate(grads):
-            if grad is not None:
-                reduction.take(index, grad)
+        reduction.take_all(grads)
         reduction.finish()
 
     def start(
@@ -72,11 +85,12 @@ class Sums:
         rooms: list[Array | None],
     ) -> Reduction:
         """Return the reduction of a step; see `layout` for the arguments."""
-        shares = [(id(tensor.share), tensor.block is None) for tensor in tensors]
-        key = shares, list(sent_as), list(order)
+        self._own_of(tensors)
+        key = self._shares, list(sent_as), list(order)
         if key != self._key:
             self._key, self._buckets = key, layout(self._comm, tensors, sent_as, order)
-        self.kept.begin(repr(key))
+            self._name = repr(key)
+        self.kept.begin(self._name)
         fast = self._mean_of if self._fast else None
         return Reduction(self._comm, tensors, self._buckets, rooms, self._total, fast, self.kept)
 

@@ -89,7 +89,7 @@ class Taken:
         if len(self._order) != len(tensors):
             self._order, self._learned = list(reversed(range(len(tensors)))), False
         self.rooms = [None] * len(tensors)
-        sent_as = [self._sent_as(tensor) if size(tensor.array) else None for tensor in tensors]
+        sent_as = [self._sent_as(tensor) for tensor in tensors]
         self._reduction = self._sums.start(tensors, sent_as, self._order, self.rooms)
 
     def _sent_as(self, tensor: Tensor) -> str:

@@ -13,12 +13,13 @@ from arrayopt.params.groups import Group
 from arrayopt.ranks import homes
 from arrayopt.ranks.agreement import Agreement
 from arrayopt.ranks.alone import Alone
+from arrayopt.ranks.collect import collect, pieces_of
 from arrayopt.ranks.comm import Bytes, as_bytes
-from arrayopt.ranks.gather import Gather, collect, pieces_of
+from arrayopt.ranks.gather import Arrivals, Gather
 from arrayopt.ranks.partition import check_parts, divide, shards
+from arrayopt.ranks.reading import can_read
 from arrayopt.ranks.same import checksum, is_odd
 from arrayopt.ranks.settings import Ranks, as_ranks
-from arrayopt.ranks.started import Arrivals, LaterGather
 from arrayopt.ranks.sums import Sums
 from arrayopt.ranks.taken import Taken
 from arrayopt.state.tensors import Tensor
@@ -36,8 +37,8 @@ class Team(Agreement):
         self.sums = ranks.grads != "reduced"
         self._taken = Taken(self._comm, self._sums)
         self.captured = self._comm.on_device
-        self._gather: Gather | None = None  # of the last step that has waited
-        self._later: LaterGather | None = None  # of the last that has not
+        self._gather: Gather | None = None  # of the last step
+        self._processes: list[int] | None = None  # that read each other's memory, once it is known
 
     def divide(self, groups: list[Group]) -> None:
         tensors = [tensor for group in groups for tensor in group.tensors]
@@ -191,17 +192,21 @@ class Team(Agreement):
         return every
 
     def gather(self, tensors: Sequence[Tensor]) -> None:
-        if self._gather is None or not self._gather.serves(tensors):
-            self._gather = Gather(self._comm, tensors, packed=self._ranks.gather == "packed")
-        self._gather()
+        self._gather_of(self._taken.forward(tensors))()
         self._send_back(tensors)
 
     def start_gather(self, tensors: Sequence[Tensor]) -> Arrivals:
         self._send_back(tensors)
-        tensors = self._taken.forward(tensors)
-        if self._later is None or not self._later.serves(tensors):
-            self._later = LaterGather(self._comm, tensors)
-        return self._later()
+        return Arrivals(self._gather_of(self._taken.forward(tensors)))
+
+    def _gather_of(self, tensors: Sequence[Tensor]) -> Gather:
+        """Return what gathers the parameters of a step, the same as in the last step if it can."""
+        if self._processes is None:
+            self._processes = can_read(self._comm) if self._comm.processes else []
+        if self._gather is None or not self._gather.serves(tensors):
+            packed = self._ranks.gather == "packed"
+            self._gather = Gather(self._comm, tensors, packed=packed, processes=self._processes)
+        return self._gather
 
     def _send_back(self, tensors: Sequence[Tensor]) -> None:
         """Bring what owners have updated to the parts of all ranks."""
@@ -231,7 +236,7 @@ class Team(Agreement):
         made: Team = object.__new__(Team)
         made.__dict__.update(self.__dict__)  # over the same communicator
         made.replaced = copy.deepcopy(self.replaced, memo)
-        made._gather = made._later = None
+        made._gather = None
         made._told, made._inside = None, 0
         made._taken = Taken(made._comm, made._sums)
         return made

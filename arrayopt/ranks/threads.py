@@ -4,9 +4,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, TypeVar
 
-from arrayopt.ranks.comm import Bytes, Comm, Pending, RankError
+from arrayopt.ranks.comm import Bytes, Comm, Pending, RankError, cut
 
 __all__ = ["ThreadComm", "run", "threads"]
 
@@ -66,7 +67,7 @@ def _begin_anew(barrier: threading.Barrier, mail: _Mail) -> None:
 class ThreadComm(Comm):
     """A communicator whose ranks are threads of this process; see `threads`."""
 
-    renews = True
+    renews, processes = True, False
 
     def __init__(self, meeting: _Meeting, rank: int, size: int, timeout: float = TIMEOUT) -> None:
         self._meeting, self.rank, self.size, self.timeout = meeting, rank, size, timeout
@@ -102,7 +103,10 @@ class ThreadComm(Comm):
 
         return finish
 
-    def broadcast(self, pieces: Sequence[tuple[int, Bytes]]) -> None:
+    def broadcast(self, *buckets: Sequence[tuple[int, Bytes]]) -> None:
+        pieces = list(chain(*buckets))
+        if not pieces:
+            return
         every = self._swap(pieces)
         for i, (root, piece) in enumerate(pieces):
             if root != self.rank:
@@ -126,19 +130,19 @@ class ThreadComm(Comm):
 
         return finish
 
-    def start_exchange(
-        self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]
+    def start_alltoall(
+        self, sent: Bytes, counts: Sequence[int], room: Bytes, received: Sequence[int]
     ) -> Callable[[], None]:
-        mail, missing = self._meeting.mail, [len(sent)]
+        mail, missing = self._meeting.mail, [self.size]
         with mail.change:
-            for to, piece in sent:
-                box = mail.pieces.setdefault((self.rank, to, "exchange"), deque())
+            for to, piece in enumerate(cut(sent, counts)):
+                box = mail.pieces.setdefault((self.rank, to, "alltoall"), deque())
                 box.append(_Sent(piece, missing))
             mail.change.notify_all()
 
         def finish() -> None:
-            for source, room in received:
-                self._receive((source, self.rank, "exchange"), room)
+            for source, part in enumerate(cut(room, received)):
+                self._receive((source, self.rank, "alltoall"), part)
             with mail.change:
                 mail.wait(lambda: not missing[0], self.timeout)
 

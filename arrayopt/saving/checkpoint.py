@@ -15,7 +15,7 @@ import numpy as np
 
 from arrayopt import schedules
 from arrayopt.arrays import Array, like
-from arrayopt.ranks.gather import Scattered
+from arrayopt.ranks.collect import Scattered
 from arrayopt.saving.paths import checked_path, refuse_others
 from arrayopt.saving.words import (
     ARRAY,

@@ -10,7 +10,7 @@ from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.hyper import Hyper
 from arrayopt.params.parameters import Parameters
 from arrayopt.ranks.alone import Alone
-from arrayopt.ranks.gather import slot_of
+from arrayopt.ranks.collect import slot_of
 from arrayopt.ranks.same import checksum
 from arrayopt.rules.base import Rule
 from arrayopt.saving import checkpoint, writing

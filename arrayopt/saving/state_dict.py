@@ -160,7 +160,9 @@ def load(
     except (AttributeError, KeyError, TypeError, IndexError, ValueError, RuntimeError) as error:
         raise TypeError(f"{who}: `state` must be the result of state_dict(); {error!r}") from error
     if wrong:
-        raise ValueError(f"{who}: the state does not fit: {'; '.join(wrong)}")
+        stored = any("state_dtype=" in difference for difference in wrong)
+        how = ". To change the storage, load with the saved `state_dtype`, and set that of the optimizer then" * stored
+        raise ValueError(f"{who}: the state does not fit: {'; '.join(wrong)}{how}")
     clip_norm = coerce(f"{who}: `clip_norm`", clip_norm, CLIP_NORM, optional=True)
     tensors = {tensor.name: tensor for group in groups for tensor in group.tensors}
     new_rule = _changed(rule, saved["rule"]["hypers"], who)

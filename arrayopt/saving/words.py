@@ -9,7 +9,7 @@ import numpy as np
 
 from arrayopt import schedules
 from arrayopt.arrays import REAL, Array, dtype_name, is_array, to_host
-from arrayopt.ranks.gather import Scattered
+from arrayopt.ranks.collect import Scattered
 
 __all__ = [
     "ARRAY",

@@ -13,7 +13,7 @@ from arrayopt._version import __version__
 from arrayopt.arrays import REAL, Array, dtype_name, is_array
 from arrayopt.hyper import Listed
 from arrayopt.ranks.alone import Alone
-from arrayopt.ranks.gather import Scattered
+from arrayopt.ranks.collect import Scattered
 from arrayopt.saving.paths import checked_path
 from arrayopt.saving.words import (
     ARRAY,

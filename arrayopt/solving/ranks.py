@@ -70,17 +70,12 @@ class Several(Agreement, One):
         flat = np.ascontiguousarray(to_host(mine)).reshape(-1)
         flat = flat.astype(WORKING[dtype_name(mine)], copy=False)
         parts = np.array_split(flat, self.size)
-        own = parts[self.rank]
-        others = [r for r in range(self.size) if r != self.rank]
-        received = {self.rank: own} | {r: np.empty_like(own) for r in others}
-        self._comm.exchange(
-            [(r, as_bytes(parts[r])) for r in others if parts[r].size],
-            [(r, as_bytes(received[r])) for r in others if own.size],
-        )
+        own = parts[self.rank].nbytes
+        received = self._comm.alltoall(list(map(as_bytes, parts)), [own] * self.size)
         with np.errstate(all="ignore"):  # infinity and NaN are data
-            total = received[0].copy()
-            for r in range(1, self.size):
-                total += received[r]
+            total = received[0].view(flat.dtype).copy()
+            for part in received[1:]:
+                total += part.view(flat.dtype)
             if self._grads == "mean":
                 total /= self.size
         counts = [part.nbytes for part in parts]

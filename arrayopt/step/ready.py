@@ -5,7 +5,7 @@ from itertools import chain
 from typing import Any
 
 from arrayopt.arrays import dtype_name
-from arrayopt.engines.base import Asked, CompilationError, Engine, Partials, Report, abreast
+from arrayopt.engines.base import Asked, CompilationError, Engine, Partials, Report, interleaved
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.fused import Fused
 from arrayopt.engines.launch import Launch
@@ -97,7 +97,7 @@ class Ready:
         """Run everything, once: what ranks share, and what is whole while they wait for each other;
         the reports.
         """
-        rounds, launches = abreast(self._cut), self._launches
+        rounds, launches = interleaved(self._cut), self._launches
         wanted = next(rounds, None) if self._cut else None
         while wanted is not None or launches:
             ended = team.swap(wanted) if wanted else None

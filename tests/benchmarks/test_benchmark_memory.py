@@ -1,5 +1,6 @@
 """The table of times of docs/memory.md, over tiny shapes."""
 
+import numpy as np
 import pytest
 
 from benchmarks import memory
@@ -24,3 +25,13 @@ def test_times_of_all_are_between_the_marks_of_the_page():
     assert memory.written(page, sheet, look("a test")).split(memory.END)[1] == before.split(memory.END)[1]
     with pytest.raises(ValueError, match="once each"):
         memory.written(page + memory.END, sheet, look("a test"))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_the_map_of_bitsandbytes_has_256_numbers_finer_towards_zero(dtype):
+    table = memory._map(dtype == "int8")
+    assert len(np.unique(table)) == 256
+    assert (0.0 in table, table[-1], -1.0 in table) == (True, 1.0, False)
+    assert np.diff(table)[-2] > 50 * np.diff(table)[np.searchsorted(table, 0.0) + 1]
+    x = np.concatenate([table * 3.0, table[::-1] * 1e-6])  # two blocks, each of which has its own scale
+    np.testing.assert_allclose(memory._dynamic(x, dtype), x, rtol=1e-6)

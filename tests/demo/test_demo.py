@@ -212,7 +212,7 @@ def test_a_short_run_prints_a_table_and_draws(data, rules, tmp_path, capsys, mon
     printed, errors = capsys.readouterr()
     printed = " ".join(printed.split())
     assert path.read_bytes().startswith(b"\x89PNG")
-    assert errors == ""
+    assert all(line.startswith("arrayopt: compiling") for line in errors.splitlines()), errors  # Numba, at first
     assert "\x1b" not in printed
     for word in (*rules, "test accuracy", "µs", "B/param", "engine ", "figure"):
         assert word in printed

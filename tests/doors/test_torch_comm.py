@@ -10,7 +10,7 @@ import torch
 
 import arrayopt as ao
 import arrayopt.torch as at
-from arrayopt.ranks import Ranks, layout, run, started
+from arrayopt.ranks import Ranks, gather, layout, run
 from tests.support.overlapping import WAYS, Net, alone, groups, passes, together, unlike
 
 
@@ -18,8 +18,8 @@ from tests.support.overlapping import WAYS, Net, alone, groups, passes, together
 def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "ROUND", 1 << 16)
     monkeypatch.setattr(layout, "LEAST", 1 << 12)
-    monkeypatch.setattr(started, "ROUND", 1 << 14)
-    monkeypatch.setattr(started, "SMALL", 1 << 12)
+    monkeypatch.setattr(gather, "ROUND", 1 << 14)
+    monkeypatch.setattr(gather, "LARGE", 1 << 12)
 
 
 @pytest.mark.parametrize("label", WAYS)

@@ -15,6 +15,7 @@ import arrayopt as ao
 import arrayopt.optax
 import arrayopt.torch
 from arrayopt import rules
+from arrayopt.engines.numpy.stacks import Ragged, Stack
 from arrayopt.rules.fields import hypers
 from tests.support.engines import each_engine
 from tests.support.optimizing import drawn
@@ -273,3 +274,23 @@ def test_what_a_plan_says_of_blocks():
     opt = ao.Optimizer({"w": np.ones((18, 5)), "b": np.ones(18)}, ao.LAMB(lr=0.1, blocks=LENGTHS), engine="numpy")
     assert "2 tensors of 8 blocks, 108 parameters" in opt.explain()
     assert "blocks=(6, 6, 2, 4)" in opt.explain()
+
+
+def test_blocks_of_many_lengths_are_worked_through_together(monkeypatch):
+    """As many tensors of these lengths are, and not one after the other."""
+    lengths = tuple(3 + i % 3 for i in range(300))
+    x = np.random.default_rng(0).standard_normal(sum(lengths))
+    each = {str(i): part.copy() for i, part in enumerate(np.split(x, np.cumsum(lengths)[:-1]))}
+    runs = []
+    for kind in (Stack, Ragged):
+        monkeypatch.setattr(kind, "run", lambda self, *args, run=kind.run: runs.append(self) or run(self, *args))
+
+    def count(params, blocks):
+        opt = ao.Optimizer(params, ao.LAMB(blocks=blocks), engine="numpy")
+        runs.clear()
+        opt.step({name: 2 * p for name, p in params.items()})
+        return len({id(x) for x in runs}), np.concatenate([*opt.params.values()])
+
+    (whole, made), (apart, expected) = count({"w": x.copy()}, lengths), count(each, None)
+    assert whole <= apart <= 3
+    np.testing.assert_array_equal(made, expected)

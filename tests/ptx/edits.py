@@ -12,7 +12,7 @@ WIDENED = "t.{0}64 = ({1})a.{0}32 * b.{0}32;"
 
 EDITS = [
     # Numbers: a conversion from 64 bits, products of 32 bits, bits put into 64, bytes chosen
-    # from two words, fma, 1/x and 1/sqrt(x) in double precision were wrong.
+    # from two words, signs of loaded bytes, fma, 1/x and 1/sqrt(x) in double precision were wrong.
     ("src/cuda-sim/instructions.cc", "ptx_reg_t s2f(ptx_reg_t x, unsigned from_width, unsigned to_width, int to_sign,\n              int rounding_mode, int saturation_mode) {\n  ptx_reg_t y;", "ptx_reg_t s2f(ptx_reg_t x, unsigned from_width, unsigned to_width, int to_sign,\n              int rounding_mode, int saturation_mode) {\n  ptx_reg_t y = x;"),
     ("src/cuda-sim/instructions.cc", "ptx_reg_t u2f(ptx_reg_t x, unsigned from_width, unsigned to_width, int to_sign,\n              int rounding_mode, int saturation_mode) {\n  ptx_reg_t y;", "ptx_reg_t u2f(ptx_reg_t x, unsigned from_width, unsigned to_width, int to_sign,\n              int rounding_mode, int saturation_mode) {\n  ptx_reg_t y = x;"),
     ("src/cuda-sim/instructions.cc", WIDE.format("s"), WIDENED.format("s", "long long")),
@@ -22,6 +22,7 @@ EDITS = [
     ("src/cuda-sim/instructions.cc", "      if (a.f32 < 0) {\n        d.u64 = 0;\n        d.u32 = 0x7fc00000;  // NaN\n        float x", "      if (a.f64 < 0) {\n        d.u64 = 0;\n        d.u32 = 0x7fc00000;  // NaN\n        float x"),
     ("src/cuda-sim/instructions.cc", "      } else if (a.f32 == 0) {\n        d.u64 = 0;\n        d.u32 = 0x7f800000;  // Inf\n        float x", "      } else if (a.f64 == 0) {\n        d.u64 = 0;\n        d.u32 = 0x7f800000;  // Inf\n        float x"),
     ("src/cuda-sim/instructions.cc", "tmpdata.s64 = src1_data.s32 | (src2_data.s64 << 32);", "tmpdata.s64 = (long long)src1_data.u32 | (src2_data.s64 << 32);"),
+    ("src/cuda-sim/instructions.cc", "if (type == S16_TYPE || type == S32_TYPE) sign_extend(data", "if (type == S8_TYPE || type == S16_TYPE || type == S32_TYPE) sign_extend(data"),
     ("src/cuda-sim/instructions.cc", "data.f64 = 1.0f / src1_data.f64;", "data.f64 = 1.0 / src1_data.f64;"),
     ("src/cuda-sim/instructions.cc", "    data.u32 = (~((0x00000001) << (pos + i))) & data.u32;\n    data.u32 = data.u32 | ((src1_data.u32 & ((0x00000001) << (i))) << (pos));", "    data.u64 = ~(1ull << (pos + i)) & data.u64;\n    data.u64 = data.u64 | (src1_data.u64 & 1ull << i) << pos;"),
     # A register of a vector that nothing has written is not an error: it is stored and never used.

@@ -11,6 +11,7 @@ import pytest
 
 import arrayopt as ao
 from arrayopt.engines.table import FUSED
+from arrayopt.ranks import gather, layout
 from tests.support.ranks import contents, differing, gradients, kinds, parameters, train
 from tests.support.slow import PROFILE
 
@@ -30,8 +31,27 @@ def ranks(library, folder, rank=None, size=None):
     return dist.group.WORLD, int(rank), int(size)
 
 
+def counted():
+    """A list that gets the number of MPI's calls of each bucket, from now on."""
+    from arrayopt.ranks.mpi import MPIComm
+
+    calls, started = [], MPIComm._started
+
+    def counting(self, requests, sent):
+        calls.append(len(requests))
+        return started(self, requests, sent)
+
+    MPIComm._started = counting
+    return calls
+
+
 def equal(comm, rank, size, folder):
-    """Several rules, gradients in common and of each rank's own, a checkpoint: all as one process has it."""
+    """Several rules, gradients in common and of each rank's own, a checkpoint: all as one process has it.
+
+    There are several buckets, and each of them is one call of MPI.
+    """
+    layout.ROUND, layout.LEAST, gather.ROUND, gather.LARGE = 1 << 16, 1 << 12, 1 << 15, 1 << 14
+    calls = counted() if hasattr(comm, "Idup") else []
     rules = [(ao.LAMB(lr=0.01), {"clip_norm": 1.0, "stats": True}), (ao.CAME(lr=0.01), {})]
     for rule, options in rules[: 2 if size == 2 and hasattr(comm, "Idup") and PROFILE != "quick" else 1]:
         every = [gradients(k, without=("square",) if k == 1 else ()) for k in range(3)]
@@ -39,6 +59,7 @@ def equal(comm, rank, size, folder):
         for how in ("in_place", "packed"):
             many = train(parameters(), rule, every, ao.Ranks(comm, gather=how), engine=ENGINE, **options)
             assert differing(contents(one), contents(many)) == []
+        assert many._team._processes is not None
         one.save(os.path.join(folder, f"one{rank}"))
         many.save(os.path.join(folder, "many"))
         many.load(os.path.join(folder, f"one{rank}"))
@@ -64,6 +85,8 @@ def equal(comm, rank, size, folder):
             given.step(wait=False)
             given.wait(names[0])
         assert differing(contents(one), contents(given)) == []
+        assert len(given._team._gather.buckets) > 1
+        assert set(calls) <= {1}
         there = ao.Ranks(comm, grads="mean", reduction="fast")
         quick = train(parameters(), rule, own[rank], there, engine=ENGINE, **options)
         for name, x in quick.params.items():

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import arrayopt as ao
-from arrayopt.ranks import layout, started
+from arrayopt.ranks import gather, layout
 from benchmarks.late import late
 from tests.support.engines import COMPILED
 from tests.support.entered import Fault, Raising
@@ -27,8 +27,8 @@ OPTIONS = [{}, {"clip_norm": 0.5}, {"loss_scale": ao.LossScale(init=8.0)}, {"acc
 def _small_buckets(monkeypatch):
     monkeypatch.setattr(layout, "ROUND", 1 << 14)
     monkeypatch.setattr(layout, "LEAST", 1 << 10)
-    monkeypatch.setattr(started, "ROUND", 1 << 14)
-    monkeypatch.setattr(started, "SMALL", 1 << 10)
+    monkeypatch.setattr(gather, "ROUND", 1 << 14)
+    monkeypatch.setattr(gather, "LARGE", 1 << 10)
 
 
 @contextlib.contextmanager

@@ -182,13 +182,13 @@ def test_what_is_written_into_a_part_counts():
 
 
 def test_a_step_sends_one_message_to_each_owner_and_one_back(monkeypatch):
-    sent, start = [], ThreadComm.start_exchange
+    sent, start = [], ThreadComm.start_alltoall
 
-    def counted(self, pieces, received):
-        sent.append((self.rank, len(pieces)))
-        return start(self, pieces, received)
+    def counted(self, flat, counts, *others):
+        sent.append((self.rank, sum(count > 0 for r, count in enumerate(counts) if r != self.rank)))
+        return start(self, flat, counts, *others)
 
-    monkeypatch.setattr(ThreadComm, "start_exchange", counted)
+    monkeypatch.setattr(ThreadComm, "start_alltoall", counted)
 
     def rank(comm):
         part = {str(i): ao.Part(np.ones((3, 8), np.float32), (3 * comm.rank, 0), (9, 8)) for i in range(12)}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import arrayopt as ao
-from arrayopt.ranks import started
+from arrayopt.ranks import gather
 from tests.conftest import BACKENDS
 from tests.support.engines import COMPILED
 from tests.support.ranks import SHAPES, contents, differing, gradients, parameters
@@ -18,8 +18,8 @@ from tests.support.slow import settled
 
 @pytest.fixture(autouse=True)
 def _small_buckets(monkeypatch):
-    monkeypatch.setattr(started, "ROUND", 1 << 15)
-    monkeypatch.setattr(started, "SMALL", 1 << 12)
+    monkeypatch.setattr(gather, "ROUND", 1 << 15)
+    monkeypatch.setattr(gather, "LARGE", 1 << 12)
 
 
 @settled(18)

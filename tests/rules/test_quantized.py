@@ -253,6 +253,15 @@ def test_layers_have_blocks_of_their_own(engine):
             assert one.state["w"][slot][i].tobytes() == each.state[str(i)][slot].tobytes()
 
 
+def test_a_checkpoint_in_another_storage_says_how_it_is_loaded():
+    params = {"w": np.ones((4, 32), "f4")}
+    saved = ao.Optimizer(params, ao.LAMB(state_dtype="int8")).state_dict()
+    with pytest.raises(ValueError, match=r"state_dtype='int8', here None.*set that of the optimizer then$"):
+        ao.Optimizer(params, ao.LAMB()).load_state_dict(saved)
+    with pytest.raises(ValueError, match=r"missing 'v'$"):
+        ao.Optimizer(params | {"v": np.ones(3, "f4")}, ao.LAMB(state_dtype="int8")).load_state_dict(saved)
+
+
 def test_a_checkpoint_holds_codes_as_they_are(tmp_path):
     params = {"w": np.ones((4, 40), "float32")}
     opts = [ao.Optimizer({"w": params["w"].copy()}, ao.LAMB(state_dtype="int8")) for _ in range(2)]
@@ -391,3 +400,19 @@ def test_explain_says_which_slots_are_codes():
     told = ao.Optimizer(tensors, ao.AdamW(state_dtype={"v": "int8"}), groups={"b": {"state_dtype": "int8"}}).explain()
     assert "\nstate in 8 bits: v (uint8, the root), m (int8); with a scale in bfloat16 for each 32 elements\n" in told
     assert "8 bits" not in ao.Optimizer(tensors, ao.AdamW(state_dtype="bfloat16")).explain()
+
+
+@pytest.mark.parametrize(
+    ("engine", "rule", "shape", "dtype", "copied"),
+    [
+        ("cpp", ao.CAME(lr=0.1, state_dtype="int8"), (4, 64), "f4", False),
+        ("cpp", ao.CAME(lr=0.1, state_dtype="int8"), (4, 33), "f4", True),
+        ("cpp", ao.LAMB(state_dtype="int8"), (4, 33), "f4", False),
+        ("cpp", ao.LAMB(state_dtype="int8"), (4, 64), "c8", True),
+        ("numpy", ao.LAMB(state_dtype="int8"), (4, 64), "f4", True),
+        ("numpy", ao.LAMB(state_dtype="bfloat16"), (4, 64), "f4", False),
+    ],
+)
+def test_explain_says_which_shapes_need_a_temporary_copy(engine, rule, shape, dtype, copied):
+    told = ao.Optimizer({"w": np.ones(shape, dtype)}, rule, engine=engine).explain()
+    assert ("state in 8 bits is decoded to a temporary copy" in told) is copied

@@ -61,7 +61,10 @@ ONLY_WHOLE = {
     "another shape": (lambda xp, p, g, s, h: (xp.sum(p, axis=-1), s), "must keep shapes; "),
     "a number": (lambda xp, p, g, s, h: (1.0, s), "must keep shapes; "),
     "a slot of another shape": (lambda xp, p, g, s, h: (p, {"m": xp.sum(g)}), "must keep shapes; "),
-    "more than there is": (lambda xp, p, g, s, h: (p, {**s, "v": g}), "statistics must be one value per tensor; got v"),
+    "more than there is": (
+        lambda xp, p, g, s, h: (p, {**s, "v": g}),
+        "statistics must be one value per tensor; got v; what is no slot",
+    ),
 }
 """What engines find that run rules as they are; those that trace refuse it, if not all in these words."""
 

@@ -86,6 +86,9 @@ class PassFacts:
     ----------
     in_flight : int
         Bytes that a multiprocessor's threads wait for at once, at most: of the arrays, in the path of aligned ones.
+        Where a piece is asked for before the one before it is used, those of two pieces.
+    ahead : int
+        Of these, for a block, those of a piece that is asked for before the one before it is used; 0: none is.
     loads, stores : tuple of int
         Bits of each load and store that is wider than a number.
     doubles : int
@@ -93,6 +96,7 @@ class PassFacts:
     """
 
     in_flight: int
+    ahead: int
     loads: tuple[int, ...]
     stores: tuple[int, ...]
     doubles: int
@@ -144,19 +148,24 @@ def facts(made, j):
     """What a kernel does in stage j, which is a pass, as `PassFacts`."""
     whole = _lines_of(made.text, j)
     own = [i if any(line in whole for line in i.lines) else None for i in made.code]
+    rows = made.text.splitlines()
+    line = next((n for n, row in enumerate(rows, 1) if "if (ahead) next.load(" in row), 0)
+    ahead = [i if i and line in i.lines else None for i in own]
+    carried = _waiting(made.code, ahead)
     wide = [i for i in own if i and i.bits > 32 and i.opcode.startswith(("LD.", "LDG.", "ST.", "STG."))]
     return PassFacts(
-        _waiting(zip(made.code, own, strict=True)) * THREADS * made.resident,
+        max(_waiting(made.code, own), 2 * carried) * THREADS * made.resident,
+        carried * THREADS,
         tuple(sorted(i.bits for i in wide if i.opcode.startswith("LD"))),
         tuple(sorted(i.bits for i in wide if i.opcode.startswith("ST"))),
         sum(i is not None and i.opcode.startswith("F2F") and "F64" in i.opcode for i in own),
     )
 
 
-def _waiting(code):
-    """The most bytes that a thread has asked for, of wide loads of a stage, when it first needs one of them."""
+def _waiting(code, some):
+    """The most bytes that a thread has asked for, of wide loads among some, when it first needs one of them."""
     most, waiting = 0, set()
-    for i, own in code:
+    for i, own in zip(code, some, strict=True):
         if i.label or i.registers & waiting:
             waiting = set()
         if own and i.bits > 32 and i.opcode.startswith(("LD.", "LDG.")):

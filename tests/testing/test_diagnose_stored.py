@@ -27,7 +27,7 @@ def unknown(rule):
 
 
 RULES = [
-    ("AdamW", {"lr": 0.003}, "int8"),
+    ("AdamW", {"lr": 0.003, "beta2": 0.97}, "int8"),
     ("LAMB", {"lr": 0.01}, "int8"),
     ("SGD", {"lr": 0.01, "momentum": 0.9}, "int8"),
     ("CAME", {"lr": 0.01}, "int8"),

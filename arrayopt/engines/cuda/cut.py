@@ -16,7 +16,7 @@ from arrayopt.engines.cuda.stages import CHUNK
 from arrayopt.engines.cuts import CutTable, check_slots, part_start, unit_ends, windowed
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import GEOMETRY
-from arrayopt.fusion.windows import views, whole
+from arrayopt.fusion.windows import undivided, views
 from arrayopt.state.shares import Shards
 
 __all__ = ["Cut"]
@@ -86,7 +86,7 @@ class Cut(CutTable):
         """
         if not self.windows:
             return None
-        found = whole(self.of.geo)
+        found = undivided(self.of.geo)
         for row, every in self.windows.items():
             found[row] = every[self.shares[row].rank]
         first, end, tile = found[:, ::3], found[:, 1::3], found[:, 2::3]

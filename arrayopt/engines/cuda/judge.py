@@ -10,7 +10,7 @@ import cupy
 import numpy as np
 
 from arrayopt.arrays import Ints
-from arrayopt.engines.base import Asked, Swap, abreast
+from arrayopt.engines.base import Asked, Swap, interleaved
 from arrayopt.engines.batch import Prepared, Rows
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.cuda.device import access, on_device, uncaptured
@@ -147,7 +147,7 @@ class Judge:
         for batch, rows, given in ready:
             if batch.cut is None:
                 batch.launch(rows, given, 1)
-        for wanted in abreast(shared):
+        for wanted in interleaved(shared):
             assert swap is not None
             swap(wanted)()
         with on_device(self.access, self.device):

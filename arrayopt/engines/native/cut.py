@@ -22,7 +22,7 @@ from arrayopt.engines.cuts import (
 from arrayopt.engines.threads import run
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import CHUNK, GEOMETRY
-from arrayopt.fusion.windows import whole
+from arrayopt.fusion.windows import undivided
 from arrayopt.state.shares import Shards
 
 __all__ = ["Cut", "windows_of"]
@@ -37,7 +37,7 @@ def windows_of(table: Any) -> tuple[Ints, dict[int, Ints]]:
     Of parts that the user gave it counts the units, for each begins with one: it changes
     `table.geo`.
     """
-    found, every = whole(table.geo), dict[int, Ints]()
+    found, every = undivided(table.geo), dict[int, Ints]()
     for row, tensor in enumerate(table.tensors):
         share, geo = tensor.share, table.geo[row]
         if not isinstance(share, Shards) or tensor.kind != "cut":

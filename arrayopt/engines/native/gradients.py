@@ -56,14 +56,19 @@ class Gradients:
 
     def _of_stacks(self, rows: Ints, grads: Split) -> Sequence[Any]:
         """As `bind`, for layers, which lie in stacks."""
-        given, ends = [], np.cumsum([0, *grads.counts])
-        addresses = np.zeros(ends[-1], np.int64)
-        for at, stack in enumerate(grads.stacks):
-            if stack is not None:
-                given.append(_in_order(memory(stack)))
-                count = grads.counts[at]
-                layers = np.arange(count) * (given[-1].nbytes // count)
-                addresses[ends[at] : ends[at + 1]] = given[-1].ctypes.data + layers
+        given, firsts, steps = [], list[int](), list[int]()
+        for stack, count in zip(grads.stacks, grads.counts, strict=True):
+            if stack is None:
+                firsts.append(0)
+                steps.append(0)
+                continue
+            array = memory(stack)
+            given.append(array if array.flags.carray else _in_order(array))
+            firsts.append(given[-1].__array_interface__["data"][0])
+            steps.append(given[-1].nbytes // count)
+        counts = np.array(grads.counts)
+        nth = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        addresses = np.repeat(firsts, counts) + nth * np.repeat(steps, counts)
         self.of.put("AT_g", addresses[rows], rows)
         return given
 

@@ -31,10 +31,11 @@ from arrayopt.state.tensors import Tensor
 
 __all__ = ["NumPy"]
 
+FEW = 8
+"""Layers of a stack that has fewer are taken like other tensors, with those of other stacks."""
+
 PACKED = 16384
-"""Stacks of up to so many elements are taken together, where the plan does not look at rows and
-columns.
-"""
+"""Stacks of up to so many elements are taken together, where no rows and columns matter."""
 
 GROUP = 32768
 """So many elements are taken together."""
@@ -60,8 +61,7 @@ class Chunk:
     stack : Stack or None
         What works through them, made by the first step.
     views : dict of str to array
-        Their parameters and slots as the stack sees them, where they can be worked on where they
-        lie.
+        Their parameters and slots as the stack sees them, where they can be used in place.
     """
 
     rows: list[int]
@@ -86,10 +86,11 @@ class _Blocks(Batch):
         self.runs = Runs(plan, storage, self.real, self.chunk, threading.local())
         self.flat = set(plan.slots.values()) <= {"C"} and plan.element == "C"
         self.axes = {name: plan.slots.get(name, plan.element) for name in plan.touched}
-        self.stack_of: dict[int, Tensor] = {}  # the stacked tensor that each row is a layer of
+        self.stack_of: dict[int, Tensor] = {}  # the stacked tensor of many layers that a row is of
         self.place_of: dict[Tensor, int] = {}  # its place among those of the batch
         for place, (tensor, rows) in enumerate(self.stacks.items()):
-            self.stack_of |= dict.fromkeys(rows.tolist(), tensor)
+            if len(rows) >= FEW:
+                self.stack_of |= dict.fromkeys(rows.tolist(), tensor)
             self.place_of[tensor] = place
         self.reported = [n for n in plan.reports.values() if n in self.where.tensor]
 
@@ -138,9 +139,7 @@ class _Blocks(Batch):
                 run([work] * min(threads, len(todo)))
 
     def _chunks(self, rows: list[int]) -> list[Chunk]:
-        """Tensors of equal shape, or size if that is all that matters, in stacks that stay in
-        cache, larger first.
-        """
+        """Tensors of equal shape, or size if only that matters, in stacks for the cache."""
         found: dict[Any, list[int]] = {}
         for row in rows:
             shape = int(self.geo[row, 0]) if self.flat else self.tensors[row].shape

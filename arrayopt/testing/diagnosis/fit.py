@@ -19,7 +19,6 @@ LINEAR = ("weight_decay", "momentum", "dampening", "weight_lr_power")  # moved t
 WHOLE = frozenset({"lookahead_steps"})  # whole numbers are tried and not fitted
 REACH = 100.0  # numbers are taken times this: MINPACK's first step from zero then moves them by a factor of e
 HOLD = 1e-5  # how much numbers that do nothing are held; in float64, by this share of what is left
-COARSE_STEP = 0.02  # of derivatives where the state is stored in 8 bits: a smaller one changes few codes
 FAINT = 1e-5  # the cost below which numbers are moved that hardly do anything
 LOWER = 1e-6  # below this cost what is left may be the rounding of a lower precision, which no change explains
 LEAST = 1e-13  # the cost of roundings in float64
@@ -35,6 +34,7 @@ STEPPED: Mapping[str, Mapping[str, Any]] = {
     "ScheduleFreeAdamW": {"warmup_steps": (0.0, 3.0, 5.0, 10.0, 100.0, 1000.0), "r": (0.0, 1.0)},
 }
 """Where it begins for numbers whose small changes tell nothing, as below a sign: all of these together."""
+FINE = (*(1.0 - k / 100 for k in range(1, 31)), 0.0, 0.5, 0.995, 0.999)  # where small changes change few codes
 
 # Two numbers that may make up for each other: the power of the first's change by which the second changes then, and
 # what shows of both.
@@ -73,7 +73,6 @@ def refined(found: Fit, limit: int = 40) -> Fit:
     count, ends = len(start), np.cumsum([len(x.start) for x in moved])[:-1]
     exact = "float64" in model.seen.trajectory.dtypes.values()
     hold = HOLD * (min(1.0, max(least, 1e-15)) if exact else 1.0)
-    small = COARSE_STEP if model.hypothesis.is_coded else 1e-7
     last: list[Any] = [None, None, None]
 
     def sets(points: Values) -> Sets:
@@ -82,7 +81,7 @@ def refined(found: Fit, limit: int = 40) -> Fit:
 
     def evaluated(by: Values) -> list[Any]:
         if last[0] is None or not np.array_equal(last[0], by):
-            x, steps = start + by / REACH, (small, 0.05) if least < FAINT else (small,)
+            x, steps = start + by / REACH, (1e-7, 0.05) if least < FAINT else (1e-7,)
             now = model.errors(sets(np.concatenate([x[None], *(x + step * np.eye(count) for step in steps)])))
             off = now[1 : count + 1] - now[0]
             slope = off / (steps[0] * REACH)
@@ -186,17 +185,19 @@ def _starts(model: Model, warm: Mapping[str, Any], *, quick: bool) -> Iterator[d
 
 def moved(found: Fit) -> Fit:
     """The same with numbers set elsewhere, one by one, where that comes nearer: least squares cannot jump."""
-    model, close = found.model, CLOSE[found.hypothesis.kind.__name__ in STEPPED]
+    model, coded = found.model, found.hypothesis.is_coded
+    close = CLOSE[coded or found.hypothesis.kind.__name__ in STEPPED]
     if not LEAST < found.cost < close:
         return found
     found = _usual(refined(found))
-    names = [name for name in USUAL if name in model.unknown and not np.ndim(found.values[name])]
+    usual = {**USUAL, "beta1": FINE, "beta2": FINE} if coded else USUAL
+    names = [name for name in usual if name in model.unknown and not np.ndim(found.values[name])]
     for _ in range(4):
         if not names or not LEAST < found.cost < close:
             break
         tried: list[Fit] = []
         for name in names:
-            rows = [{**base, name: x} for x in USUAL[name] for base in (found.values, *_rounder(found))]
+            rows = [{**base, name: x} for x in usual[name] for base in (found.values, *_rounder(found))]
             near = min(model.at(*rows), key=lambda one: one.cost)
             if near.cost <= 1.02 * found.cost and near.passes:
                 return near

@@ -210,7 +210,7 @@ def attempt(
     # AdEMAMix without its slow average is AdamW
     if hypothesis.kind.__name__ == "AdEMAMix":
         alpha, kept = (np.max(found.values.get(x, 0.0)) for x in ("alpha", "beta3"))
-        if alpha < 1e-3 or alpha * (1.0 - kept) < 1e-6:
+        if alpha < 1e-3 or alpha * (1.0 - kept) < 1e-5:
             return replace(found, refused=True)
     if hypothesis.exists(found.values):
         return found

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
+from tests.cudacpu import standin
 from tests.engines.cuda.test_cupy import compare, pair, step, trees
 
 TAILS = {f"n{n}": (n,) for n in (3, 4, 1023, 1028, 2051, 2056, 3075, 3080, 4095, 4096 + 2056, 2 * 4096 + 3080)}
@@ -21,6 +22,30 @@ def test_vectors_that_are_read_ahead_end_where_tensors_end(cupy, name):
     opts = pair(cupy, getattr(ao, name)(lr=0.1), TAILS, clip_norm=0.5)
     for k in range(2):
         step(cupy, opts, TAILS, seed=k)
+    compare(opts)
+
+
+PIECES = {"w": (40_001,), "even": (9 * 4096,), "tail": (7 * 4096 + 2,), "one": (33,)}
+
+
+@pytest.mark.parametrize("name", ["AdamW", "LANS", "CAME"])
+def test_all_pieces_of_a_ticket_are_done(cupy, name, monkeypatch):
+    """A rule of one pass takes them as one stretch, LANS asks for the next one ahead; one array is not at a word."""
+    from arrayopt.engines.cuda import launches
+
+    monkeypatch.setattr(launches, "MANY", 1)
+    monkeypatch.setattr(launches, "_resident", lambda: 2)
+    shapes = PIECES if name != "CAME" else {"w": (500, 300), "b": (700, 260)}
+    opts = pair(cupy, getattr(ao, name)(lr=0.1), shapes)
+    for k in range(2):
+        grads = trees(shapes, "float32", k)
+        there = {n: cupy.asarray(g) for n, g in grads.items()}
+        there["w"] = cupy.asarray(np.append(np.zeros(1, "f4"), grads["w"]))[1:].reshape(shapes["w"])
+        with standin.checking(random=True, seed=k, workers=2):
+            for opt, given in zip(opts, (grads, there), strict=True):
+                opt.step(given)
+    batches = [x for made in opts[1]._step.buckets[0].batches.values() for x in made]
+    assert max(int(x.launching.line.queue["count"].max()) for x in batches) > 1
     compare(opts)
 
 

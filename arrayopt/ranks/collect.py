@@ -1,0 +1,169 @@
+"""Collecting slots and parameters of which ranks have parts, on one rank or on all."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import array_api_compat
+import numpy as np
+
+from arrayopt.arrays import (
+    Array,
+    dtype_name,
+    like,
+    place,
+    size,
+    to_host,
+)
+from arrayopt.ranks.alone import Alone
+from arrayopt.ranks.comm import Comm, as_bytes, cut
+from arrayopt.ranks.partition import fills
+from arrayopt.state.shares import Homed, Shards
+from arrayopt.state.tensors import Tensor
+
+__all__ = ["Scattered", "collect", "in_library_of", "pieces_of", "slot_of"]
+
+
+def collect(comm: Comm, tensor: Tensor, slot: str, root: int | None) -> Any:
+    """Return a complete slot, or the complete parameter ("p"), on all ranks.
+
+    With a `root`, that rank gets it as an array of NumPy, and the others get None.
+    """
+    own, places = _own(tensor, slot), pieces_of(tensor, slot)
+    if places is None:
+        return own
+    mine = np.ascontiguousarray(to_host(own))
+    sent = as_bytes(mine) if comm.rank in places else np.zeros(0, np.uint8)
+    if root not in (None, comm.rank):
+        counts = [0] * comm.size
+        counts[root or 0] = sent.size
+        comm.start_alltoall(sent, counts, np.zeros(0, np.uint8), [0] * comm.size)()
+        return None
+    shape = tensor.shape if slot == "p" else tensor.whole[slot]
+    complete = np.empty(shape, mine.dtype)  # the pieces fill it
+    by_block = any(isinstance(where, tuple) for where in places.values())
+    indexed = complete if by_block else complete.reshape(-1)
+    if isinstance(tensor.share, Shards) and tensor.share.are_scales(slot):
+        indexed = complete.reshape(tensor.share.seen)
+    views = {rank: indexed[places[rank]] for rank in sorted(places)}
+    # without blocks, pieces lie in the order of ranks
+    flat = np.empty(complete.size, mine.dtype) if by_block else complete
+    sizes = [views[r].nbytes if r in views else 0 for r in range(comm.size)]
+    parts = cut(as_bytes(flat), sizes)
+    if root is None:
+        parts[comm.rank][...] = sent
+        comm.broadcast(*([(rank, parts[rank])] for rank in views if sizes[rank]))
+    else:
+        counts = [sent.size if r == root else 0 for r in range(comm.size)]
+        comm.start_alltoall(sent, counts, as_bytes(flat), sizes)()
+    for rank, view in views.items() if by_block else ():
+        view[...] = parts[rank].view(mine.dtype).reshape(view.shape)
+    return complete if root is not None else in_library_of(own, complete)
+
+
+def pieces_of(tensor: Tensor, slot: str) -> dict[int, Any] | None:
+    """Return which rank sends which elements of a slot, or of the parameter ("p").
+
+    Returns
+    -------
+    dict of int to slice or tuple of slice, or None
+        For each such rank its stretch or its block; None where each rank has all elements.
+
+    Raises
+    ------
+    ValueError
+        If the pieces are not all elements, each once, or this rank does not have its piece.
+    """
+    share, shape = tensor.share, tensor.shape if slot == "p" else tensor.whole[slot]
+    divided = isinstance(share, Shards) and slot not in share.undivided
+    divided = divided and (slot == "p" or not isinstance(share, Homed))
+    if share is None or (not share.holders and not divided):
+        return None
+    try:
+        found: dict[int, Any]
+        if isinstance(share, Shards) and divided:
+            found = {r: (*share.where(slot, r), ...) for r in share.senders}
+            blocks = [share.parts_of(slot)[r] for r in found]
+            counts = {r: math.prod(n) for r, (_, n) in zip(found, blocks, strict=True)}
+            if not fills(blocks, share.seen if share.are_scales(slot) else shape):
+                raise ValueError(f"the parts {blocks} must cover {shape} exactly once")
+        else:
+            ends = share.parts(slot, math.prod(shape))
+            senders = [r for r in share.holders if ends[r] < ends[r + 1]]
+            found = {r: slice(ends[r], ends[r + 1]) for r in senders}
+            counts = {r: ends[r + 1] - ends[r] for r in senders}
+        mine = size(_own(tensor, slot))
+        expected = counts.get(share.rank, mine)
+        if mine != expected:
+            raise ValueError(
+                f"rank {share.rank} has {mine} elements of it, and should have {expected}"
+            )
+    except ValueError as error:
+        raise ValueError(
+            f"Optimizer: slot {slot!r} of {tensor.name!r}, of shape {shape}, cannot be assembled"
+            f" from the ranks' parts: {error}"
+        ) from None
+    return found
+
+
+def _own(tensor: Tensor, slot: str) -> Array:
+    """Return what this rank has of a slot, or of the parameter ("p")."""
+    return tensor.array if slot == "p" else tensor.slots[slot]
+
+
+def in_library_of(mine: Array, values: "np.ndarray[Any, Any]") -> Array:
+    """Return values of mine's dtype in an array of mine's library and device."""
+    xp, device = place(mine)
+    if isinstance(mine, np.ndarray | np.generic):
+        return values
+    if array_api_compat.is_torch_array(mine) and dtype_name(mine) == "bfloat16":
+        return xp.asarray(values.view(np.int16), device=device).view(xp.bfloat16)
+    return xp.asarray(values, dtype=mine.dtype, device=device, copy=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Scattered:
+    """A slot, or the parameter ("p"), of which each rank has a part."""
+
+    team: Alone
+    tensor: Tensor
+    slot: str
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype."""
+        return self.mine.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the complete slot."""
+        return self.tensor.shape if self.slot == "p" else self.tensor.whole[self.slot]
+
+    @property
+    def mine(self) -> Array:
+        """This rank's part."""
+        return _own(self.tensor, self.slot)
+
+    @property
+    def holders(self) -> tuple[int, ...]:
+        """The ranks that have parts of it; none where each rank has all."""
+        return tuple(pieces_of(self.tensor, self.slot) or ())
+
+    def collect(self, root: int) -> Any:
+        """Return the complete slot on one rank, as an array; all ranks call it."""
+        if self.holders in ((), (root,)):
+            return self.mine
+        return self.team.collect(self.tensor, self.slot, root=root)
+
+    def own(self, saved: Array) -> Array:
+        """Return this rank's part of such a slot, in an array like its own."""
+        return like(self.mine, self.tensor.taken(self.slot, saved))
+
+
+def slot_of(team: Alone, tensor: Tensor, slot: str) -> Any:
+    """Return a slot or the parameter ("p"), or a `Scattered` one where ranks have parts of it."""
+    if slot == "p" and tensor.block is None:
+        return tensor.array
+    if tensor.share is None or (not tensor.share.holders and tensor.block is None):
+        return tensor.slots[slot]
+    return Scattered(team, tensor, slot)
