@@ -1,5 +1,7 @@
 """Layer-wise adaptive and memory-efficient optimizers for any array-API library."""
 
+from typing import TYPE_CHECKING, Any
+
 from arrayopt import projections, ranks, schedules
 from arrayopt._version import __version__ as __version__
 from arrayopt.engines.source import source
@@ -7,6 +9,7 @@ from arrayopt.engines.table import NotFusedWarning
 from arrayopt.exchange.from_optax import load_optax
 from arrayopt.exchange.from_torch import load_torch
 from arrayopt.exchange.to_torch import to_torch
+from arrayopt.foreign import no_attribute as _no_attribute
 from arrayopt.functional import init, update
 from arrayopt.hyper import Hyper, flag, real
 from arrayopt.monitor.monitor import Monitor
@@ -112,3 +115,14 @@ __all__ = [
 def __dir__() -> list[str]:
     """What tab completion shows."""
     return [*__all__, "__version__"]
+
+
+if not TYPE_CHECKING:  # or type checkers would take every name
+
+    def __getattr__(name: str) -> Any:
+        """What to take in place of a name that there is not."""
+        if name in ("demo", "optax", "testing", "torch"):
+            raise AttributeError(
+                f"module {__name__!r} has no attribute {name!r}; import arrayopt.{name} first", name=name
+            )
+        raise _no_attribute(__name__, __all__, name)

@@ -8,8 +8,8 @@ from numbers import Number
 from typing import Any
 
 __all__ = [
-    "DOOR", "OPTAX", "OPTIMIZER", "RULE", "SCHEDULE", "alias", "check_call", "check_options", "close_to", "spread",
-    "unknown",
+    "DOOR", "OPTAX", "OPTIMIZER", "RULE", "SCHEDULE", "alias", "check_call", "check_options", "close_to", "got",
+    "no_attribute", "spread", "unknown",
 ]  # fmt: skip
 
 _UNKNOWN = object()
@@ -252,6 +252,50 @@ def _given(fields: Sequence[str], values: list[Any] | None) -> str:
         return f"it is {' and '.join(f'`{field}`' for field in fields)} here"
     short = all(x is None or isinstance(x, Number | str) for x in values)
     return f"give {', '.join(f'{field}={x!r}' if short else field for field, x in zip(fields, values, strict=True))}"
+
+
+def got(value: Any) -> str:
+    """What was given, as errors show it; of a class given for an instance also how to make one."""
+    return f"{value!r}; create an instance: {value.__name__}(...)" if isinstance(value, type) else repr(value)
+
+
+_ABSENT = {
+    **dict.fromkeys(("adadelta", "adagrad", "adamax", "asgd", "rprop"), "RMSprop or AdamW, or a Rule of your own"),
+    **dict.fromkeys(("momentum", "nesterov", "sgdm"), "SGD(lr=0.1, momentum=0.9)"),
+    "yogi": "AdaBelief or AdamW, or a Rule of your own",
+}
+"""What to take in place of optimizers that there are not here, by their names in lower case."""
+
+
+def no_attribute(module: str, names: Sequence[str], name: str, other: Any = None) -> AttributeError:
+    """The error for a name that a module does not have, with what to take in its place.
+
+    Parameters
+    ----------
+    module : str
+        The module.
+    names : sequence of str
+        What it has.
+    name : str
+        What was asked for.
+    other : module, optional
+        The library that the module stands in for.
+    """
+    folded = name.lower().replace("_", "")
+    same = next((x for x in names if x.lower().replace("_", "") == folded), None)
+    close = same or (None if folded in _ABSENT else close_to(names, name))
+    said = f"module {module!r} has no attribute {name!r}"
+    if name.startswith("_"):
+        todo = ""
+    elif same is None and hasattr(other, name):
+        todo = f"; use {other.__name__}.{name}, which has no counterpart here"
+    elif close is not None:
+        todo = f"; did you mean `{close}`?"
+    elif folded in _ABSENT:
+        todo = f"; use {_ABSENT[folded]}"
+    else:
+        todo = f"; dir({module}) lists what it has"
+    return AttributeError(f"{said}{todo}", name=name)
 
 
 def check_options(cls: Any, given: Mapping[str, Any], rule: str, fields: Sequence[str]) -> None:

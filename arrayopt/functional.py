@@ -10,6 +10,7 @@ from arrayopt.arrays import array_namespace, detached, dtype_name, is_array, pla
 from arrayopt.engines.apply import apply
 from arrayopt.engines.layers import unless
 from arrayopt.engines.totals import Work, together
+from arrayopt.foreign import got
 from arrayopt.hyper import concrete, data, scalar
 from arrayopt.params.given import named_params
 from arrayopt.params.grads import match_grads
@@ -287,7 +288,7 @@ def _verdict(
 def _check_rule(who: str, rule: Any) -> None:
     """Raise TypeError for what is no rule."""
     if not isinstance(rule, Rule):
-        raise TypeError(f"{who}: `rule` must be a Rule such as LAMB(lr=1e-3); got {rule!r}")
+        raise TypeError(f"{who}: `rule` must be a Rule such as LAMB(lr=1e-3); got {got(rule)}")
 
 
 def _check_flag(who: str, x: Any) -> None:

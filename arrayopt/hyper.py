@@ -11,6 +11,7 @@ from typing import Any, final
 import numpy as np
 
 from arrayopt.arrays import array_namespace, detached, dtype_name, is_array
+from arrayopt.foreign import got
 
 __all__ = [
     "Hyper",
@@ -180,7 +181,7 @@ def coerce(where: str, value: Any, interval: str | None, *, optional: bool) -> A
         return Listed(tuple(_checked(f"{where}[{i}]", _float(x), interval) for i, x in enumerate(values)))
     raise TypeError(
         f"{where} must be a number, a schedule (a function of the step) or a sequence of numbers"
-        f"{', or None' if optional else ''}; got {value!r}"
+        f"{', or None' if optional else ''}; got {got(value)}"
     )
 
 

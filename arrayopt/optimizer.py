@@ -7,6 +7,7 @@ from typing import Any
 
 from arrayopt.engines.base import Report
 from arrayopt.engines.interrupts import uninterrupted
+from arrayopt.foreign import got
 from arrayopt.html import Text
 from arrayopt.hyper import Hyper, data, evaluate
 from arrayopt.params.given import as_params
@@ -135,7 +136,7 @@ class Optimizer(Settings):
         object.__setattr__(self, "_team", team(mesh_of(params) if comm is None else comm, engine))
         with self._team.warned("Optimizer"):
             if not isinstance(rule, Rule):
-                raise TypeError(f"Optimizer: `rule` must be a Rule such as LAMB(lr=1e-3); got {rule!r}")
+                raise TypeError(f"Optimizer: `rule` must be a Rule such as LAMB(lr=1e-3); got {got(rule)}")
             if not isinstance(engine, str):
                 raise TypeError(f"Optimizer: `engine` must be a string; got {engine!r}")
             object.__setattr__(self, "_rule", rule)

@@ -22,7 +22,7 @@ from arrayopt.fusion.symbol import Symbol, lift
 from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS
 from arrayopt.rules.fields import hypers
-from arrayopt.rules.names import VALUE, Values
+from arrayopt.rules.names import VALUE, NameInRuleError, Values
 from arrayopt.rules.returned import ReturnedError, WritesError, check_value
 from arrayopt.rules.totals import TOTALS
 
@@ -104,6 +104,8 @@ def _clear_errors(rule: Rule) -> Iterator[None]:
     except (WritesError, TraceError) as error:
         kind = WritesError if isinstance(error, WritesError) else TraceError
         raise kind(f"{_line(rule, error)}{error}") from error
+    except NameInRuleError as error:
+        raise NameInRuleError(f"{_line(rule, error)}{error}") from error
     except (ReturnedError, NotFlat, NotFolded, NotMeasured, NotOriented):
         raise
     except Exception as error:

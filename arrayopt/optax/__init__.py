@@ -14,7 +14,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(words, name=error.name) from None
 
 from arrayopt import rules
-from arrayopt.foreign import OPTAX
+from arrayopt.foreign import OPTAX, no_attribute
 from arrayopt.optax.functions import function
 from arrayopt.optax.theirs import SAME, their_function
 from arrayopt.optax.transformation import State, transformation
@@ -58,4 +58,4 @@ def __getattr__(name: str) -> Callable[..., optax.GradientTransformationExtraArg
             f" arrayopt.optax.transformation(arrayopt.{name.upper()}()), with `value` given to its update, or"
             " arrayopt.minimize"
         )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise no_attribute(__name__, __all__, name, optax)

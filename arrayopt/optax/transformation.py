@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from arrayopt import functional
+from arrayopt.foreign import got
 from arrayopt.hyper import Listed, concrete
 from arrayopt.params.groups import Groups
 from arrayopt.projections import Projection
@@ -155,7 +156,7 @@ def transformation(rule: Rule, *, mask: Any = None) -> optax.GradientTransformat
     ([0.5, 0.5], 1)
     """
     if not isinstance(rule, Rule):
-        raise TypeError(f"transformation: `rule` must be a Rule such as LAMB(lr=1e-3); got {rule!r}")
+        raise TypeError(f"transformation: `rule` must be a Rule such as LAMB(lr=1e-3); got {got(rule)}")
     if mask is not None and "weight_decay" not in {f.name for f in fields(rule)}:
         raise TypeError(f"transformation: `mask` selects what decays, but {type(rule).__name__} has no weight decay")
     return transform(Form(rule, masked(rule, [("mask", mask, {"weight_decay": 0.0})])))

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
+from numbers import Number
 from typing import Any
 
 from arrayopt.arrays import Array, is_array, kind, writable
@@ -129,6 +130,10 @@ def _check_param(name: str, leaf: Any, who: str, params: Any, *, functional: boo
         todo = ""
         if isinstance(params, list | tuple) and params and all(map(_is_pair, params)):
             todo = "; give pairs of names and arrays as dict(params)"
+        elif hasattr(leaf, "named_parameters"):
+            todo = "; give dict(model.named_parameters()), or use arrayopt.torch"
+        elif isinstance(leaf, Number):
+            todo = "; make arrays of numbers, such as numpy.asarray([1.0, 2.0])"
         elif dataclasses.is_dataclass(leaf):
             todo = "; give a dict of its arrays, such as vars(x)"
         raise TypeError(

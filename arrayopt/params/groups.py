@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from arrayopt.arrays import Array, dtype_name, is_array, size
-from arrayopt.foreign import RULE, unknown
+from arrayopt.foreign import RULE, got, unknown
 from arrayopt.rules.base import Rule
 from arrayopt.rules.fields import hypers
 from arrayopt.state.convert import check_convertible, convert
@@ -220,7 +220,7 @@ def grouped(rule: Rule, given: Given, who: str) -> tuple[Rule, frozenset[str]]:
         return override(rule, changes, who), frozenset(changes)
     own = changes["rule"]
     if not isinstance(own, Rule):
-        raise TypeError(f"{who}: `rule` must be a Rule such as LAMB(lr=1e-3); got {own!r}")
+        raise TypeError(f"{who}: `rule` must be a Rule such as LAMB(lr=1e-3); got {got(own)}")
     own = override(own, {name: x for name, x in changes.items() if name != "rule"}, who)
     return own, frozenset(fields_of(type(own)))
 

@@ -15,7 +15,7 @@ from arrayopt.hyper import Hyper, choice, evaluate, flag, is_number, real, struc
 from arrayopt.rules.draws import rounded
 from arrayopt.rules.fields import function, hypers, is_flag, is_off, read
 from arrayopt.rules.names import AROUND, VALUE, Numbers, Values, check_class, check_fields
-from arrayopt.rules.returned import returned_slots, returned_update
+from arrayopt.rules.returned import Slots, returned_slots, returned_update
 from arrayopt.rules.rings import expanded, gathered
 from arrayopt.rules.storage import code_of, read_storage, storage_for
 from arrayopt.rules.stretches import read_blocks
@@ -290,7 +290,7 @@ class Rule(ABC):
         if fixed:
             h = Values(**vars(h), arrays={name.removeprefix(PROJECT): x for name, x in fixed.items()})
         own = {name: x for name, x in s.items() if name not in AROUND and name not in fixed}
-        given = gathered(self.rings, {**own, **{name: s[name] * s[name] for name in roots}})
+        given = Slots(gathered(self.rings, {**own, **{name: s[name] * s[name] for name in roots}}))
         p, new = returned_update(type(self).__name__, self.update(xp, p, g, given, h), given)
         new = {**new, **{name: xp.sqrt(new[name]) for name in roots}, **fixed}
         if "slow" in s:

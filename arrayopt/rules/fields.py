@@ -5,6 +5,7 @@ from functools import cache
 from inspect import signature
 from typing import Any
 
+from arrayopt.foreign import got
 from arrayopt.hyper import coerce
 from arrayopt.rules.words import is_zero
 
@@ -41,14 +42,22 @@ def _takes(call: Any, count: int) -> bool:
     return True
 
 
+def _of_library(call: Any) -> bool:
+    """Whether a function is one of an array library, which takes arrays alone, such as ``numpy.clip``."""
+    modules = (getattr(call, "__module__", None) or type(call).__module__, type(call).__module__)
+    return any(name.partition(".")[0] in ("array_api_compat", "cupy", "jax", "numpy", "torch") for name in modules)
+
+
 def function(where: str, value: Any) -> Any:
     """None, or a function that equals itself; else TypeError."""
     if value is not None and (not callable(value) or isinstance(value, type)):
-        raise TypeError(f"{where} must be a function f(xp, p, h) -> p, or None; got {value!r}")
-    if value is not None and not _takes(value, 3):
+        raise TypeError(f"{where} must be a function f(xp, p, h) -> p, or None; got {got(value)}")
+    if value is not None and (_of_library(value) or not _takes(value, 3)):
+        name = getattr(value, "__name__", value)
+        takes = f"{name}, a function of a library," if _of_library(value) else f"{name!s}{signature(value)}"
         raise TypeError(
             f"{where} is called with a namespace, the new parameter and the settings of the step, f(xp, p, h);"
-            f" {getattr(value, '__name__', value)!s}{signature(value)} does not take these"
+            f" {takes} does not take these; write lambda xp, p, h: xp.clip(p, 0.0, 1.0), or see arrayopt.projections"
         )
     try:
         hash(value)

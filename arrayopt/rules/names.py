@@ -9,8 +9,20 @@ from types import SimpleNamespace
 from typing import Any
 
 from arrayopt.codecs import SCALE
+from arrayopt.foreign import alias, close_to
 
-__all__ = ["AROUND", "RESERVED", "VALUE", "Numbers", "Values", "check_class", "check_fields", "check_slots"]
+__all__ = [
+    "AROUND",
+    "RESERVED",
+    "VALUE",
+    "NameInRuleError",
+    "Numbers",
+    "ReturnedError",
+    "Values",
+    "check_class",
+    "check_fields",
+    "check_slots",
+]
 
 VALUE = "value"
 """What a step's value is called: `h.value`."""
@@ -61,6 +73,16 @@ NO_VALUE = (
 )
 
 
+class ReturnedError(TypeError, ValueError):
+    """A rule returned what no engine can use."""
+
+
+class NameInRuleError(ReturnedError, AttributeError, KeyError):
+    """A rule reads a hyper-parameter or a slot that it does not have."""
+
+    __str__ = Exception.__str__
+
+
 class Numbers(dict[str, Any]):
     """The hyper-parameters of a step by name, with the step's value if it has one."""
 
@@ -77,9 +99,9 @@ class Values(SimpleNamespace):
         if name == VALUE:
             raise ValueError(NO_VALUE)
         own = [x for x in vars(self) if x[0] != "_" and x != VALUE]
-        raise AttributeError(
-            f"`h` has no hyper-parameter {name!r}; it has {', '.join(own)} (for switches and options, use self.{name})"
-        )
+        meant = alias(own, name) or close_to(own, name)
+        here = f"; did you mean h.{meant}?" if meant else f" (for switches and options, use self.{name})"
+        raise NameInRuleError(f"`h` has no hyper-parameter {name!r}; it has {', '.join(own)}{here}")
 
 
 def _declared(cls: type) -> list[str]:

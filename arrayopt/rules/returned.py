@@ -7,17 +7,30 @@ import numpy as np
 
 from arrayopt.arrays import Array, array_namespace, dtype_name, is_array, library
 from arrayopt.hyper import is_number
-from arrayopt.rules.names import check_slots
+from arrayopt.rules.names import NameInRuleError, ReturnedError, check_slots
 from arrayopt.rules.rings import Ring, expanded
 
-__all__ = ["Given", "ReturnedError", "WritesError", "check_value", "form_of", "returned_slots", "returned_update"]
+__all__ = [
+    "Given",
+    "ReturnedError",
+    "Slots",
+    "WritesError",
+    "check_value",
+    "form_of",
+    "returned_slots",
+    "returned_update",
+]
 
 _WORDS = {"bool": "bools", "integer": "integers", "real": "real numbers", "complex": "complex numbers"}
 """Kinds of dtypes: a value may be stored as one of a later kind, but for bools."""
 
 
-class ReturnedError(TypeError, ValueError):
-    """A rule returned what no engine can use."""
+class Slots(dict[str, Any]):
+    """What a rule gets as `s`: its slots by name."""
+
+    def __missing__(self, name: Any) -> Any:
+        has = f"it has {', '.join(self)}" if self else "it has none"
+        raise NameInRuleError(f"the rule has no slot {name!r}; {has}; a rule's method `slots` makes them")
 
 
 class WritesError(ReturnedError):

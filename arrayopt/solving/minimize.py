@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from arrayopt.arrays import Array, array_namespace, library, place
+from arrayopt.foreign import got
 from arrayopt.functional import init, update
 from arrayopt.hyper import scalar, whole
 from arrayopt.optimizer import Optimizer
@@ -191,7 +192,9 @@ def _rule(rule: Any, project: Any, *, stacked: bool) -> Rule:
     if rule is None:
         rule = LBFGS() if project is None else SPG()
     if not isinstance(rule, Rule):
-        raise TypeError(f"minimize: `rule` must be a Rule such as LBFGS(memory=20); got {rule!r}")
+        raise TypeError(
+            f"minimize: `rule` must be a Rule such as LBFGS(memory=20); got {got(rule)}"
+        )
     given: dict[str, Any] = {"stacked": True} if stacked else {}
     if project is not None:
         if rule.project is not None:

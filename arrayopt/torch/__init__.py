@@ -1,7 +1,7 @@
 """Every rule as a ``torch.optim.Optimizer``, for a PyTorch loop as it stands: ``from arrayopt.torch import LAMB``."""
 
 try:
-    import torch  # noqa: F401
+    import torch
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
@@ -9,6 +9,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(words, name="torch") from None
 
 from arrayopt import rules
+from arrayopt.foreign import no_attribute
 from arrayopt.torch.base import Optimizer
 from arrayopt.torch.make import optimizer
 from arrayopt.torch.overlap import overlap
@@ -32,4 +33,4 @@ def __getattr__(name: str) -> type[Optimizer]:
             f"arrayopt.torch has no {name}, a rule for whole functions; use arrayopt.torch.optimizer(arrayopt.{name}),"
             " whose step(closure) calls the closure once, or arrayopt.minimize"
         )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise no_attribute(__name__, __all__, name, torch.optim)

@@ -18,7 +18,7 @@ from arrayopt.state.verdict import Verdict
 from arrayopt.torch.below import Below, distinct
 from arrayopt.torch.release import Release, asked
 from arrayopt.torch.saved import loaded_of
-from arrayopt.torch.settings import RULE, Settings, check_group, check_names, defaults_of, rule_of
+from arrayopt.torch.settings import RULE, Settings, check_group, check_names, check_params, defaults_of, rule_of
 from arrayopt.torch.spelled import placed
 from arrayopt.torch.state import Guests, State, complete, guests_of, moved, own_of
 
@@ -66,6 +66,7 @@ class Optimizer(torch.optim.Optimizer):
         **fields: Any,
     ) -> None:
         who = type(self).__name__
+        check_params(who, params)
         every, overlap, comm = asked(who, release, overlap, comm)
         if not hasattr(self, "rule"):
             raise TypeError(
@@ -223,6 +224,7 @@ class Optimizer(torch.optim.Optimizer):
         defaults = self.defaults
         if isinstance(param_group, dict):
             who, rule = type(self).__name__, self.rule
+            check_params(who, param_group.get("params"))
             if RULE in param_group:
                 rule, fields = rule_of(who, param_group[RULE])
                 param_group = {**param_group, RULE: rule}

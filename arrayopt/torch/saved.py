@@ -5,13 +5,17 @@ from typing import Any
 
 from torch import Tensor
 
+from arrayopt.params.groups import fields_of
 from arrayopt.rules.base import Rule
 from arrayopt.torch.settings import RULE, defaults_of
 
 __all__ = ["loaded_of"]
 
-_OF_PYTORCH = {"exp_avg", "momentum_buffer", "square_avg"}
-"""Slots of PyTorch's optimizers."""
+_SHARED = frozenset(fields_of(Rule)) - {"weight_decay"}
+"""Fields of every rule: a group here has them, and none of another library's optimizer has."""
+
+_BARE = {"params", "param_names"}
+"""What a group has that says nothing of its optimizer."""
 
 
 def loaded_of(
@@ -44,12 +48,14 @@ def loaded_of(
     ValueError
         If it is of other rules, or of other groups.
     """
-    theirs, foreign = saved["param_groups"], _OF_PYTORCH - slots
+    theirs = saved["param_groups"]
     if saved.get("rule", rule.__name__) != rule.__name__:
         raise ValueError(f"{who}: the state is for {saved['rule']}, but the rule here is {rule.__name__}")
-    entries = [entry for entry in saved["state"].values() if isinstance(entry, Mapping)]
-    if any(foreign & entry.keys() and not slots & entry.keys() for entry in entries):
-        raise ValueError(f"{who}: the state is from an optimizer of PyTorch; use arrayopt.load_torch(opt, state)")
+    if "rule" not in saved and not any(_SHARED & group.keys() or group.keys() <= _BARE for group in theirs):
+        raise ValueError(
+            f"{who}: the state is from an optimizer of PyTorch, or of another library; where it has the same rule, use"
+            " arrayopt.load_torch(opt, state)"
+        )
     sizes = [[len(group["params"]) for group in groups] for groups in (theirs, mine)]
     if sizes[0] != sizes[1]:
         raise ValueError(

@@ -10,7 +10,17 @@ from arrayopt.params.groups import fields_of
 from arrayopt.rules.base import Rule
 from arrayopt.torch.spelled import DIFFERENTIABLE, HOW, more_of, otherwise, otherwise_all, spelled
 
-__all__ = ["IDLE", "OPTIONS", "RULE", "Settings", "check_group", "check_names", "defaults_of", "rule_of"]
+__all__ = [
+    "IDLE",
+    "OPTIONS",
+    "RULE",
+    "Settings",
+    "check_group",
+    "check_names",
+    "check_params",
+    "defaults_of",
+    "rule_of",
+]
 
 RULE = "rule"
 """The key under which a group has a rule of its own: its class."""
@@ -160,6 +170,12 @@ def defaults_of(rule: type[Rule], given: Mapping[str, Any]) -> dict[str, Any]:
     if given.get("lookahead_steps") is None and IDLE not in given:
         del own[IDLE]
     return own
+
+
+def check_params(who: str, params: Any) -> None:
+    """Raise TypeError for a module, or a method of one, in place of its parameters."""
+    if callable(params):
+        raise TypeError(f"{who}: `params` must be tensors; got {type(params).__name__}; pass model.parameters()")
 
 
 def check_names(who: str, rule: type[Rule], given: Mapping[str, Any]) -> None:

@@ -416,3 +416,25 @@ def test_explain_says_which_slots_are_codes():
 def test_explain_says_which_shapes_need_a_temporary_copy(engine, rule, shape, dtype, copied):
     told = ao.Optimizer({"w": np.ones(shape, dtype)}, rule, engine=engine).explain()
     assert ("state in 8 bits is decoded to a temporary copy" in told) is copied
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Far(ao.Rule):
+    """What it keeps is large where the gradient is zero, as it may be behind the end of an array."""
+
+    def slots(self, xp, p):
+        return {"m": xp.zeros_like(p)}
+
+    def update(self, xp, p, g, s, h):
+        return p + s["m"], {"m": g + 64.0}
+
+
+def test_what_lies_behind_the_end_is_in_no_scale(cupy):
+    rng, opts = np.random.default_rng(1), []
+    grads = {f"n{n}": (rng.standard_normal(n) - 64).astype("float32") for n in (31, 33, 4096 + 77)}
+    for own, engine in ((np.asarray, "array_api"), (cupy.asarray, "cupy")):
+        params = {name: own(np.zeros_like(g)) for name, g in grads.items()}
+        opts.append(ao.Optimizer(params, Far(state_dtype="int8"), engine=engine))
+        opts[-1].step({name: own(g) for name, g in grads.items()})
+    for name in grads:
+        assert there(opts[0], name) == there(opts[1], name)

@@ -316,6 +316,45 @@ def test_a_replay_does_not_go_on_with_an_array_that_was_replaced(cupy):
     assert opt.state["w"]["t"] == opt.step_count == 3
 
 
+def test_a_replay_does_not_go_on_with_a_slot_that_was_replaced(cupy):
+    opt = pair(cupy, ao.AdamW(lr=0.1), FULL)[1]
+    grads = {name: cupy.asarray(g) for name, g in trees(FULL, "float32", 5).items()}
+    opt.step(grads)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.get_current_stream().synchronize()
+    captured(cupy, opt, stream, grads)
+    bucket = opt._step.buckets[0]
+    tensor = next(x for x in bucket.tensors if x.name == "w")
+    tensor.slots["m"] = tensor.slots["m"].copy()
+    bucket.run.arrays += 1
+    with stream, pytest.raises(ValueError, match="arrays of w must be the arrays of the captured step"):
+        opt.advance()
+
+
+def test_a_replay_of_a_step_of_which_nothing_else_is_kept_has_new_numbers(cupy, monkeypatch):
+    """Gradients of another dtype have a table of their own, for which that of the graph is dropped."""
+    from arrayopt.engines import bucket
+
+    monkeypatch.setattr(bucket, "KEPT", 1)
+    opts = pair(cupy, ao.AdamW(lr=lambda s: 0.1 / (1 + s)), FULL)
+    values = trees(FULL, "float32", 5)
+    there = {name: cupy.asarray(g) for name, g in values.items()}
+    half = [{name: g.astype("f2") for name, g in grads.items()} for grads in (values, there)]
+    opts[1].step(there)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.get_current_stream().synchronize()
+    graph = captured(cupy, opts[1], stream, there)
+    with stream:
+        graph.launch(stream)
+        opts[1].step(half[1])
+        opts[1].advance()
+        graph.launch(stream)
+    stream.synchronize()
+    for grads in (values, values, half[0], values):
+        opts[0].step(grads)
+    compare(opts)
+
+
 @pytest.mark.parametrize("change", ["structure", "group"])
 def test_a_step_is_captured_again_where_groups_have_changed(cupy, change):
     opts = pair(cupy, ao.LAMB(lr=0.1), FULL)

@@ -91,6 +91,53 @@ def test_a_captured_step_is_an_eager_one(cupy):
     assert held(opt) == held(other)
 
 
+def test_a_graph_finds_its_tables_however_many_others_there_were(cupy):
+    """More sets of tensors than tables are kept for."""
+    shapes = {f"p{i}": (3 + i,) for i in range(6)}
+    rng = np.random.default_rng(0)
+    start, grads = ({name: rng.standard_normal(n) for name, n in shapes.items()} for _ in range(2))
+    sets = [{name: g if not k >> i & 1 else None for i, (name, g) in enumerate(grads.items())} for k in range(40)]
+    opts = [ao.Optimizer(there(cupy, start), Joint(), engine="cupy") for _ in range(2)]
+    own = there(cupy, grads)
+    given = [{name: g if g is None else own[name] for name, g in x.items()} for x in sets]
+    opts[0].step(own)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.get_current_stream().synchronize()
+    with stream:
+        opts[0].advance()
+        stream.begin_capture()
+        opts[0].launch(own)
+        graph = stream.end_capture()
+        graph.launch(stream)
+        for some in given[1:]:
+            opts[0].step(some)
+        opts[0].advance()
+        graph.launch(stream)
+    stream.synchronize()
+    for some in (own, own, *given[1:], own):
+        opts[1].step(some)
+    assert held(opts[0]) == held(opts[1])
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Valued(ao.Rule):
+    """A step as long as the value."""
+
+    def slots(self, xp, p):
+        return {}
+
+    def update(self, xp, p, g, s, h):
+        return p - h.value * g, {}
+
+
+def test_the_host_s_value_follows_one_of_the_device(cupy):
+    opt = ao.Optimizer({"w": cupy.zeros(5)}, Valued(), engine="cupy")
+    for value in (1.0, cupy.asarray(2.0), 1.0):
+        opt.step({"w": cupy.ones(5)}, value=value)
+    assert (opt.params["w"].get() == -4).all()
+
+
 @pytest.mark.parametrize("ranks", marked([(1,), (2,), (3,)], lambda n: n == 2))
 def test_ranks_give_the_same_bits(cupy, ranks):
     expected = held(made(cupy, bad=True, skip_nonfinite=True))

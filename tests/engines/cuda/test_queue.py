@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import arrayopt as ao
@@ -57,6 +57,7 @@ def check(rule, shapes, lag, chosen, *, apart=False, together=()):
 @pytest.mark.parametrize("lag", [None, 3])
 @some
 @given(sizes=SIZES, chosen=st.sets(st.integers(0, 5)))
+@example(sizes=[9000, 70_000], chosen={0})  # which has the first ticket of each launch
 def test_what_is_left_of_a_queue(lag, sizes, chosen):
     plan = plan_for(ao.LANS(), 1, "float32", lean=True)
     geo = geometry([(n,) for n in sizes], plan.element)

@@ -1,0 +1,118 @@
+"""What is said to what newcomers write first, each as a class of mistakes."""
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+import arrayopt as ao
+
+torch = pytest.importorskip("torch")
+from arrayopt import torch as door  # noqa: E402
+
+THEIRS = {
+    "Adam": torch.optim.Adam,
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
+    "Adagrad": torch.optim.Adagrad,
+    "Adafactor": torch.optim.Adafactor,
+    "LBFGS": torch.optim.LBFGS,
+}
+
+
+@pytest.mark.parametrize("stepped", [False, True])
+@pytest.mark.parametrize("name", THEIRS)
+@pytest.mark.parametrize("kind", ["LAMB", "SGD", "Adam"])
+def test_a_state_of_another_librarys_optimizer_is_refused(kind, name, stepped):
+    w = torch.nn.Parameter(torch.ones(2, 2))
+    theirs = THEIRS[name]([w])
+    if stepped:
+        w.grad = torch.ones(2, 2)
+        theirs.step(lambda: w.sum()) if name == "LBFGS" else theirs.step()
+    ours = getattr(door, kind)([w], lr=0.5)
+    way = r"use arrayopt.load_torch\(opt, state\)"
+    with pytest.raises(ValueError, match=f"{kind}: the state is from an optimizer of PyTorch.*{way}"):
+        ours.load_state_dict(theirs.state_dict())
+    assert ours.param_groups[0]["lr"] == 0.5
+
+
+def test_keys_of_schedulers_and_users_stay_in_a_state_without_its_rule():
+    w = torch.nn.Parameter(torch.ones(2))
+    opt = door.LAMB([w], lr=0.5)
+    torch.optim.lr_scheduler.StepLR(opt, 3)
+    opt.param_groups[0]["mine"] = 7
+    state = opt.state_dict()
+    del state["rule"], state["step_count"]
+    new = door.LAMB([w])
+    new.load_state_dict(state)
+    assert [new.param_groups[0][key] for key in ("initial_lr", "mine", "lr")] == [0.5, 7, 0.5]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Written(ao.Rule):
+    lr: ao.Hyper = ao.real("[0, inf)", 0.1)
+
+    def slots(self, xp, p):
+        return {"buf": xp.zeros_like(p)}
+
+
+class UnknownHyper(Written):
+    def update(self, xp, p, g, s, h):
+        return p - h.learning_rate * g, {"buf": s["buf"]}
+
+
+class UnknownSlot(Written):
+    def update(self, xp, p, g, s, h):
+        return p - h.lr * s["velocity"], {"buf": s["buf"]}
+
+
+@pytest.mark.parametrize("engine", ["auto", "numpy", "array_api"])
+@pytest.mark.parametrize(
+    ("rule", "error", "said"),
+    [
+        (UnknownHyper, AttributeError, "no hyper-parameter 'learning_rate'; it has .*lr, t; did you mean h.lr"),
+        (UnknownSlot, KeyError, "the rule has no slot 'velocity'; it has buf"),
+    ],
+)
+def test_an_unknown_name_in_a_rule_is_the_only_thing_said(rule, error, said, engine):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(error, match=said):
+            ao.Optimizer(np.ones((3, 2)), rule(), engine=engine).step(np.ones((3, 2)))
+
+
+def value(x):
+    return (x**2).sum(), 2 * x
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (lambda: ao.Optimizer([1.0, 2.0], ao.Adam()), TypeError, r"numpy.asarray\(\[1.0, 2.0\]\)"),
+        (lambda: ao.Optimizer(torch.nn.Linear(2, 2), ao.Adam()), TypeError, "named_parameters"),
+        (lambda: ao.Optimizer(np.ones(2), ao.Adam), TypeError, r"create an instance: Adam\(...\)"),
+        (lambda: ao.minimize(value, np.ones(2), ao.Adam), TypeError, r"create an instance: Adam\(...\)"),
+        (lambda: ao.Adam(lr=ao.schedules.Cosine), TypeError, r"create an instance: Cosine\(...\)"),
+        (lambda: door.LAMB(torch.nn.Linear(2, 2)), TypeError, r"got Linear; pass model.parameters\(\)"),
+        (lambda: door.LAMB([{"params": torch.nn.Linear(2, 2).parameters}]), TypeError, r"pass model.parameters\(\)"),
+        (lambda: ao.minimize(value, np.ones(2), project=np.clip), TypeError, r"`project` is called .*f\(xp, p, h\)"),
+        (lambda: ao.SGD(lr=0.1, project=np.maximum), TypeError, r"`project` is called .*f\(xp, p, h\)"),
+        (lambda: ao.adagrad, AttributeError, "use RMSprop or AdamW"),
+        (lambda: ao.Adamw, AttributeError, "did you mean `AdamW`"),
+        (lambda: door.lamb, AttributeError, "did you mean `LAMB`"),
+        (lambda: door.Adagrad, AttributeError, "use torch.optim.Adagrad"),
+        (lambda: ao.foo_bar, AttributeError, r"dir\(arrayopt\)"),
+    ],
+)
+def test_what_newcomers_write_first(call, error, said):
+    with pytest.raises(error, match=said):
+        call()
+
+
+def test_unknown_names_of_optax():
+    pytest.importorskip("optax")
+    from arrayopt import optax
+
+    for name, said in {"adagrad": "use optax.adagrad", "AdamW": "did you mean `adamw`"}.items():
+        with pytest.raises(AttributeError, match=said):
+            getattr(optax, name)
