@@ -1,8 +1,6 @@
 """What state of 8 bits saves, and what it costs: bytes per parameter, memory of a process, time, accuracy on digits.
 
-``python -m benchmarks.memory`` prints the tables of docs/memory.md. ``python -m benchmarks.memory --times --write``
-makes the table of times alone and writes it into the page: a minute or two, with 5 GB of memory, on a machine that does
-nothing else.
+``python -m benchmarks.memory`` prints the tables of docs/memory.md, and the times, which are in docs/benchmarks.md.
 """
 
 import argparse
@@ -28,7 +26,6 @@ from arrayopt.state.quantized import dequantized, quantized
 from benchmarks import ours, peers_torch
 from benchmarks.apart import tell
 from benchmarks.contest import Contestant, Race, Running, by_threads, race
-from benchmarks.machine import Machine, look
 from benchmarks.problems import PROBLEMS, Problem
 from benchmarks.results import Sheet
 
@@ -305,8 +302,6 @@ def memory_table() -> Sheet:
 # ---- time -----------------------------------------------------------------------------------------------------------
 
 
-PAGE = Path(__file__).parents[1] / "docs" / "memory.md"
-BEGIN, END = "<!-- times: written by benchmarks/memory.py -->", "<!-- end of times -->"
 PEER = "AdamW of PyTorch, fused, state in float32"
 TIMED = ("AdamW", "LAMB", "CAME")
 
@@ -338,25 +333,6 @@ def times_table(times: Race, problem: Problem) -> Sheet:
     return Sheet(title, ("optimizer", "ms", "ratio"), lines)
 
 
-def written(page: str, sheet: Sheet, machine: Machine) -> str:
-    """The page with another table of times between its marks.
-
-    Raises
-    ------
-    ValueError
-        If the page does not have the two marks, once each.
-    """
-    if page.count(BEGIN) != 1 or page.count(END) != 1:
-        raise ValueError(f"benchmarks: docs/memory.md must have '{BEGIN}' and '{END}' once each")
-    rows, title = machine.rows, sheet.title.partition(": ")[2]
-    about = f"{title}; {rows['processor']}, threads: {rows['threads used']}; engine `{ours.FUSED[0]}`. {machine.stamp}"
-    cells = [f"| {' | '.join(line)} |" for line in (sheet.columns, *sheet.lines)]
-    table = "\n".join(
-        [f"{about} Load before: {rows['load before the run']}.", "", cells[0], "|---|---:|---:|", *cells[1:]]
-    )
-    return f"{page.split(BEGIN)[0]}{BEGIN}\n\n{table}\n\n{END}{page.split(END)[1]}"
-
-
 def main() -> None:
     """Print all tables, or be one of the processes that are measured."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -369,7 +345,6 @@ def main() -> None:
     parser.add_argument("--times", action="store_true", help="the times alone")
     parser.add_argument("--problem", choices=PROBLEMS, default="bert-base", help="the tensors that times are of")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--write", action="store_true", help="write the times into docs/memory.md, too")
     given = parser.parse_args()
     if given.train:
         train(given.train, given.release)
@@ -380,12 +355,9 @@ def main() -> None:
     if given.transformer:
         transformer_table(given.steps)
         return
-    machine = look("python -m benchmarks.memory")
     problem = PROBLEMS[given.problem]
     times = times_table(raced(problem, given.rounds), problem)
     tell(times, data=given.data)
-    if given.write:
-        PAGE.write_text(written(PAGE.read_text("utf-8"), times, machine), "utf-8")
     if given.times:
         return
     tell(bytes_table(), data=given.data)
