@@ -21,13 +21,13 @@ def test_each_gradient_and_each_parameter_is_sent_once(messages):
     assert sum(size for _, size, _, _ in messages.reductions) == TOTAL * ITEM
     assert sum(size for _, _, size in messages.gathers) == TOTAL * ITEM
     assert set(np.concatenate([places for places, *_ in messages.reductions])) == set(range(len(SHAPES)))
-    assert [place for places, *_ in messages.gathers for place in places] == list(range(len(SHAPES)))
+    assert sorted(place for places, *_ in messages.gathers for place in places) == list(range(len(SHAPES)))
 
 
 def test_sums_reach_their_owners(messages):
-    received = sum(most for _, _, most, _ in messages.reductions)
-    assert received <= TOTAL * ITEM * 7 / 8
-    assert received > TOTAL * ITEM / 8
+    for _, size, most, count in messages.reductions:
+        assert size / 8 <= most <= size  # between all ranks evenly and one rank alone
+        assert 1 <= count <= 8
 
 
 def test_without_messages_a_step_is_its_update(messages):

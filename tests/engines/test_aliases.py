@@ -8,7 +8,7 @@ import pytest
 
 import arrayopt as ao
 from arrayopt.engines import apply_one
-from arrayopt.state import tensors
+from arrayopt.state import slots as slots_module
 from arrayopt.testing import assert_equivalent
 from tests.support.aliases import ALIASES, drawn_rule
 from tests.support.engines import COMPILED, EVERY, SLOW
@@ -237,7 +237,7 @@ def test_doors(name):
 
 def test_an_ordinary_start_and_step_copy_nothing(monkeypatch):
     copies = []
-    for module in (tensors, apply_one):
+    for module in (slots_module, apply_one):
         monkeypatch.setattr(module, "copied", lambda x: copies.append(x) or np.array(x))
     opt = ao.Optimizer({"w": np.ones((2, 3))}, ao.AdamW(lr=0.1), engine="array_api")
     opt.step({"w": np.ones((2, 3))})
@@ -254,7 +254,7 @@ def test_assert_equivalent_finds_slots_that_are_not_the_optimizers_own(name, mon
     engines = ["numpy:array_api", "numpy:numpy", "torch:array_api"]
     found = assert_equivalent(rule, params, lambda now, step: grads[step], engines=engines, steps=STEPS)
     assert all(outcome.difference.ulps < 8 for outcome in found.values())
-    monkeypatch.setattr(tensors, "_own", lambda p, slots: slots)
+    monkeypatch.setattr(slots_module, "_own", lambda p, slots: slots)
     with pytest.raises(AssertionError, match=r"is not what arrayopt\.update computes") as caught:
         assert_equivalent(rule, params, lambda now, step: grads[step], engines=engines, steps=STEPS)
     assert all(engine in str(caught.value) for engine in engines)

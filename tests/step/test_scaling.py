@@ -113,7 +113,7 @@ def test_a_scale_that_is_given_wrongly_changes_nothing():
     ):
         with pytest.raises(exception, match=r"Optimizer\.step: `loss_scale` must be"):
             opt.step(gradients(), loss_scale=scale)
-    with pytest.raises(ValueError, match="`loss_scale` is given, but the Optimizer has one"):
+    with pytest.raises(ValueError, match="leave out `loss_scale`; this Optimizer has its own"):
         held.step(gradients(), loss_scale=2.0)
     for wrong, exception in (("auto", TypeError), (0, ValueError), (True, TypeError)):
         with pytest.raises(exception, match="Optimizer: `loss_scale` must be a LossScale or a number"):
