@@ -143,6 +143,8 @@ def _kind(dtype: str) -> str:
 
 def _said(x: Any) -> str:
     """What came, in few words."""
+    if isinstance(x, dict):
+        return "a dict"
     if isinstance(x, tuple | list):
         return f"a {type(x).__name__} of {', '.join(map(_said, x[:4])) or 'nothing'}"
     if x is None or is_number(x) or isinstance(x, bool | str):
