@@ -3,11 +3,12 @@ functions, or as calls of some.
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from arrayopt.fusion.graph import Node
-from arrayopt.fusion.index import Index
+from arrayopt.fusion.index import Index, Place
 
-__all__ = ["Buffer", "Codes", "Elements", "Multiply", "Spread"]
+__all__ = ["Anew", "Buffer", "Codes", "Elements", "Listed", "Multiply", "Spread"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,21 @@ class Buffer:
 
     name: str
     size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Anew:
+    """Do statements that read all that they need: nothing of those before is in registers."""
+
+    body: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A name for values that lie in some places, or are constants, by their numbers."""
+
+    name: str
+    values: "tuple[Node, ...] | tuple[Place, ...]"
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ class LoopsBetween(Lowering):
     """
 
     seen: dict[Node, None] | None = None
+    least = LEAST
 
     def place(self, node: Node, at: Index | None = None) -> Place:
         """See `Lowering.place`; between passes, where loops begin at 0, a vector is seen by a view,
@@ -57,9 +58,11 @@ class LoopsBetween(Lowering):
         body += self.reads([n for n in reads if n.on_host], wide=True)
         self.seen = {}
         rest: Statements = []
-        for run in self._runs(between.combine):
+        for run in self.runs(between.combine):
             if len(run) >= LEAST:
-                rest += self._combine_all(run)
+                fold, kept = self.combined_all(run)
+                each = number(len(run))
+                rest.append(program.Loop("which", ZERO, each, (*fold.serial, kept)))
             else:
                 for reduction in run:
                     rest += self._combine(reduction)
@@ -83,33 +86,6 @@ class LoopsBetween(Lowering):
         """A reduction at each position along some axes, each kept."""
         kept = program.Write(self.place(fold.reduction), fold.name)
         return loops_over(axes, [*fold.serial, kept])
-
-    def _runs(self, reductions: Sequence[Node]) -> list[list[Node]]:
-        """Reductions whose partial results and values lie side by side, as those of rings do."""
-        runs = list[list[Node]]()
-        for reduction in sorted(reductions, key=self.partial.__getitem__):
-            last = runs[-1][-1] if runs else None
-            if (
-                last is not None
-                and last.op == reduction.op
-                and self.where.partials[last] == self.where.partials[reduction] == "tensor"
-                and self.partial[reduction] == self.partial[last] + 1
-                and self.where.tensor[reduction] == self.where.tensor[last] + 1
-            ):
-                runs[-1].append(reduction)
-            else:
-                runs.append([reduction])
-        return runs
-
-    def _combine_all(self, run: Sequence[Node]) -> Statements:
-        """Put reductions together whose partial results lie side by side."""
-        first, which = run[0], name("which")
-        base = column(f"PART{self.partial[first]}", which)
-        each = program.Take(first, "acc", Place("part", base + name("unit")))
-        taken = program.Loop("unit", ZERO, column("IN_UNITS"), (each,))
-        into = Place("values", number(self.where.tensor[first]) + which)
-        body = program.Start("acc", first), taken, program.Write(into, "acc")
-        return [program.Loop("which", ZERO, number(len(run)), body)]
 
     def _combine(self, reduction: Node) -> Statements:
         """Put a reduction over elements together from its partial results, in their order; copy

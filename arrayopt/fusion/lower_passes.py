@@ -2,7 +2,7 @@
 is an explicit index.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from arrayopt.fusion import bulk, program
@@ -19,12 +19,10 @@ from arrayopt.fusion.index import (
     number,
     product,
 )
-from arrayopt.fusion.layout import BANDS, CHUNK, Layout
+from arrayopt.fusion.layout import BANDS, CHUNK
 from arrayopt.fusion.lower_between import LoopsBetween, Statements
-from arrayopt.fusion.lower_rings import STRETCH, in_turns, member_room
+from arrayopt.fusion.lower_rings import STRETCH, in_turns, kept_room, of_members, started
 from arrayopt.fusion.passes import Pass
-from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.rings import Rolled, rolled
 from arrayopt.fusion.windows import WINDOW
 from arrayopt.state.quantized import scale_of
 
@@ -39,10 +37,6 @@ Slices = dict[str, tuple[str, Index, Index]]
 class Loops(LoopsBetween):
     """A program for CPUs, which is being made."""
 
-    def __init__(self, plan: Plan, where: Layout, kept: Iterable[Node]) -> None:
-        super().__init__(plan, where, kept)
-        self.rolled: dict[Pass, Rolled | None] = {}
-
     # ---- passes ----------------------------------------------------------------------------------
 
     def units(self, index: int, pass_: Pass) -> program.Function:
@@ -55,13 +49,13 @@ class Loops(LoopsBetween):
         matrices = self.plan.element != "C"
         lets = ["size", "TC", *("ABRC" if matrices else "")]
         made: Statements = [program.Let(x, column(f"IN_{x.upper()}")) for x in lets]
-        rings = self._rings(pass_, body)
+        rings = self.rings(pass_, body)
         of_rings = {} if rings is None else rings.of.member_of
         made += [program.Array(x, size) for x, size in body.arrays.items() if x not in of_rings]
         wide = CHUNK if matrices else STRETCH
         made += [bulk.Buffer(f"wide_{x}", wide) for x in body.codes]
         made += body.tensor
-        made += [] if rings is None else member_room(rings)
+        made += [] if rings is None else [*of_members(rings), *kept_room(rings)]
         if matrices:
             made += [program.Let(x, column(f"IN_{x}")) for x in (*WINDOW, "TR", "G", "NR", "NC")]
             for axis in "RC":
@@ -75,14 +69,6 @@ class Loops(LoopsBetween):
         inside = self._tile(body) if matrices else self._stretch(index, pass_, body)
         made.append(program.Loop("unit", name("lo"), name("hi"), tuple(inside), turned))
         return program.Function(f"units_{index}", "units", tuple(made))
-
-    def _rings(self, pass_: Pass, body: program.Body) -> Rolled | None:
-        """The pass in loops over members of rings, if it is such a one."""
-        if self.plan.element != "C" or body.codes:
-            return None
-        if pass_ not in self.rolled:
-            self.rolled[pass_] = rolled(pass_, [*self.plan.slots])
-        return self.rolled[pass_]
 
     def _stored(self, body: program.Body, first: Index, end: Index) -> Iterator[program.Statement]:
         """What stores a stretch of slots of codes from their buffers."""
@@ -113,9 +99,10 @@ class Loops(LoopsBetween):
         start, end_of_unit = name("o"), name("e")
         yield program.Let("o", name("unit") * name("TC"))
         yield program.Let("e", least(name("size"), start + name("TC")))
-        rings = self._rings(pass_, body)
+        rings = self.rings(pass_, body)
         if rings is not None:
-            yield from in_turns(index, pass_, rings, self.part)
+            yield from started(rings, self._partial)
+            yield in_turns(index, pass_, rings, self._partial)
             return
         parts = [pass_] if body.codes else pass_.in_turns(AT_ONCE)
         turns = [body.elements]
@@ -142,6 +129,10 @@ class Loops(LoopsBetween):
         yield program.Loop("turn", ZERO, count, tuple(inside))
         for reduction, place in places.items():
             yield program.Write(place, f"t{reduction.id}")
+
+    def _partial(self, reduction: Node, after: Index | None) -> Place:
+        """Where the unit's partial result of a reduction is, or of one that is so many after it."""
+        return Place("part", self.part(reduction, after) + name("unit"))
 
     def _taken(self, loop: bulk.Elements) -> Iterator[program.Statement]:
         """What the sums of a loop over elements are added to."""

@@ -9,7 +9,7 @@ from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.ring_members import Part
 from arrayopt.fusion.rings import AT_ONCE, Rolled
 
-__all__ = ["STRETCH", "in_turns", "member_room"]
+__all__ = ["STRETCH", "Into", "in_turns", "kept_room", "of_members", "started"]
 
 STRETCH = 1024
 """So many elements are taken at a time: they stay in the first cache from part to part."""
@@ -17,28 +17,36 @@ STRETCH = 1024
 MEMBER, OTHER = name("member"), name("other")
 """The member, or the first and the second one of a pair."""
 
+Into = Callable[[Node, Index | None], Place]
+"""Where what a reduction makes is kept; or that of the member or pair that is so many after it."""
 
-def member_room(rolled: Rolled) -> list[program.Statement]:
-    """Room for what parts leave for others, and for the values of each member."""
-    body: list[program.Statement] = []
+
+def of_members(rolled: Rolled) -> Iterator[program.Statement]:
+    """Room for the values of each member, which are put there."""
     for one, values in rolled.of.each.items():
-        body.append(bulk.Buffer(str(one.data), len(values)))
+        yield bulk.Buffer(str(one.data), len(values))
         for j, value in enumerate(values):
-            body.append(program.Write(Place(str(one.data), number(j)), value))
+            yield program.Write(Place(str(one.data), number(j)), value)
+
+
+def kept_room(rolled: Rolled) -> list[program.Statement]:
+    """Room for what parts leave for others, of each element of a turn."""
     kept = set[Node]()
     for part in rolled.parts:
         kept |= {*part.kept, *part.added}
-    return [*body, *(bulk.Buffer(_buffer(n), STRETCH) for n in sorted(kept, key=lambda n: n.id))]
+    return [bulk.Buffer(_buffer(n), STRETCH) for n in sorted(kept, key=lambda n: n.id)]
 
 
-def in_turns(
-    index: int, pass_: Pass, rolled: Rolled, part_of: Callable[[Node], Index]
-) -> Iterator[program.Statement]:
-    """A unit of a tensor, between ``o`` and ``e``; `part_of` tells where partial results begin."""
+def started(rolled: Rolled, into: Into) -> Iterator[program.Statement]:
+    """Each place of a result is what its reduction begins with."""
     for part in rolled.parts:
         for reduction in part.sums:
-            start = program.Start(_result(part, reduction, part_of), reduction)
+            start = program.Start(_result(part, reduction, into), reduction)
             yield from _looped(part, [start])
+
+
+def in_turns(index: int, pass_: Pass, rolled: Rolled, into: Into) -> program.Loop:
+    """A unit of a tensor, between ``o`` and ``e``, a stretch after the other."""
     inside: list[program.Statement] = [
         program.Let("first", name("o") + name("turn") * STRETCH),
         program.Let("end", least(name("e"), name("first") + STRETCH)),
@@ -53,11 +61,11 @@ def in_turns(
         begun |= {*part.added}
         body = _elements(f"pass_{index}_{at}", pass_, part, rolled)
         for order, reduction in enumerate(part.sums):
-            into = _result(part, reduction, part_of)
-            body.append(program.Take(reduction, into, Place("got", number(order))))
+            got = Place("got", number(order))
+            body.append(program.Take(reduction, _result(part, reduction, into), got))
         inside += _looped(part, body)
     turns = (name("e") - name("o") + (STRETCH - 1)) // STRETCH
-    yield program.Loop("turn", ZERO, turns, tuple(inside))
+    return program.Loop("turn", ZERO, turns, tuple(inside))
 
 
 def _elements(function: str, pass_: Pass, part: Part, rolled: Rolled) -> list[program.Statement]:
@@ -104,18 +112,15 @@ def _buffer(node: Node) -> str:
     return f"_kept{node.id}"
 
 
-def _result(part: Part, reduction: Node, part_of: Callable[[Node], Index]) -> Place:
-    """Where the partial result of a reduction is, or that of a member or pair."""
-    first = part_of(reduction)
+def _result(part: Part, reduction: Node, into: Into) -> Place:
+    """Where the result of a reduction is, or that of a member or pair."""
     after = {
         "several": name("several") * AT_ONCE,
         "rest": number(part.members // AT_ONCE * AT_ONCE),
         "square": MEMBER * part.members + OTHER,
         "triangle": MEMBER * (MEMBER + 1) // 2 + OTHER,
     }
-    if part.over in after:
-        first = column(first.args[0], after[part.over])
-    return Place("part", first + name("unit"))
+    return into(reduction, after.get(part.over))
 
 
 def _member(part: Part, which: int) -> Index:

@@ -2,7 +2,7 @@
 tensor, a matrix, a row and an element, and how partial results become one.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from arrayopt.codecs import BLOCK
@@ -22,6 +22,8 @@ from arrayopt.fusion.index import (
 from arrayopt.fusion.layout import Layout
 from arrayopt.fusion.passes import KINDS, Loop, Pass
 from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.ring_members import FEWEST
+from arrayopt.fusion.rings import Rolled, rolled
 from arrayopt.state.quantized import scale_of
 
 __all__ = ["Lowering", "described", "scratch_of"]
@@ -34,18 +36,25 @@ class Lowering:
     ----------
     kept : set of Node
         Values between passes that are kept; others are read in the loop alone that makes them.
+    rolled : dict of Pass to Rolled or None
+        Passes in loops over members of rings, those that are such.
+    least : int
+        How many members such rings have at least.
     """
+
+    least = FEWEST
 
     def __init__(self, plan: Plan, where: Layout, kept: Iterable[Node]) -> None:
         self.plan, self.where, self.kept = plan, where, set(kept)
         self.vector = {n: i for i, n in enumerate(where.vectors)}
         self.partial = {n: i for i, n in enumerate(where.partials)}
+        self.rolled: dict[Pass, Rolled | None] = {}
 
     # ---- places ----------------------------------------------------------------------------------
 
-    def part(self, reduction: Node) -> Index:
-        """Where the partial results of a reduction begin."""
-        return column(f"PART{self.partial[reduction]}")
+    def part(self, reduction: Node, after: Index | None = None) -> Index:
+        """Where the partial results of a reduction begin, or of that which is so many after it."""
+        return column(f"PART{self.partial[reduction]}", after)
 
     def place(self, node: Node, at: Index | None = None) -> Place:
         """Where a value over fewer axes lies; by default at the positions along its axes."""
@@ -91,6 +100,14 @@ class Lowering:
             codes,
             frozenset(later & arrays.keys()),
         )
+
+    def rings(self, pass_: Pass, body: program.Body) -> Rolled | None:
+        """The pass in loops over members of rings, if it is such a one."""
+        if self.plan.element != "C" or body.codes:
+            return None
+        if pass_ not in self.rolled:
+            self.rolled[pass_] = rolled(pass_, [*self.plan.slots], self.least)
+        return self.rolled[pass_]
 
     def elements(self, function: str, pass_: Pass) -> bulk.Elements:
         """What is done with elements, without where these are."""
@@ -149,6 +166,33 @@ class Lowering:
             here = Place("part", base + ab * rows * columns + name("unit"))
         ranges = (*ranges_of(outer), (along, count))
         return program.Fold(variable, reduction, ranges, here)
+
+    def runs(self, reductions: Iterable[Node]) -> list[list[Node]]:
+        """Reductions whose partial results and values lie side by side, as those of rings do."""
+        runs = list[list[Node]]()
+        for reduction in sorted(reductions, key=self.partial.__getitem__):
+            last = runs[-1][-1] if runs else None
+            if (
+                last is not None
+                and last.op == reduction.op
+                and self.where.partials[last] == self.where.partials[reduction] == "tensor"
+                and self.partial[reduction] == self.partial[last] + 1
+                and self.where.tensor[reduction] == self.where.tensor[last] + 1
+            ):
+                runs[-1].append(reduction)
+            else:
+                runs.append([reduction])
+        return runs
+
+    def combined_all(self, run: Sequence[Node]) -> tuple[program.Fold, program.Write]:
+        """Put reductions together whose partial results lie side by side: that of number
+        ``which``.
+        """
+        first, which = run[0], name("which")
+        here = Place("part", self.part(first, which) + name("unit"))
+        fold = program.Fold("acc", first, (("unit", column("IN_UNITS")),), here)
+        into = Place("values", number(self.where.tensor[first]) + which)
+        return fold, program.Write(into, "acc")
 
     def folded(self, variable: str, loop: Loop) -> program.Fold:
         """A reduction over some of the axes of a value that goes over few."""

@@ -8,7 +8,7 @@ names.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from arrayopt.fusion.bulk import Buffer, Codes, Elements, Multiply, Spread
+from arrayopt.fusion.bulk import Anew, Buffer, Codes, Elements, Listed, Multiply, Spread
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.index import ZERO, Index, Place
 
@@ -212,12 +212,14 @@ Statement = (
     | Fold
     | Write
     | Loop
+    | Anew
     | When
     | Elements
     | Body
     | Spread
     | Multiply
     | Buffer
+    | Listed
     | Codes
 )
 
@@ -287,8 +289,8 @@ class Program:
     @property
     def functions(self) -> list[Function]:
         """The functions that do something, each once."""
-        found = [stage.function for stage in self.stages if stage.function.body]
-        return list({id(function): function for function in found}.values())
+        found = {id(x.function): x.function for x in self.stages if x.function.body}
+        return [*found.values()]
 
 
 def elements_of(body: Iterable[Statement]) -> Iterator[Elements]:

@@ -8,10 +8,12 @@ from typing import Any
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.passes import Pass
 
-__all__ = ["LEAST", "Members", "Part", "UnlikeError", "families", "in_order"]
+__all__ = ["FEWEST", "LEAST", "Members", "Part", "UnlikeError", "families", "in_order"]
 
-LEAST = 8
-"""Rings of fewer members are not rolled up: one loop over all of them reads less."""
+FEWEST, LEAST = 2, 8
+"""Rings of fewer members are not rolled up: on devices, where registers are few; and on CPUs, where
+one loop over all of them reads less.
+"""
 
 _MEMBER = re.compile(r"(.+)_(\d+)")
 
@@ -20,14 +22,16 @@ class UnlikeError(Exception):
     """What is done with members differs."""
 
 
-def families(names: Iterable[str]) -> dict[str, int]:
-    """Names that may be those of rings, without their numbers, and how many members there are."""
+def families(names: Iterable[str], least: int = FEWEST) -> dict[str, int]:
+    """Names that may be those of rings of some members at least, without their numbers, and how
+    many members there are.
+    """
     found: dict[str, set[int]] = {}
     for match in filter(None, map(_MEMBER.fullmatch, names)):
         if match[2] == str(int(match[2])):
             found.setdefault(match[1], set()).add(int(match[2]))
     whole = {ring: len(numbers) for ring, numbers in found.items()}
-    return {x: n for x, n in whole.items() if n >= LEAST and max(found[x]) == n - 1}
+    return {x: n for x, n in whole.items() if n >= least and max(found[x]) == n - 1}
 
 
 def in_order(one: Pass) -> list[Node]:

@@ -35,12 +35,13 @@ class Rolled(NamedTuple):
     parts: list[Part]
 
 
-def rolled(one: Pass, slots: Sequence[str]) -> Rolled | None:
+def rolled(one: Pass, slots: Sequence[str], least: int) -> Rolled | None:
     """A pass as loops over members; None where it has no rings, or they are not treated alike.
 
-    `slots` are all stored arrays, in the order of their addresses.
+    `slots` are all stored arrays, in the order of their addresses. Rings have so many members at
+    `least`.
     """
-    rings = families(one.arrays)
+    rings = families(one.arrays, least)
     read = [*one.loads.values(), *one.nodes]
     if not rings or one.draws or one.multiplies:
         return None
@@ -70,7 +71,8 @@ class _Rolling(Members):
             self.once[stage] = Part("once")
             self.others[stage] = []
             for members in dict.fromkeys(self.rings.values()):
-                self.others[stage].append(Part("several", members, AT_ONCE))
+                if members >= AT_ONCE:
+                    self.others[stage].append(Part("several", members, AT_ONCE))
                 if members % AT_ONCE:
                     self.others[stage].append(Part("rest", members, members % AT_ONCE))
         self._sums()
@@ -146,7 +148,7 @@ class _Rolling(Members):
             if len(there) < len(names) or 0 < len(guarded) < len(names):
                 raise UnlikeError
             values, arrays = [self.one.stores[x] for x in names], self.arrays
-            stage = max(self.stage[x] for x in values)
+            stage = max(self.stage.get(x, 0) for x in values)
             for at, parts in self.others.items():
                 if any(arrays.get(x) == names[0] for x in _loaded(parts)):
                     stage = max(stage, at)
@@ -181,9 +183,9 @@ class _Rolling(Members):
         when = dict[str, int]()
         for name, node in self.one.stores.items():
             if name not in self.member_of:
-                if self.of[node]:
+                if self.of.get(node):
                     raise UnlikeError
-                when[name] = self.stage[node]
+                when[name] = self.stage.get(node, 0)  # a number is in no stage
         ready = {*self.terms}
         for stage, part in self.once.items():
             for other in self.others[stage]:

@@ -9,12 +9,13 @@ matrices do, share a struct.
 from arrayopt.codecs import STORED
 from arrayopt.engines.cuda.columns import WINDOW, given, hypers, keys
 from arrayopt.engines.cuda.emit_pass import PassText
+from arrayopt.engines.cuda.emit_rings import RingsText
 from arrayopt.engines.cuda.occupancy import ahead, resident
 from arrayopt.engines.cuda.stages import OUTPUTS, SMALL_COLUMNS, SMALL_MATRIX, SQUARE, SUMS
 from arrayopt.engines.cuda.text import CudaText
 from arrayopt.engines.headers import header
 from arrayopt.fusion.graph import CLIP, COUNT, UPDATES
-from arrayopt.fusion.lower_stages import in_stages
+from arrayopt.fusion.lower_stages import in_stages, turns_of
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.program import Stage
 
@@ -47,7 +48,7 @@ def emit(
     windows : bool
         Whether it is of matrices that the user has cut; see `arrayopt.fusion.windows`.
     """
-    text = CudaText(plan, dtype, grad_dtype or dtype, windows=windows)
+    text = RingsText(plan, dtype, grad_dtype or dtype, windows=windows)
     stages, blocks = in_stages(plan).stages, resident(plan, dtype, text.real)
     text.comment(f"Fused kernels{about}")
     _constants(text, blocks)
@@ -64,11 +65,14 @@ def emit(
             same = alike.setdefault(stage.function.name, [])
             same.append(number)
             text.put(0, f"// {plan.line(sum(x.kind != 'between' for x in stages[:number]))}")
-            if len(same) == 1:
+            if turns_of(stage):
+                text.rings(number, stage.function)
+            elif len(same) == 1:
                 struct = PassText(text, stage.function)
                 struct.write(ahead(plan, struct.body, text.storage, blocks))
     for same in alike.values():
-        _pass(text, same, [stages[number] for number in same])
+        if not turns_of(stages[same[0]]):
+            _pass(text, same, [stages[number] for number in same])
     first, several = dict[int, int](), set[int]()
     for same in alike.values():
         first |= dict.fromkeys(same, same[0])
@@ -93,6 +97,7 @@ def _constants(text: CudaText, blocks: int) -> None:
     values = {"kHypers": len(hypers(plan)), "kScalars": len(where.scalars)}
     values |= {"kValues": len(where.tensor), "kBlocks": blocks}
     values["kStages"] = len(in_stages(plan).stages)
+    values["kMostSums"] = max([1, *(len(p.sums) for p in plan.passes)])
     if plan.element != "C":
         most = max((len(p.reducing("column")) for p in plan.passes), default=0)
         # 0: tensors are whole
@@ -112,7 +117,8 @@ def _headers(plan: Plan) -> list[str]:
     names += ["random"] if plan.draws else []
     names += ["sums", "prepare", "queue"]
     if plan.element == "C":
-        return [*names, "flat"]
+        turns = any(map(turns_of, in_stages(plan).stages))
+        return [*names, "flat", *(("between", "turns") if turns else ())]
     return [*names, "matrix", "between", *(("flat", "square") if plan.multiplies else ())]
 
 

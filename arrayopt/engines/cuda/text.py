@@ -3,11 +3,12 @@
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import ClassVar
 
 from arrayopt.engines.cplusplus import CPlusPlus, Words
 from arrayopt.engines.cuda.columns import columns
-from arrayopt.fusion import program
+from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import POSITION, Node, reachable
 from arrayopt.fusion.index import Place, name
 from arrayopt.fusion.layout import layout
@@ -54,7 +55,7 @@ class CudaText(CudaWords, CPlusPlus):
         Whether it is of matrices that the user has cut.
     """
 
-    words: ClassVar[dict[str, str]] = {"//": "/"}
+    words: ClassVar[dict[str, str]] = {"min": "minimum", "//": "/"}
     whole = "long long"
 
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, *, windows: bool = False) -> None:
@@ -102,8 +103,10 @@ class CudaText(CudaWords, CPlusPlus):
             (f"start(int k, {self.type} a)", "start(k, a)"),
             (f"fold(int k, {self.type} a, {self.type} b)", "fold(k, a, b)"),
         ):
-            choice = [f"k == {j} ? {kind}::{call} : " for j, kind in enumerate(kinds[:-1])]
-            body = f"{{ return {''.join(choice)}{kinds[-1]}::{call}; }}"
+            choice = ""
+            for j, (kind, following) in enumerate(pairwise(kinds), 1):
+                choice += f"k < {j} ? {kind}::{call} : " if kind != following else ""
+            body = f"{{ return {choice}{kinds[-1]}::{call}; }}"
             inline = "static __device__ __forceinline__"
             self.put(indent + 1, f"{inline} {self.type} {given} {body}")
         self.put(indent, "};")
@@ -114,10 +117,11 @@ class CudaText(CudaWords, CPlusPlus):
         match statement:
             case program.Let(name, value):
                 self.put(depth, f"[[maybe_unused]] const long long {name} = {self.index(value)};")
-            case program.Array(name, _):
+            case program.Array(name, _, address):
                 kind = self.stored(name)
-                address = f"reinterpret_cast<{kind}*>(t[AT_{name}])"
-                self.put(depth, f"{kind}* const at_{name} = global({address});")
+                where = f"t[AT_{name}]" if address is None else self.index(address)
+                where = f"global(reinterpret_cast<{kind}*>({where}))"
+                self.put(depth, f"{kind}* const at_{name} = {where};")
             case program.Read(node, place, wide):
                 self.put(depth, self.declare(node, self.read(node, place, wide=wide)))
             case program.Compute(node):
@@ -128,6 +132,9 @@ class CudaText(CudaWords, CPlusPlus):
             case program.Take(reduction, into, value):
                 term = f"(double){self.place(value)}"
                 self.put(depth, f"{self.take(reduction, self.value(into), term)};")
+            case bulk.Anew(body):
+                self.put(depth, 'asm volatile("" : : : "memory");')
+                self.block(depth, "", body)
             case program.Write(place, value):
                 self._write(depth, place, self.value(value), cast=isinstance(value, str))
             case _:
@@ -186,20 +193,29 @@ class CudaText(CudaWords, CPlusPlus):
 
     def _folds(self, body: Sequence[program.Statement]) -> None:
         """At each position a reduction, for which there are more threads if it is long."""
+        self._fold_over("begin, end", "i", body)
+
+    def _fold_over(self, span: str, at: str, body: Sequence[program.Statement]) -> None:
+        """A reduction for each number of a span."""
         *position, fold, keep = body
         assert isinstance(fold, program.Fold)
         kind = REDUCTIONS[fold.reduction.op].cuda
         width = " * ".join(self.index(end) for _, end in fold.ranges)
-        self.put(1, f"fold_over<{kind}>(begin, end, {width}, [&](long long i, long long j) {{")
+        self.put(1, f"fold_over<{kind}>({span}, {width}, [&](long long {at}, long long j) {{")
         self.statements(2, [*position, *apart(fold.ranges, name("j"))])
-        self.put(2, "(void)i;", f"return (double){self.place(fold.place)};")
-        self.put(1, f"}}, [&](long long i, double {fold.name}) {{")
+        self.put(2, f"(void){at};", f"return (double){self.place(fold.place)};")
+        self.put(1, f"}}, [&](long long {at}, double {fold.name}) {{")
         self.statement(2, keep)
-        self.put(2, "(void)i;")
+        self.put(2, f"(void){at};")
         self.put(1, "});")
 
     def _block(self, body: Sequence[program.Statement]) -> None:
         """Reductions of the tensor by all threads; all else by one."""
+        loops = [x for x in body if isinstance(x, program.Loop)]
+        for x in loops:
+            self._fold_over(f"0, {self.index(x.end)}", x.name, x.body)
+        self.put(1, *(["__syncthreads();"] if loops else []))
+        body = [x for x in body if not isinstance(x, program.Loop)]
         folds = [x for x in body if isinstance(x, program.Fold)]
         if folds:
             self.type = "double"

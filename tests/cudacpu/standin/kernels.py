@@ -96,12 +96,13 @@ class RawKernel:
     def __init__(self, code, name, options=(), backend="nvrtc", translate_cucomplex=False, *,
                  enable_cooperative_groups=False, jitify=None):  # fmt: skip
         self._module = RawModule(code, options=options, enable_cooperative_groups=enable_cooperative_groups)
-        self.name, self.max_dynamic_shared_size_bytes = name, 49152
+        self.name, self.max_dynamic_shared_size_bytes, self._device = name, 49152, None
 
     @classmethod
     def _of(cls, module, name):
         kernel = cls.__new__(cls)
         kernel._module, kernel.name, kernel.max_dynamic_shared_size_bytes = module, name, 49152
+        kernel._device = current_device()
         return kernel
 
     def compile(self, log_stream=None):
@@ -115,6 +116,8 @@ class RawKernel:
         stream = stream or current_stream()
         if stream.device_id not in (-1, current_device()):
             raise CUDARuntimeError("CUDA_ERROR_INVALID_HANDLE: a stream of another device")
+        if self._device not in (None, current_device()):
+            raise CUDARuntimeError("CUDA_ERROR_INVALID_HANDLE: a function of a module on another device")
         how = dict(_how[-1])
         kernel = self._module._module(how.pop("check")).get_function(self.name)
         packed, uses = [pack(value) for value in args], [x._memory for x in args if isinstance(x, ndarray)]

@@ -12,6 +12,7 @@ from arrayopt.engines.headers import header
 from arrayopt.fusion.plans import plan_for
 from tests.cudacpu import nvrtc
 from tests.support.cases import CASES, MATRICES, make
+from tests.support.ringed import ringed
 from tests.support.slow import marked
 from tests.support.tracing import made
 
@@ -156,6 +157,30 @@ def test_random_numbers_take_no_more_registers_than_there_are(name, dtype, arch)
     used = nvrtc.usage(nvrtc.compile(text, arch=arch, options=OPTIONS)[2])["run"]
     assert used.registers <= (BUDGET[name] if dtype == "float32" else 128)
     assert used.spill_stores == used.spill_loads == 0
+
+
+def apart(k):
+    """Each tensor is a problem of its own, so that its numbers are computed between the passes."""
+    return ao.LBFGS(memory=k, line_search=None, joint=False)
+
+
+RINGS = {"ring": lambda k: ringed(k)(), "LBFGS": lambda k: ao.LBFGS(memory=k), "LBFGS, apart": apart}
+
+
+@pytest.mark.parametrize(
+    ("kind", "k", "dtype", "arch"),
+    marked(
+        itertools.product(RINGS, (3, 5, 10), ("float32", "bfloat16", "float64"), ARCHS),
+        lambda *case: case == ("ring", 10, "float32", NEWEST),
+    ),
+)
+def test_registers_do_not_grow_with_the_members_of_rings(kind, k, dtype, arch):
+    """Nor does a thread need memory of its own."""
+    text = ao.source(RINGS[kind](k), engine="cupy", dtype=dtype, rank=1)
+    for source in re.split(r"(?m)^(?=// Fused kernels)", text)[1:]:  # one for each part between totals
+        used = nvrtc.usage(nvrtc.compile(source, arch=arch, options=OPTIONS)[2])["run"]
+        assert used.registers <= (255 if dtype == "float64" else 128)
+        assert used.spill_stores == used.spill_loads == 0
 
 
 def test_sources_name_nothing_outside():

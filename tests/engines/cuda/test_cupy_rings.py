@@ -1,17 +1,20 @@
-"""Rings on the CuPy engine: what a `put` writes, and sums of all members."""
+"""Rings on the CuPy engine: loops over members, by blocks that take a stretch of elements at a time."""
 
 import numpy as np
 import pytest
 
 import arrayopt as ao
+from tests.cudacpu import standin
+from tests.engines.cuda.test_cupy import compare, pair, trees
+from tests.fusion.test_rings import Pairs
 from tests.rules.test_rings import CLOSE, STEPS, arrays, expected, in_order
 from tests.support.ringed import ringed
 from tests.support.slow import marked
 
-CASES = [(k, d) for k in (1, 2, 4, 10) for d in ("float64", "float32", "bfloat16", "complex64")]
+CASES = [(k, d) for k in (1, 2, 4, 7, 10) for d in ("float64", "float32", "bfloat16", "complex64")]
 
 
-@pytest.mark.parametrize(("k", "dtype"), marked(CASES, lambda k, d: (k, d) == (2, "float32")))
+@pytest.mark.parametrize(("k", "dtype"), marked(CASES, lambda k, d: (k, d) in ((2, "float32"), (7, "bfloat16"))))
 def test_it_has_what_the_witness_has(cupy, k, dtype):
     start = {name: cupy.asarray(x) for name, x in arrays(dtype, 0).items()}
     opt = ao.Optimizer(start, ringed(k)(), engine="cupy")
@@ -23,3 +26,58 @@ def test_it_has_what_the_witness_has(cupy, k, dtype):
         for slot, members in (("s", points), ("y", gradients)):
             found = in_order(opt.state[name][slot].get(), STEPS - 1)
             np.testing.assert_allclose(found, np.stack(members), rtol=close, atol=close, err_msg=name)
+
+
+SHAPES = {"w": (60, 70), "even": (2 * 4096,), "tail": (4096 + 1027,), "few": (5,), "scalar": ()}
+
+
+def slopes(x, k):
+    """Gradients of a quadratic function, of curvatures from 1 to 3, at other points from step to step."""
+    bend = 1.0 + 2.0 * np.abs(np.sin(np.arange(x.size, dtype=x.dtype))).reshape(x.shape)
+    return (bend * (x - 0.1 * np.cos(k + x))).astype(x.dtype)
+
+
+RULES = {f"LBFGS {k}": (ao.LBFGS(memory=k, line_search=None, lr=0.3), k + 3) for k in (3, 5, 8, 10)}
+RULES |= {f"LBFGS {k}, apart": (ao.LBFGS(memory=k, line_search=None, lr=0.3, joint=False), k + 3) for k in (2, 5)}
+RULES |= {"pairs": (Pairs(), 11), "search": (ao.LBFGS(memory=5), 8)}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    marked(
+        [(name, d) for name in RULES for d in ("float64", "float32")],
+        lambda name, d: (name, d) == ("LBFGS 3", "float32"),
+    ),
+)
+def test_it_agrees_with_array_api(cupy, name, dtype, monkeypatch):
+    """Of several pieces in a ticket, blocks in any order; one of the arrays does not begin at a word."""
+    from arrayopt.engines.cuda import launches
+
+    monkeypatch.setattr(launches, "MANY", 1)
+    monkeypatch.setattr(launches, "_resident", lambda: 2)
+    rule, steps = RULES[name]
+    opts = pair(cupy, rule, SHAPES, dtype)
+    for k in range(steps):
+        grads = {n: slopes(x, k) for n, x in opts[0].params.items()}
+        there = {n: cupy.asarray(g) for n, g in grads.items()}
+        there["tail"] = cupy.asarray(np.append(grads["tail"][:1], grads["tail"]))[1:]
+        value = {"value": float(sum((x * x).sum() for x in grads.values()))} if name == "search" else {}
+        opts[0].step(grads, **value)
+        with standin.checking(random=True, seed=k, workers=2):
+            opts[1].step(there, **value)
+            cupy.cuda.get_current_stream().synchronize()
+    compare(opts, dtype, loose=50.0)
+
+
+def test_ranks_change_no_bit(cupy):
+    shapes = {"long": (3 * 4096 + 5,), "short": (5,)}
+
+    def run(comm=None):
+        start = {name: cupy.asarray(x) for name, x in trees(shapes, "float32", 1).items()}
+        opt = ao.Optimizer(start, ringed(7)(), engine="cupy", comm=comm)
+        for t in range(3):
+            opt.step({name: cupy.asarray(x) for name, x in trees(shapes, "float32", 10 * t).items()})
+        return {name: x.get().tobytes() for name, x in opt.params.items()}
+
+    alone = run()
+    assert ao.ranks.run(2, run) == [alone] * 2

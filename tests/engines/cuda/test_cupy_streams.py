@@ -508,6 +508,20 @@ def test_one_norm_of_tensors_on_two_devices(cupy, options):
             near(x, there[name])
 
 
+def test_what_decides_is_compiled_for_its_device(cupy):
+    """One optimizer on each device, with the same settings."""
+    for device in range(2):
+        host = trees({"b": (5,)}, "float32", 3)
+        with cupy.cuda.Device(device):
+            there = {name: cupy.asarray(x) for name, x in host.items()}
+        opts = [ao.Optimizer(x, ao.SGD(lr=0.5), clip_norm=0.25) for x in (host, there)]
+        with cupy.cuda.Device(device):
+            given = {name: cupy.asarray(x) for name, x in host.items()}
+        opts[0].step({name: x.copy() for name, x in host.items()})
+        opts[1].step(given)
+        near(host["b"], there["b"])
+
+
 # ---- more than a block has threads, and loaded states ---------------------------------------------------------------
 
 

@@ -1,0 +1,153 @@
+"""Printing a pass over rings: what a block does with a piece, by the functions of ``turns.cuh``.
+
+A block takes as many elements at a time as its threads have in a vector each. A thread keeps what
+its elements leave from loop to loop in registers; sums of members lie in the block's memory.
+"""
+
+from collections.abc import Iterable
+from itertools import chain
+
+from arrayopt.engines.cuda.text import CudaText
+from arrayopt.fusion import bulk, program
+from arrayopt.fusion.graph import Node
+from arrayopt.fusion.index import Place
+from arrayopt.fusion.lower_rings import STRETCH
+from arrayopt.fusion.ops import REDUCTIONS
+
+__all__ = ["RingsText"]
+
+EACH = "for (int j = 0; j < kVector; ++j)"
+
+
+class RingsText(CudaText):
+    """The text of a CUDA source, which may have passes over rings.
+
+    Attributes
+    ----------
+    listed : dict of str to str
+        What the value of some number in a list is.
+    early : dict of str
+        Arrays that are no members of rings: a turn reads them once.
+    got : str
+        What a thread's elements have been reduced to.
+    """
+
+    listed: dict[str, str]
+    early: dict[str, None]
+    got = ""
+
+    def place(self, place: Place, *, wide: bool = False) -> str:
+        at = self.index(place.index)
+        if place.room == "got":
+            return f"{self.got}[{at}]"
+        if place.room.startswith("_each"):
+            return self.listed[place.room].format(at)
+        return super().place(place, wide=wide)
+
+    def rings(self, number: int, function: program.Function) -> None:
+        """The functions of a pass over rings, which is a stage of this number."""
+        body, *room, turn = function.body
+        assert isinstance(body, program.Body)
+        assert isinstance(turn, program.Loop)
+        self.listed, lists = {}, [x for x in room if isinstance(x, bulk.Listed)]
+        for x in lists:
+            self._list(f"{function.name}{x.name}", x)
+        self.put(0, "template <bool kAligned>")
+        self.open(f"turns{number}")
+        self.put(1, f'static_assert(kThreads * kVector == {STRETCH}, "a turn");')
+        self.put(1, "const long long o = (long long)piece * t[IN_TC];")
+        self.put(1, "const long long e = minimum(t[IN_SIZE], o + t[IN_TC]);")
+        sums = [s for s in self.where.partials if s in body.sums["tensor"]]
+        if sums:
+            self.fold(1, "Of", sums)
+            self.put(1, f"begin_sums<Of>({len(sums)});")
+        self.statements(1, [x for x in room if x not in lists])
+        self.put(1, "#pragma unroll 1")
+        self.put(1, f"for (long long turn = 0; turn < {self.index(turn.end)}; ++turn) {{")
+        self.statements(2, turn.body[:2])
+        self.put(2, "const long long i = first + (long long)threadIdx.x * kVector;")
+        self.put(2, "const int n = (int)minimum((long long)kVector, end - i);")
+        loads = chain.from_iterable(x.loads for x in program.elements_of([turn]))
+        alone = {f"at_{x.name}" for x in room if isinstance(x, program.Array)}
+        self.early = dict.fromkeys(at for at in loads if at in alone)
+        self._load(2, self.early)
+        self.statements(2, turn.body[2:])
+        self.put(1, "}")
+        if sums:
+            first = f"t + PART{[*self.where.partials].index(sums[0])}"
+            self.put(1, f"keep_all<Of>({len(sums)}, step.work, {first}, piece);")
+        self.put(0, "}", "")
+        self.open(f"stage{number}")
+        self.put(1, f"if (t[IN_ALIGNED] != 0) turns{number}<true>(given);")
+        self.put(1, f"else turns{number}<false>(given);")
+        self.put(0, "}", "")
+
+    def _list(self, name: str, listed: bulk.Listed) -> None:
+        """Print where the values of a list lie, or what they are."""
+        kind, made, texts = "W", f"{name}[{{}}]", list[str]()
+        for x in listed.values:
+            if isinstance(x, Node):
+                texts.append(self.constant(x))
+            else:
+                kind, made = "int", f"working[{name}[{{}}]]"
+                texts.append(f"{'kScalars + ' * (x.room == 'values')}{self.index(x.index)}")
+        self.put(0, f"__constant__ {kind} {name}[] = {{{', '.join(texts)}}};")
+        self.listed[listed.name] = made
+
+    def _load(self, depth: int, arrays: Iterable[str]) -> None:
+        """Print what reads a vector of each array."""
+        for at in arrays:
+            self.put(depth, f"const auto read_{at} = read<kVector, kAligned, false>({at} + i, n);")
+
+    def statement(self, depth: int, statement: program.Statement) -> None:
+        match statement:
+            case bulk.Buffer(name, _):
+                self.put(depth, f"W {name}[kVector];")
+            case program.Fill(view, _, reduction):
+                begin = f"{REDUCTIONS[reduction.op].cuda}::start(0, W())"
+                self.put(depth, "#pragma unroll", f"{EACH} {view}[j] = {begin};")
+            case program.Take(reduction, Place("sums", index), got):
+                kind = REDUCTIONS[reduction.op].cuda
+                into = f"(int)({self.index(index)})"
+                self.put(depth, f"take_in<{kind}>({into}, {self.place(got)});")
+            case bulk.Elements():
+                self._elements(depth, statement)
+            case _:
+                super().statement(depth, statement)
+
+    def _elements(self, depth: int, loop: bulk.Elements) -> None:
+        """What a thread does with its elements; several loops that follow each other may."""
+        if loop.sums:
+            self.got = f"got_{loop.function}"
+            self.put(depth, f"W {self.got}[{len(loop.sums)}];")
+        for number, reduction in enumerate(loop.sums):
+            self.put(
+                depth, f"{self.got}[{number}] = {REDUCTIONS[reduction.op].cuda}::start(0, W());"
+            )
+        self.put(depth, "{")
+        depth += 1
+        self._load(depth, [at for at in loop.loads if at in loop.storage and at not in self.early])
+        written = [at for at in loop.stores if at in loop.storage]
+        for at in written:
+            self.put(depth, f"Pack<{self.stored(loop.storage[at])}, kVector> write_{at};")
+        self.put(depth, "#pragma unroll", f"{EACH} {{")
+        for at, node in loop.loads.items():
+            here = f"widen(read_{at}.value[j])" if at in loop.storage else f"{at}[j]"
+            here += " != 0" if node.dtype == "bool" else ""
+            self.put(depth + 1, self.declare(node, f"({self.kind(node)})({here})"))
+        for node in loop.nodes:
+            self.put(depth + 1, self.declare(node, self.expression(node)))
+        for at, node in loop.stores.items():
+            made = self.name(node)
+            kept = (
+                f"narrow({made}, write_{at}.value[j]);" if at in written else f"{at}[j] = {made};"
+            )
+            self.put(depth + 1, kept)
+        for number, (reduction, node) in enumerate(loop.sums.items()):
+            made = self.take(reduction, f"{self.got}[{number}]", self.name(node))
+            self.put(depth + 1, f"if (j < n) {made};")
+        self.put(depth, "}")
+        for at in written:
+            only = f"if ({self.name(loop.guards[at])}) " if at in loop.guards else ""
+            self.put(depth, f"{only}write<kVector, false>({at} + i, write_{at}, n, kAligned);")
+        self.put(depth - 1, "}")
