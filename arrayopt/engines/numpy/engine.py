@@ -240,9 +240,8 @@ class _Blocks(Batch):
         if chunk.ragged:
             chunk.stack = Ragged(self.runs, self.geo[rows, 0], firsts)
             return chunk.stack
-        a, b, r, c = self.geo[rows[0], 1:5].tolist()
-        extents, split = (len(rows), a, b, r, c), lanes(self.plan)
-        if split is None or a * b * r * c <= GROUP:
+        extents, split = (len(rows), *self.geo[rows[0], 1:5].tolist()), lanes(self.plan)
+        if split is None or self.geo[rows[0], 0] <= GROUP:
             chunk.stack = Stack(self.runs, extents, firsts)
         else:
             chunk.stack = Grouped(self.runs, extents, firsts, split)

@@ -4,6 +4,7 @@ The passes of a segment (see `arrayopt.fusion.lanes`) follow each other over som
 what lies between them takes room for these, and none for the tensor.
 """
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from itertools import zip_longest
@@ -33,46 +34,49 @@ class Grouped(Stack):
         self.split = split
 
     def _passes(self, arrays: dict[str, Any], known: dict[Node, Any]) -> None:
-        split = self.split
-        _, a, b, r, c = self.extents
-        cuts, whole = list[tuple[slice, ...]](), slice(None)
-        for of_a, of_b in blocks((a, b), max(1, GROUP // (r * c))):
+        cuts, whole, size = list[tuple[slice, ...]](), slice(None), math.prod(self.extents[3:])
+        for of_a, of_b in blocks(self.extents[1:3], max(1, GROUP // size)):
             cuts.append((whole, of_a, of_b, whole, whole))
         read, partials, kept = read_elsewhere(self.of.plan), dict[Node, Any](), dict[Node, Any]()
-        for segment in split.segments:
+        for segment in self.split.segments:
             for node in segment.carried:
                 kept[node] = np.empty(self.shape(node.axes), self.of.real)
-        for segment in split.segments:
+        for segment in self.split.segments:
             self._between(segment.before, partials, arrays, known, read, {})
-            found: list[dict[Node, Any]] = [{} for _ in cuts]
+            found = [dict[Node, Any]() for _ in cuts]
 
-            def one(i: int, segment: Segment = segment, found: Any = found) -> None:
-                cut = cuts[i]
-                lengths = (cut[1].stop - cut[1].start, cut[2].stop - cut[2].start)
-                first = (cut[1].start * b + cut[2].start) * r * c
-                extents = (self.extents[0], *lengths, r, c)
-                group = Grouped(self.of, extents, self.firsts + first, split)
-                here = {name: part(array, cut) for name, array in arrays.items()}
-                values = {node: part(value, cut) for node, value in known.items()}
-                values |= {node: part(kept[node], cut) for node in segment.carried}
-                found[i] = group._segment(segment, here, values, read)
-                for node in kept.keys() & values.keys() - {*segment.carried}:
-                    part(kept[node], cut)[...] = values[node]
+            def group(index: int, segment: Segment = segment, found: Any = found) -> None:
+                found[index] = self._group(segment, cuts[index], arrays, known, kept)
 
-            self._shared([partial(one, i) for i in range(len(cuts))])
-            for sum_ in found[0]:
-                partials[sum_] = self._joined(sum_, "tensor", [x[sum_] for x in found], cuts)
-        self._between(split.after, partials, arrays, known, read, {})
+            self._shared([partial(group, index) for index in range(len(cuts))])
+            for total in found[0]:
+                partials[total] = self._joined(total, "tensor", [x[total] for x in found], cuts)
+        self._between(self.split.after, partials, arrays, known, read, {})
 
-    def _segment(
+    def _group(
         self,
         segment: Segment,
+        cut: tuple[slice, ...],
         arrays: dict[str, Any],
         known: dict[Node, Any],
-        read: frozenset[Node],
+        kept: dict[Node, Any],
+    ) -> dict[Node, Any]:
+        """A segment's passes over some matrices; what they reduce per tensor."""
+        extents = [self.extents[0], *(x.stop - x.start for x in cut[1:3]), *self.extents[3:]]
+        first = (cut[1].start * self.extents[2] + cut[2].start) * math.prod(self.extents[3:])
+        group = Grouped(self.of, extents, self.firsts + first, self.split)
+        values = {node: part(value, cut) for node, value in known.items()}
+        values |= {node: part(kept[node], cut) for node in segment.carried}
+        made = group._segment(segment, {name: part(x, cut) for name, x in arrays.items()}, values)
+        for node in kept.keys() & values.keys() - {*segment.carried}:
+            part(kept[node], cut)[...] = values[node]
+        return made
+
+    def _segment(
+        self, segment: Segment, arrays: dict[str, Any], known: dict[Node, Any]
     ) -> dict[Node, Any]:
         """A segment's passes over these matrices; what they reduce per tensor."""
-        made = dict[Node, Any]()
+        read, made = read_elsewhere(self.of.plan), dict[Node, Any]()
         for name, node in segment.reads.items():
             if node.op != "input":
                 known[node] = arrays[name]
