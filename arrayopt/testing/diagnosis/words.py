@@ -22,6 +22,8 @@ SWITCHES: Mapping[tuple[str, Any], str] = {
     ("grad_averaging", False): "the gradient is not multiplied by 1-β1 in the first moment",
     ("grad_centralization", True): "gradients are centralized",
     ("state_dtype", "int8"): "the state is stored in 8 bits: state_dtype='int8'",
+    ("state_dtype", "float16"): "the state is stored in float16: state_dtype='float16'",
+    ("state_dtype", "bfloat16"): "the state is stored in bfloat16: state_dtype='bfloat16'",
     ("decayed_norm", True): "the ratio is by the norm of the decayed gradient",
 }
 NUMBERS: Mapping[str, str] = {
@@ -64,20 +66,15 @@ def changes(h: Hypothesis, values: Mapping[str, Any], names: list[str]) -> list[
     if h.twist:
         made.append(h.twisted.words.format(**{k: x for k, x in values.items() if not np.ndim(x)}))
     for name, axis in h.free:
-        made.append(_varying(name, axis, np.ravel(values[name]), names))
+        shown, own = [f"{x:.6g}" for x in np.ravel(values[name])], dict[str, list[str]]()
+        if axis == "step":
+            made.append(f"{name} changes from step to step: {', '.join(shown)}")
+            continue
+        for tensor, x in zip(names, shown, strict=True):
+            own.setdefault(x, []).append(tensor)
+        said = [f"{x} for {', '.join(tensors)}" for x, tensors in own.items()]
+        made.append(f"{name} is not the same for all tensors: {'; '.join(said)}")
     return made
-
-
-def _varying(name: str, axis: str, values: Any, names: list[str]) -> str:
-    """A number that is not the same all the time."""
-    shown = [f"{x:.6g}" for x in values]
-    if axis == "step":
-        return f"{name} changes from step to step: {', '.join(shown)}"
-    own: dict[str, list[str]] = {}
-    for tensor, x in zip(names, shown, strict=True):
-        own.setdefault(x, []).append(tensor)
-    said = [f"{x} for {', '.join(tensors)}" for x, tensors in own.items()]
-    return f"{name} is not the same for all tensors: {'; '.join(said)}"
 
 
 def remarks(values: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
