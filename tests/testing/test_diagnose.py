@@ -89,7 +89,6 @@ def test_planted_faults_are_named(make, options, fault, kind, words):
 
 SWITCH = {
     "no bias correction": ("bias_correction", False),
-    "state in float16": ("state_dtype", "float16"),
     "clipped by value": ("clip_value", 0.7),
     "clipped by norm": ("clip_tensor_norm", 0.7),
     "ratio clamped": ("max_ratio", 0.6),
@@ -111,8 +110,13 @@ TWIST = {
     "clipped twice": "joint clip twice",
     "not unscaled": "scaled",
     "not zeroed": "added up",
+    "state in float16": "float16 state",
 }  # the others are called as the faults are
-OWN = {"clipped by the joint norm": {"clip_norm": 0.7}, "clipped twice": {"clip_norm": 1.0}, "not unscaled": {"grad_factor": 1024.0}}
+OWN = {
+    "clipped by the joint norm": {"clip_norm": 0.7},
+    "clipped twice": {"clip_norm": 1.0},
+    "not unscaled": {"grad_factor": 1024.0},
+}
 NAMES = {"decay": "weight_decay", "trust": "trust_coefficient"}
 
 

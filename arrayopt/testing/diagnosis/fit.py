@@ -173,7 +173,7 @@ def _starts(model: Model, warm: Mapping[str, Any], *, quick: bool) -> Iterator[d
 
 def moved(found: Fit) -> Fit:
     """The same with numbers set elsewhere, one by one, where that comes nearer: least squares cannot jump."""
-    model, coded = found.model, found.hypothesis.stored == "int8"
+    model, coded = found.model, found.hypothesis.is_coded
     close = CLOSE[coded or found.hypothesis.kind.__name__ in STEPPED]
     if not LEAST < found.cost < close:
         return found

@@ -57,7 +57,7 @@ PUBLISHED: Mapping[str, Sequence[Any]] = {
     "ns_steps": (3, 4, 6, 8, 10),
     "ns_coefficients": ((2.0, -1.5, 0.5), POLAR_EXPRESS),
     "master_weights": (False,),
-    "state_dtype": ("int8", "bfloat16", "float16") if find_spec("ml_dtypes") else ("float16",),
+    "state_dtype": ("int8", "bfloat16", "float16") if find_spec("ml_dtypes") else (),
 }
 
 OFF = "off"  # in `Hypothesis.switches`: a number that is switched off
@@ -68,7 +68,9 @@ class Hypothesis:
     """One of them."""
 
     kind: type[Rule]
-    switches: tuple[tuple[str, Any], ...] = ()  # fields that are not as by default; a number that is switched on has None
+    switches: tuple[
+        tuple[str, Any], ...
+    ] = ()  # fields that are not as by default; a number that is switched on has None
     twist: str = ""  # a key of `TWISTS`, or empty
     free: tuple[tuple[str, str], ...] = ()  # numbers that are not the same all the time, with "step" or "tensor"
 
@@ -78,9 +80,9 @@ class Hypothesis:
         return sum(name not in ORDINARY for name, _ in self.switches) + bool(self.twist) + len(self.free)
 
     @property
-    def stored(self) -> Any:
-        """What the state is stored in, if not as by default."""
-        return dict(self.switches).get("state_dtype")
+    def is_coded(self) -> bool:
+        """Whether the state is stored in 8 bits."""
+        return ("state_dtype", "int8") in self.switches
 
     @property
     def twisted(self) -> Twist:

@@ -114,7 +114,7 @@ class Model:
         kind = twist.kind(type(rule))
         if kind is not type(rule):
             rule = kind(**{name: getattr(rule, name) for name in (*hypers(type(rule)), *dict(rule.switches))})
-        return Simulation(rule, twist.grads(self.seen.trajectory))
+        return Simulation(rule, twist.grads(self.seen.trajectory), twist.state)
 
     @cached_property
     def names(self) -> list[str]:

@@ -129,7 +129,7 @@ def search(
             far: dict[Hypothesis, Fit] = {}
             for x in able if not passed() else ():
                 wanted = changes(x, varying=schedule)
-                wanted = [h for h in wanted if (h.free == SCHEDULE if schedule else h.twist or h.stored)]
+                wanted = [h for h in wanted if (h.free == SCHEDULE if schedule else h.twist or h.is_coded)]
                 far |= dict.fromkeys(glance(wanted, x.values), x)
             for h in nearest(far, 2 * WORKED, 4 * LOOKED):
                 work(h, far[h].values, far[h].cost)

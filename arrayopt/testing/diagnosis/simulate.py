@@ -44,9 +44,12 @@ def rounded(x: Values, dtype: str) -> Values:
 
 
 class Simulation:
-    """A rule on the gradients of a trajectory. Of the rule's numbers only matters which are None or zero."""
+    """A rule on the gradients of a trajectory. Of the rule's numbers only matters which are None or zero.
 
-    def __init__(self, rule: Rule, trajectory: Trajectory) -> None:
+    `state` is what slots are stored in, if not in what the rule says.
+    """
+
+    def __init__(self, rule: Rule, trajectory: Trajectory, state: str = "") -> None:
         self.trajectory = trajectory
         narrow = {x for x in trajectory.dtypes.values() if x in NARROW}
         dtype = narrow.pop() if len(narrow) == 1 else "float64"
@@ -54,7 +57,7 @@ class Simulation:
         for i, name in enumerate(trajectory.names):
             made = _traced(rule, trajectory.params[0][name].shape, dtype)
             together.setdefault((id(made), made.element == "C" or i), (made, []))[1].append(i)
-        self.blocks = [_Block(rule, trajectory, made, index, dtype) for made, index in together.values()]
+        self.blocks = [_Block(rule, trajectory, made, index, dtype, state) for made, index in together.values()]
 
     def run(self, hypers: Mapping[str, Any]) -> Values:
         """The parameters after each step, of shape (sets, steps, elements), one tensor after the other.
@@ -85,7 +88,9 @@ class _Block:
     What needs no slots is computed for all steps at once, and so is what no new slot needs; the rest step by step.
     """
 
-    def __init__(self, rule: Rule, trajectory: Trajectory, made: Trace, index: list[int], dtype: str) -> None:
+    def __init__(
+        self, rule: Rule, trajectory: Trajectory, made: Trace, index: list[int], dtype: str, state: str
+    ) -> None:
         self.index, self._given = index, dict[str, Values]()
         names = [trajectory.names[i] for i in index]
         starts = [trajectory.params[0][name] for name in names]
@@ -131,7 +136,7 @@ class _Block:
                 part.append((k, self._operation(n, made.element), [place[a] for a in n.args]))
         self._out, self._slots = place[made.outputs["p"]], []
         for n, new in slots.items():
-            stored = made.storage[n.data]
+            stored = state or made.storage[n.data]
             self._slots.append((place[n], place[new], n.data, stored if stored in {*NARROW, *QUANTIZED} else ""))
         stepwise = {k for k, *_ in self._during} | {k for k, *_ in self._slots}
         read = {a for _, _, args in self._during for a in args} | {new for _, new, *_ in self._slots}

@@ -77,7 +77,7 @@ def _given(params: Any, who: str) -> Any:
 
 
 def _check_owner(who: str, what: str, params: Any, used: Any) -> None:
-    """Raise ValueError where an optimizer that owns its parameters is given others, or has been used, which says how."""
+    """Raise ValueError where an optimizer that owns its parameters is given others, or has been used."""
     if params is not None:
         raise ValueError(f"{who}: {what} has its own parameters; leave `params` out")
     if used:

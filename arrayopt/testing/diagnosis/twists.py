@@ -33,6 +33,7 @@ class Twist:
     grads: Callable[[Trajectory], Trajectory] = lambda made: made  # gives another trajectory
     numbers: Mapping[str, list[float]] = field(default_factory=dict)  # of its own, with values to begin at
     alters: Callable[[Numbers, Trajectory], Numbers] = lambda h, made: h  # gives other numbers
+    state: str = ""  # what the state is stored in, as it is; `state_dtype` stores roots of second moments
     known: bool = False  # it can be told only where hyper-parameters are known
     wide: bool = False  # it can be told only where parameters are wider than 16 bits
 
@@ -293,9 +294,7 @@ TWISTS: dict[str, Twist] = {
         lambda rule: _adapts(rule) and hasattr(rule, "_debiased"),
         _instead("_ratio", _averaged),
     ),
-    "ratio without decay": Twist(
-        "the trust ratio forgets the weight decay", _adapts, _instead("_ratio", _forgetful)
-    ),
+    "ratio without decay": Twist("the trust ratio forgets the weight decay", _adapts, _instead("_ratio", _forgetful)),
     # gradients
     "joint clip": Twist(_CLIPPED, **_joint_clip(1)),
     "joint clip twice": Twist(f"{_CLIPPED}, by a factor that is applied twice", **_joint_clip(2)),
@@ -309,6 +308,8 @@ TWISTS: dict[str, Twist] = {
     "uphill": Twist("the sign is wrong: it goes up the gradient", grads=_each(np.negative)),
     "sign": Twist("only the sign of the gradient is used", grads=_each(np.sign)),
     # precision
+    "float16 state": Twist("the state is stored in float16", state="float16", wide=True),
+    "bfloat16 state": Twist("the state is stored in bfloat16", state="bfloat16", wide=True),
     "float16 gradient": Twist(
         "the gradient is rounded to float16", grads=_each(lambda x: rounded(x, "float16")), wide=True
     ),

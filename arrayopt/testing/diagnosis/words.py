@@ -22,8 +22,6 @@ SWITCHES: Mapping[tuple[str, Any], str] = {
     ("grad_averaging", False): "the gradient is not multiplied by 1-β1 in the first moment",
     ("grad_centralization", True): "gradients are centralized",
     ("state_dtype", "int8"): "the state is stored in 8 bits: state_dtype='int8'",
-    ("state_dtype", "float16"): "the state is stored in float16: state_dtype='float16'",
-    ("state_dtype", "bfloat16"): "the state is stored in bfloat16: state_dtype='bfloat16'",
     ("decayed_norm", True): "the ratio is by the norm of the decayed gradient",
 }
 NUMBERS: Mapping[str, str] = {
