@@ -10,7 +10,7 @@ import numpy as np
 
 from arrayopt.arrays import NARROW
 from arrayopt.fusion.trace import TraceError
-from arrayopt.testing.diagnosis.fit import LEAST, LINEAR, LOWER, fit, moved, refined, snapped
+from arrayopt.testing.diagnosis.fit import ENOUGH, LEAST, LINEAR, LOWER, fit, moved, refined, snapped
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis, numbers, plain
 from arrayopt.testing.diagnosis.model import Fit, Model, Seen
 
@@ -156,6 +156,12 @@ def search(
         alike = [replace(one, kind=kind) for kind in dict.fromkeys(h.kind for h in tried)]
         glance([h for h in alike if h.applies() and set(numbers(h.rule())) <= set(own.values)], own.values)
         tried |= {h: _with_numbers_of(own, x) for h, x in tried.items() if not x.passes}
+        others = replace(one, twist="").neighbours(narrow=narrow, known=bool(known)) if one.twist else ()
+        for h in [h for h in others if h.twist and h.free == one.free and not (h in tried and tried[h].passes)]:
+            x = fit(Model(h, seen, known), own.values, quick=True)
+            x = refined(x, 5) if x.cost < PROMISING else x
+            if x.cost <= max(2.0 * own.cost, ENOUGH) and not watch.over:  # it may be the same with other numbers
+                tried[h] = attempt(h, seen, known, x.values, model=x.model)
         return matches()
     best = min(tried.values(), key=lambda x: (max(x.cost, LOWER), x.hypothesis.changes, x.refused, x.cost))
     return [replace(best, refused=True)]
