@@ -44,9 +44,7 @@ class Let:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """Call an array ``at_`` and its name, at the address that the table has: in the column of that
-    name, unless another is said.
-    """
+    """Call an array ``at_`` and its name, at the table's address of that name, or another one."""
 
     name: str
     size: Index
@@ -289,8 +287,7 @@ class Program:
     @property
     def functions(self) -> list[Function]:
         """The functions that do something, each once."""
-        found = {id(x.function): x.function for x in self.stages if x.function.body}
-        return [*found.values()]
+        return [*{id(x.function): x.function for x in self.stages if x.function.body}.values()]
 
 
 def elements_of(body: Iterable[Statement]) -> Iterator[Elements]:
