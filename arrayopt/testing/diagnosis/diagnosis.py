@@ -32,9 +32,9 @@ class Diagnosis:
     subject : str
         What was run.
     explained : bool
-        Whether a rule, or a rule with one twist, was found that every element of every step follows, within 64 ULPs (4
-        in half precision). In each step the rule starts from the optimizer's own parameters. Values that are no
-        finite numbers follow nothing. See `as_documented`, too.
+        Whether a rule, or a rule with one twist, was found that every element of every step follows, within 64 ULPs (8
+        in float32, 4 in half precision). In each step the rule starts from the optimizer's own parameters. Values that
+        are no finite numbers follow nothing. See `as_documented`, too.
     name : str
         The rule's name: that of the nearest, where none explains it; empty where nothing is near.
     rule : Rule or None
