@@ -57,13 +57,9 @@ AT_MOST = {  # how often each may be there; numbers here may only fall
     "step": Plain(nested=1),
 }
 <<<<<<< HEAD
-LINES = {"fusion": 6378, "engines": 11941, "ranks": 3860, "params": 2600, "step": 1700}  # of a room; they may only fall
-"""Ranks: 130 more to read the memory of other processes, and 30 for calls that take all pieces of a bucket.
-=======
-LINES = {"fusion": 6266, "engines": 11763, "ranks": 3790, "params": 2600, "step": 1680, "testing": 3980}
+LINES = {"fusion": 6378, "engines": 11941, "ranks": 3790, "params": 2600, "step": 1680, "testing": 3980}
 """Of a room; they may only fall.
 
->>>>>>> main
 Engines: 130 more for `numpy` to take kernels of convolutions in groups, without which CAME's values between passes
 took fourteen times the tensor. Fusion and engines: 112 and 178 more for loops over members of rings on devices, without
 which registers and spills grew with their number."""
