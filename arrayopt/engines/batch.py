@@ -187,6 +187,15 @@ class Batch(ABC):
         """
         raise NotImplementedError
 
+    def steps(
+        self, rows: Rows, grads: Sequence[Array | None], threads: int
+    ) -> Iterator[list[Partials]]:
+        """`passes` over tensors that ranks share; over others `launch`."""
+        if self.bucket.kind == "cut":
+            yield from self.passes(rows, grads, threads)
+        else:
+            self.launch(rows, grads, threads)
+
     def held(self, rows: Rows) -> Rows:
         """Those of the rows of which this rank has elements."""
         mine = []

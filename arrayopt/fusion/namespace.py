@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from arrayopt.arrays import NARROW
-from arrayopt.fusion.dims import WAY_OUT, NotFlat, NotFolded, TraceError, reduced_over
+from arrayopt.fusion.dims import WAY_OUT, RetraceError, TraceError, reduced_over
 from arrayopt.fusion.graph import COUNT, LETTERS, PRODUCT
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 from arrayopt.fusion.symbol import Extent, Symbol, elementwise
@@ -29,7 +29,7 @@ def _matmul(left: Symbol, right: Symbol) -> Symbol:
     if not (isinstance(left, Symbol) and isinstance(right, Symbol)):
         raise TraceError(f"only products of arrays can be traced{WAY_OUT}")
     if left.graph.flat:
-        raise NotFlat
+        raise RetraceError("flat")
     if (
         left.ndim < 2
         or right.ndim < 2
@@ -71,7 +71,7 @@ def _reshape(symbol: Symbol, /, shape: Any, *, copy: Any = None) -> Symbol:
     again.
     """
     if symbol.graph.flat:
-        raise NotFlat
+        raise RetraceError("flat")
     shape = tuple(shape)
     if shape and all(isinstance(dim, Extent) for dim in shape):
         dims = tuple(dim.letter for dim in shape)
@@ -86,7 +86,7 @@ def _reshape(symbol: Symbol, /, shape: Any, *, copy: Any = None) -> Symbol:
         if {dim[:1] for dim in symbol.dims} == set("RC"):
             return Symbol(symbol.graph, symbol.node, ("R", "C"), symbol.dtype)
         if symbol.dims[0] == "A":
-            raise NotFolded
+            raise RetraceError("folded")
     raise TraceError(
         f"only a tensor as the matrix of shape (x.shape[0], -1), and back, can be traced{WAY_OUT}"
     )

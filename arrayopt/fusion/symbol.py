@@ -6,15 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from arrayopt.arrays import NARROW, REAL, is_array
-from arrayopt.fusion.dims import (
-    WAY_OUT,
-    NoAttributeError,
-    NotFlat,
-    NotMeasured,
-    NotOriented,
-    TraceError,
-    broadcast,
-)
+from arrayopt.fusion.dims import WAY_OUT, NoAttributeError, RetraceError, TraceError, broadcast
 from arrayopt.fusion.graph import COUNT, Node, Spare
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 from arrayopt.fusion.simplify import Graph
@@ -63,7 +55,7 @@ class Symbol(Given):
     @property
     def shape(self) -> Any:
         if self.graph.flat and self.ndim > 1:
-            raise NotFlat
+            raise RetraceError("flat")
         if self.graph.flat or "" in self.dims:
             raise TraceError(f"a traced array has no numeric shape{WAY_OUT}")
         return tuple(Extent(self.graph, d) for d in self.dims)
@@ -71,7 +63,7 @@ class Symbol(Given):
     @property
     def mT(self) -> "Symbol":  # noqa: N802 - the standard's name
         if self.graph.flat:
-            raise NotFlat
+            raise RetraceError("flat")
         if self.ndim < 2:
             raise TraceError(f"only matrices can be transposed{WAY_OUT}")
         *batch, r, c = self.dims
@@ -163,7 +155,7 @@ def _comparison(method: str) -> Any:
     def compare(self: Extent, other: Any) -> Any:
         if isinstance(other, int) and self.letter.upper() in ("R", "C"):
             if self.graph.sides is None:
-                raise NotMeasured
+                raise RetraceError("sides")
             return getattr(operator, method)(
                 self.graph.sides["RC".index(self.letter.upper())], other
             )
@@ -175,7 +167,7 @@ def _comparison(method: str) -> Any:
         elif set(pair) != set("RC"):
             raise TraceError(f"only the numbers of rows and columns can be compared{WAY_OUT}")
         elif self.graph.tall is None:
-            raise NotOriented
+            raise RetraceError("tall")
         else:
             sign = self.graph.tall if pair[0] == "R" else -self.graph.tall
         return getattr(operator, method)(sign, 0)

@@ -59,7 +59,7 @@ class JointThere(Joint):
         known = {of_total(which): at for which, at in enumerate(self.wanted_at)}
         for phase in self.phases:
             for name in phase.given.keys() - {VALUE}:
-                phase.host[:, phase.given[name]] = known[name]
+                phase.put(phase.given[name], known[name])
             for name, node in phase.plan.reports.items():
                 known.setdefault(name, phase.places_of(node))
 

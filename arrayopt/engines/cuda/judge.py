@@ -72,10 +72,8 @@ class Judge:
         self.engine, self.options = engine, tuple(options)
         self.access, self.device = access(buckets[0].tensors[0].array)
         with on_device(self.access, self.device):
-            self.given, self.state = (
-                Upload((len(GIVEN),), np.float64),
-                Upload((len(STATE),), np.float64),
-            )
+            self.given = Upload((len(GIVEN),), np.float64)
+            self.state = Upload((len(STATE),), np.float64)
             self.verdict, self.made = (cupy.zeros(len(VERDICT), np.float64) for _ in range(2))
             self.state.array, self.flags = self.made[-len(STATE) :], Flags(buckets)
         self.factor = _view(self.verdict, VERDICT.index("factor"))
@@ -140,14 +138,7 @@ class Judge:
         """See `arrayopt.engines.base.Judge.__call__`."""
         ready = self.prepare(asked)
         self.measured = [(batch, rows) for batch, rows, _ in ready]
-        shared = []
-        for batch, rows, given in ready:
-            if batch.cut is not None:
-                shared.append(batch.passes(rows, given, 1))
-        for batch, rows, given in ready:
-            if batch.cut is None:
-                batch.launch(rows, given, 1)
-        for wanted in interleaved(shared):
+        for wanted in interleaved(batch.steps(rows, given, 1) for batch, rows, given in ready):
             assert swap is not None
             swap(wanted)()
         with on_device(self.access, self.device):

@@ -12,7 +12,6 @@ from arrayopt.engines.cuda.cublas import Alike, Call, grouped, has_groups, strid
 from arrayopt.fusion.layout import GEOMETRY, extent
 from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.products import multiplied
 
 __all__ = ["calls_of", "scratch_starts"]
 
@@ -107,7 +106,7 @@ def _alike(
 ) -> Iterator[Alike]:
     """The products of a pass over tensors of one shape, in stretches at equal distances."""
     (node,), names, size = p.nodes, [*p.loads, *p.stores], CODECS[dtype].itemsize
-    rows, columns, length = (sides[x.upper()] for x in (*node.axes[-2:], multiplied(node)[-1]))
+    rows, columns, length = (sides[x.upper()] for x in (*node.axes[-2:], node.multiplied[-1]))
     operands = [
         (names[0], node.args[0].axes),
         (names[-2], node.args[1].axes),
