@@ -196,15 +196,9 @@ class Fused(Engine):
     def _split(self, plan: Plan, tensor: Tensor) -> Lanes | None:
         """The plan in segments, where the engine takes the matrices of a tensor side by side."""
         apart = tensor.block is not None and tensor.kind == "cut"
-        apart = apart or bool(plan.quantized)
-        return (
-            lanes(plan)
-            if self.side_by_side
-            and suits(tensor.array.shape)
-            and not (plan.spilled or apart)
-            and not plan.phases
-            else None
-        )
+        if apart or plan.quantized or plan.spilled or plan.phases:
+            return None
+        return lanes(plan) if self.side_by_side and suits(tensor.array.shape) else None
 
     def batches(self, bucket: Bucket, asked: Asked) -> Prepared:
         """The batches of a step, ready to make it; with `stats`, those that report of it and write

@@ -74,11 +74,9 @@ def reduced_over(symbol: Any, axis: Any) -> tuple[list[int], str]:
     parts = {d for d in symbol.dims if len(d) > 1}
     some = parts & set(labels)
     if some and some != parts:
-        what = (
-            "middle axes of a tensor of rank 5 or more"
-            if "A" in symbol.dims
-            else "axes that are seen as columns"
-        )
+        what = "axes that are seen as columns"
+        if "A" in symbol.dims:
+            what = "middle axes of a tensor of rank 5 or more"
         raise TraceError(f"a reduction over some of the {what}{WAY_OUT}")
     left = {label[0] for label in labels}
     return over, "".join(letter for letter in LETTERS if letter in left)

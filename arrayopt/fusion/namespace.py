@@ -105,11 +105,9 @@ def _reduced(op: str, symbol: Symbol, *, axis: Any = None, keepdims: bool = Fals
         raise TraceError(f"`{op}` of complex numbers cannot be traced{WAY_OUT}")
     over, gone = reduced_over(symbol, axis)
     left = "".join(axis_letter for axis_letter in symbol.node.axes if axis_letter not in gone)
-    node = (
-        symbol.node
-        if left == symbol.node.axes
-        else symbol.graph.make(op, symbol.node, axes=left, data=symbol.spare or gone)
-    )
+    node = symbol.node
+    if left != node.axes:
+        node = symbol.graph.make(op, node, axes=left, data=symbol.spare or gone)
     extra = "".join(axis_letter for axis_letter in gone if axis_letter not in symbol.node.axes)
     repeated = REDUCTIONS[op].repeated
     if extra and repeated:  # the value is the same along these axes
@@ -139,19 +137,14 @@ def _expand_dims(x: Symbol, /, *, axis: int = 0) -> Symbol:
 
 def _astype(symbol: Symbol, dtype: Any, *, copy: bool = True) -> Symbol:
     symbol = elementwise("float", symbol) if symbol.dtype == "bool" else symbol
+    graph, narrow = symbol.graph, symbol.dtype in NARROW
+    if symbol.dtype == dtype or not (narrow or dtype in NARROW):
+        return symbol
     if dtype not in NARROW:
-        return (
-            Symbol(symbol.graph, symbol.node, symbol.dims, symbol.graph.real)
-            if symbol.dtype in NARROW
-            else symbol
-        )
-    if symbol.dtype != dtype and symbol.node.dtype == "complex":
+        return Symbol(graph, symbol.node, symbol.dims, graph.real)
+    if symbol.node.dtype == "complex":
         raise TraceError(f"complex numbers in {dtype} cannot be traced{WAY_OUT}")
-    return (
-        symbol
-        if symbol.dtype == dtype
-        else Symbol(symbol.graph, symbol.graph.make(dtype, symbol.node), symbol.dims, dtype)
-    )
+    return Symbol(graph, graph.make(dtype, symbol.node), symbol.dims, dtype)
 
 
 def _clip(x: Symbol, min: Any = None, max: Any = None) -> Any:  # noqa: A002 - the standard's names
@@ -177,11 +170,8 @@ def _vector_norm(
         raise TraceError(
             f"only norms of order 1, 2 and infinity can be traced; got ord={ord}{WAY_OUT}"
         )
-    square = (
-        elementwise("mul", symbol, symbol)
-        if not symbol.dtype.startswith("complex")
-        else elementwise("abs2", symbol)
-    )
+    real = not symbol.dtype.startswith("complex")
+    square = elementwise("mul", symbol, symbol) if real else elementwise("abs2", symbol)
     return elementwise("sqrt", _reduced("sum", square, axis=axis, keepdims=keepdims))
 
 

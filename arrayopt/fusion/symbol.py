@@ -67,11 +67,8 @@ class Symbol(Given):
         if self.ndim < 2:
             raise TraceError(f"only matrices can be transposed{WAY_OUT}")
         *batch, r, c = self.dims
-        return (
-            self
-            if self.node.symmetric
-            else Symbol(self.graph, self.node, (*batch, c, r), self.dtype)
-        )
+        turned = Symbol(self.graph, self.node, (*batch, c, r), self.dtype)
+        return self if self.node.symmetric else turned
 
     def __matmul__(self, other: Any) -> Any:
         return self.namespace.matmul(self, other)
@@ -121,11 +118,8 @@ class Symbol(Given):
         for x in options.get("out", ()):
             x.written(None)
         op = next((op for op, row in OPS.items() if row.numpy is ufunc and row.methods), None)
-        return (
-            self.__float__()
-            if op is None or options or method != "__call__"
-            else elementwise(op, *operands)
-        )
+        known = op is not None and not options and method == "__call__"
+        return elementwise(op, *operands) if known else self.__float__()
 
     __hash__ = object.__hash__
 

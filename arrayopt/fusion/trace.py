@@ -210,12 +210,10 @@ def trace(
         dims = tuple(str(number) for number in range(rank))
     elif folded and rank > 2:
         dims = ("R", *(f"C{number}" for number in range(rank - 1)))
+    elif rank > 4:
+        dims = ("A", *(f"B{number}" for number in range(rank - 3)), "R", "C")
     else:
-        dims = (
-            tuple(element)
-            if rank <= 4
-            else ("A", *(f"B{number}" for number in range(rank - 3)), "R", "C")
-        )
+        dims = tuple(element)
 
     def source(name: str, shape: tuple[str, ...], name_of_dtype: str) -> Symbol:
         first = {label[:1] for label in shape}

@@ -98,11 +98,9 @@ def _factors(r: Node, p: Pass) -> tuple[Node, ...]:
     """What a reduction is of: two factors, where it is a sum of products over a whole tensor."""
     (x,) = r.args
     dot = r.op == "sum" and not r.axes and x.op == "mul" and x in p.nodes
-    return (
-        x.args
-        if dot and all(a.axes == p.axes and a.dtype == "real" and not a.on_host for a in x.args)
-        else (x,)
-    )
+    for a in x.args:
+        dot = dot and a.axes == p.axes and a.dtype == "real" and not a.on_host
+    return x.args if dot else (x,)
 
 
 def _first_half(
