@@ -38,7 +38,6 @@ class Queue(NamedTuple):
     begin: Launch
     runs: list[Launch]
     calls: list[list[Call]]
-    held: Any
 
 
 class Launches:
@@ -91,8 +90,8 @@ class Launches:
             runs.append(((min(last - first, _resident()),), taking))
         spilled = table.plan.spilled
         at = dict(zip(spilled, table.table[:, table.addresses(spilled)].T, strict=True))
-        calls, held = calls_of(table.plan, table.work.dtype.name, table.geo, at, rows.full)
-        return Queue(begin, runs, calls, held)
+        calls = calls_of(table.plan, table.work.dtype.name, table.geo, at, rows.full)
+        return Queue(begin, runs, calls)
 
     def _line(self) -> Line:
         """The tickets of all tensors."""
