@@ -1,8 +1,6 @@
 """What is computed between passes: values over fewer axes than the elements."""
 
-import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,35 +10,9 @@ from arrayopt.engines.numpy.blocks import DIMS, dims, reduced
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.ops import OPS
 from arrayopt.fusion.passes import Between
-from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.scalars import straight
 
-__all__ = ["Runs", "Small"]
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Runs:
-    """What all stacks of a batch have in common.
-
-    Attributes
-    ----------
-    plan : Plan
-        What is to be done.
-    storage : tuple of (str, str)
-        Stored arrays, and their dtypes.
-    real : dtype
-        The dtype of arithmetic.
-    chunk : int
-        About how many elements a block has.
-    scratch : threading.local
-        Where each thread keeps the memory of spilled values.
-    """
-
-    plan: Plan
-    storage: tuple[tuple[str, str], ...]
-    real: Any
-    chunk: int
-    scratch: threading.local
+__all__ = ["Small"]
 
 
 class Small:
@@ -48,8 +20,10 @@ class Small:
 
     Parameters
     ----------
-    of : Runs
-        What is to be done.
+    of : Batch
+        What is to be done: its `plan`; `storage`, the dtypes of stored arrays; `real`, that of
+        arithmetic; `chunk`, about how many elements a block has; `scratch`, where each thread keeps
+        the memory of spilled values.
     extents : sequence of int
         How many tensors there are, and the lengths of A, B, R and C.
     firsts : array of int64
@@ -58,7 +32,7 @@ class Small:
         How many threads share each pass.
     """
 
-    def __init__(self, of: Runs, extents: Sequence[int], firsts: Ints, threads: int = 1) -> None:
+    def __init__(self, of: Any, extents: Sequence[int], firsts: Ints, threads: int = 1) -> None:
         self.of, self.extents, self.firsts, self.threads = of, tuple(extents), firsts, threads
         self.most = of.chunk
 

@@ -3,6 +3,7 @@ reused buffers.
 """
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -19,7 +20,6 @@ from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.fused import Fused
 from arrayopt.engines.layers import Split, of_layers
-from arrayopt.engines.numpy.between import Runs
 from arrayopt.engines.numpy.blocks import joined
 from arrayopt.engines.numpy.stacks import Ragged, Stack
 from arrayopt.engines.threads import run, thread_count
@@ -82,8 +82,8 @@ class _Blocks(Batch):
         super().__init__(kind, bucket, members)
         plan, dtype = kind.plan, kind.dtype
         self.real = np.dtype(REAL.get(WORKING[dtype], WORKING[dtype]))
-        storage = tuple(({"g": kind.grad_dtype} | plan.storage).items())
-        self.runs = Runs(plan, storage, self.real, self.chunk, threading.local())
+        self.storage = tuple(({"g": kind.grad_dtype} | plan.storage).items())
+        self.scratch = threading.local()
         self.flat = set(plan.slots.values()) <= {"C"} and plan.element == "C"
         self.axes = {name: plan.slots.get(name, plan.element) for name in plan.touched}
         self.stack_of: dict[int, Tensor] = {}  # the stacked tensor of many layers that a row is of
@@ -234,12 +234,13 @@ class _Blocks(Batch):
 
     def _begin(self, chunk: Chunk) -> Stack:
         """Fill in what all steps of a chunk have in common."""
-        rows, firsts = chunk.rows, self.firsts[chunk.rows]
+        # which the batch keeps: a circle would wait for the garbage collector
+        rows, firsts, of = chunk.rows, self.firsts[chunk.rows], weakref.proxy(self)
         if chunk.ragged:
-            chunk.stack = Ragged(self.runs, self.geo[rows, 0], firsts)
+            chunk.stack = Ragged(of, self.geo[rows, 0], firsts)
             return chunk.stack
         a, b, r, c = self.geo[rows[0], 1:5].tolist()
-        chunk.stack = Stack(self.runs, (len(rows), a, b, r, c), firsts)
+        chunk.stack = Stack(of, (len(rows), a, b, r, c), firsts)
         for name, axes in self.axes.items() if not self.widens else ():
             if chunk.layers is not None and isinstance(chunk.layers[1], slice):
                 found = of_layers(name, chunk.layers[0])[chunk.layers[1]]

@@ -17,7 +17,7 @@ import numpy as np
 
 from arrayopt.arrays import Ints
 from arrayopt.engines.blas import bands
-from arrayopt.engines.numpy.between import Runs, Small
+from arrayopt.engines.numpy.between import Small
 from arrayopt.engines.numpy.blocks import blocks, buffers_of, dims, part, reduced, totals
 from arrayopt.engines.numpy.making import program
 from arrayopt.engines.numpy.program import Program
@@ -190,7 +190,7 @@ class Ragged(Stack):
         How many elements each has; equal sizes follow each other.
     """
 
-    def __init__(self, of: Runs, sizes: Ints, firsts: Ints) -> None:
+    def __init__(self, of: Any, sizes: Ints, firsts: Ints) -> None:
         super().__init__(of, (1, 1, 1, 1, int(sizes.sum())), firsts)
         self.sizes, self.starts, self.most = sizes, np.cumsum(sizes) - sizes, self.extents[-1]
 
