@@ -54,9 +54,7 @@ _LOCK = threading.Lock()
 
 
 @lru_cache(maxsize=KEPT)
-def _made(
-    key: _ByStructure, rank: int, dtype: str, calls: bool, options: _Options
-) -> Plan | str:
+def _made(key: _ByStructure, rank: int, dtype: str, calls: bool, options: _Options) -> Plan | str:
     """The plan of a structure of rule; or what a trace must know more of the shape.
 
     It is one plan for all that do the same, as for ranks where shape does not matter.

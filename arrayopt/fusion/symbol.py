@@ -118,8 +118,9 @@ class Symbol(Given):
         for x in options.get("out", ()):
             x.written(None)
         op = next((op for op, row in OPS.items() if row.numpy is ufunc and row.methods), None)
-        known = op is not None and not options and method == "__call__"
-        return elementwise(op, *operands) if known else self.__float__()
+        if op is None or options or method != "__call__":
+            return self.__float__()
+        return elementwise(op, *operands)
 
     __hash__ = object.__hash__
 

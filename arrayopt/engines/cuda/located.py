@@ -96,7 +96,9 @@ class Located(Listed):
         """Raise where a graph has what the table was, in some of its columns, and that is not what
         it is now.
         """
-        moved: Any = self.captured and (self.table_there.known != self.table)[:, columns].any(axis=1)
+        moved: Any = self.captured and (self.table_there.known != self.table)[:, columns].any(
+            axis=1
+        )
         if np.any(moved):
             names = ", ".join(self.tensors[i].name for i in np.flatnonzero(moved)[:5])
             raise ValueError(

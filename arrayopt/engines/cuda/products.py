@@ -14,6 +14,7 @@ from arrayopt.fusion.plan import Plan
 
 __all__ = ["calls_of", "scratch_starts"]
 
+
 def scratch_starts(plan: Plan, geo: Ints) -> dict[str, tuple[Ints, int]]:
     """Where the scratch arrays of each tensor begin in one for all, in elements, and how many
     elements that has.

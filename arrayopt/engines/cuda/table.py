@@ -20,8 +20,8 @@ from arrayopt.arrays import (
 from arrayopt.engines.base import Asked, Partials
 from arrayopt.engines.batch import Kind, Rows
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.compiling import compiling
 from arrayopt.engines.columns import value_columns
+from arrayopt.engines.compiling import compiling
 from arrayopt.engines.cuda.columns import WINDOW, columns, given, keys
 from arrayopt.engines.cuda.columns import hypers as hypers_of
 from arrayopt.engines.cuda.counts import counts_of
@@ -151,7 +151,13 @@ class Table(Located):
         self.hypers_there = Upload((groups, max(1, len(self.hyper_names))), np.float64)
         self.factor_there = Upload((1,), np.float64)
         self.step_there = np.zeros((), STEP)
-        there = (self.table_there.array, self.scalars_there, self.values_there, self.work, self.working)
+        there = (
+            self.table_there.array,
+            self.scalars_there,
+            self.values_there,
+            self.work,
+            self.working,
+        )
         for name, x in zip(STEP.names or (), there, strict=True):
             self.step_there[name] = x.data.ptr
 
