@@ -153,8 +153,9 @@ class Engine(ABC):
         meetings: Sequence[Any],
         reports: dict[str, Report],
     ) -> Iterator[list[Partials]]:
-        """Make a step ready over tensors that ranks share, or that meet those of other buckets; what
-        is returned runs it, and stops where others have something to do.
+        """Make a step ready over tensors that ranks share, or that meet those of other buckets.
+
+        What is returned runs it, and stops where others have something to do.
 
         Parameters
         ----------

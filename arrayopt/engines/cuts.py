@@ -105,7 +105,7 @@ class CutTable(ABC):
         return ends
 
     def _own_units(self, row: int) -> Ints:
-        """The units that this rank runs: those of a part that the user gave, others may have too."""
+        """See `own`; of a part that the user gave, other ranks may run the units, too."""
         share, geo = self.shares[row], self.of.geo[row]
         if row in self.windows:
             every = np.arange(geo[UNITS])

@@ -1,5 +1,5 @@
-"""Tensors in device memory: where their arrays lie, copies of those that kernels cannot work on, and
-what a step has computed of them.
+"""Tensors in device memory: where their arrays lie, copies of those that kernels cannot work on,
+and what a step has computed of them.
 """
 
 from collections.abc import Sequence
