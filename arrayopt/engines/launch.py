@@ -88,9 +88,8 @@ class Launch:
     def steps(self, reports: dict[str, Report]) -> Iterator[list[Partials]]:
         """The same of tensors that ranks share, or that meet others; see `Engine.prepare_joint`."""
         for work, meeting in zip((self._watched, self._work), self._meetings, strict=True):
-            yield from interleaved(
-                batch.steps(rows, given, self._threads, *meeting) for batch, rows, given in work
-            )
+            going = [x.steps(rows, given, self._threads, *meeting) for x, rows, given in work]
+            yield from interleaved(going)
             for batch, rows, _ in work:
                 if work is self._watched:  # before the update overwrites what they are of
                     reports.update(batch.report(batch.held(rows)))
