@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from arrayopt.arrays import Ints, dtype_name, size
+from arrayopt.arrays import Array, Ints, dtype_name, size
 from arrayopt.codecs import PAIR
 from arrayopt.engines.base import Asked, Engine, NoRemedyError, Partials, Report
-from arrayopt.engines.batch import Batch, Idle, Kind, Prepared
+from arrayopt.engines.batch import Batch, Kind, Prepared, Rows
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.joint import Joint
 from arrayopt.engines.launch import Launch
@@ -264,4 +264,19 @@ class Fused(Engine):
         """What makes the batch that runs a plan."""
         if plan.phases:
             return partial(Joint, self._batch)
-        return Idle if plan.idle and not self.counts else self.batch
+        return _Idle if plan.idle and not self.counts else self.batch
+
+
+class _Idle(Batch):
+    """Tensors whose step is only counted: nothing is written, and nothing but scalars of the step
+    is reported.
+    """
+
+    def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
+        """See `Batch.launch`."""
+
+    def passes(
+        self, rows: Rows, grads: Sequence[Array | None], threads: int
+    ) -> Iterator[list[Partials]]:
+        """See `Batch.passes`."""
+        yield from ()
