@@ -67,7 +67,7 @@ def run(given: argparse.Namespace) -> int:
     os.environ.setdefault("JAX_ENABLE_X64", "1")  # before JAX is imported: without, it has no float64
     from arrayopt.libraries import UnavailableError
     from arrayopt.testing import backends as known
-    from arrayopt.testing import page, report, verify
+    from arrayopt.testing import report, verify
 
     try:
         rules = verify.RULES | verify.STORED if given.rules is None else dict(map(_rule, given.rules))
@@ -85,7 +85,7 @@ def run(given: argparse.Namespace) -> int:
     if given.json:
         given.json.write_text(found.to_json(), encoding="utf-8")
     if given.html:
-        given.html.write_text(page.page(found), encoding="utf-8")
+        given.html.write_text(report.page(found), encoding="utf-8")
     return 0 if found.passed else 1
 
 

@@ -20,22 +20,10 @@ JIT = "jit"
 
 @dataclass(frozen=True)
 class Stepper:
-    """A run, ready to step.
+    """A run, ready to step."""
 
-    Attributes
-    ----------
-    step : callable
-        One step: takes gradients by tensor name and returns the parameters.
-    slots : callable
-        The state of a tensor by its name, in which slots may be replaced.
-    """
-
-    step: Callable[[Mapping[str, Array | None]], Any]
-    slots: Callable[[str], Any]
-
-    def __call__(self, grads: Mapping[str, Array | None]) -> Any:
-        """A step."""
-        return self.step(grads)
+    step: Callable[[Mapping[str, Array | None]], Any]  # takes gradients by tensor name, and returns the parameters
+    slots: Callable[[str], Any]  # the state of a tensor by its name, in which slots may be replaced
 
 
 @dataclass(frozen=True)
@@ -73,13 +61,7 @@ class Backend:
 
 
 def backend_names() -> list[str]:
-    """The names of all backends, installed or not.
-
-    Returns
-    -------
-    list of str
-        ``["numpy:array_api", "numpy:numpy", ...]``; the first is the reference of ``arrayopt verify``.
-    """
+    """The names of all backends, installed or not: ``numpy:array_api``, the reference of ``arrayopt verify``, first."""
     return [f"{library}:{engine}" for library in LIBRARIES for engine in _engines(library)]
 
 
@@ -99,23 +81,23 @@ def choose(names: Iterable[str] | None = None) -> list[Backend]:
     UnavailableError
         If a named library cannot be used, with the reason.
     """
-    wanted = None if names is None else listed("choose: backends", names)
-    for name in wanted or ():
-        if not any(_is_named(library, engine, name) for library in LIBRARIES for engine in _engines(library)):
-            raise ValueError(f"there is no backend {name!r}; there are {', '.join(backend_names())}, or parts of these")
+    wanted, every = [] if names is None else listed("choose: backends", names), backend_names()
+    named = set(every if names is None else ())
+    for name in wanted:
+        some = [x for x in every if name == x or name in x.split(":")]
+        if not some:
+            raise ValueError(f"there is no backend {name!r}; there are {', '.join(every)}, or parts of these")
+        named |= set(some)
     chosen = []
     for library in LIBRARIES:
-        asked = {n for n in wanted or () if any(_is_named(library, e, n) for e in _engines(library))}
-        if wanted is not None and not asked:
-            continue
+        engines = [engine for engine in _engines(library) if f"{library}:{engine}" in named]
         try:
-            opened = open_library(library)
+            opened = open_library(library) if engines else None
         except UnavailableError:
-            if any(name.partition(":")[0] == library for name in asked):
+            if any(name.partition(":")[0] == library for name in wanted):
                 raise
             continue
-        engines = [e for e in _engines(library) if wanted is None or any(_is_named(library, e, n) for n in asked)]
-        chosen += [Backend(opened, engine) for engine in engines]
+        chosen += [Backend(opened, engine) for engine in engines if opened is not None]
     return chosen
 
 
@@ -142,8 +124,3 @@ def start(backend: Backend, rule: Rule, params: Any, options: Mapping[str, Any])
 def _engines(library: str) -> tuple[str, ...]:
     """All ways to update a library's arrays."""
     return engines_for(library) + ((JIT,) if library == "jax" else ())
-
-
-def _is_named(library: str, engine: str, name: str) -> bool:
-    """Whether a name stands for a backend."""
-    return name in (library, engine, f"{library}:{engine}")

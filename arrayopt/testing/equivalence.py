@@ -47,10 +47,8 @@ class Difference:
     ----------
     ulps : float
         How far, in units in the last place of the update; infinity where only one of both values is finite.
-    tensor : str
-        The tensor's name.
-    index : tuple of int
-        The element.
+    tensor, index : str, tuple of int
+        The tensor's name, and the element.
     step : int
         The step after which it was so, from 0.
     expected, got : float or complex
@@ -188,14 +186,7 @@ def compare(
     Returns
     -------
     dict of str to Outcome
-        By backend.
-
-    Raises
-    ------
-    AssertionError
-        If the rule writes its parameter, gradient or state.
-    UnavailableError, ValueError, TypeError
-        As `assert_equivalent`.
+        By backend. It raises what `assert_equivalent` does, but where backends differ.
     """
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise ValueError(f"compare: `steps` must be an integer of at least 1; got {steps!r}")
@@ -221,8 +212,7 @@ def compare(
         for name, scale in scales.items():
             scale.follow(now[name])
         for run in runs.values():
-            run.step(step, grads, given, now, scales)
-            run.follow(step, reference.codes)
+            run.step(step, grads, given, now, scales, reference.codes)
     return {b.name: runs[b].outcome for b in runs} | found
 
 
@@ -239,10 +229,10 @@ class _Reference:
     @property
     def codes(self) -> dict[str, dict[str, Array]]:
         """The slots that are stored in 8 bits, and their scales, by tensor."""
-        found = {}
+        found: dict[str, dict[str, Array]] = {}
         for name, slots in self.state["tensors"].items():
-            kept = [x for slot in narrowed(slots) for x in (slot, scale_of(slot))]
-            found[name] = {slot: slots[slot] for slot in kept}
+            coded = narrowed(slots)
+            found[name] = {slot: slots[slot] for slot in (*coded, *map(scale_of, coded))}
         return found
 
     def step(self, grads: Mapping[str, Array | None]) -> None:
@@ -271,47 +261,35 @@ class _Run:
         given: Mapping[str, Any],
         expected: Mapping[str, Any],
         scales: Mapping[str, Scale],
+        codes: Mapping[str, Mapping[str, Array]],
     ) -> None:
-        """Take a step, and look where it led."""
+        """Take a step, look where it led, and go on from the reference's codes."""
         if self.outcome.error or self.outcome.skipped:
             return
         mine = _copies(grads) if self.native else {n: g if g is None else self.array(*g) for n, g in given.items()}
         try:
-            got = _values(self.run(mine))
+            got = _values(self.run.step(mine))
         except Exception as error:  # a user's rule may raise anything
             untraceable = any(kind.__name__ == "JAXTypeError" for kind in type(error).__mro__)
             said = f"{type(error).__name__}: {_line(error)}"
             self.outcome = Outcome(skipped=f"cannot be traced: {said}") if untraceable else Outcome(error=said)
             return
         for name, dtype in self.dtypes.items():
-            found = _largest(
-                name, step, expected[name], got[name], ulps(expected[name], got[name], scales[name].values, dtype)
-            )
-            if found and (self.outcome.difference is None or found.ulps > self.outcome.difference.ulps):
-                self.outcome = Outcome(found)
-
-    def follow(self, step: int, codes: Mapping[str, Mapping[str, Array]]) -> None:
-        """Compare slots of 8 bits with the reference's, and go on from these."""
-        if self.outcome.error or self.outcome.skipped:
-            return
+            distance = ulps(expected[name], got[name], scales[name].values, dtype)
+            worst = self.outcome.difference
+            if distance.size and (worst is None or distance.max() > worst.ulps):
+                i = np.unravel_index(np.argmax(distance), distance.shape)
+                pair = expected[name][i].item(), got[name][i].item()
+                self.outcome = Outcome(Difference(float(distance[i]), name, tuple(map(int, i)), step, *pair))
         for name, slots in codes.items():
             own = self.run.slots(name)
             for slot, x in slots.items():
-                expected, got = to_numpy(x), to_numpy(own[slot])
-                apart = np.abs(expected - got).max(initial=0) if scale_of(slot) in slots else 0
+                apart = np.abs(to_numpy(x) - to_numpy(own[slot])).max(initial=0) if scale_of(slot) in slots else 0
                 if dtype_name(x) != PAIR and apart > NEAR:
                     said = f"slot {slot!r} of {name!r} is {apart:.0f} codes off after step {step}"
                     self.outcome = Outcome(error=said)
                     return
                 own[slot] = like(own[slot], to_host(x))
-
-
-def _largest(name: str, step: int, expected: Any, got: Any, distance: Any) -> Difference | None:
-    """The element of a tensor that differs most; None for a tensor without elements."""
-    if not distance.size:
-        return None
-    index = tuple(int(i) for i in np.unravel_index(np.argmax(distance), distance.shape))
-    return Difference(float(distance[index]), name, index, step, expected[index].item(), got[index].item())
 
 
 def _copies(tree: Any) -> Any:

@@ -90,27 +90,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that was run, and what came of it.
+    """Everything that was run, and what came of it: a row for each rule and dtype."""
 
-    Attributes
-    ----------
-    reference : str
-        The backend that all others were compared with.
-    backends : list of str
-        These others.
-    versions : dict of str to str
-        What was installed.
-    settings : Settings
-        What was run.
-    rows : list of Row
-        A row for each rule and dtype.
-    when : str
-        The time at which it was run, in UTC.
-    """
-
-    reference: str
-    backends: list[str]
-    versions: Mapping[str, str]
+    reference: str  # the backend that all others were compared with
+    backends: list[str]  # these others
+    versions: Mapping[str, str]  # what was installed
     settings: Settings
     rows: list[Row] = field(default_factory=list)
     when: str = field(default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"))
@@ -141,25 +125,9 @@ def verify(
     versions: Mapping[str, str],
     on_row: Callable[[Row], object] = lambda row: None,
 ) -> Report:
-    """Run rules on backends beside NumPy's reference.
+    """Run rules on backends beside NumPy's reference; `on_row` is called with each row as soon as it is there.
 
-    Parameters
-    ----------
-    rules : dict of str to Rule
-        What to run, by the names that the report has for them.
-    backends : iterable of Backend
-        Where to run it.
-    settings : Settings
-        On what tensors and for how long.
-    versions : dict of str to str
-        For the report.
-    on_row : callable
-        Called with each row as soon as it is there.
-
-    Returns
-    -------
-    Report
-        With a row for each rule and dtype; none for complex numbers where the rule is not defined for them.
+    There is no row for complex numbers where the rule is not defined for them.
     """
     reference = "numpy:array_api"
     others = [backend for backend in backends if backend.name != reference]
@@ -181,21 +149,21 @@ def _problem(rule: Rule, settings: Settings, dtype: str) -> tuple[dict[str, Any]
 
     Shapes that the rule refuses are left out, as vectors are by rules of matrices.
     """
-    made = numpy_dtype(dtype)
-    names = {f"{i}: {'x'.join(map(str, shape)) or 'scalar'}": shape for i, shape in enumerate(settings.shapes)}
+    sizes = {"params": (1.0, 1.0, 0.0), "grads": (1.0, 0.1, 0.01, 0.001)}
 
-    def draw(rng: np.random.Generator, shape: Shape, size: float) -> Any:
-        values = rng.standard_normal(shape) * size
-        imaginary = 1j * rng.standard_normal(shape) * size if dtype in REAL else 0.0
-        return np.asarray(values + imaginary).astype(made)
+    def draw(what: str, seed: Any) -> dict[str, Any]:
+        rng, made = np.random.default_rng(seed), {}
+        for i, shape in enumerate(settings.shapes):
+            size = sizes[what][i % len(sizes[what])]
+            values = rng.standard_normal(shape) * size
+            imaginary = 1j * rng.standard_normal(shape) * size if dtype in REAL else 0.0
+            name = f"{i}: {'x'.join(map(str, shape)) or 'scalar'}"
+            made[name] = np.asarray(values + imaginary).astype(numpy_dtype(dtype))
+        return made
 
-    rng = np.random.default_rng(settings.seed)
-    params = {name: draw(rng, shape, float(i % 3 != 2)) for i, (name, shape) in enumerate(names.items())}
-    params = {name: p for name, p in params.items() if not rule.refuses(np, p)}
+    params = {name: p for name, p in draw("params", settings.seed).items() if not rule.refuses(np, p)}
 
-    def grads_fn(params: Any, step: int) -> dict[str, Any]:
-        rng = np.random.default_rng((settings.seed, step))
-        every = {name: draw(rng, shape, 10.0 ** -(i % 4)) for i, (name, shape) in enumerate(names.items())}
-        return {name: g for name, g in every.items() if name in params}
+    def grads_fn(now: Any, step: int) -> dict[str, Any]:
+        return {name: g for name, g in draw("grads", (settings.seed, step)).items() if name in params}
 
     return params, grads_fn

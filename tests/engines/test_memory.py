@@ -96,7 +96,8 @@ def test_mixed_precision_with_all_around_it_allocates_little(engine, what, monke
     monkeypatch.setenv("ARRAYOPT_NUM_THREADS", "1")
     rule = ao.LAMB(ema_decay=0.9, lookahead_steps=2, clip_tensor_norm=1.0, clip_value=1.0, state_dtype="float16")
     opt, grads, total = made(engine, rule, "float16", **AROUND[what])
-    assert peak_of_a_step(opt, grads) < 0.1 * total
+    block = 4 * 2**18  # bytes; `numpy` computes masters block by block, with eight values of a block at once
+    assert peak_of_a_step(opt, grads) < max(0.1 * total, 8.5 * block)
 
 
 @each_fused

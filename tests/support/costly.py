@@ -105,7 +105,6 @@ COSTLY = {
     },
     "tests/engines/test_memory.py": {
         "test_mixed_precision_with_all_around_it_allocates_little": "loss scale|cpp",
-        "test_small_kernels_allocate_little": "numpy",
     },
     "tests/engines/test_stacked.py": {
         "test_as_the_layers_one_by_one": "(CAME|LANS|LARS|AdamW)-cpp",

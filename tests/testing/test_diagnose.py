@@ -1,6 +1,7 @@
 """`diagnose` names planted faults, follows what is as documented, and says where anything else leaves."""
 
 import copy
+import inspect
 import sys
 
 import ml_dtypes
@@ -84,6 +85,61 @@ def said(found, kind):
 )
 def test_planted_faults_are_named(make, options, fault, kind, words):
     assert words in said(diagnose(make(fault=fault, **options)), kind)
+
+
+SWITCH = {
+    "no bias correction": ("bias_correction", False),
+    "clipped by value": ("clip_value", 0.7),
+    "clipped by norm": ("clip_tensor_norm", 0.7),
+    "ratio clamped": ("max_ratio", 0.6),
+}
+TWIST = {
+    "1 - beta": "t = 1",
+    "no first correction": "no c1",
+    "no second correction": "no c2",
+    "m begins": "m begun",
+    "both begin": "begun",
+    "betas swapped": "swapped",
+    "coupled": "l2",
+    "decay forgotten in the ratio": "ratio without decay",
+    "decay beside the ratio": "decoupled",
+    "norms over all tensors": "joined",
+    "ratio upside down": "ratio inverted",
+    "means in place of norms": "ratio of means",
+    "clipped by the joint norm": "joint clip",
+    "clipped twice": "joint clip twice",
+    "not unscaled": "scaled",
+    "not zeroed": "added up",
+    "state in float16": "float16 state",
+}  # the others are called as the faults are
+OWN = {
+    "clipped by the joint norm": {"clip_norm": 0.7},
+    "clipped twice": {"clip_norm": 1.0},
+    "not unscaled": {"grad_factor": 1024.0},
+}
+NAMES = {"decay": "weight_decay", "trust": "trust_coefficient"}
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "fault"),
+    [pytest.param(*x[:3], id=f"{x[0].__name__}-{x[2]}") for x in FAULTS if x[2] != "schedule late"],
+)
+def test_a_planted_fault_is_one_change_of_a_rule(make, options, fault):
+    """No search: the hypothesis that is to be found follows the fault, and the plain rule does not."""
+    given = {x.name: x.default for x in inspect.signature(make).parameters.values()} | options
+    numbers = {NAMES.get(name, name): x for name, x in given.items()} | OWN.get(fault, {})
+    kind = {adam: ao.AdamW, lamb: ao.LAMB, sgd: ao.SGD, lars: ao.LARS}[make]
+    name, value = SWITCH.get(fault, ("momentum", None) if make is sgd else ("", None))
+    numeric = isinstance(value, float)
+    switches = ((name, None if numeric else value),) if name else ()
+    numbers |= {name: value} if numeric else {}
+    twist = "" if fault in SWITCH else TWIST.get(fault, fault)
+    seen = Seen(recorded(make(fault=fault, **options)))
+    for changes, right in ((switches, twist), True), ((switches if make is sgd else (), ""), False):
+        model = Model(Hypothesis(kind, *changes), seen, {})
+        rule = model.hypothesis.rule()
+        values = {n: numbers.get(n, getattr(rule, n, None)) for n in model.names}
+        assert model.at(values)[0].passes == right
 
 
 KNOWN = [

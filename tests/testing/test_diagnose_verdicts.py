@@ -14,7 +14,7 @@ from arrayopt.testing.diagnosis.model import Model, Seen
 from arrayopt.testing.diagnosis.page import page
 from arrayopt.testing.diagnosis.search import Watch, attempt, search
 from arrayopt.testing.diagnosis.subjects import as_subject, keeps_nothing
-from tests.testing.faulty import adam, lars
+from tests.testing.faulty import adam, lars, sgd
 
 START = {"w": np.array([-1.0, -0.25, 0.5, 2.0]), "b": np.array([0.3, 0.1])}
 SGD = {"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
@@ -151,6 +151,17 @@ def test_a_rule_that_is_the_same_there_is_named_too(monkeypatch):
     told_of = made_of(found, made, known)
     assert told_of.name == "Adam"
     assert [other.partition(" ")[0] for other in told_of.others] == ["AdamW"]
+
+
+def test_a_twist_that_is_the_same_there_is_named_too():
+    """SGD's decay that is not multiplied by lr is a decoupled one of another size."""
+    made = run(as_subject(sgd(momentum=0.0, fault="decoupled"), None, "test"), None, 6, "test")
+    known = {"lr": 0.1, "momentum": 0.0, "dampening": 0.0}
+    among = [Hypothesis(ao.SGD, (), "decay without lr")]
+    found = search(Seen(made), known, depth=0, among=among, watch=Watch(lambda h: None))
+    numbers = {x.hypothesis.twist: x.values["weight_decay"] for x in found}
+    assert numbers["decay without lr"] == 0.001
+    assert numbers["decoupled"] == 0.01
 
 
 def test_numbers_that_make_up_for_each_other_are_told():

@@ -322,9 +322,9 @@ def test_values_go_in_and_come_out(name, dtype):
 def test_the_compiled_functional_form_makes_the_same_steps():
     (backend,) = choose(["jax:jit"])
     rule, w = ao.SGD(lr=0.1, momentum=0.9), backend.array([1.0, 2.0])
-    step = start(backend, rule, {"w": w}, {})
-    step({"w": w})
-    got = step({"w": None})["w"]
+    run = start(backend, rule, {"w": w}, {})
+    run.step({"w": w})
+    got = run.step({"w": None})["w"]
     np.testing.assert_allclose(np.asarray(got), [0.9, 1.8], rtol=1e-6)
 
 

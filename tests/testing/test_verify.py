@@ -13,7 +13,7 @@ import arrayopt as ao
 from arrayopt import cli
 from arrayopt.testing.backends import choose
 from arrayopt.testing.equivalence import Difference, Outcome
-from arrayopt.testing.page import page
+from arrayopt.testing.report import page
 from arrayopt.testing.ulps import in_short
 from arrayopt.testing.verify import RULES, STORED, Report, Row, Settings, verify
 
@@ -176,7 +176,7 @@ def test_the_list_has_the_worst_first_and_leaves_out_what_is_the_same():
 
 
 def test_colours_grow_darker_with_the_difference_and_texts_stay_readable():
-    from arrayopt.testing.page import _look
+    from arrayopt.testing.report import _look
 
     def brightness(colour):
         return float(np.dot([0.299, 0.587, 0.114], colour))

@@ -1,6 +1,10 @@
 """What is computed between passes: values over fewer axes than the elements."""
 
+import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -9,10 +13,39 @@ from arrayopt.arrays import Ints
 from arrayopt.engines.numpy.blocks import DIMS, dims, reduced
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.ops import OPS
-from arrayopt.fusion.passes import Between
+from arrayopt.fusion.passes import Between, Pass
+from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.scalars import straight
 
-__all__ = ["Small"]
+__all__ = ["Readers", "Runs", "Small", "drop", "last_readers"]
+
+Readers = dict[Node | Between | Pass, list[Node]]
+"""Values over rows or columns, by what reads them last."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Runs:
+    """What all stacks of a batch have in common.
+
+    Attributes
+    ----------
+    plan : Plan
+        What is to be done.
+    storage : tuple of (str, str)
+        Stored arrays, and their dtypes.
+    real : dtype
+        The dtype of arithmetic.
+    chunk : int
+        About how many elements a block has.
+    scratch : threading.local
+        Where each thread keeps the memory of spilled values.
+    """
+
+    plan: Plan
+    storage: tuple[tuple[str, str], ...]
+    real: Any
+    chunk: int
+    scratch: threading.local
 
 
 class Small:
@@ -20,10 +53,8 @@ class Small:
 
     Parameters
     ----------
-    of : Batch
-        What is to be done: its `plan`; `storage`, the dtypes of stored arrays; `real`, that of
-        arithmetic; `chunk`, about how many elements a block has; `scratch`, where each thread keeps
-        the memory of spilled values.
+    of : Runs
+        What is to be done.
     extents : sequence of int
         How many tensors there are, and the lengths of A, B, R and C.
     firsts : array of int64
@@ -32,7 +63,7 @@ class Small:
         How many threads share each pass.
     """
 
-    def __init__(self, of: Any, extents: Sequence[int], firsts: Ints, threads: int = 1) -> None:
+    def __init__(self, of: Runs, extents: Sequence[int], firsts: Ints, threads: int = 1) -> None:
         self.of, self.extents, self.firsts, self.threads = of, tuple(extents), firsts, threads
         self.most = of.chunk
 
@@ -57,19 +88,22 @@ class Small:
         arrays: dict[str, Any],
         known: dict[Node, Any],
         read: frozenset[Node],
+        last: Readers,
     ) -> None:
         """What is computed and stored between passes; sums that these have made come first. Of
-        values per tensor what is `read` later is kept.
+        values per tensor what is `read` later is kept; others are dropped after their last readers.
         """
         for reduction in between.combine:
-            known[reduction] = partials[reduction]
+            known[reduction] = partials.pop(reduction)
         for loop in between.after:
             per_tensor = not loop.axes and not loop.reduces
             if not (per_tensor and self._scalars(loop.nodes, read, arrays, known)):
                 for node in loop.nodes:
                     known[node] = self._computed(node, arrays, known)
+                    drop(known, last.get(node, ()))
         for name, node in between.stores.items():
             arrays[name][...] = self._value(node, arrays, known)
+        drop(known, last.get(between, ()))
 
     def _scalars(
         self,
@@ -135,6 +169,32 @@ class Small:
         """An array in double precision in the dtype of arithmetic; others as they are."""
         double = isinstance(value, np.ndarray) and value.dtype == np.float64
         return np.asarray(value, self.of.real) if double else value
+
+
+@lru_cache(maxsize=64)
+def last_readers(plan: Plan) -> Readers:
+    """Values over rows or columns, by what reads them last: a value, a computation between passes,
+    or a pass.
+    """
+    readers = dict[Node, Node | Between | Pass]()
+    for between, pass_ in zip_longest(plan.between, plan.passes):
+        for loop in between.after:
+            for node in loop.nodes:
+                readers |= dict.fromkeys(node.args, node)
+        readers |= dict.fromkeys(between.stores.values(), between)
+        if pass_ is not None:
+            readers |= dict.fromkeys(pass_.uses, pass_)
+    found = dict[Node | Between | Pass, list[Node]]()
+    for node, reader in readers.items():
+        if node.axes:
+            found.setdefault(reader, []).append(node)
+    return found
+
+
+def drop(known: dict[Node, Any], nodes: Sequence[Node]) -> None:
+    """Forget values."""
+    for node in nodes:
+        known.pop(node, None)
 
 
 def _real(value: Any) -> bool:

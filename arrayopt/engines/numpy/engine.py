@@ -3,7 +3,6 @@ reused buffers.
 """
 
 import threading
-import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -20,10 +19,13 @@ from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.fused import Fused
 from arrayopt.engines.layers import Split, of_layers
+from arrayopt.engines.numpy.between import Runs
 from arrayopt.engines.numpy.blocks import joined
+from arrayopt.engines.numpy.groups import GROUP, Grouped
 from arrayopt.engines.numpy.stacks import Ragged, Stack
 from arrayopt.engines.threads import run, thread_count
 from arrayopt.fusion.graph import Node
+from arrayopt.fusion.lanes import lanes
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.plans import plan_for, widened
 from arrayopt.rules.base import Rule
@@ -37,8 +39,8 @@ FEW = 8
 PACKED = 16384
 """Stacks of up to so many elements are taken together, where no rows and columns matter."""
 
-GROUP = 32768
-"""So many elements are taken together."""
+TOGETHER = 32768
+"""Small tensors of so many elements in all are taken together."""
 
 SHARED = 1 << 20
 """Tensors of more elements may be shared by all threads; smaller ones are one thread's."""
@@ -82,8 +84,8 @@ class _Blocks(Batch):
         super().__init__(kind, bucket, members)
         plan, dtype = kind.plan, kind.dtype
         self.real = np.dtype(REAL.get(WORKING[dtype], WORKING[dtype]))
-        self.storage = tuple(({"g": kind.grad_dtype} | plan.storage).items())
-        self.scratch = threading.local()
+        storage = tuple(({"g": kind.grad_dtype} | plan.storage).items())
+        self.runs = Runs(plan, storage, self.real, self.chunk, threading.local())
         self.flat = set(plan.slots.values()) <= {"C"} and plan.element == "C"
         self.axes = {name: plan.slots.get(name, plan.element) for name in plan.touched}
         self.stack_of: dict[int, Tensor] = {}  # the stacked tensor of many layers that a row is of
@@ -160,8 +162,8 @@ class _Blocks(Batch):
         """Small stacks of different sizes, end to end."""
         made, group, total = list[Chunk](), list[list[int]](), 0
         for some in [*small, []]:
-            size = len(some) * int(self.geo[some[0], 0]) if some else GROUP
-            if group and total + size > GROUP:
+            size = len(some) * int(self.geo[some[0], 0]) if some else TOGETHER
+            if group and total + size > TOGETHER:
                 made.append(Chunk(list(chain.from_iterable(group)), total, len(group) > 1))
                 group, total = [], 0
             group, total = [*group, some], total + size
@@ -234,13 +236,15 @@ class _Blocks(Batch):
 
     def _begin(self, chunk: Chunk) -> Stack:
         """Fill in what all steps of a chunk have in common."""
-        # which the batch keeps: a circle would wait for the garbage collector
-        rows, firsts, of = chunk.rows, self.firsts[chunk.rows], weakref.proxy(self)
+        rows, firsts = chunk.rows, self.firsts[chunk.rows]
         if chunk.ragged:
-            chunk.stack = Ragged(of, self.geo[rows, 0], firsts)
+            chunk.stack = Ragged(self.runs, self.geo[rows, 0], firsts)
             return chunk.stack
-        a, b, r, c = self.geo[rows[0], 1:5].tolist()
-        chunk.stack = Stack(of, (len(rows), a, b, r, c), firsts)
+        extents, split = (len(rows), *self.geo[rows[0], 1:5].tolist()), lanes(self.plan)
+        if split is None or self.geo[rows[0], 0] <= GROUP:
+            chunk.stack = Stack(self.runs, extents, firsts)
+        else:
+            chunk.stack = Grouped(self.runs, extents, firsts, split)
         for name, axes in self.axes.items() if not self.widens else ():
             if chunk.layers is not None and isinstance(chunk.layers[1], slice):
                 found = of_layers(name, chunk.layers[0])[chunk.layers[1]]
@@ -281,7 +285,10 @@ class NumPy(Fused):
 
     def plan(self, rule: Rule, rank: int, dtype: str, **options: Any) -> Plan:
         """See `Fused.plan`."""
-        return widened(plan_for(rule, rank, dtype, lean=self.lean, calls=True, **options))
+        plan = plan_for(rule, rank, dtype, lean=self.lean, **options)
+        if lanes(plan) is None:  # else no value is kept for all elements
+            plan = plan_for(rule, rank, dtype, lean=self.lean, calls=True, **options)
+        return widened(plan)
 
     def describe(self) -> str:
         """See `Fused.describe`."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from arrayopt.arrays import Ints
 from arrayopt.engines.blas import bands
-from arrayopt.engines.numpy.between import Small
+from arrayopt.engines.numpy.between import Runs, Small, drop, last_readers
 from arrayopt.engines.numpy.blocks import blocks, buffers_of, dims, part, reduced, totals
 from arrayopt.engines.numpy.making import program
 from arrayopt.engines.numpy.program import Program
@@ -48,12 +48,13 @@ class Stack(Small):
     def _passes(self, arrays: dict[str, Any], known: dict[Node, Any]) -> None:
         """All passes and products, and what lies between them."""
         plan, partials = self.of.plan, dict[Node, Any]()
-        read = read_elsewhere(plan)
+        read, last = read_elsewhere(plan), last_readers(plan)
         for between, pass_ in zip_longest(plan.between, plan.passes):
-            self._between(between, partials, arrays, known, read)
+            self._between(between, partials, arrays, known, read, last)
             if pass_ is not None:
                 make = self._multiply if pass_.multiplies else self._pass
                 partials = make(pass_, arrays, known)
+                drop(known, last.get(pass_, ()))
 
     def _shared(self, tasks: list[Callable[[], None]]) -> None:
         """Run tasks, which take about as long as each other, on all threads."""
@@ -190,7 +191,7 @@ class Ragged(Stack):
         How many elements each has; equal sizes follow each other.
     """
 
-    def __init__(self, of: Any, sizes: Ints, firsts: Ints) -> None:
+    def __init__(self, of: Runs, sizes: Ints, firsts: Ints) -> None:
         super().__init__(of, (1, 1, 1, 1, int(sizes.sum())), firsts)
         self.sizes, self.starts, self.most = sizes, np.cumsum(sizes) - sizes, self.extents[-1]
 

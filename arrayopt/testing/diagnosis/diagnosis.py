@@ -102,11 +102,6 @@ class Diagnosis:
         """Whether it is so near a rule that what is left may be the rounding of a lower precision."""
         return self.finite and not self.explained and self.error < LOWER
 
-    @property
-    def title(self) -> str:
-        """The rule, with what is changed in it."""
-        return f"{self.name}{': ' if self.changes else ''}{'; '.join(self.changes)}"
-
     def __str__(self) -> str:
         if self.parts:
             lines = [f"{self.subject} treats tensors differently."]
@@ -155,12 +150,13 @@ class Diagnosis:
         return json.dumps(plain(self._data()), indent=1, allow_nan=False) + "\n"
 
     def _data(self) -> dict[str, Any]:
-        made = {k: getattr(self, k) for k in self.__dataclass_fields__ if k not in ("rule", "first", "parts")}
-        made["rule"] = None if self.rule is None else repr(self.rule)
-        made["first"] = None if self.first is None else asdict(self.first)
-        made["as_documented"] = self.as_documented
-        made["parts"] = [{"tensors": names, **part._data()} for names, part in self.parts]
-        return made
+        own = {
+            "rule": None if self.rule is None else repr(self.rule),
+            "first": None if self.first is None else asdict(self.first),
+            "as_documented": self.as_documented,
+            "parts": [{"tensors": names, **part._data()} for names, part in self.parts],
+        }
+        return vars(self) | own
 
     def to_html(self, path: Any) -> None:
         """Write a page that needs neither network nor script, with a plot of the differences by step."""
@@ -183,19 +179,16 @@ def made_of(found: Sequence[Fit], trajectory: Trajectory, known: Mapping[str, An
         numbers = words.numbers_in_words(x.values)
         others.append(f"{x.hypothesis.kind.__name__}{': ' if other else ''}{other} ({numbers})")
     gone, said = words.lost(seen), words.remarks(values, known)
-    said += ["hyper-parameters are rounded to float32"] if best.coarse else []
+    distances, beyond, in_float32 = best.judged
+    said += ["hyper-parameters are rounded to float32"] if in_float32 else []
     said += [*gone[1:2], *words.motion(seen)]
-    distances, beyond = best.distances, best.beyond
     if gone:  # values that become no numbers are too far off
         said += [f"what is finite follows this, to {in_short(best.ulps)} ULPs"] if follows else []
         odd = ~np.isfinite(seen.got)
         odd[1:] &= np.isfinite(seen.start[1:])
         distances, beyond = np.where(odd, np.inf, distances), beyond | odd
         follows = follows and not odd.any()
-    first = None
-    if not follows:
-        pair = best.model.predict(one_set(best.values))[0], seen.got
-        first = seen.first_difference(distances, beyond, pair)
+    pair = best.model.predict(one_set(best.values))[0], seen.got
     return Diagnosis(
         subject=trajectory.subject,
         explained=follows,
@@ -206,7 +199,7 @@ def made_of(found: Sequence[Fit], trajectory: Trajectory, known: Mapping[str, An
         twist=changes[len(h.switches)] if h.twist else "",
         ulps=float(distances.max(initial=0.0)),
         error=best.cost,
-        first=first,
+        first=None if follows else seen.first_difference(distances, beyond, pair),
         unseen=words.unseen(best) if follows else (),
         made_up=words.made_up(best, known) if follows else (),
         others=tuple(dict.fromkeys(others)) if follows else (),

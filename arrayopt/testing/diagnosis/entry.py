@@ -19,7 +19,7 @@ from arrayopt.testing.diagnosis.model import LIMITS, Seen
 from arrayopt.testing.diagnosis.search import Watch
 from arrayopt.testing.diagnosis.strategy import examine
 from arrayopt.testing.diagnosis.subjects import Subject, as_subject
-from arrayopt.testing.diagnosis.trajectory import STEPS, Trajectory, Values, gradients
+from arrayopt.testing.diagnosis.trajectory import STEPS, Trajectory, Values, each, gradients
 from arrayopt.testing.equivalence import LIMITS as CHECKED
 
 __all__ = ["check", "diagnose", "record", "run"]
@@ -119,24 +119,12 @@ def record(
 ) -> Trajectory:
     """Write what an optimizer does to a file, for `check`.
 
-    Parameters
-    ----------
-    path : path
-        Of the file, which is JSON. Numbers are kept bit for bit.
-    step, params, grads, steps
-        As in `diagnose`.
+    The file is JSON, and keeps numbers bit for bit. The other arguments, and what they raise, are those of `diagnose`.
 
     Returns
     -------
     Trajectory
         What was written.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As `diagnose`.
-    OSError
-        If the file cannot be written.
     """
     made = run(as_subject(step, params, "record"), grads, _whole("steps", steps), "record")
     made.save(path)
@@ -151,7 +139,8 @@ def check(path: Any, step: Any, params: Any = None, *, max_ulp: float | None = N
     path : path
         What `record` wrote.
     step, params
-        As in `diagnose`. The values of the parameters are those of the file; their library is that of `params`.
+        As in `diagnose`, and with what they raise. The values of the parameters are those of the file; their library is
+        that of `params`.
     max_ulp : float, optional
         The largest difference that passes, in ULPs of the update. By default 64, and 4 in half precision.
 
@@ -164,8 +153,8 @@ def check(path: Any, step: Any, params: Any = None, *, max_ulp: float | None = N
     ------
     AssertionError
         Where it does something else, saying at which step, tensor and element first.
-    TypeError, ValueError
-        As `diagnose`; if the file is none, or of other tensors.
+    ValueError
+        If the file is none, or of other tensors.
     """
     if max_ulp is not None and (not is_number(max_ulp) or not max_ulp >= 0):
         raise ValueError(f"check: `max_ulp` must be a number of at least 0; got {max_ulp!r}")
@@ -181,7 +170,7 @@ def check(path: Any, step: Any, params: Any = None, *, max_ulp: float | None = N
     limits = seen.by_dtype(CHECKED if max_ulp is None else dict.fromkeys(CHECKED, max_ulp))
     where = seen.first_difference(distances, distances > limits, (seen.got, got))
     if where is not None:
-        limit = CHECKED[kept.dtypes[where.tensor]] if max_ulp is None else max_ulp
+        limit = limits[seen.parts[where.tensor]][0]
         raise AssertionError(f"{made.subject} does not match {str(path)!r}: {where}; the limit is {limit:g}")
     return made
 
@@ -219,30 +208,29 @@ def run(
         if x in REAL:
             raise TypeError(f"{who}: parameters must be real; got {x} at {name!r}")
     if start is not None:
-        _check_start(shapes, {name: x.shape for name, x in start.items()}, who)
+        theirs = {name: x.shape for name, x in start.items()}
+        if shapes != theirs:
+            unnamed = list(shapes) == [str(i) for i in range(len(shapes))] and [*shapes.values()] == [*theirs.values()]
+            hint = "; a PyTorch optimizer of `model.named_parameters()` has names" if unnamed else ""
+            raise ValueError(f"{who}: the parameters must be those that were recorded, {theirs}; got {shapes}{hint}")
         for name, x in now.items():
             now[name] = _like(x, start[name])
             if array_api_compat.is_torch_array(x):  # PyTorch's optimizers own their parameters
                 detached(x)[...] = now[name]
                 now[name] = x
-    params, given = [_kept(now)], []
+    params, given = [each([now], to_numpy)[0]], []
     for s, tree in enumerate(gradients(shapes, dtypes, steps) if grads is None else grads):
         made = _gradients(who, s, now, tree)
-        given.append(_kept(made))
+        given += each([made], to_numpy)
         try:
             now = dict(subject.step(now, made))
         except Exception as error:
             error.add_note(f"{who}: raised by {subject.name} in step {s}")
             raise
-        params.append(_kept(now))
+        params += each([now], to_numpy)
     if not given:
         raise ValueError(f"{who}: `grads` must hold the gradients of at least one step; got none")
     return Trajectory(dtypes, params, given, subject.name)
-
-
-def _kept(arrays: Mapping[str, Array | None]) -> dict[str, Any]:
-    """Arrays on the host."""
-    return {name: None if x is None else to_numpy(x) for name, x in arrays.items()}
 
 
 def _gradients(who: str, step: int, now: Mapping[str, Array], tree: Any) -> dict[str, Array | None]:
@@ -254,14 +242,6 @@ def _gradients(who: str, step: int, now: Mapping[str, Array], tree: Any) -> dict
         return {name: _like(x, tree[name]) for name, x in now.items()}
     matched = match_grads(f"{who}: grads[{step}]", list(now.items()), tree, by_position=True)
     return {name: None if g is None else like(now[name], g) for name, g in matched.items()}
-
-
-def _check_start(here: Mapping[str, Any], there: Mapping[str, Any], who: str) -> None:
-    """Raise ValueError where the shapes of parameters are not those of a trajectory."""
-    if here != there:
-        counted = list(here) == list(map(str, range(len(here)))) and list(here.values()) == list(there.values())
-        hint = "; a PyTorch optimizer of `model.named_parameters()` has names" if counted else ""
-        raise ValueError(f"{who}: the parameters must be those that were recorded, {there}; got {here}{hint}")
 
 
 def _like(x: Array, values: Values) -> Array:

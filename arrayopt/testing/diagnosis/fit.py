@@ -13,7 +13,19 @@ from arrayopt.testing.diagnosis.hypothesis import USUAL
 from arrayopt.testing.diagnosis.model import Fit, Model, Sets
 from arrayopt.testing.diagnosis.trajectory import Values
 
-__all__ = ["LEAST", "LINEAR", "LOWER", "MADE_UP", "fit", "least_squares", "moved", "refined", "simplified", "snapped"]
+__all__ = [
+    "ENOUGH",
+    "LEAST",
+    "LINEAR",
+    "LOWER",
+    "MADE_UP",
+    "fit",
+    "least_squares",
+    "moved",
+    "refined",
+    "simplified",
+    "snapped",
+]
 
 LINEAR = ("weight_decay", "momentum", "dampening", "weight_lr_power")  # moved themselves: they may be zero
 WHOLE = frozenset({"lookahead_steps"})  # whole numbers are tried and not fitted
@@ -45,19 +57,12 @@ MADE_UP: Mapping[tuple[str, str], tuple[float, str]] = {
 
 
 def least_squares() -> Any:
-    """SciPy's function, by the method of Levenberg and Marquardt.
-
-    Raises
-    ------
-    ImportError
-        If SciPy is not installed, saying what to install.
-    """
+    """SciPy's function, by the method of Levenberg and Marquardt; an ImportError says what to install."""
     try:
         from scipy.optimize import leastsq
     except ImportError as error:
-        raise ImportError(
-            f"diagnose: {error}; finding unknown numbers needs SciPy: pip install 'arrayopt[diagnose]'"
-        ) from error
+        what = "finding unknown numbers needs SciPy: pip install 'arrayopt[diagnose]'"
+        raise ImportError(f"diagnose: {error}; {what}") from error
     return leastsq
 
 
@@ -73,7 +78,7 @@ def refined(found: Fit, limit: int = 40) -> Fit:
     count, ends = len(start), np.cumsum([len(x.start) for x in moved])[:-1]
     exact = "float64" in model.seen.trajectory.dtypes.values()
     hold = HOLD * (min(1.0, max(least, 1e-15)) if exact else 1.0)
-    last: list[Any] = [None, None, None]
+    last: list[Any] = [None]
 
     def sets(points: Values) -> Sets:
         parts = np.split(points, ends, axis=1)
@@ -142,7 +147,11 @@ def fit(model: Model, warm: Mapping[str, Any], *, quick: bool = False) -> Fit:
         best = int(np.argmin(costs))
         return model.fit(sets, best, float(costs[best]))
     found: Fit | None = None
-    for best in _apart(costs, 2 if warm else 6):
+    apart: list[int] = []  # the best starts, of those whose costs are not the same: they lie elsewhere
+    for i in map(int, np.argsort(costs, kind="stable")):
+        if not apart or costs[i] > 1.001 * costs[apart[-1]]:
+            apart.append(i)
+    for best in apart[: 2 if warm else 6]:
         one = refined(model.fit(sets, best, float(costs[best])), 6)
         for _ in range(5):
             if one.cost > NEAR:
@@ -155,15 +164,6 @@ def fit(model: Model, warm: Mapping[str, Any], *, quick: bool = False) -> Fit:
             break
     assert found is not None
     return found
-
-
-def _apart(costs: Values, number: int) -> list[int]:
-    """The best starts, of those whose costs are not the same: they lie elsewhere."""
-    chosen: list[int] = []
-    for i in map(int, np.argsort(costs, kind="stable")):
-        if len(chosen) < number and (not chosen or costs[i] > 1.001 * costs[chosen[-1]]):
-            chosen.append(i)
-    return chosen
 
 
 def _starts(model: Model, warm: Mapping[str, Any], *, quick: bool) -> Iterator[dict[str, Any]]:

@@ -1,8 +1,7 @@
 """What an optimizer may be: a rule, with switches, and at most one twist; and which of these are near to another."""
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, Field, dataclass, fields, replace
 from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any
@@ -66,24 +65,14 @@ OFF = "off"  # in `Hypothesis.switches`: a number that is switched off
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One of them.
-
-    Attributes
-    ----------
-    kind : type of Rule
-        The rule.
-    switches : tuple of (str, object)
-        Fields that are not as by default. A number that is switched on has None here.
-    twist : str
-        A key of `TWISTS`, or empty.
-    free : tuple of (str, str)
-        Numbers that are not the same all the time, each with ``"step"`` or ``"tensor"``.
-    """
+    """One of them."""
 
     kind: type[Rule]
-    switches: tuple[tuple[str, Any], ...] = ()
-    twist: str = ""
-    free: tuple[tuple[str, str], ...] = ()
+    switches: tuple[
+        tuple[str, Any], ...
+    ] = ()  # fields that are not as by default; a number that is switched on has None
+    twist: str = ""  # a key of `TWISTS`, or empty
+    free: tuple[tuple[str, str], ...] = ()  # numbers that are not the same all the time, with "step" or "tensor"
 
     @property
     def changes(self) -> int:
@@ -101,14 +90,14 @@ class Hypothesis:
         return TWISTS.get(self.twist, Twist(""))
 
     def rule(self, values: Mapping[str, float] = MappingProxyType({})) -> Rule:
-        """The rule with some numbers; without, it is one to be traced. Not twisted.
+        """The rule without its twist, with some numbers in place of its own.
 
         Raises
         ------
         ValueError, TypeError
             If the switches do not go together.
         """
-        made: dict[str, Any] = {f.name: 0.1 for f in dataclasses.fields(self.kind) if f.default is dataclasses.MISSING}
+        made: dict[str, Any] = {f.name: 0.1 for f in fields(self.kind) if f.default is MISSING}
         on = {name: x[0] for name, x in self._switched_on().items()}
         made |= {name: on.get(name, None if x == OFF else x) for name, x in self.switches} | dict(values)
         try:
@@ -132,6 +121,11 @@ class Hypothesis:
         """Whether there is such a rule, and its twist means something there."""
         return self.exists() and self.twisted.applies(self.rule())
 
+    def takes(self, tensors: Iterable[Any]) -> bool:
+        """Whether the rule is one for all these tensors."""
+        rule = self.rule()
+        return not any(rule.refuses(np, x) for x in tensors)
+
     def _switched_on(self) -> dict[str, Sequence[float]]:
         """Numbers that are switched on, and where the search for these begins."""
         found = {}
@@ -148,7 +142,7 @@ class Hypothesis:
     def neighbours(self, *, narrow: bool, known: bool) -> Iterator["Hypothesis"]:
         """All with one change more."""
         rule, changed = self.rule(), {name for name, _ in self.switches}
-        for f in dataclasses.fields(self.kind):
+        for f in fields(self.kind):
             if f.name not in changed | LEFT_ALONE and (narrow or f.name != "master_weights"):
                 yield from self.switched(f)
         for name, axis in (("weight_decay", "tensor"), ("lr", "tensor"), ("lr", "step"), ("weight_decay", "step")):
@@ -159,24 +153,27 @@ class Hypothesis:
             if able and not (key == "joined" and "tensor" in dict(self.free).values()):
                 yield replace(self, twist=key)
 
-    def switched(self, f: "dataclasses.Field[Any]") -> Iterator["Hypothesis"]:
+    def switched(self, f: Field[Any]) -> Iterator["Hypothesis"]:
         """All with another value of a field, or with it on or off, that exist."""
-        for value in _others(f, getattr(self.rule(), f.name), self.kind):
-            new = replace(self, switches=(*self.switches, (f.name, value)))
-            if new.exists():
-                yield new
+        value, others = getattr(self.rule(), f.name), list[Any]()
+        if f.name in PUBLISHED or f.metadata.get("options"):
+            options = PUBLISHED[f.name] if f.name in PUBLISHED else f.metadata["options"]
+            others = [x for x in options if x is not value and x != value]
+        elif is_flag(f):
+            others = [not value] if isinstance(value, bool) else []
+        elif f.name in hypers(self.kind) and f.name != "lr":
+            others = [None] if is_off(f, value) else [OFF] if f.metadata.get("optional") else []
+        yield from self._existing((*self.switches, (f.name, x)) for x in others)
 
     def with_one_switch_less(self) -> Iterator["Hypothesis"]:
         """All in which a field is as by default again."""
-        for switch in self.switches:
-            new = replace(self, switches=tuple(x for x in self.switches if x != switch))
+        yield from self._existing(tuple(x for x in self.switches if x != switch) for switch in self.switches)
+
+    def _existing(self, several: Iterable[tuple[tuple[str, Any], ...]]) -> Iterator["Hypothesis"]:
+        """The same with other switches, where these go together."""
+        for new in (replace(self, switches=switches) for switches in several):
             if new.exists():
                 yield new
-
-    def takes(self, tensors: Iterable[Any]) -> bool:
-        """Whether the rule is one for all these tensors."""
-        rule = self.rule()
-        return not any(rule.refuses(np, x) for x in tensors)
 
 
 def plain(shapes: Iterable[tuple[int, ...]] = ((1,),)) -> list[Hypothesis]:
@@ -185,7 +182,7 @@ def plain(shapes: Iterable[tuple[int, ...]] = ((1,),)) -> list[Hypothesis]:
     found = [one for one in map(Hypothesis, _kinds()) if one.takes(tensors)]
     for name in sorted(ORDINARY):
         for one in list(found):
-            for f in (f for f in dataclasses.fields(one.kind) if f.name == name):
+            for f in (f for f in fields(one.kind) if f.name == name):
                 found += [new for new in one.switched(f) if (name, OFF) not in new.switches]
     return list(dict.fromkeys(found))
 
@@ -197,9 +194,15 @@ def hyper_names() -> list[str]:
 
 def not_searched(name: str) -> str:
     """The rule that a name has in it, if it is known and not searched; empty elsewhere."""
-    short = name.lower().replace("_", "")
-    others = [kind.__name__ for kind in _rules() if kind not in _kinds()]
-    return next((other for other in others if other.lower() in short), "")
+    short, searched = name.lower().replace("_", ""), _kinds()
+    return next((x.__name__ for x in _rules() if x not in searched and x.__name__.lower() in short), "")
+
+
+def numbers(rule: Rule) -> list[str]:
+    """The numbers of a rule that do something: neither off, nor for what is not parameters."""
+    idle = {"ema_decay"} | ({"lookahead_alpha"} if rule.lookahead_steps is None else set())
+    own = [f for f in fields(rule) if f.name in hypers(type(rule)) and f.name not in idle]
+    return [f.name for f in own if not is_off(f, getattr(rule, f.name))]
 
 
 def _rules() -> list[type[Rule]]:
@@ -208,29 +211,5 @@ def _rules() -> list[type[Rule]]:
 
 
 def _kinds() -> list[type[Rule]]:
-    """All rules whose tensors are updated by themselves.
-
-    Left out are those of which some updates run as they are written: to evaluate them takes long.
-    """
+    """All rules whose tensors are updated by themselves, but those that run as they are written: this takes long."""
     return [kind for kind in _rules() if kind.as_written is Rule.as_written and kind is not offered.Prodigy]
-
-
-def numbers(rule: Rule) -> list[str]:
-    """The numbers of a rule that do something: neither off, nor for what is not parameters."""
-    idle = {"ema_decay"} | ({"lookahead_alpha"} if rule.lookahead_steps is None else set())
-    own = [f for f in dataclasses.fields(rule) if f.name in hypers(type(rule)) and f.name not in idle]
-    return [f.name for f in own if not is_off(f, getattr(rule, f.name))]
-
-
-def _others(f: "dataclasses.Field[Any]", value: Any, kind: type[Rule]) -> Sequence[Any]:
-    """What a field may be switched to."""
-    if f.name in PUBLISHED or f.metadata.get("options"):
-        options = PUBLISHED[f.name] if f.name in PUBLISHED else f.metadata["options"]
-        return [x for x in options if x is not value and x != value]
-    if is_flag(f):
-        return [not value] if isinstance(value, bool) else []
-    if f.name not in hypers(kind) or f.name == "lr":
-        return []
-    if is_off(f, value):
-        return [None]
-    return [OFF] if f.metadata.get("optional") else []

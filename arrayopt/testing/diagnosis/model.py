@@ -30,48 +30,29 @@ def one_set(values: Mapping[str, Any]) -> Sets:
 
 
 class Seen:
-    """What is compared with: a trajectory, all tensors one after the other, in arrays of shape (steps, elements).
-
-    Attributes
-    ----------
-    parts : dict of str to slice
-        Where each tensor's elements are.
-    tensor : array of int, shape (elements,)
-        Which tensor each element is of.
-    rows, start, got : array
-        The parameters at all times, before each step, and after each.
-    took, counts : array of bool
-        Whether a step has a gradient of the tensor; and what is compared: of this, what is finite.
-    scales : array
-        How large the numbers were that each element was computed from; see `Scale`.
-    updates, units : array
-        The root mean square of the tensor's update; and what errors are measured in: this, or, where it is lost in
-        rounding, some ULPs.
-    """
+    """What is compared with: a trajectory, all tensors one after the other, in arrays of shape (steps, elements)."""
 
     def __init__(self, trajectory: Trajectory) -> None:
-        self.trajectory = trajectory
-        names = trajectory.names
+        self.trajectory, names = trajectory, trajectory.names
         sizes = [trajectory.params[0][name].size for name in names]
         ends = np.cumsum([0, *sizes])
         self.parts = {name: slice(a, b) for name, a, b in zip(names, ends[:-1], ends[1:], strict=True)}
-        self.tensor = np.repeat(np.arange(len(names)), sizes)
-        self.rows = np.empty((len(trajectory.params), ends[-1]))
+        self.tensor = np.repeat(np.arange(len(names)), sizes)  # which each element is of
+        self.rows = np.empty((len(trajectory.params), ends[-1]))  # the parameters at all times
+        self.scales, self.updates = np.empty((2, len(self.rows) - 1, ends[-1]))  # `Scale`, and the update's size
         for name, part in self.parts.items():
             self.rows[:, part] = [params[name].ravel() for params in trajectory.params]
-        self.start, self.got = self.rows[:-1], self.rows[1:]
-        self.took = trajectory.took[:, self.tensor]
-        self.counts = np.isfinite(self.got) & np.isfinite(self.start) & self.took
-        self.scales, self.updates = np.empty_like(self.got), np.empty_like(self.got)
-        for part in self.parts.values():
             scale = Scale(self.rows[0, part])
-            for s, now in enumerate(self.got):
-                scale.follow(now[part])
+            for s, now in enumerate(self.rows[1:, part]):
+                scale.follow(now)
                 self.scales[s, part], self.updates[s, part] = scale.values, scale.update
+        self.start, self.got = self.rows[:-1], self.rows[1:]  # before each step, and after each
+        self.took = trajectory.took[:, self.tensor]  # whether a step has a gradient of the tensor
+        self.counts = np.isfinite(self.got) & np.isfinite(self.start) & self.took  # whether it is compared
         ulp = 1.0 / np.maximum(self.distance(self.got + 1.0), 1e-300)
         exact = self.by_dtype({"float64": 0.0}, 16.0)
         least = np.maximum(exact * np.where(np.isfinite(ulp), ulp, 0.0), 1e-290)
-        self.units = np.maximum(self.updates, least)
+        self.units = np.maximum(self.updates, least)  # of errors: the update, or some ULPs where rounding loses it
 
     def by_dtype(self, values: Mapping[str, float], other: float = 0.0) -> Values:
         """Of each element, the value of its dtype."""
@@ -184,8 +165,9 @@ class Model:
 
     def at(self, *rows: Mapping[str, Any]) -> "list[Fit]":
         """The model with some numbers, and with others."""
-        sets = {k: np.concatenate(x) for k, x in _transposed([one_set(row) for row in rows]).items()}
-        return [Fit(self, row, float(x)) for row, x in zip(rows, self.seen.costs(self.errors(sets)), strict=True)]
+        several = [one_set(row) for row in rows]
+        errors = self.errors({name: np.concatenate([one[name] for one in several]) for name in rows[0]})
+        return [Fit(self, row, float(x)) for row, x in zip(rows, self.seen.costs(errors), strict=True)]
 
     def rescaled(self, sets: Sets, predicted: Values) -> Sets:
         """The sets with the learning rates that suit the predictions best, were these in proportion to them."""
@@ -205,29 +187,14 @@ class Model:
         return {**sets, "lr": sets["lr"] * factor.reshape(-1, steps, tensors)}
 
 
-def _transposed(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Lists by name in place of a list of dicts."""
-    return {name: [row[name] for row in rows] for name in rows[0]}
-
-
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """A model with numbers, and how far it is off.
-
-    Attributes
-    ----------
-    values : dict of str to (float or array)
-        The numbers; arrays are of shape (1 or steps, 1 or tensors).
-    cost : float
-        The root mean square of the errors, in units of the updates.
-    refused : bool
-        Whether it cannot be meant, however near it is.
-    """
+    """A model with numbers, and how far it is off."""
 
     model: Model
-    values: Mapping[str, Any]
-    cost: float
-    refused: bool = False
+    values: Mapping[str, Any]  # arrays are of shape (1 or steps, 1 or tensors)
+    cost: float  # the root mean square of the errors, in units of the updates
+    refused: bool = False  # whether it cannot be meant, however near it is
 
     @property
     def hypothesis(self) -> Hypothesis:
@@ -238,9 +205,9 @@ class Fit:
         return self.model.at({**self.values, **values})[0]
 
     @cached_property
-    def _judged(self) -> tuple[Values, Values, bool]:
-        """Distances, what is beyond, and whether numbers are rounded to float32: they are where parameters are no
-        wider, and this does better.
+    def judged(self) -> tuple[Values, Values, bool]:
+        """How far each element is off, in ULPs, of shape (steps, elements); which are too far; and whether numbers are
+        rounded to float32: they are where parameters are no wider, and this does better.
         """
         distances, beyond = self._off(self.values)
         if beyond.any() and "float64" not in self.model.seen.trajectory.dtypes.values():
@@ -258,31 +225,16 @@ class Fit:
         return distances, seen.counts & ~near & (distances > seen.by_dtype(LIMITS))
 
     @property
-    def distances(self) -> Values:
-        """How far each element is off, in ULPs, of shape (steps, elements)."""
-        return self._judged[0]
-
-    @property
-    def beyond(self) -> Values:
-        """The elements that are too far off."""
-        return self._judged[1]
-
-    @property
-    def coarse(self) -> bool:
-        """Whether hyper-parameters are those rounded to float32."""
-        return self._judged[2]
-
-    @property
     def passes(self) -> bool:
         """Whether all is near enough."""
-        return not self.refused and not self.beyond.any()
+        return not self.refused and not self.judged[1].any()
 
     @property
     def ulps(self) -> float:
         """The largest distance."""
-        return float(self.distances.max(initial=0.0))
+        return float(self.judged[0].max(initial=0.0))
 
     @property
     def agreeing(self) -> list[str]:
         """The tensors of which all is near enough."""
-        return [name for name, part in self.model.seen.parts.items() if not self.beyond[:, part].any()]
+        return [name for name, part in self.model.seen.parts.items() if not self.judged[1][:, part].any()]

@@ -1,28 +1,22 @@
-"""A diagnosis as one HTML page: the verdict, the numbers, and a plot of the differences by step.
-
-The page needs no network and no script.
-"""
+"""A diagnosis as one HTML page: the verdict, the numbers, and a plot of the differences by step."""
 
 import math
 from html import escape
 from typing import Any
 
 from arrayopt.testing.diagnosis import words
-from arrayopt.testing.page import document, table
+from arrayopt.testing.report import document, table
 from arrayopt.testing.ulps import in_short
 
 __all__ = ["page"]
 
-STYLE = """
-svg { max-width: 100%; height: auto; } svg text { font: 12px system-ui, sans-serif; fill: #333; }"""
 COLOURS = ("#08519c", "#a33b00", "#238b45", "#6a51a3", "#525252", "#99000d")
-WIDTH, HEIGHT, LEFT, BELOW = 720.0, 300.0, 64.0, 44.0
+LEFT, RIGHT, TOP, BOTTOM = 64.0, 570.0, 12.0, 268.0  # of the plot's frame, in 720 by 300
 
 
 def page(found: Any) -> str:
     """The whole page of a `Diagnosis`, as text to be written in UTF-8."""
-    title, heading = f"arrayopt diagnose: {found.subject}", f"What does {found.subject} compute?"
-    return document(title, heading, _body(found), STYLE)
+    return document(f"arrayopt diagnose: {found.subject}", f"What does {found.subject} compute?", _body(found))
 
 
 def _body(found: Any) -> str:
@@ -30,52 +24,45 @@ def _body(found: Any) -> str:
     if found.parts:
         return "\n".join(f"<h2>{escape(', '.join(names))}</h2>\n{_body(part)}" for names, part in found.parts)
     first, *rest = str(found).splitlines()
-    verdict = f'<p class="verdict{"" if found.as_documented else " bad"}">{escape(first)}</p>'
-    if not found.name:
-        return verdict
-    numbers = words.numbers_in_words(found.hypers)  # which the table has
-    lines = "\n".join(f"<p>{escape(line.strip())}</p>" for line in rest if line.strip() != numbers)
-    unseen = dict.fromkeys(found.unseen, "not to be seen in these gradients")
-    rows = [[name, words.number(x), unseen.get(name, "")] for name, x in found.hypers.items()]
-    return f"""{verdict}
-{lines}
-{table("list", ("hyper-parameter", "found", ""), rows)}
-<h2>Differences by step, in ULPs of the update</h2>
-{_plot(found)}"""
+    made = [f'<p class="verdict{"" if found.as_documented else " bad"}">{escape(first)}</p>']
+    if found.name:
+        numbers = words.numbers_in_words(found.hypers)  # which the table has
+        made += [f"<p>{escape(line.strip())}</p>" for line in rest if line.strip() != numbers]
+        unseen = dict.fromkeys(found.unseen, "not to be seen in these gradients")
+        rows = [[name, words.number(x), unseen.get(name, "")] for name, x in found.hypers.items()]
+        made.append(table("list", ("hyper-parameter", "found", ""), rows))
+        made += ["<h2>Differences by step, in ULPs of the update</h2>", *_plot(found.by_step)]
+    return "\n".join(made)
 
 
-def _plot(found: Any) -> str:
+def _plot(by_step: Any) -> list[str]:
     """A line for each tensor: the largest difference after each step, on a logarithmic scale."""
-    finite = [x for row in found.by_step.values() for x in row if math.isfinite(x)]
-    top = max(3, math.ceil(math.log10(max([1.0, *finite])) + 0.2))
-    steps = max(len(row) for row in found.by_step.values())
+    steps = max(map(len, by_step.values()))
+    finite = [x for row in by_step.values() for x in row if math.isfinite(x)]
+    top = max(3, math.ceil(math.log10(max([1.0, *finite])) + 0.2))  # the powers of ten go from -1 to this
 
     def x(step: int) -> float:
-        return LEFT + (WIDTH - LEFT - 150.0) * (step / max(steps - 1, 1))
+        return LEFT + (RIGHT - LEFT) * step / max(steps - 1, 1)
 
-    def y(ulps: float) -> float:
-        high = top if not math.isfinite(ulps) else math.log10(max(ulps, 0.1))
-        return (HEIGHT - BELOW) * (1.0 - (high + 1.0) / (top + 1.0)) + 12.0
+    def y(power: float) -> float:
+        return BOTTOM - (BOTTOM - TOP) * (power + 1) / (top + 1)
 
-    lines = []
+    lines = ['<svg viewBox="0 0 720 300" role="img" aria-label="Largest difference of each tensor after each step">']
     for power in range(-1, top + 1, max(1, (top + 1) // 8)):
-        at = y(10.0**power)
-        lines.append(f'<line x1="{LEFT}" x2="{WIDTH - 150}" y1="{at:.1f}" y2="{at:.1f}" stroke="#ddd"/>')
-        label = "≤ 0.1" if power == -1 else in_short(10.0**power)
-        lines.append(f'<text x="{LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{label}</text>')
+        lines.append(f'<line x1="{LEFT}" x2="{RIGHT}" y1="{y(power):.1f}" y2="{y(power):.1f}" stroke="#ddd"/>')
+        label = in_short(10.0**power) if power >= 0 else "≤ 0.1"
+        lines.append(f'<text x="{LEFT - 8}" y="{y(power) + 4:.1f}" text-anchor="end">{label}</text>')
     for step in range(0, steps, max(1, steps // 12)):
-        at = x(step)
-        lines.append(f'<text x="{at:.1f}" y="{HEIGHT - 14}" text-anchor="middle">{step}</text>')
-    lines.append(f'<text x="{(WIDTH - 86) / 2:.1f}" y="{HEIGHT - 0.5}" text-anchor="middle">step</text>')
-    for i, (name, row) in enumerate(found.by_step.items()):
-        colour = COLOURS[i % len(COLOURS)]
-        points = " ".join(f"{x(s):.1f},{y(value):.1f}" for s, value in enumerate(row))
-        lines.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
-        for s, value in enumerate(row):
-            said = f"<title>{escape(name)}, step {s}: {in_short(value)}</title>"
-            lines.append(f'<circle cx="{x(s):.1f}" cy="{y(value):.1f}" r="2.6" fill="{colour}">{said}</circle>')
+        lines.append(f'<text x="{x(step):.1f}" y="{BOTTOM + 16}" text-anchor="middle">{step}</text>')
+    lines.append(f'<text x="{(LEFT + RIGHT) / 2}" y="{BOTTOM + 31}" text-anchor="middle">step</text>')
+    for i, (name, row) in enumerate(by_step.items()):
+        colour, places = COLOURS[i % len(COLOURS)], []
+        for step, value in enumerate(row):
+            place = f"{x(step):.1f}", f"{y(math.log10(max(value, 0.1)) if math.isfinite(value) else top):.1f}"
+            said = f"<title>{escape(name)}, step {step}: {in_short(value)}</title>"
+            lines.append(f'<circle cx="{place[0]}" cy="{place[1]}" r="2.6" fill="{colour}">{said}</circle>')
+            places.append(",".join(place))
+        lines.append(f'<polyline points="{" ".join(places)}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
         if i < 14:
-            lines.append(f'<text x="{WIDTH - 136}" y="{24 + 18 * i}" style="fill:{colour}">{escape(name)}</text>')
-    said = "Largest difference of each tensor after each step"
-    body = "\n".join(lines)
-    return f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{said}">\n{body}\n</svg>'
+            lines.append(f'<text x="{RIGHT + 14}" y="{24 + 18 * i}" style="fill:{colour}">{escape(name)}</text>')
+    return [*lines, "</svg>"]

@@ -10,7 +10,7 @@ import numpy as np
 
 from arrayopt.arrays import NARROW
 from arrayopt.fusion.trace import TraceError
-from arrayopt.testing.diagnosis.fit import LEAST, LINEAR, LOWER, fit, moved, refined, snapped
+from arrayopt.testing.diagnosis.fit import ENOUGH, LEAST, LINEAR, LOWER, fit, moved, refined, snapped
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis, numbers, plain
 from arrayopt.testing.diagnosis.model import Fit, Model, Seen
 
@@ -101,6 +101,10 @@ def search(
         found = x.hypothesis.neighbours(narrow=narrow, known=bool(known))
         return [h for h in found if varying or h.free == x.hypothesis.free]
 
+    def matches() -> list[Fit]:
+        """What fits, the simplest first."""
+        return sorted((x for x in tried.values() if x.passes), key=lambda x: _simplicity(x, name))
+
     def passed() -> bool:
         return any(x.passes for x in tried.values())
 
@@ -124,11 +128,8 @@ def search(
         for schedule in (False, True) if not level else ():  # either may make a rule come less near than others
             far: dict[Hypothesis, Fit] = {}
             for x in able if not passed() else ():
-                wanted = [
-                    h
-                    for h in changes(x, varying=schedule)
-                    if (h.free == SCHEDULE if schedule else h.twist or h.is_coded)
-                ]
+                wanted = changes(x, varying=schedule)
+                wanted = [h for h in wanted if (h.free == SCHEDULE if schedule else h.twist or h.is_coded)]
                 far |= dict.fromkeys(glance(wanted, x.values), x)
             for h in nearest(far, 2 * WORKED, 4 * LOOKED):
                 work(h, far[h].values, far[h].cost)
@@ -137,24 +138,31 @@ def search(
         for x in parents:
             if not passed():
                 take(changes(x, varying=True), x.values, x.cost)
-    if matches := [x for x in _matches(tried, name) if x.hypothesis.free]:  # a schedule may stand for one switch
-        still = {key: value for key, value in matches[0].values.items() if np.ndim(value) == 0}
-        constant = replace(matches[0].hypothesis, twist="", free=())
+    found = matches()
+    if found and found[0].hypothesis.free:  # a schedule may stand for one switch
+        still = {key: value for key, value in found[0].values.items() if np.ndim(value) == 0}
+        constant = replace(found[0].hypothesis, twist="", free=())
         for h in [x for x in constant.neighbours(narrow=narrow, known=bool(known)) if not (x.twist or x.free)]:
             glance([h], still)
             if h in tried and not tried[h].passes and tried[h].cost < PROMISING:
                 work(h, still, math.inf)
-    matches, last = _matches(tried, name), None
-    while matches and matches[0] is not last:  # what does nothing is left out: Nesterov's momentum where it is 0
-        last = matches[0]
+    found, last = matches(), None
+    while found and found[0] is not last:  # what does nothing is left out: Nesterov's momentum where it is 0
+        last = found[0]
         take(last.hypothesis.with_one_switch_less(), last.values)
-        matches = _matches(tried, name)
-    if matches:  # least squares may have missed that another is the same there, or it was not tried
-        own, first_found = matches[0], matches[0].hypothesis
-        alike = [replace(first_found, kind=kind) for kind in dict.fromkeys(h.kind for h in tried)]
+        found = matches()
+    if found:  # least squares may have missed that another is the same there, or it was not tried
+        own, one = found[0], found[0].hypothesis
+        alike = [replace(one, kind=kind) for kind in dict.fromkeys(h.kind for h in tried)]
         glance([h for h in alike if h.applies() and set(numbers(h.rule())) <= set(own.values)], own.values)
-        tried |= {h: _with_numbers_of(matches[0], x) for h, x in tried.items() if not x.passes}
-        return _matches(tried, name)
+        tried |= {h: _with_numbers_of(own, x) for h, x in tried.items() if not x.passes}
+        others = replace(one, twist="").neighbours(narrow=narrow, known=bool(known)) if one.twist else ()
+        for h in [h for h in others if h.twist and h.free == one.free and not (h in tried and tried[h].passes)]:
+            x = fit(Model(h, seen, known), own.values, quick=True)
+            x = refined(x, 5) if x.cost < PROMISING else x
+            if x.cost <= max(2.0 * own.cost, ENOUGH) and not watch.over:  # it may be the same with other numbers
+                tried[h] = attempt(h, seen, known, x.values, model=x.model)
+        return matches()
     best = min(tried.values(), key=lambda x: (max(x.cost, LOWER), x.hypothesis.changes, x.refused, x.cost))
     return [replace(best, refused=True)]
 
@@ -167,11 +175,6 @@ def _with_numbers_of(match: Fit, other: Fit) -> Fit:
         return other
     same = Fit(other.model, {name: match.values[name] for name in names}, match.cost)
     return same if same.passes and h.exists(same.values) else other
-
-
-def _matches(tried: Mapping[Hypothesis, Fit], name: str) -> list[Fit]:
-    """What fits, the simplest first."""
-    return sorted((x for x in tried.values() if x.passes), key=lambda x: _simplicity(x, name))
 
 
 def _parents(nearest: Sequence[Fit], name: str, width: int) -> list[Fit]:

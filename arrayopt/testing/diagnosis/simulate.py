@@ -44,10 +44,9 @@ def rounded(x: Values, dtype: str) -> Values:
 
 
 class Simulation:
-    """A rule on the gradients of a trajectory.
+    """A rule on the gradients of a trajectory. Of the rule's numbers only matters which are None or zero.
 
-    Of the rule's numbers only matters which are None or zero. `state` is what slots are stored in, if not in what the
-    rule says.
+    `state` is what slots are stored in, if not in what the rule says.
     """
 
     def __init__(self, rule: Rule, trajectory: Trajectory, state: str = "") -> None:
@@ -66,7 +65,7 @@ class Simulation:
         Numbers broadcast to (sets, steps, tensors). ``t`` is the number of updates, and gradients are multiplied by
         ``grad_factor``.
         """
-        steps, sizes = self.trajectory.steps, [x.size for x in self.trajectory.params[0].values()]
+        steps, sizes = self.trajectory.steps, [self.trajectory.params[0][name].size for name in self.trajectory.names]
         ends, sets = np.cumsum([0, *sizes]), max(len(x) for x in hypers.values())
         numbers = {k: np.broadcast_to(x, (len(x), steps, len(sizes))) for k, x in hypers.items()}
         found = np.empty((sets, steps, ends[-1]))
@@ -78,9 +77,8 @@ class Simulation:
                 for i in range(0, sets, few):
                     new = block.run({k: x if len(x) == 1 else x[i : i + few] for k, x in laid.items()})
                     for k, tensor in enumerate(block.index):
-                        size, start = sizes[tensor], ends[tensor]
-                        own = new[:, :, k].reshape(len(new), steps, -1)[:, :, :size]
-                        found[i : i + few, :, start : start + size] = own
+                        own = new[:, :, k].reshape(len(new), steps, -1)
+                        found[i : i + few, :, ends[tensor] : ends[tensor + 1]] = own[:, :, : sizes[tensor]]
         return found
 
 
@@ -103,13 +101,12 @@ class _Block:
             shapes = [tuple(size[a] if a in axes else 1 for a in made.element) for size in sizes]
             laid = np.zeros((len(arrays), *np.max(shapes, axis=0)))
             for row, x, shape in zip(laid, arrays, shapes, strict=True):
-                row[tuple(map(slice, shape))] = np.reshape(x, shape)
+                if x is not None:
+                    row[tuple(map(slice, shape))] = np.reshape(x, shape)
             return laid
 
-        none = {name: np.zeros(x.shape) for name, x in zip(names, starts, strict=True)}
-        rows = [{**none, **{name: x for name, x in row.items() if x is not None}} for row in trajectory.grads]
         self.p = np.stack([lay([row[name] for name in names]) for row in trajectory.params[:-1]])[None]
-        self._g = np.stack([lay([row[name] for name in names]) for row in rows])[None]
+        self._g = np.stack([lay([row[name] for name in names]) for row in trajectory.grads])[None]
         self._took = trajectory.took[:, index].reshape(-1, len(index), *(1,) * len(made.element))
         filled = len({x.size for x in starts}) > 1
         self._mask: Any = lay([np.ones(x.shape) for x in starts]).astype(bool)[None, None] if filled else True

@@ -31,23 +31,13 @@ Step = Callable[[Mapping[str, Array], Mapping[str, Array | None]], Mapping[str, 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """Something that makes steps.
-
-    Attributes
-    ----------
-    step : callable
-        Takes parameters and gradients by name, and gives the new parameters.
-    known : dict of str to (float or array)
-        Numbers that it tells, by our names; where tensors have different ones, of shape (1, tensors).
-    again : bool
-        Whether another subject of the same begins anew.
-    """
+    """Something that makes steps."""
 
     name: str
     params: Mapping[str, Array]
-    step: Step
-    known: Mapping[str, Any]
-    again: bool = True
+    step: Step  # takes parameters and gradients by name, and gives the new parameters
+    known: Mapping[str, Any]  # numbers that it tells, by our names; if tensors have different ones, (1, tensors)
+    again: bool = True  # whether another subject of the same begins anew
 
 
 def as_subject(step: Any, params: Any, who: str) -> Subject:
@@ -61,11 +51,11 @@ def as_subject(step: Any, params: Any, who: str) -> Subject:
     if isinstance(step, Rule):
         step, params = Optimizer(_given(params, who), step, engine="array_api"), None
     if isinstance(step, Optimizer):
-        _check_owner(who, "an Optimizer", params, used=bool(step.step_count), how=f"has made {step.step_count} steps")
+        _check_owner(who, "an Optimizer", params, step.step_count and f"has made {step.step_count} steps")
         return _ours(step, who)
     if any(c.__module__.partition(".")[0] == "torch" and c.__name__ == "Optimizer" for c in type(step).__mro__):
         used = any(state for state in step.state.values())
-        _check_owner(who, "an optimizer of PyTorch", params, used=used, how="has made steps")
+        _check_owner(who, "an optimizer of PyTorch", params, used and "has made steps")
         return _torch(step)
     if not isinstance(step, type) and callable(getattr(step, "init", None)) and callable(getattr(step, "update", None)):
         return _optax(step, params, who)
@@ -86,12 +76,12 @@ def _given(params: Any, who: str) -> Any:
     return rebuild(params, lambda x: like(x, detached(x)) if is_array(x) else x)
 
 
-def _check_owner(who: str, what: str, params: Any, *, used: bool, how: str) -> None:
+def _check_owner(who: str, what: str, params: Any, used: Any) -> None:
     """Raise ValueError where an optimizer that owns its parameters is given others, or has been used."""
     if params is not None:
         raise ValueError(f"{who}: {what} has its own parameters; leave `params` out")
     if used:
-        raise ValueError(f"{who}: {what} must be fresh; it {how}")
+        raise ValueError(f"{who}: {what} must be fresh; it {used}")
 
 
 def _filled(tree: Any, values: Mapping[str, Any]) -> Any:
@@ -200,22 +190,20 @@ def keeps_nothing(x: Any, seen: frozenset[Any] = frozenset()) -> bool:
         return all(keeps_nothing(y, seen) for y in x)
     if isinstance(x, BuiltinFunctionType):
         return isinstance(x.__self__, NoneType | ModuleType | RANDOM)
-    if isinstance(x, VALUES + RANDOM):
-        return True
     if isinstance(x, ModuleType | type | FunctionType):
-        module = str(x.__name__ if isinstance(x, ModuleType) else x.__module__)
+        module = x.__name__ if isinstance(x, ModuleType) else x.__module__
         if module != "__main__" and module.partition(".")[0] in LIBRARIES:
             return True
     if not isinstance(x, FunctionType) or x in seen:
-        return isinstance(x, FunctionType)
-    codes = [x.__code__]
+        return isinstance(x, (FunctionType, *VALUES, *RANDOM))
+    codes, used = [x.__code__], set[str]()
     for code in codes:  # with those of the functions in it, which are found on the way
         codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+        used |= set(code.co_names)
         for line in dis.get_instructions(code):
             if line.opname in KEEPING or (line.opname == "STORE_DEREF" and line.argval in x.__code__.co_freevars):
                 return False
-    used = {name for code in codes for name in code.co_names}
     found = [x.__globals__[name] for name in used if name in x.__globals__]
-    found += [cell.cell_contents for cell in x.__closure__ or () if cell.cell_contents is not x]
+    found += [cell.cell_contents for cell in x.__closure__ or ()]
     found += [*(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values()]
     return all(keeps_nothing(y, seen | {x}) for y in found)

@@ -82,11 +82,10 @@ class Trajectory:
 
     def joined(self) -> "Trajectory":
         """All tensors one after the other, as one."""
-        none = {name: np.zeros_like(x) for name, x in self.params[0].items()}
 
-        def flat(row: Mapping[str, Values | None]) -> dict[str, Values]:
-            now = {**none, **{name: x for name, x in row.items() if x is not None}}
-            return {"all tensors": np.concatenate([now[name].ravel() for name in self.names])}
+        def flat(row: Mapping[str, Any]) -> dict[str, Values]:
+            filled = [np.zeros_like(self.params[0][name]) if row[name] is None else row[name] for name in self.names]
+            return {"all tensors": np.concatenate([x.ravel() for x in filled])}
 
         dtypes = {"all tensors": next(iter(self.dtypes.values()))}
         return replace(self, dtypes=dtypes, params=[*map(flat, self.params)], grads=[*map(flat, self.grads)])
@@ -98,8 +97,8 @@ class Trajectory:
             "format": FORMAT,
             "subject": self.subject,
             "tensors": {name: {"dtype": x, "shape": list(first[name].shape)} for name, x in self.dtypes.items()},
-            "params": each(self.params, _hex),
-            "grads": each(self.grads, _hex),
+            "params": each(self.params, lambda x: [float(value).hex() for value in x.ravel()]),
+            "grads": each(self.grads, lambda x: [float(value).hex() for value in x.ravel()]),
         }
         Path(path).write_text(json.dumps(made, indent=0) + "\n", encoding="utf-8")
 
@@ -125,11 +124,6 @@ class Trajectory:
             return cls(dtypes, made["params"], made["grads"], made["subject"])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{str(path)!r} is not a recorded trajectory of arrayopt: {error!r}") from error
-
-
-def _hex(x: Values) -> list[str]:
-    """The numbers of an array as text."""
-    return [float(value).hex() for value in x.ravel()]
 
 
 def parameters() -> dict[str, Values]:

@@ -4,14 +4,15 @@ A twist is a row of `TWISTS`.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from arrayopt.rules.base import Rule
 from arrayopt.rules.radam import RAdam
-from arrayopt.testing.diagnosis import kinds
+from arrayopt.rules.words import bias_correction, on_scalar, trust_ratio
 from arrayopt.testing.diagnosis.simulate import rounded
 from arrayopt.testing.diagnosis.trajectory import Trajectory, Values, each
 
@@ -19,39 +20,22 @@ __all__ = ["TWISTS", "Twist"]
 
 Numbers = dict[str, Any]
 """Hyper-parameters, ``t`` and ``grad_factor``, as arrays that broadcast to (sets, steps, tensors)."""
+Change = Callable[[type[Rule]], type[Rule]]
 
 
 @dataclass(frozen=True, eq=False)
 class Twist:
-    """One change.
+    """One change."""
 
-    Attributes
-    ----------
-    words : str
-        What it is, to follow the rule's name and "but"; ``{name}`` is a number's value.
-    applies : callable
-        Takes a rule, and says whether the change means something there.
-    kind, grads : callable
-        Give another class of rules, and another trajectory, in place of these.
-    numbers : dict of str to list
-        Numbers of its own, with values to begin the search at. Gradients are multiplied by a ``grad_factor``.
-    alters : callable
-        Gives other numbers in place of these; also takes the trajectory.
-    state : str
-        What the state is stored in, if not in what the rule says.
-    known, wide : bool
-        Whether it can be told only where hyper-parameters are known, or where parameters are wider than 16 bits.
-    """
-
-    words: str
-    applies: Callable[[Rule], bool] = lambda rule: True
-    kind: Callable[[type[Rule]], type[Rule]] = lambda kind: kind
-    grads: Callable[[Trajectory], Trajectory] = lambda made: made
-    numbers: Mapping[str, list[float]] = field(default_factory=dict)
-    alters: Callable[[Numbers, Trajectory], Numbers] = lambda h, made: h
-    state: str = ""
-    known: bool = False
-    wide: bool = False
+    words: str  # what it is, to follow the rule's name and "but"; ``{name}`` is a number's value
+    applies: Callable[[Rule], bool] = lambda rule: True  # whether it means something for a rule
+    kind: Change = lambda kind: kind  # gives another class of rules in place of one
+    grads: Callable[[Trajectory], Trajectory] = lambda made: made  # gives another trajectory
+    numbers: Mapping[str, list[float]] = field(default_factory=dict)  # of its own, with values to begin at
+    alters: Callable[[Numbers, Trajectory], Numbers] = lambda h, made: h  # gives other numbers
+    state: str = ""  # what the state is stored in, as it is; `state_dtype` stores roots of second moments
+    known: bool = False  # it can be told only where hyper-parameters are known
+    wide: bool = False  # it can be told only where parameters are wider than 16 bits
 
 
 # ---- where it may be -------------------------------------------------------------------------------------------------
@@ -75,7 +59,108 @@ def _adapts(rule: Rule) -> bool:
     return hasattr(rule, "_ratio") and bool(getattr(rule, "adapt", True))
 
 
-# ---- gradients -------------------------------------------------------------------------------------------------------
+# ---- other classes of rules ------------------------------------------------------------------------------------------
+
+
+def _instead(method: str, function: Callable[..., Any]) -> Change:
+    """Classes of rules with a function in place of a method; it takes the method first."""
+
+    @cache
+    def changed(kind: type[Rule]) -> type[Rule]:
+        def called(self: Any, *given: Any) -> Any:
+            return function(getattr(kind, method).__get__(self), *given)
+
+        return type(kind.__name__, (kind,), {method: called, "__module__": kind.__module__})
+
+    return changed
+
+
+def _update(function: Callable[..., Any]) -> Change:
+    return _instead("update", function)
+
+
+def _with(h: Any, **values: Any) -> Any:
+    """The same hyper-parameters, some with other values."""
+    return type(h)(**{**vars(h), **values})
+
+
+def _bare(h: Any) -> Any:
+    """The same without weight decay."""
+    return _with(h, weight_decay=0.0 * h.weight_decay)
+
+
+class _Roots:
+    """A namespace whose roots of the elements are something else."""
+
+    def __init__(self, xp: Any, p: Any, root: Callable[[Any], Any]) -> None:
+        self._xp, self._like, self._root = xp, p, root
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._xp, name)
+
+    def sqrt(self, x: Any) -> Any:
+        """The root; of elements, what the twist says."""
+        whole = self._like.ndim == getattr(x, "ndim", 0) and self._like.ndim > 0
+        return self._root(x) if whole else self._xp.sqrt(x)
+
+
+def _no_root(update: Any, xp: Any, p: Any, *rest: Any) -> Any:
+    return update(_Roots(xp, p, lambda x: x), p, *rest)
+
+
+def _eps_in_root(update: Any, xp: Any, p: Any, g: Any, s: Any, h: Any) -> Any:
+    tiny = 1e-300  # an eps that does nothing, where one must be positive
+    return update(_Roots(xp, p, lambda x: xp.sqrt(x + h.eps)), p, g, s, _with(h, eps=tiny))
+
+
+def _forgetful(ratio: Any, xp: Any, p: Any, x: Any, h: Any) -> Any:
+    asks = any(f.name == "decayed_norm" for f in fields(ratio.__self__))  # else x has the decay
+    return ratio(xp, p, x if asks else x - h.weight_decay * p, _bare(h))
+
+
+def _averaged(ratio: Any, xp: Any, p: Any, x: Any, h: Any) -> Any:
+    return trust_ratio(xp, xp.sum(xp.abs(p)), xp.sum(xp.abs(x)), h)  # of as many elements
+
+
+def _less(taken: Callable[[Any, Any, Any], Any]) -> Change:
+    """An update without decay, of whose new parameter something is taken: a function of p, the new p, and h."""
+
+    def update(bare: Any, xp: Any, p: Any, g: Any, s: Any, h: Any) -> Any:
+        new, slots = bare(xp, p, g, s, _bare(h))
+        return new - taken(p, new, h), slots
+
+    return _update(update)
+
+
+def _uncorrected(which: int) -> Change:
+    """Rules whose first moment is not corrected, or whose second is not."""
+
+    def debiased(method: Any, m: Any, v: Any, h: Any) -> Any:
+        made = method(m, v, h)
+        return (m, made[1]) if which == 1 else (made[0], v)
+
+    def update(correct: Any, xp: Any, p: Any, g: Any, s: Any, h: Any) -> Any:
+        root = 1.0 if which == 1 else on_scalar("sqrt", bias_correction(h.beta2, h.t))
+        size = bias_correction(h.beta1, h.t) if which == 1 else 1.0 / root
+        decay = {"weight_decay": h.weight_decay / size} if hasattr(h, "weight_decay") else {}
+        return correct(xp, p, g, s, _with(h, lr=h.lr * size, eps=h.eps / root, **decay))
+
+    # a trust ratio does away with the size of the direction, but not where it is one
+    first, other = _instead("_debiased", debiased), _update(update)
+    return lambda kind: (first if hasattr(kind, "_debiased") else other)(kind)
+
+
+def _begun(update: Any, xp: Any, p: Any, g: Any, s: Any, h: Any) -> Any:
+    first = {"m": g, "v": g * g}
+    slots = {name: xp.where(h.t == 1, first[name], x) if name in first else x for name, x in s.items()}
+    return update.__func__(replace(update.__self__, bias_correction=False), xp, p, g, slots, h)
+
+
+_uncorrected_m = _uncorrected(1)
+_m_begun = _update(lambda update, xp, p, g, s, h: update(xp, p, g, {**s, "m": xp.where(h.t == 1, g, s["m"])}, h))
+
+
+# ---- other gradients, t and numbers ----------------------------------------------------------------------------------
 
 
 def _each(change: Callable[[Values], Values]) -> Callable[[Trajectory], Trajectory]:
@@ -84,7 +169,6 @@ def _each(change: Callable[[Values], Values]) -> Callable[[Trajectory], Trajecto
 
 
 def _added_up(made: Trajectory) -> Trajectory:
-    """Gradients that are not set to zero between steps."""
     total = {name: np.zeros(x.shape) for name, x in made.params[0].items()}
     grads = []
     for g in made.grads:
@@ -94,12 +178,7 @@ def _added_up(made: Trajectory) -> Trajectory:
 
 
 def _late(made: Trajectory) -> Trajectory:
-    """Each gradient one step later, and zero in the first."""
-    first = {name: None if x is None else 0.0 * x for name, x in made.grads[0].items()}
-    return replace(made, grads=[first, *made.grads[:-1]])
-
-
-# ---- t and numbers ---------------------------------------------------------------------------------------------------
+    return replace(made, grads=[*each(made.grads[:1], np.zeros_like), *made.grads[:-1]])
 
 
 def _to(**changes: Callable[[Numbers], Any]) -> Callable[[Numbers, Trajectory], Numbers]:
@@ -108,31 +187,29 @@ def _to(**changes: Callable[[Numbers], Any]) -> Callable[[Numbers, Trajectory], 
 
 
 def _count_per_tensor(h: Numbers, made: Trajectory) -> Numbers:
-    """One count for all, which each tensor moves on."""
     flat = np.cumsum(made.took.ravel()).reshape(1, *made.took.shape)
     return {**h, "t": np.maximum(flat, 1).astype(float)}
 
 
-def _joint_clip(times: int) -> Callable[[Numbers, Trajectory], Numbers]:
+def _joint_clip(times: int) -> dict[str, Any]:
     """Gradients times what their joint norm asks for, once or twice."""
 
     def alters(h: Numbers, made: Trajectory) -> Numbers:
-        squares = np.zeros(made.steps)
-        for s, grads in enumerate(made.grads):
-            squares[s] = sum(np.sum(x**2) for x in grads.values() if x is not None)
+        squares = [sum(np.sum(x**2) for x in grads.values() if x is not None) for grads in made.grads]
         norms = np.sqrt(np.maximum(squares, 1e-300))[None, :, None]
         return {**h, "grad_factor": np.minimum(1.0, h["clip_norm"] / norms) ** times}
 
-    return alters
+    return {"numbers": {"clip_norm": [float(x) for x in 10.0 ** np.arange(-3.0, 3.1, 0.5)]}, "alters": alters}
 
 
 def _correction(h: Numbers, beta: str) -> Any:
     return -np.expm1(h["t"] * np.log(np.maximum(h[beta], 1e-300)))
 
 
-CLIPS = [float(x) for x in 10.0 ** np.arange(-3.0, 3.1, 0.5)]
 _EPS_LATE = _to(eps=lambda h: h["eps"] * np.sqrt(_correction(h, "beta2")))
+_EPS_EARLY = _to(eps=lambda h: h["eps"] / np.sqrt(_correction(h, "beta2")))
 _DECAY = _has("weight_decay", "lr")
+_CLIPPED = "all gradients are scaled down together to a joint norm of {clip_norm:.6g}"
 
 TWISTS: dict[str, Twist] = {
     # t and the bias correction
@@ -148,30 +225,28 @@ TWISTS: dict[str, Twist] = {
         alters=_to(t=lambda h: np.maximum(h["t"] - 1.0, 1.0)),
     ),
     "t per tensor": Twist("t moves on with each tensor, and not once in each step", _counts, alters=_count_per_tensor),
-    "no c1": Twist("the first moment is not corrected for its start at zero", _corrects, kind=kinds.uncorrected_m),
-    "no c2": Twist("the second moment is not corrected for its start at zero", _corrects, kind=kinds.uncorrected_v),
+    "no c1": Twist("the first moment is not corrected for its start at zero", _corrects, _uncorrected_m),
+    "no c2": Twist("the second moment is not corrected for its start at zero", _corrects, _uncorrected(2)),
     "m begun": Twist(
-        "the first moment begins with the first gradient, and is not corrected", _corrects, kind=kinds.begun_first
+        "the first moment begins with the first gradient, and is not corrected",
+        _corrects,
+        lambda kind: _m_begun(_uncorrected_m(kind)),
     ),
-    "begun": Twist("both moments begin with the first gradient, and are not corrected", _corrects, kind=kinds.begun),
+    "begun": Twist("both moments begin with the first gradient, and are not corrected", _corrects, _update(_begun)),
     # eps and the root
-    "eps in root": Twist("eps stands inside the root", _has("eps", "beta2"), kind=kinds.eps_in_root),
+    "eps in root": Twist("eps stands inside the root", _has("eps", "beta2"), _update(_eps_in_root)),
     "eps in root, early": Twist(
         "eps stands inside the root, and is added before the bias correction",
         _corrects,
-        kind=kinds.eps_in_root,
+        _update(_eps_in_root),
         alters=_to(eps=lambda h: h["eps"] / _correction(h, "beta2")),
     ),
-    "eps early": Twist(
-        "eps is added to √v before the bias correction of v",
-        _corrects,
-        alters=_to(eps=lambda h: h["eps"] / np.sqrt(_correction(h, "beta2"))),
-    ),
+    "eps early": Twist("eps is added to √v before the bias correction of v", _corrects, alters=_EPS_EARLY),
     "eps falling": Twist("eps is multiplied by √(1-β2^t)", _corrects, alters=_EPS_LATE),
     "eps late": Twist(
         "eps is added to √v after the bias correction of v", lambda rule: isinstance(rule, RAdam), alters=_EPS_LATE
     ),
-    "no root": Twist("the root of v is left out", _has("beta2", "eps"), kind=kinds.no_root),
+    "no root": Twist("the root of v is left out", _has("beta2", "eps"), _update(_no_root)),
     "swapped": Twist(
         "β1 and β2 are swapped",
         _has("beta1", "beta2"),
@@ -179,15 +254,29 @@ TWISTS: dict[str, Twist] = {
         known=True,
     ),
     # the decay
-    "l2": Twist("weight decay is coupled: it is added to the gradient", _has("weight_decay"), kind=kinds.coupled),
+    "l2": Twist(
+        "weight decay is coupled: it is added to the gradient",
+        _has("weight_decay"),
+        _update(lambda update, xp, p, g, s, h: update(xp, p, g + h.weight_decay * p, s, _bare(h))),
+    ),
     "decoupled": Twist(
-        "weight decay is decoupled: it is taken off p beside the update, times lr", _DECAY, kind=kinds.decoupled
+        "weight decay is decoupled: it is taken off p beside the update, times lr",
+        _DECAY,
+        _less(lambda p, new, h: h.lr * h.weight_decay * p),
     ),
     "decay first": Twist(
-        "weight decay is taken off p before the update, which then knows no decay", _DECAY, kind=kinds.decay_first
+        "weight decay is taken off p before the update, which then knows no decay",
+        _DECAY,
+        _update(lambda update, xp, p, g, s, h: update(xp, p * (1.0 - h.lr * h.weight_decay), g, s, _bare(h))),
     ),
-    "decay after": Twist("weight decay is taken off the new p, after the update", _DECAY, kind=kinds.decay_after),
-    "decay without lr": Twist("weight decay is not multiplied by lr", _DECAY, kind=kinds.decay_without_lr),
+    "decay after": Twist(
+        "weight decay is taken off the new p, after the update",
+        _DECAY,
+        _less(lambda p, new, h: h.lr * h.weight_decay * new),
+    ),
+    "decay without lr": Twist(
+        "weight decay is not multiplied by lr", _DECAY, _less(lambda p, new, h: h.weight_decay * p)
+    ),
     "decay uphill": Twist(
         "weight decay has the wrong sign", _has("weight_decay"), alters=_to(weight_decay=lambda h: -h["weight_decay"])
     ),
@@ -197,24 +286,18 @@ TWISTS: dict[str, Twist] = {
         lambda rule: not rule.refuses(np, np.zeros(1)),
         grads=Trajectory.joined,
     ),
-    "ratio inverted": Twist("the trust ratio is upside down", _adapts, kind=kinds.inverted),
+    "ratio inverted": Twist(
+        "the trust ratio is upside down", _adapts, _instead("_ratio", lambda ratio, *given: 1.0 / ratio(*given))
+    ),
     "ratio of means": Twist(
         "the trust ratio is of mean magnitudes, and not of norms",
         lambda rule: _adapts(rule) and hasattr(rule, "_debiased"),
-        kind=kinds.averaged,
+        _instead("_ratio", _averaged),
     ),
-    "ratio without decay": Twist("the trust ratio forgets the weight decay", _adapts, kind=kinds.forgetful),
+    "ratio without decay": Twist("the trust ratio forgets the weight decay", _adapts, _instead("_ratio", _forgetful)),
     # gradients
-    "joint clip": Twist(
-        "all gradients are scaled down together to a joint norm of {clip_norm:.6g}",
-        numbers={"clip_norm": CLIPS},
-        alters=_joint_clip(1),
-    ),
-    "joint clip twice": Twist(
-        "all gradients are scaled down together to a joint norm of {clip_norm:.6g}, by a factor that is applied twice",
-        numbers={"clip_norm": CLIPS},
-        alters=_joint_clip(2),
-    ),
+    "joint clip": Twist(_CLIPPED, **_joint_clip(1)),
+    "joint clip twice": Twist(f"{_CLIPPED}, by a factor that is applied twice", **_joint_clip(2)),
     "scaled": Twist(
         "the gradient is multiplied by {grad_factor:.6g}: it may not have been unscaled",
         numbers={"grad_factor": [2.0**k for k in (-16, -10, -5, -1, 1, 5, 10, 16)]},

@@ -64,20 +64,15 @@ def changes(h: Hypothesis, values: Mapping[str, Any], names: list[str]) -> list[
     if h.twist:
         made.append(h.twisted.words.format(**{k: x for k, x in values.items() if not np.ndim(x)}))
     for name, axis in h.free:
-        made.append(_varying(name, axis, np.ravel(values[name]), names))
+        shown, own = [f"{x:.6g}" for x in np.ravel(values[name])], dict[str, list[str]]()
+        if axis == "step":
+            made.append(f"{name} changes from step to step: {', '.join(shown)}")
+            continue
+        for tensor, x in zip(names, shown, strict=True):
+            own.setdefault(x, []).append(tensor)
+        said = [f"{x} for {', '.join(tensors)}" for x, tensors in own.items()]
+        made.append(f"{name} is not the same for all tensors: {'; '.join(said)}")
     return made
-
-
-def _varying(name: str, axis: str, values: Any, names: list[str]) -> str:
-    """A number that is not the same all the time."""
-    shown = [f"{x:.6g}" for x in values]
-    if axis == "step":
-        return f"{name} changes from step to step: {', '.join(shown)}"
-    own: dict[str, list[str]] = {}
-    for tensor, x in zip(names, shown, strict=True):
-        own.setdefault(x, []).append(tensor)
-    said = [f"{x} for {', '.join(tensors)}" for x, tensors in own.items()]
-    return f"{name} is not the same for all tensors: {'; '.join(said)}"
 
 
 def remarks(values: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
