@@ -5,6 +5,11 @@ import pytest
 
 import arrayopt as ao
 from arrayopt.testing import diagnose
+from arrayopt.testing.diagnosis.entry import run
+from arrayopt.testing.diagnosis.hypothesis import Hypothesis
+from arrayopt.testing.diagnosis.model import Seen
+from arrayopt.testing.diagnosis.search import attempt
+from arrayopt.testing.diagnosis.subjects import as_subject
 from arrayopt.testing.diagnosis.trajectory import parameters
 from tests.support.slow import marked
 
@@ -48,9 +53,24 @@ def test_the_storage_of_an_optimizer_is_told(name, numbers, stored):
     assert found.others == ()
 
 
+UNUSUAL = ("Adam", {"lr": 0.002, "beta1": 0.8, "beta2": 0.93}, "int8")
+
+
+@pytest.mark.parametrize(("beta1", "beta2"), [(0.8, 0.93), (0.87, 0.965)])
+def test_codes_tell_unusual_betas(beta1, beta2):
+    """Small changes of a beta change few codes, so least squares alone does not find it."""
+    opt = ao.Optimizer(start(), ao.Adam(lr=0.003, beta1=beta1, beta2=beta2, state_dtype="int8"), engine="numpy")
+    seen = Seen(run(as_subject(opt, None, "test"), None, 12, "test"))
+    found = attempt(Hypothesis(ao.Adam, (("state_dtype", "int8"),)), seen, {}, {})
+    assert found.passes
+    assert (found.values["beta1"], found.values["beta2"]) == pytest.approx((beta1, beta2))
+
+
 @pytest.mark.parametrize(
     ("name", "numbers", "stored"),
-    marked([x for x in RULES if x[0] != "CAME"], lambda name, _, stored: (name, stored) == ("LAMB", "int8")),
+    marked(
+        [x for x in RULES if x[0] != "CAME"] + [UNUSUAL], lambda name, _, stored: (name, stored) == ("LAMB", "int8")
+    ),
 )
 def test_numbers_are_found_as_well(name, numbers, stored):
     rule = getattr(ao, name)(**numbers, state_dtype=stored)

@@ -46,7 +46,9 @@ STEPPED: Mapping[str, Mapping[str, Any]] = {
     "ScheduleFreeAdamW": {"warmup_steps": (0.0, 3.0, 5.0, 10.0, 100.0, 1000.0), "r": (0.0, 1.0)},
 }
 """Where it begins for numbers whose small changes tell nothing, as below a sign: all of these together."""
-FINE = (*(1.0 - k / 100 for k in range(1, 31)), 0.0, 0.5, 0.995, 0.999)  # where small changes change few codes
+FINE = (*(1.0 - k / 200 for k in range(1, 61)), 0.0, 0.5, 0.999)  # where small changes change few codes
+CODED = ((0.0, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95), (0.8, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 0.995))
+"""Betas to begin at, all pairs, where the state is in 8 bits."""
 
 # Two numbers that may make up for each other: the power of the first's change by which the second changes then, and
 # what shows of both.
@@ -181,6 +183,9 @@ def _starts(model: Model, warm: Mapping[str, Any], *, quick: bool) -> Iterator[d
             for name in base:
                 for x in USUAL.get(name, ()) if name not in grids else ():
                     yield {**given, name: x}
+    if model.hypothesis.is_coded and not quick and {"beta1", "beta2"} <= set(base):
+        for beta1, beta2 in product(*CODED):
+            yield {**base, "beta1": beta1, "beta2": beta2}
 
 
 def moved(found: Fit) -> Fit:
