@@ -19,7 +19,7 @@ from arrayopt.fusion.index import ZERO, Index, Place, name, number, product, ran
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.lower_between import Statements
 from arrayopt.fusion.lower_rings import in_turns, kept_room
-from arrayopt.fusion.lowering import Lowering, described, scratch_of
+from arrayopt.fusion.lowering import Lowering, scratch_of
 from arrayopt.fusion.passes import Loop, Pass, loops
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.rings import Rolled
@@ -67,7 +67,7 @@ class Stages(Lowering):
             return
         body, scratch = self.body(index, pass_), scratch_of(pass_, self.plan)
         read_again = tuple(x in body.again for x in body.arrays)
-        key: Any = described(pass_, self.plan, self.where), read_again
+        key: Any = self.described(pass_), read_again
         turns: Statements = []
         rings = self.rings(pass_, body) if len(pass_.sums) <= MOST else None
         if rings is not None and (turns := self._turns(index, pass_, rings, body)):
