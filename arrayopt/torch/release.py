@@ -144,8 +144,8 @@ class Release:
         if name in inner._step.release.given:
             more = "" if self.overlap else f", or say release={self.every + 1}"
             raise ValueError(
-                f"{type(optimizer).__name__}: the gradient of {name!r} was already used in this step; call step() first."
-                f" Of several passes in a step, put all but the last into `with opt.no_sync():`{more}"
+                f"{type(optimizer).__name__}: the gradient of {name!r} was already used in this step; call step() first"
+                f". Of several passes in a step, put all but the last into `with opt.no_sync():`{more}"
             )
         with torch.no_grad():
             inner.give(name, -p.grad if optimizer.negated(p) else p.grad)
