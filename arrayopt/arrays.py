@@ -241,10 +241,15 @@ def to_host(x: Array) -> "np.ndarray[Any, Any]":
 def zeros_in_place_of(x: Array) -> Array:
     """Zeros of x's shape, dtype, library and device; they take no memory where the library can broadcast."""
     if isinstance(x, np.ndarray):
-        return np.ndarray(x.shape, x.dtype, bytes(x.itemsize), strides=(0,) * x.ndim)
+        return _zeros(x.shape, x.dtype)
     xp, device = place(x)
     with on_its_device(x):
         return xp.broadcast_to(xp.zeros((), dtype=x.dtype, device=device), tuple(x.shape))
+
+
+@lru_cache(maxsize=4096)
+def _zeros(shape: tuple[int, ...], dtype: Any) -> "np.ndarray[Any, Any]":
+    return np.ndarray(shape, dtype, bytes(dtype.itemsize), strides=(0,) * len(shape))
 
 
 def like(mine: Array, x: Array) -> Array:

@@ -272,19 +272,19 @@ class Optimizer(Settings):
         {'w': array([0.9, 0.9]), 'b': array([-0.1, -0.1])}
         """
         with self._guard("Optimizer.give"):
-            places, step = self._parameters.places, self._step
-            step.release.check(name, places, self._waits())
+            parameters, places, step = self._parameters, self._parameters.places, self._step
+            waits = self._waits() if self._before or not self._team.sums else []
+            step.release.check(name, places, waits)
             try:
-                ranks, every, place = self._team.size > 1, step.accumulator.every, places[name]
-                if ranks and step.release and every == 1 and self._parameters.all[place].block is None:
-                    step.take(name, place, {place: self._parameters.match_one(place, grad)})
+                place = places[name]
+                if self._team.size > 1:
+                    if not step.release:
+                        parameters.take_up()
+                    step.take(name, place, parameters.match_one(place, grad))
                     return
-                matched = self._parameters.match({**dict.fromkeys(places), name: grad})
-                if ranks:
-                    step.take(name, place, matched)
-                    return
+                matched = parameters.match({**dict.fromkeys(places), name: grad})
                 coming = step.coming_given("Optimizer.give")
-                only = place if every > 1 else None
+                only = place if step.accumulator.every > 1 else None
                 begun = step.begin(coming, matched, stats=False, only=only)
                 step.make(coming, begun, stats=False, record=lambda *_: None, counted=True)
             except Exception as error:

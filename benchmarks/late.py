@@ -34,11 +34,6 @@ def late(kind, delay):
 
             return finish
 
-        def broadcast(self, *buckets):
-            waits = [self.start_broadcast(pieces) for pieces in buckets]
-            for wait in waits:
-                wait()
-
         def start_broadcast(self, pieces):
             stamps = [(root, _now()) for root in sorted({root for root, _ in pieces})]
             wait = super().start_broadcast([*pieces, *stamps])
@@ -60,16 +55,6 @@ def late(kind, delay):
                 wait_for_stamps()
                 sources = [r for r, count in enumerate(received) if count and r != self.rank]
                 _sleep([stamps[8 * r : 8 * r + 8] for r in sources], sum(received), delay)
-
-            return finish
-
-        def start_add(self, values, counts):
-            wait, sent = super().start_add(values, counts), super().allgather(_now(), [8] * self.size)
-
-            def finish():
-                found = wait()
-                _sleep(sent(), values.nbytes, delay)
-                return found
 
             return finish
 

@@ -8,6 +8,10 @@ code that runs them. Times follow from the numbers of `Machine`. Other systems a
 documentation describes it:
 ZeRO-1 (all-reduce during the backward pass, then parameters are gathered), ZeRO-2 (reduce-scatter in place of
 all-reduce), and FSDP2 (each layer is gathered before its forward and its backward pass, one layer ahead).
+
+A rank posts its messages one after the other, and its link carries their bytes one after the other. A message is there
+one latency after its last byte. So of messages that are posted together, by any of these systems, the latencies pass
+side by side. Where one message must wait for another one to arrive, its latency comes on top.
 """
 
 import argparse
@@ -97,7 +101,7 @@ class Messages:
         backward = range(len(tensors))[::-1]
         comm = SimpleNamespace(size=ranks, rank=0, on_device=False)
         self.reductions = []
-        for bucket in layout(comm, tensors, ["float32"] * len(tensors), backward):
+        for bucket in layout(comm, tensors, ["float32"] * len(tensors), backward).buckets:
             places = np.array(sorted({piece.index for piece in bucket.pieces}))
             received, messages = Counter(), Counter()
             for piece in bucket.pieces:
@@ -148,73 +152,64 @@ class Step:
         self.arrival = np.cumsum(self.backward[::-1])[::-1]
         self.update = messages.fullest * 28 / machine.memory
 
-    def reduced(self, size, most, messages, *, ordered):
-        """Seconds that a bucket takes until the sums are with their ranks.
-
-        In the order of ranks, each rank sends its part to each other one. Else a tree adds.
-        """
-        machine = self.machine
-        added = self.whole(size)
-        if ordered:
-            added += machine.latency + (self.messages.ranks - 1) * machine.post - self.hops
-        return added + machine.latency + messages * machine.post + most / machine.link
-
-    def gathered(self, pieces, size):
-        """Seconds that a bucket of parameters takes until all ranks have it."""
-        return self.hops + pieces * self.machine.post + size * self.others / self.machine.link
-
-    def whole(self, size):
-        """Seconds of a reduce-scatter or an all-gather of this many bytes."""
-        return self.hops + size * self.others / self.machine.link
+    def on_link(self, size, messages=0):
+        """Seconds that a rank's link is busy with its part of a collective call of this many bytes."""
+        return size * self.others / self.machine.link + messages * self.machine.post
 
     def met(self):
         """Seconds of a step's vote and of its exchange of partial sums."""
-        sums = self.messages.sums * self.others / self.machine.link
-        return self.hops + (self.hops + sums if self.messages.sums else 0.0)
+        return self.hops + (self.hops + self.on_link(self.messages.sums) if self.messages.sums else 0.0)
 
     def ours(self, *, overlapped, ordered):
         """Seconds that a step takes beyond its forward and backward passes."""
-        end = self.backward.sum()
-        clock = 0.0 if overlapped else end
-        for places, *sizes in self.messages.reductions:
+        end, latency = self.backward.sum(), self.machine.latency
+        # in the order of ranks, each rank sends its part to each other one; else a tree adds
+        others, arrives = (self.messages.ranks - 1, latency) if ordered else (0, self.hops)
+        link, arrived, sums = 0.0, 0.0, 0.0
+        for places, size, most, messages in self.messages.reductions:
             ready = self.arrival[places].max() if overlapped else end
-            clock = max(clock, ready) + self.reduced(*sizes, ordered=ordered)
-        clock = max(clock, end) + self.met() + self.update
-        computed = clock
-        for places, pieces, size in self.messages.gathers:
-            clock += self.gathered(pieces, size)
+            link = max(link, ready, arrived) + self.on_link(size, others)  # one bucket is on its way at a time
+            arrived = link + arrives
+            link += sums  # of the bucket before
+            sums = messages * self.machine.post + most / self.machine.link
+        link = max(link, arrived) + sums
+        link = max(link + latency, end) + self.met() + self.update
+        computed = link
+        for places, pieces, size in self.messages.gathers:  # all are posted together
+            link += self.on_link(size, pieces)
             if overlapped:  # the forward pass waits for what it needs
-                computed = max(computed, clock) + self.forward[places].sum()
-        end_of_all = computed if overlapped else clock + self.forward.sum()
+                computed = max(computed, link + self.hops) + self.forward[places].sum()
+        end_of_all = computed if overlapped else link + self.hops + self.forward.sum()
         return end_of_all - self.alone
 
     def zero(self, *, stage):
         """The same of ZeRO-1 or ZeRO-2, with buckets of 25 MB."""
-        clock, filled = 0.0, 0
+        link, filled, ways = 0.0, 0, 2 if stage == 1 else 1
         for size, ready in zip(self.messages.sizes[::-1] * ITEM, self.arrival[::-1], strict=True):
             filled += size
             if filled >= 25e6:
-                clock, filled = max(clock, ready) + (2 if stage == 1 else 1) * self.whole(filled), 0
-        clock = max(clock, self.backward.sum()) + (2 if stage == 1 else 1) * self.whole(filled)
-        clock += self.messages.sizes.sum() / self.messages.ranks * 28 / self.machine.memory
-        return clock + self.whole(self.messages.sizes.sum() * ITEM) + self.forward.sum() - self.alone
+                link, filled = max(link, ready) + ways * self.on_link(filled), 0
+        link = max(link, self.backward.sum()) + ways * (self.on_link(filled) + self.hops)
+        link += self.messages.sizes.sum() / self.messages.ranks * 28 / self.machine.memory
+        gathered = self.on_link(self.messages.sizes.sum() * ITEM) + self.hops
+        return link + gathered + self.forward.sum() - self.alone
 
     def fsdp2(self, layers):
         """The same of FSDP2; `layers` are lists of tensors that are gathered together."""
         bytes_of = [self.messages.sizes[layer].sum() * ITEM for layer in layers]
         link = computed = 0.0
         for layer, size in zip(layers, bytes_of, strict=True):
-            link += self.whole(size)
-            computed = max(computed, link) + self.forward[layer].sum()
+            link += self.on_link(size)
+            computed = max(computed, link + self.hops) + self.forward[layer].sum()
         link = max(link, computed - self.forward[layers[-1]].sum())
         sent = 0.0
         for layer, size in zip(layers[::-1], bytes_of[::-1], strict=True):
-            link += self.whole(size)
-            computed = max(computed, link) + self.backward[layer].sum()
+            link += self.on_link(size)
+            computed = max(computed, link + self.hops) + self.backward[layer].sum()
             if sent:
-                link += self.whole(sent)  # the gradients of the layer before, while this one computes
+                link += self.on_link(sent)  # the gradients of the layer before, while this one computes
             sent = size
-        link = max(link, computed) + self.whole(sent)
+        link = max(link, computed) + self.on_link(sent) + self.hops
         return link + self.update - self.alone
 
 

@@ -6,10 +6,9 @@ from typing import Any
 
 from arrayopt.arrays import Array, size
 from arrayopt.params.given import as_tree, extend, is_group_list, named_params, parse_group_list
-from arrayopt.params.grads import GradMatcher, match_grads
+from arrayopt.params.grads import GradMatcher
 from arrayopt.params.groups import Group, Groups, assign, override
 from arrayopt.params.headers import object_addresses
-from arrayopt.params.kinds import resolved
 from arrayopt.params.parts import has_parts, local, localized, strays, with_array
 from arrayopt.params.replaced import Lent, Replaced, check_slots_unshared, exchange, form
 from arrayopt.params.trees import flatten, leaves, rebuild, template
@@ -152,11 +151,11 @@ class Parameters:
         return matched
 
     def match_one(self, place: int, grad: Any) -> Array | None:
-        """Return the gradient of one tensor, checked, for a step that has begun and copies it."""
+        """Return the gradient of one tensor, checked."""
         tensor = self.all[place]
-        named = match_grads("Optimizer.step", [(tensor.name, tensor.array)], {tensor.name: grad})
-        found: Array | None = resolved(list(named.values()))[0]
-        return found
+        if tensor.block is None:
+            return self._matcher.match_one(place, grad)
+        return self.match({**dict.fromkeys(self.places), tensor.name: grad})[place]
 
     def keep_state(self) -> None:
         """Keep slots from now on, rather than make them anew."""

@@ -213,26 +213,19 @@ class Agreement(Alone):
         self.torn = f"rank {self.rank} broke off {what} ({_text(error)})"
         self._comm.give_up()
 
-    def warn(self, what: str, error: BaseException) -> None:
-        try:
-            if error is not self._told and not isinstance(error, RankError):
-                with uninterrupted():
-                    self.agree(what, dict, error)
-        finally:
-            if not self._inside:
-                self._told = None  # the same object may be raised once more
-
     @contextmanager
     def warned(self, what: str) -> Iterator[None]:
         self._inside += 1
         try:
             yield
         except BaseException as error:
-            self._inside -= 1
-            self.warn(what, error)
+            if error is not self._told and not isinstance(error, RankError):
+                with uninterrupted():
+                    self.agree(what, dict, error)
             raise
-        else:
+        finally:
             self._inside -= 1
+            self._told = self._told if self._inside else None  # the same may be raised once more
 
     def tear(self, what: str, error: BaseException) -> None:
         """See `unbroken`, which notes it."""

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from arrayopt.arrays import Array
-from arrayopt.engines.base import Partials, Report
+from arrayopt.engines.base import Report
 from arrayopt.params.groups import Group
 from arrayopt.params.replaced import Replaced
 from arrayopt.state.tensors import Tensor
@@ -25,10 +25,6 @@ class Alone:
     torn: str | None = None
     sums = False
     """Whether each rank has its own gradients, which are added up."""
-    captured = True
-    """Whether a CUDA graph can record the messages of a step."""
-    has_homes = False
-    """Whether the user has divided tensors that one rank updates; see `arrayopt.ranks.homes`."""
     hooked = False
     """Whether functions will be called after the next step."""
     replaced = Replaced([])
@@ -66,9 +62,6 @@ class Alone:
         """Note that a section was interrupted while it wrote."""
         self.torn = f"{what} was broken off ({type(error).__name__}: {error})"
 
-    def warn(self, what: str, error: BaseException) -> None:
-        """Raise this rank's error on all ranks."""
-
     def warned(self, what: str) -> AbstractContextManager[None]:
         """A section whose errors are raised on all ranks."""
         return _NOTHING
@@ -91,49 +84,6 @@ class Alone:
                         " pass `comm`, the ranks that have the other parts"
                     )
 
-    def rooms(self, tensors: Sequence[Tensor], grads: list[Array | None]) -> list[Array | None]:
-        """Return the arrays that `reduce` will fill."""
-        return grads
-
-    def whole_rooms(
-        self, tensors: Sequence[Tensor], grads: list[Array | None]
-    ) -> list[Array | None]:
-        """Return the arrays that `bring` will fill; see `arrayopt.ranks.homes`."""
-        return grads
-
-    def bring(
-        self, tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]
-    ) -> None:
-        """Bring parts of tensors that one rank updates, and of their gradients, to that rank."""
-
-    def reduce(
-        self, tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]
-    ) -> None:
-        """Put the gradients of a step into their rooms."""
-
-    def hold(self) -> None:
-        """Make the memory that `reduce` needs where it is captured, as it was for the last step."""
-
-    def take(
-        self, tensors: Sequence[Tensor], index: int, grad: Array, *, wide: bool = False
-    ) -> None:
-        """Begin to add up the gradient of a tensor; its memory is free afterwards.
-
-        With `wide`, gradients are sent in the dtype in which they are added.
-        """
-        raise AssertionError("one process updates tensors at once")
-
-    def taken(self, tensors: Sequence[Tensor], *, wide: bool = False) -> list[Array | None]:
-        """Wait for what was taken to be added up, and return the sums in their rooms."""
-        raise AssertionError("one process updates tensors at once")
-
-    def drop_taken(self) -> None:
-        """Forget what was taken."""
-
-    def swap(self, wanted: list[Partials]) -> Callable[[], None]:
-        """Start filling in the partial results of other ranks; the returned function ends it."""
-        raise AssertionError("one process has all partial results")
-
     def norms(
         self, own: dict[str, Any], tensors: Sequence[Tensor], grads: Sequence[Array]
     ) -> dict[str, Any]:
@@ -147,16 +97,6 @@ class Alone:
     def reports(self, own: dict[str, Report]) -> dict[str, Report]:
         """Return the reports of all tensors."""
         return own
-
-    def gather(self, tensors: Sequence[Tensor]) -> None:
-        """Fetch the parameters that other ranks have updated."""
-
-    def start_gather(self, tensors: Sequence[Tensor]) -> Any:
-        """Start to fetch them; what is returned is true while something has not arrived."""
-        return None
-
-    def arrive(self, started: Any, place: int | None) -> None:
-        """Wait until the tensor at a place has arrived that `start_gather` fetches; or all."""
 
     def collect(self, tensor: Tensor, slot: str, root: int | None = None) -> Any:
         """Return a complete slot, on one rank or on all."""

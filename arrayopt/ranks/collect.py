@@ -52,7 +52,9 @@ def collect(comm: Comm, tensor: Tensor, slot: str, root: int | None) -> Any:
     parts = cut(as_bytes(flat), sizes)
     if root is None:
         parts[comm.rank][...] = sent
-        comm.broadcast(*([(rank, parts[rank])] for rank in views if sizes[rank]))
+        waits = [comm.start_broadcast([(r, parts[r])]) for r in views if sizes[r]]
+        for wait in waits:
+            wait()
     else:
         counts = [sent.size if r == root else 0 for r in range(comm.size)]
         comm.start_alltoall(sent, counts, as_bytes(flat), sizes)()

@@ -49,6 +49,8 @@ class Comm(ABC):
     """Whether `renew` lets go of messages that are on their way."""
     processes = True
     """Whether ranks are processes, which may be able to read each other's memory."""
+    adds = False
+    """Whether `start_add` exists; else ranks send each other what they add."""
     on_device = False
     """Whether calls but `allgather` also take CuPy's memory, and `fill` exists."""
 
@@ -56,18 +58,31 @@ class Comm(ABC):
     def allgather(self, sent: Bytes, counts: Sequence[int]) -> Pending:
         """Start sending bytes to all ranks; `counts` says how many each rank sends."""
 
-    def broadcast(self, *buckets: Sequence[tuple[int, Bytes]]) -> None:
-        """Copy each piece of memory from its rank into the same piece of all other ranks."""
-        waits = [self.start_broadcast(pieces) for pieces in buckets]
-        for wait in waits:
-            wait()
-
-    @abstractmethod
     def start_broadcast(self, pieces: Sequence[tuple[int, Bytes]]) -> Callable[[], None]:
-        """Start to copy pieces of memory, together; the returned function waits for them.
+        """Start to copy each piece of memory from its rank into the same piece of all others.
+
+        They travel together; the returned function waits for them.
 
         Broadcasts are waited for in the order in which they were started.
         """
+        if len(pieces) == 1:  # into its place
+            return self._start_rows(pieces)
+        packed = Packed(self, pieces)
+        wait = self._start_packed(packed)
+
+        def finish() -> None:
+            wait()
+            packed.unpack()
+
+        return finish
+
+    def _start_rows(self, rows: Sequence[tuple[int, Bytes]]) -> Callable[[], None]:
+        """Start a broadcast of at most one piece of memory from each rank."""
+        raise NotImplementedError
+
+    def _start_packed(self, packed: "Packed") -> Callable[[], None]:
+        """Start a broadcast of each rank's part."""
+        return self._start_rows([(r, part) for r, part in enumerate(packed.parts) if part.size])
 
     @abstractmethod
     def start_alltoall(
@@ -107,7 +122,7 @@ class Comm(ABC):
         raise NotImplementedError
 
     def start_add(self, values: Any, counts: Sequence[int]) -> Callable[[], Any]:
-        """Start to add real numbers of all ranks in the quickest order.
+        """Start to add real numbers of all ranks in the quickest order, if the communicator `adds`.
 
         The returned function waits, and returns this rank's sums.
 
@@ -119,18 +134,7 @@ class Comm(ABC):
         counts : sequence of int
             The number of sums that each rank gets.
         """
-        item, mine = values.itemsize, counts[self.rank]
-        received = np.empty((self.size, mine), values.dtype)
-        lengths = [count * item for count in counts]
-        room = as_bytes(received)
-        wait = self.start_alltoall(as_bytes(values), lengths, room, [mine * item] * self.size)
-
-        def finish() -> Any:
-            wait()
-            with np.errstate(all="ignore"):  # infinity and NaN are data
-                return received.sum(axis=0)
-
-        return finish
+        raise NotImplementedError
 
     def give_up(self) -> None:  # noqa: B027
         """Have other ranks fail soon instead of waiting for this one, where the library can."""

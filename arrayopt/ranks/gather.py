@@ -1,5 +1,6 @@
 """Gathering the parameters that other ranks have updated, at once or while something else runs."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,6 +21,9 @@ __all__ = ["Arrivals", "Buffer", "Gather"]
 LARGE = 1 << 20
 """Pieces of so many bytes are a bucket of their own: they are received where they belong."""
 
+AHEAD = 1 << 26
+"""Bytes on their way from which on no bucket is started, where a step waits: each has a copy."""
+
 MOST = 1 << 30
 """The most bytes of a bucket if each rank sends all in one message."""
 
@@ -38,15 +42,20 @@ class Gather:
     packed : bool
         Whether each rank sends all in one message, through a buffer.
     processes : list of int
-        The processes of ranks that read each other's memory where a step waits; see `can_read`.
+        The processes of ranks that read each other's memory where a step waits; see `can_read`. If
+        a rank can no longer read, it becomes empty on all ranks, and they send.
 
     Attributes
     ----------
+    meets : bool
+        Whether some tensors lie in memory that all ranks have in common; see
+        `arrayopt.ranks.shared`. Ranks meet before the first bucket then.
     buckets : list of list of (int, array)
-        Pieces of memory, with the ranks that update them. A bucket without pieces is for memory
-        that all ranks have in common; see `arrayopt.ranks.shared`.
+        Pieces of memory, with the ranks that update them.
+    sizes : list of int
+        The bytes of each bucket.
     last : dict of int to int
-        The place of each tensor, and the last bucket that has a piece of it.
+        The place of each tensor, and the last bucket that has a piece of it; -1 for the meeting.
     """
 
     def __init__(
@@ -54,8 +63,8 @@ class Gather:
     ) -> None:
         self.comm, self._tensors = comm, list(tensors)
         self._version = tensors[0].run.arrays if tensors else 0
-        self.buckets = list[list[tuple[int, Any]]]()
-        self.last = dict[int, int]()
+        self.meets, self.buckets = False, list[list[tuple[int, Any]]]()
+        self.sizes, self.last = list[int](), dict[int, int]()
         self._settling = list[Buffer]()
         sent = list[Buffer]()
         for tensor in tensors:
@@ -68,10 +77,10 @@ class Gather:
             if shared_at(tensor.array) is None:
                 sent.append(buffer)
             else:
-                self.buckets[:], self.last[tensor.place] = [[]], 0
+                self.meets, self.last[tensor.place] = True, -1
         self._fill(sent, MOST if packed else ROUND, MOST if packed else LARGE)
-        self._reading = None
-        if processes and not packed and any(self.buckets):
+        self._reading, self._processes = None, processes
+        if processes and not packed and self.buckets:
             self._reading = Reading(comm, processes, self.buckets)
 
     def _fill(self, buffers: Sequence["Buffer"], most: int, large: int) -> None:
@@ -87,7 +96,9 @@ class Gather:
                     number = together
                 if number == len(self.buckets):
                     self.buckets.append([])
+                    self.sizes.append(0)
                 self.buckets[number].append((rank, piece))
+                self.sizes[number] += piece.size
                 place = buffer.tensor.place
                 self.last[place] = max(number, self.last.get(place, 0))
 
@@ -99,14 +110,13 @@ class Gather:
 
     def __call__(self) -> None:
         """Fetch the parameters."""
-        (self._reading or self.send)()
-        self.settle(range(len(self.buckets)))
-
-    def send(self) -> None:
-        """Have all ranks send what they have updated."""
-        if self.buckets[:1] == [[]]:
-            self.comm.meet()()
-        self.comm.broadcast(*filter(None, self.buckets))
+        if self._reading is not None:
+            if self._reading():
+                self.settle(range(-1, len(self.buckets)))
+                return
+            self._reading = None
+            self._processes.clear()
+        Arrivals(self, AHEAD).until(None)
 
     def settle(self, numbers: Sequence[int]) -> None:
         """Finish the tensors whose last bucket is one of these."""
@@ -116,14 +126,23 @@ class Gather:
 
 
 class Arrivals:
-    """Parameters on their way."""
+    """Parameters on their way: all of them, or so many bytes and a bucket at a time."""
 
-    def __init__(self, gather: Gather) -> None:
-        self._gather, self._arrived = gather, 0
+    def __init__(self, gather: Gather, most: float = math.inf) -> None:
+        self._gather, self._next, self._most = gather, -1 if gather.meets else 0, most
         self._waiting = deque[Callable[[], object]]()
-        for bucket in gather.buckets:
-            comm = gather.comm
-            self._waiting.append(comm.start_broadcast(bucket) if bucket else comm.meet())
+        if gather.meets:
+            self._waiting.append(gather.comm.meet())
+        self._started = self._bytes = 0
+        self._start()
+
+    def _start(self) -> None:
+        """Start broadcasts."""
+        gather = self._gather
+        while self._started < len(gather.buckets) and self._bytes <= self._most:
+            self._waiting.append(gather.comm.start_broadcast(gather.buckets[self._started]))
+            self._bytes += gather.sizes[self._started]
+            self._started += 1
 
     def __bool__(self) -> bool:
         """Return whether something has not arrived."""
@@ -131,13 +150,15 @@ class Arrivals:
 
     def until(self, place: int | None) -> None:
         """Wait until the tensor at a place has arrived; or all."""
-        until = len(self._gather.buckets) - 1 if place is None else self._gather.last.get(place, -1)
-        while self._arrived <= until:
+        until = len(self._gather.buckets) - 1 if place is None else self._gather.last.get(place, -2)
+        while self._next <= until:
             self._gather.comm.poll()
             self._waiting[0]()
             self._waiting.popleft()
-            self._gather.settle(range(self._arrived, self._arrived + 1))
-            self._arrived += 1
+            self._gather.settle(range(self._next, self._next + 1))
+            self._bytes -= self._gather.sizes[self._next] if self._next >= 0 else 0
+            self._next += 1
+            self._start()
 
 
 class Buffer:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 from operator import itemgetter
 
@@ -12,7 +13,7 @@ from arrayopt.arrays import WORKING
 from arrayopt.ranks.comm import Comm
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["LEAST", "ROUND", "BucketLayout", "Piece", "layout"]
+__all__ = ["LEAST", "ROUND", "BucketLayout", "Layout", "Piece", "layout"]
 
 ROUND = 1 << 24
 """The most bytes of a bucket, in the dtype in which gradients are added."""
@@ -88,6 +89,24 @@ class BucketLayout:
         self.received = _overlaps(tops[rank], tops[rank + 1], ends)
 
 
+@dataclass(frozen=True)
+class Layout:
+    """All buckets, in the order in which they are sent."""
+
+    buckets: list[BucketLayout]
+
+    @cached_property
+    def places(self) -> dict[int, list[tuple[int, slice, slice]]]:
+        """For each tensor its pieces: their bucket, and their elements in the tensor and there."""
+        found: dict[int, list[tuple[int, slice, slice]]] = {}
+        for number, bucket in enumerate(self.buckets):
+            for piece in bucket.pieces:
+                here, count = slice(piece.first, piece.end), piece.end - piece.first
+                entry = number, here, slice(piece.at, piece.at + count)
+                found.setdefault(piece.index, []).append(entry)
+        return found
+
+
 def _overlaps(first: int, end: int, ends: list[int]) -> list[int]:
     """Return how many of the numbers from `first` to `end` lie in each of consecutive stretches."""
     return [max(0, min(end, top) - max(first, low)) for low, top in pairwise(ends)]
@@ -95,7 +114,7 @@ def _overlaps(first: int, end: int, ends: list[int]) -> list[int]:
 
 def layout(
     comm: Comm, tensors: Sequence[Tensor], sent_as: Sequence[str | None], order: Sequence[int]
-) -> list[BucketLayout]:
+) -> Layout:
     """Divide tensors, in some order, into buckets of about `ROUND` bytes.
 
     `sent_as` is the dtype in which each tensor's gradient is sent; None for a tensor without one.
@@ -119,4 +138,4 @@ def layout(
                 found[-1][1].append((index, first, first + count, rank))
                 filled += count
                 first += count
-    return [BucketLayout(*key, stretches, comm.rank, comm.size) for key, stretches in found]
+    return Layout([BucketLayout(*key, own, comm.rank, comm.size) for key, own in found])

@@ -67,7 +67,7 @@ class MPIComm(Comm):
         Seconds that a call may take.
     """
 
-    renews = True
+    renews = adds = True
 
     def __init__(self, comm: Any, timeout: float) -> None:
         from mpi4py import MPI
@@ -133,31 +133,27 @@ class MPIComm(Comm):
         return requests
 
     def allgather(self, sent: Bytes, counts: Sequence[int]) -> Pending:
-        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        room = np.empty(int(starts[-1]), np.uint8)
-        requests: list[Any] = []
-        if starts[-1]:
-            target = [room, list(map(int, counts)), starts[:-1].tolist(), self._mpi.BYTE]
+        room = np.empty(sum(counts), np.uint8)
+        target, requests = self._message(room, counts), list[Any]()
+        if room.size:
             requests = [self._comm.Iallgatherv([sent, self._mpi.BYTE], target)]
 
         def finish() -> list[Bytes]:
             self._wait(requests)
-            return np.split(room, starts[1:-1])
+            return cut(room, counts)
 
         return finish
 
-    def start_broadcast(self, pieces: Sequence[tuple[int, Bytes]]) -> Callable[[], None]:
-        if len(pieces) == 1:  # into its place
-            return self._started(self._start(self._comm.Ibcast, pieces), pieces)
-        packed = Packed(self, pieces)
-        room = [packed.flat, packed.counts, starts_of(packed.counts), self._mpi.BYTE]
-        wait = self._started([self._comm.Iallgatherv(self._mpi.IN_PLACE, room)], packed)
+    def _start_rows(self, rows: Sequence[tuple[int, Bytes]]) -> Callable[[], None]:
+        return self._started(self._start(self._comm.Ibcast, rows), rows)
 
-        def finish() -> None:
-            wait()
-            packed.unpack()
+    def _start_packed(self, packed: Packed) -> Callable[[], None]:
+        room = self._message(packed.flat, packed.counts)
+        return self._started([self._comm.Iallgatherv(self._mpi.IN_PLACE, room)], packed)
 
-        return finish
+    def _message(self, flat: Bytes, counts: Sequence[int]) -> list[Any]:
+        """Return memory as mpi4py takes it, of which each rank sends or gets so many bytes."""
+        return [flat, list(map(int, counts)), starts_of(counts), self._mpi.BYTE]
 
     def start_alltoall(
         self, sent: Bytes, counts: Sequence[int], room: Bytes, received: Sequence[int]
@@ -166,9 +162,7 @@ class MPIComm(Comm):
             requests = self._start(self._comm.Irecv, list(enumerate(cut(room, received))))
             requests += self._start(self._comm.Isend, list(enumerate(cut(sent, counts))))
             return self._started(requests, sent)
-        messages = []
-        for flat, lengths in ((sent, counts), (room, received)):
-            messages.append([flat, list(lengths), starts_of(lengths), self._mpi.BYTE])
+        messages = self._message(sent, counts), self._message(room, received)
         return self._started([self._comm.Ialltoallv(*messages)], messages)
 
     def start_add(self, values: Any, counts: Sequence[int]) -> Callable[[], Any]:

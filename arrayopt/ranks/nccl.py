@@ -23,7 +23,7 @@ class NcclComm(Comm):
         Seconds that a call may take. Then the communicator is aborted.
     """
 
-    on_device, processes = True, False
+    on_device, adds, processes = True, True, False
 
     def __init__(self, comm: Any, timeout: float) -> None:
         import cupy
@@ -168,24 +168,20 @@ class NcclComm(Comm):
                     rooms[other][...] = parts[other]
                     continue
                 if counts[other]:
-                    calls.append(partial(self._send, parts[other], kind, other))
+                    at = parts[other].data.ptr
+                    calls.append(partial(self._comm.send, at, counts[other], kind, other))
                 if received[other]:
-                    calls.append(partial(self._receive, rooms[other], kind, other))
-        wait = self._call(calls) if calls else _nothing
+                    at = rooms[other].data.ptr
+                    calls.append(partial(self._comm.recv, at, received[other], kind, other))
+        wait, held = self._call(calls) if calls else _nothing, [given]
 
         def finish() -> None:
             wait()
-            calls.clear()  # memory that is sent lives until here
+            held.clear()  # memory that is sent lives until here
             if taken is not room:
                 room[:] = taken.get()
 
         return finish
-
-    def _send(self, piece: Any, kind: int, to: int, stream: int) -> None:
-        self._comm.send(piece.data.ptr, piece.size, kind, to, stream)
-
-    def _receive(self, room: Any, kind: int, source: int, stream: int) -> None:
-        self._comm.recv(room.data.ptr, room.size, kind, source, stream)
 
     def give_up(self) -> None:
         self._comm.abort()

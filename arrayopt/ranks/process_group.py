@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.ranks.comm import Bytes, Comm, Packed, Pending, RankError
+from arrayopt.ranks.comm import Bytes, Comm, Pending, RankError
 
 __all__ = ["ProcessGroup"]
 
@@ -120,21 +120,8 @@ class ProcessGroup(Comm):
 
         return finish
 
-    def start_broadcast(self, pieces: Sequence[tuple[int, Bytes]]) -> Callable[[], None]:
-        if len(pieces) == 1:  # into its place
-            return self._start_rows(pieces)
-        packed = Packed(self, pieces)
-        rows = [(r, part) for r, part in enumerate(packed.parts) if part.size]
-        wait = self._start_rows(rows)  # gathering would need equal rows
-
-        def finish() -> None:
-            wait()
-            packed.unpack()
-
-        return finish
-
     def _start_rows(self, rows: Sequence[tuple[int, Bytes]]) -> Callable[[], None]:
-        """Start a broadcast for each piece of memory."""
+        # gathering would need equal rows
         works, sent, received = list[Any](), list[Any](), list[tuple[Any, Any]]()
         for root, row in rows:
             tensor, source = self._tensor(row), self._roots[root]
@@ -156,15 +143,3 @@ class ProcessGroup(Comm):
                 taken, given, list(received), list(counts), group=self._group, async_op=True
             )
         return partial(self._wait, [work], [given], [(taken, room)])
-
-    def start_add(self, values: Any, counts: Sequence[int]) -> Callable[[], Any]:
-        tensor = self._tensor(values)
-        with self._told():
-            work = self._dist.all_reduce(tensor, group=self._group, async_op=True)
-        first = sum(counts[: self.rank])
-
-        def finish() -> Any:
-            self._wait([work], (), [(tensor, values)])
-            return values[first : first + counts[self.rank]]
-
-        return finish

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.ranks.comm import Comm, RankError, as_bytes
+from arrayopt.ranks.comm import Comm, as_bytes
 
 __all__ = ["Reading", "can_read"]
 
@@ -72,23 +72,23 @@ class Reading:
         self._places = np.array(places, np.int64).reshape(-1, 2)
         self._calls: list[tuple[int, Any, Any]] | None = None  # unknown until ranks have met
 
-    def __call__(self) -> None:
+    def __call__(self) -> bool:
         """Wait until all ranks have updated, read, and wait until all have read.
 
-        Addresses travel only if a rank has new ones.
+        Addresses travel only if a rank has new ones. Return whether all could read; if not, ranks
+        may have read a part.
         """
         comm = self._comm
         is_new = np.array([self._calls is None], np.uint8)
         if np.concatenate(comm.allgather(is_new, [1] * comm.size)()).any():
             self._calls = self._learn()
-        for process, here, there in self._calls or ():
-            try:
+        works = np.ones(1, np.uint8)
+        try:
+            for process, here, there in self._calls or ():
                 _read(process, here, there)
-            except OSError as error:
-                raise RankError(
-                    f"the memory of process {process} cannot be read: {error}"
-                ) from error
-        comm.meet()()
+        except OSError:  # it is not allowed any more, or a process has ended
+            works[:] = 0
+        return bool(np.concatenate(comm.allgather(works, [1] * comm.size)()).all())
 
     def _learn(self) -> list[tuple[int, Any, Any]]:
         """Exchange addresses; return calls, each with a process and places here and there."""

@@ -1,6 +1,5 @@
 """Gradients of one step that ranks add up, bucket by bucket, as they arrive."""
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from arrayopt.arrays import (
 )
 from arrayopt.ranks.comm import Comm
 from arrayopt.ranks.kept import Kept
-from arrayopt.ranks.layout import BucketLayout, Piece
+from arrayopt.ranks.layout import BucketLayout, Layout
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["Reduction"]
@@ -29,10 +28,10 @@ __all__ = ["Reduction"]
 class Reduction:
     """The gradients of a step on their way.
 
-    A bucket is sent when all of its gradients have arrived, and the buckets before it have been
-    sent. Its sums go to their ranks just before the next bucket but one is sent, so that all ranks
-    make the same calls in the same order. Two buckets exist at a time if gradients arrive in the
-    order of the layout.
+    A bucket is sent when all of its gradients have arrived, and the bucket before it has come to
+    those who add. These add while it is on its way, and send their sums on. So all ranks make the
+    same calls in the same order, and where gradients arrive in the order of the layout, a rank has
+    memory for two buckets as it sends them, for one as it gets it, and for the sums of one.
 
     Parameters
     ----------
@@ -40,7 +39,7 @@ class Reduction:
         The communicator.
     tensors : sequence of Tensor
         All tensors.
-    buckets : list of BucketLayout
+    layout : Layout
         The same on all ranks.
     rooms : list of array or None
         Gets this rank's sums. Those that cannot be written are replaced.
@@ -57,40 +56,42 @@ class Reduction:
         self,
         comm: Comm,
         tensors: Sequence[Tensor],
-        buckets: list[BucketLayout],
+        layout: Layout,
         rooms: list[Array | None],
         total: Callable[[list[Any], Any], None],
         fast: Callable[[Any], Any] | None,
         kept: Kept,
     ) -> None:
-        self._comm, self._tensors, self._buckets = comm, tensors, buckets
+        self._comm, self._tensors, self._layout = comm, tensors, layout
         self._rooms, self._total, self._fast, self._kept = rooms, total, fast, kept
-        self._of: dict[int, list[tuple[int, Piece]]] = {}  # where `take` finds the pieces
-        self._missing = [bucket.size for bucket in buckets]
-        self._sent = 0  # the number of buckets that were sent
-        self._forwarded = 0  # the number of buckets whose sums were sent
+        self._buckets = layout.buckets
+        self._missing = [bucket.size for bucket in self._buckets]
+        self._taken: set[int] = set()
+        self._next = 0  # the number of the bucket that is sent next
         self._packed: dict[int, Any] = {}  # the memory of buckets that are not sent yet
-        self._added: dict[int, Any] = {}  # this rank's sums that were not sent yet
-        self._flying: deque[Callable[[], None]] = deque()  # what waits, in the order of starts
+        # a bucket on its way to those who add, and sums on their way to those who update
+        self._coming: tuple[BucketLayout, Callable[[], Any]] | None = None
+        self._landing: Callable[[], None] | None = None
         self._sums: dict[int, tuple[Any, int]] = {}  # flat memory, and how much is missing
 
     def take(self, index: int, grad: Array) -> None:
         """Copy a gradient into its buckets, and send those that are complete."""
-        if self._flying:
+        if self._coming is not None:
             self._comm.poll()
-        if not self._of:
-            for number, bucket in enumerate(self._buckets):
-                for piece in bucket.pieces:
-                    self._of.setdefault(piece.index, []).append((number, piece))
+        self._taken.add(index)
         flat = _flat(grad)
-        for number, piece in self._of.get(index, ()):
-            bucket = self._buckets[number]
-            room = self._room(number).view(np.dtype(bucket.dtype))
-            count = piece.end - piece.first
-            with on_its_device(grad):
-                room[piece.at : piece.at + count] = _part(flat, piece, bucket)
-            self._missing[number] -= count
-            self._send_complete()
+        for number, here, there in self._layout.places.get(index, ()):
+            room, on_device = self._packed.get(number), self._buckets[number].on_device
+            if room is None:
+                room = self._packed[number] = self._room(number)
+            if on_device:
+                with on_its_device(grad):
+                    room[there] = flat[here]
+            else:
+                room[there] = _on_host(flat[here])
+            self._missing[number] -= there.stop - there.start
+            while self._next < len(self._buckets) and not self._missing[self._next]:
+                self._send()
 
     def take_all(self, grads: Sequence[Array | None]) -> None:
         """Send all gradients, bucket by bucket."""
@@ -101,41 +102,37 @@ class Reduction:
                 if piece.index not in flat:
                     found = before.get(piece.index)
                     flat[piece.index] = _flat(grads[piece.index]) if found is None else found
-                parts.append(_part(flat[piece.index], piece, bucket))
-            before = flat
-            self._pack(number, parts)
+                part = flat[piece.index][piece.first : piece.end]
+                parts.append(part if bucket.on_device else _on_host(part))
+            before, room = flat, self._room(number)
+            if bucket.on_device:
+                with self._on_device_of(bucket):
+                    for piece, part in zip(bucket.pieces, parts, strict=True):
+                        room[piece.at : piece.at + len(part)] = part
+            else:
+                np.concatenate(parts, out=room)
+            self._packed[number], self._missing[number] = room, 0
             self._send()
-
-    def _pack(self, number: int, parts: list[Any]) -> None:
-        """Put all pieces of a bucket into its memory."""
-        bucket = self._buckets[number]
-        room = self._room(number, zeros=False).view(np.dtype(bucket.dtype))
-        if not bucket.on_device:
-            np.concatenate(parts, out=room)
-            return
-        with self._on_device_of(bucket):
-            for piece, part in zip(bucket.pieces, parts, strict=True):
-                room[piece.at : piece.at + len(part)] = part
 
     def finish(self) -> None:
         """Send all that is left, with zeros for what has not arrived, and wait for all sums."""
-        while self._sent < len(self._buckets):
-            self._send()
-        while self._forwarded < len(self._buckets):
-            self._forward()
-        while self._flying:
-            self._flying.popleft()()
-
-    def _room(self, number: int, *, zeros: bool = True) -> Any:
-        """Return the memory of a bucket."""
-        if number not in self._packed:
-            self._wait_for(self._sent - 2)
+        for number in range(self._next, len(self._buckets)):
             bucket = self._buckets[number]
-            size = bucket.size * np.dtype(bucket.dtype).itemsize
-            self._packed[number] = self._empty(bucket, size, np.uint8)
-            if zeros:
-                self._packed[number][...] = 0
-        return self._packed[number]
+            if number not in self._packed:
+                self._packed[number] = self._room(number)
+            with self._on_device_of(bucket):
+                for piece in bucket.pieces if self._missing[number] else ():
+                    if piece.index not in self._taken:
+                        self._packed[number][piece.at : piece.at + piece.end - piece.first] = 0
+            self._send()
+        self._pass_on(self._arrived())
+        self._land()
+
+    def _room(self, number: int) -> Any:
+        """Return memory for a bucket that will be sent."""
+        bucket = self._buckets[number]
+        dtype = np.dtype(bucket.dtype)
+        return self._empty(bucket, bucket.size * dtype.itemsize, np.uint8).view(dtype)
 
     def _empty(self, bucket: BucketLayout, count: int, dtype: Any) -> Any:
         """Return memory where a bucket is."""
@@ -145,51 +142,39 @@ class Reduction:
     def _on_device_of(self, bucket: BucketLayout) -> Any:
         return on_its_device(self._tensors[bucket.pieces[0].index].array)
 
-    def _send_complete(self) -> None:
-        """Send the buckets that are complete, up to the first that is not."""
-        while self._sent < len(self._buckets) and not self._missing[self._sent]:
-            self._send()
-
     def _send(self) -> None:
-        """Send the next bucket."""
-        number = self._sent
-        packed = self._room(number)
-        if number > 1:
-            self._forward()
-        bucket = self._buckets[number]
+        """Send the next bucket, and then the sums of the one before it."""
+        arrived, bucket = self._arrived(), self._buckets[self._next]
+        packed = self._packed.pop(self._next)
         with self._on_device_of(bucket):
             start = self._start_in_order if self._fast is None else self._start_fast
-            finish = start(bucket, packed)
+            self._coming = bucket, start(bucket, packed)
+        self._next += 1
+        self._pass_on(arrived)
 
-        def land() -> None:
-            with self._on_device_of(bucket):
-                self._added[number] = finish()
-
-        self._flying.append(land)
-        del self._packed[number]
-        self._sent += 1
-
-    def _wait_for(self, number: int) -> None:
-        """Wait until this rank has added its part of a bucket that was sent."""
-        while self._forwarded <= number and number not in self._added:
-            self._flying.popleft()()
+    def _arrived(self) -> tuple[BucketLayout, Any] | None:
+        """Wait for the bucket that was sent last, and for the sums of the one before it."""
+        if self._coming is None:
+            return None
+        bucket, wait = self._coming
+        with self._on_device_of(bucket):
+            received = wait()
+        self._coming = None
+        del wait  # with it goes what was sent
+        self._land()
+        return bucket, received
 
     def _start_in_order(self, bucket: BucketLayout, packed: Any) -> Callable[[], Any]:
-        """Send a bucket; what is returned waits, and adds in the order of ranks."""
-        size, dtype = self._comm.size, np.dtype(bucket.dtype)
-        item, mine = dtype.itemsize, bucket.parts[self._comm.rank]
-        received = self._empty(bucket, size * mine * item, np.uint8)
+        """Send a bucket; what is returned waits for this rank's part of the buckets of all."""
+        size, item = self._comm.size, np.dtype(bucket.dtype).itemsize
+        mine = bucket.parts[self._comm.rank] * item
+        received = self._empty(bucket, size * mine, np.uint8)
         counts = [count * item for count in bucket.parts]
-        wait: Any = self._comm.start_alltoall(packed, counts, received, [mine * item] * size)
+        wait = self._comm.start_alltoall(packed.view(np.uint8), counts, received, [mine] * size)
 
         def finish() -> Any:
-            nonlocal wait
             wait()
-            wait = None  # with it goes what was sent
-            every = received.view(dtype).reshape(size, mine)
-            total = self._empty(bucket, mine, np.dtype(WORKING[bucket.dtype]))
-            self._total(list(every), total)
-            return total
+            return received
 
         return finish
 
@@ -197,33 +182,31 @@ class Reduction:
         """Send a bucket; the communicator adds."""
         wide = np.dtype(WORKING[bucket.dtype])
         real = np.dtype(REAL.get(wide.name, wide))
-        values = packed.view(np.dtype(bucket.dtype))
+        values = packed
         if values.dtype != wide:
-            given, values = values, self._empty(bucket, bucket.size, wide)
-            values[...] = given
-        values = values.view(real)
+            values = self._empty(bucket, bucket.size, wide)
+            values[...] = packed
         numbers = wide.itemsize // real.itemsize
-        wait = self._comm.start_add(values, [count * numbers for count in bucket.parts])
+        counts = [count * numbers for count in bucket.parts]
+        return self._comm.start_add(values.view(real), counts)
 
-        def finish() -> Any:
-            assert self._fast is not None
-            return self._fast(wait()).view(wide)
-
-        return finish
-
-    def _forward(self) -> None:
-        """Send the sums of the next bucket to the ranks that update with them."""
-        number = self._forwarded
-        self._wait_for(number)
-        bucket, mine = self._buckets[number], self._added.pop(number)
-        item = mine.dtype.itemsize
-        sent = [count * item for count in bucket.sent]
-        received = [count * item for count in bucket.received]
+    def _pass_on(self, arrived: tuple[BucketLayout, Any] | None) -> None:
+        """Add up a bucket, and send its sums to the ranks that update with them."""
+        if arrived is None:
+            return
+        bucket, received = arrived
+        wide, count = np.dtype(WORKING[bucket.dtype]), bucket.parts[self._comm.rank]
         with self._on_device_of(bucket):
-            room = self._empty(bucket, sum(bucket.received), mine.dtype)
-            wait = self._comm.start_alltoall(
-                mine.view(np.uint8), sent, room.view(np.uint8), received
-            )
+            if self._fast is not None:
+                mine = self._fast(received).view(wide)
+            else:
+                every = received.view(np.dtype(bucket.dtype)).reshape(self._comm.size, count)
+                mine = self._empty(bucket, count, wide)
+                self._total(list(every), mine)
+            sent = [count * wide.itemsize for count in bucket.sent]
+            counts = [count * wide.itemsize for count in bucket.received]
+            room = self._empty(bucket, sum(bucket.received), wide)
+            wait = self._comm.start_alltoall(mine.view(np.uint8), sent, room.view(np.uint8), counts)
 
         def land() -> None:
             with self._on_device_of(bucket):
@@ -235,8 +218,13 @@ class Reduction:
                         self._write(piece.index, piece.first, room[at : at + count])
                     at += count
 
-        self._flying.append(land)
-        self._forwarded += 1
+        self._landing = land
+
+    def _land(self) -> None:
+        """Wait for sums, and write them into their rooms."""
+        land, self._landing = self._landing, None
+        if land is not None:
+            land()
 
     def _write(self, index: int, position: int, values: Any) -> None:
         """Write sums of a tensor."""
@@ -262,12 +250,9 @@ def _flat(grad: Any) -> Any:
         return array_namespace(grad).reshape(detached(grad), (-1,))
 
 
-def _part(flat: Any, piece: Piece, bucket: BucketLayout) -> Any:
-    """Return a piece of a flat gradient, where its bucket is."""
-    part = flat[piece.first : piece.end]
-    if bucket.on_device or isinstance(part, np.ndarray):
-        return part
-    return np.ascontiguousarray(to_host(part))
+def _on_host(part: Any) -> Any:
+    """Return a piece of a flat gradient in the host's memory."""
+    return part if isinstance(part, np.ndarray) else np.ascontiguousarray(to_host(part))
 
 
 def _writable(room: Any, count: int, total: Any) -> Any:

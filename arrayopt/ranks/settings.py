@@ -44,7 +44,7 @@ class Ranks:
         a buffer.
     reduction : {"ordered", "fast"}
         How the gradients of ranks are added. ``"ordered"``: in the order of ranks, so that every
-        run gives the same bits. ``"fast"``: with the communicator's own reduction, whose last bits
+        run gives the same bits. ``"fast"``: with the own reduction of MPI or NCCL, whose last bits
         may differ from run to run.
     check : int, bool or None
         Ranks compare checksums of parameters and of reduced gradients in the first step and in

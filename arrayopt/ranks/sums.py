@@ -9,7 +9,7 @@ import numpy as np
 from arrayopt.arrays import WORKING, Array, dtype_name, is_captured, place
 from arrayopt.ranks.comm import Comm
 from arrayopt.ranks.kept import Kept
-from arrayopt.ranks.layout import BucketLayout, layout
+from arrayopt.ranks.layout import Layout, layout
 from arrayopt.ranks.reduction import Reduction
 from arrayopt.state.shares import Share
 from arrayopt.state.tensors import Tensor
@@ -36,14 +36,14 @@ class Sums:
         self._key: Any = None
         self._name = ""
         self._shares, self._own = list[Share | None](), list[int]()  # of the last step
-        self._buckets: list[BucketLayout] = []  # of the last step
+        self._layout = Layout([])  # of the last step
         self._rooms: dict[Any, Array] = {}  # on a device, for the next steps too
         self.kept = Kept()
 
     def rooms(self, tensors: Sequence[Tensor], grads: list[Array | None]) -> list[Array | None]:
         """Return arrays for the sums; for tensors that other ranks have, the gradients."""
         rooms = list(grads)
-        for index in self._own_of(tensors):
+        for index in self.own_of(tensors):
             tensor, grad = tensors[index], grads[index]
             if grad is None:
                 continue
@@ -56,7 +56,7 @@ class Sums:
             rooms[index] = self._rooms[key]
         return rooms
 
-    def _own_of(self, tensors: Sequence[Tensor]) -> list[int]:
+    def own_of(self, tensors: Sequence[Tensor]) -> list[int]:
         """Return the indices of the tensors of which this rank gets sums."""
         shares = [tensor.share for tensor in tensors]
         if shares != self._shares:
@@ -85,14 +85,14 @@ class Sums:
         rooms: list[Array | None],
     ) -> Reduction:
         """Return the reduction of a step; see `layout` for the arguments."""
-        self._own_of(tensors)
+        self.own_of(tensors)
         key = self._shares, list(sent_as), list(order)
         if key != self._key:
-            self._key, self._buckets = key, layout(self._comm, tensors, sent_as, order)
-            self._name = repr(key)
+            self._key, self._layout = key, layout(self._comm, tensors, sent_as, order)
+            self._name = repr(key) if self._comm.on_device else ""
         self.kept.begin(self._name)
         fast = self._mean_of if self._fast else None
-        return Reduction(self._comm, tensors, self._buckets, rooms, self._total, fast, self.kept)
+        return Reduction(self._comm, tensors, self._layout, rooms, self._total, fast, self.kept)
 
     def _mean_of(self, total: Any) -> Any:
         """Make means of sums, in place."""

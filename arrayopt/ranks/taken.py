@@ -1,10 +1,11 @@
 """The gradients that `Optimizer.give` has taken for a step of ranks."""
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 
-from arrayopt.arrays import WORKING, Array, dtype_name, size, zeros_in_place_of
+from arrayopt.arrays import WORKING, Array, dtype_name, zeros_in_place_of
 from arrayopt.ranks.comm import Comm
 from arrayopt.ranks.reduction import Reduction
 from arrayopt.ranks.sums import Sums, room_for
@@ -29,6 +30,7 @@ class Taken:
         self._comm, self._sums = comm, sums
         self._wide: bool | None = None  # whether gradients are sent in the dtype of the sums
         self._order: list[int] = []
+        self._sent_as: list[str] = []  # the dtype in which each gradient is sent
         self._learned = False
         self.clear()
 
@@ -37,6 +39,7 @@ class Taken:
         self._reduction: Reduction | None = None
         self._arrived: list[int] = []
         self.rooms: list[Array | None] = []
+        self._own = set[int]()  # the indices of the tensors of which this rank gets sums
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return tensors in the order of a forward pass, once that of a backward pass is known."""
@@ -45,34 +48,40 @@ class Taken:
         at = {place: -i for i, place in enumerate(self._order)}
         return sorted(tensors, key=lambda tensor: at.get(tensor.place, 0))
 
-    def check(self, tensor: Tensor, dtype: str) -> None:
+    def check(self, tensors: Sequence[Tensor], index: int, dtype: str) -> None:
         """Raise ValueError where ranks have agreed to send gradients in a narrower dtype."""
-        sent_as = self._sent_as(tensor)
-        if self._wide is not None and not _fits(dtype, sent_as):
+        if self._wide is None:
+            return
+        self._expect(tensors)
+        if not _fits(dtype, self._sent_as[index]):
             first = "a wider dtype than" if self._wide else "the dtype of"
             raise ValueError(
-                f"Optimizer.give: the gradient of {tensor.name!r} must be {sent_as} or narrower,"
-                f" because the first gradient had {first} its parameter; got {dtype}"
+                f"Optimizer.give: the gradient of {tensors[index].name!r} must be"
+                f" {self._sent_as[index]} or narrower, because the first gradient had {first} its"
+                f" parameter; got {dtype}"
             )
 
     def take(self, tensors: Sequence[Tensor], index: int, grad: Array, *, wide: bool) -> None:
         """Take a gradient; its memory may be used for something else afterwards."""
         tensor = tensors[index]
-        self._begin(tensors, wide=wide or not _fits(dtype_name(grad), dtype_name(tensor.array)))
+        if self._reduction is None:
+            fits = _fits(dtype_name(grad), dtype_name(tensor.array))
+            self._begin(tensors, wide=wide or not fits)
         assert self._reduction is not None
         self._arrived.append(index)
-        if tensor.block is not None or not size(grad):
+        if tensor.block is not None:
             self.rooms[index] = grad
             return
-        if tensor.kind == "none":
-            self.rooms[index] = zeros_in_place_of(grad)
+        if index in self._own:
+            self.rooms[index] = room_for(tensor, grad, self._sent_as[index])
         else:
-            self.rooms[index] = room_for(tensor, grad, self._sent_as(tensor))
+            self.rooms[index] = zeros_in_place_of(grad)
         self._reduction.take(index, grad)
 
     def finish(self, tensors: Sequence[Tensor], *, wide: bool) -> None:
         """Wait until all that has arrived on any rank is added up."""
-        self._begin(tensors, wide=wide)
+        if self._reduction is None:
+            self._begin(tensors, wide=wide)
         assert self._reduction is not None
         self._reduction.finish()
         if not self._learned:
@@ -84,20 +93,21 @@ class Taken:
         """Begin a step; before the first one, ranks agree on the dtypes of what is sent."""
         if self._wide is None:
             self._wide = any(self._comm.tell(wide))
-        if self._reduction is not None:
+        self._expect(tensors)
+        self.rooms, self._own = [None] * len(tensors), set(self._sums.own_of(tensors))
+        self._reduction = self._sums.start(tensors, self._sent_as, self._order, self.rooms)
+
+    def _expect(self, tensors: Sequence[Tensor]) -> None:
+        """Begin in the order of a backward pass, if these are not the tensors of the last step."""
+        if len(self._order) == len(tensors):
             return
-        if len(self._order) != len(tensors):
-            self._order, self._learned = list(reversed(range(len(tensors)))), False
-        self.rooms = [None] * len(tensors)
-        sent_as = [self._sent_as(tensor) for tensor in tensors]
-        self._reduction = self._sums.start(tensors, sent_as, self._order, self.rooms)
-
-    def _sent_as(self, tensor: Tensor) -> str:
-        """Return the dtype in which the gradient of a tensor is sent."""
-        dtype = dtype_name(tensor.array)
-        return WORKING[dtype] if self._wide else dtype
+        self._order, self._learned = list(reversed(range(len(tensors)))), False
+        self._sent_as = [dtype_name(tensor.array) for tensor in tensors]
+        if self._wide:
+            self._sent_as = [WORKING[dtype] for dtype in self._sent_as]
 
 
+@cache
 def _fits(dtype: str, into: str) -> bool:
     """Return whether every number of a dtype is one of another."""
     return np.result_type(np.dtype(dtype), np.dtype(into)) == np.dtype(into)

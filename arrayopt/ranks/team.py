@@ -28,15 +28,24 @@ __all__ = ["Team", "team"]
 
 
 class Team(Agreement):
-    """The ranks of an Optimizer."""
+    """The ranks of an Optimizer.
+
+    Attributes
+    ----------
+    captured : bool
+        Whether a CUDA graph can record the messages of a step.
+    has_homes : bool
+        Whether the user has divided tensors that one rank updates; see `arrayopt.ranks.homes`.
+    """
 
     def __init__(self, ranks: Ranks, engine: str) -> None:
         super().__init__(ranks.open(), ranks.check)
         self._ranks, self._engine = ranks, engine
-        self._sums = Sums(self._comm, mean=ranks.grads == "mean", fast=ranks.reduction == "fast")
+        fast = ranks.reduction == "fast" and self._comm.adds
+        self._sums = Sums(self._comm, mean=ranks.grads == "mean", fast=fast)
         self.sums = ranks.grads != "reduced"
         self._taken = Taken(self._comm, self._sums)
-        self.captured = self._comm.on_device
+        self.captured, self.has_homes = self._comm.on_device, False
         self._gather: Gather | None = None  # of the last step
         self._processes: list[int] | None = None  # that read each other's memory, once it is known
 
@@ -65,45 +74,57 @@ class Team(Agreement):
         divide(groups, self._engine, self.rank, self.size)
 
     def rooms(self, tensors: Sequence[Tensor], grads: list[Array | None]) -> list[Array | None]:
-        found = grads if self._ranks.grads == "reduced" else self._sums.rooms(tensors, grads)
+        """Return the arrays that `reduce` and `bring` will fill."""
+        found = self._sums.rooms(tensors, grads) if self.sums else grads
         return self.whole_rooms(tensors, found)
 
     def whole_rooms(
         self, tensors: Sequence[Tensor], grads: list[Array | None]
     ) -> list[Array | None]:
+        """Return the arrays that `bring` will fill."""
         return homes.rooms(tensors, grads) if self.has_homes else grads
 
     def bring(
         self, tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]
     ) -> None:
+        """Bring parts of tensors that one rank updates, and of their gradients, to that rank."""
         if self.has_homes:
             homes.bring(self._comm, tensors, grads, rooms)
 
     def reduce(
         self, tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]
     ) -> None:
-        if self._ranks.grads != "reduced":
+        """Put the gradients of a step into their rooms."""
+        if self.sums:
             self._sums.reduce(tensors, grads, rooms)
 
     def hold(self) -> None:
+        """Make the memory that `reduce` needs where it is captured, as it was for the last step."""
         if self._comm.on_device:
             self._sums.kept.hold()
 
-    def take(
-        self, tensors: Sequence[Tensor], index: int, grad: Array, *, wide: bool = False
-    ) -> None:
+    def take(self, tensors: Sequence[Tensor], index: int, grad: Array, *, wide: bool) -> None:
+        """Begin to add up the gradient of a tensor; its memory is free afterwards.
+
+        With `wide`, gradients are sent in the dtype in which they are added.
+        """
         self._refuse_torn("Optimizer.give")
-        self._taken.check(tensors[index], dtype_name(grad))
-        with self._answered("Optimizer.give"):
+        self._taken.check(tensors, index, dtype_name(grad))
+        try:  # as `_answered`, which takes a microsecond
             self._taken.take(tensors, index, grad, wide=wide)
+        except BaseException as error:
+            self._break_off("Optimizer.give", error)
+            raise
 
     def taken(self, tensors: Sequence[Tensor], *, wide: bool = False) -> list[Array | None]:
+        """Wait for what was taken to be added up, and return the sums in their rooms."""
         self._refuse_torn("Optimizer.step")
         with self._answered("Optimizer.step"):
             self._taken.finish(tensors, wide=wide)
         return self._taken.rooms
 
     def drop_taken(self) -> None:
+        """Forget what was taken."""
         self._taken.clear()
 
     def renew(self, tensors: Sequence[Tensor]) -> None:
@@ -113,6 +134,7 @@ class Team(Agreement):
         self._taken.clear()
 
     def swap(self, wanted: list[Partials]) -> Callable[[], None]:
+        """Start filling in the partial results of other ranks; the returned function ends it."""
         there, rest = list[Partials](), list[Partials]()
         for partials in wanted:
             on_host = isinstance(partials.pieces[self.rank], np.ndarray)
@@ -192,10 +214,12 @@ class Team(Agreement):
         return every
 
     def gather(self, tensors: Sequence[Tensor]) -> None:
+        """Fetch the parameters that other ranks have updated."""
         self._gather_of(self._taken.forward(tensors))()
         self._send_back(tensors)
 
     def start_gather(self, tensors: Sequence[Tensor]) -> Arrivals:
+        """Start to fetch them."""
         self._send_back(tensors)
         return Arrivals(self._gather_of(self._taken.forward(tensors)))
 
@@ -213,7 +237,8 @@ class Team(Agreement):
         if self.has_homes:
             homes.send_back(self._comm, tensors)
 
-    def arrive(self, started: Any, place: int | None) -> None:
+    def arrive(self, started: Arrivals, place: int | None) -> None:
+        """Wait until the tensor at a place has arrived that `start_gather` fetches; or all."""
         with self._answered("Optimizer.wait"):
             started.until(place)
 

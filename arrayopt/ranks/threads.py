@@ -1,10 +1,7 @@
 """Ranks that are threads of one process, for tests and for learning."""
 
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
-from itertools import chain
 from typing import Any, TypeVar
 
 from arrayopt.ranks.comm import Bytes, Comm, Pending, RankError, cut
@@ -17,23 +14,49 @@ TIMEOUT = 60.0
 """The default time limit of a call, in seconds."""
 
 
-class _Sent:
-    """A piece of memory on its way, and the pieces of the same exchange that are not received."""
-
-    def __init__(self, piece: Bytes, exchange: list[int]) -> None:
-        self.piece, self.exchange = piece, exchange
-
-
 class _Mail:
-    """Pieces of memory that threads have sent to each other."""
+    """Pieces of memory that threads have sent to each other.
 
-    def __init__(self) -> None:
+    Attributes
+    ----------
+    parts : dict
+        By sender and number of the call, the memory for each rank that has not received it.
+    calls : list of int
+        How many calls each rank has made.
+    """
+
+    def __init__(self, size: int) -> None:
         self.change = threading.Condition()
-        # by sender, receiver and kind of call
-        self.pieces: dict[tuple[int, int, str], deque[_Sent]] = {}
+        self.parts: dict[tuple[int, int], dict[int, Bytes]] = {}
+        self.calls = [0] * size
         self.given_up = False
+        self.again = threading.Barrier(size)
 
-    def wait(self, ready: Callable[[], Any], timeout: float) -> None:
+    def send(self, source: int, parts: dict[int, Bytes]) -> int:
+        """Leave memory for other ranks; return the number of the call."""
+        with self.change:
+            self.calls[source] += 1
+            if parts:
+                self.parts[source, self.calls[source]] = parts
+            self.change.notify_all()
+            return self.calls[source]
+
+    def receive(
+        self, source: int, number: int, to: int, timeout: float, room: Bytes | None = None
+    ) -> Bytes:
+        """Wait for what a rank sends in a call; with a `room`, copy it there."""
+        with self.change:
+            self.wait(lambda: to in self.parts.get((source, number), ()), timeout)
+            parts = self.parts[source, number]
+            if room is not None:
+                room[:] = parts[to]
+            found = parts.pop(to)
+            if not parts:
+                del self.parts[source, number]
+            self.change.notify_all()
+            return found
+
+    def wait(self, ready: Callable[[], bool], timeout: float) -> None:
         """Wait until something is ready, while holding `change`; RankError if a rank has failed."""
         self.change.wait_for(lambda: self.given_up or ready(), timeout)
         if not ready():
@@ -45,23 +68,10 @@ class _Mail:
             self.change.notify_all()
 
     def clear(self) -> None:
-        self.pieces.clear()
+        """Begin anew, while all ranks are in `renew`."""
+        self.parts.clear()
+        self.calls = [max(self.calls)] * len(self.calls)
         self.given_up = False
-
-
-class _Meeting:
-    """A place where threads leave objects for each other."""
-
-    def __init__(self, size: int) -> None:
-        self.barrier, self.mail = threading.Barrier(size), _Mail()
-        # nobody is at the other one, or will abort it
-        self.again = threading.Barrier(size, action=partial(_begin_anew, self.barrier, self.mail))
-        self.box: list[Any] = [None] * size
-
-
-def _begin_anew(barrier: threading.Barrier, mail: _Mail) -> None:
-    barrier.reset()
-    mail.clear()
 
 
 class ThreadComm(Comm):
@@ -69,105 +79,63 @@ class ThreadComm(Comm):
 
     renews, processes = True, False
 
-    def __init__(self, meeting: _Meeting, rank: int, size: int, timeout: float = TIMEOUT) -> None:
-        self._meeting, self.rank, self.size, self.timeout = meeting, rank, size, timeout
+    def __init__(self, mail: _Mail, rank: int, size: int, timeout: float = TIMEOUT) -> None:
+        self._mail, self.rank, self.size, self.timeout = mail, rank, size, timeout
 
     def __repr__(self) -> str:
         return f"<thread {self.rank} of {self.size}>"
 
     def limited(self, timeout: float) -> "ThreadComm":
         """Return a communicator of the same ranks with another time limit."""
-        return type(self)(self._meeting, self.rank, self.size, timeout)
+        return type(self)(self._mail, self.rank, self.size, timeout)
 
-    def _meet(self) -> None:
-        try:
-            self._meeting.barrier.wait(self.timeout)
-        except threading.BrokenBarrierError:
-            raise RankError(
-                f"another rank has failed, or did not answer within {self.timeout:g} s"
-            ) from None
-
-    def _swap(self, mine: Any) -> list[Any]:
-        """Show an object to all ranks; return the objects of all, valid until the next `_meet`."""
-        self._meeting.box[self.rank] = mine
-        self._meet()
-        return list(self._meeting.box)
+    def _receive(self, source: int, number: int, room: Bytes | None = None) -> Bytes:
+        return self._mail.receive(source, number, self.rank, self.timeout, room)
 
     def allgather(self, sent: Bytes, counts: Sequence[int]) -> Pending:
-        mine = sent.copy()
+        number = self._mail.send(self.rank, dict.fromkeys(range(self.size), sent.copy()))
+        return lambda: [self._receive(source, number) for source in range(self.size)]
 
-        def finish() -> list[Bytes]:
-            got = [x.copy() for x in self._swap(mine)]
-            self._meet()
-            return got
-
-        return finish
-
-    def broadcast(self, *buckets: Sequence[tuple[int, Bytes]]) -> None:
-        pieces = list(chain(*buckets))
-        if not pieces:
-            return
-        every = self._swap(pieces)
-        for i, (root, piece) in enumerate(pieces):
-            if root != self.rank:
-                piece[:] = every[root][i][1]
-        self._meet()
-
-    def start_broadcast(self, pieces: Sequence[tuple[int, Bytes]]) -> Callable[[], None]:
-        mail = self._meeting.mail
-        with mail.change:
-            for root, piece in pieces:
-                for to in range(self.size) if root == self.rank else ():
-                    if to != self.rank:
-                        box = mail.pieces.setdefault((self.rank, to, "broadcast"), deque())
-                        box.append(_Sent(piece.copy(), [1]))
-            mail.change.notify_all()
+    def _start_rows(self, rows: Sequence[tuple[int, Bytes]]) -> Callable[[], None]:
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        parts = dict[int, Bytes]()
+        for root, row in rows:
+            if root == self.rank:
+                parts = dict.fromkeys(others, row.copy())
+        number = self._mail.send(self.rank, parts)
 
         def finish() -> None:
-            for root, piece in pieces:
+            for root, row in rows:
                 if root != self.rank:
-                    self._receive((root, self.rank, "broadcast"), piece)
+                    self._receive(root, number, row)
 
         return finish
 
     def start_alltoall(
         self, sent: Bytes, counts: Sequence[int], room: Bytes, received: Sequence[int]
     ) -> Callable[[], None]:
-        mail, missing = self._meeting.mail, [self.size]
-        with mail.change:
-            for to, piece in enumerate(cut(sent, counts)):
-                box = mail.pieces.setdefault((self.rank, to, "alltoall"), deque())
-                box.append(_Sent(piece, missing))
-            mail.change.notify_all()
+        parts = dict(enumerate(cut(sent, counts)))
+        number = self._mail.send(self.rank, parts)
 
         def finish() -> None:
             for source, part in enumerate(cut(room, received)):
-                self._receive((source, self.rank, "alltoall"), part)
-            with mail.change:
-                mail.wait(lambda: not missing[0], self.timeout)
+                self._receive(source, number, part)
+            with self._mail.change:
+                self._mail.wait(lambda: not parts, self.timeout)
 
         return finish
 
-    def _receive(self, where: tuple[int, int, str], room: Bytes) -> None:
-        """Wait for the next piece that a rank has sent here."""
-        mail = self._meeting.mail
-        with mail.change:
-            mail.wait(lambda: mail.pieces.get(where), self.timeout)
-            found = mail.pieces[where].popleft()
-            room[:] = found.piece
-            found.exchange[0] -= 1
-            mail.change.notify_all()
-
     def renew(self) -> None:
         try:
-            self._meeting.again.wait(self.timeout)
+            if self._mail.again.wait(self.timeout) == 0:
+                self._mail.clear()
+            self._mail.again.wait(self.timeout)
         except threading.BrokenBarrierError:
-            self._meeting.again.reset()
+            self._mail.again.reset()
             raise RankError(f"another rank did not answer within {self.timeout:g} s") from None
 
     def give_up(self) -> None:
-        self._meeting.barrier.abort()
-        self._meeting.mail.give_up()
+        self._mail.give_up()
 
 
 def threads(n: int) -> list[ThreadComm]:
@@ -192,8 +160,8 @@ def threads(n: int) -> list[ThreadComm]:
         raise TypeError(f"ranks.threads: `n` must be an integer; got {n!r}")
     if n < 1:
         raise ValueError(f"ranks.threads: `n` must be at least 1; got {n}")
-    meeting = _Meeting(n)
-    return [ThreadComm(meeting, rank, n) for rank in range(n)]
+    mail = _Mail(n)
+    return [ThreadComm(mail, rank, n) for rank in range(n)]
 
 
 def run(n: int, f: Callable[[Any], T]) -> list[T]:

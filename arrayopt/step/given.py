@@ -38,27 +38,30 @@ class GivenStep(Step):
             self.release.check_settings(who, coming.hypers, structures)
         return coming
 
-    def take(self, name: str, place: int, grads: Any) -> None:
-        """Begin to add up the gradient at a place over ranks; see `Optimizer.give`."""
-        accumulator, tensors, grad = self.accumulator, self._parameters.all, grads[place]
+    def take(self, name: str, place: int, grad: Array | None) -> None:
+        """Begin to add up a gradient over ranks; see `Optimizer.give`."""
         if grad is None:
             return
-        given = zeros_in_place_of(grad)
-        if accumulator.every > 1:
-            coming = self.coming(None, None)
-            factor = self.judging.inverse(coming.known)
-            adding = accumulator.prepare(
-                coming.buckets, grads, factor, early=True, judged=False, only=place
-            )
-            if not accumulator.last:
-                with Commit(self._team):
-                    accumulator.add(adding)
-                self.release.took(name, given)
-                return
-            grad = adding.means[place]
-        assert grad is not None
-        self._team.take(tensors, place, grad, wide=accumulator.every > 1)
-        self.release.took(name, given)
+        several = self.accumulator.every > 1
+        mean = self._added(place, grad) if several else grad
+        if mean is not None:
+            self._ranks.take(self._parameters.all, place, mean, wide=several)
+        self.release.took(name, zeros_in_place_of(grad))
+
+    def _added(self, place: int, grad: Array) -> Array | None:
+        """Add a gradient to those before it; return the mean in the last micro-step."""
+        accumulator, coming = self.accumulator, self.coming(None, None)
+        grads: list[Array | None] = [None] * len(self._parameters.all)
+        grads[place] = grad
+        factor = self.judging.inverse(coming.known)
+        adding = accumulator.prepare(
+            coming.buckets, grads, factor, early=True, judged=False, only=place
+        )
+        if accumulator.last:
+            return adding.means[place]
+        with Commit(self._team):
+            accumulator.add(adding)
+        return None
 
     def collect(self) -> list[Array | None]:
         """Wait for what was taken to be added up, in the last micro-step; all ranks call it."""
@@ -70,8 +73,8 @@ class GivenStep(Step):
         for name, total in accumulator.sums().items():
             if name not in done:
                 place = accumulator.tensors[name].place
-                self._team.take(tensors, place, total, wide=several)
-        return self._team.taken(tensors, wide=several)
+                self._ranks.take(tensors, place, total, wide=several)
+        return self._ranks.taken(tensors, wide=several)
 
     def begin_taken(self, coming: Coming, rooms: list[Array | None], *, stats: bool) -> Begun:
         """Let what may fail do so before ranks vote on a step whose gradients they have taken."""
@@ -83,13 +86,13 @@ class GivenStep(Step):
         for place, tensor in enumerate(tensors):
             if tensor.block is not None:  # ranks compare the gradients of the same part
                 given[place] = rooms[place]
-        whole = self._team.whole_rooms(tensors, rooms)
+        whole = self._ranks.whole_rooms(tensors, rooms)
         self._foresee(coming, whole, stats=stats)
         return Begun(given, rooms, whole, reduced=True)
 
     def drop_taken(self) -> None:
         """Forget what was taken; the step is made, or it has failed."""
-        self._team.drop_taken()
+        self._ranks.drop_taken()
         self.release.clear()
 
     def end_release(self, *, incomplete: bool) -> bool:

@@ -12,6 +12,7 @@ from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.table import select
 from arrayopt.hyper import scalar
 from arrayopt.ranks.alone import Alone
+from arrayopt.ranks.team import Team
 from arrayopt.state.loss_scale import LOSS_SCALE, as_loss_scale
 from arrayopt.state.run import Run
 from arrayopt.state.verdict import Verdict, joint_norm, judge
@@ -124,7 +125,7 @@ class Judging:
     @property
     def _swap(self) -> Swap | None:
         """How ranks exchange partial results, where there are several."""
-        return self._team.swap if self._team.size > 1 else None
+        return self._team.swap if isinstance(self._team, Team) else None
 
     def inverse(self, known: Known) -> Any:
         """What gradients of this call are multiplied by for their loss scale; None for nothing."""

@@ -16,6 +16,7 @@ from arrayopt.engines.totals import as_many
 from arrayopt.fusion.phases import Meets
 from arrayopt.fusion.plans import totals_for
 from arrayopt.ranks.alone import Alone
+from arrayopt.ranks.team import Team
 from arrayopt.rules.base import Rule
 
 __all__ = ["Ready", "totals_of"]
@@ -100,7 +101,10 @@ class Ready:
         rounds, launches = interleaved(self._cut), self._launches
         wanted = next(rounds, None) if self._cut else None
         while wanted is not None or launches:
-            ended = team.swap(wanted) if wanted else None
+            ended = None
+            if wanted:
+                assert isinstance(team, Team)  # one process has all partial results
+                ended = team.swap(wanted)
             for launch in launches:
                 self._reports |= launch()
             launches = []

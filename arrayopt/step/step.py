@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from arrayopt.arrays import Array
 from arrayopt.engines.base import Asked, Report
@@ -13,6 +13,7 @@ from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.engines.table import select
 from arrayopt.params.parameters import Parameters
 from arrayopt.ranks.alone import Alone
+from arrayopt.ranks.team import Team
 from arrayopt.state.run import Run
 from arrayopt.state.verdict import Verdict
 from arrayopt.step.accumulate import Accumulator
@@ -31,8 +32,7 @@ _NOTHING = nullcontext()
 
 
 class Step:
-    """Runs the steps of an optimizer: gathers gradients, judges them, has the engines prepare all
-    buckets, launches.
+    """Runs the steps of an optimizer: judges gradients, has engines prepare all buckets, launches.
 
     Attributes
     ----------
@@ -53,6 +53,7 @@ class Step:
         accumulate: Any,
     ) -> None:
         self._engine, self._run, self._parameters, self._team = engine, run, parameters, team
+        self._ranks = cast("Team", team)  # if there are several
         self.judging = Judging(engine, run, loss_scale, skip_nonfinite, team)
         self.accumulator = Accumulator(engine, accumulate)
         self._buckets = Buckets(parameters, run)
@@ -84,7 +85,7 @@ class Step:
         if self._started is None:
             return
         started, self._started = self._started, None
-        self._team.arrive(started, place)
+        self._ranks.arrive(started, place)
         if started:
             self._started = started
         else:
@@ -126,9 +127,9 @@ class Step:
             grads = adding.means
         if team.size == 1 or (adding is not None and not self.accumulator.last):
             return Begun(given, grads, grads, adding)
-        rooms = team.rooms(self._parameters.all, grads)
+        rooms = self._ranks.rooms(self._parameters.all, grads)
         ready = self._foresee(coming, rooms, stats=stats)
-        final = adding is None and not judged and not team.sums and not team.has_homes
+        final = adding is None and not judged and not team.sums and not self._ranks.has_homes
         return Begun(given, grads, rooms, adding, ready if final else None)
 
     def _foresee(self, coming: Coming, rooms: list[Array | None], *, stats: bool) -> Ready:
@@ -185,10 +186,11 @@ class Step:
                 return False
             grads = begun.rooms
             if team.size > 1 and not begun.reduced:
-                team.reduce(self._parameters.all, begun.grads, grads)
+                self._ranks.reduce(self._parameters.all, begun.grads, grads)
                 if self._run.captured or self.capturing:
                     self._run.record(begun.grads)
-            team.bring(self._parameters.all, begun.grads, grads)
+            if team.size > 1:
+                self._ranks.bring(self._parameters.all, begun.grads, grads)
             if adding is None or team.size > 1:
                 norms_of: Callable[[], Measures] = partial(measures, coming.buckets, grads)
             else:
@@ -212,31 +214,27 @@ class Step:
                 if verdict.skip is not True and team.size > 1:
                     updated = [x for x in self._parameters.all if grads[x.place] is not None]
                     if coming.wait:
-                        team.gather(updated)
+                        self._ranks.gather(updated)
                     else:
-                        self._started = team.start_gather(updated)
+                        self._started = self._ranks.start_gather(updated)
                 self._parameters.settle()
                 record(team.reports(reports) if wanted else reports, verdict.norm)
             return True
 
     @property
     def capturing(self) -> bool:
-        """Whether a step over ranks is being captured in a CUDA graph; RuntimeError if that cannot
-        be.
-        """
+        """Whether a step of ranks is being captured in a graph; RuntimeError if that cannot be."""
         buckets = self._buckets.now() if self._team.size > 1 else []
         if not any(select(self._engine, bucket)[0].capturing(bucket) for bucket in buckets):
             return False
-        if not self._team.captured:
+        if not self._ranks.captured:
             raise RuntimeError("Optimizer.launch: a step over ranks can be captured only over NCCL")
         return True
 
     def _prepare(
         self, coming: Coming, grads: list[Array | None], verdict: Verdict, *, stats: bool
     ) -> Ready:
-        """Make all buckets ready, raising what there is to raise; none for a step that the host
-        skips.
-        """
+        """Make all buckets ready, raising what there is; none for a step that the host skips."""
         if verdict.skip is True:
             return Ready(self._engine)
         last, self._last = self._last, None  # until the step is made
@@ -269,7 +267,8 @@ class Step:
         for bucket, values in zip(coming.buckets, coming.hypers, strict=True):
             select(self._engine, bucket)[0].advance(bucket, values)
         self.judging.advance(coming.known)
-        self._team.hold()
+        if self._team.size > 1:
+            self._ranks.hold()
         with Commit(self._team):
             self._coming = coming
             self._run.steps += 1

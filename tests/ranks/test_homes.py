@@ -193,11 +193,11 @@ def test_a_step_sends_one_message_to_each_owner_and_one_back(monkeypatch):
     def rank(comm):
         part = {str(i): ao.Part(np.ones((3, 8), np.float32), (3 * comm.rank, 0), (9, 8)) for i in range(12)}
         opt = ao.Optimizer(part, ao.Muon(lr=0.1), comm=ao.Ranks(comm, check=None))
-        comm._meet()
+        comm.meet()()
         sent.clear()
-        comm._meet()
+        comm.meet()()
         opt.step({name: np.ones((3, 8), np.float32) for name in part})
-        comm._meet()
+        comm.meet()()
         return sorted(sent)
 
     assert ao.ranks.run(3, rank)[0] == sorted([(r, 2) for r in range(3)] * 2)

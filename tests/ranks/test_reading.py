@@ -2,15 +2,15 @@
 
 import os
 import sys
+import threading
 
 import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.ranks import reading
-from arrayopt.ranks.gather import Gather
+from arrayopt.ranks import gather, reading
 from arrayopt.ranks.threads import ThreadComm
-from tests.support.ranks import contents, differing, gradients, parameters, train
+from tests.support.ranks import contents, differing, gradients, parameters
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems send messages")
 
@@ -43,7 +43,7 @@ def replaced(comm, opt, k):
 def test_the_bits_of_one_process_and_no_message(ranks, stretch, change, monkeypatch):
     monkeypatch.setattr(reading, "STRETCH", stretch)
     monkeypatch.setattr(reading, "MOST", 7)
-    monkeypatch.setattr(Gather, "send", None)
+    monkeypatch.setattr(gather, "Arrivals", None)
     one, _ = steps(None, change)
     for many, processes in ao.ranks.run(ranks, lambda comm: steps(comm, change)):
         assert processes == [os.getpid()] * ranks
@@ -73,31 +73,36 @@ def test_memory_that_is_not_what_was_said_is_not_read(monkeypatch):
     assert [processes for _, processes in ao.ranks.run(2, steps)] == [[], []]
 
 
-def test_a_process_that_ends_is_an_error(monkeypatch, tmp_path):
-    real = reading._read
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("at", [1, 2])
+def test_where_it_is_forbidden_later_all_send_from_then_on(ranks, at, monkeypatch):
+    """Also what was read in part before: one call reads one piece here, and the second of a step fails, on one rank."""
+    real, asked = reading._read, threading.local()
+    monkeypatch.setattr(reading, "MOST", 1)
 
     def rank(comm):
-        opt = train(parameters(), ao.LAMB(lr=0.01), [gradients(0)], ao.Ranks(comm, timeout=5))
-        opt.save(tmp_path / "before")
-        comm._meet()
+        asked.left = None
 
-        def ended(process, here, there):
-            raise ProcessLookupError(3, "No such process")
+        def change(comm, opt, k):
+            asked.left = at if comm.rank == 1 and k == 2 else None
+            asked.calls = 0
 
-        if comm.rank == 0:
-            monkeypatch.setattr(reading, "_read", ended)
-        comm._meet()
-        with pytest.raises(ao.RankError, match=r"the memory of process \d+ cannot be read|another rank has failed"):
-            opt.step(gradients(1))
-        with pytest.raises(ao.RankError, match="load a checkpoint"):
-            opt.step(gradients(1))
-        monkeypatch.setattr(reading, "_read", real)
-        opt.load(tmp_path / "before")
-        opt.step(gradients(1))
-        return contents(opt)
+        many, processes = steps(comm, change)
+        return many, processes, asked.calls
 
-    one = contents(train(parameters(), ao.LAMB(lr=0.01), [gradients(0), gradients(1)]))
-    for many in ao.ranks.run(2, rank):
+    def refused(process, here, there):
+        asked.calls = getattr(asked, "calls", 0) + 1
+        if getattr(asked, "left", None) is not None:
+            asked.left -= 1
+            if not asked.left:
+                raise PermissionError(1, "Operation not permitted")
+        real(process, here, there)
+
+    monkeypatch.setattr(reading, "_read", refused)
+    one, _ = steps(None)
+    for many, processes, calls in ao.ranks.run(ranks, rank):
+        assert processes == []
+        assert calls == 0  # in the last step
         assert differing(one, many) == []
 
 

@@ -15,8 +15,7 @@ from tests.support.ranks import contents, differing, gradients, parameters
 @pytest.mark.parametrize("wait", [True, False])
 def test_the_bits_of_one_process_and_no_broadcast(wait, monkeypatch):
     sent = []
-    for name in ("start_broadcast", "broadcast"):
-        monkeypatch.setattr(ThreadComm, name, lambda self, *pieces: sent.append(len(pieces)) or (lambda: None))
+    monkeypatch.setattr(ThreadComm, "start_broadcast", lambda self, pieces: sent.append(len(pieces)) or (lambda: None))
     one = ao.Optimizer(parameters(), ao.LAMB(lr=0.01), clip_norm=1.0)
 
     def rank(comm):
