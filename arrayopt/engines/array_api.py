@@ -1,7 +1,7 @@
 """The reference engine: a rule as it is written, on whole arrays of any array-API library."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,6 @@ from arrayopt.engines.base import Asked, Engine, Partials, Report
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.layers import Layers, Split, layer_name, layers_with, unless
 from arrayopt.engines.meeting import Meeting, numbers_of
-from arrayopt.rules.base import Rule
 from arrayopt.rules.totals import PREFIX, of_total, totals_in, unforeseen
 from arrayopt.state.tensors import Tensor
 
@@ -102,23 +101,48 @@ class _Updates:
 
     def __init__(self, bucket: Bucket, asked: Asked, meeting: Meeting | None = None) -> None:
         self.bucket, self.asked = bucket, asked
-        tensors, grads, groups, one = bucket.tensors, asked.grads, bucket.group_of, _whole
-        self.several = bucket.rule.several
+        tensors, grads, groups = bucket.tensors, asked.grads, bucket.group_of
+        self.several, self.stacks = bucket.rule.several, False
         self.left = [(asked.left or {}).get(tensor.layers) for tensor in tensors]
         if isinstance(bucket, Layers) and isinstance(grads, Split):
-            tensors, groups, one = bucket.stacks.tensors, bucket.group_of_stacks, _stack
-            self.left, grads, self.several = grads.left, grads.stacks, True
+            tensors, groups = bucket.stacks.tensors, bucket.group_of_stacks
+            self.left, grads = grads.left, grads.stacks
+            self.several = self.stacks = True
         # what measures gradients has none
-        slots = bucket.rule.several or not isinstance(bucket, Layers)
+        self.slotless = isinstance(bucket, Layers) and not bucket.rule.several
         self.made: list[tuple[int, Tensor, Array, dict[str, Array], Report]] = []
         # infinity and NaN are data: they reach the parameter, and are no warning
         with np.errstate(all="ignore"):
             for k, (x, g, left) in enumerate(zip(tensors, grads, self.left, strict=True)):
                 if g is not None and (left is None or not left.all()):
-                    call, i = partial(one, x, x.slots if slots else {}), groups[k]
-                    known = {} if meeting is None else self._totals(k, x, meeting)
-                    made = _update(call, bucket.groups[i].rule, x, g, asked, i, known, left)
-                    self.made.append((k, x, *made))
+                    totals = {} if meeting is None else self._totals(k, x, meeting)
+                    self.made.append((k, x, *self._update(x, g, groups[k], totals, left)))
+
+    def _update(
+        self, tensor: Tensor, g: Array, group: int, totals: dict[str, Any], left: Any
+    ) -> Done:
+        """One tensor's new parameter, slots and report, with the totals that are known; those of
+        the layers that are `left` stay.
+        """
+        p, g, asked = detached(tensor.array), detached(g), self.asked
+        slots, (name, first) = {} if self.slotless else tensor.slots, tensor.origin
+        options: dict[str, Any] = {"name": name, "first": first, "stacked": self.stacks or None}
+        with on_its_device(p):
+            if left is not None:  # LAPACK raises where it is given NaN
+                g = unless(left, g, array_namespace(g).zeros_like(g))
+            hypers = {**asked.hypers[group], **totals} if totals else asked.hypers[group]
+            rule, t = self.bucket.groups[group].rule, tensor.updates + 1
+            new, made, report = apply(
+                rule, p, g, slots, t, hypers, clip=asked.clip, stats=asked.stats, **options
+            )
+            if asked.stats:  # what a slot held is about to be overwritten
+                xp = array_namespace(p)
+                for key, x in report.items():
+                    report[key] = xp.astype(x, x.dtype, copy=True) if is_array(x) else x
+            if left is not None:
+                new = unless(left, new, p)
+                made = {slot: unless(left, x, tensor.slots[slot]) for slot, x in made.items()}
+        return tensor.array if new is p else new, made, report  # the same object is not written
 
     @cached_property
     def numbers(self) -> list[Ints]:
@@ -177,46 +201,3 @@ class _Updates:
                 reports[tensor.name] = report
         self.bucket.count(layers_with(self.asked.grads), self.asked.left)
         return reports
-
-
-def _whole(tensor: Tensor, slots: dict[str, Array], *args: Any, **options: Any) -> Done:
-    """`apply` to a tensor."""
-    rule, p, g, *others = args
-    name, first = tensor.origin
-    return apply(rule, p, g, slots, *others, **options, name=name, first=first)
-
-
-def _stack(tensor: Tensor, slots: dict[str, Array], *args: Any, **options: Any) -> Done:
-    """`apply` to the layers of a tensor."""
-    return _whole(tensor, slots, *args, **options, stacked=True)
-
-
-def _update(
-    one: Callable[..., Done],
-    rule: Rule,
-    tensor: Tensor,
-    g: Array,
-    asked: Asked,
-    place_of: int,
-    totals: dict[str, Any],
-    left: Any,
-) -> Done:
-    """One tensor's new parameter, slots and report, with the totals that are known; those of the
-    layers that are `left` stay.
-    """
-    p, g, stats = detached(tensor.array), detached(g), asked.stats
-    with on_its_device(p):
-        if left is not None:  # LAPACK raises where it is given NaN
-            g = unless(left, g, array_namespace(g).zeros_like(g))
-        hypers = asked.hypers[place_of] if not totals else {**asked.hypers[place_of], **totals}
-        new, slots, report = one(
-            rule, p, g, tensor.updates + 1, hypers, clip=asked.clip, stats=stats
-        )
-        if stats:  # what a slot held is about to be overwritten
-            xp = array_namespace(p)
-            for name, x in report.items():
-                report[name] = xp.astype(x, x.dtype, copy=True) if is_array(x) else x
-        if left is not None:
-            new = unless(left, new, p)
-            slots = {name: unless(left, x, tensor.slots[name]) for name, x in slots.items()}
-    return tensor.array if new is p else new, slots, report  # the same object is not written

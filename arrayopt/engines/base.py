@@ -153,7 +153,9 @@ class Engine(ABC):
         meetings: Sequence[Any],
         reports: dict[str, Report],
     ) -> Iterator[list[Partials]]:
-        """Make a step ready in which the tensors of all buckets meet; what is returned runs it.
+        """Make a step ready over tensors that ranks share, or that meet those of other buckets.
+
+        What is returned runs it, and stops where others have something to do.
 
         Parameters
         ----------
@@ -161,9 +163,9 @@ class Engine(ABC):
             As for `prepare`.
         meetings : sequence of Meeting
             Where they meet: for the update; or first for what reports of it, and then for the
-            update. The engine joins each, tells numbers, and stops where it waits.
+            update; or none. The engine joins each, tells numbers, and stops where it waits.
         reports : dict
-            Where reports go.
+            Where reports go, of tensors of which this rank has elements.
         """
         raise ValueError(
             f"the engine {self.name!r} does not support totals; use engine='array_api'"

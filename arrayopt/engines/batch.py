@@ -23,7 +23,7 @@ from arrayopt.fusion.plan import Plan
 from arrayopt.state.quantized import dequantized, quantized, scale_of
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["Batch", "Idle", "Kind", "Prepared", "Rows", "plain"]
+__all__ = ["Batch", "Kind", "Prepared", "Rows", "plain"]
 
 KEPT = 8
 """So many sets of tensors that took part in a step are remembered."""
@@ -187,6 +187,15 @@ class Batch(ABC):
         """
         raise NotImplementedError
 
+    def steps(
+        self, rows: Rows, grads: Sequence[Array | None], threads: int
+    ) -> Iterator[list[Partials]]:
+        """`passes` over tensors that ranks share; over others `launch`."""
+        if self.bucket.kind == "cut":
+            yield from self.passes(rows, grads, threads)
+        else:
+            self.launch(rows, grads, threads)
+
     def held(self, rows: Rows) -> Rows:
         """Those of the rows of which this rank has elements."""
         mine = []
@@ -277,21 +286,6 @@ class Batch(ABC):
         if node.op == "const":
             return np.full(len(self.tensors), float(node.data))
         return self.scalars[:, self.plan.scalars.index(node)].copy()
-
-
-class Idle(Batch):
-    """Tensors whose step is only counted: nothing is written, and nothing but scalars of the step
-    is reported.
-    """
-
-    def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
-        """See `Batch.launch`."""
-
-    def passes(
-        self, rows: Rows, grads: Sequence[Array | None], threads: int
-    ) -> Iterator[list[Partials]]:
-        """See `Batch.passes`."""
-        yield from ()
 
 
 def plain(x: Array) -> bool:

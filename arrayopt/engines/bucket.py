@@ -126,11 +126,9 @@ class Bucket:
         """
         if self.ordered is None:
             self.ordered = self.places == list(range(len(self.places)))
-        return (
-            chosen(every, self.places)
-            if self.ordered
-            else list(map(every.__getitem__, self.places))
-        )
+        if self.ordered:
+            return chosen(every, self.places)
+        return list(map(every.__getitem__, self.places))
 
     def sibling(self, group: Group, tensors: list[Tensor], run: Run) -> "Bucket":
         """A bucket of the same parameters, and so of the same gradients, with state of its own."""

@@ -1,23 +1,76 @@
-"""The columns that the table of tensors begins with in every engine that compiles."""
+"""The table that compiled code works through: a row for each tensor, and columns that are named for
+the code and for what fills them in.
+"""
 
 from collections.abc import Sequence
+from typing import Any
 
-from arrayopt.fusion.layout import Layout
+import numpy as np
+
+from arrayopt.arrays import Ints
+from arrayopt.engines.batch import Batch
+from arrayopt.fusion.layout import GEOMETRY, Layout
 from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.windows import WINDOW
 from arrayopt.state.quantized import scale_of
 
-__all__ = ["first_columns"]
+__all__ = ["Listed", "first_columns", "native_columns", "value_columns"]
 
 
 def first_columns(plan: Plan, where: Layout, head: Sequence[str]) -> list[str]:
-    """The names of the columns, in their order: ``IN_`` and a name of `head`; ``AT_`` and the name
-    of an array, for its address; ``VEC`` and ``PART`` and a number, for where a vector, or the
-    partial results of a reduction, begin.
+    """The names of the columns that a table begins with, in their order: ``IN_`` and a name of
+    `head`; ``AT_`` and the name of an array, for its address; and `value_columns`.
     """
     arrays = ["p", "g", *plan.slots, *map(scale_of, plan.quantized), *plan.spilled]
-    return [
-        *(f"IN_{name}" for name in head),
-        *(f"AT_{name}" for name in arrays),
-        *(f"VEC{i}" for i in range(len(where.vectors))),
-        *(f"PART{i}" for i in range(len(where.partials))),
-    ]
+    addresses = [f"AT_{name}" for name in arrays]
+    return [*(f"IN_{name}" for name in head), *addresses, *value_columns(where)]
+
+
+def value_columns(where: Layout) -> list[str]:
+    """``VEC`` and ``PART`` and a number, for where a vector, or the partial results of a reduction,
+    begin.
+    """
+    vectors, partials = range(len(where.vectors)), range(len(where.partials))
+    return [*(f"VEC{i}" for i in vectors), *(f"PART{i}" for i in partials)]
+
+
+def native_columns(plan: Plan, where: Layout) -> list[str]:
+    """The names of the columns on CPUs, in their order.
+
+    They are `first_columns`, with names of `GEOMETRY` and `WINDOW`: sizes, and the batches, rows
+    and columns that are here. ``START``: the position of the first element, where random numbers
+    are drawn. ``BLAS``: the address of its product. ``OWN``: where in `work` the threads' own parts
+    begin. ``FIRST`` and ``LAST``: the units to run, which are all, but where several processes
+    share a tensor.
+    """
+    more = [*(["START"] if plan.draws else []), *(["BLAS"] if plan.multiplies else [])]
+    sizes = [f"IN_{name}" for name in WINDOW]
+    return [*first_columns(plan, where, GEOMETRY), *sizes, *more, "OWN", "FIRST", "LAST"]
+
+
+class Listed(Batch):
+    """Tensors that are rows of a table.
+
+    Attributes
+    ----------
+    table : array of int64
+        The table.
+    column : dict of str to int
+        Where each column is.
+    """
+
+    table: Ints
+    column: dict[str, int]
+
+    def lay_out(self, names: Sequence[str]) -> None:
+        """Make the table, with columns of these names."""
+        self.column = {name: i for i, name in enumerate(names)}
+        self.table = np.zeros((len(self.tensors), len(names)), np.int64)
+        for name, values in zip(GEOMETRY, self.geo.T, strict=True):
+            self.put(f"IN_{name}", values)
+        if self.plan.draws:
+            self.put("START", self.firsts)
+
+    def put(self, name: str, values: Any, rows: Any = slice(None)) -> None:
+        """Fill in a column, for some rows."""
+        self.table[rows, self.column[name]] = values

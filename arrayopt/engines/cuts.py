@@ -16,86 +16,13 @@ from arrayopt.codecs import BLOCK, SCALE
 from arrayopt.engines.base import Partials
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import GEOMETRY, boundaries, partial_length, starts
-from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.windows import views, windows
+from arrayopt.fusion.windows import undivided, views, windows
 from arrayopt.state.shares import Shards
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["CutTable", "check_slots", "part_start", "unit_ends", "unlike", "windowed"]
+__all__ = ["CutTable"]
 
-COUNTED = [GEOMETRY.index(name) for name in ("NR", "NC", "UNITS")]
-
-
-def unlike(tensor: Tensor) -> ValueError:
-    """What to raise where the fields of a rule have become others than those that a tensor was cut
-    for.
-    """
-    return ValueError(
-        f"Optimizer: ranks share {tensor.name!r}, which was cut for other sums than its rule has"
-        " now, as after"
-        " `grad_centralization` or `clip_unit_ratio` was switched on; set it back, or make a new"
-        " Optimizer"
-    )
-
-
-def check_slots(tensor: Tensor, plan: Plan) -> None:
-    """Raise ValueError where a slot has a value for each element now that had fewer when a tensor
-    was cut.
-    """
-    undivided = () if tensor.share is None else tensor.share.undivided
-    if any(name in undivided for name, axes in plan.slots.items() if axes == plan.element):
-        raise unlike(tensor)
-
-
-def part_start(tensor: Tensor) -> int:
-    """Where a part that the user gave begins, as units count: what positions of its elements are to
-    be less by.
-
-    Raises
-    ------
-    ValueError
-        If it is not one stretch of the tensor's elements.
-    """
-    assert tensor.share is not None
-    assert tensor.block is not None
-    if tensor.block.first(tuple(tensor.array.shape)) is None:
-        raise unlike(tensor)
-    return tensor.share.first
-
-
-def unit_ends(tensor: Tensor, plan: Plan, geo: Ints) -> list[int]:
-    """The units of a tensor at which the ranks' parts begin, and the end of the last one.
-
-    Raises
-    ------
-    ValueError
-        If the plan has units, or slots, that were not those when the tensor was cut.
-    """
-    check_slots(tensor, plan)
-    assert tensor.share is not None
-    units, elements = boundaries(geo, plan.element)
-    at = np.searchsorted(elements, tensor.share.ends)
-    if (elements[at] != tensor.share.ends).any():
-        raise unlike(tensor)
-    return [int(units[i]) for i in at]
-
-
-def windowed(tensor: Tensor, plan: Plan, geo: Ints) -> Ints:
-    """Each rank's window of a tensor that the user has cut, seen as matrices; its units are counted
-    anew in `geo`.
-
-    Raises
-    ------
-    ValueError
-        If the parts are no windows.
-    """
-    assert isinstance(tensor.share, Shards)
-    try:
-        every, counts = windows(tensor.share.blocks, tensor.shape, plan.element, geo)
-    except ValueError as error:
-        raise ValueError(f"Optimizer: {tensor.name!r} {error}") from None
-    geo[COUNTED] = counts[1], counts[2], math.prod(counts)
-    return every
+SIZE, LENGTH, ROWS, COLUMNS, UNITS = map(GEOMETRY.index, ("SIZE", "TC", "NR", "NC", "UNITS"))
 
 
 class CutTable(ABC):
@@ -106,30 +33,97 @@ class CutTable(ABC):
     each partial result. Of matrices that the user has cut, a part is a window; see
     `arrayopt.fusion.windows`.
 
+    Parameters
+    ----------
+    table : Listed
+        The table, before its columns are filled in. The units of parts that the user gave are
+        counted anew in its `geo`, for each part begins with one; its `firsts` are put back.
+
     Attributes
     ----------
     shares : list of Share
         What each rank has of each tensor.
     windows : dict of int to array
         Of matrices that the user has cut, by row, the windows of all ranks.
+    ends : list of list of int
+        For each tensor the units at which the ranks' parts begin, and the end of the last one; none
+        of windows.
+    own : list of array of int64
+        For each tensor the units that this rank runs.
+
+    Raises
+    ------
+    ValueError
+        If the plan has units, or slots, that were not those when a tensor was cut; or if parts are
+        no windows.
     """
 
-    ends: Sequence[Sequence[int]]
-    """For each tensor the units at which the ranks' parts begin, and the end of the last one."""
-
-    def __init__(self, table: Any, windows: dict[int, Ints]) -> None:
+    def __init__(self, table: Any) -> None:
         # which has this: a circle would keep an optimizer's memory when it is let go
-        self.of, self.plan, self.windows = weakref.proxy(table), table.plan, windows
+        self.of, self.plan = weakref.proxy(table), table.plan
         self.shares: list[Any] = [tensor.share for tensor in table.tensors]
+        self.windows: dict[int, Ints] = {}
+        self.ends = [self._units(row, tensor) for row, tensor in enumerate(table.tensors)]
+        self.own = [self._own_units(row) for row in range(len(self.shares))]
         self._partials: dict[tuple[int, Node], Partials] = {}
 
     @abstractmethod
-    def room(self, row: int, reduction: Node, kind: str) -> tuple[Any, int]:
-        """The room in which the partial results of a reduction lie, and where they begin there."""
+    def room(self, kind: str) -> Any:
+        """The room in which partial results lie that are kept for a kind."""
 
     @abstractmethod
     def shown(self, pieces: tuple[Any, ...]) -> Partials:
         """Pieces of a room, for an exchange."""
+
+    def _units(self, row: int, tensor: Tensor) -> list[int]:
+        """See `ends`."""
+        share, plan, geo = self.shares[row], self.plan, self.of.geo[row]
+        element = [name for name, axes in plan.slots.items() if axes == plan.element]
+        if self.of.split is not None or not set(share.undivided).isdisjoint(element):
+            raise _unlike(tensor)
+        if not isinstance(share, Shards):
+            units, elements = boundaries(geo, plan.element)
+            at = np.searchsorted(elements, share.ends)
+            if (elements[at] != share.ends).any():
+                raise _unlike(tensor)
+            return [int(units[i]) for i in at]
+        if plan.element != "C":
+            try:
+                self.windows[row], counts = windows(share.blocks, tensor.shape, plan.element, geo)
+            except ValueError as error:
+                raise ValueError(f"Optimizer: {tensor.name!r} {error}") from None
+            geo[[ROWS, COLUMNS, UNITS]] = counts[1], counts[2], math.prod(counts)
+            self.of.firsts[row] = 0  # windows' units know positions in the whole tensor
+            return []
+        if plan.draws:  # units have the numbers of parts that lie end to end
+            assert tensor.block is not None
+            if tensor.block.first(tuple(tensor.array.shape)) is None:
+                raise _unlike(tensor)
+            self.of.firsts[row] -= share.first
+        ends = [end // int(geo[LENGTH]) for end in share.ends]
+        geo[[SIZE, COLUMNS, UNITS]] = share.last, ends[-1], ends[-1]
+        return ends
+
+    def _own_units(self, row: int) -> Ints:
+        """See `own`; of a part that the user gave, other ranks may run the units, too."""
+        share, geo = self.shares[row], self.of.geo[row]
+        if row in self.windows:
+            every = np.arange(geo[UNITS])
+            found: Ints = views(every, "tensor", geo, self.windows[row][share.rank]).reshape(-1)
+            return found
+        if not isinstance(share, Shards):
+            return np.arange(*self.ends[row][share.rank : share.rank + 2])
+        if share.last == share.first:
+            return np.arange(0)
+        end = min(x for x in share.ends if x > share.first)
+        return np.arange(share.first // geo[LENGTH], end // geo[LENGTH])
+
+    def lying(self) -> Ints:
+        """This rank's window of each tensor; see `arrayopt.fusion.windows.WINDOW`."""
+        found = undivided(self.of.geo)
+        for row, every in self.windows.items():
+            found[row] = every[self.shares[row].rank]
+        return found
 
     def first(self, row: int) -> int:
         """The elements of a whole tensor that lie before this rank's, as units count them."""
@@ -147,7 +141,7 @@ class CutTable(ABC):
 
     def gradients_before(self, rows: Ints, grads: Sequence[Array | None]) -> Ints:
         """The same for gradients: of whole tensors, or of this rank's elements."""
-        sizes = self.of.geo[rows, GEOMETRY.index("SIZE")].tolist()
+        sizes = self.of.geo[rows, SIZE].tolist()
         before = []
         for row, grad, count in zip(rows.tolist(), grads, sizes, strict=True):
             cut = isinstance(self.shares[row], Shards) or size(grad) != count
@@ -168,7 +162,8 @@ class CutTable(ABC):
         """The partial results of a reduction by rank; of ranks that have the same window, the
         first one speaks.
         """
-        room, begin = self.room(row, reduction, kind)
+        number = list(self.of.where.partials).index(reduction)
+        room, begin = self.room(kind), int(self.of.table[row, self.of.column[f"PART{number}"]])
         geo, share, pieces = self.of.geo[row], self.shares[row], []
         if row not in self.windows:
             at = starts(geo, self.plan.element, np.array(self.ends[row]), kind).tolist()
@@ -180,3 +175,15 @@ class CutTable(ABC):
         for rank, window in enumerate(self.windows[row]):
             pieces.append(views(own, kind, geo, window) if rank in share.holders else own[:0])
         return self.shown(tuple(pieces))
+
+
+def _unlike(tensor: Tensor) -> ValueError:
+    """What to raise where the fields of a rule have become others than those that a tensor was cut
+    for.
+    """
+    return ValueError(
+        f"Optimizer: ranks share {tensor.name!r}, which was cut for other sums than its rule has"
+        " now, as after"
+        " `grad_centralization` or `clip_unit_ratio` was switched on; set it back, or make a new"
+        " Optimizer"
+    )

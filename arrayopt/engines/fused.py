@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from arrayopt.arrays import Ints, dtype_name, size
+from arrayopt.arrays import Array, Ints, dtype_name, size
 from arrayopt.codecs import PAIR
 from arrayopt.engines.base import Asked, Engine, NoRemedyError, Partials, Report
-from arrayopt.engines.batch import Batch, Idle, Kind, Prepared
+from arrayopt.engines.batch import Batch, Kind, Prepared, Rows
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.joint import Joint
-from arrayopt.engines.launch import Launch, cut_steps, joint_steps
+from arrayopt.engines.launch import Launch
 from arrayopt.engines.layers import Split
 from arrayopt.engines.meeting import Meeting
 from arrayopt.fusion.lanes import Lanes, lanes, suits
@@ -149,21 +149,6 @@ class Fused(Engine):
         """See `Engine.prepare`."""
         return Launch(self, bucket, asked)
 
-    def prepare_cut(
-        self, bucket: Bucket, asked: Asked, reports: dict[str, Report]
-    ) -> Iterator[list[Partials]]:
-        """Make a step over tensors that ranks share ready; what is returned runs it, and stops at
-        each exchange.
-
-        Parameters
-        ----------
-        bucket, asked
-            As for `prepare`.
-        reports : dict
-            Where reports of the tensors go of which this rank has elements.
-        """
-        return cut_steps(self, bucket, asked, reports)
-
     def prepare_joint(
         self,
         bucket: Bucket,
@@ -172,7 +157,7 @@ class Fused(Engine):
         reports: dict[str, Report],
     ) -> Iterator[list[Partials]]:
         """See `Engine.prepare_joint`."""
-        return joint_steps(self, bucket, asked, meetings, reports)
+        return Launch(self, bucket, asked, meetings).steps(reports)
 
     def plan(self, rule: Rule, rank: int, dtype: str, **options: Any) -> Plan:
         """The engine's plan of a rule; see `plan_for`.
@@ -196,8 +181,8 @@ class Fused(Engine):
         return found
 
     def count(self, bucket: Bucket, took: list[Ints]) -> None:
-        """Note that these tensors of a bucket were updated."""
-        if took:
+        """Note that these tensors of a bucket were updated, if the device has not counted them."""
+        if took and not self.counts:
             bucket.count(took[0] if len(took) == 1 else np.concatenate(took))
 
     def lays_side_by_side(self, bucket: Bucket, tensor: Tensor) -> bool:
@@ -211,15 +196,9 @@ class Fused(Engine):
     def _split(self, plan: Plan, tensor: Tensor) -> Lanes | None:
         """The plan in segments, where the engine takes the matrices of a tensor side by side."""
         apart = tensor.block is not None and tensor.kind == "cut"
-        apart = apart or bool(plan.quantized)
-        return (
-            lanes(plan)
-            if self.side_by_side
-            and suits(tensor.array.shape)
-            and not (plan.spilled or apart)
-            and not plan.phases
-            else None
-        )
+        if apart or plan.quantized or plan.spilled or plan.phases:
+            return None
+        return lanes(plan) if self.side_by_side and suits(tensor.array.shape) else None
 
     def batches(self, bucket: Bucket, asked: Asked) -> Prepared:
         """The batches of a step, ready to make it; with `stats`, those that report of it and write
@@ -285,4 +264,19 @@ class Fused(Engine):
         """What makes the batch that runs a plan."""
         if plan.phases:
             return partial(Joint, self._batch)
-        return Idle if plan.idle and not self.counts else self.batch
+        return _Idle if plan.idle and not self.counts else self.batch
+
+
+class _Idle(Batch):
+    """Tensors whose step is only counted: nothing is written, and nothing but scalars of the step
+    is reported.
+    """
+
+    def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
+        """See `Batch.launch`."""
+
+    def passes(
+        self, rows: Rows, grads: Sequence[Array | None], threads: int
+    ) -> Iterator[list[Partials]]:
+        """See `Batch.passes`."""
+        yield from ()

@@ -11,11 +11,8 @@ def _folder() -> Path:
     """Where the headers lie: beside the package in a source tree, in it where it is installed."""
     package = Path(__file__).resolve().parents[1]
     beside = package.parent / "kernels"
-    return (
-        beside
-        if (package.parent / "pyproject.toml").exists() and beside.is_dir()
-        else package / "_kernels"
-    )
+    in_tree = (package.parent / "pyproject.toml").exists() and beside.is_dir()
+    return beside if in_tree else package / "_kernels"
 
 
 @cache

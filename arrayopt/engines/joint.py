@@ -80,22 +80,19 @@ class Joint:
             phase.allocate(own, threads)
 
     def steps(
-        self, grads: Sequence[Array | None], threads: int, meeting: Meeting
+        self, rows: Rows, grads: Sequence[Array | None], threads: int, meeting: Meeting
     ) -> Iterator[list[Partials]]:
         """All phases over the tensors that are ready; stop where others have something to do."""
         here = self.held(self._rows[0]).full
         waits = list[int]()
         self._known = {}
-        for phase, rows in zip(self.phases, self._rows, strict=True):
+        for phase, own in zip(self.phases, self._rows, strict=True):
             if phase is not self.phases[0]:
                 while any(which not in meeting.known for which in waits):
                     yield []
                 self.take(meeting, waits, here)
-                self.enter(phase, rows, threads)
-            if self.cut:
-                yield from phase.passes(rows, grads, threads)
-            else:
-                phase.launch(rows, grads, threads)
+                self.enter(phase, own, threads)
+            yield from phase.steps(own, grads, threads)
             waits = totals_in(phase.plan.reports)
             self.tell(meeting, phase, waits, here)
 

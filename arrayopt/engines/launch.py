@@ -9,14 +9,13 @@ import numpy as np
 from arrayopt.arrays import Array, size
 from arrayopt.engines.array_api import ArrayAPI
 from arrayopt.engines.base import Asked, Partials, Report, interleaved
-from arrayopt.engines.batch import Prepared
 from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.layers import Split, layers_with
 from arrayopt.engines.meeting import Meeting
 from arrayopt.engines.threads import thread_count
 
-__all__ = ["Launch", "cut_steps", "joint_steps"]
+__all__ = ["Launch"]
 
 SMALL = 1 << 17
 """Tensors of up to so many elements are small."""
@@ -32,6 +31,8 @@ class Launch:
         The engine.
     bucket, asked
         As for `Engine.prepare`.
+    meetings : sequence of Meeting
+        As for `Engine.prepare_joint`.
 
     Attributes
     ----------
@@ -39,16 +40,22 @@ class Launch:
         Whether it can be.
     """
 
-    def __init__(self, engine: Any, bucket: Bucket, asked: Asked) -> None:
+    def __init__(
+        self, engine: Any, bucket: Bucket, asked: Asked, meetings: Sequence[Meeting] = ()
+    ) -> None:
         self._written, asked = _as_written(bucket, asked)
         self._engine, self._bucket, self._threads = engine, bucket, thread_count()
         self._work = engine.batches(bucket, asked._replace(stats=False))
         self._watched = engine.batches(bucket, asked) if asked.stats else []
-        for batch, rows, _ in [*self._watched, *self._work]:
-            batch.allocate(rows, self._threads)
-        self.repeats = not (asked.stats or bucket.rule.branches)
+        self._meetings = meetings[:1], meetings[-1:]
+        for work, meeting in zip((self._watched, self._work), self._meetings, strict=True):
+            for batch, rows, _ in work:
+                batch.allocate(rows, self._threads)
+                for one in meeting:
+                    one.join(batch.there)
+        self.repeats = not (asked.stats or bucket.rule.branches or meetings)
         self._rows = [(batch, rows) for batch, rows, _ in self._work]
-        self._shared = any(batch.is_shared(rows) for batch, rows in self._rows)
+        self._shared = self.repeats and any(x.is_shared(rows) for x, rows in self._rows)
         self._took = [np.array(batch.members)[rows.all] for batch, rows in self._rows]
 
     def again(self, asked: Asked) -> bool:
@@ -74,62 +81,21 @@ class Launch:
         for batch, rows, given in self._work:
             batch.launch(rows, given, self._threads)
             batch.written(rows)
-        if not self._engine.counts:
-            self._engine.count(self._bucket, self._took)
+        self._engine.count(self._bucket, self._took)
         self._watched, self._work = [], []
         return reports
 
-
-def cut_steps(
-    engine: Any, bucket: Bucket, asked: Asked, reports: dict[str, Report]
-) -> Iterator[list[Partials]]:
-    """See `Fused.prepare_cut`."""
-    threads, work = thread_count(), engine.batches(bucket, asked._replace(stats=False))
-    watched = engine.batches(bucket, asked) if asked.stats else []
-    for batch, rows, _ in [*watched, *work]:
-        batch.allocate(rows, threads)
-
-    def steps() -> Iterator[list[Partials]]:
-        yield from interleaved(batch.passes(rows, given, threads) for batch, rows, given in watched)
-        for batch, rows, _ in watched:
-            reports.update(batch.report(batch.held(rows)))
-        yield from interleaved(batch.passes(rows, given, threads) for batch, rows, given in work)
-        for batch, rows, _ in work:
-            batch.written(batch.held(rows))
-        engine.count(bucket, [np.array(batch.members)[rows.all] for batch, rows, _ in work])
-
-    return steps()
-
-
-def joint_steps(
-    engine: Any,
-    bucket: Bucket,
-    asked: Asked,
-    meetings: Sequence[Meeting],
-    reports: dict[str, Report],
-) -> Iterator[list[Partials]]:
-    """See `Engine.prepare_joint`."""
-    threads, runs = thread_count(), list[tuple[bool, Meeting, Prepared]]()
-    for stats, meeting in zip((True, False)[-len(meetings) :], meetings, strict=True):
-        work = engine.batches(bucket, asked._replace(stats=stats))
-        runs.append((stats, meeting, work))
-        for batch, rows, _ in work:
-            batch.allocate(rows, threads)
-    for _, meeting, work in runs:
-        for batch, _, _ in work:
-            meeting.join(batch.there)
-
-    def steps() -> Iterator[list[Partials]]:
-        for stats, meeting, work in runs:
-            yield from interleaved(batch.steps(given, threads, meeting) for batch, _, given in work)
+    def steps(self, reports: dict[str, Report]) -> Iterator[list[Partials]]:
+        """The same of tensors that ranks share, or that meet others; see `Engine.prepare_joint`."""
+        for work, meeting in zip((self._watched, self._work), self._meetings, strict=True):
+            going = [x.steps(rows, given, self._threads, *meeting) for x, rows, given in work]
+            yield from interleaved(going)
             for batch, rows, _ in work:
-                if stats:  # before the update overwrites what they are of
+                if work is self._watched:  # before the update overwrites what they are of
                     reports.update(batch.report(batch.held(rows)))
                 else:
                     batch.written(batch.held(rows))
-        engine.count(bucket, [np.array(batch.members)[rows.all] for batch, rows, _ in work])
-
-    return steps()
+        self._engine.count(self._bucket, self._took)
 
 
 def _as_written(bucket: Bucket, asked: Asked) -> tuple[Callable[[], dict[str, Report]], Asked]:

@@ -6,17 +6,7 @@ from typing import Any
 
 from arrayopt.fusion.graph import LETTERS
 
-__all__ = [
-    "WAY_OUT",
-    "NoAttributeError",
-    "NotFlat",
-    "NotFolded",
-    "NotMeasured",
-    "NotOriented",
-    "TraceError",
-    "broadcast",
-    "reduced_over",
-]
+__all__ = ["WAY_OUT", "NoAttributeError", "RetraceError", "TraceError", "broadcast", "reduced_over"]
 
 
 class TraceError(TypeError):
@@ -27,20 +17,13 @@ class NoAttributeError(TraceError, AttributeError):
     """A rule asks a traced array for what it does not have."""
 
 
-class NotFlat(Exception):  # noqa: N818 - a signal between `trace` and the planner
-    """A rule looks at rows, columns or batches: its tensors cannot be seen as one row."""
+class RetraceError(Exception):
+    """A trace must know more of the tensor; its argument says what, as options of `trace` do.
 
-
-class NotFolded(Exception):  # noqa: N818 - a signal between `trace` and the planner
-    """A rule sees a tensor as a matrix of its first axis and all others."""
-
-
-class NotOriented(Exception):  # noqa: N818 - a signal between `trace` and the planner
-    """A rule compares the number of rows with that of columns."""
-
-
-class NotMeasured(Exception):  # noqa: N818 - a signal between `trace` and the planner
-    """A rule compares the number of rows or of columns with a number."""
+    ``flat``: a rule looks at rows, columns or batches, so tensors cannot be seen as one row.
+    ``folded``: it sees a tensor as a matrix of its first axis and all others. ``tall``, ``sides``:
+    it compares the number of rows with that of columns, or one of the two with a number.
+    """
 
 
 WAY_OUT = (
@@ -66,7 +49,7 @@ def reduced_over(symbol: Any, axis: Any) -> tuple[list[int], str]:
 
     Raises
     ------
-    NotFlat
+    RetraceError
         In a flat graph, if it is over some of an element's axes and not all.
     TraceError
         If it is over some of the axes that are seen as one, and not all, or over one that there is
@@ -86,16 +69,14 @@ def reduced_over(symbol: Any, axis: Any) -> tuple[list[int], str]:
     labels = [symbol.dims[i] for i in over if symbol.dims[i]]
     if symbol.graph.flat:
         if labels and len(labels) < len([d for d in symbol.dims if d]):
-            raise NotFlat
+            raise RetraceError("flat")
         return over, "C" if labels else symbol.node.axes
     parts = {d for d in symbol.dims if len(d) > 1}
     some = parts & set(labels)
     if some and some != parts:
-        what = (
-            "middle axes of a tensor of rank 5 or more"
-            if "A" in symbol.dims
-            else "axes that are seen as columns"
-        )
+        what = "axes that are seen as columns"
+        if "A" in symbol.dims:
+            what = "middle axes of a tensor of rank 5 or more"
         raise TraceError(f"a reduction over some of the {what}{WAY_OUT}")
     left = {label[0] for label in labels}
     return over, "".join(letter for letter in LETTERS if letter in left)

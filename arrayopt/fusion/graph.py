@@ -138,6 +138,14 @@ class Node:
         return str(self.data[3]) if self.op == PRODUCT else self.op if self.op in NARROW else ""
 
     @property
+    def multiplied(self) -> str:
+        """The axes along which a product multiplies and adds: those of the result, and the one that
+        is summed over.
+        """
+        axes, turned = self.args[0].axes, self.data[0]
+        return f"{self.axes}{axes[-2] if turned else axes[-1]}".upper()
+
+    @property
     def symmetric(self) -> bool:
         """Whether it is a matrix that is certain to equal its transpose, or the same for all of a
         matrix's elements.

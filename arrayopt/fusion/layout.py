@@ -17,7 +17,6 @@ from arrayopt.codecs import BLOCK
 from arrayopt.fusion.graph import ELEMENT, KEPT, Node, operands
 from arrayopt.fusion.passes import Between, Pass
 from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.products import multiplied
 from arrayopt.fusion.ring_members import in_order
 from arrayopt.fusion.trace import TraceError
 
@@ -26,7 +25,6 @@ __all__ = [
     "CHUNK",
     "GEOMETRY",
     "Layout",
-    "axis_of",
     "boundaries",
     "extent",
     "flops",
@@ -114,21 +112,6 @@ def in_rows(shape: Sequence[int], element: str) -> bool:
     return element == "C" or _extents(tuple(shape), element)[3] % BLOCK == 0
 
 
-def axis_of(axis: int, rank: int, element: str) -> str:
-    """Which axis of an element an axis of a tensor is a part of."""
-    if element in (ELEMENT[1], ELEMENT[2]):
-        return element[min(axis, len(element) - 1)]
-    return (
-        element[axis]
-        if element == ELEMENT[3]
-        else "A"
-        if axis == 0
-        else "RC"[axis - rank]
-        if axis >= rank - 2
-        else "B"
-    )
-
-
 def extent(axes: str, geo: Any) -> Any:
     """How many values over some axes each tensor has."""
     return np.prod([geo[:, GEOMETRY.index(x.upper())] for x in axes], axis=0, dtype=np.int64)
@@ -141,7 +124,7 @@ def flops(plan: Plan, geo: Any, *, halves: bool = True) -> Any:
     products: list[Node] = []
     for pass_ in plan.passes:
         products += pass_.nodes if pass_.multiplies else ()
-    made = [extent(multiplied(n), geo) * (1 if n.data[2] and halves else 2) for n in products]
+    made = [extent(n.multiplied, geo) * (1 if n.data[2] and halves else 2) for n in products]
     return np.sum(made, axis=0, dtype=np.int64) if made else np.zeros(len(geo), np.int64)
 
 
@@ -218,24 +201,6 @@ class Layout:
     tensor: dict[Node, int]
     vectors: dict[Node, str]
     partials: dict[Node, str]
-
-    def place(self, node: Node) -> str:
-        """What a value is, as to where it lies.
-
-        ``const``: a number in the text. ``scalar``, ``tensor``, ``vector``: in these tables.
-        ``stored``: a parameter, a gradient or a slot. ``local``: made there, and nowhere else.
-        """
-        if node.op in ("const", "input"):
-            return "const" if node.op == "const" else "stored"
-        return (
-            "scalar"
-            if node.on_host
-            else "tensor"
-            if node in self.tensor
-            else "vector"
-            if node in self.vectors
-            else "local"
-        )
 
     def lengths(
         self, plan: Plan, geo: "np.ndarray[Any, np.dtype[np.int64]]"

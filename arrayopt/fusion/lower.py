@@ -9,7 +9,7 @@ from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import layout, outliving
 from arrayopt.fusion.lower_lanes import LoweredSegment
 from arrayopt.fusion.lower_passes import Loops
-from arrayopt.fusion.lowering import described, scratch_of
+from arrayopt.fusion.lowering import scratch_of
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.program import Function, Program, Stage
 
@@ -41,7 +41,7 @@ def _whole(plan: Plan) -> Program:
         pass_ = plan.passes[index]
         kind = "product" if pass_.multiplies else "pass"
         scratch = scratch_of(pass_, plan) if plan.multiplies else ()
-        key = described(pass_, plan, where) if plan.multiplies else index
+        key = lowering.described(pass_) if plan.multiplies else index
         if key not in made:
             made[key] = replace(lowering.units(index, pass_), scratch=scratch)
         stages.append(Stage(kind, pass_.axes, made[key], scratch))

@@ -70,7 +70,7 @@ class LoopsBetween(Lowering):
                 rest += self._small(loop)
         for array, node in between.stores.items():
             axes = self.plan.slots[array]
-            value = node if self.where.place(node) in ("const", "scalar") else self.place(node)
+            value = node if node.on_host else self.place(node)
             written = program.Write(Place(f"at_{array}", position_of(axes)), value)
             rest += loops_over(axes, [written])
         for node in self.seen:

@@ -17,7 +17,7 @@ from arrayopt.fusion.graph import KEPT, Node, operands
 from arrayopt.fusion.index import ZERO, Index, Place, name, product, ranges_of
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.lower_between import Statements
-from arrayopt.fusion.lowering import Lowering, described, scratch_of
+from arrayopt.fusion.lowering import Lowering, scratch_of
 from arrayopt.fusion.passes import Loop, Pass, loops
 from arrayopt.fusion.plan import Plan
 
@@ -57,7 +57,7 @@ class Stages(Lowering):
             return
         body, scratch = self.body(index, pass_), scratch_of(pass_, self.plan)
         read_again = tuple(x in body.again for x in body.arrays)
-        key = described(pass_, self.plan, self.where), read_again
+        key = self.described(pass_), read_again
         if key not in self.functions:
             shared = "squares" if pass_.axes != self.plan.element else "tiles"
             self.functions[key] = program.Function(f"Pass{index}", shared, (body,), scratch)

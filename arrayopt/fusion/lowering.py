@@ -7,7 +7,7 @@ from typing import Any
 
 from arrayopt.codecs import BLOCK
 from arrayopt.fusion import bulk, program
-from arrayopt.fusion.graph import Node
+from arrayopt.fusion.graph import POSITION, Node
 from arrayopt.fusion.index import (
     ONE,
     Index,
@@ -24,7 +24,7 @@ from arrayopt.fusion.passes import KINDS, Loop, Pass
 from arrayopt.fusion.plan import Plan
 from arrayopt.state.quantized import scale_of
 
-__all__ = ["Lowering", "described", "scratch_of"]
+__all__ = ["Lowering", "scratch_of"]
 
 
 class Lowering:
@@ -127,11 +127,8 @@ class Lowering:
 
     def combined(self, variable: str, reduction: Node) -> program.Fold:
         """A reduction over elements from its partial results, in their order."""
-        base, kind, element = (
-            self.part(reduction),
-            self.where.partials[reduction],
-            self.plan.element,
-        )
+        base, element = self.part(reduction), self.plan.element
+        kind = self.where.partials[reduction]
         if kind == "tensor":
             units = (("unit", column("IN_UNITS")),)
             return program.Fold(variable, reduction, units, Place("part", base + name("unit")))
@@ -157,53 +154,35 @@ class Lowering:
         gone = [x for x in term.axes if x not in reduction.axes]
         return program.Fold(variable, reduction, ranges_of(gone), self.place(term))
 
+    # ---- passes that are alike -------------------------------------------------------------------
+
+    def described(self, pass_: Pass) -> tuple[Any, ...]:
+        """What a pass does, without the names of its values and of its scratch arrays.
+
+        Two passes of a plan with equal descriptions have the same code, if the code is told where
+        the scratch arrays are.
+        """
+        scratch = scratch_of(pass_, self.plan)
+        arrays: dict[str, Any] = {x: x for x in pass_.arrays}
+        arrays |= {x: (i, self.plan.storage[x]) for i, x in enumerate(scratch)}
+        numbers: dict[Node, int] = {}
+
+        def of(n: Node) -> Any:
+            """A constant itself, or the number of a value."""
+            constant = n.op == "const"
+            return (n.dtype, repr(n.data)) if constant else numbers.setdefault(n, len(numbers))
+
+        found: list[Any] = [pass_.axes, pass_.multiplies]
+        found += [(arrays[x], of(n), n.axes, n.dtype) for x, n in pass_.loads.items()]
+        for n, kind in pass_.uses.items():
+            found.append((kind, of(n), n.axes, n.dtype, n.op == POSITION or self.place(n)))
+        for n in pass_.nodes:
+            found.append((n.op, n.dtype, n.axes, repr(n.data), *map(of, n.args), of(n)))
+        found += [(r.op, k, self.partial[r], of(r.args[0])) for r, k in pass_.reductions.items()]
+        found += [(arrays[x], of(n)) for x, n in pass_.stores.items()]
+        return tuple(found)
+
 
 def scratch_of(p: Pass, plan: Plan) -> tuple[str, ...]:
     """The scratch arrays of a pass."""
     return tuple(x for x in p.arrays if x in plan.spilled)
-
-
-def described(pass_: Pass, plan: Plan, where: Layout) -> tuple[Any, ...]:
-    """What a pass does, without the names of its values and of its scratch arrays.
-
-    Two passes of a plan with equal descriptions have the same code, if the code is told where the
-    scratch arrays are.
-    """
-    arrays: dict[str, Any] = {x: x for x in pass_.arrays}
-    arrays |= {x: (i, plan.storage[x]) for i, x in enumerate(scratch_of(pass_, plan))}
-    numbers: dict[Node, int] = {}
-
-    def of(n: Node) -> Any:
-        """A constant itself, or the number of a value."""
-        return (n.dtype, repr(n.data)) if n.op == "const" else numbers.setdefault(n, len(numbers))
-
-    loads = [(arrays[x], of(n), n.axes, n.dtype) for x, n in pass_.loads.items()]
-    uses = [(kind, of(n), n.axes, n.dtype, _lies(n, where)) for n, kind in pass_.uses.items()]
-    nodes = []
-    for n in pass_.nodes:
-        operands = tuple(of(a) for a in n.args)
-        nodes.append((n.op, n.dtype, n.axes, repr(n.data), operands, of(n)))
-    sums = []
-    partials = list(where.partials)
-    for r, kind in pass_.reductions.items():
-        sums.append((r.op, kind, partials.index(r), of(r.args[0])))
-    stores = [(arrays[x], of(n)) for x, n in pass_.stores.items()]
-    return (
-        pass_.axes,
-        pass_.multiplies,
-        tuple(loads),
-        tuple(uses),
-        tuple(nodes),
-        tuple(sums),
-        tuple(stores),
-    )
-
-
-def _lies(node: Node, where: Layout) -> Any:
-    """Where a value of fewer axes than the elements lies."""
-    kind = where.place(node)
-    if kind == "scalar":
-        return kind, where.scalars[node]
-    if kind == "tensor":
-        return kind, where.tensor[node]
-    return kind, list(where.vectors).index(node) if kind == "vector" else node.data

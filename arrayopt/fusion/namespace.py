@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from arrayopt.arrays import NARROW
-from arrayopt.fusion.dims import WAY_OUT, NotFlat, NotFolded, TraceError, reduced_over
+from arrayopt.fusion.dims import WAY_OUT, RetraceError, TraceError, reduced_over
 from arrayopt.fusion.graph import COUNT, LETTERS, PRODUCT
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 from arrayopt.fusion.symbol import Extent, Symbol, elementwise
@@ -29,7 +29,7 @@ def _matmul(left: Symbol, right: Symbol) -> Symbol:
     if not (isinstance(left, Symbol) and isinstance(right, Symbol)):
         raise TraceError(f"only products of arrays can be traced{WAY_OUT}")
     if left.graph.flat:
-        raise NotFlat
+        raise RetraceError("flat")
     if (
         left.ndim < 2
         or right.ndim < 2
@@ -71,7 +71,7 @@ def _reshape(symbol: Symbol, /, shape: Any, *, copy: Any = None) -> Symbol:
     again.
     """
     if symbol.graph.flat:
-        raise NotFlat
+        raise RetraceError("flat")
     shape = tuple(shape)
     if shape and all(isinstance(dim, Extent) for dim in shape):
         dims = tuple(dim.letter for dim in shape)
@@ -86,7 +86,7 @@ def _reshape(symbol: Symbol, /, shape: Any, *, copy: Any = None) -> Symbol:
         if {dim[:1] for dim in symbol.dims} == set("RC"):
             return Symbol(symbol.graph, symbol.node, ("R", "C"), symbol.dtype)
         if symbol.dims[0] == "A":
-            raise NotFolded
+            raise RetraceError("folded")
     raise TraceError(
         f"only a tensor as the matrix of shape (x.shape[0], -1), and back, can be traced{WAY_OUT}"
     )
@@ -105,11 +105,9 @@ def _reduced(op: str, symbol: Symbol, *, axis: Any = None, keepdims: bool = Fals
         raise TraceError(f"`{op}` of complex numbers cannot be traced{WAY_OUT}")
     over, gone = reduced_over(symbol, axis)
     left = "".join(axis_letter for axis_letter in symbol.node.axes if axis_letter not in gone)
-    node = (
-        symbol.node
-        if left == symbol.node.axes
-        else symbol.graph.make(op, symbol.node, axes=left, data=symbol.spare or gone)
-    )
+    node = symbol.node
+    if left != node.axes:
+        node = symbol.graph.make(op, node, axes=left, data=symbol.spare or gone)
     extra = "".join(axis_letter for axis_letter in gone if axis_letter not in symbol.node.axes)
     repeated = REDUCTIONS[op].repeated
     if extra and repeated:  # the value is the same along these axes
@@ -139,19 +137,14 @@ def _expand_dims(x: Symbol, /, *, axis: int = 0) -> Symbol:
 
 def _astype(symbol: Symbol, dtype: Any, *, copy: bool = True) -> Symbol:
     symbol = elementwise("float", symbol) if symbol.dtype == "bool" else symbol
+    graph, narrow = symbol.graph, symbol.dtype in NARROW
+    if symbol.dtype == dtype or not (narrow or dtype in NARROW):
+        return symbol
     if dtype not in NARROW:
-        return (
-            Symbol(symbol.graph, symbol.node, symbol.dims, symbol.graph.real)
-            if symbol.dtype in NARROW
-            else symbol
-        )
-    if symbol.dtype != dtype and symbol.node.dtype == "complex":
+        return Symbol(graph, symbol.node, symbol.dims, graph.real)
+    if symbol.node.dtype == "complex":
         raise TraceError(f"complex numbers in {dtype} cannot be traced{WAY_OUT}")
-    return (
-        symbol
-        if symbol.dtype == dtype
-        else Symbol(symbol.graph, symbol.graph.make(dtype, symbol.node), symbol.dims, dtype)
-    )
+    return Symbol(graph, graph.make(dtype, symbol.node), symbol.dims, dtype)
 
 
 def _clip(x: Symbol, min: Any = None, max: Any = None) -> Any:  # noqa: A002 - the standard's names
@@ -177,11 +170,8 @@ def _vector_norm(
         raise TraceError(
             f"only norms of order 1, 2 and infinity can be traced; got ord={ord}{WAY_OUT}"
         )
-    square = (
-        elementwise("mul", symbol, symbol)
-        if not symbol.dtype.startswith("complex")
-        else elementwise("abs2", symbol)
-    )
+    real = not symbol.dtype.startswith("complex")
+    square = elementwise("mul", symbol, symbol) if real else elementwise("abs2", symbol)
     return elementwise("sqrt", _reduced("sum", square, axis=axis, keepdims=keepdims))
 
 

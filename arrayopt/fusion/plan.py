@@ -8,7 +8,6 @@ from arrayopt.fusion.dims import TraceError
 from arrayopt.fusion.graph import Node, reachable
 from arrayopt.fusion.passes import Between, Pass
 from arrayopt.fusion.phases import Meets
-from arrayopt.fusion.products import multiplied
 from arrayopt.state.quantized import scale_of
 
 __all__ = ["Plan"]
@@ -194,7 +193,7 @@ class Plan:
         how, count = (", symmetric", "") if node.data[2] else ("", "2 ")
         how = f" in {node.narrow}{how}" if node.narrow else how
         stored = next(iter(pass_.stores))
-        flops = " ".join(multiplied(node))
+        flops = " ".join(node.multiplied)
         return (
             f"product {left} {right} over {pass_.axes}{how}; store {stored}; {count}{flops} FLOPs"
         )

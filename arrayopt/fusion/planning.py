@@ -12,13 +12,12 @@ from typing import Any
 
 from arrayopt.arrays import REAL, WORKING
 from arrayopt.codecs import STORED
-from arrayopt.fusion.dims import TraceError
-from arrayopt.fusion.graph import PRODUCT, Node, is_whole, operands, reachable
+from arrayopt.fusion.dims import WAY_OUT, TraceError
+from arrayopt.fusion.graph import PRODUCT, SCRATCH, Node, is_whole, operands, reachable
 from arrayopt.fusion.passes import Between, Pass, loops
 from arrayopt.fusion.phases import meetings, phases
 from arrayopt.fusion.placement import Placement
 from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.products import check_spaces, renamed, shared
 from arrayopt.fusion.trace import Trace
 from arrayopt.fusion.work import Work
 from arrayopt.rules.totals import of_total
@@ -88,11 +87,11 @@ def plan(traced: Trace, *, calls: bool = False) -> Plan:
     passes = tuple(p if calls else p.guarded() for _, p in order)
     extents = {name: n.axes for name, n in scratch.items()}
     if products:
-        room = shared(passes, {name: (n.axes, n.narrow or n.dtype) for name, n in scratch.items()})
-        passes = tuple(renamed(p, room) for p in passes)
+        room = _shared(passes, {name: (n.axes, n.narrow or n.dtype) for name, n in scratch.items()})
+        passes = tuple(_renamed(p, room) for p in passes)
         scratch = {room[name]: n for name, n in scratch.items()}
         extents = {name: n.axes for name, n in scratch.items()}
-        check_spaces(passes, element)
+        _check_spaces(passes, element)
     working = WORKING[traced.storage["p"]]
     wide = {"real": REAL.get(working, working), "complex": working}
     storage = traced.storage | {name: n.narrow or wide[n.dtype] for name, n in scratch.items()}
@@ -204,3 +203,47 @@ def _between(
     for combine, part in zip(sums, parts, strict=True):
         made.append(Between(combine, loops(part, element)))
     return (*made[:-1], Between(made[-1].combine, made[-1].after, stores))
+
+
+def _shared(passes: Sequence[Pass], kinds: dict[str, tuple[str, str]]) -> dict[str, str]:
+    """For each scratch array, of some axes and kind, the name of the memory that holds it while it
+    is needed.
+
+    A pass works element by element: what it stores may lie where something lay that it is the last
+    to load. A product may not write what it reads.
+    """
+    last = dict[str, int]()
+    for number, pass_ in enumerate(passes):
+        last |= dict.fromkeys(pass_.loads, number)
+    free: dict[tuple[str, str], list[str]] = {}
+    made: dict[str, str] = {}
+    for number, pass_ in enumerate(passes):
+        over = [name for name in pass_.loads if name in kinds and last[name] == number]
+        for name in [] if pass_.multiplies else over:
+            free.setdefault(kinds[name], []).append(made[name])
+        for name in pass_.stores:
+            if name in kinds:
+                room = free.setdefault(kinds[name], [])
+                made[name] = room.pop() if room else f"{SCRATCH}{len(set(made.values()))}"
+        for name in over if pass_.multiplies else []:
+            free.setdefault(kinds[name], []).append(made[name])
+    return made
+
+
+def _renamed(p: Pass, names: dict[str, str]) -> Pass:
+    """A pass with other names for its arrays."""
+    loads = {names.get(name, name): n for name, n in p.loads.items()}
+    stores = {names.get(name, name): n for name, n in p.stores.items()}
+    return replace(p, loads=loads, stores=stores)
+
+
+def _check_spaces(passes: Sequence[Pass], element: str) -> None:
+    """Raise TraceError for what no engine does with a product of a matrix and its transpose."""
+    for pass_ in passes:
+        if pass_.axes == element or pass_.multiplies:
+            continue
+        used = operands(pass_.nodes)
+        varying = [operand for operand in used if not is_whole(operand.axes, element)]
+        if pass_.sums or any(set(operand.axes) & set("RC") for operand in varying):
+            what = f"a value over {pass_.axes} that is summed up, or varies by row,"
+            raise TraceError(f"{what} is not fused{WAY_OUT}")

@@ -19,7 +19,7 @@ from arrayopt.fusion.graph import KEPT
 from arrayopt.fusion.phases import Meets
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.planning import plan
-from arrayopt.fusion.trace import NotFlat, NotFolded, NotMeasured, NotOriented, trace
+from arrayopt.fusion.trace import RetraceError, trace
 from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS, Drawn
 from arrayopt.rules.fields import hypers
@@ -54,17 +54,15 @@ _LOCK = threading.Lock()
 
 
 @lru_cache(maxsize=KEPT)
-def _made(
-    key: _ByStructure, rank: int, dtype: str, calls: bool, options: _Options
-) -> Plan | type[Exception]:
-    """The plan of a structure of rule; or what a trace raised that must know more of the shape.
+def _made(key: _ByStructure, rank: int, dtype: str, calls: bool, options: _Options) -> Plan | str:
+    """The plan of a structure of rule; or what a trace must know more of the shape.
 
     It is one plan for all that do the same, as for ranks where shape does not matter.
     """
     try:
         made = plan(trace(key.rule, rank, dtype, **dict(options)), calls=calls)
-    except (NotFlat, NotFolded, NotMeasured, NotOriented) as error:
-        return type(error)
+    except RetraceError as error:
+        return str(error)
     with _LOCK:
         return _PLANS.setdefault(made.key, made)
 
@@ -107,16 +105,14 @@ def plan_for(
         if isinstance(made, Plan):
             return made
         view.pop("flat", None)
-        if made is NotFolded:
+        if made == "folded":
             view = {"folded": True}
-        elif made is not NotFlat:
-            rows, columns = (
-                (shape[0], math.prod(shape[1:]))
-                if view.get("folded") and shape
-                else shape[-2:] or (0, 1)
-            )
+        elif made != "flat":
+            rows, columns = shape[-2:] or (0, 1)
+            if view.get("folded") and shape:
+                rows, columns = shape[0], math.prod(shape[1:])
             view["tall"] = (rows > columns) - (rows < columns)
-            if made is NotMeasured:
+            if made == "sides":
                 view["sides"] = (rows, columns)
 
 

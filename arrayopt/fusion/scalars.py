@@ -174,13 +174,9 @@ def _compiled(text: str) -> dict[str, Any]:
 
 def _where(condition: Any, yes: Any, no: Any) -> Any:
     """One of two values, without NumPy where there is one condition only."""
-    return (
-        np.where(condition, yes, no)
-        if isinstance(condition, np.ndarray)
-        else yes
-        if condition
-        else no
-    )
+    if isinstance(condition, np.ndarray):
+        return np.where(condition, yes, no)
+    return yes if condition else no
 
 
 def _name(n: Node, names: Mapping[Node, str]) -> str:

@@ -73,13 +73,10 @@ class Graph:
                 level += 1  # it takes a pass over the elements, or that they are stored
             if op == TOTAL:
                 level = max(1, level)  # nothing that uses it is computed before tensors can meet
-            kind = dtype or (
-                OPS[op].kind([a.dtype for a in args])
-                if op in OPS
-                else args[0].dtype
-                if args
-                else "real"
-            )
+            kind = args[0].dtype if args else "real"
+            if op in OPS:
+                kind = OPS[op].kind([a.dtype for a in args])
+            kind = dtype or kind
             self.nodes[key] = Node(op, args, over, level, kind, data, len(self.nodes))
         return self.nodes[key]
 
@@ -179,11 +176,9 @@ class Graph:
         subnormal = self.make("lt", self.make("abs", divisor), self.const(self.tiny))
         scale = self.make("where", subnormal, self.const(2.0**100), self.const(1.0))
         reciprocal = self.make("div", self.const(1.0), self.make("mul", divisor, scale))
-        return (
-            self.make("mul", dividend, reciprocal)
-            if _is(scale, 1.0)
-            else self.make("over", dividend, scale, reciprocal)
-        )
+        if _is(scale, 1.0):
+            return self.make("mul", dividend, reciprocal)
+        return self.make("over", dividend, scale, reciprocal)
 
     def _where(self, cond: Node, yes: Node, no: Node) -> Node | None:
         """√x written so that its derivative at zero is zero is, run forward, just √x."""

@@ -6,15 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from arrayopt.arrays import NARROW, REAL, is_array
-from arrayopt.fusion.dims import (
-    WAY_OUT,
-    NoAttributeError,
-    NotFlat,
-    NotMeasured,
-    NotOriented,
-    TraceError,
-    broadcast,
-)
+from arrayopt.fusion.dims import WAY_OUT, NoAttributeError, RetraceError, TraceError, broadcast
 from arrayopt.fusion.graph import COUNT, Node, Spare
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 from arrayopt.fusion.simplify import Graph
@@ -63,7 +55,7 @@ class Symbol(Given):
     @property
     def shape(self) -> Any:
         if self.graph.flat and self.ndim > 1:
-            raise NotFlat
+            raise RetraceError("flat")
         if self.graph.flat or "" in self.dims:
             raise TraceError(f"a traced array has no numeric shape{WAY_OUT}")
         return tuple(Extent(self.graph, d) for d in self.dims)
@@ -71,15 +63,12 @@ class Symbol(Given):
     @property
     def mT(self) -> "Symbol":  # noqa: N802 - the standard's name
         if self.graph.flat:
-            raise NotFlat
+            raise RetraceError("flat")
         if self.ndim < 2:
             raise TraceError(f"only matrices can be transposed{WAY_OUT}")
         *batch, r, c = self.dims
-        return (
-            self
-            if self.node.symmetric
-            else Symbol(self.graph, self.node, (*batch, c, r), self.dtype)
-        )
+        turned = Symbol(self.graph, self.node, (*batch, c, r), self.dtype)
+        return self if self.node.symmetric else turned
 
     def __matmul__(self, other: Any) -> Any:
         return self.namespace.matmul(self, other)
@@ -129,11 +118,9 @@ class Symbol(Given):
         for x in options.get("out", ()):
             x.written(None)
         op = next((op for op, row in OPS.items() if row.numpy is ufunc and row.methods), None)
-        return (
-            self.__float__()
-            if op is None or options or method != "__call__"
-            else elementwise(op, *operands)
-        )
+        if op is None or options or method != "__call__":
+            return self.__float__()
+        return elementwise(op, *operands)
 
     __hash__ = object.__hash__
 
@@ -163,7 +150,7 @@ def _comparison(method: str) -> Any:
     def compare(self: Extent, other: Any) -> Any:
         if isinstance(other, int) and self.letter.upper() in ("R", "C"):
             if self.graph.sides is None:
-                raise NotMeasured
+                raise RetraceError("sides")
             return getattr(operator, method)(
                 self.graph.sides["RC".index(self.letter.upper())], other
             )
@@ -175,7 +162,7 @@ def _comparison(method: str) -> Any:
         elif set(pair) != set("RC"):
             raise TraceError(f"only the numbers of rows and columns can be compared{WAY_OUT}")
         elif self.graph.tall is None:
-            raise NotOriented
+            raise RetraceError("tall")
         else:
             sign = self.graph.tall if pair[0] == "R" else -self.graph.tall
         return getattr(operator, method)(sign, 0)

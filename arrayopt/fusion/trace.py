@@ -14,7 +14,7 @@ import numpy as np
 
 from arrayopt.arrays import NARROW, REAL, WORKING
 from arrayopt.codecs import SPLIT
-from arrayopt.fusion.dims import WAY_OUT, NotFlat, NotFolded, NotMeasured, NotOriented, TraceError
+from arrayopt.fusion.dims import WAY_OUT, RetraceError, TraceError
 from arrayopt.fusion.graph import CLIP, ELEMENT, KEY, LETTERS, POSITION, TOTAL, UPDATES, Node
 from arrayopt.fusion.namespace import NAMESPACE
 from arrayopt.fusion.simplify import Graph
@@ -26,7 +26,7 @@ from arrayopt.rules.names import VALUE, NameInRuleError, Values
 from arrayopt.rules.returned import ReturnedError, WritesError, check_value
 from arrayopt.rules.totals import TOTALS
 
-__all__ = ["NotFlat", "NotFolded", "NotMeasured", "NotOriented", "Trace", "TraceError", "trace"]
+__all__ = ["RetraceError", "Trace", "TraceError", "trace"]
 
 
 _LIBRARIES = (
@@ -106,7 +106,7 @@ def _clear_errors(rule: Rule) -> Iterator[None]:
         raise kind(f"{_line(rule, error)}{error}") from error
     except NameInRuleError as error:
         raise NameInRuleError(f"{_line(rule, error)}{error}") from error
-    except (ReturnedError, NotFlat, NotFolded, NotMeasured, NotOriented):
+    except (ReturnedError, RetraceError):
         raise
     except Exception as error:
         who, said = type(rule).__name__, f"{type(error).__name__}: {_in_words(str(error))}"
@@ -185,14 +185,10 @@ def trace(
     ------
     TraceError
         If the rule does something that cannot be traced, saying what, and what to do instead.
-    NotFlat
-        With `flat`, if the rule looks at rows, columns or batches.
-    NotFolded
-        Without `folded`, if the rule sees a tensor of rank ≥ 3 as a matrix.
-    NotOriented
-        Without `tall`, if the rule asks whether there are more rows than columns.
-    NotMeasured
-        Without `sides`, if the rule asks whether there are more rows, or columns, than a number.
+    RetraceError
+        With `flat`, if the rule looks at rows, columns or batches; without `folded`, if it sees a
+        tensor of rank ≥ 3 as a matrix; without `tall` or `sides`, if it compares rows with columns,
+        or with a number.
     ValueError
         If the rule does not return every slot, or changes a shape.
     """
@@ -214,12 +210,10 @@ def trace(
         dims = tuple(str(number) for number in range(rank))
     elif folded and rank > 2:
         dims = ("R", *(f"C{number}" for number in range(rank - 1)))
+    elif rank > 4:
+        dims = ("A", *(f"B{number}" for number in range(rank - 3)), "R", "C")
     else:
-        dims = (
-            tuple(element)
-            if rank <= 4
-            else ("A", *(f"B{number}" for number in range(rank - 3)), "R", "C")
-        )
+        dims = tuple(element)
 
     def source(name: str, shape: tuple[str, ...], name_of_dtype: str) -> Symbol:
         first = {label[:1] for label in shape}
@@ -240,7 +234,7 @@ def trace(
     if any(symbol.dtype in NARROW or symbol.dtype not in WORKING for symbol in fresh.values()):
         raise TraceError("16-bit and bool slots are not fused; use engine='array_api'")
     if flat and any(symbol.dims not in (dims, ()) for symbol in fresh.values()):
-        raise NotFlat
+        raise RetraceError("flat")
     slots = {slot: source(slot, symbol.dims, symbol.dtype) for slot, symbol in fresh.items()}
     storage = {"p": dtype}
     storage |= {name: narrow.get(name, symbol.dtype) for name, symbol in slots.items()}

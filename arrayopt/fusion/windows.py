@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import Ints
-from arrayopt.fusion.layout import GEOMETRY, axis_of
+from arrayopt.fusion.graph import ELEMENT
+from arrayopt.fusion.layout import GEOMETRY
 
 __all__ = ["WINDOW", "axes_of", "undivided", "views", "windows"]
 
@@ -34,7 +35,9 @@ def undivided(geo: Ints) -> Ints:
 
 def axes_of(shape: Sequence[int], element: str) -> list[str]:
     """For each axis of a tensor the letter of the axis of an element that it is a part of."""
-    return [axis_of(i, len(shape), element) for i in range(len(shape))]
+    if element in (ELEMENT[1], ELEMENT[2]):
+        return [element[min(i, len(element) - 1)] for i in range(len(shape))]
+    return ["A", *"B" * (len(shape) - 3), "R", "C"]
 
 
 def windows(

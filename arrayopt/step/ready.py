@@ -86,11 +86,10 @@ class Ready:
         meetings: Mapping[type[Rule], list[Meeting]],
     ) -> None:
         """Have an engine prepare a bucket."""
-        if totals_of(bucket, valued=wanted.valued):
-            several = meetings[type(bucket.rule)]
+        totals = totals_of(bucket, valued=wanted.valued)
+        if totals or bucket.kind == "cut":
+            several = meetings[type(bucket.rule)] if totals else ()
             self._cut.append(chosen.prepare_joint(bucket, wanted, several, self._reports))
-        elif isinstance(chosen, Fused) and bucket.kind == "cut":
-            self._cut.append(chosen.prepare_cut(bucket, wanted, self._reports))
         else:
             self._launches.append(chosen.prepare(bucket, wanted))
 

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from threading import Timer
-from typing import Any, BinaryIO
+from typing import Any
 
 from arrayopt.engines.base import CompilationError
 from arrayopt.engines.interrupts import uninterrupted
@@ -31,7 +30,7 @@ ROOM = 1 << 25
 """Bytes that must be free there."""
 
 MOST = 1 << 16
-"""So many bytes of what a compiler says are read."""
+"""So many bytes of what a compiler says are looked at."""
 
 _running: set["subprocess.Popen[bytes]"] = set()
 _numbers = count(1)
@@ -90,28 +89,19 @@ def _run(command: Sequence[str], folder: Path, patience: float) -> str:
     """What a command prints; it and all that it starts are ended if it takes longer than `patience`
     seconds, or if this is interrupted.
     """
-    process, timer, late = None, None, list[int]()
+    process = None
     try:
-        with _output(folder) as output:
-            with uninterrupted():  # else it might run on and nobody know of it
-                process = _started(command, folder, output)
-            # a wait with a limit looks only now and then
-            timer = Timer(patience, _expire, [process, late])
-            timer.daemon = True
-            with suppress(RuntimeError):  # the system has no more threads
-                timer.start()
-            process.wait()
-            if late:
-                raise LateError(f"{command[0]} did not finish within {patience:.0f} s")
-            output.seek(0)
-            text = output.read(MOST).decode(errors="replace")
+        with uninterrupted():  # else it might run on and nobody know of it
+            process = _started(command, folder)
+        output, _ = process.communicate(timeout=patience)
     except OSError as error:
         raise CompilationError(f"{command[0]} cannot be started: {error}") from error
+    except subprocess.TimeoutExpired as error:
+        raise LateError(f"{command[0]} did not finish within {patience:.0f} s") from error
     finally:
-        if timer is not None:
-            timer.cancel()
         if process is not None:
             _end(process)
+    text = output[:MOST].decode(errors="replace")
     if process.returncode < 0:
         name = signal.Signals(-process.returncode).name
         raise CompilationError(f"{command[0]} was ended by {name}{_first(text)}")
@@ -122,35 +112,19 @@ def _run(command: Sequence[str], folder: Path, patience: float) -> str:
     return text
 
 
-def _output(folder: Path) -> BinaryIO:
-    """A file for what a compiler says: in memory, if that can be, for where the folder is full it
-    could say nothing.
-    """
-    try:
-        return open(os.memfd_create("arrayopt", os.MFD_CLOEXEC), "w+b")
-    except (AttributeError, OSError):
-        return open(folder / "said", "w+b")
-
-
-def _started(command: Sequence[str], folder: Path, output: Any) -> "subprocess.Popen[bytes]":
+def _started(command: Sequence[str], folder: Path) -> "subprocess.Popen[bytes]":
     """A process that runs a command in a folder."""
     process = subprocess.Popen(
         command,
         cwd=folder,
         env={**os.environ, "TMPDIR": str(folder), "LC_ALL": "C"},
         stdin=subprocess.DEVNULL,
-        stdout=output,
+        stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,  # Ctrl-C is for this process, which ends the compiler
     )
     _running.add(process)
     return process
-
-
-def _expire(process: "subprocess.Popen[bytes]", late: list[int]) -> None:
-    """Kill a process that takes too long, and note that."""
-    late.append(process.pid)
-    _kill(process)
 
 
 def _first(text: str) -> str:
@@ -166,6 +140,8 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         if process.poll() is None:
             _kill(process)
             process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
         _running.discard(process)
 
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from arrayopt.codecs import BLOCK
+from arrayopt.engines.columns import native_columns
 from arrayopt.engines.cplusplus import CPlusPlus
 from arrayopt.engines.cpp.vectors import in_vectors
-from arrayopt.engines.native.columns import columns
 from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import POSITION, Node, Spare
 from arrayopt.fusion.index import Place
@@ -33,7 +33,7 @@ class Text(CPlusPlus):
     whole = "int64_t"
 
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, where: Layout) -> None:
-        super().__init__(plan, dtype, grad_dtype, where, columns(plan, where))
+        super().__init__(plan, dtype, grad_dtype, where, native_columns(plan, where))
         self.known: set[str] = set()
 
     def name(self, node: Node) -> str:

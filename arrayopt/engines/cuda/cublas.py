@@ -7,7 +7,7 @@ cuBLAS is not ours to keep for a graph. CuPy finds the library and loads it.
 
 import ctypes
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -17,11 +17,11 @@ import numpy as np
 from arrayopt.codecs import CODECS
 from arrayopt.state.run import Run
 
-__all__ = ["Alike", "Blas", "Call", "blas_of", "grouped", "has_groups", "library", "strided"]
+__all__ = ["Alike", "Blas", "Call", "blas_of", "library", "strided"]
 
 POINTER, INT, LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
 
-STRIDED, GROUPED = "cublasGemmStridedBatchedEx", "cublasGemmGroupedBatchedEx"
+STRIDED = "cublasGemmStridedBatchedEx"
 
 
 def _arguments(letters: str) -> tuple[Any, ...]:
@@ -37,11 +37,8 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
     # handle; whether a and b are turned; m, n, k; alpha; a, b, with type, leading dimension and
     # stride; beta; c, the same; count; types of arithmetic and algorithm
     STRIDED: _arguments("P II III P PIIL PIIL P PIIL I II"),
-    # the same, but all that is a group's is an array, and a, b and c are arrays of addresses on the
-    # device, without a stride; the groups, and how many each has
-    GROUPED: _arguments("P PP PPP P PIP PIP P PIP IP I"),
 }
-"""What is called, and its arguments; each returns a status. cuBLAS has groups from CUDA 12.5 on."""
+"""What is called, and its arguments; each returns a status."""
 
 TYPES = {
     "float32": (0, 68, ctypes.c_float),
@@ -60,9 +57,7 @@ arithmetic has.
 DEFAULT_ALGORITHM = -1
 
 Call = tuple[str, tuple[Any, ...]]
-"""A function of cuBLAS, and what it is given beside its handle. Arrays of the host must live as
-long as a graph.
-"""
+"""A function of cuBLAS, and what it is given beside its handle."""
 
 
 class Alike(NamedTuple):
@@ -122,17 +117,11 @@ def library() -> Any:
         try:
             found = ctypes.CDLL(name)
             for function, arguments in PROTOTYPES.items():
-                if function != GROUPED or hasattr(found, GROUPED):
-                    getattr(found, function).argtypes = arguments
+                getattr(found, function).argtypes = arguments
         except (OSError, AttributeError):
             continue
         return found
     raise ValueError(f"matrix products need cuBLAS for CUDA {major}, which cannot be loaded")
-
-
-def has_groups() -> bool:
-    """Whether products of several shapes can be one call."""
-    return hasattr(library(), GROUPED)
 
 
 def _call(name: str, *args: Any) -> None:
@@ -181,7 +170,7 @@ class Blas:
         _call("cublasSetWorkspace_v2", self.handle, self.workspace.data.ptr, self.workspace.nbytes)
 
     def multiply(self, calls: Sequence[Call]) -> None:
-        """Make products, as `strided` and `grouped` say them."""
+        """Make products, as `strided` says them."""
         for name, arguments in calls:
             _call(name, self.handle, *arguments)
 
@@ -212,38 +201,6 @@ def strided(dtype: str, of: Alike) -> Call:
         of.number,
         compute,
         DEFAULT_ALGORITHM,
-    )
-
-
-def grouped(dtype: str, groups: Sequence[Alike], addresses: tuple[int, int, int]) -> Call:
-    """The call that makes products of several shapes; the addresses of all A, B and C are on the
-    device.
-    """
-    kind, compute, real = TYPES[dtype]
-
-    def each(values: Iterable[Any], kind: Any = INT) -> Any:
-        return (kind * len(groups))(*values)
-
-    steps, turned, extents = [], [], []
-    for i in range(3):
-        steps.append(each(x.steps[i] for x in groups))
-    for i in (1, 0):
-        turned.append(each(x.turned[i] for x in groups))
-    for i in (1, 0, 2):
-        extents.append(each(x.extents[i] for x in groups))
-    left, right, out = ((addresses[i], kind, steps[i]) for i in range(3))
-    ones, zeros = (each([x] * len(groups), real) for x in (1.0, 0.0))
-    return GROUPED, (
-        *turned,
-        *extents,
-        ones,
-        *right,
-        *left,
-        zeros,
-        *out,
-        len(groups),
-        each(x.number for x in groups),
-        compute,
     )
 
 

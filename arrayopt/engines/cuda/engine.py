@@ -69,9 +69,6 @@ class CuPy(Fused):
             homes.add((xp, str(device)))
         return Judge(self, buckets, CuPy.options) if len(homes) == 1 else None
 
-    def count(self, bucket: Bucket, took: list[Ints]) -> None:
-        """See `Fused.count`: the device has counted."""
-
     def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:
         """See `Engine.advance`."""
         kept = chain.from_iterable(bucket.batches.values())

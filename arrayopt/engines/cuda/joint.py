@@ -12,7 +12,7 @@ from arrayopt.engines.batch import Rows
 from arrayopt.engines.compiling import compiling
 from arrayopt.engines.cuda.device import on_device
 from arrayopt.engines.cuda.launches import THREADS
-from arrayopt.engines.cuda.upload import Upload
+from arrayopt.engines.cuda.upload import Upload, lookup
 from arrayopt.engines.headers import header
 from arrayopt.engines.joint import Joint
 from arrayopt.engines.meeting import Meeting
@@ -55,11 +55,11 @@ class JointThere(Joint):
         self.values = np.ones(self.totals.array.shape)
         cells = np.arange(self.values.size).reshape(self.values.shape)
         self.wanted_at: Ints = self.totals.array.data.ptr + 8 * cells
-        self.tables: dict[bytes, list[Any]] = {}
+        self.tables: dict[bytes, list[Upload]] = {}
         known = {of_total(which): at for which, at in enumerate(self.wanted_at)}
         for phase in self.phases:
             for name in phase.given.keys() - {VALUE}:
-                phase.host[:, phase.given[name]] = known[name]
+                phase.put(phase.given[name], known[name])
             for name, node in phase.plan.reports.items():
                 known.setdefault(name, phase.places_of(node))
 
@@ -109,21 +109,7 @@ class JointThere(Joint):
         """See `arrayopt.engines.meeting.There.add`."""
         if len(at):
             with on_device(self.access, self.device):
-                given = [x.array for x in self._tables(first, at)]
+                numbers = first.astype(np.int32), *at.T
+                given = lookup(self, self.bucket.run, self.tables, 16, *numbers)
                 kernel, skip = _kernel(how, self.device), self.phases[0].skip
                 kernel((len(first) - 1,), (THREADS,), (*given, skip))
-
-    def _tables(self, first: Ints, at: Ints) -> list[Any]:
-        """What the kernel looks up; kept for the next step, and for good if captured."""
-        key = first.tobytes() + at.tobytes()
-        run = self.bucket.run
-        if key not in self.tables:
-            if not run.is_captured(self) and len(self.tables) >= 16:
-                self.tables.clear()
-            from_there, to_there = (Upload((len(at),), np.int64) for _ in range(2))
-            self.tables[key] = [Upload(first.shape, np.int32), from_there, to_there]
-            for there, values in zip(self.tables[key], (first, *at.T), strict=True):
-                there.put(values)
-        if cupy.cuda.get_current_stream().is_capturing():
-            run.record(self)
-        return self.tables[key]

@@ -18,7 +18,7 @@ from arrayopt.engines.cuda.emit_judge import GIVEN, STATE, VERDICT, emit_judge
 from arrayopt.engines.cuda.flags import Flags
 from arrayopt.engines.cuda.launches import NOTHING
 from arrayopt.engines.cuda.places import Places
-from arrayopt.engines.cuda.upload import Upload
+from arrayopt.engines.cuda.upload import Upload, lookup
 from arrayopt.engines.fused import Fused
 from arrayopt.state.loss_scale import LossScale
 from arrayopt.state.verdict import Verdict
@@ -72,15 +72,13 @@ class Judge:
         self.engine, self.options = engine, tuple(options)
         self.access, self.device = access(buckets[0].tensors[0].array)
         with on_device(self.access, self.device):
-            self.given, self.state = (
-                Upload((len(GIVEN),), np.float64),
-                Upload((len(STATE),), np.float64),
-            )
+            self.given = Upload((len(GIVEN),), np.float64)
+            self.state = Upload((len(STATE),), np.float64)
             self.verdict, self.made = (cupy.zeros(len(VERDICT), np.float64) for _ in range(2))
             self.state.array, self.flags = self.made[-len(STATE) :], Flags(buckets)
         self.factor = _view(self.verdict, VERDICT.index("factor"))
         self.inverse = _view(self.state.array, STATE.index("inverse"))
-        self.norms: dict[bytes, tuple[Upload, Upload]] = {}
+        self.norms: dict[bytes, list[Upload]] = {}
         self.places = Places(self)
         self.measured: list[tuple[Any, Rows]] = []
         self.run = weakref.proxy(buckets[0].run)  # which may hold this
@@ -140,21 +138,15 @@ class Judge:
         """See `arrayopt.engines.base.Judge.__call__`."""
         ready = self.prepare(asked)
         self.measured = [(batch, rows) for batch, rows, _ in ready]
-        shared = []
-        for batch, rows, given in ready:
-            if batch.cut is not None:
-                shared.append(batch.passes(rows, given, 1))
-        for batch, rows, given in ready:
-            if batch.cut is None:
-                batch.launch(rows, given, 1)
-        for wanted in interleaved(shared):
+        for wanted in interleaved(batch.steps(rows, given, 1) for batch, rows, given in ready):
             assert swap is not None
             swap(wanted)()
         with on_device(self.access, self.device):
             every = self.places.of(self.measured)
             if swap is not None:
                 every = self.places.met(swap)
-            norms, layer = self._norms(every)
+            tables = every, self.places.layer
+            norms, layer = lookup(self, self.run, self.norms, 1, *tables)
             kernel = _kernel(scaling, scale, limit, check, self.options, self.device)
             places = (
                 norms,
@@ -170,23 +162,6 @@ class Judge:
         factor = self.factor if limit or scale is not None else None
         skip = self.flags if alone else self.flags.whole
         return Verdict(factor, skip if check else False, self.joint_norm)
-
-    def _norms(self, addresses: Ints) -> tuple[Any, Any]:
-        """Addresses in device memory, and the layers that they are of; kept for the next step, for
-        good if captured.
-        """
-        layer = self.places.layer
-        key = addresses.tobytes() + layer.tobytes()
-        if key not in self.norms:
-            if not self.run.is_captured(self):
-                self.norms.clear()
-            self.norms[key] = Upload(addresses.shape, np.int64), Upload(addresses.shape, np.int32)
-            self.norms[key][0].put(addresses)
-            self.norms[key][1].put(layer)
-        if cupy.cuda.get_current_stream().is_capturing():
-            self.run.record(self)
-        there, layer_there = self.norms[key]
-        return there.array, layer_there.array
 
     def joint_norm(self) -> Any:
         """The joint norm of the last step's gradients, on the device."""

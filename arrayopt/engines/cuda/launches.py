@@ -38,7 +38,6 @@ class Queue(NamedTuple):
     begin: Launch
     runs: list[Launch]
     calls: list[list[Call]]
-    held: Any
 
 
 class Launches:
@@ -74,7 +73,7 @@ class Launches:
             part = cupy.asarray(some)
         taken, done = self.counters[: len(ends)], self.counters[len(ends) :]
         counts = table.counts.array if table.own_counts is None else table.own_counts
-        sent = (table.table.array, part, np.int32(count), table.hypers_there.array)
+        sent = (table.table_there.array, part, np.int32(count), table.hypers_there.array)
         given = (*sent, counts, table.scalars_there, table.working)
         begin = (-(-max(count, len(ends)) // THREADS),), (*given, taken, np.int32(len(ends)), done)
         runs: list[Launch] = []
@@ -89,18 +88,17 @@ class Launches:
                 part,
             )
             runs.append(((min(last - first, _resident()),), taking))
-        at = {name: table.host[:, table.at[name]] for name in table.plan.spilled}
-        calls, held = calls_of(table.plan, table.work.dtype.name, table.geo, at, rows.full)
-        return Queue(begin, runs, calls, held)
+        spilled = table.plan.spilled
+        at = dict(zip(spilled, table.table[:, table.addresses(spilled)].T, strict=True))
+        calls = calls_of(table.plan, table.work.dtype.name, table.geo, at, rows.full)
+        return Queue(begin, runs, calls)
 
     def _line(self) -> Line:
         """The tickets of all tensors."""
         if self.line is None:
             table, count = self.table, len(self.table.tensors)
-            apart, owned = (
-                table.plan.multiplies or table.cut is not None,
-                table.cut and table.cut.own,
-            )
+            apart = table.plan.multiplies or table.cut is not None
+            owned = table.cut and table.cut.own
             lag = None if apart else self._lag()
             made = tickets(
                 table.stages,
@@ -142,10 +140,8 @@ class Launches:
         table, spans = self.table, np.ones(len(self.table.stages), np.int64)
         at = [k for k, stage in enumerate(table.stages) if stage.function.shared == "tiles"]
         passes = [p for p in table.plan.passes if not p.multiplies and p.axes == table.plan.element]
-        tickets, moved = (
-            int(table.geo[:, GEOMETRY.index("UNITS")].sum()),
-            [*map(table.plan.bytes_of, passes)],
-        )
+        tickets = int(table.geo[:, GEOMETRY.index("UNITS")].sum())
+        moved = [*map(table.plan.bytes_of, passes)]
         for k, own in zip(at, moved, strict=True):
             span = max(moved) / own * (LONGEST if lag is None or len(passes) == 1 else 1)
             spans[k] = max(1, min(int(span), LONGEST, tickets // MANY))

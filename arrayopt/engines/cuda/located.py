@@ -1,19 +1,25 @@
-"""Where the arrays of tensors lie on a device, and copies of those that kernels cannot work on."""
+"""Tensors in device memory: where their arrays lie, copies of those that kernels cannot work on,
+and what a step has computed of them.
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
+import cupy
 import numpy as np
 
 from arrayopt.arrays import Array, Ints, array_namespace, detached, dtype_of
 from arrayopt.codecs import CODECS
+from arrayopt.engines.base import Report
 from arrayopt.engines.batch import Rows
 from arrayopt.engines.bucket import chosen
-from arrayopt.engines.cuda.columns import COLUMNS, WINDOW
-from arrayopt.engines.cuda.computed import Computed
+from arrayopt.engines.columns import Listed
+from arrayopt.engines.cuda.columns import WINDOW
 from arrayopt.engines.cuda.cut import Cut
-from arrayopt.engines.cuda.device import uncaptured
+from arrayopt.engines.cuda.device import Access, on_device, uncaptured
+from arrayopt.engines.cuda.launches import NOTHING
 from arrayopt.engines.cuda.upload import Upload
+from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import GEOMETRY
 from arrayopt.params.headers import locations_of
 from arrayopt.state.quantized import dequantized, scale_of
@@ -26,34 +32,36 @@ WORD = 16
 STRIDE = WINDOW.index("STRIDE")
 
 
-class Located(Computed):
-    """Tensors whose addresses are in a table.
+class Located(Listed):
+    """Tensors whose addresses are in a table, and whose values are in device memory.
 
     Attributes
     ----------
-    host : array of int64
-        The table, as it is here.
-    table : Upload
-        The table in device memory.
+    access : Access
+        How the arrays are reached.
+    device : int
+        The number of the device.
     sent : bool
-        Whether the two are equal.
-    at : dict of str to int
-        The columns of addresses, by the names of arrays.
+        Whether `table_there`, the table in device memory, is as `table` is.
     cut : Cut or None
         What the table has beside others, of tensors that ranks share.
     windows : array of int64, or None
-        How parts of matrices lie; see `Cut.lying`.
+        How parts of matrices lie; see `Cut.windows_here`.
     staged : dict of (int, str) to array
         Copies of parameters and slots that kernels cannot work on, by row and name.
     packed : dict of int to array
         Copies of gradients that are not contiguous, by row; graphs have their addresses.
     even : array of bool
         Which tensors, but for their gradients, can be read in words.
+    values_there, scalars_there : cupy.ndarray
+        As `Batch.values` and `Batch.scalars`.
+    skip, layer : object
+        The flags of the step, and which of them is each tensor's; `NOTHING` where there are none.
     """
 
-    host: Ints
-    table: Upload
-    at: dict[str, int]
+    access: Access
+    device: int
+    table_there: Upload
     cut: Cut | None
     windows: Ints | None
     grad_dtype: str
@@ -61,6 +69,17 @@ class Located(Computed):
     staged: dict[tuple[int, str], Any]
     packed: dict[int, Any]
     even: Any
+    values_there: Any
+    scalars_there: Any
+    skip: Any
+    layer: Any
+    constants: dict[Node, Any]
+
+    # ---- where arrays lie ------------------------------------------------------------------------
+
+    def addresses(self, names: Sequence[str]) -> list[int]:
+        """The columns with the addresses of arrays."""
+        return [self.column[f"AT_{name}"] for name in names]
 
     @property
     def captured(self) -> bool:
@@ -70,14 +89,16 @@ class Located(Computed):
     def send_table(self) -> None:
         """Have the table in device memory as it is here."""
         self.check_recorded(slice(None))
-        self.table.put(self.host)
+        self.table_there.put(self.table)
         self.sent = True
 
     def check_recorded(self, columns: Any) -> None:
         """Raise where a graph has what the table was, in some of its columns, and that is not what
         it is now.
         """
-        moved: Any = self.captured and (self.table.known != self.host)[:, columns].any(axis=1)
+        moved: Any = self.captured and (self.table_there.known != self.table)[:, columns].any(
+            axis=1
+        )
         if np.any(moved):
             names = ", ".join(self.tensors[i].name for i in np.flatnonzero(moved)[:5])
             raise ValueError(
@@ -101,9 +122,9 @@ class Located(Computed):
                 before = 0
                 if self.cut is not None:
                     before = self.cut.elements_before(row, name) * int(array.itemsize)
-                self.host[row, self.at[name]] = self.access.located([array])[0][0] - before
+                self.put(f"AT_{name}", self.access.located([array])[0][0] - before, row)
         used = set[str]().union(*(p.arrays for p in self.plan.passes)) - {"g"}
-        addresses = self.host[:, [self.at[name] for name in self.at if name in used]]
+        addresses = self.table[:, self.addresses(sorted(used))]
         self.sent, self.even = False, (addresses % WORD == 0).all(axis=1)
         if self.plan.element != "C":
             columns = self.geo[:, GEOMETRY.index("C")]
@@ -129,12 +150,12 @@ class Located(Computed):
         if self.cut is not None:
             before = self.cut.gradients_before(rows.all, given)
             found = found - before * CODECS[self.grad_dtype].itemsize
-        column = self.host[:, self.at["g"]]
+        column = self.table[:, self.column["AT_g"]]
         if not ((column if rows is self.whole else column[rows.all]) == found).all():
             column[rows.all] = found
             self.sent = False
         if not self.sent:
-            self.host[:, COLUMNS.index("ALIGNED")] = self.even & (column % WORD == 0)
+            self.put("IN_ALIGNED", self.even & (column % WORD == 0))
         return given
 
     def _pack(self, row: int, g: Array) -> Any:
@@ -156,3 +177,53 @@ class Located(Computed):
         for (row, name), copy in self.staged.items():
             if name in self.plan.written:
                 (self.put_wide if name in self.widens else self.replace)(row, name, copy)
+
+    # ---- what a step has computed ----------------------------------------------------------------
+
+    def report(self, rows: Rows) -> dict[str, Report]:
+        """See `Batch.report`."""
+        with on_device(self.access, self.device):
+            kept = [x.copy() for x in (self.values_there, self.scalars_there)]
+            if self.skip is not NOTHING:
+                flags = self.skip.reshape(-1)
+                skipped = flags[0] != 0
+                if self.layer is not NOTHING:
+                    skipped = skipped | (flags[self.layer] != 0)[:, None]
+                kept = [cupy.where(skipped, np.nan, x) for x in kept]
+            values, scalars = map(self.access.own, kept)
+        columns = dict[str, Any]()
+        for name, node in self.plan.reports.items():
+            if node.op == "const":
+                columns[name] = [float(node.data)] * len(self.tensors)
+            else:
+                is_value, column = self._column(node)
+                columns[name] = (values if is_value else scalars)[:, column]
+        return self.report_of(rows, columns)
+
+    def _column(self, node: Node) -> tuple[bool, int]:
+        """Whether a value is among the values, or the scalars; and its column there."""
+        if node in self.where.tensor:
+            return True, self.where.tensor[node]
+        return False, self.plan.scalars.index(node)
+
+    def places_of(self, node: Node) -> Ints:
+        """The addresses of a value of each tensor, in double precision."""
+        if node.op == "const":
+            if node not in self.constants:
+                with on_device(self.access, self.device):
+                    self.constants[node] = cupy.full(1, float(node.data))
+            return np.full(len(self.tensors), self.constants[node].data.ptr, np.int64)
+        is_value, column = self._column(node)
+        there = self.values_there if is_value else self.scalars_there
+        cells = np.arange(len(self.tensors)) * there.shape[1] + column
+        places: Ints = there.data.ptr + cells * there.itemsize
+        return places
+
+    def values_of(self, node: Node) -> Any:
+        """See `Batch.values_of`; waits for the device."""
+        if node.op == "const":
+            return super().values_of(node)
+        is_value, column = self._column(node)
+        with on_device(self.access, self.device):
+            uncaptured()
+            return (self.values_there if is_value else self.scalars_there)[:, column].get()

@@ -14,7 +14,7 @@ from arrayopt.arrays import Ints
 from arrayopt.engines.base import Partials, Swap
 from arrayopt.engines.batch import Rows
 from arrayopt.engines.cuda.device import on_device
-from arrayopt.engines.cuda.upload import Upload
+from arrayopt.engines.cuda.upload import Upload, lookup
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["Places"]
@@ -53,7 +53,7 @@ class Places:
     addresses: Ints = field(default_factory=lambda: np.zeros(1, np.int64))
     layer: Any = field(default_factory=lambda: np.zeros(1, np.int32))
     """For each norm which layer of stacked tensors it is of; see `Flags.place`."""
-    rooms: dict[bytes, tuple[Upload, Any]] = field(default_factory=dict)
+    rooms: dict[bytes, list[Upload]] = field(default_factory=dict)
     last: Any = None
     """The room that ranks have met in, the tensors whose norms are there, and the place of each."""
 
@@ -84,10 +84,10 @@ class Places:
             return self.addresses
         if self.last is None:
             self.last = self._room()
-        upload, room, pieces, place = self.last
+        addresses, room, pieces, place = self.last
         count = len(self.tensors)
         _collect(self.judge.device)(
-            (-(-max(count, 1) // THREADS),), (THREADS,), (upload.array, room, np.int32(count))
+            (-(-max(count, 1) // THREADS),), (THREADS,), (addresses, room, np.int32(count))
         )
         swap([Partials(pieces, partial(on_device, self.judge.access, self.judge.device))])()
         return np.append(room.data.ptr + room.itemsize * place, 0)
@@ -101,7 +101,7 @@ class Places:
             own = self.judge.access.own(room.copy())
         return {x.name: own[i] for x, i in zip(self.tensors, place.tolist(), strict=True)}
 
-    def _room(self) -> tuple[Upload, Any, tuple[Any, ...], Ints]:
+    def _room(self) -> tuple[Any, Any, tuple[Any, ...], Ints]:
         """Addresses in device memory, those of each rank together; room for what is there, also by
         rank; and places.
         """
@@ -111,12 +111,6 @@ class Places:
         ends = np.searchsorted(owners[order], np.arange(ranks + 1)).tolist()
         mine = np.array([share.rank for share in shares], np.int64) == owners
         own = np.append(np.where(mine, self.addresses[:-1], 0)[order], 0)
-        key = own.tobytes()  # kept as the judge keeps its own
-        if key not in self.rooms:
-            if not self.judge.run.is_captured(self.judge):
-                self.rooms.clear()
-            made = Upload(own.shape, np.int64)
-            made.put(own)
-            self.rooms[key] = made, cupy.empty(len(own), np.float64)
-        upload, room = self.rooms[key]
-        return upload, room, tuple(room[i:j] for i, j in pairwise(ends)), np.argsort(order)
+        tables = own, np.zeros(len(own))
+        there, room = lookup(self.judge, self.judge.run, self.rooms, 1, *tables)
+        return there, room, tuple(room[i:j] for i, j in pairwise(ends)), np.argsort(order)

@@ -3,23 +3,16 @@
 from collections.abc import Iterator
 from typing import Any
 
-import cupy
 import numpy as np
 
-from arrayopt.arrays import NARROW, Ints
+from arrayopt.arrays import Ints
 from arrayopt.codecs import CODECS
-from arrayopt.engines.cuda.cublas import Alike, Call, grouped, has_groups, strided
+from arrayopt.engines.cuda.cublas import Alike, Call, strided
 from arrayopt.fusion.layout import GEOMETRY, extent
 from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.products import multiplied
 
 __all__ = ["calls_of", "scratch_starts"]
-
-GROUPED = 256
-"""Matrices of up to so many rows and columns are multiplied in one call for all shapes: launches
-would take longest.
-"""
 
 
 def scratch_starts(plan: Plan, geo: Ints) -> dict[str, tuple[Ints, int]]:
@@ -41,7 +34,7 @@ def scratch_starts(plan: Plan, geo: Ints) -> dict[str, tuple[Ints, int]]:
 
 def calls_of(
     plan: Plan, dtype: str, geo: Ints, at: dict[str, Ints], rows: Ints
-) -> tuple[list[list[Call]], Any]:
+) -> list[list[Call]]:
     """For each pass of a plan the calls that make it: none, where it is a kernel's. One more has
     what follows: none.
 
@@ -57,16 +50,9 @@ def calls_of(
         The addresses of each tensor's scratch arrays.
     rows : array of int64
         The tensors that take part, all with elements.
-
-    Returns
-    -------
-    list of list of Call
-        The calls.
-    object
-        What must live as long as they do.
     """
     if not plan.multiplies:
-        return [[] for _ in (*plan.passes, None)], None
+        return [[] for _ in (*plan.passes, None)]
     shapes, which = np.unique(
         geo[rows][:, [GEOMETRY.index(x) for x in "ABRC"]], axis=0, return_inverse=True
     )
@@ -74,32 +60,13 @@ def calls_of(
     for i, shape in enumerate(shapes.tolist()):
         alike.append((dict(zip("ABRC", shape, strict=True)), rows[which.ravel() == i]))
     made: list[list[Call]] = []
-    kept = []
     for p in plan.passes:
         kind = plan.storage[next(iter(p.stores))] if p.multiplies else dtype
         found: list[Alike] = []
         for sides, members in alike if p.multiplies else ():
             found += _alike(p, sides, members, at, kind)
-        small = [x for x in found if _fits(x, kind)]
-        together = len(small) > 1 and has_groups()
-        made.append([strided(kind, x) for x in found if not (together and _fits(x, kind))])
-        if together:
-            places = np.concatenate(
-                [np.add.outer(np.arange(x.number), [0]) * x.apart + x.first for x in small]
-            )
-            kept.append(cupy.asarray(np.ascontiguousarray(places.T)))
-            first, step = kept[-1].data.ptr, kept[-1].nbytes // 3
-            made[-1].append(grouped(kind, small, (first, first + step, first + 2 * step)))
-    return [*made, []], kept
-
-
-def _fits(of: Alike, dtype: str) -> bool:
-    """Whether products may be in a list of addresses: they are small, and in 16 bits all begin at
-    words of 16 bytes.
-    """
-    return max(of.extents) <= GROUPED and (
-        dtype not in NARROW or not any(x % 16 for x in (*of.first, *of.apart))
-    )
+        made.append([strided(kind, x) for x in found])
+    return [*made, []]
 
 
 def _alike(
@@ -107,7 +74,7 @@ def _alike(
 ) -> Iterator[Alike]:
     """The products of a pass over tensors of one shape, in stretches at equal distances."""
     (node,), names, size = p.nodes, [*p.loads, *p.stores], CODECS[dtype].itemsize
-    rows, columns, length = (sides[x.upper()] for x in (*node.axes[-2:], multiplied(node)[-1]))
+    rows, columns, length = (sides[x.upper()] for x in (*node.axes[-2:], node.multiplied[-1]))
     operands = [
         (names[0], node.args[0].axes),
         (names[-2], node.args[1].axes),

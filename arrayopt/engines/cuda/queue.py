@@ -75,18 +75,13 @@ def tickets(
     counts = -(-units // spans)
     waits = np.cumsum(counts, axis=1) - counts
     flat = counts.ravel()
-    owner, stage = (
-        np.repeat(np.arange(len(large)), len(made)),
-        np.tile(np.arange(len(made)), len(large)),
-    )
+    owner = np.repeat(np.arange(len(large)), len(made))
+    stage = np.tile(np.arange(len(made)), len(large))
     each = np.repeat(np.arange(flat.size), flat)  # the entry that a ticket belongs to
     at = np.arange(each.size) - np.repeat(np.cumsum(flat) - flat, flat)  # its place in the entry
     queue = np.zeros(each.size, TICKET)
-    queue["tensor"], queue["stage"], queue["stop"] = (
-        large[owner[each]],
-        stage[each],
-        stage[each] + 1,
-    )
+    queue["tensor"], queue["stage"] = large[owner[each]], stage[each]
+    queue["stop"] = stage[each] + 1
     queue["wait"] = waits.ravel()[each]
     # every other pass runs backwards: it begins with what is in the cache
     back = depth[stage[each]] % 2 == 1
@@ -94,24 +89,19 @@ def tickets(
     queue["piece"] = np.where(back, flat[each] - 1 - at, at) * span
     queue["count"] = np.minimum(span, units.ravel()[each] - queue["piece"])
     if owned is not None:
-        some, begins = (
-            passes[stage[each]],
-            np.cumsum([0, *(len(owned[row]) for row in rows)])[owner[each]],
-        )
-        queue["piece"][some] = np.concatenate([owned[row] for row in rows])[
-            (begins + queue["piece"])[some]
-        ]
+        some, mine = passes[stage[each]], [owned[row] for row in rows]
+        begins = np.cumsum([0, *map(len, mine)])[owner[each]]
+        queue["piece"][some] = np.concatenate(mine)[(begins + queue["piece"])[some]]
     both = np.concatenate([small, queue])
     if lag is None:
         when = np.concatenate([early, launch[stage[each]]])
         own, place = (np.concatenate([0 * early - 1, x]) for x in (owner[each], at))
         order = np.lexsort((place, own, both["stage"], own >= 0, when))
         return both[order], np.cumsum(np.bincount(when, minlength=last + 1)).tolist()
-    own = (
-        units[:, passes].max(axis=1, initial=0) if passes.any() else np.zeros(len(large), np.int64)
-    )
+    own = np.zeros(len(large), np.int64)
+    if passes.any():
+        own = units[:, passes].max(axis=1, initial=0)
     # in pieces of the first pass, all tensors one after the other
-    begin = np.zeros(len(rows), np.int64)
     length = np.ones(len(rows), np.int64)
     length[~whole] = own
     begin = np.cumsum(length) - length

@@ -1,7 +1,7 @@
 """Tensors as a table in device memory, and a plan's kernels that work through it."""
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import cupy
@@ -20,8 +20,9 @@ from arrayopt.arrays import (
 from arrayopt.engines.base import Asked, Partials
 from arrayopt.engines.batch import Kind, Rows
 from arrayopt.engines.bucket import Bucket
+from arrayopt.engines.columns import value_columns
 from arrayopt.engines.compiling import compiling
-from arrayopt.engines.cuda.columns import COLUMNS, given, keys
+from arrayopt.engines.cuda.columns import WINDOW, columns, given, keys
 from arrayopt.engines.cuda.columns import hypers as hypers_of
 from arrayopt.engines.cuda.counts import counts_of
 from arrayopt.engines.cuda.cublas import Blas, blas_of
@@ -35,12 +36,10 @@ from arrayopt.engines.cuda.products import scratch_starts
 from arrayopt.engines.cuda.stages import pieces, tiles
 from arrayopt.engines.cuda.upload import Upload
 from arrayopt.fusion.graph import UPDATES, Node, reachable
-from arrayopt.fusion.layout import GEOMETRY
 from arrayopt.fusion.lower_stages import in_stages
 from arrayopt.fusion.phases import GIVEN
 from arrayopt.fusion.plan import Plan
 from arrayopt.rules.names import VALUE
-from arrayopt.state.quantized import scale_of
 
 __all__ = ["Table"]
 
@@ -79,39 +78,25 @@ class Table(Located):
         self.pieces = pieces(self.stages, self.geo)
         if self.cut is not None:
             self.cut.keep_own(self.pieces)
-        self.names = ["p", "g", *plan.slots, *map(scale_of, plan.quantized), *plan.spilled]
         self.hyper_names = hypers_of(plan)
+        self.given = {name: f"GIVEN{i}" for i, name in enumerate(given(plan))}
         lengths = self.where.lengths(plan, self.geo)
         self.sized = self.filled.copy()  # here or elsewhere
         if bucket.kind == "none":  # other ranks have them; here they are counted
             self.filled[:], self.pieces[:], lengths = False, 0, 0 * lengths
             self.whole = self._made_rows(self.whole.all)
-        count, first = len(members), len(COLUMNS)
-        self.at = {name: first + i for i, name in enumerate(self.names)}
-        last = (
-            [self.firsts, *(self.step_scalars.fixed[name] for name in keys(plan))]
-            if plan.draws
-            else []
-        )
-        at_given = first + len(self.names) + lengths.shape[1] + len(last)
-        self.given = {name: at_given + i for i, name in enumerate(given(plan))}
-        last += [np.zeros(count, np.int64) for _ in self.given]
-        self.windows = None if self.cut is None else self.cut.lying()
-        last += [] if self.windows is None else list(self.windows.T)
-        self.host: Ints = np.zeros(
-            (count, first + len(self.names) + lengths.shape[1] + len(last)), np.int64
-        )
-        self.host[:, : len(GEOMETRY)] = self.geo
-        self.host[:, COLUMNS.index("GROUP")] = self.step_scalars.groups
-        self.host[:, COLUMNS.index("COUNT")] = members
-        first += len(self.names)
-        self.host[:, first : first + lengths.shape[1]] = (
-            np.cumsum(lengths).reshape(lengths.shape) - lengths
-        )
-        for i, column in enumerate(last):
-            self.host[:, first + lengths.shape[1] + i] = column
-        after = first + len(self.where.vectors)
-        self.part = {n: after + i for i, n in enumerate(self.where.partials)}
+        self.windows = None if self.cut is None else self.cut.windows_here()
+        self.lay_out(columns(plan, self.where, windows=self.windows is not None))
+        self.put("IN_GROUP", self.step_scalars.groups)
+        self.put("IN_COUNT", members)
+        starts = np.cumsum(lengths).reshape(lengths.shape) - lengths
+        for name, start in zip(value_columns(self.where), starts.T, strict=True):
+            self.put(name, start)
+        for i, name in enumerate(keys(plan) if plan.draws else ()):
+            self.put(f"KEY{i}", self.step_scalars.fixed[name])
+        if self.windows is not None:
+            for name, column in zip(WINDOW, self.windows.T, strict=True):
+                self.put(name, column)
         with on_device(self.access, self.device):
             uncaptured()
             self.blas: Blas | None = blas_of(bucket.run, self.device) if plan.multiplies else None
@@ -124,7 +109,7 @@ class Table(Located):
             if VALUE in self.given:
                 layers = self.step_scalars.layers * bucket.rule.stacked  # parts are no layers
                 self.value = Upload((int(layers.max(initial=0)) + 1,), np.float64)
-                self.host[:, self.given[VALUE]] = self.value.array.data.ptr + 8 * layers
+                self.put(self.given[VALUE], self.value.array.data.ptr + 8 * layers)
             self.counts = counts_of(bucket)
             self.own_counts: Any = cupy.zeros_like(self.counts.array) if plan.reports else None
             made = _kernels(
@@ -152,12 +137,9 @@ class Table(Located):
         for name, (starts, size) in self._scratch().items():
             stored = self.plan.storage[name]
             kind = np.dtype(np.uint16 if stored in NARROW else stored)
-            self.scratch.append(
-                cupy.empty(size, kind) if self.blas is None else self.blas.room(name, size, kind)
-            )
-            self.host[:, self.at[name]] = (
-                self.scratch[-1].data.ptr + starts * self.scratch[-1].itemsize
-            )
+            room = cupy.empty if self.blas is None else partial(self.blas.room, name)
+            self.scratch.append(room(size, kind))
+            self.put(f"AT_{name}", self.scratch[-1].data.ptr + starts * kind.itemsize)
         self.work = cupy.empty(max(1, work), real)
         self.scalars_there = cupy.empty((count, max(1, len(self.plan.scalars))), np.float64)
         # zeros: other phases look at those of tensors that are not here, too
@@ -165,11 +147,17 @@ class Table(Located):
         self.working = cupy.empty(
             (count, len(self.plan.scalars) + max(1, self.values.shape[1])), real
         )
-        self.table = Upload(self.host.shape, np.int64)
+        self.table_there = Upload(self.table.shape, np.int64)
         self.hypers_there = Upload((groups, max(1, len(self.hyper_names))), np.float64)
         self.factor_there = Upload((1,), np.float64)
         self.step_there = np.zeros((), STEP)
-        there = (self.table.array, self.scalars_there, self.values_there, self.work, self.working)
+        there = (
+            self.table_there.array,
+            self.scalars_there,
+            self.values_there,
+            self.work,
+            self.working,
+        )
         for name, x in zip(STEP.names or (), there, strict=True):
             self.step_there[name] = x.data.ptr
 
@@ -211,7 +199,7 @@ class Table(Located):
         with on_device(self.access, self.device):
             if self.captured:
                 self.locate()
-                self.check_recorded([self.at[name] for name in self.plan.touched])
+                self.check_recorded(self.addresses(self.plan.touched))
             self.send(hypers)
             self.bucket.run.give_to(self.counts)
 

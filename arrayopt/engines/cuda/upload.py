@@ -9,8 +9,9 @@ import cupy
 import numpy as np
 
 from arrayopt.engines.cuda.device import uncaptured
+from arrayopt.state.run import Run
 
-__all__ = ["Upload"]
+__all__ = ["Upload", "lookup"]
 
 _left: list[tuple[Any, Any]] = []
 """Pinned memory of uploads that are gone, which copies may still read; CuPy's pool would give it
@@ -73,3 +74,24 @@ class Upload:
         memory = cupy.cuda.alloc_pinned_memory(self.array.nbytes)
         room = np.frombuffer(memory, self.array.dtype, self.array.size).reshape(self.array.shape)
         return room, cupy.cuda.Event(disable_timing=True)
+
+
+def lookup(
+    owner: Any, run: Run, kept: dict[bytes, list[Upload]], most: int, *tables: Any
+) -> list[Any]:
+    """Tables of these numbers in device memory, for what an owner launches in the steps of a run.
+
+    So many are kept as `most` says, by what is in them; those that a graph may have looked up are
+    kept for good.
+    """
+    key = b"".join(x.tobytes() for x in tables)
+    if key not in kept:
+        if not run.is_captured(owner) and len(kept) >= most:
+            kept.clear()
+        made = [Upload(x.shape, x.dtype) for x in tables]
+        for there, values in zip(made, tables, strict=True):
+            there.put(values)
+        kept[key] = made
+    if cupy.cuda.get_current_stream().is_capturing():
+        run.record(owner)
+    return [there.array for there in kept[key]]

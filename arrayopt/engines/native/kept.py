@@ -53,14 +53,10 @@ def cache_folder() -> Path:
     """
     given, cache = os.environ.get("ARRAYOPT_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
     try:
-        folder = (
-            Path(given)
-            if given
-            else (Path(cache) if cache else Path.home() / ".cache") / "arrayopt"
-        )
+        folder = Path(given or cache or Path.home() / ".cache")
     except (RuntimeError, KeyError) as error:
         raise OSError("the user has no home folder") from error
-    return folder / __version__
+    return (folder if given else folder / "arrayopt") / __version__
 
 
 def usable_folder() -> Path:

@@ -12,17 +12,17 @@ import numpy as np
 from arrayopt.arrays import Array, Ints, memory
 from arrayopt.codecs import CODECS
 from arrayopt.engines.base import Asked, Partials
-from arrayopt.engines.batch import Batch, Kind, Rows, plain
+from arrayopt.engines.batch import Kind, Rows, plain
 from arrayopt.engines.blas import blas_address, one_thread
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.native.columns import columns
-from arrayopt.engines.native.cut import Cut, windows_of
+from arrayopt.engines.columns import Listed, native_columns, value_columns
+from arrayopt.engines.native.cut import Cut
 from arrayopt.engines.native.gradients import Gradients
 from arrayopt.engines.threads import divide, run
 from arrayopt.fusion.index import evaluated
 from arrayopt.fusion.layout import GEOMETRY, extent, flops
 from arrayopt.fusion.lower import lowered
-from arrayopt.fusion.windows import WINDOW
+from arrayopt.fusion.windows import WINDOW, undivided
 
 __all__ = ["Code", "Table"]
 
@@ -81,7 +81,7 @@ class _Shares:
     own_calls: list[Callable[[], Any]] = field(default_factory=list)
 
 
-class Table(Batch):
+class Table(Listed):
     """Tensors as a table of sizes, addresses and offsets, and the compiled code that works through
     it.
 
@@ -89,36 +89,33 @@ class Table(Batch):
     ----------
     code : Code
         The code.
-    column : dict of str to int
-        Where a column of the table is; see `arrayopt.engines.native.columns`.
     """
 
     def __init__(self, kind: Kind, bucket: Bucket, members: list[int]) -> None:
         super().__init__(kind, bucket, members)
         plan, split = kind.plan, kind.split
-        windows, every = windows_of(self)
+        self.cut = Cut(self) if bucket.kind == "cut" else None
         self.compiled, self.multiplies = self.compile(kind), plan.multiplies
-        names = columns(plan, self.where)
-        self.column = {name: i for i, name in enumerate(names)}
-        self.table: Ints = np.zeros((len(members), len(names)), np.int64)
-        for group, values in ((GEOMETRY, self.geo), (WINDOW, windows)):
-            for name, column in zip(group, values.T, strict=True):
-                self.put(f"IN_{name}", column)
+        self.lay_out(native_columns(plan, self.where))
+        windows = undivided(self.geo) if self.cut is None else self.cut.lying()
+        for name, column in zip(WINDOW, windows.T, strict=True):
+            self.put(f"IN_{name}", column)
         self.room = {name: np.zeros(len(members), np.int64) for name in ("work", "part")}
-        self.offsets: list[tuple[int, str]] = []
-        lengths = self.where.lengths(plan, self.geo)
-        for (name, room), length in zip(self._vectors().items(), lengths.T, strict=True):
-            self.offsets.append((self.column[name], room))
+        # in which room each vector and each reduction's partial results lie, by the column
+        self.rooms: dict[str, str] = {}
+        kinds = ["row"] * len(self.where.vectors) + [*self.where.partials.values()]
+        lengths = self.where.lengths(plan, self.geo).T
+        for name, what, length in zip(value_columns(self.where), kinds, lengths, strict=True):
+            room = self.rooms[name] = "work" if what in ("row", "column") else "part"
             self.put(name, self.room[room])
             self.room[room] += length
         if self.multiplies:
             self.put("BLAS", blas_address(self.compiled.real.__name__))
-        if plan.draws:
-            self.put("START", self.firsts)
         self.put("OWN", self.room["work"])
         self.put("LAST", self.geo[:, GEOMETRY.index("UNITS")])
         self.loads = self.geo[:, 0] + flops(plan, self.geo) // FLOPS
-        self.cut = Cut(self, every) if bucket.kind == "cut" else None
+        if self.cut is not None:
+            self.cut.begin()
         self.own = np.zeros(len(members), np.int64)  # what each thread needs for itself
         if split is not None:
             extents = dict(zip(GEOMETRY, self.geo.T, strict=True))
@@ -140,19 +137,6 @@ class Table(Batch):
     def about(self, kind: Kind) -> str:
         """What is compiled, for a message."""
         return f"{type(self.bucket.rule).__name__} for {kind.dtype}"
-
-    def put(self, name: str, values: Any, rows: Any = slice(None)) -> None:
-        """Fill in a column, for some rows."""
-        self.table[rows, self.column[name]] = values
-
-    def _vectors(self) -> dict[str, str]:
-        """In which room each vector and each reduction's partial results lie, by the column that
-        says where.
-        """
-        vectors = {f"VEC{i}": "work" for i in range(len(self.where.vectors))}
-        for i, kind in enumerate(self.where.partials.values()):
-            vectors[f"PART{i}"] = "work" if kind in ("row", "column") else "part"
-        return vectors
 
     def _rooms(self, rows: Ints, threads: int) -> tuple[Any, Any]:
         """Room for the values between the passes of any of these tensors, and for partial sums."""
@@ -266,6 +250,11 @@ class Table(Batch):
         """The code over some rows."""
         return self.compiled.bind(self.table, self.scalars, self.values, *room, rows)
 
+    def wide_type(self, kind: str) -> Any:
+        """The type of arithmetic on ``real`` or ``complex`` numbers."""
+        real = self.compiled.real
+        return np.result_type(real, np.complex64) if kind == "complex" else real
+
     def _scratch(self, shares: _Shares) -> None:
         """Put the addresses of scratch memory into the table: room for one tensor of each thread,
         or a shared one.
@@ -275,9 +264,7 @@ class Table(Batch):
             largest = max((int(sizes[rows].max(initial=0)) for rows in shares.own), default=0)
             need = max(len(shares.own) * largest, int(sizes[shares.shared].max(initial=0)))
             if name not in self.scratch or self.scratch[name].size < need:
-                real = self.compiled.real
-                wide = np.result_type(real, np.complex64) if kind == "complex" else real
-                self.scratch[name] = np.empty(need, wide)
+                self.scratch[name] = np.empty(need, self.wide_type(kind))
             room = self.scratch[name]
             self.put(f"AT_{name}", room.ctypes.data, shares.shared)
             for i, rows in enumerate(shares.own):

@@ -4,7 +4,7 @@ import math
 
 from arrayopt.codecs import BLOCK as BLOCK_SIZE
 from arrayopt.codecs import STORED
-from arrayopt.engines.native.columns import columns
+from arrayopt.engines.columns import native_columns
 from arrayopt.engines.printer import Printer
 from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import POSITION, Node
@@ -63,7 +63,7 @@ class Text(Printer):
     infinity = "np.inf"
 
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, where: Layout) -> None:
-        super().__init__(plan, dtype, grad_dtype, where, columns(plan, where))
+        super().__init__(plan, dtype, grad_dtype, where, native_columns(plan, where))
         self.position = "(start + i)"
 
     # ---- values ----------------------------------------------------------------------------------

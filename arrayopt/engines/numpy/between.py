@@ -206,10 +206,6 @@ def _wide(value: Any) -> Any:
     """A value per tensor in double precision, as those are that several tensors do not have in
     common.
     """
-    if (
-        not isinstance(value, np.ndarray)
-        or value.dtype == np.float64
-        or value.dtype.kind not in "fc"
-    ):
-        return value
-    return value.astype(np.result_type(value, np.float64))
+    if isinstance(value, np.ndarray) and value.dtype.kind in "fc":
+        return value.astype(np.result_type(value, np.float64), copy=False)
+    return value

@@ -53,9 +53,6 @@ def program(pass_: Pass, storage: tuple[tuple[str, str], ...]) -> Program:
                 continue  # a view of what is stored is read later
             if still_read < at or (still_read == at and OPS[node.op].in_place):
                 direct[node] = name
-                first = _first_half(node, old, order, last, kept)
-                if first is not None and first not in direct:
-                    direct[first] = name
     buffers: list[str] = []
     free: dict[str, list[int]] = {"real": [], "complex": [], "bool": []}
     where: dict[Node, int] = {}
@@ -98,38 +95,9 @@ def _factors(r: Node, p: Pass) -> tuple[Node, ...]:
     """What a reduction is of: two factors, where it is a sum of products over a whole tensor."""
     (x,) = r.args
     dot = r.op == "sum" and not r.axes and x.op == "mul" and x in p.nodes
-    return (
-        x.args
-        if dot and all(a.axes == p.axes and a.dtype == "real" and not a.on_host for a in x.args)
-        else (x,)
-    )
-
-
-def _first_half(
-    division: Node, old: Node | None, order: list[Node], last: dict[Node, int], kept: set[Node]
-) -> Node | None:
-    """An operand of what overwrites a stored value that may overwrite it first, for nothing else
-    reads either.
-    """
-    if old is None or not OPS[division.op].in_place:
-        return None
-    for operand in division.args:
-        alone = (
-            operand in order
-            and operand not in kept
-            and last[operand] == order.index(division)
-            and operand.dtype == division.dtype
-            and operand.op not in VIEWS
-        )
-        if (
-            alone
-            and old in operand.args
-            and OPS[operand.op].in_place
-            and old not in kept
-            and last[old] == order.index(operand)
-        ):
-            return operand
-    return None
+    for a in x.args:
+        dot = dot and a.axes == p.axes and a.dtype == "real" and not a.on_host
+    return x.args if dot else (x,)
 
 
 def _extras(pass_: Pass, summed: dict[Node, tuple[Node, ...]]) -> dict[Node, list[Node]]:

@@ -214,10 +214,8 @@ class Ragged(Stack):
         kinds: dict[Node, str],
         here: tuple[int, ...],
     ) -> Any:
-        left, right = (
-            np.broadcast_to(left, here).reshape(-1),
-            None if right is None else right.reshape(-1),
-        )
+        left = np.broadcast_to(left, here).reshape(-1)
+        right = None if right is None else right.reshape(-1)
         lengths, first, counts = np.unique(self.sizes, return_index=True, return_counts=True)
         made = np.empty(len(self.sizes))
         for size, row, count in zip(lengths.tolist(), first.tolist(), counts.tolist(), strict=True):

@@ -12,7 +12,7 @@ import numpy as np
 
 from arrayopt.arrays import NARROW
 from arrayopt.codecs import QUANTIZED
-from arrayopt.fusion.dims import NotFlat, NotFolded, NotMeasured, NotOriented
+from arrayopt.fusion.dims import RetraceError
 from arrayopt.fusion.graph import PRODUCT, UPDATES, Node, reachable
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 from arrayopt.fusion.trace import Trace, TraceError, trace
@@ -215,7 +215,7 @@ def _traced(rule: Rule, shape: tuple[int, ...], dtype: str) -> Trace:
     for way in ways if key not in _TRACES else ():
         try:
             made = trace(rule, rank, dtype, lean=True, **way)
-        except (NotFlat, NotFolded, NotMeasured, NotOriented, TraceError):
+        except (RetraceError, TraceError):
             continue
         nodes = reachable(made.outputs.values())
         place = {n: k for k, n in enumerate(nodes)}

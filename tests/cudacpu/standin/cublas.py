@@ -155,8 +155,8 @@ class _Products:
         return np.ndarray((rows, columns), kind, values, strides=(size, step * size))
 
 
-def _queued(handle, problems, compute, places):
-    """Have products made in the handle's stream; `places` gives the addresses of each matrix when it is their turn."""
+def _queued(handle, problem, compute, places):
+    """Have products made in the handle's stream; `places` are the addresses of each A, B and C."""
     found, stream = _of(handle), current_stream()
     if found.stream != stream.ptr:
         raise _Refused("the handle's stream is not the current one")
@@ -165,14 +165,14 @@ def _queued(handle, problems, compute, places):
     if found.math & ~16:
         raise _Refused("operands would be rounded")
     device, workspace = found.device, found.workspace
-    note("product", f"{len(problems)} shapes in {compute}")
+    note("product", f"a shape in {compute}")
 
     def work():
         if workspace is not None and workspace[1]:  # which is the library's to write in
             room = _region("the workspace", workspace[0], sum(workspace), device)
             room[:256] = room[-256:] = 0xCB
             clocks.use(room, writes=True)
-        made = sorted(x.make(each, device) for x, each in places(device))
+        made = sorted(problem.make(each, device) for each in places)
         if any(low < stop for (_, stop), (low, _) in itertools.pairwise(made)):
             raise KernelError("gemm: the results overlap")
 
@@ -193,44 +193,8 @@ def strided(handle, turn_a, turn_b, m, n, k, alpha, a, kind_a, lda, stride_a, b,
         raise _Refused(f"{count} products")
     starts = zip((a, b, c), (stride_a, stride_b, stride_c), problem.kinds, strict=True)
     starts = [((x or 0), step * np.dtype(kind).itemsize) for x, step, kind in starts]
-    places = [(problem, [x + i * step for x, step in starts]) for i in range(count)]
-    _queued(handle, [problem], compute, lambda device: places)
-
-
-def grouped(handle, turns_a, turns_b, ms, ns, ks, alphas, a, kind_a, ldas, b, kind_b, ldbs, betas, c, kind_c, ldcs,
-            groups, sizes, compute):  # fmt: skip
-    """`cublasGemmGroupedBatchedEx`: what is of the host is read here and, of a graph, again at each replay."""
-
-    def said():
-        lists = [
-            [x[i] for i in range(groups)] for x in map(_ints, (turns_a, turns_b, ms, ns, ks, ldas, ldbs, ldcs, sizes))
-        ]
-        factors = [_factor(x, compute)[:groups] for x in (alphas, betas)]
-        return [*zip(*lists, strict=True)], [*zip(*factors, strict=True)]
-
-    given, factors = said()
-    kinds = (kind_a, kind_b, kind_c)
-    problems = [_Products(x[:2], x[2:5], kinds, x[5:8], f, compute) for x, f in zip(given, factors, strict=True)]
-    if min(x[8] for x in given) < 0:
-        raise _Refused("a group of fewer than no products")
-    total, again = sum(x[8] for x in given), capturing()
-
-    def places(device):
-        if again and said() != (given, factors):
-            raise KernelError("gemm: an array of the host is not what it was when it was captured")
-        tables = [_region("a table", x, x + 8 * total, device).view(np.int64) for x in (a, b, c)]
-        clocks.used_all(tables)
-        tables = [x.tolist() for x in tables]
-        if problems and problems[0].kinds[0] not in (np.float32, np.float64) and any(x % 16 for t in tables for x in t):
-            raise KernelError("gemm: matrices of 16 bits must begin at multiples of 16 bytes")
-        each = itertools.chain.from_iterable([x] * g[8] for x, g in zip(problems, given, strict=True))
-        return [*zip(each, zip(*tables, strict=True), strict=True)]
-
-    _queued(handle, problems, compute, places)
-
-
-def _ints(address):
-    return ctypes.cast(address, ctypes.POINTER(ctypes.c_int))
+    places = [[x + i * step for x, step in starts] for i in range(count)]
+    _queued(handle, problem, compute, places)
 
 
 def _region(what, low, high, device):
@@ -245,7 +209,7 @@ def _region(what, low, high, device):
 
 INT, LONG, POINTER = ctypes.c_int, ctypes.c_longlong, ctypes.c_void_p
 C = {INT: "int", LONG: "long long", POINTER: "void*", ctypes.c_size_t: "size_t", ctypes.POINTER(POINTER): "void**"}
-MATRIX, TABLE = (POINTER, INT, INT), (POINTER, INT, POINTER)
+MATRIX = (POINTER, INT, INT)
 FUNCTIONS = {
     "cublasCreate_v2": (create, (ctypes.POINTER(POINTER),)),
     "cublasSetStream_v2": (set_stream, (POINTER, POINTER)),
@@ -272,10 +236,6 @@ FUNCTIONS = {
             INT,
             INT,
         ),
-    ),
-    "cublasGemmGroupedBatchedEx": (
-        grouped,
-        (*(POINTER,) * 7, *TABLE, *TABLE, POINTER, *TABLE, INT, POINTER, INT),
     ),
 }
 """What there is, as ``cublas_v2.h`` of CUDA 12 declares it."""

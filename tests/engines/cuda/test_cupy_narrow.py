@@ -136,23 +136,6 @@ def test_it_says_what_it_does(cupy):
         ao.source(RULE, engine=COMPILED[0])
 
 
-def test_only_matrices_at_words_are_multiplied_by_a_list(cupy, monkeypatch, unchecked):
-    from arrayopt.engines.cuda import products
-
-    monkeypatch.setattr(products, "has_groups", lambda: True)
-    made = []
-    for function in ("strided", "grouped"):
-        real = getattr(products, function)
-        monkeypatch.setattr(
-            products, function, lambda dtype, of, *rest, f=real: made.append((f.__name__, dtype)) or f(dtype, of, *rest)
-        )
-    rule, shapes = dataclasses.replace(RULE, matrix="last"), {"batch": (3, 5, 7), "a": (2, 8, 16), "b": (3, 8, 24)}
-    opt = ao.Optimizer(there(cupy, shapes, "float32", 1), rule, engine="cupy")
-    opt.step(there(cupy, shapes, "float32", 2))
-    # of each of three products those of 5 by 7, which lie between words, are a call of their own
-    assert sorted(made) == [("grouped", "bfloat16")] * 3 + [("strided", "bfloat16")] * 3
-
-
 # ---- captured -------------------------------------------------------------------------------------------------------
 
 
