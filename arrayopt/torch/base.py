@@ -306,7 +306,11 @@ class Optimizer(torch.optim.Optimizer):
             pairs = enumerate(zip(made[1].made.groups, self.inner.groups, strict=True))
             wrong = [x for i, (a, b) in pairs for x in rule_differences(f"group {i}", describe(a.rule), b.rule)]
             if wrong:
-                raise ValueError(f"{type(self).__name__}: the state was saved with other options: {'; '.join(wrong)}")
+                how = ""
+                if any("state_dtype=" in x for x in wrong):
+                    how = ". To change the storage, load with the saved `state_dtype`, and set that of groups then"
+                listed = "; ".join(wrong)
+                raise ValueError(f"{type(self).__name__}: the state was saved with other options: {listed}{how}")
         self._go_on(loaded, *made)
         for post_hook in list(self._optimizer_load_state_dict_post_hooks.values()):
             post_hook(self)

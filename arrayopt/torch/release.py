@@ -141,6 +141,12 @@ class Release:
         name = None if found is None else found[1].get(id(p))
         if name is None or p.grad is None or (self.overlap and inner._team.size == 1):
             return
+        if name in inner._step.release.given:
+            more = "" if self.overlap else f", or say release={self.every + 1}"
+            raise ValueError(
+                f"{type(optimizer).__name__}: the gradient of {name!r} was already used in this step; call step() first"
+                f". Of several passes in a step, put all but the last into `with opt.no_sync():`{more}"
+            )
         with torch.no_grad():
             inner.give(name, -p.grad if optimizer.negated(p) else p.grad)
         p.grad = None
