@@ -66,20 +66,10 @@ def backend_names() -> list[str]:
 
 
 def choose(names: Iterable[str] | None = None) -> list[Backend]:
-    """The backends of some names, imported.
+    """The backends of some names, imported; by default all that are installed.
 
-    Parameters
-    ----------
-    names : iterable of str, optional
-        ``library:engine``; a library or an engine alone stands for all backends that have it. By default all that are
-        installed.
-
-    Raises
-    ------
-    ValueError
-        For a name that there is not.
-    UnavailableError
-        If a named library cannot be used, with the reason.
+    A library or an engine alone stands for all backends that have it. A name that there is not is a ValueError; if a
+    named library cannot be used, an UnavailableError says why.
     """
     wanted, every = [] if names is None else listed("choose: backends", names), backend_names()
     named = set(every if names is None else ())

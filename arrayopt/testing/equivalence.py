@@ -195,24 +195,22 @@ def compare(
     named = named_params(params, "compare")
     reference = _Reference(rule, params, **options)
     scales = {name: Scale(to_numpy(x)) for name, x in named}
-    own = library_name(named[0][1])
     runs, found = {}, {}
     for backend in choose(engines) if backends is None else backends:
         try:
-            runs[backend] = _Run(backend, rule, params, options, native=backend.library.name == own)
+            runs[backend] = _Run(backend, rule, params, options, scales)
         except (UnavailableError, TypeError, ValueError) as error:
             found[backend.name] = Outcome(skipped=_line(error))
     for step in range(steps):
         now = reference.params
         grads = match_grads("compare", named, _copies(grads_fn(now, step)))
-        given = {name: None if g is None else (to_numpy(g), dtype_name(g)) for name, g in grads.items()}
         assert_pure(reference.rules, reference.state, dict(named_params(now)), grads)
         reference.step(grads)
         now = _values(reference.params)
         for name, scale in scales.items():
             scale.follow(now[name])
         for run in runs.values():
-            run.step(step, grads, given, now, scales, reference.codes)
+            run.step(step, grads, now, reference.codes)
     return {b.name: runs[b].outcome for b in runs} | found
 
 
@@ -246,27 +244,28 @@ class _Reference:
 class _Run:
     """One backend beside the reference."""
 
-    def __init__(self, backend: Backend, rule: Rule, params: Any, options: Mapping[str, Any], *, native: bool) -> None:
-        named = named_params(params)
-        self.native, self.array = native, backend.array
-        self.dtypes = {name: dtype_name(x) for name, x in named}
-        mine = _copies(params) if native else {n: backend.array(to_numpy(x), self.dtypes[n]) for n, x in named}
-        self.run: Stepper = start(backend, rule, mine, options)
-        self.outcome = Outcome()
+    def __init__(
+        self, backend: Backend, rule: Rule, params: Any, options: Mapping[str, Any], scales: Mapping[str, Scale]
+    ) -> None:
+        named = dict(named_params(params))
+        self.array, self.scales, self.outcome = backend.array, scales, Outcome()
+        self.native = {library_name(x) for x in named.values()} == {backend.library.name}
+        self.dtypes = {name: dtype_name(x) for name, x in named.items()}
+        self.run: Stepper = start(backend, rule, _copies(params) if self.native else self.own(named), options)
+
+    def own(self, named: Mapping[str, Array | None]) -> Any:
+        """Copies of arrays, of the backend's library."""
+        if self.native:
+            return _copies(named)
+        return {name: x if x is None else self.array(to_numpy(x), dtype_name(x)) for name, x in named.items()}
 
     def step(
-        self,
-        step: int,
-        grads: Mapping[str, Array | None],
-        given: Mapping[str, Any],
-        expected: Mapping[str, Any],
-        scales: Mapping[str, Scale],
-        codes: Mapping[str, Mapping[str, Array]],
+        self, step: int, grads: Any, expected: Mapping[str, Any], codes: Mapping[str, Mapping[str, Array]]
     ) -> None:
         """Take a step, look where it led, and go on from the reference's codes."""
         if self.outcome.error or self.outcome.skipped:
             return
-        mine = _copies(grads) if self.native else {n: g if g is None else self.array(*g) for n, g in given.items()}
+        mine = self.own(grads)
         try:
             got = _values(self.run.step(mine))
         except Exception as error:  # a user's rule may raise anything
@@ -275,7 +274,7 @@ class _Run:
             self.outcome = Outcome(skipped=f"cannot be traced: {said}") if untraceable else Outcome(error=said)
             return
         for name, dtype in self.dtypes.items():
-            distance = ulps(expected[name], got[name], scales[name].values, dtype)
+            distance = ulps(expected[name], got[name], self.scales[name].values, dtype)
             worst = self.outcome.difference
             if distance.size and (worst is None or distance.max() > worst.ulps):
                 i = np.unravel_index(np.argmax(distance), distance.shape)

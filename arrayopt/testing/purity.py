@@ -19,14 +19,8 @@ def assert_pure(
 ) -> None:
     """Raise AssertionError where a rule's update would write the parameter, the gradient or a slot of a tensor.
 
-    Parameters
-    ----------
-    rules : mapping of str to Rule
-        The rule of each tensor, by its name.
-    state : mapping
-        As `arrayopt.update` takes it. Nothing of it is changed.
-    arrays, grads : mapping of str to array
-        Parameters, and the gradients of the next step, by tensor name.
+    Rules, parameters and the next step's gradients are by tensor name, and the state is as `arrayopt.update` takes it.
+    Nothing of them is changed.
     """
     for name, rule in rules.items():
         p, g = arrays[name], grads[name]

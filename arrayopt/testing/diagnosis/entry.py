@@ -91,7 +91,7 @@ def diagnose(
     SGD(lr=0.1, momentum=0.0, dampening=0.0, weight_decay=0.0)
     """
     given = _known(known)
-    _whole("depth", depth, least=0)
+    _whole("diagnose", "depth", depth, least=0)
     if seconds is not None and not (is_number(seconds) and seconds >= 0):
         raise ValueError(f"diagnose: `seconds` must be a number of at least 0; got {seconds!r}")
     if isinstance(step, Trajectory):
@@ -99,7 +99,7 @@ def diagnose(
     else:
         subject = as_subject(step, params, "diagnose")
         given = {**subject.known, **given}
-        made = run(subject, grads, _whole("steps", steps), "diagnose")
+        made = run(subject, grads, _whole("diagnose", "steps", steps), "diagnose")
         if subject.again:
             one = Seen(run(as_subject(step, params, "diagnose"), made.grads[:1], 1, "diagnose"))
             far = one.distance(Seen(made).got[:1]) > one.by_dtype(LIMITS)
@@ -126,7 +126,7 @@ def record(
     Trajectory
         What was written.
     """
-    made = run(as_subject(step, params, "record"), grads, _whole("steps", steps), "record")
+    made = run(as_subject(step, params, "record"), grads, _whole("record", "steps", steps), "record")
     made.save(path)
     return made
 
@@ -186,9 +186,9 @@ def _known(known: Any) -> dict[str, float]:
     return {name: float(x) for name, x in known.items()}
 
 
-def _whole(name: str, x: Any, least: int = 1) -> int:
+def _whole(who: str, name: str, x: Any, least: int = 1) -> int:
     if not isinstance(x, int) or isinstance(x, bool) or x < least:
-        raise ValueError(f"diagnose: `{name}` must be an integer of at least {least}; got {x!r}")
+        raise ValueError(f"{who}: `{name}` must be an integer of at least {least}; got {x!r}")
     return x
 
 
@@ -197,10 +197,7 @@ def run(
 ) -> Trajectory:
     """Make steps, and keep what came of them; from `start`, if that is given.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If gradients do not fit, or the subject returns something else than its parameters.
+    TypeError or ValueError say where gradients do not fit, or the subject returns something else than its parameters.
     """
     now = dict(subject.params)
     shapes, dtypes = {name: tuple(x.shape) for name, x in now.items()}, {k: dtype_name(x) for k, x in now.items()}

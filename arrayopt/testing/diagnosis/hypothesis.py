@@ -90,13 +90,7 @@ class Hypothesis:
         return TWISTS.get(self.twist, Twist(""))
 
     def rule(self, values: Mapping[str, float] = MappingProxyType({})) -> Rule:
-        """The rule without its twist, with some numbers in place of its own.
-
-        Raises
-        ------
-        ValueError, TypeError
-            If the switches do not go together.
-        """
+        """The rule without its twist, with some numbers; ValueError or TypeError if these or switches do not fit."""
         made: dict[str, Any] = {f.name: 0.1 for f in fields(self.kind) if f.default is MISSING}
         on = {name: x[0] for name, x in self._switched_on().items()}
         made |= {name: on.get(name, None if x == OFF else x) for name, x in self.switches} | dict(values)

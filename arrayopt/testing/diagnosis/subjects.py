@@ -41,13 +41,7 @@ class Subject:
 
 
 def as_subject(step: Any, params: Any, who: str) -> Subject:
-    """Whatever can be diagnosed as a `Subject`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If it cannot, saying why.
-    """
+    """Whatever can be diagnosed as a `Subject`; else TypeError or ValueError, which say why not."""
     if isinstance(step, Rule):
         step, params = Optimizer(_given(params, who), step, engine="array_api"), None
     if isinstance(step, Optimizer):

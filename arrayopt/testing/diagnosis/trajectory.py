@@ -104,13 +104,7 @@ class Trajectory:
 
     @classmethod
     def load(cls, path: Any) -> "Trajectory":
-        """Read what `save` wrote.
-
-        Raises
-        ------
-        ValueError
-            If the file is none of these.
-        """
+        """Read what `save` wrote; ValueError if the file is none of these."""
         try:
             made = json.loads(Path(path).read_text(encoding="utf-8"))
             if made["format"] != FORMAT:
