@@ -21,10 +21,8 @@ from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.planning import plan
 from arrayopt.fusion.trace import RetraceError, trace
 from arrayopt.rules.base import Rule
-from arrayopt.rules.draws import DRAWS, Drawn
-from arrayopt.rules.fields import hypers
-from arrayopt.rules.names import VALUE, Values
-from arrayopt.rules.namespace import rule_namespace
+from arrayopt.rules.names import VALUE
+from arrayopt.rules.ones import run_on_ones
 from arrayopt.rules.returned import WritesError
 from arrayopt.rules.totals import TOTALS, Heard
 
@@ -141,13 +139,9 @@ def totals_for(
 @lru_cache(maxsize=KEPT)
 def _counted(key: _ByStructure, rank: int, valued: bool) -> tuple[Meets, ...]:
     """The totals that a rule asks for of a small tensor of ones, as it is written."""
-    ones, rule = np.ones((2,) * rank), key.rule
-    values = {name: None if getattr(rule, name) is None else 0.5 for name in hypers(type(rule))}
     heard = Heard({}, np.asarray)
-    given = {VALUE: 1.0 if valued else None, DRAWS: Drawn(ones, "float64", 0, "", 1), TOTALS: heard}
-    h = Values(**values, t=1, **given)
-    with np.errstate(all="ignore"), suppress(Exception):  # which the step itself will raise
-        rule(rule_namespace(np), ones, ones, rule.all_slots(np, ones, "float64"), h)
+    with suppress(Exception):  # which the step itself will raise
+        run_on_ones(key.rule, rank, {VALUE: 1.0 if valued else None, TOTALS: heard})
     return tuple(Meets(1, j, how) for j, how in enumerate(heard.how))
 
 
