@@ -70,7 +70,9 @@ def test_tensors_of_no_elements_are_in_no_total(cupy, name):
         for engine, own in (("array_api", np.copy), ("cupy", cupy.asarray))
     ]
     for absent in ((), ("z",), ("a", "nought"), ("none",)):
-        grads = {key: None if key in absent else rng.standard_normal(x.shape).astype(x.dtype) for key, x in start.items()}
+        grads = {
+            key: None if key in absent else rng.standard_normal(x.shape).astype(x.dtype) for key, x in start.items()
+        }
         opts[0].step(grads)
         opts[1].step(there(cupy, grads))
     for key, x in opts[0].params.items():
