@@ -61,15 +61,31 @@ class Backend:
 
 
 def backend_names() -> list[str]:
-    """The names of all backends, installed or not: ``numpy:array_api``, the reference of ``arrayopt verify``, first."""
+    """The names of all backends, installed or not.
+
+    Returns
+    -------
+    list of str
+        ``["numpy:array_api", "numpy:numpy", ...]``; the first is the reference of ``arrayopt verify``.
+    """
     return [f"{library}:{engine}" for library in LIBRARIES for engine in _engines(library)]
 
 
 def choose(names: Iterable[str] | None = None) -> list[Backend]:
-    """The backends of some names, imported; by default all that are installed.
+    """The backends of some names, imported.
 
-    A library or an engine alone stands for all backends that have it. A name that there is not is a ValueError; if a
-    named library cannot be used, an UnavailableError says why.
+    Parameters
+    ----------
+    names : iterable of str, optional
+        ``library:engine``; a library or an engine alone stands for all backends that have it. By default all that are
+        installed.
+
+    Raises
+    ------
+    ValueError
+        For a name that there is not.
+    UnavailableError
+        If a named library cannot be used, with the reason.
     """
     wanted, every = [] if names is None else listed("choose: backends", names), backend_names()
     named = set(every if names is None else ())

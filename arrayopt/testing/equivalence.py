@@ -186,7 +186,14 @@ def compare(
     Returns
     -------
     dict of str to Outcome
-        By backend. It raises what `assert_equivalent` does, but where backends differ.
+        By backend.
+
+    Raises
+    ------
+    AssertionError
+        If the rule writes its parameter, gradient or state.
+    UnavailableError, ValueError, TypeError
+        As `assert_equivalent`.
     """
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise ValueError(f"compare: `steps` must be an integer of at least 1; got {steps!r}")

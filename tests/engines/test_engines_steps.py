@@ -341,7 +341,7 @@ def test_an_optimizer_explains_itself(asked, engine, why, monkeypatch):
 def test_tensors_of_several_ranks_and_empty_ones_are_explained(engine):
     params = {"w": np.ones((3, 4)), "b": np.ones(4), "k": np.ones((2, 2, 2))}
     text = ao.Optimizer(params, ao.CAME(lr=0.1), engine=engine).explain()
-    moved = (72, 64, 64) if engine in COMPILED else (88, 72, 72)  # numpy spills what it would compute again
+    moved = (72, 64, 64) if engine in COMPILED else (88, 72, 64)  # numpy spills what it would compute again
     lines = [
         line.strip().partition(",")[0] for line in text.splitlines() if "bytes per float" in line or "rank" in line
     ]

@@ -47,10 +47,10 @@ def test_every_value_has_one_place(name, options):
     for plan in plans(name, options):
         where = layout(plan)
         for n in [n for b in plan.between for n in (*b.combine, *b.nodes)]:
-            assert where.place(n) in ("tensor", "vector", "local")
-            assert (where.place(n) == "tensor") == (n.axes == "")
+            assert (n in where.tensor) == (n.axes == "")
+            assert not (n in where.tensor and n in where.vectors)
         for p in plan.passes:  # what a pass reads outlives the loop that makes it
-            assert {where.place(n) for n in p.uses} <= {"scalar", "tensor", "vector", "stored"}
+            assert all(n.on_host or n.op == "input" or n in where.tensor or n in where.vectors for n in p.uses)
 
 
 def test_partial_results_are_combined_before_anything_that_follows():

@@ -264,9 +264,6 @@ COSTLY = {
         "test_engines_agree": "cpp",
         "test_what_must_change_no_bit_changes_none": "numpy",
     },
-    "tests/engines/cuda/test_cupy_products.py": {
-        "test_equal_shapes_are_multiplied_at_once_and_small_ones_of_any_shape": "False"
-    },
     "tests/engines/cuda/test_cupy_totals.py": {
         "test_it_agrees_with_the_witness": "True",
         "test_many_tensors_are_added_up_in_order": "",

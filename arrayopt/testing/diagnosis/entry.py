@@ -119,12 +119,24 @@ def record(
 ) -> Trajectory:
     """Write what an optimizer does to a file, for `check`.
 
-    The file is JSON, and keeps numbers bit for bit. The other arguments, and what they raise, are those of `diagnose`.
+    Parameters
+    ----------
+    path : path
+        Of the file, which is JSON. Numbers are kept bit for bit.
+    step, params, grads, steps
+        As in `diagnose`.
 
     Returns
     -------
     Trajectory
         What was written.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `diagnose`.
+    OSError
+        If the file cannot be written.
     """
     made = run(as_subject(step, params, "record"), grads, _whole("record", "steps", steps), "record")
     made.save(path)
@@ -139,8 +151,7 @@ def check(path: Any, step: Any, params: Any = None, *, max_ulp: float | None = N
     path : path
         What `record` wrote.
     step, params
-        As in `diagnose`, and with what they raise. The values of the parameters are those of the file; their library is
-        that of `params`.
+        As in `diagnose`. The values of the parameters are those of the file; their library is that of `params`.
     max_ulp : float, optional
         The largest difference that passes, in ULPs of the update. By default 64, and 4 in half precision.
 
@@ -153,8 +164,8 @@ def check(path: Any, step: Any, params: Any = None, *, max_ulp: float | None = N
     ------
     AssertionError
         Where it does something else, saying at which step, tensor and element first.
-    ValueError
-        If the file is none, or of other tensors.
+    TypeError, ValueError
+        As `diagnose`; if the file is none, or of other tensors.
     """
     if max_ulp is not None and (not is_number(max_ulp) or not max_ulp >= 0):
         raise ValueError(f"check: `max_ulp` must be a number of at least 0; got {max_ulp!r}")
