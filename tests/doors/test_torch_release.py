@@ -72,9 +72,7 @@ def test_a_second_backward_pass_before_the_step_is_refused():
     net = model()
     optimizer = at.AdamW(net.parameters(), lr=0.01, release=True)
     net(batches(1)[0]).sum().backward()
-    with pytest.raises(
-        ValueError, match=r"'5' \(bias of Linear.* step; call step\(\) .*, or say release=2$"
-    ):
+    with pytest.raises(ValueError, match=r"'5' \(bias of Linear.* step; call step\(\) .*, or say release=2$"):
         net(batches(1)[0]).sum().backward()
     optimizer.step()
 
