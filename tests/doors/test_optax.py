@@ -513,8 +513,6 @@ def test_flax():
 
 
 def test_what_optax_programs_ask_for_first():
-    import arrayopt.optax as door
-
     assert not hasattr(door, "lbfgs")
     params = {"a": jnp.ones(3), "b": jnp.ones(2)}
     tx = optax.multi_transform({"x": optax.adamw(0.1), "y": optax.adamw(0.2)}, {"a": "x", "b": "y"})

@@ -105,7 +105,7 @@ def test_other_dtypes_are_refused(dtype):
 
 def test_to_torch_says_what_to_do_about_8_bits():
     weight = torch.nn.Parameter(torch.ones(40))
-    opt = at.AdamW([weight], lr=0.1, state_dtype="int8")
+    opt = door.AdamW([weight], lr=0.1, state_dtype="int8")
     weight.grad = torch.ones(40)
     opt.step()
     with pytest.raises(ValueError, match=r"state_dtype='int8' in group '0'; set `state_dtype` to None first"):
