@@ -107,10 +107,10 @@ def _clear_errors(rule: Rule, rank: int) -> Iterator[None]:
     except (ReturnedError, RetraceError):
         raise
     except Exception as error:
-        own, who, kind = own_fault(rule, rank, error), type(rule).__name__, type(error).__name__
+        own, who, name = own_fault(rule, rank, error), type(rule).__name__, type(error).__name__
         if own is not None:
             raise own from own.__cause__
-        said = f"{who} cannot be traced: {kind}: {in_words(str(error))}".removesuffix(": ")
+        said = f"{who} cannot be traced: {name}: {in_words(str(error))}".removesuffix(": ")
         raise TraceError(f"{line_of(rule, error)}{said}{WAY_OUT}") from error
 
 
