@@ -27,7 +27,7 @@ def update_of_ones(rule: Any, rank: int, heard: Heard, *, valued: bool = True) -
     valued : bool
         Whether the step has a value.
     """
-    kind: type[object] = type(rule)
+    kind: Any = type(rule)
     ones, numbers = np.ones((2,) * rank), hypers(kind)
     values = {name: None if getattr(rule, name) is None else 0.5 for name in numbers}
     given = {VALUE: 1.0 if valued else None, DRAWS: Drawn(ones, "float64", 0, "", 1), TOTALS: heard}
