@@ -21,10 +21,9 @@ from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.planning import plan
 from arrayopt.fusion.trace import RetraceError, trace
 from arrayopt.rules.base import Rule
-from arrayopt.rules.names import VALUE
-from arrayopt.rules.ones import run_on_ones
+from arrayopt.rules.ones import update_of_ones
 from arrayopt.rules.returned import WritesError
-from arrayopt.rules.totals import TOTALS, Heard
+from arrayopt.rules.totals import Heard
 
 __all__ = ["plan_for", "totals_for", "ways", "widened"]
 
@@ -132,7 +131,7 @@ def totals_for(
         return plan_for(rule, len(shape), dtype, shape=shape, valued=valued).totals
     except WritesError:
         raise
-    except (TypeError, ValueError):  # as a `TraceError` is; what else there is the step will raise
+    except Exception:  # as a `TraceError` is; what else there is the step will raise
         return _counted(_ByStructure(rule), len(shape), valued or not rule.value_optional)
 
 
@@ -141,7 +140,7 @@ def _counted(key: _ByStructure, rank: int, valued: bool) -> tuple[Meets, ...]:
     """The totals that a rule asks for of a small tensor of ones, as it is written."""
     heard = Heard({}, np.asarray)
     with suppress(Exception):  # which the step itself will raise
-        run_on_ones(key.rule, rank, {VALUE: 1.0 if valued else None, TOTALS: heard})
+        update_of_ones(key.rule, rank, heard, valued=valued)
     return tuple(Meets(1, j, how) for j, how in enumerate(heard.how))
 
 

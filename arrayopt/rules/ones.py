@@ -1,4 +1,4 @@
-"""What a rule does, tried out on small tensors of ones."""
+"""An update of a small tensor of ones, as a rule is written: what it asks for, and whether it can run at all."""
 
 from collections.abc import Hashable
 from itertools import product
@@ -6,29 +6,46 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS, Drawn
 from arrayopt.rules.fields import hypers
-from arrayopt.rules.names import NO_VALUE, Values
+from arrayopt.rules.names import NO_VALUE, VALUE, Values
 from arrayopt.rules.namespace import rule_namespace
 from arrayopt.rules.totals import TOTALS, Heard
 
-__all__ = ["reads_value", "run_on_ones"]
+__all__ = ["reads_value", "update_of_ones"]
+
 
 _READ: dict[Hashable, bool] = {}
 """What `reads_value` has found, by the structure of rules."""
 
 
-def run_on_ones(rule: Rule, rank: int, given: dict[str, Any], t: int = 1) -> None:
-    """Run an update of a small tensor of ones, as it is written, with numbers of 0.5, and `given` in `h`."""
-    ones = np.ones((2,) * rank)
-    values = {name: None if getattr(rule, name) is None else 0.5 for name in hypers(type(rule))}
-    h = Values(**values, t=t, **{DRAWS: Drawn(ones, "float64", 0, "", 1)}, **given)
+def update_of_ones(rule: Any, rank: int, heard: Heard, *, valued: bool | None = True, t: int = 1) -> None:
+    """Run a rule's first update of ones, of length 2 along each axis, on NumPy; raise what the rule raises.
+
+    Parameters
+    ----------
+    rule : Rule
+        The rule; its numbers are 0.5 where they are not None.
+    rank : int
+        The number of axes.
+    heard : Heard
+        What it tells its totals.
+    valued : bool or None
+        Whether the step has a value; with None, to ask for it raises an error.
+    t : int
+        The number that the update has.
+    """
+    kind: Any = type(rule)
+    ones, numbers = np.ones((2,) * rank), hypers(kind)
+    values = {name: None if getattr(rule, name) is None else 0.5 for name in numbers}
+    given = {DRAWS: Drawn(ones, "float64", 0, "", 1), TOTALS: heard}
+    given |= {} if valued is None else {VALUE: 1.0 if valued else None}
     with np.errstate(all="ignore"):
-        rule(rule_namespace(np), ones, ones, rule.all_slots(np, ones, "float64"), h)
+        slots = rule.all_slots(np, ones, "float64")
+        rule(rule_namespace(np), ones, ones, slots, Values(**values, t=t, **given))
 
 
-def reads_value(rule: Rule) -> bool:
+def reads_value(rule: Any) -> bool:
     """Whether updates read `h.value`; True, too, where it cannot be told."""
     if rule.value_optional:
         return True
@@ -39,7 +56,7 @@ def reads_value(rule: Rule) -> bool:
         runs, wants = False, False
         for rank, t in product(range(5), updates):
             try:
-                run_on_ones(rule, rank, {TOTALS: Heard({}, np.asarray)}, t)
+                update_of_ones(rule, rank, Heard({}, np.asarray), valued=None, t=t)
                 runs = True
             except Exception as error:  # of a rank that the rule refuses
                 wants |= str(error) == NO_VALUE
