@@ -125,12 +125,18 @@ def _reduced(op: str, symbol: Symbol, *, axis: Any = None, keepdims: bool = Fals
 def _mean(x: Symbol, *, axis: Any = None, keepdims: bool = False) -> Symbol:
     gone = reduced_over(x, axis)[1]
     total = _reduced("sum", x, axis=axis, keepdims=keepdims)
+    if not gone:
+        return total
     count = x.graph.make("host", data=f"count:{gone}")
     return Symbol(x.graph, x.graph.make("div", total.node, count), total.dims, x.dtype)
 
 
 def _expand_dims(x: Symbol, /, *, axis: int = 0) -> Symbol:
     dims = list(x.dims)
+    if not -x.ndim <= axis + 1 <= x.ndim + 1:
+        raise TraceError(
+            f"`expand_dims` cannot put an axis at {axis} of an array of rank {x.ndim}{WAY_OUT}"
+        )
     dims.insert(axis % (x.ndim + 1), "")
     return Symbol(x.graph, x.node, tuple(dims), x.dtype)
 
