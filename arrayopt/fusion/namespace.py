@@ -9,7 +9,8 @@ from arrayopt.arrays import NARROW
 from arrayopt.fusion.dims import WAY_OUT, RetraceError, TraceError, reduced_over
 from arrayopt.fusion.graph import COUNT, LETTERS, PRODUCT
 from arrayopt.fusion.ops import OPS, REDUCTIONS
-from arrayopt.fusion.symbol import Extent, Symbol, elementwise
+from arrayopt.fusion.symbol import Extent, Symbol, elementwise, lift
+from arrayopt.rules.faults import INSTEAD
 
 __all__ = ["NAMESPACE"]
 
@@ -76,7 +77,7 @@ def _reshape(symbol: Symbol, /, shape: Any, *, copy: Any = None) -> Symbol:
     if shape and all(isinstance(dim, Extent) for dim in shape):
         dims = tuple(dim.letter for dim in shape)
         if {dim[0] for dim in dims} == {dim[:1] for dim in symbol.dims}:
-            return Symbol(symbol.graph, symbol.node, dims, symbol.dtype)
+            return symbol.view(dims)
     elif (
         len(shape) == 2
         and isinstance(shape[0], Extent)
@@ -84,7 +85,7 @@ def _reshape(symbol: Symbol, /, shape: Any, *, copy: Any = None) -> Symbol:
         and shape[0].letter == symbol.dims[0]
     ):
         if {dim[:1] for dim in symbol.dims} == set("RC"):
-            return Symbol(symbol.graph, symbol.node, ("R", "C"), symbol.dtype)
+            return symbol.view(("R", "C"))
         if symbol.dims[0] == "A":
             raise RetraceError("folded")
     raise TraceError(
@@ -158,8 +159,14 @@ def _clip(x: Symbol, min: Any = None, max: Any = None) -> Any:  # noqa: A002 - t
     return x if max is None else elementwise("minimum", x, max)
 
 
-def _zeros_like(x: Symbol) -> Symbol:
-    return Symbol(x.graph, x.graph.const(0.0), x.dims, x.dtype)
+def _full_like(x: Symbol, /, fill_value: Any) -> Symbol:
+    return Symbol(x.graph, lift(x.graph, fill_value)[0], x.dims, x.dtype)
+
+
+def _holds(op: str, x: Symbol, **over: Any) -> Any:
+    """`any` as the largest of ones and zeros, `all` as the smallest."""
+    mask = x if x.dtype == "bool" else elementwise("ne", x, 0.0)
+    return elementwise("gt", _reduced(op, elementwise("where", mask, 1.0, 0.0), **over), 0.0)
 
 
 def _vector_norm(
@@ -204,10 +211,11 @@ class _Namespace(SimpleNamespace):
         for op, row in OPS.items():
             if name in row.api:
                 return partial(elementwise, op)
-        raise TraceError(
-            f"xp.{name} cannot be traced; use element-wise functions, sums, means, `min` and"
-            f" `max` over all elements, rows or columns, and products of matrices{WAY_OUT}"
+        many = (
+            "element-wise functions, sums, means, `min` and `max` over all elements, rows or"
+            " columns, and products of matrices"
         )
+        raise TraceError(f"xp.{name} cannot be traced; use {INSTEAD.get(name, many)}{WAY_OUT}")
 
 
 class _Linalg(SimpleNamespace):
@@ -230,7 +238,12 @@ NAMESPACE = _Namespace(
     mean=_mean,
     expand_dims=_expand_dims,
     astype=_astype,
-    zeros_like=_zeros_like,
+    zeros_like=lambda x: _full_like(x, 0.0),
+    ones_like=lambda x: _full_like(x, 1.0),
+    full_like=_full_like,
+    any=partial(_holds, "max"),
+    all=partial(_holds, "min"),
+    positive=lambda x: elementwise("mul", x, 1.0),
     matmul=_matmul,
     matrix_transpose=lambda x: x.mT,
     reshape=_reshape,
