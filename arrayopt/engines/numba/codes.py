@@ -64,8 +64,9 @@ def narrow_block(typingctx, values, codes, block, factor, top):
         x = singles(context, builder, values, args[0], args[2])
         x = builder.fmul(x, each(builder, args[3]))
         if not codes.dtype.signed:  # a root that is not zero has at least the code 1
-            few, one = ir.Constant(SINGLES, [{LEAST!r}] * {BLOCK}), ir.Constant(SINGLES, [1.0] * {BLOCK})
-            small = builder.and_(builder.fcmp_ordered(">", x, few), builder.fcmp_ordered("<", x, one))
+            least, one = (ir.Constant(SINGLES, [x] * {BLOCK}) for x in ({LEAST!r}, 1.0))
+            small = builder.fcmp_ordered("<", x, one)
+            small = builder.and_(builder.fcmp_ordered(">", x, least), small)
             x = builder.select(small, one, x)
         x, most = made(builder, "llvm.rint.v{BLOCK}f32", x, SINGLES), each(builder, args[4])
         x = builder.fptosi(builder.select(builder.fcmp_ordered("<", x, most), x, most), WHOLE)
