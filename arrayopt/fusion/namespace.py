@@ -123,17 +123,22 @@ def _reduced(op: str, symbol: Symbol, *, axis: Any = None, keepdims: bool = Fals
     return Symbol(symbol.graph, node, tuple(dims), symbol.dtype)
 
 
-def _mean(x: Symbol, *, axis: Any = None, keepdims: bool = False) -> Symbol:
-    gone = reduced_over(x, axis)[1]
-    total = _reduced("sum", x, axis=axis, keepdims=keepdims)
-    count = x.graph.make("host", data=f"count:{gone}")
-    return Symbol(x.graph, x.graph.make("div", total.node, count), total.dims, x.dtype)
+def _mean(symbol: Symbol, *, axis: Any = None, keepdims: bool = False) -> Symbol:
+    gone = reduced_over(symbol, axis)[1]
+    total = _reduced("sum", symbol, axis=axis, keepdims=keepdims)
+    if not gone:
+        return total
+    count = symbol.graph.make("host", data=f"count:{gone}")
+    mean = symbol.graph.make("div", total.node, count)
+    return Symbol(symbol.graph, mean, total.dims, symbol.dtype)
 
 
-def _expand_dims(x: Symbol, /, *, axis: int = 0) -> Symbol:
-    dims = list(x.dims)
-    dims.insert(axis % (x.ndim + 1), "")
-    return Symbol(x.graph, x.node, tuple(dims), x.dtype)
+def _expand_dims(symbol: Symbol, /, *, axis: int = 0) -> Symbol:
+    dims = list(symbol.dims)
+    if not -len(dims) - 1 <= axis <= len(dims):
+        raise TraceError(f"`expand_dims`: an array of rank {len(dims)} has no axis {axis}{WAY_OUT}")
+    dims.insert(axis % (len(dims) + 1), "")
+    return Symbol(symbol.graph, symbol.node, tuple(dims), symbol.dtype)
 
 
 def _astype(symbol: Symbol, dtype: Any, *, copy: bool = True) -> Symbol:

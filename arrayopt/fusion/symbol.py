@@ -227,7 +227,14 @@ def elementwise(op: str, *operands: Any) -> Any:
     made = graph.make(op, *(n for n, _, _ in lifted))
     made = graph.make(wide, made) if wide in NARROW else made  # each operation rounds its result
     dims = broadcast([d for _, d, _ in lifted])
-    if len(dims) > 1 and dims[-1] and dims[-1] == dims[-2]:  # all rows beside all rows
+    labels = [label for label in dims if label]
+    repeated = len(labels) - len(set(labels))
+    square = len(dims) > 1 and dims[-1] != "" and dims[-1] == dims[-2]
+    if repeated and graph.flat:
+        raise RetraceError("flat")
+    if repeated > square:
+        raise TraceError(f"an axis cannot be along several dimensions{WAY_OUT}")
+    if square:  # all rows beside all rows
         if dims[-1] in made.axes:
             raise TraceError(
                 f"an outer product, which varies by {dims[-1]} along two dimensions, is not fused;"
