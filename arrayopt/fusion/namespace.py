@@ -138,7 +138,7 @@ def _expand_dims(symbol: Symbol, /, *, axis: int = 0) -> Symbol:
     if not -len(dims) - 1 <= axis <= len(dims):
         raise TraceError(f"`expand_dims`: an array of rank {len(dims)} has no axis {axis}{WAY_OUT}")
     dims.insert(axis % (len(dims) + 1), "")
-    return Symbol(symbol.graph, symbol.node, tuple(dims), symbol.dtype)
+    return symbol.view(tuple(dims))
 
 
 def _astype(symbol: Symbol, dtype: Any, *, copy: bool = True) -> Symbol:
