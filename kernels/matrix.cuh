@@ -37,13 +37,6 @@ __device__ __forceinline__ long long element(const Tile& t, long long row, long 
     else return batch * t.matrix + r * t.stride + c - t.before;
 }
 
-// A number, of which the compiler is not to know that it is the same. What follows from it is then computed where it is used,
-// and not kept in registers.
-__device__ __forceinline__ int anew(int x) {
-    asm volatile("" : "+r"(x));
-    return x;
-}
-
 // Room for sums over columns, which the passes take one after the other.
 __device__ __forceinline__ W* column_room() {
     __shared__ W room[kColumnRoom];

@@ -8,6 +8,13 @@ __device__ __forceinline__ T* global(T* at) {
     return at;
 }
 
+// A number, of which the compiler is not to know that it is the same. What follows from it is then computed where it is used,
+// and not kept in registers.
+__device__ __forceinline__ int anew(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 // N consecutive values, moved as words of up to 16 bytes.
 template <class T, int N>
 union Pack {

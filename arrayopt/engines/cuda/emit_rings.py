@@ -62,8 +62,8 @@ class RingsText(CudaText):
             self.fold(1, "Of", sums)
             self.put(1, f"begin_sums<Of>({len(sums)});")
         self.statements(1, [x for x in room if x not in lists])
-        self.put(1, "#pragma unroll 1")
-        self.put(1, f"for (long long turn = 0; turn < {self.index(turn.end)}; ++turn) {{")
+        head = f"for (long long turn = 0; turn < {self.index(turn.end)}; ++turn) {{"
+        self.put(1, "#pragma unroll 1", head)
         self.statements(2, turn.body[:2])
         self.put(2, "const long long i = first + (long long)threadIdx.x * kVector;")
         self.put(2, "const int n = (int)minimum((long long)kVector, end - i);")
@@ -112,6 +112,11 @@ class RingsText(CudaText):
                 self.put(depth, f"take_in<{kind}>({into}, {self.place(got)});")
             case bulk.Elements():
                 self._elements(depth, statement)
+            case program.Loop("several" | "rest" as name, _, end, body):
+                # else the compiler joins a loop of one turn to what follows, which takes registers
+                head = f"for (int {name} = anew(0); {name} < {self.index(end)}; ++{name})"
+                self.put(0, "#pragma unroll 1")
+                self.block(depth, head, body)
             case _:
                 super().statement(depth, statement)
 
@@ -121,9 +126,8 @@ class RingsText(CudaText):
             self.got = f"got_{loop.function}"
             self.put(depth, f"W {self.got}[{len(loop.sums)}];")
         for number, reduction in enumerate(loop.sums):
-            self.put(
-                depth, f"{self.got}[{number}] = {REDUCTIONS[reduction.op].cuda}::start(0, W());"
-            )
+            begin = f"{REDUCTIONS[reduction.op].cuda}::start(0, W())"
+            self.put(depth, f"{self.got}[{number}] = {begin};")
         self.put(depth, "{")
         depth += 1
         self._load(depth, [at for at in loop.loads if at in loop.storage and at not in self.early])
@@ -138,10 +142,8 @@ class RingsText(CudaText):
         for node in loop.nodes:
             self.put(depth + 1, self.declare(node, self.expression(node)))
         for at, node in loop.stores.items():
-            made = self.name(node)
-            kept = (
-                f"narrow({made}, write_{at}.value[j]);" if at in written else f"{at}[j] = {made};"
-            )
+            made, there = self.name(node), f"write_{at}.value[j]"
+            kept = f"narrow({made}, {there});" if at in written else f"{at}[j] = {made};"
             self.put(depth + 1, kept)
         for number, (reduction, node) in enumerate(loop.sums.items()):
             made = self.take(reduction, f"{self.got}[{number}]", self.name(node))

@@ -52,7 +52,9 @@ class JointThere(Joint):
             self.totals = Upload((len(kind.plan.totals), count), np.float64)
             for total in kind.plan.totals:
                 _kernel(total.how, self.device)
-        self.values = np.ones(self.totals.array.shape)
+            # ones: scalars of later phases are computed for tensors of no elements, too
+            self.values = np.ones(self.totals.array.shape)
+            self.totals.send(self.values)
         cells = np.arange(self.values.size).reshape(self.values.shape)
         self.wanted_at: Ints = self.totals.array.data.ptr + 8 * cells
         self.tables: dict[bytes, list[Upload]] = {}

@@ -78,15 +78,8 @@ class Launches:
         begin = (-(-max(count, len(ends)) // THREADS),), (*given, taken, np.int32(len(ends)), done)
         runs: list[Launch] = []
         for number, (first, last) in enumerate(pairwise([0, *ends])):
-            taking = (
-                table.step_there,
-                queue,
-                np.int32(first),
-                np.int32(last),
-                taken[number:],
-                done,
-                part,
-            )
+            span = np.int32(first), np.int32(last)
+            taking = table.step_there, queue, *span, taken[number:], done, part
             runs.append(((min(last - first, _resident()),), taking))
         spilled = table.plan.spilled
         at = dict(zip(spilled, table.table[:, table.addresses(spilled)].T, strict=True))

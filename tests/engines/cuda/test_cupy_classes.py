@@ -113,6 +113,21 @@ def test_one_layer_is_skipped_whichever_it_is(cupy, layer):
     assert int(opts[1].stats.skipped) == 0
 
 
+def test_tensors_that_take_the_place_of_layers_are_none(cupy):
+    """As many norms as in the step before, none of them of a layer: what is not finite skips the step."""
+    shapes = {"a": (3, 4), "x": (5,), "y": (4,), "z": (3,)}
+    groups = {name: {"stacked": False} for name in "xyz"}
+    opts = pair(cupy, ao.AdamW(lr=0.1, stacked=True), shapes, groups=groups, skip_nonfinite=True)
+    for k, some in enumerate(("a", "xyz", "a")):
+        grads = {name: g if name in some else None for name, g in trees(shapes, "float32", k).items()}
+        if some == "xyz":
+            grads["z"][1] = np.nan
+        for opt, xp in zip(opts, (np, cupy), strict=True):
+            opt.step({name: g if g is None else xp.asarray(g) for name, g in grads.items()})
+    compare(opts)
+    assert int(opts[1].stats.skipped) == opts[0].stats.skipped == 1
+
+
 def test_a_step_that_failed_after_a_load_divides_by_the_scale_that_was_loaded(cupy, monkeypatch):
     """What was sent to the device for the failed step is what the next one finds there."""
     shapes, scale = {"w": (9,), "b": (3,)}, ao.LossScale(init=1024.0, window=1)

@@ -56,6 +56,33 @@ def test_it_agrees_with_the_witness(cupy, bad):
     assert len({float(x) for x in means}) <= 1
 
 
+EMPTIES = {"Joint": Joint(), "LBFGS": ao.LBFGS(memory=2, line_search=None), "Prodigy": ao.Prodigy()}
+
+
+@pytest.mark.parametrize("name", EMPTIES)
+def test_tensors_of_no_elements_are_in_no_total(cupy, name):
+    """Nor are those without a gradient; tensors are in two buckets, of one there are only empty ones at times."""
+    kinds = {"a": ((5,), "f4"), "none": ((0,), "f4"), "nought": ((0, 3), "f8"), "z": ((3, 4), "f8")}
+    rng = np.random.default_rng(0)
+    start = {key: rng.standard_normal(shape).astype(kind) for key, (shape, kind) in kinds.items()}
+    opts = [
+        ao.Optimizer({key: own(x) for key, x in start.items()}, EMPTIES[name], engine=engine)
+        for engine, own in (("array_api", np.copy), ("cupy", cupy.asarray))
+    ]
+    for absent in ((), ("z",), ("a", "nought"), ("none",)):
+        grads = {
+            key: None if key in absent else rng.standard_normal(x.shape).astype(x.dtype) for key, x in start.items()
+        }
+        opts[0].step(grads)
+        opts[1].step(there(cupy, grads))
+    for key, x in opts[0].params.items():
+        np.testing.assert_allclose(opts[1].params[key].get(), x, rtol=1e-5, atol=1e-5, err_msg=key)
+        for slot, value in opts[0].state[key].items():
+            np.testing.assert_allclose(
+                to_host(opts[1].state[key][slot]), value, rtol=1e-5, atol=1e-5, err_msg=f"{key} {slot}"
+            )
+
+
 def test_no_number_comes_to_the_host(cupy, monkeypatch):
     opt = made(cupy, NO_W)
     grads = there(cupy, drawn(7))

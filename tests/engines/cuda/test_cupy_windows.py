@@ -45,6 +45,7 @@ UNEVEN = {
         "columns": grid((0, 30), (0, 3, 61, 140, 152)),
         "both": grid((0, 65, 70), (0, 77, 152)),
         "one": NOTHING + grid((0, 1), (0, 2, 3)) + NOTHING,
+        "few": grid((0, 1, 3), (0, 2, 3)),
     },
     "batches": {
         "kernels": grid((0, 3, 68, 69, 70), (0, 4), (0, 3), (0, 3)),
