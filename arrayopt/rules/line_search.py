@@ -250,7 +250,8 @@ def disagreement(xp: Any, s: dict[str, Array], f: Any, slope: Array, finite: Arr
     now, old = xp.abs(change - said) / nonzero(xp, both), xp.abs(s["off"])
     before = xp.where(old >= 2.0, old - 2.0, old)
     contradicts = (now > 0.5) & (xp.abs(change) <= 10.0 * xp.abs(said))
-    least = xp.where(before < now, before, now) + xp.where(contradicts, 2.0, 0.0)
+    least = xp.where(before < now, before, now)
+    least = xp.where(contradicts, least + 2.0, least)
     return xp.where(finite, xp.where(both > rounding, -least, old), np.nan)
 
 
