@@ -11,7 +11,7 @@ from arrayopt.exchange.from_torch import load_torch
 from arrayopt.exchange.to_torch import to_torch
 from arrayopt.foreign import no_attribute as _no_attribute
 from arrayopt.functional import init, update
-from arrayopt.hyper import Hyper, flag, real
+from arrayopt.hyper import Hyper, choice, flag, real
 from arrayopt.monitor.monitor import Monitor
 from arrayopt.optimizer import Optimizer
 from arrayopt.params.parts import Part
@@ -91,6 +91,7 @@ __all__ = [
     "Rule",
     "ScheduleFreeAdamW",
     "Sophia",
+    "choice",
     "combined",
     "dots",
     "flag",

@@ -128,7 +128,18 @@ def flag(default: bool) -> Any:
 
 
 def choice(*options: bool | str | None) -> Any:
-    """Declare a structural field of a rule that takes one of a few values; the first is the default."""
+    """Declare a structural field of a rule that takes one of a few values, fixed while a rule is in use.
+
+    Parameters
+    ----------
+    *options : str, bool or None
+        The values; the first one is the default.
+
+    Returns
+    -------
+    dataclasses.Field
+        Assign it to a field of the dataclass.
+    """
     made: Any = field(default=options[0], metadata={"flag": True, "options": options})
     return made
 

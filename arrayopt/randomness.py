@@ -135,9 +135,12 @@ def current_float16(xp: Any, master: Any, p: Any) -> Any:
 
 
 def joined_bfloat16(xp: Any, low: Any, p: Any) -> Any:
-    """The master of a parameter in bfloat16, in float32, from it and 8 bits more; see `low_bfloat16`."""
+    """The master of a parameter in bfloat16, in float32, from it and 8 bits more; see `low_bfloat16`.
+
+    That of zero is zero, for the bits of zero have none below them.
+    """
     bits = p.view(xp.int32) + xp.astype(low, xp.int32) * 256
-    return xp.where(xp.isfinite(p), bits.view(xp.float32), p)
+    return xp.where(xp.isfinite(p) & (p != 0.0), bits.view(xp.float32), p)
 
 
 def low_bfloat16(xp: Any, master: Any, p: Any) -> Any:

@@ -19,10 +19,10 @@ __device__ __forceinline__ void write_codes(C* codes, BFloat16* scales, long lon
         largest = other > largest ? other : largest;
     }
     const BFloat16 scale = scale_of((unsigned)largest);
-    const float factor = factor_of<C>(scale), top = top_of(C());
+    const float factor = factor_of<C>(scale);
     Pack<C, N> made;
 #pragma unroll
-    for (int j = 0; j < N; ++j) made.value[j] = factor > 0.0f ? (C)code_of(x[j], factor, top) : (C)0;
+    for (int j = 0; j < N; ++j) made.value[j] = factor > 0.0f ? code_of<C>(x[j], factor) : (C)0;
     write<N, kLast>(codes + i, made, n, aligned);
     __syncwarp(mask);  // all have read the old scale
     if (threadIdx.x % kLanes == 0) scales[i / kBlock] = scale;

@@ -101,7 +101,7 @@ static __forceinline__ void widen_block(const C* __restrict codes, float step, T
 }
 template <class C, class T>
 static __forceinline__ void narrow_block(const T* __restrict from, float factor, C* __restrict codes) {
-    for (int i = 0; i < kBlock; ++i) codes[i] = (C)code_of((float)from[i], factor, top_of(C()));
+    for (int i = 0; i < kBlock; ++i) codes[i] = code_of<C>((float)from[i], factor);
 }
 
 #ifdef __AVX512F__
@@ -114,6 +114,11 @@ typedef int Integers __attribute__((vector_size(64), aligned(4), may_alias));
 typedef unsigned short Halves __attribute__((vector_size(32), aligned(2), may_alias));
 typedef signed char Bytes __attribute__((vector_size(16), aligned(1), may_alias));
 typedef short Shorts __attribute__((vector_size(32), aligned(2), may_alias));
+static __forceinline__ Floats not_lost(Floats x, signed char) { return x; }
+static __forceinline__ Floats not_lost(Floats x, unsigned char) {
+    const Integers small = (x > 0x1p-100f) & (x < 1.0f);
+    return small ? Floats{} + 1.0f : x;
+}
 #define BLOCKS_OF(C, wider, narrower)                                                                               \
     static __forceinline__ Floats decoded(const C* codes, float step) {                                             \
         Integers x;                                                                                                 \
@@ -126,7 +131,7 @@ typedef short Shorts __attribute__((vector_size(32), aligned(2), may_alias));
     static __forceinline__ void narrow_block(const float* __restrict from, float factor, C* __restrict codes) {     \
         for (int i = 0; i < kBlock; i += kLanes) {                                                                  \
             Integers x;                                                                                             \
-            asm("vcvtps2dq %1, %0" : "=v"(x) : "v"(*(const Floats*)(from + i) * factor));                           \
+            asm("vcvtps2dq %1, %0" : "=v"(x) : "v"(not_lost(*(const Floats*)(from + i) * factor, (C)0)));           \
             asm(narrower " %1, %0" : "=m"(*(Bytes*)(codes + i)) : "v"(x));                                          \
         }                                                                                                           \
     }
@@ -276,6 +281,6 @@ static void quantize(C* __restrict codes, BFloat16* __restrict scales, const W* 
         if (length == kBlock)
             put_block(x + i, factor, codes + i);
         else
-            for (; i < count; ++i) codes[i] = factor > 0 ? (C)code_of((float)x[i], factor, top_of(C())) : (C)0;
+            for (; i < count; ++i) codes[i] = factor > 0 ? code_of<C>((float)x[i], factor) : (C)0;
     }
 }

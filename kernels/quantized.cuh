@@ -29,8 +29,13 @@ __device__ __forceinline__ float factor_of(BFloat16 scale) {
     return x > 0.0f && is_finite(x) ? top_of(C()) / x : 0.0f;
 }
 
+// A root that is not zero has at least the code 1.
+__device__ __forceinline__ float not_lost(float x, signed char) { return x; }
+__device__ __forceinline__ float not_lost(float x, unsigned char) { return x > 0x1p-100f && x < 1.0f ? 1.0f : x; }
+
 // A code; the factor is 0 where the block is nothing, or holds what is no number.
-__device__ __forceinline__ int code_of(float x, float factor, float top) {
-    const float y = rintf(x * factor);
-    return (int)(y < top ? y : top);
+template <class C>
+__device__ __forceinline__ C code_of(float x, float factor) {
+    const float y = rintf(not_lost(x * factor, C())), top = top_of(C());
+    return (C)(int)(y < top ? y : top);
 }

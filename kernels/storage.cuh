@@ -74,7 +74,7 @@ __device__ __forceinline__ bool ordinary(float x) { return (__float_as_uint(x) &
 
 __device__ __forceinline__ float joined_bfloat16(float low, float p) {
     const float joined = __uint_as_float(__float_as_uint(p) + (unsigned)((int)low * 256));
-    return ordinary(p) ? joined : p;
+    return ordinary(p) && p != 0.0f ? joined : p;
 }
 
 __device__ __forceinline__ float joined_float16(float low, float p) {

@@ -293,3 +293,22 @@ def test_what_is_no_rule_does_not_become_one():
         @dataclass(kw_only=True)
         class Thawed(ao.Rule):
             pass
+
+
+def test_a_switch_between_words_is_a_choice():
+    @dataclass(frozen=True, kw_only=True)
+    class Said(ao.SGD):
+        mode: str = "a"
+
+    with pytest.raises(
+        TypeError, match=r"Said: `mode` has text .*; declare .* mode: str = arrayopt.choice\('a', ...\)"
+    ):
+        Said(lr=1.0)
+
+    @dataclass(frozen=True, kw_only=True)
+    class Chosen(ao.SGD):
+        mode: str = ao.choice("a", "b")
+
+    assert Chosen(lr=1.0, mode="b").mode == "b"
+    with pytest.raises(ValueError, match="`mode` must be 'a' or 'b'; got 'c'"):
+        Chosen(lr=1.0, mode="c")

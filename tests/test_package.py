@@ -152,7 +152,7 @@ def isort_key(name):
 
 
 def test_what_stands_at_the_top():
-    expected = {"Optimizer", "Rule", "Hyper", "init", "update", "real", "flag", "schedules"}
+    expected = {"Optimizer", "Rule", "Hyper", "init", "update", "real", "flag", "choice", "schedules"}
     expected |= {"LAMB", "LANS", "CAME", "LARS", "AdamW", "Adam", "SGD", "Adafactor"}
     expected |= {
         "Lion",

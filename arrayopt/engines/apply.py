@@ -55,7 +55,6 @@ def apply(
     ValueError
         If the rule returns other slots, or other shapes, than it was given.
     """
-
     options: dict[str, Any] = {"name": name, "first": first, "stats": stats, "stacked": stacked}
     if not array_api_compat.is_jax_array(p):
         return _apply(rule, p, g, slots, t, hypers, clip=clip, **options)
@@ -127,8 +126,7 @@ def _apply(
 def _joined(done: list[Any], join: Callable[[list[Any]], Array]) -> Done:
     """Parameters, slots and reports of some layers, from those of fewer."""
     params, slots, reports = zip(*done, strict=True)
-    new, report = _by_name(slots, join), _by_name(reports, join)
-    return join(list(params)), new, report
+    return join(list(params)), _by_name(slots, join), _by_name(reports, join)
 
 
 def _by_number(
@@ -169,8 +167,7 @@ def _blocks(
         done.append(_apply(rule, *stack, *args, first=at, stacked=True, **options))
     params, news, reports = zip(*done, strict=True)
     concat = array_namespace(params[0]).concat
-    report = _by_name(reports, concat)
-    return cut.joined(params), cut.joined_slots(news), report
+    return cut.joined(params), cut.joined_slots(news), _by_name(reports, concat)
 
 
 def _by_name(several: Sequence[dict[str, Any]], join: Callable[[list[Any]], Any]) -> dict[str, Any]:

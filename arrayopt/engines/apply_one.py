@@ -1,5 +1,6 @@
 """One update of one tensor as its rule is written; or of all its layers, abreast."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -85,7 +86,7 @@ def apply_one(
         check_value(who, f"slot {name!r}", wide, out[name], form_of)
     new_slots = store.taken(new_p, out)
     report = {name: x for name, x in out.items() if name not in store.wide}
-    _check_report(who, report, p.shape[0] if together else 1)
+    report = _one_each(who, report, (p.shape[0],) if together else ())
     if stats:
         report |= norms(space, store.wide.get("master", wide_p), wide_g, new_p)
     return store.kept(new_p, wide_p, p), new_slots, report
@@ -155,17 +156,20 @@ class _Store:
         return made
 
 
-def _check_report(who: str, report: Report, values: int) -> None:
-    """Raise where something is reported that is not one value per tensor, or layer."""
-    many = []
+def _one_each(who: str, report: Report, shape: tuple[int, ...]) -> Report:
+    """What is reported, one value per tensor or layer; raise where it is something else."""
+    made, many = dict(report), []
     for name, x in report.items():
-        if not is_number(x) and not (is_array(x) and size(x) == values):
+        if is_array(x) and size(x) == math.prod(shape):
+            made[name] = array_namespace(x).reshape(x, shape)
+        elif not is_number(x):
             many.append(name)
     if many:
         raise ReturnedError(
             f"{who}.update: statistics must be one value per tensor; got {', '.join(many)};"
             " what is no slot of the rule's `slots` is a statistic"
         )
+    return made
 
 
 def _total(like: Array, dtype: Any, together: bool, total: Any) -> Any:

@@ -10,6 +10,7 @@ from arrayopt.arrays import (
     Array,
     Ints,
     array_namespace,
+    copied,
     detached,
     is_array,
     is_captured,
@@ -136,9 +137,7 @@ class _Updates:
                 rule, p, g, slots, t, hypers, clip=asked.clip, stats=asked.stats, **options
             )
             if asked.stats:  # what a slot held is about to be overwritten
-                xp = array_namespace(p)
-                for key, x in report.items():
-                    report[key] = xp.astype(x, x.dtype, copy=True) if is_array(x) else x
+                report = {key: copied(x) if is_array(x) else x for key, x in report.items()}
             if left is not None:
                 new = unless(left, new, p)
                 made = {slot: unless(left, x, tensor.slots[slot]) for slot, x in made.items()}

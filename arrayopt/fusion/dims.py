@@ -70,7 +70,10 @@ def reduced_over(symbol: Any, axis: Any) -> tuple[list[int], str]:
     if symbol.graph.flat:
         if labels and len(labels) < len([d for d in symbol.dims if d]):
             raise RetraceError("flat")
-        return over, "C" if labels else symbol.node.axes
+        if labels:
+            return over, "C"
+        # a number is seen as a row of one element; else what is gone are axes of length one
+        return over, "" if any(symbol.dims) else symbol.node.axes
     parts = {d for d in symbol.dims if len(d) > 1}
     some = parts & set(labels)
     if some and some != parts:

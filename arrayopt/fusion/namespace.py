@@ -9,7 +9,8 @@ from arrayopt.arrays import NARROW
 from arrayopt.fusion.dims import WAY_OUT, RetraceError, TraceError, reduced_over
 from arrayopt.fusion.graph import COUNT, LETTERS, PRODUCT
 from arrayopt.fusion.ops import OPS, REDUCTIONS
-from arrayopt.fusion.symbol import Extent, Symbol, elementwise
+from arrayopt.fusion.symbol import Extent, Symbol, elementwise, lift
+from arrayopt.rules.faults import INSTEAD
 
 __all__ = ["NAMESPACE"]
 
@@ -76,7 +77,7 @@ def _reshape(symbol: Symbol, /, shape: Any, *, copy: Any = None) -> Symbol:
     if shape and all(isinstance(dim, Extent) for dim in shape):
         dims = tuple(dim.letter for dim in shape)
         if {dim[0] for dim in dims} == {dim[:1] for dim in symbol.dims}:
-            return Symbol(symbol.graph, symbol.node, dims, symbol.dtype)
+            return symbol.view(dims)
     elif (
         len(shape) == 2
         and isinstance(shape[0], Extent)
@@ -84,7 +85,7 @@ def _reshape(symbol: Symbol, /, shape: Any, *, copy: Any = None) -> Symbol:
         and shape[0].letter == symbol.dims[0]
     ):
         if {dim[:1] for dim in symbol.dims} == set("RC"):
-            return Symbol(symbol.graph, symbol.node, ("R", "C"), symbol.dtype)
+            return symbol.view(("R", "C"))
         if symbol.dims[0] == "A":
             raise RetraceError("folded")
     raise TraceError(
@@ -122,17 +123,22 @@ def _reduced(op: str, symbol: Symbol, *, axis: Any = None, keepdims: bool = Fals
     return Symbol(symbol.graph, node, tuple(dims), symbol.dtype)
 
 
-def _mean(x: Symbol, *, axis: Any = None, keepdims: bool = False) -> Symbol:
-    gone = reduced_over(x, axis)[1]
-    total = _reduced("sum", x, axis=axis, keepdims=keepdims)
-    count = x.graph.make("host", data=f"count:{gone}")
-    return Symbol(x.graph, x.graph.make("div", total.node, count), total.dims, x.dtype)
+def _mean(symbol: Symbol, *, axis: Any = None, keepdims: bool = False) -> Symbol:
+    gone = reduced_over(symbol, axis)[1]
+    total = _reduced("sum", symbol, axis=axis, keepdims=keepdims)
+    if not gone:
+        return total
+    count = symbol.graph.make("host", data=f"count:{gone}")
+    mean = symbol.graph.make("div", total.node, count)
+    return Symbol(symbol.graph, mean, total.dims, symbol.dtype)
 
 
-def _expand_dims(x: Symbol, /, *, axis: int = 0) -> Symbol:
-    dims = list(x.dims)
-    dims.insert(axis % (x.ndim + 1), "")
-    return Symbol(x.graph, x.node, tuple(dims), x.dtype)
+def _expand_dims(symbol: Symbol, /, *, axis: int = 0) -> Symbol:
+    dims = list(symbol.dims)
+    if not -len(dims) - 1 <= axis <= len(dims):
+        raise TraceError(f"`expand_dims`: an array of rank {len(dims)} has no axis {axis}{WAY_OUT}")
+    dims.insert(axis % (len(dims) + 1), "")
+    return Symbol(symbol.graph, symbol.node, tuple(dims), symbol.dtype)
 
 
 def _astype(symbol: Symbol, dtype: Any, *, copy: bool = True) -> Symbol:
@@ -152,8 +158,14 @@ def _clip(x: Symbol, min: Any = None, max: Any = None) -> Any:  # noqa: A002 - t
     return x if max is None else elementwise("minimum", x, max)
 
 
-def _zeros_like(x: Symbol) -> Symbol:
-    return Symbol(x.graph, x.graph.const(0.0), x.dims, x.dtype)
+def _full_like(x: Symbol, /, fill_value: Any) -> Symbol:
+    return Symbol(x.graph, lift(x.graph, fill_value)[0], x.dims, x.dtype)
+
+
+def _holds(op: str, x: Symbol, **over: Any) -> Any:
+    """`any` as the largest of ones and zeros, `all` as the smallest."""
+    mask = x if x.dtype == "bool" else elementwise("ne", x, 0.0)
+    return elementwise("gt", _reduced(op, elementwise("where", mask, 1.0, 0.0), **over), 0.0)
 
 
 def _vector_norm(
@@ -198,10 +210,11 @@ class _Namespace(SimpleNamespace):
         for op, row in OPS.items():
             if name in row.api:
                 return partial(elementwise, op)
-        raise TraceError(
-            f"xp.{name} cannot be traced; use element-wise functions, sums, means, `min` and"
-            f" `max` over all elements, rows or columns, and products of matrices{WAY_OUT}"
+        many = (
+            "element-wise functions, sums, means, `min` and `max` over all elements, rows or"
+            " columns, and products of matrices"
         )
+        raise TraceError(f"xp.{name} cannot be traced; use {INSTEAD.get(name, many)}{WAY_OUT}")
 
 
 class _Linalg(SimpleNamespace):
@@ -224,7 +237,12 @@ NAMESPACE = _Namespace(
     mean=_mean,
     expand_dims=_expand_dims,
     astype=_astype,
-    zeros_like=_zeros_like,
+    zeros_like=lambda x: _full_like(x, 0.0),
+    ones_like=lambda x: _full_like(x, 1.0),
+    full_like=_full_like,
+    any=partial(_holds, "max"),
+    all=partial(_holds, "min"),
+    positive=lambda x: elementwise("mul", x, 1.0),
     matmul=_matmul,
     matrix_transpose=lambda x: x.mT,
     reshape=_reshape,

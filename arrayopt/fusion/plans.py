@@ -21,12 +21,9 @@ from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.planning import plan
 from arrayopt.fusion.trace import RetraceError, trace
 from arrayopt.rules.base import Rule
-from arrayopt.rules.draws import DRAWS, Drawn
-from arrayopt.rules.fields import hypers
-from arrayopt.rules.names import VALUE, Values
-from arrayopt.rules.namespace import rule_namespace
+from arrayopt.rules.ones import update_of_ones
 from arrayopt.rules.returned import WritesError
-from arrayopt.rules.totals import TOTALS, Heard
+from arrayopt.rules.totals import Heard
 
 __all__ = ["plan_for", "totals_for", "ways", "widened"]
 
@@ -134,20 +131,16 @@ def totals_for(
         return plan_for(rule, len(shape), dtype, shape=shape, valued=valued).totals
     except WritesError:
         raise
-    except (TypeError, ValueError):  # as a `TraceError` is; what else there is the step will raise
+    except Exception:  # as a `TraceError` is; what else there is the step will raise
         return _counted(_ByStructure(rule), len(shape), valued or not rule.value_optional)
 
 
 @lru_cache(maxsize=KEPT)
 def _counted(key: _ByStructure, rank: int, valued: bool) -> tuple[Meets, ...]:
     """The totals that a rule asks for of a small tensor of ones, as it is written."""
-    ones, rule = np.ones((2,) * rank), key.rule
-    values = {name: None if getattr(rule, name) is None else 0.5 for name in hypers(type(rule))}
     heard = Heard({}, np.asarray)
-    given = {VALUE: 1.0 if valued else None, DRAWS: Drawn(ones, "float64", 0, "", 1), TOTALS: heard}
-    h = Values(**values, t=1, **given)
-    with np.errstate(all="ignore"), suppress(Exception):  # which the step itself will raise
-        rule(rule_namespace(np), ones, ones, rule.all_slots(np, ones, "float64"), h)
+    with suppress(Exception):  # which the step itself will raise
+        update_of_ones(key.rule, rank, heard, valued=valued)
     return tuple(Meets(1, j, how) for j, how in enumerate(heard.how))
 
 

@@ -10,6 +10,7 @@ from arrayopt.fusion.dims import WAY_OUT, NoAttributeError, RetraceError, TraceE
 from arrayopt.fusion.graph import COUNT, Node, Spare
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 from arrayopt.fusion.simplify import Graph
+from arrayopt.rules.namespace import of_numbers
 from arrayopt.rules.returned import Given
 
 __all__ = ["Extent", "Symbol", "elementwise", "lift"]
@@ -34,15 +35,17 @@ class Symbol(Given):
     def lean(self) -> bool:
         return self.graph.lean
 
-    def beside(self, plain: "Symbol", low: float, high: float) -> "Symbol":
-        """The same values, of which sums are `Spare` ones."""
-        made = Symbol(self.graph, self.node, self.dims, self.dtype)
-        made.spare = Spare(plain.node.id, low, high)
+    def view(self, dims: tuple[str, ...]) -> "Symbol":
+        """The same memory with other dimensions."""
+        made = Symbol(self.graph, self.node, dims, self.dtype)
+        made.is_given = self.is_given
         return made
 
-    @property
-    def is_given(self) -> bool:
-        return self.node.op == "input"
+    def beside(self, plain: "Symbol", low: float, high: float) -> "Symbol":
+        """The same values, of which sums are `Spare` ones."""
+        made = self.view(self.dims)
+        made.spare = Spare(plain.node.id, low, high)
+        return made
 
     @property
     def ordinary(self) -> bool:
@@ -67,8 +70,10 @@ class Symbol(Given):
         if self.ndim < 2:
             raise TraceError(f"only matrices can be transposed{WAY_OUT}")
         *batch, r, c = self.dims
-        turned = Symbol(self.graph, self.node, (*batch, c, r), self.dtype)
-        return self if self.node.symmetric else turned
+        return self if self.node.symmetric else self.view((*batch, c, r))
+
+    def __pos__(self) -> Any:
+        return self.namespace.positive(self)
 
     def __matmul__(self, other: Any) -> Any:
         return self.namespace.matmul(self, other)
@@ -96,7 +101,8 @@ class Symbol(Given):
 
     def __bool__(self) -> bool:
         raise TraceError(
-            f"`if` and `and` cannot depend on an array's value; use xp.where or &{WAY_OUT}"
+            "`if`, `and`, and Python's `min` and `max` cannot depend on an array's value; use"
+            f" xp.where or &, xp.minimum or xp.maximum{WAY_OUT}"
         )
 
     def __float__(self) -> float:
@@ -196,9 +202,12 @@ def lift(graph: Graph, value: Any) -> tuple[Node, tuple[str, ...], str]:
     raise TraceError(f"cannot trace an operation with a {type(value).__name__}{WAY_OUT}")
 
 
-def elementwise(op: str, *operands: Any) -> "Symbol":
-    """An operation on symbols and numbers."""
-    row, graph = OPS[op], next(x.graph for x in operands if isinstance(x, Symbol))
+def elementwise(op: str, *operands: Any) -> Any:
+    """An operation on symbols and numbers: a symbol, or of numbers alone a number."""
+    row, graphs = OPS[op], [x.graph for x in operands if isinstance(x, Symbol)]
+    if not graphs:
+        return of_numbers(row.numpy, *operands)
+    graph = graphs[0]
     if len(operands) != row.arity:
         raise TraceError(f"`{op}` takes {row.arity} operands; got {len(operands)}{WAY_OUT}")
     lifted = [lift(graph, x) for x in operands]
@@ -218,7 +227,14 @@ def elementwise(op: str, *operands: Any) -> "Symbol":
     made = graph.make(op, *(n for n, _, _ in lifted))
     made = graph.make(wide, made) if wide in NARROW else made  # each operation rounds its result
     dims = broadcast([d for _, d, _ in lifted])
-    if len(dims) > 1 and dims[-1] and dims[-1] == dims[-2]:  # all rows beside all rows
+    labels = [label for label in dims if label]
+    repeated = len(labels) - len(set(labels))
+    square = len(dims) > 1 and dims[-1] != "" and dims[-1] == dims[-2]
+    if repeated and graph.flat:
+        raise RetraceError("flat")
+    if repeated > square:
+        raise TraceError(f"an axis cannot be along several dimensions{WAY_OUT}")
+    if square:  # all rows beside all rows
         if dims[-1] in made.axes:
             raise TraceError(
                 f"an outer product, which varies by {dims[-1]} along two dimensions, is not fused;"

@@ -2,12 +2,9 @@
 a graph.
 """
 
-import re
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,20 +18,13 @@ from arrayopt.fusion.simplify import Graph
 from arrayopt.fusion.symbol import Symbol, lift
 from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS
+from arrayopt.rules.faults import in_words, line_of, own_fault
 from arrayopt.rules.fields import hypers
 from arrayopt.rules.names import VALUE, NameInRuleError, Values
 from arrayopt.rules.returned import ReturnedError, WritesError, check_value
 from arrayopt.rules.totals import TOTALS
 
 __all__ = ["RetraceError", "Trace", "TraceError", "trace"]
-
-
-_LIBRARIES = (
-    str(Path(__file__).parents[1]),
-    str(Path(np.__file__).parents[1]),
-    str(Path(re.__file__).parents[1]),
-)
-"""Folders of functions that nobody writes for a rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +71,11 @@ class _Draws:
         return Symbol(graph, graph.make("uniform", position, *keys, *halves), self.p.dims, real)
 
 
+def _one(graph: Graph, node: Node) -> Node:
+    """The value of a tensor, which may be seen as an element where the rank is 0."""
+    return graph.make("sum", node, axes="") if node.axes else node
+
+
 class _Totals:
     """Totals as symbols; see `arrayopt.rules.totals.Heard`."""
 
@@ -90,51 +85,33 @@ class _Totals:
     def __call__(self, x: Any, how: str) -> Symbol:
         graph, node = self.graph, lift(self.graph, x)[0]
         node = graph.make("float", node) if node.dtype == "bool" else node
-        node = graph.make("sum", node, axes="") if node.axes else node  # of a tensor of rank 0
-        made = graph.make(TOTAL, node, axes="", dtype="real", data=(len(self.made), how))
+        made = graph.make(
+            TOTAL, _one(graph, node), axes="", dtype="real", data=(len(self.made), how)
+        )
         self.made.append(made)
         return Symbol(graph, made, (), graph.real)
 
 
 @contextmanager
-def _clear_errors(rule: Rule) -> Iterator[None]:
-    """Whatever a rule raises when it is traced says which of its lines cannot be."""
+def _clear_errors(rule: Rule, rank: int) -> Iterator[None]:
+    """Whatever a rule raises when it is traced says which of its lines cannot be; a fault that it
+    has untraced too is raised as what it is.
+    """
     try:
         yield
     except (WritesError, TraceError) as error:
         kind = WritesError if isinstance(error, WritesError) else TraceError
-        raise kind(f"{_line(rule, error)}{error}") from error
+        raise kind(f"{line_of(rule, error)}{error}") from error
     except NameInRuleError as error:
-        raise NameInRuleError(f"{_line(rule, error)}{error}") from error
+        raise NameInRuleError(f"{line_of(rule, error)}{error}") from error
     except (ReturnedError, RetraceError):
         raise
     except Exception as error:
-        who, said = type(rule).__name__, f"{type(error).__name__}: {_in_words(str(error))}"
-        raise TraceError(f"{_line(rule, error)}{who} cannot be traced: {said}{WAY_OUT}") from error
-
-
-def _line(rule: Rule, error: Exception) -> str:
-    """Which line of the rule, or of a function that it calls, raised an error."""
-    codes = [getattr(f, "__code__", None) for f in (rule.update, rule.slots, rule.project)]
-    own = {code.co_filename for code in codes if code is not None}
-    found = None
-    for frame in traceback.extract_tb(error.__traceback__):
-        if frame.filename in own or (found and not frame.filename.startswith(_LIBRARIES)):
-            found = frame
-        elif found:
-            break
-    if found is None:
-        return ""
-    where = f"{type(rule).__name__}." if found.filename in own else ""
-    code = f", `{found.line}`" if found.line else ""
-    return f"{where}{found.name}, line {found.lineno}{code}: "
-
-
-def _in_words(said: str) -> str:
-    """What Python says of symbols, as who wrote the rule knows them."""
-    said = re.sub(r"'(Symbol|Extent)'", "a traced array", said)
-    named = r"\b_?\w+\(\) (got an unexpected keyword)"
-    return re.sub(named, r"a function of `xp` that is traced \1", said)
+        own, who, name = own_fault(rule, rank, error), type(rule).__name__, type(error).__name__
+        if own is not None:
+            raise own from own.__cause__
+        said = f"{who} cannot be traced: {name}: {in_words(str(error))}".removesuffix(": ")
+        raise TraceError(f"{line_of(rule, error)}{said}{WAY_OUT}") from error
 
 
 def trace(
@@ -221,15 +198,16 @@ def trace(
         if flat:
             axes = element if shape == dims else ""
         node_kind = "complex" if name_of_dtype.startswith("complex") else "real"
-        return Symbol(
-            graph, graph.make("input", axes=axes, dtype=node_kind, data=name), shape, name_of_dtype
-        )
+        node = graph.make("input", axes=axes, dtype=node_kind, data=name)
+        made = Symbol(graph, node, shape, name_of_dtype)
+        made.is_given = True
+        return made
 
     def scalar(name: str) -> Symbol:
         return Symbol(graph, graph.make("host", data=name), (), real)
 
     param, grad = source("p", dims, working), source("g", dims, working)
-    with _clear_errors(rule):
+    with _clear_errors(rule, rank):
         fresh, narrow = rule.all_slots(NAMESPACE, param, dtype), rule.storage(rank, dtype)
     if any(symbol.dtype in NARROW or symbol.dtype not in WORKING for symbol in fresh.values()):
         raise TraceError("16-bit and bool slots are not fused; use engine='array_api'")
@@ -255,7 +233,7 @@ def trace(
     if "master" in now:
         how = "joined" if rule.master_weights == "split" else "current"
         now["master"] = getattr(NAMESPACE, f"{how}_{dtype}")(slots["master"], param)
-    with _clear_errors(rule):
+    with _clear_errors(rule, rank):
         new_p, out = rule(NAMESPACE, param, given, now.copy(), hyper)
 
     def form(symbol: Any) -> tuple[tuple[str, ...], str]:
@@ -271,6 +249,9 @@ def trace(
     if stats:
         reports |= rule.norms(NAMESPACE, now.get("master", param), given, new_p)
     nodes = {name: lift(graph, symbol)[0] for name, symbol in reports.items()} if stats else {}
+    # a total is known before the pass that reports
+    nodes |= {name: graph.make("copy", x) for name, x in nodes.items() if x.op == TOTAL}
+    nodes = nodes if rank else {name: _one(graph, x) for name, x in nodes.items()}
     odd = [name for name, node in nodes.items() if node.axes]
     if odd:
         said = f"got {', '.join(odd)}; what is no slot of the rule's `slots` is a statistic"

@@ -19,6 +19,7 @@ from arrayopt.rules.returned import Slots, returned_slots, returned_update
 from arrayopt.rules.rings import expanded, gathered
 from arrayopt.rules.storage import code_of, read_storage, storage_for
 from arrayopt.rules.stretches import read_blocks
+from arrayopt.rules.unwritten import unwritten
 from arrayopt.rules.words import (
     centralize,
     clip_by_norm,
@@ -291,7 +292,9 @@ class Rule(ABC):
             h = Values(**vars(h), arrays={name.removeprefix(PROJECT): x for name, x in fixed.items()})
         own = {name: x for name, x in s.items() if name not in AROUND and name not in fixed}
         given = Slots(gathered(self.rings, {**own, **{name: s[name] * s[name] for name in roots}}))
-        p, new = returned_update(type(self).__name__, self.update(xp, p, g, given, h), given)
+        with unwritten(self, {"p": p, "g": g, **expanded(given)}, h.t):
+            made = self.update(xp, p, g, given, h)
+        p, new = returned_update(type(self).__name__, made, given)
         new = {**new, **{name: xp.sqrt(new[name]) for name in roots}, **fixed}
         if "slow" in s:
             p, new["slow"] = lookahead(p, s["slow"], h)

@@ -19,6 +19,11 @@ def read(f: "dataclasses.Field[Any]", where: str, value: Any) -> Any:
     if is_flag(f):
         _check_option(where, value, f.metadata.get("options", (True, False)))
         return value
+    if isinstance(value, str) and isinstance(f.default, str):
+        raise TypeError(
+            f"{where} has text as its default, and is declared as a number; declare a switch by"
+            f" {f.name}: str = arrayopt.choice({f.default!r}, ...), with all its values"
+        )
     return coerce(where, value, f.metadata.get("interval"), optional=f.metadata.get("optional", f.default is None))
 
 

@@ -21,7 +21,7 @@ from arrayopt.randomness import (
     round_float16,
 )
 
-__all__ = ["current", "is_split", "low_bits", "rule_namespace"]
+__all__ = ["current", "is_split", "low_bits", "of_numbers", "rule_namespace"]
 
 BINARY = ("maximum", "minimum", "hypot", "atan2", "copysign", "logaddexp", "nextafter")
 """Functions of two arrays, of which one may be a number; PyTorch's may not be before array-api-compat 1.15."""
@@ -36,8 +36,12 @@ class _RuleNamespace:
         self.joined_bfloat16, self.joined_float16 = partial(joined_bfloat16, xp), partial(joined_float16, xp)
         self.low_bfloat16, self.low_float16 = partial(low_bfloat16, xp), partial(low_float16, xp)
         self.round_bfloat16, self.round_float16 = partial(round_bfloat16, xp), partial(round_float16, xp)
-        if xp.__name__ == "array_api_compat.torch":
-            vars(self).update({name: partial(_of_numbers, getattr(xp, name)) for name in BINARY})
+        for name in OF_ELEMENTS:
+            if hasattr(xp, name):
+                whole = getattr(xp, name)
+                if xp.__name__ == "array_api_compat.torch" and name in BINARY:
+                    whole = partial(_with_number, whole)
+                setattr(self, name, partial(_of_elements, OF_ELEMENTS[name], whole))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._xp, name)
@@ -53,7 +57,36 @@ class _RuleNamespace:
         return self._xp.where(mask, yes, no)
 
 
-def _of_numbers(function: Callable[[Any, Any], Any], a: Any, b: Any, /) -> Any:
+def of_numbers(function: Callable[..., Any], *numbers: Any) -> Any:
+    """A function of NumPy of numbers of Python, which hyper-parameters are outside of traces: again such a number."""
+    with np.errstate(all="ignore"):
+        return function(*(x if isinstance(x, bool) else float(x) for x in numbers)).item()
+
+
+def _of_elements(of_number: Callable[..., Any], whole: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """A library's function of arrays, which is given numbers alone where those are hyper-parameters."""
+    for x in (*args, *named.values()):
+        if x is not None and not isinstance(x, int | float):
+            return whole(*args, **named)
+    return of_number(*args, **named)
+
+
+def _clipped(x: Any, min: Any = None, max: Any = None) -> Any:  # noqa: A002 - the standard's names
+    x = x if min is None else of_numbers(np.maximum, x, min)
+    return x if max is None else of_numbers(np.minimum, x, max)
+
+
+OF_ELEMENTS: dict[str, Callable[..., Any]] = {"clip": _clipped, "pow": partial(of_numbers, np.power)}
+"""Functions of each element, as functions of numbers."""
+for _name in (
+    *("abs", "ceil", "cos", "exp", "expm1", "floor", "isfinite", "isnan", "log", "log1p", "log2", "negative"),
+    *("reciprocal", "sign", "sin", "sqrt", "square", "tanh", "add", "subtract", "multiply", "divide", "remainder"),
+    *("hypot", "maximum", "minimum"),
+):
+    OF_ELEMENTS[_name] = partial(of_numbers, getattr(np, _name))
+
+
+def _with_number(function: Callable[[Any, Any], Any], a: Any, b: Any, /) -> Any:
     """A function of two of PyTorch's tensors, of which one may be a number."""
     like = a if is_array(a) else b
     return function(*(x if is_array(x) else like.new_tensor(x, dtype=like.dtype) for x in (a, b)))

@@ -38,12 +38,15 @@ class WritesError(ReturnedError):
 
 
 class Given:
-    """An array of which it is known whether a rule was given it: then the rule must not write to it."""
+    """An array of which it is known whether a rule was given it: then the rule must not write to it.
 
-    @property
-    def is_given(self) -> bool:
-        """Whether a rule was given it."""
-        return False
+    Attributes
+    ----------
+    is_given : bool
+        Whether it is in the memory of what the rule was given: not an own result, even where that has the same values.
+    """
+
+    is_given = False
 
     def written(self, value: Any) -> Any:
         """What `x += value` makes: where x was not given, what ``x = x + value`` does."""

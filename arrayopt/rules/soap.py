@@ -111,6 +111,13 @@ class SOAP(Rule):
             return ""
         return f"is of a library that has no linalg.{lacking[0]}"
 
+    def storage(self, rank: int, dtype: str = "float64") -> dict[str, str]:
+        """See `Rule.storage`. In a basis, 8 bits are too few for `m`: its error is as large in all directions, and is
+        divided by roots of v, which are small in some.
+        """
+        found = super().storage(rank, dtype)
+        return {slot: stored for slot, stored in found.items() if rank < 2 or (slot, stored) != ("m", "int8")}
+
     def as_written(self, t: int) -> bool:
         return t == 1 or (t - 1) % self.precondition_frequency == 0
 

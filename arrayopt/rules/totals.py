@@ -78,7 +78,7 @@ def total(h: Any, x: Any, how: str = "sum") -> Array:
     """
     heard: Callable[[Any, str], Array] | None = vars(h).get(TOTALS) if hasattr(h, "__dict__") else None
     if heard is None:
-        raise TypeError(f"total: `h` must be the `h` of a rule's update; got {h!r}")
+        raise TypeError("total: the first argument must be the `h` of a rule's update, as in ao.total(h, x)")
     if how not in HOW:
         raise ValueError(f"total: `how` must be 'sum' or 'max'; got {how!r}")
     if getattr(x, "ndim", 0):

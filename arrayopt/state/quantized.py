@@ -3,7 +3,9 @@
 A block is 32 elements that follow each other in C order. The last block of a tensor, or of a layer of
 a stacked tensor, may be shorter. Its scale is its largest magnitude, rounded to bfloat16, which has
 the range of float32. An element x is stored as the whole number nearest to ``x * (top / scale)``,
-where `top` is 127, or 255 where no number is negative; half-way cases go to even. It is read as
+where `top` is 127, or 255 where no number is negative; half-way cases go to even. Where no number
+is negative, a number that is not zero has at least the code 1: these are roots that others are divided
+by, and a root of zero would make a huge step. (Products of at most 2**-100 count as zero.) It is read as
 ``code * (scale * (1 / top))``. All quotients and products are rounded to float32, so every engine
 makes the same codes of the same numbers.
 
@@ -22,7 +24,10 @@ from arrayopt.arrays import Array, array_namespace, dtype_name, dtype_of, size
 from arrayopt.codecs import BLOCK, PAIR, QUANTIZED, SCALE
 from arrayopt.rules.base import Rule
 
-__all__ = ["TINY", "dequantized", "narrowed", "quantized", "scale_of", "scale_shape", "scales"]
+__all__ = ["LEAST", "TINY", "dequantized", "narrowed", "quantized", "scale_of", "scale_shape", "scales"]
+
+LEAST = 2.0**-100
+"""Products of a root and ``top / scale`` that are larger have a code of at least 1."""
 
 TINY = 2.0**-119
 """Scales below this count as zero: the reciprocals of others are finite."""
@@ -102,7 +107,10 @@ def quantized(x: Array, dtype: str, layers: int = 0) -> tuple[Array, Array]:
     kept = xp.isfinite(scale) & (scale > 0)
     factor = xp.where(kept, top / xp.where(kept, scale, xp.ones_like(scale)), xp.zeros_like(scale))
     finite = xp.where(kept[..., None], blocks, xp.zeros_like(blocks))
-    rounded = xp.round(finite * factor[..., None])
+    rounded = finite * factor[..., None]
+    if dtype == "uint8":
+        rounded = xp.where((rounded > LEAST) & (rounded < 1.0), xp.ones_like(rounded), rounded)
+    rounded = xp.round(rounded)
     rounded = _as_it_was(xp, xp.clip(rounded, 0.0 if dtype == "uint8" else -top, top), x)
     if pairs:
         low, high = rounded[..., 0], rounded[..., 1]

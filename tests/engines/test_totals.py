@@ -291,7 +291,7 @@ def test_the_word_says_what_is_wrong():
     class Wrong:
         pass
 
-    with pytest.raises(TypeError, match="`h` must be the `h` of a rule's update"):
+    with pytest.raises(TypeError, match="the first argument must be the `h` of a rule's update"):
         ao.total(Wrong(), 1.0)
 
 
@@ -349,3 +349,24 @@ def test_at_the_door_of_torch():
         mine.step(grads)
     for x, y in zip(tensors, mine.params.values(), strict=True):
         np.testing.assert_array_equal(x.detach().numpy(), y)
+
+
+@pytest.mark.parametrize("engine", ["array_api", "numpy", "cpp"])
+def test_a_total_is_a_statistic_and_a_slot(engine):
+    """As it is, with nothing computed from it."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Told(ao.Rule):
+        def slots(self, xp, p):
+            return {"last": xp.sum(xp.zeros_like(p))}
+
+        def update(self, xp, p, g, s, h):
+            total = ao.total(h, xp.sum(g))
+            return p - g, {"last": total, "total": total, "most": ao.total(h, xp.max(g), "max"), "before": s["last"]}
+
+    opt = ao.Optimizer({"a": np.ones(3), "b": np.ones(4)}, Told(), engine=engine, stats=True)
+    for _ in range(2):
+        opt.step({"a": np.ones(3), "b": np.full(4, 2.0)})
+    for name in "ab":
+        assert opt.state[name]["last"] == 11.0
+        assert [opt.stats.read()[name][key] for key in ("total", "most", "before")] == [11.0, 2.0, 11.0]

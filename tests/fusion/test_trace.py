@@ -152,6 +152,38 @@ def test_more_that_is_traced_as_it_is(function):
     np.testing.assert_allclose(params["w"], function(xnp, p, g), rtol=1e-14)
 
 
+AXES = {
+    "mean over a new axis": lambda xp, p, g: g - xp.mean(xp.expand_dims(g, axis=-1), axis=-1),
+    "sum over a new first axis": lambda xp, p, g: xp.sum(xp.expand_dims(g, axis=0), axis=0),
+    "outer difference": lambda xp, p, g: (
+        g / (1 + xp.max(xp.expand_dims(g, axis=-1) - xp.expand_dims(g, axis=-2))) if p.ndim else g
+    ),
+    "square of outer product": lambda xp, p, g: (
+        g * xp.sum((xp.expand_dims(g, axis=-1) * xp.expand_dims(g, axis=-2)) ** 2) if p.ndim else g
+    ),
+    "all but the first": lambda xp, p, g: g / xp.sqrt(1 + xp.sum(g * g, axis=tuple(range(1, p.ndim)), keepdims=True)),
+    "no axis": lambda xp, p, g: p + xp.mean(g, axis=()) + xp.max(p, axis=()),
+    "rows and columns": lambda xp, p, g: (
+        g * xp.expand_dims(xp.mean(g * g, axis=-1), axis=-1) * xp.mean(g * g, axis=0) if p.ndim == 2 else g
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AXES)
+@pytest.mark.parametrize(
+    "shape", [(), (3,), (1,), (4, 3), (3, 3), (1, 3), (2, 4, 3), (2, 2, 3, 3), (2, 1, 3, 2, 2)], ids=str
+)
+@pytest.mark.filterwarnings("ignore::arrayopt.NotFusedWarning")
+def test_axes_that_are_added_or_left_out(name, shape):
+    """What is not fused runs as it is written; what is fused has the same values."""
+    g = np.random.default_rng(0).standard_normal(shape)
+    made = []
+    for engine in ("array_api", "auto"):
+        opt = ao.Optimizer({"w": np.ones(shape)}, of(AXES[name]), engine=engine)
+        made.append(opt.step({"w": g})["w"])
+    np.testing.assert_allclose(made[-1], made[0], rtol=1e-12)
+
+
 @pytest.mark.parametrize(
     "function",
     [

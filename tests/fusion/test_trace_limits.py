@@ -19,12 +19,12 @@ def branch(xp, p, g):
 
 
 REFUSED = {
-    "if": (branch, "`if` and `and` cannot depend on an array's value"),
+    "if": (branch, "Python's `min` and `max` cannot depend on an array's value"),
     "and": (lambda xp, p, g: (p > 0) and g, "use xp.where or &"),
     "float": (lambda xp, p, g: p * float(xp.sum(g)), "has no value"),
     "int": (lambda xp, p, g: p * int(xp.sum(g)), "has no value"),
     "math": (lambda xp, p, g: p / math.sqrt(xp.sum(g * g)), "has no value"),
-    "min": (lambda xp, p, g: min(p, g), "`if`"),
+    "min": (lambda xp, p, g: min(p, g), "xp.minimum or xp.maximum"),
     "an index": (lambda xp, p, g: p[0] * g, "cannot be indexed; use xp.where"),
     "iteration": (lambda xp, p, g: sum(g), "cannot be iterated over; use xp.sum"),
     "the shape": (lambda xp, p, g: p * len(range(p.shape[0])), "has no value"),
@@ -49,7 +49,7 @@ REFUSED_SO = {
     "the size": lambda xp, p, g: p / p.size,
     "len": lambda xp, p, g: p / len(g),
     "a decomposition": lambda xp, p, g: xp.linalg.qr(g)[0],
-    "a function of numbers": lambda xp, p, g: p * xp.sqrt(2.0),
+    "a function of arrays of others": lambda xp, p, g: p * xp.sqrt(np.ones(3)),
     "an argument that is not known": lambda xp, p, g: xp.sum(g, where=g > 0) * p,
     "the count of a mask": lambda xp, p, g: p * xp.sum(g > 0),
 }

@@ -44,6 +44,17 @@ def test_24_bits_are_kept(dtype):
 
 
 @pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("code", [-127.0, -1.0, 0.0, 1.0, 127.0])
+def test_any_parameter_with_any_code_is_a_number_that_rounds_to_it(dtype, code):
+    """Users write parameters between steps, and codes stay."""
+    kind, _, joined, _ = KINDS[dtype]
+    every = np.arange(1 << 16, dtype=np.uint16).view(kind).astype(np.float32)
+    every = every[np.isfinite(every)]
+    found = joined(np, np.full_like(every, code), every)
+    assert (found.astype(kind).astype(np.float32) == every).all()
+
+
+@pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_is_no_number_has_no_more(dtype, bad):
     _, low, joined, _ = KINDS[dtype]
@@ -84,6 +95,20 @@ def test_cuda_kernels_do_the_same(cupy):
         assert (mine.params["w"] == theirs.params["w"].get()).all()
         apart = np.abs(mine.state["w"]["master"].astype(int) - theirs.state["w"]["master"].get().astype(int))
         assert apart.max() <= 2
+
+
+@pytest.mark.parametrize(
+    ("engine", "dtype"), marked([(e, d) for e in EVERY for d in KINDS], lambda e, d: e not in SLOW)
+)
+def test_zeros_that_are_written_in_between_stay_numbers(engine, dtype):
+    kind = KINDS[dtype][0]
+    opt = ao.Optimizer({"w": np.full(64, 0.3, kind)}, ao.SGD(lr=1e-3, master_weights="split"), engine=engine)
+    opt.step({"w": np.tile([1.0, -1.0], 32).astype(kind)})
+    assert {float(code) < 0 for code in opt.state["w"]["master"]} == {True, False}
+    for zero in (0.0, -0.0):
+        opt.params["w"][...] = zero
+        opt.step({"w": np.zeros(64, kind)})
+        assert (opt.params["w"] == 0).all()
 
 
 def test_a_parameter_that_was_written_in_between_is_taken_up():

@@ -1,5 +1,6 @@
 """The Optimizer: hooks, statistics, and what it says of itself."""
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 import array_api_compat
@@ -163,3 +164,24 @@ def test_repr_tells_the_rule_the_sizes_the_step_and_the_groups():
         "  Group('b', 1 tensors, 3 parameters, lr=1.0, nesterov=False)",
         "  Group('rest', 1 tensors, 6 parameters)",
     ]
+
+
+@pytest.mark.parametrize("engine", ["array_api", "numpy"])
+@pytest.mark.parametrize(("shape", "stacked"), [((2,), True), ((), False), ((2, 3), True), ((3, 2), False)])
+def test_one_value_is_a_statistic_whatever_its_shape(engine, shape, stacked):
+    @dataclass(frozen=True, kw_only=True)
+    class Told(ao.Rule):
+        def slots(self, xp, p):
+            return {"n": xp.sum(xp.zeros_like(p))}
+
+        def update(self, xp, p, g, s, h):
+            return p - g, {"n": s["n"] + 1.0, "prev": s["n"], "kept": xp.sum(g, keepdims=True)}
+
+    opt = ao.Optimizer({"w": np.ones(shape)}, Told(stacked=stacked), engine=engine, stats=True)
+    for _ in range(2):
+        opt.step({"w": np.ones(shape)})
+    found = opt.stats.read()
+    each = int(np.prod(shape[1:] if stacked else shape))
+    assert found
+    for one in found.values():
+        assert (one["prev"], one["kept"]) == (1.0, each)

@@ -1,7 +1,7 @@
 """Reading and storing blocks of 8-bit codes, as text of Numba's module."""
 
 from arrayopt.codecs import BLOCK
-from arrayopt.state.quantized import TINY
+from arrayopt.state.quantized import LEAST, TINY
 
 __all__ = ["CODES"]
 
@@ -63,6 +63,11 @@ def narrow_block(typingctx, values, codes, block, factor, top):
     def codegen(context, builder, signature, args):
         x = singles(context, builder, values, args[0], args[2])
         x = builder.fmul(x, each(builder, args[3]))
+        if not codes.dtype.signed:  # a root that is not zero has at least the code 1
+            least, one = (ir.Constant(SINGLES, [x] * {BLOCK}) for x in ({LEAST!r}, 1.0))
+            small = builder.fcmp_ordered("<", x, one)
+            small = builder.and_(builder.fcmp_ordered(">", x, least), small)
+            x = builder.select(small, one, x)
         x, most = made(builder, "llvm.rint.v{BLOCK}f32", x, SINGLES), each(builder, args[4])
         x = builder.fptosi(builder.select(builder.fcmp_ordered("<", x, most), x, most), WHOLE)
         to = place_of(context, builder, codes, args[1], args[2])
@@ -115,7 +120,10 @@ def quantize(codes, scales, values, top):
         scales[blocks] = scale_of(largest)
         factor = factor_of(scales[blocks], top)
         for i in range(blocks * {BLOCK}, values.size):
-            x = np.rint(np.float32(values[i]) * factor)
+            x = np.float32(values[i]) * factor
+            if (top > 127) & (x > np.float32({LEAST!r})) & (x < 1):
+                x = np.float32(1.0)
+            x = np.rint(x)
             codes[i] = np.int32(x if x < top else top) if factor > 0 else np.int32(0)
 
 """

@@ -126,7 +126,7 @@ SPLIT = """
 @inner
 def joined_bfloat16(low, p):
     joined = bits_to_float(np.uint32(np.int32(float_to_bits(p)) + np.int32(low) * np.int32(256)))
-    return joined if math.isfinite(p) else p
+    return joined if math.isfinite(p) and p != 0 else p
 
 
 @inner
