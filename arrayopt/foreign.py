@@ -133,6 +133,8 @@ RULE: Mapping[str, str] = {
         _SCHEDULED,
     ),
     "beta2_decay": "it is -decay_rate here",
+    "corrected_weight_decay": "no field does that; leave it out, or give weight_decay a schedule",
+    "decoupled_decay": "its decay is of one kind, which its page describes; leave it out",
     "decay": "give weight_decay; or, for a learning rate that decays, lr=InverseTime(0.1, 1.0, decay_steps=1000)",
     "maximize": "negate the gradients",
     "params": "a rule holds no parameters; give them to the optimizer: Optimizer(params, rule)",

@@ -1,5 +1,6 @@
 """The optimizer: parameters, their groups, and the state that goes with them."""
 
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -321,6 +322,12 @@ class Optimizer(Settings):
                 self._step.arrive(place)
                 return self._parameters.all[place].array
         raise ValueError(f"Optimizer.wait: there is no tensor {name!r}")
+
+    def __del__(self) -> None:
+        """Have the parameters arrive that are on their way: nobody can ask for them any more."""
+        step = getattr(self, "_step", None)  # none where it was not made whole
+        if step is not None and step.is_arriving and not sys.is_finalizing():
+            step.arrive()
 
     def _waits(self) -> list[str]:
         """What needs all gradients of a step."""

@@ -11,6 +11,7 @@ from arrayopt.arrays import Array, Ints
 from arrayopt.fusion.phases import Meets
 from arrayopt.params.groups import Group
 from arrayopt.rules.base import Rule
+from arrayopt.rules.ones import reads_value
 from arrayopt.state.run import Run
 from arrayopt.state.tensors import Left, Tensor
 
@@ -115,15 +116,14 @@ class Bucket:
         """Take note of where arrays lie now."""
 
     def numbers(self, step: int, value: Any = None) -> list[dict[str, Any]]:
-        """The hyper-parameters of each group at a step; see `Rule.at`."""
+        """The hyper-parameters of each group at a step, and the value if the rule reads it."""
+        value = value if value is None or reads_value(self.rule) else None
         return [group.rule.hypers_at(step, value) for group in self.groups]
 
     def own(
         self, every: Sequence[Array | None], left: Left | None = None
     ) -> Sequence[Array | None]:
-        """Those of all tensors' gradients that are of the bucket's tensors; None for layers that
-        are left out.
-        """
+        """The gradients, out of those of all tensors; None for layers that are left out."""
         if self.ordered is None:
             self.ordered = self.places == list(range(len(self.places)))
         if self.ordered:

@@ -87,6 +87,8 @@ def _translated(opt: Optimizer, state: Any) -> dict[str, Any]:
     held = [x for x in parts if any(name == "slots" or flatten(getattr(x, name)) for name in _FIELDS & {*x._fields})]
     if len(held) != 1:
         got = f"{len(held)}: {', '.join(type(x).__name__ for x in held)}" if held else _said(state, parts)
+        if any("inner_states" in x._fields for x in parts):
+            got += "; of optax.multi_transform load each of its `inner_states` into an optimizer over those parameters"
         raise TypeError(f"load_optax: needs an optax state with one of `mu` and `nu`, or `trace`; got {got}")
     mine = {id(x) for _, x in flatten(held[0])}
     more = [name for name, x in flatten(state) if is_array(x) and x.ndim and id(x) not in mine and to_host(x).any()]

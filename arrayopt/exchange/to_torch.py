@@ -181,7 +181,10 @@ def _check(opt: Optimizer) -> None:
 def _refuse(kind: type[Rule], wrong: list[str]) -> None:
     """Raise ValueError for what PyTorch's optimizer cannot do, if there is any."""
     if wrong:
-        raise ValueError(f"to_torch: torch.optim.{kind.__name__} has no counterpart for {'; '.join(wrong)}")
+        how = ""
+        if any(x.startswith("state_dtype=") for x in wrong):
+            how = "; set `state_dtype` to None first: in each of param_groups, or on an arrayopt.Optimizer"
+        raise ValueError(f"to_torch: torch.optim.{kind.__name__} has no counterpart for {'; '.join(wrong)}{how}")
 
 
 def _lost(rule: Rule, step: int, read: Mapping[str, Any]) -> list[str]:

@@ -53,9 +53,10 @@ __all__.sort(key=lambda name: (not name[0].isupper(), name))
 def __getattr__(name: str) -> Callable[..., optax.GradientTransformationExtraArgs]:
     """What makes the transformation of a rule; those of whole functions have another way."""
     if name.upper() in rules.SOLVERS:
-        raise ImportError(
+        raise AttributeError(
             f"arrayopt.optax has no {name}, a rule for whole functions; use"
             f" arrayopt.optax.transformation(arrayopt.{name.upper()}()), with `value` given to its update, or"
-            " arrayopt.minimize"
+            " arrayopt.minimize",
+            name=name,
         )
     raise no_attribute(__name__, __all__, name, optax)

@@ -13,6 +13,7 @@ from arrayopt.foreign import alias, close_to
 
 __all__ = [
     "AROUND",
+    "NO_VALUE",
     "RESERVED",
     "VALUE",
     "NameInRuleError",

@@ -1,19 +1,25 @@
 """An update of a small tensor of ones, as a rule is written: what it asks for, and whether it can run at all."""
 
+from collections.abc import Hashable
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from arrayopt.rules.draws import DRAWS, Drawn
 from arrayopt.rules.fields import hypers
-from arrayopt.rules.names import VALUE, Values
+from arrayopt.rules.names import NO_VALUE, VALUE, Values
 from arrayopt.rules.namespace import rule_namespace
 from arrayopt.rules.totals import TOTALS, Heard
 
-__all__ = ["update_of_ones"]
+__all__ = ["reads_value", "update_of_ones"]
 
 
-def update_of_ones(rule: Any, rank: int, heard: Heard, *, valued: bool = True) -> None:
+_READ: dict[Hashable, bool] = {}
+"""What `reads_value` has found, by the structure of rules."""
+
+
+def update_of_ones(rule: Any, rank: int, heard: Heard, *, valued: bool | None = True, t: int = 1) -> None:
     """Run a rule's first update of ones, of length 2 along each axis, on NumPy; raise what the rule raises.
 
     Parameters
@@ -24,13 +30,35 @@ def update_of_ones(rule: Any, rank: int, heard: Heard, *, valued: bool = True) -
         The number of axes.
     heard : Heard
         What it tells its totals.
-    valued : bool
-        Whether the step has a value.
+    valued : bool or None
+        Whether the step has a value; with None, to ask for it raises an error.
+    t : int
+        The number that the update has.
     """
     kind: Any = type(rule)
     ones, numbers = np.ones((2,) * rank), hypers(kind)
     values = {name: None if getattr(rule, name) is None else 0.5 for name in numbers}
-    given = {VALUE: 1.0 if valued else None, DRAWS: Drawn(ones, "float64", 0, "", 1), TOTALS: heard}
+    given = {DRAWS: Drawn(ones, "float64", 0, "", 1), TOTALS: heard}
+    given |= {} if valued is None else {VALUE: 1.0 if valued else None}
     with np.errstate(all="ignore"):
         slots = rule.all_slots(np, ones, "float64")
-        rule(rule_namespace(np), ones, ones, slots, Values(**values, t=1, **given))
+        rule(rule_namespace(np), ones, ones, slots, Values(**values, t=t, **given))
+
+
+def reads_value(rule: Any) -> bool:
+    """Whether updates read `h.value`; True, too, where it cannot be told."""
+    if rule.value_optional:
+        return True
+    if rule.structure not in _READ:
+        updates = {1}
+        if rule.branches:
+            updates |= {2, next((t for t in range(2, 1000) if rule.as_written(t)), 2)}
+        runs, wants = False, False
+        for rank, t in product(range(5), updates):
+            try:
+                update_of_ones(rule, rank, Heard({}, np.asarray), valued=None, t=t)
+                runs = True
+            except Exception as error:  # of a rank that the rule refuses
+                wants |= str(error) == NO_VALUE
+        _READ[rule.structure] = wants or not runs
+    return _READ[rule.structure]

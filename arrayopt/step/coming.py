@@ -168,5 +168,6 @@ def said(
             hypers[id(group)] = values
     for label, group in labelled(parameters.groups):
         for name, value in [*hypers[id(group)].items(), *group.rule.switches]:
-            found[f"`{name}` of group {label}"] = value
+            how = " (all-reduce the loss, so that all pass the same)" if name == VALUE else ""
+            found[f"`{name}` of group {label}{how}"] = value
     return found

@@ -29,8 +29,9 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> type[Optimizer]:
     """The optimizer of a rule; those of whole functions have another way."""
     if name in rules.SOLVERS:
-        raise ImportError(
+        raise AttributeError(
             f"arrayopt.torch has no {name}, a rule for whole functions; use arrayopt.torch.optimizer(arrayopt.{name}),"
-            " whose step(closure) calls the closure once, or arrayopt.minimize"
+            " whose step(closure) calls the closure once, or arrayopt.minimize",
+            name=name,
         )
     raise no_attribute(__name__, __all__, name, torch.optim)

@@ -308,7 +308,7 @@ class Optimizer(torch.optim.Optimizer):
             if wrong:
                 how = ""
                 if any("state_dtype=" in x for x in wrong):
-                    how = ". To change the storage, load with the saved `state_dtype`, and set that of groups then"
+                    how = ". First set param_groups[i]['state_dtype'] to what was saved; load; then set what you want"
                 listed = "; ".join(wrong)
                 raise ValueError(f"{type(self).__name__}: the state was saved with other options: {listed}{how}")
         self._go_on(loaded, *made)
@@ -367,11 +367,11 @@ def _step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
             loss = closure()
     inner, below = self.inner, self._below
     release, sums = self._release, inner is not None and inner._team.sums
-    if (release is not None or sums) and getattr(self, "grad_scale", None) is not None:
+    if (release is not None or sums) and getattr(self, "found_inf", None) is not None:
         raise RuntimeError(
             f"{type(self).__name__}: a GradScaler cannot be used with `release`, `overlap` or gradients that differ"
-            " between ranks, because it divides the gradients in `step`; use bfloat16 without a scaler. In one process,"
-            " `release` has updated parameters with scaled gradients: load a checkpoint"
+            " between ranks, because gradients are used before it divides them; use bfloat16 without a scaler. In one"
+            " process, `release` has updated parameters with scaled gradients: load a checkpoint"
         )
     if inner is None or below is None:
         return loss

@@ -144,8 +144,9 @@ class Release:
         if name in inner._step.release.given:
             more = "" if self.overlap else f", or say release={self.every + 1}"
             raise ValueError(
-                f"{type(optimizer).__name__}: the gradient of {name!r} was already used in this step; call step() first"
-                f". Of several passes in a step, put all but the last into `with opt.no_sync():`{more}"
+                f"{type(optimizer).__name__}: the gradient of {name!r}{_place_of(p)} was already used in this step; "
+                "call step() first: zero_grad() does not take it back. Put passes that you may skip, and all but the"
+                f" last of several in a step, into `with opt.no_sync():`{more}"
             )
         with torch.no_grad():
             inner.give(name, -p.grad if optimizer.negated(p) else p.grad)
@@ -173,6 +174,15 @@ class Release:
             if key not in self._heard:
                 inner.wait(name)
         return True
+
+
+def _place_of(p: Tensor) -> str:
+    """Where a parameter is, as errors say it; nothing if it is in no module."""
+    for module in modules_of({id(p)}):
+        for name, own in module._parameters.items():
+            if own is p:
+                return f" ({name} of {module})"
+    return ""
 
 
 def _weakly(method: Any) -> Any:

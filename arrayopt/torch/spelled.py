@@ -59,7 +59,7 @@ _TRUST = {
 _NAMES: Mapping[type[Rule], Mapping[str, Name]] = {
     LAMB: _TRUST,
     LANS: _TRUST,
-    LARS: {"trust_coeff": Name("trust_coefficient")},
+    LARS: {"trust_coeff": Name("trust_coefficient"), "always_adapt": Name("adapt", _always)},
     NAdam: _DECOUPLED,
     RAdam: _DECOUPLED,
     RMSprop: {"decoupled_decay": Name("decoupled")},

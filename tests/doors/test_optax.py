@@ -510,3 +510,13 @@ def test_flax():
 
     values = [float(train(model, optimizer)) for _ in range(5)]
     assert values[-1] < values[0]
+
+
+def test_what_optax_programs_ask_for_first():
+    assert not hasattr(door, "lbfgs")
+    params = {"a": jnp.ones(3), "b": jnp.ones(2)}
+    tx = optax.multi_transform({"x": optax.adamw(0.1), "y": optax.adamw(0.2)}, {"a": "x", "b": "y"})
+    state = tx.init(params)
+    with pytest.raises(TypeError, match=r"of optax\.multi_transform load each of its `inner_states` into an optimizer"):
+        ao.load_optax(ao.Optimizer(params, ao.AdamW()), state)
+    ao.load_optax(ao.Optimizer({"a": params["a"]}, ao.AdamW()), state.inner_states["x"])

@@ -710,7 +710,7 @@ def test_a_state_of_other_settings_is_refused():
     theirs.step()
     with pytest.raises(ValueError, match=r"from an optimizer of PyTorch.* use arrayopt.load_torch\(opt, state\)$"):
         opt.load_state_dict(theirs.state_dict())
-    with pytest.raises(ValueError, match=r"state_dtype=None, here 'int8'\. To change the storage, load with the saved"):
+    with pytest.raises(ValueError, match=r"state_dtype=None, here 'int8'\. First set param_groups\[i\]\['state"):
         made(door.AdamW, a, state_dtype="int8").load_state_dict(made(door.AdamW, a).state_dict())
     older = made(door.AdamW, a, amsgrad=True, lr=0.5).state_dict()
     del older["rule"]

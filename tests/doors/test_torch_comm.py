@@ -188,14 +188,17 @@ def test_parameters_that_come_later() -> None:
     assert all(map(torch.equal, hooked[1], hooked[0]))
 
 
+@pytest.mark.parametrize("unscaled", [False, True])
 @pytest.mark.parametrize("options", [{}, {"overlap": True}], ids=str)
-def test_a_scaler_is_refused(options: Any) -> None:
+def test_a_scaler_is_refused(options: Any, unscaled: bool) -> None:
     def rank(comm: Any) -> None:
         net, opt = together(comm, "AdamW", 1, **options)
         opt.wait()
         before = [p.detach().clone() for p in net.parameters()]
         scaler = torch.amp.GradScaler("cpu")
         scaler.scale(net(torch.tensor([1])).sum()).backward()
+        if unscaled:
+            scaler.unscale_(opt)
         with pytest.raises(RuntimeError, match="AdamW: a GradScaler cannot be used"):
             scaler.step(opt)
         assert all(map(torch.equal, net.parameters(), before))
@@ -228,6 +231,36 @@ def test_what_does_not_fit_is_told_at_once() -> None:
             at.SGD(net.named_parameters(), lr=0.1, overlap=True, comm=comm)
 
     run(2, rank)
+
+
+def test_parameters_arrive_where_the_optimizer_is_dropped() -> None:
+    def rank(comm: Any) -> Any:
+        net, opt = together(comm, "AdamW", 1, overlap=True)
+        assert opt._below.made._step.is_arriving
+        del opt
+        return [p.detach().clone() for p in net.parameters()]
+
+    one = list(alone("AdamW", 2, 1)[0].parameters())
+    assert all(all(map(torch.equal, found, one)) for found in run(2, rank))
+
+
+def test_a_loss_of_each_rank_is_a_value_for_rules_that_read_it_alone() -> None:
+    def rank(comm: Any, made: Any) -> None:
+        net, opt = torch.nn.Linear(3, 1), None
+        torch.nn.init.ones_(net.weight)
+        torch.nn.init.ones_(net.bias)
+        opt = made(net.parameters(), comm=Ranks(comm, grads="mean"))
+
+        def closure() -> torch.Tensor:
+            loss = net(torch.full((1, 3), 1.0 + comm.rank)).square().sum()
+            loss.backward()
+            return loss
+
+        opt.step(closure)
+
+    run(2, lambda comm: rank(comm, at.AdamW))
+    with pytest.raises(ValueError, match=r"`value` of group '0' \(all-reduce the loss, so .* is 16.0 on rank 0, 49"):
+        run(2, lambda comm: rank(comm, at.optimizer(ao.CG)))
 
 
 def test_a_rank_that_fails_is_an_error_of_the_others_at_the_next_call() -> None:

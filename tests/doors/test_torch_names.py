@@ -225,5 +225,12 @@ def test_groups_read_and_write_the_names_of_timm():
 def test_one_limit_has_one_name():
     params = [torch.nn.Parameter(torch.ones(3))]
     refusals.raises(lambda: door.LAMB(params, max_grad_norm=1.0, clip_norm=1.0), TypeError, "not both")
+    assert door.LARS(params, lr=0.1, always_adapt=True).param_groups[0]["adapt"]
+    for name in ("decoupled_decay", "corrected_weight_decay"):
+        with pytest.raises(TypeError, match=rf"LAMB has no `{name}`; .*; leave it out"):
+            door.LAMB(params, **{name: True})
+    assert not hasattr(door, "LBFGS")
+    with pytest.raises(AttributeError, match=r"no CG, a rule for whole functions; use arrayopt\.torch\.optimizer"):
+        _ = door.CG
     decay = door.NAdam(params, decoupled_decay=True, engine=cases.REFERENCE).param_groups[0]
     assert decay["decoupled"] is decay["decoupled_weight_decay"] is True

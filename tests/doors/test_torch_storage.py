@@ -101,3 +101,14 @@ def test_other_dtypes_are_refused(dtype):
         (TypeError, ValueError), match="LAMB: `state_dtype` must be None, 'float16', 'bfloat16' or 'int8'; got"
     ):
         ao.LAMB(state_dtype=dtype)
+
+
+def test_to_torch_says_what_to_do_about_8_bits():
+    weight = torch.nn.Parameter(torch.ones(40))
+    opt = door.AdamW([weight], lr=0.1, state_dtype="int8")
+    weight.grad = torch.ones(40)
+    opt.step()
+    with pytest.raises(ValueError, match=r"state_dtype='int8' in group '0'; set `state_dtype` to None first"):
+        ao.to_torch(opt)
+    opt.param_groups[0]["state_dtype"] = None
+    assert ao.to_torch(opt)["state"][0]["exp_avg"].shape == (40,)
