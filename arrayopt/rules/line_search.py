@@ -240,14 +240,19 @@ def disagreement(xp: Any, s: dict[str, Array], f: Any, slope: Array, finite: Arr
 
     Along a short way f changes by the mean of the slopes at its ends. Of this and what f changes by, it is the
     difference over the sum. A step in which f changes by its rounding does not count; without others, it is infinite.
+    It is more by 2 where the last, shortest step that counts contradicts the slopes, and not by noise: f changes there
+    by at most ten times what they say. Along a longer step, it may change by chance as a wrong gradient says.
     It is negative after a step that counts, and NaN after one to where something is not finite.
     """
     change, said = f - s["value"], 0.5 * s["step"] * (s["slope"] + slope)
     both = xp.abs(change) + xp.abs(said)
     rounding = 100.0 * float(np.finfo(real_name(s["step"])).eps) * xp.abs(s["value"])
-    counts, old = both > rounding, xp.abs(s["off"])
-    least = xp.minimum(xp.where(old >= 0, old, np.inf), xp.abs(change - said) / nonzero(xp, both))
-    return xp.where(finite, xp.where(counts, -least, old), np.nan)
+    now, old = xp.abs(change - said) / nonzero(xp, both), xp.abs(s["off"])
+    before = xp.where(old >= 2.0, old - 2.0, old)
+    contradicts = (now > 0.5) & (xp.abs(change) <= 10.0 * xp.abs(said))
+    least = xp.where(before < now, before, now)
+    least = xp.where(contradicts, least + 2.0, least)
+    return xp.where(finite, xp.where(both > rounding, -least, old), np.nan)
 
 
 def _cubic(xp: Any, a: tuple[Any, Any, Any], b: tuple[Any, Any, Any]) -> Array:

@@ -1,7 +1,7 @@
 """`minimize`: a rule is run until the gradient is small, for one problem or for many side by side."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from arrayopt.rules import SGD, Rule
 from arrayopt.rules.conjugate import SPG
 from arrayopt.rules.lbfgs import LBFGS
 from arrayopt.solving.check import check_gradient as look_at_gradient
+from arrayopt.solving.mapping import GradientMapping
 from arrayopt.solving.problem import Problem, engine_for
 from arrayopt.solving.progress import progress as bar
 from arrayopt.solving.ranks import ranks_of
@@ -32,7 +33,7 @@ def minimize(
     tol: float = 1e-6,
     max_steps: int = 500,
     stacked: bool = False,
-    project: Callable[[Any, Array, Any], Array] | None = None,
+    project: Callable[[Any, Array, Any], Array] | Mapping[str, Any] | None = None,
     engine: str = "auto",
     callback: Callable[[Result], Any] | None = None,
     check_every: int = 1,
@@ -56,27 +57,31 @@ def minimize(
         A problem has converged if no element of its gradient has a larger magnitude, in [0, inf), as with SciPy's
         `gtol`. It is absolute: if typical gradients are far from 1, pass 1e-6 times their largest element.
     max_steps : int, default 500
-        The maximum number of accepted steps of each problem, `Result.steps`. With a line search, a step usually takes
-        one or two evaluations, and at most 21; with other rules, one.
+        The maximum number of accepted steps of each problem, `Result.steps`. With LBFGS, CG and SPG, a step usually
+        takes one or two evaluations, and at most 21; with other rules one, or two where the gradient is taken at
+        another point than the result and there is a `project`: `FISTA`, `ScheduleFreeAdamW`.
     stacked : bool, default False
         The first axis of all arrays counts independent problems. Each has its own step lengths and history, and stops
         separately.
-    project : callable, optional
+    project : callable, or mapping of pattern to callable, optional
         The set in which the parameters must stay, such as ``ao.projections.box(0, 1)``; see `Rule`. It is applied to
-        each array separately. For a penalty such as `arrayopt.projections.soft_threshold`, `f` must return the value
-        including the penalty.
+        each array separately. A mapping such as ``{"b": ao.projections.nonnegative}`` is for arrays of a tree by
+        their names, as the groups of `Optimizer`; arrays that no pattern matches are free. For a penalty such as
+        `arrayopt.projections.soft_threshold`, `f` must return the value including the penalty.
     engine : str, default "auto"
-        As for `Optimizer`.
+        As for `Optimizer`, but for LBFGS on a CPU: where a problem has fewer than 65,536 unknowns, ``"auto"`` is
+        ``"numpy"`` for NumPy arrays and ``"array_api"`` for others, and nothing is compiled.
     callback : callable, optional
-        A function of the `Result` so far, called after each evaluation. It may end the run by
-        raising StopIteration.
+        A function of the `Result` so far, called after each step's evaluation, also the last one. It may end the run
+        by raising StopIteration.
     check_every : int, default 1
         The number of evaluations after which the host checks whether all problems have stopped, and calls `callback`.
         On a GPU, only this waits for the device.
     check_gradient : bool, default False
         First compare the gradients at the start with finite differences, along three directions for each array. This
-        takes nine evaluations per array, and one more. If they differ, a ValueError names the array and the problem. A
-        gradient that is wrong only elsewhere, or in a few of many elements, may pass.
+        takes nine evaluations per array, and one more. If they differ by more than 0.01 % in float64, or 2 % in
+        float32, a ValueError names the array and the problem. A gradient that is wrong only elsewhere, or in a few of
+        many elements, may pass.
     progress : bool, default False
         Show a progress bar, on a terminal or in a notebook. It needs the package rich.
     comm : communicator or Ranks, optional
@@ -122,14 +127,10 @@ def minimize(
         tol = float(scalar("minimize: `tol`", tol, "[0, inf)"))
         max_steps = whole("minimize: `max_steps`", max_steps)
         check_every = whole("minimize: `check_every`", check_every, first=1)
-        if not isinstance(stacked, bool):
-            raise TypeError(f"minimize: `stacked` must be True or False; got {stacked!r}")
-        if not isinstance(check_gradient, bool):
-            raise TypeError(
-                f"minimize: `check_gradient` must be True or False; got {check_gradient!r}"
-            )
-        if not isinstance(progress, bool):
-            raise TypeError(f"minimize: `progress` must be True or False; got {progress!r}")
+        flags = {"stacked": stacked, "check_gradient": check_gradient, "progress": progress}
+        for name, flag in flags.items():
+            if not isinstance(flag, bool):
+                raise TypeError(f"minimize: `{name}` must be True or False; got {flag!r}")
         if callback is not None and not callable(callback):
             raise TypeError(
                 f"minimize: `callback` must be a function of a Result; got {callback!r}"
@@ -146,9 +147,10 @@ def minimize(
                 f"minimize: {type(rule).__name__} treats all params as one unknown, which `blocks` would divide;"
                 " leave it out, or pass stacked=True for several problems"
             )
+        groups = _groups(project)
         # others are given each array as it is
         alike = rule.project is None or getattr(rule.project, "elementwise", False)
-        packs = bool(joint) and alike
+        packs = bool(joint) and alike and groups is None
         problem = Problem(f, params, stacked=rule.stacked, joint=packs, ranks=ranks)
         if joint is False and len(problem.named) > 1:
             raise ValueError(
@@ -158,23 +160,27 @@ def minimize(
         if joint and len(problem.arrays) == 1:  # one array is one unknown
             rule = dataclasses.replace(rule, joint=False)  # type: ignore[call-arg]
         probe = SGD(lr=1.0, project=rule.project, stacked=rule.stacked)
-        if rule.project is not None:
-            if rule.constants:
-                init(rule, problem.arrays)  # they may not fit, and the error is to name the rule
+        measure = None
+        if rule.project is not None or groups is not None:
+            init(rule, problem.arrays, groups=groups)  # what does not fit is to name the rule
             none = {name: array_namespace(x).zeros_like(x) for name, x in problem.arrays.items()}
-            problem.arrays, _ = update(probe, problem.arrays, none, init(probe, problem.arrays))
+            state = init(probe, problem.arrays, groups=groups)
+            problem.arrays, _ = update(probe, problem.arrays, none, state, groups=groups)
+            measure = GradientMapping(
+                tol=tol, project=rule.project, stacked=rule.stacked, joint=len(problem.arrays) > 1
+            )
     said = {"`tol`": tol, "`max_steps`": max_steps, "`check_every`": check_every}
     said |= {"`check_gradient`": check_gradient, "`callback`": callback is not None}
     ranks.agree("minimize", lambda: said)
     if check_gradient:
-        look_at_gradient(problem, probe)
+        look_at_gradient(problem, probe, groups)
     engine = engine_for(rule, problem) if engine == "auto" else engine
     with advising("`minimize` takes one rule for all arrays, so use another"):
-        opt = Optimizer(problem.arrays, rule, engine=engine, comm=ranks.ranks)
+        opt = Optimizer(problem.arrays, rule, groups=groups, engine=engine, comm=ranks.ranks)
     first = problem.named[0][1]
     spares = library(first) in ("numpy", "torch") and "cuda" not in str(place(first)[1])
     spares = spares and engine != "array_api"
-    run = partial(Run, problem, opt, probe, tol, max_steps, check_every, spares)
+    run = partial(Run, problem, opt, measure, groups, tol, max_steps, check_every, spares)
     if not progress:
         return run(callback).result()
     with bar(max_steps) as show:
@@ -196,7 +202,7 @@ def _rule(rule: Any, project: Any, *, stacked: bool) -> Rule:
             f"minimize: `rule` must be a Rule such as LBFGS(memory=20); got {got(rule)}"
         )
     given: dict[str, Any] = {"stacked": True} if stacked else {}
-    if project is not None:
+    if project is not None and not isinstance(project, Mapping):
         if rule.project is not None:
             raise ValueError(
                 f"minimize: both `rule` and `project` have a projection: {rule.project!r} and {project!r}; pass"
@@ -204,3 +210,10 @@ def _rule(rule: Any, project: Any, *, stacked: bool) -> Rule:
             )
         given["project"] = project
     return dataclasses.replace(rule, **given)
+
+
+def _groups(project: Any) -> dict[str, Any] | None:
+    """The groups of a `project` by names of arrays."""
+    if not isinstance(project, Mapping):
+        return None
+    return {pattern: {"project": one} for pattern, one in project.items()}

@@ -21,7 +21,8 @@ class Result:
     value : float or array
         The value of the function at this point.
     grad_norm : float or array
-        The largest magnitude of an element of the gradient; with `project`, of ``project(p - g) - p``.
+        The largest magnitude of an element of the gradient; with `project`, of ``project(p - g) - p``,
+        with a longer step, divided by its length, if `tol` is within the rounding of p.
     steps : int or array
         The number of accepted steps.
     evaluations : int or array

@@ -1,12 +1,13 @@
 """A run of `minimize`: the loop, what has been seen, and what ends it."""
 
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from arrayopt.arrays import Array, copied, size, to_host, writable
+from arrayopt.arrays import Array, copied, place, size, to_host, writable
 from arrayopt.functional import init, update
 from arrayopt.optimizer import Optimizer
 from arrayopt.rules import Rule
@@ -39,7 +40,8 @@ class Run:
         self,
         problem: Problem,
         opt: Optimizer,
-        probe: Rule,
+        measure: Rule | None,
+        groups: dict[str, Any] | None,
         tol: float,
         max_steps: int,
         check_every: int,
@@ -52,10 +54,13 @@ class Run:
         self._searches = "accepted" in opt.state[self._first]
         self._brackets = "width" in opt.state[self._first]
         # such a rule takes gradients at points that may lie outside of the set
-        self._apart = probe.project is not None and bool(opt.rule.evaluated_from)
+        self._apart = measure is not None and bool(opt.rule.evaluated_from)
         # a step of this rule tells how far a gradient leads where parameters are projected
-        self._probe = probe
-        self._probed = None if probe.project is None else init(probe, problem.arrays)
+        self._measure = None
+        if measure is not None:
+            state = init(measure, problem.arrays, groups=groups)
+            self._measure = partial(update, measure, state=state, groups=groups)
+        self._scale: Array | None = None
         self._seen: _Seen | None = None
         self._stepped, self._left = (problem.count or 0) * spares, None
         self._wasted = 0
@@ -79,13 +84,17 @@ class Run:
                 self._seen = self._judged(inside, *problem(self._shown(inside)), 2)
             else:
                 self._seen = self._judged(opt.params, value, grads, 1)
+            if step == 0 and self._searches:
+                self._scale = self._scale_for(value, grads)
             due = step % self._check_every == 0
-            if due and bool(xp.all(self._seen.done)):
-                break
             if due and self._callback is not None and self._called_back(self._callback):
                 return "the callback has ended it"
+            if due and bool(xp.all(self._seen.done)):
+                break
             if due and self._stepped:
                 self._spare(self._seen)
+            if self._scale is not None:
+                value, grads = value * self._scale, self._scaled(grads, self._scale)
             opt.step(grads, value=value, loss_scale=self._left)
             self._note()
             if due and bool(xp.all(self._seen.done)):
@@ -126,21 +135,56 @@ class Run:
 
     def _where(self, condition: Array, yes: Array, no: Array) -> Array:
         """One of two arrays, by a condition for each problem, in a new array."""
-        xp = self._problem.xp
         if isinstance(condition, np.ndarray | np.generic) and condition.ndim == 0:
             return copied(yes if condition else no)
-        if self._problem.count is not None:
-            condition = xp.reshape(condition, (-1, *(1,) * (no.ndim - 1)))
-        return xp.where(condition, yes, no)
+        return self._problem.xp.where(self._each(condition, no), yes, no)
+
+    def _each(self, numbers: Array, x: Array) -> Array:
+        """A number for each problem, as it broadcasts to an array."""
+        if self._problem.count is None:
+            return numbers
+        return self._problem.xp.reshape(numbers, (-1, *(1,) * (x.ndim - 1)))
+
+    def _scale_for(self, value: Array, grads: Point) -> Array | None:
+        """Powers of two that the function is multiplied by for the rule, where its squares would over- or underflow.
+
+        Steps do not depend on them but for that. SPG's do: it looks how far a gradient leads, and that must not round.
+        """
+        xp, dtype = self._problem.xp, self._problem.real
+        info, narrow = xp.finfo(dtype), float(xp.finfo(dtype).eps) > 1e-10
+        most, limit = to_host(self._most(value, grads)), 40 if narrow else 400
+        if self._measure is not None:
+            points = to_host(self._most(value, self._problem.arrays))
+            most, limit = most / np.clip(points, 1.0, 2.0**20), 20
+        with np.errstate(all="ignore"):
+            power, height = np.frexp(most)[1], np.frexp(to_host(value))[1]
+        far = np.isfinite(most) & (most > 0) & (abs(power) > limit)
+        if not far.any():
+            return None
+        top = int(np.frexp(float(info.max))[1])
+        power = np.clip(np.maximum(power, height - top // 2), 2 - top, top - 2)
+        factors = np.ldexp(1.0, -np.where(far, power, 0))
+        return xp.asarray(factors, dtype=dtype, device=place(value)[1])
+
+    def _scaled(self, grads: Point, scale: Array) -> Point:
+        """Gradients times a number for each problem."""
+        xp = self._problem.xp
+        return {
+            name: xp.astype(g * self._each(scale, g), g.dtype, copy=False)
+            for name, g in grads.items()
+        }
 
     def _norm(self, value: Array, now: Point, grads: Point) -> Array:
         """The largest element of the gradient, or of the step that it leads to where it is projected."""
+        if self._measure is not None:
+            grads, _ = self._measure(now, grads)
+        return self._most(value, grads)
+
+    def _most(self, value: Array, arrays: Point) -> Array:
+        """The largest magnitude in arrays, for each problem."""
         xp = self._problem.xp
-        if self._probed is not None:
-            new, _ = update(self._probe, now, grads, self._probed)
-            grads = {name: p - new[name] for name, p in now.items()}
         found = xp.zeros_like(value)
-        for g in [g for g in grads.values() if size(g)]:
+        for g in [g for g in arrays.values() if size(g)]:
             axes = None if self._problem.count is None else tuple(range(1, g.ndim))
             most = xp.abs(g) if axes == () else xp.max(xp.abs(g), axis=axes)
             found = xp.maximum(found, xp.astype(most, self._problem.real, copy=False))

@@ -198,7 +198,8 @@ def _constant(rule: Rule, name: str, mine: Array, x: Array, block: Block | None)
     except ValueError:
         raise ValueError(
             f"{type(rule).__name__}: an array of `project` has shape {tuple(x.shape)}, which does not broadcast to the"
-            f" shape {shape} of {name!r}; put tensors of other shapes into another group"
+            f" shape {shape} of {name!r}; it is for other tensors; name those, as in"
+            " groups={'w': {'project': ...}}, or in `minimize` project={'w': ...}"
         ) from None
     if block is not None:
         whole = whole[tuple(slice(i, i + n) for i, n in zip(block.offset, mine.shape, strict=True))]

@@ -88,3 +88,14 @@ def test_other_libraries():
 def test_the_option_is_checked():
     with pytest.raises(TypeError, match="`check_gradient` must be True or False; got 1"):
         ao.minimize(lambda x: (0.0, x), np.ones(2), check_gradient=1)
+
+
+@pytest.mark.parametrize(("dtype", "factor"), [("float64", 1.01), ("float32", 1.2)])
+def test_a_term_that_is_a_bit_wrong_is_found(dtype, factor):
+    def f(x, factor=1.0):
+        return (x**4).sum() + ((x - 1) ** 2).sum(), 4 * factor * x**3 + 2 * (x - 1)
+
+    start = np.linspace(0, 1, 7, dtype=dtype)
+    ao.minimize(f, start, max_steps=0, check_gradient=True)
+    with pytest.raises(ValueError, match="does not match the value"):
+        ao.minimize(lambda x: f(x, factor), start, max_steps=0, check_gradient=True)

@@ -250,3 +250,30 @@ def test_half_of_a_batch_may_take_much_longer():
             np.testing.assert_allclose(found.params[i], alone.params, atol=1e-6)
             assert abs(found.evaluations[i] - alone.evaluations) <= 2
         assert found.evaluations.max() > 2 * found.evaluations.min()
+
+
+def flat(size, power):
+    """A bowl of this height about ones, of powers 2 or 4."""
+    return lambda x: (size * ((x - 1) ** power).sum(), power * size * (x - 1) ** (power - 1))
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float64", 1e-17), ("float32", 1e-8)])
+@pytest.mark.parametrize("rule", [None, ao.FISTA], ids=["SPG", "FISTA"])
+def test_a_projected_gradient_does_not_round_to_zero(dtype, size, rule):
+    start, size = np.full(3, 5.0, dtype), np.dtype(dtype).type(size)
+    rule = rule and rule(lr=float(0.3 / size))
+    found = ao.minimize(flat(size, 2), start, rule, tol=1e-4 * float(size), project=ao.projections.nonnegative)
+    assert found.converged
+    np.testing.assert_allclose(found.params, 1.0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"), [("float32", 1e-25), ("float32", 1e19), ("float64", 1e-170), ("float64", 1e156)]
+)
+@pytest.mark.parametrize("rule", [ao.LBFGS(), ao.CG()], ids=["LBFGS", "CG"])
+def test_squares_of_gradients_may_leave_the_range(dtype, size, rule):
+    f, one, size = flat(np.dtype(dtype).type(size), 4), flat(1, 4), float(size)
+    found, usual = (ao.minimize(g, np.zeros(3, dtype), rule, tol=1e-5 * by) for g, by in ((f, size), (one, 1.0)))
+    assert found.converged
+    assert abs(found.evaluations - usual.evaluations) <= 2
+    np.testing.assert_allclose(found.params, usual.params, rtol=1e-3)

@@ -240,3 +240,31 @@ def test_arrays_of_several_dtypes_are_one_unknown(rule, stacked):
     for k, x in goal.items():
         assert found.params[k].dtype == x.dtype
         np.testing.assert_allclose(found.params[k], x, atol=1e-5)
+
+
+@pytest.mark.parametrize("rule", ["LBFGS", "CG"])
+def test_a_wrong_gradient_that_agrees_by_chance_along_a_long_step_is_found(rule):
+    """The first step along the last line rises by what slopes say, and the short ones do not."""
+    wrong = ao.minimize(lambda x: (x[0] ** 4 + (x[0] - 1) ** 2, 8 * x**3 + 2 * (x - 1)), np.array([0.3]), RULES[rule])
+    assert "not that of the values" in wrong.message
+
+
+def test_one_array_of_a_tree_has_bounds():
+    def f(tree):
+        return ((tree["a"] - 2) ** 2).sum() + (tree["b"] ** 2).sum(), {"a": 2 * (tree["a"] - 2), "b": 2 * tree["b"]}
+
+    bounds = ao.projections.box(np.ones(3), 3)
+    found = ao.minimize(f, {"a": np.zeros((2, 2)), "b": np.zeros(3)}, project={"b": bounds}, check_gradient=True)
+    assert found.converged
+    np.testing.assert_allclose(found.params["a"], 2.0, atol=1e-6)
+    np.testing.assert_array_equal(found.params["b"], 1.0)
+    with pytest.raises(ValueError, match="the names are a, b"):
+        ao.minimize(f, found.params, project={"c": bounds})
+
+
+def test_the_last_evaluation_is_called_back():
+    seen = []
+    found = ao.minimize(lambda x: (x @ x, 2 * x), np.ones(2), callback=seen.append)
+    assert [x.evaluations for x in seen] == list(range(1, found.evaluations + 1))
+    assert seen[-1].converged
+    assert seen[-1].message == found.message
