@@ -127,9 +127,7 @@ def test_what_a_tensor_cannot_have():
         for project in (P.box(end), P.compose(P.nonnegative, P.box(None, end))):
             with pytest.raises(TypeError, match=r"SGD: `project` is .*, for complex parameters; 'param' is of float64"):
                 ao.Optimizer(np.ones(2), ao.SGD(lr=1, project=project))
-    says = (
-        r"SGD: an array of `project` has shape \(3,\), which does not broadcast to the shape \(2,\) of 'w'; put tensors"
-    )
+    says = r"`project` has shape \(3,\), which does not broadcast to the shape \(2,\) of 'w'; it is for other tensors"
     with pytest.raises(ValueError, match=says):
         ao.Optimizer({"w": np.ones(2)}, ao.SGD(lr=1, project=P.box(np.zeros(3))))
     p = np.ones(2)

@@ -38,10 +38,7 @@ class _RuleNamespace:
         self.round_bfloat16, self.round_float16 = partial(round_bfloat16, xp), partial(round_float16, xp)
         for name in OF_ELEMENTS:
             if hasattr(xp, name):
-                whole = getattr(xp, name)
-                if xp.__name__ == "array_api_compat.torch" and name in BINARY:
-                    whole = partial(_with_number, whole)
-                setattr(self, name, partial(_of_elements, OF_ELEMENTS[name], whole))
+                setattr(self, name, partial(_of_elements, xp, name))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._xp, name)
@@ -63,12 +60,15 @@ def of_numbers(function: Callable[..., Any], *numbers: Any) -> Any:
         return function(*(x if isinstance(x, bool) else float(x) for x in numbers)).item()
 
 
-def _of_elements(of_number: Callable[..., Any], whole: Callable[..., Any], *args: Any, **named: Any) -> Any:
+def _of_elements(xp: Any, name: str, /, *args: Any, **named: Any) -> Any:
     """A library's function of arrays, which is given numbers alone where those are hyper-parameters."""
     for x in (*args, *named.values()):
-        if x is not None and not isinstance(x, int | float):
+        if x is not None and type(x) not in (bool, int, float):  # NumPy's float64 is a float, too
+            whole = getattr(xp, name)
+            if xp.__name__ == "array_api_compat.torch" and name in BINARY:
+                whole = partial(_with_number, whole)
             return whole(*args, **named)
-    return of_number(*args, **named)
+    return OF_ELEMENTS[name](*args, **named)
 
 
 def _clipped(x: Any, min: Any = None, max: Any = None) -> Any:  # noqa: A002 - the standard's names

@@ -229,18 +229,22 @@ def by_value(xp, p, g, s, h):
 
 @each_fused
 def test_a_rule_that_cannot_be_traced_is_refused_with_the_reason(engine):
-    why = "`if` and `and` cannot depend on an array's value.*engine='array_api' runs any rule"
+    why = (
+        "`if`, `and`, and Python's `min` and `max` cannot depend on an array's value.*engine='array_api' runs any rule"
+    )
     with pytest.raises(ValueError, match=f"engine '{engine}' cannot run Made: .*{why}"):
         ao.Optimizer(np.ones(3), made(by_value)(), engine=engine)
 
 
 def test_by_default_a_rule_that_cannot_be_traced_is_run_as_it_is():
-    with pytest.warns(ao.NotFusedWarning, match="`if` and `and` cannot depend on an array's value"):
+    with pytest.warns(
+        ao.NotFusedWarning, match="`if`, `and`, and Python's `min` and `max` cannot depend on an array's value"
+    ):
         opt = ao.Optimizer(np.zeros(3), made(by_value)())
     assert opt.step(np.ones(3)).tolist() == [-1.0] * 3
     every = " and ".join(table.FUSED["numpy"])
     assert f"engine array_api ({every}: by_value, line " in opt.explain()
-    assert "`if` and `and` cannot depend on an array's value" in opt.explain()
+    assert "`if`, `and`, and Python's `min` and `max` cannot depend on an array's value" in opt.explain()
 
 
 @pytest.mark.filterwarnings("ignore::arrayopt.NotFusedWarning")

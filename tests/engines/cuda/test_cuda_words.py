@@ -43,7 +43,7 @@ WORDS = {
     "uniform": ("int64_t a", "float", "to[i] = uniform(a, 1.f, 2.f, 65535.f, 4.f, 5.f, 6.f);"),
     "scale_of": ("float a", "float", "to[i] = widen(scale_of(__float_as_uint(a) & 0x7fffffffu));"),
     "step_of": ("BFloat16 a", "float", "to[i] = step_of<signed char>(a);"),
-    "codes": ("float a, BFloat16 b", "int", "to[i] = code_of(a, factor_of<unsigned char>(b), 255.0f);"),
+    "codes": ("float a, BFloat16 b", "int", "to[i] = code_of<unsigned char>(a, factor_of<unsigned char>(b));"),
 }
 
 
@@ -187,9 +187,9 @@ def test_scales_and_codes_of_8_bits(module):
     bits = scales.astype(ml_dtypes.bfloat16)
     steps = run(module, "step_of", "f4", bits.view(np.uint16))
     np.testing.assert_array_equal(steps, np.where(np.isfinite(scales), scales * np.float32(1 / 127), np.nan))
-    ones = np.full(4, 1, ml_dtypes.bfloat16).view(np.uint16)
-    x = np.array([1.0, 1.0039, 0.5, 0.5 / 255], np.float32)  # a scale may be less than what it is of
-    assert run(module, "codes", "i4", x, ones).tolist() == [255, 255, 128, 0]
+    ones = np.full(5, 1, ml_dtypes.bfloat16).view(np.uint16)
+    x = np.array([1.0, 1.0039, 0.5, 1e-9, 0.0], np.float32)  # a scale may be less than what it is of
+    assert run(module, "codes", "i4", x, ones).tolist() == [255, 255, 128, 1, 0]
     none = np.array([0.0, np.nan, np.inf], ml_dtypes.bfloat16).view(np.uint16)
     assert run(module, "codes", "i4", np.ones(3, "f4"), none).tolist() == [0, 0, 0]
 
