@@ -240,11 +240,9 @@ class _Blocks(Batch):
         if chunk.ragged:
             chunk.stack = Ragged(self.runs, self.geo[rows, 0], firsts)
             return chunk.stack
-        extents, split = (len(rows), *self.geo[rows[0], 1:5].tolist()), lanes(self.plan)
-        if split is None or self.geo[rows[0], 0] <= GROUP:
-            chunk.stack = Stack(self.runs, extents, firsts)
-        else:
-            chunk.stack = Grouped(self.runs, extents, firsts, split)
+        large = self.geo[rows[0], 0] > GROUP
+        kind = Grouped if large and lanes(self.plan) is not None else Stack
+        chunk.stack = kind(self.runs, (len(rows), *self.geo[rows[0], 1:5].tolist()), firsts)
         for name, axes in self.axes.items() if not self.widens else ():
             if chunk.layers is not None and isinstance(chunk.layers[1], slice):
                 found = of_layers(name, chunk.layers[0])[chunk.layers[1]]

@@ -5,19 +5,16 @@ what lies between them takes room for these, and none for the tensor.
 """
 
 import math
-from collections.abc import Sequence
 from functools import partial
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import Ints
-from arrayopt.engines.numpy.between import Runs
 from arrayopt.engines.numpy.blocks import blocks, part
 from arrayopt.engines.numpy.stacks import Stack
 from arrayopt.fusion.graph import Node
-from arrayopt.fusion.lanes import Lanes, Segment
+from arrayopt.fusion.lanes import Segment, lanes
 from arrayopt.fusion.scalars import read_elsewhere
 
 __all__ = ["GROUP", "Grouped"]
@@ -27,21 +24,19 @@ GROUP = 16384
 
 
 class Grouped(Stack):
-    """A step of some tensors of one shape, under a plan in segments; see `Small`."""
-
-    def __init__(self, of: Runs, extents: Sequence[int], firsts: Ints, split: Lanes) -> None:
-        super().__init__(of, extents, firsts)
-        self.split = split
+    """A step of some tensors of one shape, under a plan that has `lanes`; see `Small`."""
 
     def _passes(self, arrays: dict[str, Any], known: dict[Node, Any]) -> None:
+        split = lanes(self.of.plan)
+        assert split is not None
         cuts, whole, size = list[tuple[slice, ...]](), slice(None), math.prod(self.extents[3:])
         for of_a, of_b in blocks(self.extents[1:3], max(1, GROUP // size)):
             cuts.append((whole, of_a, of_b, whole, whole))
         read, partials, kept = read_elsewhere(self.of.plan), dict[Node, Any](), dict[Node, Any]()
-        for segment in self.split.segments:
+        for segment in split.segments:
             for node in segment.carried:
                 kept[node] = np.empty(self.shape(node.axes), self.of.real)
-        for segment in self.split.segments:
+        for segment in split.segments:
             self._between(segment.before, partials, arrays, known, read, {})
             found = [dict[Node, Any]() for _ in cuts]
 
@@ -51,7 +46,7 @@ class Grouped(Stack):
             self._shared([partial(group, index) for index in range(len(cuts))])
             for total in found[0]:
                 partials[total] = self._joined(total, "tensor", [x[total] for x in found], cuts)
-        self._between(self.split.after, partials, arrays, known, read, {})
+        self._between(split.after, partials, arrays, known, read, {})
 
     def _group(
         self,
@@ -64,7 +59,7 @@ class Grouped(Stack):
         """A segment's passes over some matrices; what they reduce per tensor."""
         extents = [self.extents[0], *(x.stop - x.start for x in cut[1:3]), *self.extents[3:]]
         first = (cut[1].start * self.extents[2] + cut[2].start) * math.prod(self.extents[3:])
-        group = Grouped(self.of, extents, self.firsts + first, self.split)
+        group = Grouped(self.of, extents, self.firsts + first)
         values = {node: part(value, cut) for node, value in known.items()}
         values |= {node: part(kept[node], cut) for node in segment.carried}
         made = group._segment(segment, {name: part(x, cut) for name, x in arrays.items()}, values)
