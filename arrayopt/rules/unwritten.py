@@ -49,9 +49,10 @@ def unwritten(rule: Any, given: Mapping[str, Array], t: Any) -> Iterator[None]:
             f"{type(rule).__name__}.update: a rule must not write to its inputs; it writes to"
             f" {', '.join(f'`{name}`' for name in written)}: make a new array, as in m = 0.9 * m instead of m *= 0.9"
         )
-    if len(_LOOKED_AT) >= MOST:
-        _LOOKED_AT.clear()
-    _LOOKED_AT.add(key)
+    if before:
+        if len(_LOOKED_AT) >= MOST:
+            _LOOKED_AT.clear()
+        _LOOKED_AT.add(key)
 
 
 def _copies(given: Mapping[str, Array]) -> dict[str, tuple[Array, Array]]:
