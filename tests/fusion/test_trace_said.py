@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import arrayopt as ao
+from tests.support.tracing import made, with_m
 
 
 def written(f):
@@ -148,20 +149,6 @@ def _changes_its_own(xp, p, g, s, h):
     return p - h.lr * m, {"m": m}
 
 
-def _rule_of(f):
-    @dataclass(frozen=True, kw_only=True)
-    class Mine(ao.Rule):
-        lr: ao.Hyper = ao.real("[0, inf)", 0.1)
-
-        def slots(self, xp, p):
-            return {"m": xp.zeros_like(p)}
-
-        def update(self, xp, p, g, s, h):
-            return f(xp, p, g, s, h)
-
-    return Mine()
-
-
 def _writes_by_a_view(xp, p, g, s, h):
     turned = xp.reshape(g, (g.shape[0], -1))
     turned *= 2.0
@@ -176,7 +163,7 @@ IN_PLACE = [_adds_to_the_gradient, _takes_from_the_parameter, _scales_the_slot, 
 def test_a_rule_that_writes_to_what_it_is_given_is_refused(update, engine):
     p, g = np.ones(3), np.full(3, 2.0)
     with pytest.raises(TypeError, match=r"a rule must not write to its inputs"):
-        ao.Optimizer(p, _rule_of(update), engine=engine).step(g)
+        ao.Optimizer(p, made(update, with_m)(), engine=engine).step(g)
     assert (p == 1).all()
     assert (g == 2).all()
 
@@ -184,13 +171,13 @@ def test_a_rule_that_writes_to_what_it_is_given_is_refused(update, engine):
 @pytest.mark.parametrize("engine", ["array_api", "numpy"])
 def test_a_view_of_what_is_given_is_not_its_own(engine):
     with pytest.raises(TypeError, match=r"a rule must not write to its inputs"):
-        ao.Optimizer(np.ones((3, 4)), _rule_of(_writes_by_a_view), engine=engine).step(np.ones((3, 4)))
+        ao.Optimizer(np.ones((3, 4)), made(_writes_by_a_view, with_m)(), engine=engine).step(np.ones((3, 4)))
 
 
 def test_a_rule_may_change_what_it_has_made():
     found = []
     for engine in ("array_api", "numpy", "cpp"):
-        opt = ao.Optimizer(np.ones(3), _rule_of(_changes_its_own), engine=engine)
+        opt = ao.Optimizer(np.ones(3), made(_changes_its_own, with_m)(), engine=engine)
         for _ in range(3):
             opt.step(np.full(3, 2.0))
         found.append(opt.params)

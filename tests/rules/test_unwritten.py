@@ -1,13 +1,14 @@
 """Rules that write what they are given are refused where nothing traces them, and nothing stays written."""
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 import arrayopt as ao
+from tests.support.tracing import made, with_m
 
 
 def adds_in_place(xp, p, g, m, h):
@@ -44,18 +45,13 @@ def raises_later(xp, p, g, m, h):
 
 
 def rule_of(f):
-    @dataclass(frozen=True, kw_only=True)
-    class Mine(ao.Rule):
-        lr: ao.Hyper = ao.real("[0, inf)", 0.1)
+    """A rule with a slot ``m``, and new values of p and m that are a function of (xp, p, g, m, h)."""
 
-        def slots(self, xp, p):
-            return {"m": xp.zeros_like(p)}
+    def update(xp, p, g, s, h):
+        p, m = f(xp, p, g, s["m"], h)
+        return p, {"m": m}
 
-        def update(self, xp, p, g, s, h):
-            p, m = f(xp, p, g, s["m"], h)
-            return p, {"m": m}
-
-    return Mine()
+    return made(update, with_m)()
 
 
 WRITERS = {
@@ -80,7 +76,7 @@ def test_a_rule_that_writes_is_refused_where_it_is_not_traced(f, engine, stacked
         if f is scales_zeros:
             opt.step(g)  # which writes zeros over zeros
     kept, slot = p * 1.0, opt.state["param"]["m"] * 1.0
-    with pytest.raises(TypeError, match=f"Mine.update: a rule must not write to its inputs; it writes to `{name}`"):
+    with pytest.raises(TypeError, match=f"Made.update: a rule must not write to its inputs; it writes to `{name}`"):
         opt.step(g)
     assert bool((p == kept).all())
     assert bool((g == 2.0).all())

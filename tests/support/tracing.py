@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import arrayopt as ao
 
-__all__ = ["made", "of"]
+__all__ = ["made", "of", "with_m"]
 
 
 def made(update, slots=lambda xp, p: {}, **extra):
@@ -19,6 +19,11 @@ def made(update, slots=lambda xp, p: {}, **extra):
         **extra,
     }
     return dataclass(frozen=True, kw_only=True, repr=False)(type("Made", (ao.Rule,), body))
+
+
+def with_m(xp, p):
+    """Slots: one, ``m``."""
+    return {"m": xp.zeros_like(p)}
 
 
 def of(function):
