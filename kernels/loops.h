@@ -213,11 +213,12 @@ static __forceinline__ void scale_blocks(const float* x, BFloat16* scales, float
 }
 #endif
 
-// Asks memory for a block that is read later. Nothing is read, so an address after the array's end does no harm.
+// Asks memory for a block that is read later, into the second cache: the first one is full of what is computed now.
+// Nothing is read, so an address after the array's end does no harm.
 template <class T>
 static __forceinline__ void ask_for(const T* block) {
     enum { kAhead = 1024, kLine = 64 };
-    for (int i = 0; i < kBlock * (int)sizeof(T); i += kLine) __builtin_prefetch((const char*)(block + kAhead) + i);
+    for (int i = 0; i < kBlock * (int)sizeof(T); i += kLine) __builtin_prefetch((const char*)(block + kAhead) + i, 0, 2);
 }
 
 // Reads codes as numbers; the first element of a stretch is the first of a block. The arrays beside are what a loop reads
