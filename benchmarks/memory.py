@@ -268,22 +268,49 @@ def most_memory() -> int:
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
+def _grown() -> Any:
+    """The transformer of the examples as PyTorch's modules in bfloat16, with about `PARAMETERS` parameters."""
+    import torch
+
+    width, vocabulary, length = 768, 96, 64
+    torch.set_default_dtype(torch.bfloat16)
+    layer = torch.nn.TransformerEncoderLayer(width, 12, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+
+    class Transformer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = torch.nn.Embedding(vocabulary, width)
+            self.places = torch.nn.Parameter(torch.zeros(length, width))
+            self.blocks = torch.nn.TransformerEncoder(layer, 14, enable_nested_tensor=False)
+            self.head = torch.nn.Linear(width, vocabulary)
+
+        def forward(self, pieces: torch.Tensor) -> torch.Tensor:
+            return self.head(self.blocks(self.words(pieces) + self.places))
+
+    return Transformer()
+
+
 def train(storage: str, release: bool) -> None:
-    """Three steps over `PARAMETERS`, in a process of its own: it prints the most memory that it had, less its start."""
+    """Three steps of that transformer, in a process of its own: it prints the most memory that it had, less that of
+    PyTorch's and our imports, for each parameter.
+    """
+    import torch
+
+    import arrayopt.torch as at
+
+    torch.manual_seed(0)
+    pieces = torch.randint(96, (2, 65))
     before = most_memory()
-    options = {"master_weights": "split", "state_dtype": "int8"} if storage == "int8" else {}
-    shape, count = (2048, 2048), PARAMETERS // 2048**2
-    kind = ml_dtypes.bfloat16
-    params = {f"layer{i}": np.full(shape, 0.01, kind) for i in range(count)}
-    opt = ao.Optimizer(params, ao.AdamW(lr=1e-3, **options))
+    options: dict[str, Any] = {"master_weights": "split", "state_dtype": "int8"} if storage == "int8" else {}
+    net = _grown()
+    optimizer = at.AdamW(net.parameters(), lr=1e-3, release=release, **options)
     for _ in range(3):
-        if release:
-            for name in params:
-                opt.give(name, np.full(shape, 1e-3, kind))
-            opt.step()
-        else:
-            opt.step({name: np.full(shape, 1e-3, kind) for name in params})
-    CONSOLE.print(f"{(most_memory() - before) / (count * 2048**2):.2f}")
+        logits = net(pieces[:, :-1]).float()
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), pieces[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    CONSOLE.print(f"{(most_memory() - before) / sum(p.numel() for p in net.parameters()):.2f}")
 
 
 def memory_table() -> Sheet:
@@ -295,7 +322,7 @@ def memory_table() -> Sheet:
             command = [sys.executable, "-m", "benchmarks.memory", "--train", storage, *([release] if release else [])]
             cells.append(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
         lines.append((f"bfloat16 parameters, state in {storage}", *cells))
-    title = f"Peak memory of a process, in bytes per parameter: AdamW over {PARAMETERS // 10**6} M"
+    title = f"Peak memory of a process, in bytes per parameter: AdamW, a transformer of {PARAMETERS // 10**6} M"
     return Sheet(title, ("parameters and state", "gradients together", "gradients released"), lines)
 
 
