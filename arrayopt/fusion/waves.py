@@ -11,7 +11,7 @@ from arrayopt.fusion.graph import Node, operands
 
 __all__ = ["MANY", "in_waves", "waves"]
 
-MANY = 24
+MANY = 80
 """From so many numbers on they may be made in waves."""
 
 
