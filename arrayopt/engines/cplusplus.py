@@ -53,13 +53,14 @@ class CPlusPlus(Words, Printer):
 
     def tables(self, body: Iterable[program.Statement]) -> None:
         """Print the tables of the waves among a function's statements, before it."""
-        for x in body:
-            if isinstance(x, bulk.Waves):
-                rows = ", ".join(f"{{{', '.join(map(str, row))}}}" for row in x.waves)
-                self.put(0, f"{self.table} int {x.name}_waves[][4] = {{{rows}}};")
-                self._table("int", f"{x.name}_levels", x.levels)
-                self._table("int", f"{x.name}_sources", x.sources)
-                self._table("double", f"{x.name}_constants", map(self.constant, x.constants))
+        for waves in body:
+            if isinstance(waves, bulk.Waves):
+                name = waves.name
+                rows = ", ".join(f"{{{', '.join(map(str, row))}}}" for row in waves.waves)
+                self.put(0, f"{self.table} int {name}_waves[][4] = {{{rows}}};")
+                self._table("int", f"{name}_levels", waves.levels)
+                self._table("int", f"{name}_sources", waves.sources)
+                self._table("double", f"{name}_constants", map(self.constant, waves.constants))
 
     def _table(self, kind: str, name: str, values: Iterable[Any]) -> None:
         if text := ", ".join(map(str, values)):

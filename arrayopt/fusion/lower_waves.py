@@ -69,7 +69,8 @@ class Waving:
                 args = tuple(x.node for x in operands)
                 node = Node(first.op, args, "", first.level, first.dtype, first.data, first.id)
                 body: Body = [*operands, program.Compute(node), program.Write(OWN, node)]
-                sources = [[self.places[n.args[j]] for n in same] for j in range(len(kinds))]
+                taken = zip(*(n.args for n in same), strict=True)
+                sources = [list(map(self.places.__getitem__, each)) for each in taken]
                 self._wave((first.op, first.dtype, *kinds), self.places[first], sources, body)
             self.levels.append(len(self.waves))
 
