@@ -91,6 +91,7 @@ def value(x):
         (lambda: ao.Optimizer([1.0, 2.0], ao.Adam()), TypeError, r"numpy.asarray\(\[1.0, 2.0\]\)"),
         (lambda: ao.Optimizer(torch.nn.Linear(2, 2), ao.Adam()), TypeError, "named_parameters"),
         (lambda: ao.Optimizer(np.ones(2), ao.Adam), TypeError, r"create an instance: Adam\(...\)"),
+        (lambda: ao.Optimizer(np.ones(2), ao.SGD(lr=1), groups={"*": ao.Adam}), TypeError, r"an instance: Adam\(...\)"),
         (lambda: ao.minimize(value, np.ones(2), ao.Adam), TypeError, r"create an instance: Adam\(...\)"),
         (lambda: ao.Adam(lr=ao.schedules.Cosine), TypeError, r"create an instance: Cosine\(...\)"),
         (lambda: door.LAMB(torch.nn.Linear(2, 2)), TypeError, r"got Linear; pass model.parameters\(\)"),
@@ -116,3 +117,12 @@ def test_unknown_names_of_optax():
     for name, said in {"adagrad": "use optax.adagrad", "AdamW": "did you mean `adamw`"}.items():
         with pytest.raises(AttributeError, match=said):
             getattr(optax, name)
+
+
+def test_an_optimizer_inside_of_a_traced_function_is_refused():
+    jax = pytest.importorskip("jax")
+    opt = ao.Optimizer(jax.numpy.ones(2), ao.SGD(lr=0.1))
+    for step in (lambda x: ao.Optimizer(x, ao.SGD(lr=0.1)).step(x), opt.step):
+        with pytest.raises((TypeError, ValueError), match="an array that JAX traces; use arrayopt"):
+            jax.jit(step)(jax.numpy.ones(2))
+    assert opt.step_count == 0
