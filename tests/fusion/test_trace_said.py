@@ -57,6 +57,11 @@ CASES = {
     "len": (lambda xp, p, g, h: p - len(g) * g, r"has no length"),
     "list": (lambda xp, p, g, h: p - [1] * g, r"cannot trace an operation with a list"),
     "if": (lambda xp, p, g, h: p if xp.sum(g) > 0 else g, r"use xp.where or &"),
+    "bits": (lambda xp, p, g, h: p - (h.t & 1) * g, r"traced for conditions, not for numbers"),
+    "number as condition": (lambda xp, p, g, h: xp.where(g, p, g), r"condition of xp.where must be one"),
+    "sum of conditions": (lambda xp, p, g, h: p - ((h.t > 1) + (h.lr > 0)) * g, r"`add` of conditions alone"),
+    "number of a condition": (lambda xp, p, g, h: p - ~(h.t > 1) * g, r"write the opposite"),
+    "wider": (lambda xp, p, g, h: p - xp.astype(g, xp.float32), r"`astype` of float64 to float32"),
     "index": (lambda xp, p, g, h: p * g[0, 0], r"cannot be indexed"),
 }
 
