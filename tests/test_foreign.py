@@ -63,6 +63,12 @@ CALLS = [
     (lambda: schedules.CosineRestarts(0.1, T_0=7), "CosineRestarts has no `T_0`; give cycle_steps=7"),
     (lambda: schedules.OneCycle(max_lr=0.1, total_steps=7), "OneCycle has no `max_lr`; give peak_value=0.1"),
     (lambda: schedules.Join([], milestones=[3]), "Join has no `milestones`; give boundaries"),
+    (lambda: ao.minimize(abs, 1, maxiter=9), "minimize has no `maxiter`; give max_steps=9"),
+    (lambda: ao.minimize(abs, 1, gtol=0.1), "minimize has no `gtol`; give tol=0.1"),
+    (lambda: ao.minimize(abs, 1, method="CG"), "minimize has no `method`; give a rule, such as LBFGS(), CG() or SPG()"),
+    (lambda: ao.minimize(abs, 1, bounds=[(0, 1)]), "minimize has no `bounds`; give project=projections.box(low, high)"),
+    (lambda: ao.minimize(abs, 1, jac=True), "minimize has no `jac`; `f` returns both: f(params) -> (value, grads)"),
+    (lambda: ao.minimize(abs, 1, max_step=1), "minimize has no `max_step`; did you mean `max_steps`?"),
     (lambda: schedules.Cosine(0.1, decay_step=3), "Cosine has no `decay_step`; did you mean `decay_steps`?"),
 ]
 
