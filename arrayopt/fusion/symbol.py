@@ -212,7 +212,9 @@ def _unlike(op: str, nodes: list[Node]) -> str:
     if OPS[op].result not in ("same", "real") or op == "float":
         return ""
     if kinds == {"bool"}:
-        return f"`{op}` of conditions alone cannot be traced; use &, | and ~, or xp.where(x, 1.0, 0.0)"
+        return (
+            f"`{op}` of conditions alone cannot be traced; use &, | and ~, or xp.where(x, 1.0, 0.0)"
+        )
     if any(n.op == "not" and n.on_host for n in nodes):
         return "`~` of a Python bool is -1 or -2 as a number; write the opposite, as h.t <= 1 for ~(h.t > 1)"
     return ""
