@@ -54,12 +54,16 @@ _SAME = {
     "weight_decouple": ("decoupled",),
     "weight_decay_rate": ("weight_decay",),
     # minimize
-    "fun": ("f",),
+    "fun": ("f", "value"),
     "gtol": ("tol",),
     "max_iter": ("max_steps",),
     "maxfun": ("max_steps",),
     "maxiter": ("max_steps",),
+    "nfev": ("evaluations",),
+    "nit": ("steps",),
     "pgtol": ("tol",),
+    "success": ("converged",),
+    "x": ("params",),
     "x0": ("params",),
     # rules and schedules
     "base_lr": ("lr", "init_value", "peak_value", "value"),

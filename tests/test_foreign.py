@@ -142,6 +142,17 @@ def opt():
     return ao.Optimizer(params, ao.LAMB(lr=schedules.Linear(0.1, 0.0, 10)), groups={"b": {"weight_decay": 0.0}})
 
 
+def test_names_of_results_and_schedules_are_answered():
+    found = ao.minimize(lambda x: (x @ x, 2 * x), np.ones(2), max_steps=1)
+    for name, words in {"x": "`params`", "fun": "`value`", "nit": "`steps`", "convergd": "`converged`?"}.items():
+        with pytest.raises(AttributeError, match=re.escape(f"Result has no `{name}`; ") + ".*" + re.escape(words)):
+            getattr(found, name)
+    with pytest.raises(AttributeError, match=r"has no attribute 'CosineAnealing'"):
+        schedules.CosineAnealing  # noqa: B018
+    with pytest.raises(AttributeError, match=r"did you mean `Polynomial`"):
+        schedules.polynomial  # noqa: B018
+
+
 def test_groups_and_attributes_are_answered_too(opt):
     with pytest.raises(ValueError, match=r"group '\*': LAMB has no `betas`; give beta1=0.5, beta2=0.6"):
         ao.Optimizer(np.ones(2), ao.LAMB(), groups={"*": {"betas": (0.5, 0.6)}})
