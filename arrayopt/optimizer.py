@@ -287,7 +287,8 @@ class Optimizer(Settings):
                 coming = step.coming_given("Optimizer.give")
                 only = place if step.accumulator.every > 1 else None
                 begun = step.begin(coming, matched, stats=False, only=only)
-                step.make_given(name, coming, begun)
+                took = partial(step.release.took, name)
+                step.make(coming, begun, stats=False, record=lambda *_: took(), counted=True)
             except Exception as error:
                 step.release.refused[name] = str(error)
                 raise

@@ -150,17 +150,13 @@ def _expand_dims(symbol: Symbol, /, *, axis: int = 0) -> Symbol:
 def _astype(symbol: Symbol, dtype: Any, *, copy: bool = True) -> Symbol:
     symbol = elementwise("float", symbol) if symbol.dtype == "bool" else symbol
     graph, narrow = symbol.graph, symbol.dtype in NARROW
-    if dtype not in NARROW and (symbol.dtype or graph.real) != dtype:
-        same = REAL.get(dtype, dtype) == graph.real if isinstance(dtype, str) else False
-        if not same or (symbol.node.dtype == "complex" and dtype == graph.real):
-            held = symbol.dtype or graph.real
-            raise TraceError(f"`astype` of {held} to {dtype} cannot be traced{WAY_OUT}")
-    if symbol.dtype == dtype or not (narrow or dtype in NARROW):
+    held, wide = symbol.dtype or graph.real, dtype not in NARROW
+    if held == dtype or (wide and not narrow and held == graph.real == REAL.get(dtype)):
         return symbol
-    if dtype not in NARROW:
+    if (wide and dtype != graph.real) or held.startswith("complex"):
+        raise TraceError(f"`astype` of {held} to {dtype} cannot be traced{WAY_OUT}")
+    if wide:
         return Symbol(graph, symbol.node, symbol.dims, graph.real)
-    if symbol.node.dtype == "complex":
-        raise TraceError(f"complex numbers in {dtype} cannot be traced{WAY_OUT}")
     return Symbol(graph, graph.make(dtype, symbol.node), symbol.dims, dtype)
 
 

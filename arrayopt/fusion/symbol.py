@@ -209,14 +209,10 @@ def _unlike(op: str, nodes: list[Node]) -> str:
         return "`&`, `|` and `~` are traced for conditions, not for numbers"
     if op == "where" and nodes[0].dtype != "bool":
         return "the condition of xp.where must be one, as x != 0"
-    if OPS[op].result not in ("same", "real") or op == "float":
-        return ""
-    if kinds == {"bool"}:
-        return (
-            f"`{op}` of conditions alone cannot be traced; use &, | and ~, or xp.where(x, 1.0, 0.0)"
-        )
-    if any(n.op == "not" and n.on_host for n in nodes):
-        return "`~` of a Python bool is -1 or -2 as a number; write the opposite, as h.t <= 1 for ~(h.t > 1)"
+    if OPS[op].result in ("same", "real") and op != "float" and kinds == {"bool"}:
+        return f"`{op}` of conditions alone cannot be traced; use &, | and ~, or xp.where"
+    if OPS[op].result in ("same", "real") and any(n.op == "not" and n.on_host for n in nodes):
+        return "`~` of a Python bool is no bool; write the opposite, as h.t <= 1 for ~(h.t > 1)"
     return ""
 
 
@@ -238,13 +234,14 @@ def elementwise(op: str, *operands: Any) -> Any:
     wide = max(names, key=lambda n: (n.startswith("complex"), n), default=graph.real)
     if wide.startswith("complex") and row.real_only:
         raise TraceError(f"`{op}` of complex numbers cannot be traced{WAY_OUT}")
-    if said := _unlike(op, [n for n, _, _ in lifted]):
+    nodes = [n for n, _, _ in lifted]
+    if said := _unlike(op, nodes):
         raise TraceError(f"{said}{WAY_OUT}")
-    if row.kind([n.dtype for n, _, _ in lifted]) == "bool":
+    if row.kind([n.dtype for n in nodes]) == "bool":
         wide = "bool"
     elif row.result == "real":
         wide = REAL.get(wide, wide)
-    made = graph.make(op, *(n for n, _, _ in lifted))
+    made = graph.make(op, *nodes)
     made = graph.make(wide, made) if wide in NARROW else made  # each operation rounds its result
     dims = broadcast([d for _, d, _ in lifted])
     labels = [label for label in dims if label]

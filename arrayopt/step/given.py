@@ -1,6 +1,5 @@
 """Steps whose gradients are given one by one."""
 
-from contextlib import nullcontext
 from typing import Any
 
 from arrayopt.arrays import Array, zeros_in_place_of
@@ -38,16 +37,6 @@ class GivenStep(Step):
             structures = [group.rule.structure for group in self._parameters.groups]
             self.release.check_settings(who, coming.hypers, structures)
         return coming
-
-    def make_given(self, name: str, coming: Coming, begun: Begun) -> None:
-        """Update a tensor whose gradient was given; no signal comes before that is noted."""
-
-        def record(*_: Any) -> None:
-            self.release.took(name)
-
-        with nullcontext() if self.accumulator.last else uninterrupted():
-            self.make(coming, begun, stats=False, record=record, counted=True)
-            record()
 
     def take(self, name: str, place: int, grad: Array | None) -> None:
         """Begin to add up a gradient over ranks; see `Optimizer.give`."""

@@ -156,7 +156,7 @@ class Step:
             Gets what is reported, by tensor name, and the joint norm of all gradients, as part of
             the step.
         counted : bool
-            Whether `advance` has counted the step.
+            Whether others count the step; then micro-steps are recorded, too.
         """
         # after a vote the others take it to be made
         with _NOTHING if self._team.size == 1 else uninterrupted():
@@ -183,6 +183,8 @@ class Step:
             if adding is not None and not self.accumulator.last:
                 with Commit(self._team):
                     self.accumulator.add(adding)
+                    if counted:
+                        record({}, None)
                 return False
             grads = begun.rooms
             if team.size > 1 and not begun.reduced:
