@@ -1,6 +1,7 @@
 """The namespace of symbolic arrays: the array API as far as rules need it."""
 
 import math
+from copy import copy as copied
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -152,7 +153,9 @@ def _astype(symbol: Symbol, dtype: Any, *, copy: bool = True) -> Symbol:
     graph, narrow = symbol.graph, symbol.dtype in NARROW
     held, wide = symbol.dtype or graph.real, dtype not in NARROW
     if held == dtype or (wide and not narrow and held == graph.real == REAL.get(dtype)):
-        return symbol
+        same = copied(symbol)
+        same.is_given = symbol.is_given and not copy
+        return same
     if (wide and dtype != graph.real) or held.startswith("complex"):
         raise TraceError(f"`astype` of {held} to {dtype} cannot be traced{WAY_OUT}")
     if wide:

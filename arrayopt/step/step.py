@@ -183,8 +183,7 @@ class Step:
             if adding is not None and not self.accumulator.last:
                 with Commit(self._team):
                     self.accumulator.add(adding)
-                    if counted:
-                        record({}, None)
+                    record({}, None) if counted else None
                 return False
             grads = begun.rooms
             if team.size > 1 and not begun.reduced:
@@ -193,9 +192,8 @@ class Step:
                     self._run.record(begun.grads)
             if team.size > 1:
                 self._ranks.bring(self._parameters.all, begun.grads, grads)
-            if adding is None or team.size > 1:
-                norms_of: Callable[[], Measures] = partial(measures, coming.buckets, grads)
-            else:
+            norms_of: Callable[[], Measures] = partial(measures, coming.buckets, grads)
+            if adding is not None and team.size == 1:
                 norms_of = partial(getattr, adding, "measures")
             scaled = self.accumulator.every == 1
             verdict = self.judging.judge(norms_of, known, scaled=scaled)

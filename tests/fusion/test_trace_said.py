@@ -147,7 +147,7 @@ def _changes_its_own(xp, p, g, s, h):
     m = 0.9 * s["m"]
     m += g
     m *= 2.0
-    for same in (1.0 * g, s["m"] / 1.0, xp.where(h.t > 0, g, g), xp.sum(s["m"] * 1.0)):
+    for same in (1.0 * g, s["m"] / 1.0, xp.where(h.t > 0, g, g), xp.sum(s["m"] * 1.0), xp.astype(g, g.dtype)):
         own = same
         own *= h.lr  # it has the values of what was given, and not its memory
         m = m + 0.0 * own
