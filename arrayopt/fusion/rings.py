@@ -37,7 +37,7 @@ class Rolled(NamedTuple):
     parts: list[Part]
 
 
-def rolled(one: Pass, slots: Sequence[str], least: int, *, heavy: bool) -> Rolled | None:
+def rolled(one: Pass, slots: Sequence[str], least: int, *, heavy: bool = False) -> Rolled | None:
     """A pass as loops over members; None where it has no rings, or they are not treated alike.
 
     `slots` are all stored arrays, in the order of their addresses. Rings have so many members at
