@@ -11,21 +11,16 @@ class Kept:
     """What reductions ask for: new arrays; of a captured step, those that were made before it.
 
     A reduction of the same gradients asks for the same arrays in the same order.
-
-    Attributes
-    ----------
-    captured : bool
-        Whether the reduction in hand is being captured.
     """
 
     def __init__(self) -> None:
-        self.captured = False
-        self._key: Any = None
-        self._asked: dict[Any, list[tuple[Any, int, Any]]] = {}  # by reduction
+        self._captured, self._key = False, None
+        self._asking: list[tuple[Any, int, Any]] = []  # by the reduction in hand
+        self._asked: dict[Any, list[tuple[Any, int, Any]]] = {}  # by the last one that has ended
         self._made: dict[Any, list[Any]] = {}  # for good: graphs have their addresses
         self._next = 0
 
-    def begin(self, key: Any) -> None:
+    def begin(self, key: Any, *, captured: bool) -> None:
         """Begin a reduction, which differs from those of other keys.
 
         Raises
@@ -33,23 +28,26 @@ class Kept:
         RuntimeError
             If it is being captured, and no memory was made for it.
         """
-        self._key, self._next = key, 0
-        if self.captured and key not in self._made:
+        self._captured, self._key, self._next, self._asking = captured, key, 0, []
+        if captured and key not in self._made:
             raise RuntimeError(
                 "Optimizer.launch: make a step with gradients of the same tensors, and call"
                 " `advance`, before you capture a step that adds up the gradients of ranks"
             )
-        if not self.captured:
-            self._asked = {key: []}
 
     def empty(self, xp: Any, count: int, dtype: Any) -> Any:
         """An array of so many numbers, which nobody has written."""
-        if self.captured:
+        if self._captured:
             self._next += 1
             return self._made[self._key][self._next - 1]
         if xp is not np:
-            self._asked[self._key].append((xp, count, dtype))
+            self._asking.append((xp, count, dtype))
         return xp.empty(count, dtype=dtype)
+
+    def end(self) -> None:
+        """End the reduction."""
+        if not self._captured:
+            self._asked = {self._key: self._asking}
 
     def hold(self) -> None:
         """Make the memory that the last reduction asked for, for a captured one."""

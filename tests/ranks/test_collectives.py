@@ -104,9 +104,9 @@ def test_gradients_travel_by_buckets(calls, given, reduction):
 
 @pytest.mark.parametrize("given", [True, False])
 def test_sixteen_bits_travel_in_sixteen_bits(calls, given):
-    """Buckets are filled by the bytes of sums: of those each rank adds half."""
+    """Buckets are filled by the bytes of sums: of those each rank adds half. Each tensor's sums are aligned."""
     import ml_dtypes
 
     found = steps(calls, "mean", given=given, dtype=ml_dtypes.bfloat16)
     assert found["start_alltoall"] == 2 * BUCKETS
-    assert found["bytes"] == BYTES // 2 + BYTES // 2
+    assert BYTES <= found["bytes"] <= BYTES + len(SHAPES) * 4 * layout.ALIGNED
