@@ -3,6 +3,7 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 from typing import Any
 
@@ -53,6 +54,9 @@ class Comm(ABC):
     """Whether `start_add` exists; else ranks send each other what they add."""
     on_device = False
     """Whether calls but `allgather` also take CuPy's memory, and `fill` exists."""
+    xp: Any = np
+    device: AbstractContextManager[Any] = nullcontext()
+    """The library and the device of that memory."""
 
     @abstractmethod
     def allgather(self, sent: Bytes, counts: Sequence[int]) -> Pending:

@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from arrayopt.ranks.comm import Comm
+
 __all__ = ["Kept"]
 
 
@@ -13,10 +15,10 @@ class Kept:
     A reduction of the same gradients asks for the same arrays in the same order.
     """
 
-    def __init__(self) -> None:
-        self._captured, self._key = False, None
-        self._asking: list[tuple[Any, int, Any]] = []  # by the reduction in hand
-        self._asked: dict[Any, list[tuple[Any, int, Any]]] = {}  # by the last one that has ended
+    def __init__(self, comm: Comm) -> None:
+        self._comm, self._captured, self._key = comm, False, None
+        self._asking: list[tuple[int, Any]] = []  # on the device, by the reduction in hand
+        self._asked: dict[Any, list[tuple[int, Any]]] = {}  # by the last one that has ended
         self._made: dict[Any, list[Any]] = {}  # for good: graphs have their addresses
         self._next = 0
 
@@ -35,14 +37,15 @@ class Kept:
                 " `advance`, before you capture a step that adds up the gradients of ranks"
             )
 
-    def empty(self, xp: Any, count: int, dtype: Any) -> Any:
+    def empty(self, on_device: bool, count: int, dtype: Any) -> Any:
         """An array of so many numbers, which nobody has written."""
+        if not on_device:
+            return np.empty(count, dtype)
         if self._captured:
             self._next += 1
             return self._made[self._key][self._next - 1]
-        if xp is not np:
-            self._asking.append((xp, count, dtype))
-        return xp.empty(count, dtype=dtype)
+        self._asking.append((count, dtype))
+        return self._comm.xp.empty(count, dtype=dtype)
 
     def end(self) -> None:
         """End the reduction."""
@@ -53,4 +56,5 @@ class Kept:
         """Make the memory that the last reduction asked for, for a captured one."""
         for key, asked in self._asked.items():
             if key not in self._made:
-                self._made[key] = [xp.empty(count, dtype=dtype) for xp, count, dtype in asked]
+                with self._comm.device:
+                    self._made[key] = [self._comm.xp.empty(n, dtype=dtype) for n, dtype in asked]

@@ -8,11 +8,11 @@ from operator import itemgetter
 import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import WORKING
+from arrayopt.arrays import WORKING, size
 from arrayopt.ranks.comm import Comm
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["LEAST", "ROUND", "BucketLayout", "Layout", "Piece", "layout"]
+__all__ = ["LEAST", "ROUND", "BucketLayout", "Kind", "Layout", "Piece", "layout"]
 
 ROUND = 1 << 24
 """The most bytes of a bucket, in the dtype in which gradients are added."""
@@ -67,8 +67,8 @@ class BucketLayout:
     ----------
     pieces : list of Piece
         All pieces. Elements between them have no meaning; see `ALIGNED`.
-    size : int
-        The number of elements.
+    size, missing : int
+        The number of elements, and of those that have a meaning.
     parts : list of int
         How many elements each rank adds.
     sent, received : list of int
@@ -95,6 +95,7 @@ class BucketLayout:
             self.pieces.append(Piece(index, first, end, owner, self.size + gap))
             self.size += gap + end - first
             filled[owner] += gap + end - first
+        self.missing = sum(piece.end - piece.first for piece in self.pieces)
         ends = [self.size * r // ranks for r in range(ranks + 1)]
         tops = [0, *accumulate(now - then for now, then in zip(filled, before, strict=True))]
         self.parts = [end - first for first, end in pairwise(ends)]
@@ -110,8 +111,9 @@ class Layout:
     ----------
     buckets : list of BucketLayout
         The buckets.
-    places : dict of int to list of (int, slice, slice)
-        For each tensor its pieces: their bucket, and their elements in the tensor and there.
+    places : dict of int to list of (int, slice or None, slice, int)
+        For each tensor its pieces: their bucket, their elements in the tensor (None for all) and
+        there, and their number of elements.
     starts : dict of int to (Kind, int)
         For each tensor of which this rank gets sums their kind, and where they begin in the memory
         for these.
@@ -119,16 +121,18 @@ class Layout:
         How many elements that memory has.
     """
 
-    def __init__(self, buckets: list[BucketLayout], rank: int) -> None:
+    def __init__(self, buckets: list[BucketLayout], rank: int, tensors: Sequence[Tensor]) -> None:
         self.buckets = buckets
-        self.places: dict[int, list[tuple[int, slice, slice]]] = {}
+        self.places: dict[int, list[tuple[int, slice | None, slice, int]]] = {}
         self.starts: dict[int, tuple[Kind, int]] = {}
         self.counts = {bucket.kind: bucket.sums.stop for bucket in buckets}
         for number, bucket in enumerate(buckets):
             for piece in bucket.pieces:
-                there = slice(piece.at, piece.at + piece.end - piece.first)
-                entry = number, slice(piece.first, piece.end), there
-                self.places.setdefault(piece.index, []).append(entry)
+                count = piece.end - piece.first
+                here, there = slice(piece.first, piece.end), slice(piece.at, piece.at + count)
+                is_all = count == size(tensors[piece.index].array)
+                place = number, None if is_all else here, there, count
+                self.places.setdefault(piece.index, []).append(place)
                 if piece.rank == rank:
                     self.starts.setdefault(piece.index, (bucket.kind, piece.at + bucket.shift))
 
@@ -169,4 +173,4 @@ def layout(
     for (dtype, on_device), own in found:
         of_ranks = filled.setdefault((WORKING[dtype], on_device), [0] * comm.size)
         buckets.append(BucketLayout(dtype, on_device, own, of_ranks, comm.rank))
-    return Layout(buckets, comm.rank)
+    return Layout(buckets, comm.rank, tensors)

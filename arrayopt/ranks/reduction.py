@@ -1,6 +1,6 @@
 """Gradients of one step that ranks add up, bucket by bucket, as they arrive."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,6 @@ from arrayopt.arrays import REAL, Array, array_namespace, detached, on_its_devic
 from arrayopt.ranks.comm import Comm
 from arrayopt.ranks.kept import Kept
 from arrayopt.ranks.layout import BucketLayout, Kind, Layout
-from arrayopt.state.tensors import Tensor
 
 __all__ = ["Reduction", "add_up"]
 
@@ -28,36 +27,32 @@ class Reduction:
     ----------
     comm : Comm
         The communicator.
-    tensors : sequence of Tensor
-        All tensors.
     layout : Layout
         The same on all ranks.
-    sums : dict of Kind to array
-        Gets this rank's sums.
     kept : Kept
         Where memory comes from.
     mean : bool
         Whether sums are divided by the number of ranks.
     fast : bool
         Whether the communicator adds. Else gradients are added in the order of ranks.
+
+    Attributes
+    ----------
+    sums : dict of Kind to array
+        Gets this rank's sums.
+    taken : dict of int to None
+        The indices of gradients, in the order in which they were taken.
     """
 
-    def __init__(
-        self,
-        comm: Comm,
-        tensors: Sequence[Tensor],
-        layout: Layout,
-        sums: dict[Kind, Any],
-        kept: Kept,
-        *,
-        mean: bool,
-        fast: bool,
-    ) -> None:
-        self._comm, self._tensors, self._places, self._sums = comm, tensors, layout.places, sums
+    def __init__(self, comm: Comm, layout: Layout, kept: Kept, *, mean: bool, fast: bool) -> None:
+        self._comm, self._places, self._buckets = comm, layout.places, layout.buckets
         self._kept, self._fast, self._divisor = kept, fast, comm.size if mean else 1
-        self._buckets = layout.buckets
-        self._missing = [sum(x.end - x.first for x in b.pieces) for b in self._buckets]
-        self.taken: dict[int, None] = {}  # the indices of gradients, in the order of their arrival
+        self._missing = [bucket.missing for bucket in layout.buckets]
+        self.sums: dict[Kind, Any] = {}
+        with comm.device:
+            for kind, count in layout.counts.items():
+                self.sums[kind] = kept.empty(kind[1], count, np.dtype(kind[0]))
+        self.taken: dict[int, None] = {}
         self._next = 0  # the number of the bucket that is sent next
         self._packed: dict[int, Any] = {}  # the memory of buckets that are not sent yet
         # a bucket on its way to those who add, and sums on their way to those who update
@@ -69,73 +64,59 @@ class Reduction:
         if self._coming is not None:
             self._comm.poll()
         self.taken[index] = None
-        flat = _flat(grad)
-        for number, here, there in self._places.get(index, ()):
+        flat = grad.reshape(-1) if type(grad) is np.ndarray else _flat(grad)
+        for number, here, there, count in self._places.get(index, ()):
             room = self._packed.get(number)
             if room is None:
                 room = self._packed[number] = self._room(number)
-            if type(flat) is np.ndarray:
-                room[there] = flat[here]
-            elif self._buckets[number].on_device:
-                with on_its_device(grad):
-                    room[there] = flat[here]
+            part = flat if here is None else flat[here]
+            if self._buckets[number].on_device:
+                with self._comm.device:
+                    room[there] = part
             else:
-                room[there] = to_host(flat[here])
-            self._missing[number] -= there.stop - there.start
+                room[there] = part if type(part) is np.ndarray else to_host(part)
+            self._missing[number] -= count
             while self._next < len(self._buckets) and not self._missing[self._next]:
                 self._send()
 
-    def take_all(self, grads: Sequence[Array | None]) -> None:
-        """Send all gradients, bucket by bucket."""
-        for index, grad in enumerate(grads):
-            if grad is not None and index in self._places:
-                self.take(index, grad)
-
     def finish(self) -> None:
         """Send all that is left, with zeros for what has not arrived, and wait for all sums."""
-        for number in range(self._next, len(self._buckets)):
-            bucket = self._buckets[number]
-            if number not in self._packed:
-                self._packed[number] = self._room(number)
-            with self._on_device_of(bucket):
-                for piece in bucket.pieces if self._missing[number] else ():
+        with self._comm.device:
+            for number in range(self._next, len(self._buckets)):
+                if number not in self._packed:
+                    self._packed[number] = self._room(number)
+                for piece in self._buckets[number].pieces if self._missing[number] else ():
                     if piece.index not in self.taken:
                         self._packed[number][piece.at : piece.at + piece.end - piece.first] = 0
-            self._send()
-        self._pass_on(self._arrived())
-        self._land()
+                self._send()
+            self._pass_on(self._arrived())
+            self._land()
+        self._kept.end()
 
     def _room(self, number: int) -> Any:
         """Return memory for a bucket that will be sent."""
         bucket = self._buckets[number]
         dtype = np.dtype(bucket.dtype)
-        return self._empty(bucket, bucket.size * dtype.itemsize, np.uint8).view(dtype)
-
-    def _empty(self, bucket: BucketLayout, count: int, dtype: Any) -> Any:
-        """Return memory where a bucket is."""
-        first = self._tensors[bucket.pieces[0].index].array
-        return self._kept.empty(array_namespace(first) if bucket.on_device else np, count, dtype)
-
-    def _on_device_of(self, bucket: BucketLayout) -> Any:
-        return on_its_device(self._tensors[bucket.pieces[0].index].array)
+        with self._comm.device:
+            room = self._kept.empty(bucket.on_device, bucket.size * dtype.itemsize, np.uint8)
+        return room.view(dtype)
 
     def _send(self) -> None:
         """Send the next bucket, and then the sums of the one before it."""
         arrived, bucket = self._arrived(), self._buckets[self._next]
         packed = self._packed.pop(self._next)
-        with self._on_device_of(bucket):
-            start = self._start_fast if self._fast else self._start_in_order
+        start = self._start_fast if self._fast else self._start_in_order
+        with self._comm.device:
             self._coming = bucket, start(bucket, packed)
-        self._next += 1
-        self._pass_on(arrived)
+            self._next += 1
+            self._pass_on(arrived)
 
     def _arrived(self) -> tuple[BucketLayout, Any] | None:
         """Wait for the bucket that was sent last, and for the sums of the one before it."""
         if self._coming is None:
             return None
         bucket, wait = self._coming
-        with self._on_device_of(bucket):
-            received = wait()
+        received = wait()
         self._coming = None
         del wait  # with it goes what was sent
         self._land()
@@ -145,7 +126,7 @@ class Reduction:
         """Send a bucket; what is returned waits for this rank's part of the buckets of all."""
         size, item = self._comm.size, np.dtype(bucket.dtype).itemsize
         mine = bucket.parts[self._comm.rank] * item
-        received = self._empty(bucket, size * mine, np.uint8)
+        received = self._kept.empty(bucket.on_device, size * mine, np.uint8)
         counts = [count * item for count in bucket.parts]
         wait = self._comm.start_alltoall(packed.view(np.uint8), counts, received, [mine] * size)
 
@@ -160,7 +141,7 @@ class Reduction:
         values, wide = packed, np.dtype(bucket.kind[0])
         real = np.dtype(REAL.get(wide.name, wide))
         if values.dtype != wide:
-            values = self._empty(bucket, bucket.size, wide)
+            values = self._kept.empty(bucket.on_device, bucket.size, wide)
             values[...] = packed
         numbers = wide.itemsize // real.itemsize
         return self._comm.start_add(values.view(real), [count * numbers for count in bucket.parts])
@@ -171,25 +152,18 @@ class Reduction:
             return
         bucket, received = arrived
         wide, count = np.dtype(bucket.kind[0]), bucket.parts[self._comm.rank]
-        with self._on_device_of(bucket):
-            if self._fast:
-                mine = received.view(wide)
-                if self._divisor > 1:
-                    mine /= wide.type(self._divisor)
-            else:
-                mine = self._empty(bucket, count, wide)
-                every = received.view(np.dtype(bucket.dtype)).reshape(self._comm.size, count)
-                add_up(list(every), mine, self._divisor)
-            sent = [count * wide.itemsize for count in bucket.sent]
-            counts = [count * wide.itemsize for count in bucket.received]
-            room = self._sums[bucket.kind][bucket.sums].view(np.uint8)
-            wait = self._comm.start_alltoall(mine.view(np.uint8), sent, room, counts)
-
-        def land() -> None:
-            with self._on_device_of(bucket):
-                wait()
-
-        self._landing = land
+        if self._fast:
+            mine = received.view(wide)
+            add_up([], mine, self._divisor)
+        else:
+            mine = self._kept.empty(bucket.on_device, count, wide)
+            every = received.view(np.dtype(bucket.dtype)).reshape(self._comm.size, count)
+            mine[...] = every[0]
+            add_up(every[1:], mine, self._divisor)
+        sent = [count * wide.itemsize for count in bucket.sent]
+        counts = [count * wide.itemsize for count in bucket.received]
+        room = self.sums[bucket.kind][bucket.sums].view(np.uint8)
+        self._landing = self._comm.start_alltoall(mine.view(np.uint8), sent, room, counts)
 
     def _land(self) -> None:
         """Wait for sums that are on their way."""
@@ -198,11 +172,10 @@ class Reduction:
             land()
 
 
-def add_up(parts: Sequence[Any], total: Any, divisor: int = 1) -> None:
-    """Write the sum of arrays, added in their order, into another array, divided by a number."""
-    total[...] = parts[0]
+def add_up(parts: Iterable[Any], total: Any, divisor: int) -> None:
+    """Add arrays to another array, in their order, and divide that by a number."""
     with np.errstate(all="ignore"):  # infinity and NaN are data
-        for part in parts[1:]:
+        for part in parts:
             total += part
         if divisor > 1:
             total /= total.dtype.type(divisor)

@@ -13,18 +13,16 @@ import numpy as np
 from arrayopt.arrays import (
     WORKING,
     Array,
-    array_namespace,
     dtype_name,
     is_captured,
     like,
-    on_its_device,
     place,
     store,
     zeros_in_place_of,
 )
 from arrayopt.ranks.comm import Comm
 from arrayopt.ranks.kept import Kept
-from arrayopt.ranks.layout import Kind, Layout, layout
+from arrayopt.ranks.layout import Layout, layout
 from arrayopt.ranks.reduction import Reduction
 from arrayopt.state.tensors import Tensor
 
@@ -58,9 +56,8 @@ class Sums:
         self._comm, self._mean, self._fast = comm, mean, fast
         self._key: Any = None
         self._name = ""
-        self._layout = Layout([], comm.rank)  # of the last step
-        self._memory: dict[Kind, Any] = {}  # of this rank's sums
-        self.kept = Kept()
+        self._layout = Layout([], comm.rank, ())  # of the last step
+        self.kept = Kept(comm)
         # of gradients that are taken one by one: whether they are sent in the dtype of the sums,
         # their order and whether it is known, the dtypes in which they are sent, and for each
         # tensor the dtype of its last gradient and zeros in place of that
@@ -84,19 +81,21 @@ class Sums:
         """Return arrays for the sums; for tensors that other ranks have, the gradients."""
         given = [g for g in grads if g is not None] if self._comm.on_device else []
         sent_as = [None if g is None else dtype_name(g) for g in grads]
-        self._plan(tensors, sent_as, range(len(tensors)), captured=any(map(is_captured, given)))
+        captured = any(map(is_captured, given))
+        self._start(tensors, sent_as, range(len(tensors)), captured=captured)
         rooms = list(grads)
         for index in self._layout.starts:
             rooms[index] = self._room(tensors[index], index, grads[index])
         return rooms
 
-    def reduce(
-        self, tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]
-    ) -> None:
+    def reduce(self, grads: list[Array | None], rooms: list[Array | None]) -> None:
         """Fill the rooms; those that cannot be written are replaced."""
-        reduction = self._begun(tensors)
-        reduction.take_all(grads)
-        self._complete(reduction, rooms)
+        assert self._reduction is not None
+        for index, grad in enumerate(grads):
+            if index in self._layout.places:
+                self._reduction.take(index, grad)
+        self._complete(rooms)
+        self._reduction = None
 
     # ---- one by one ------------------------------------------------------------------------------
 
@@ -151,7 +150,7 @@ class Sums:
         if self._reduction is None:
             self._begin(tensors, wide=wide)
         assert self._reduction is not None
-        self._complete(self._reduction, self.taken)
+        self._complete(self.taken)
         if not self._learned:
             arrived = list(self._reduction.taken)
             rest = sorted({*range(len(tensors))}.difference(arrived))
@@ -164,8 +163,7 @@ class Sums:
             self._wide = any(self._comm.tell(wide))
         self._expect(tensors)
         self.taken = [None] * len(tensors)
-        self._plan(tensors, self._sent_as, self._order)
-        self._reduction = self._begun(tensors)
+        self._start(tensors, self._sent_as, self._order)
 
     def _expect(self, tensors: Sequence[Tensor]) -> None:
         """Begin in the order of a backward pass, if these are not the tensors of the last step."""
@@ -178,7 +176,7 @@ class Sums:
 
     # ---- what both share -------------------------------------------------------------------------
 
-    def _plan(
+    def _start(
         self,
         tensors: Sequence[Tensor],
         sent_as: Sequence[str | None],
@@ -186,37 +184,21 @@ class Sums:
         *,
         captured: bool = False,
     ) -> None:
-        """Make a step's layout, see there, and memory for its sums."""
+        """Start the reduction of a step; see `layout`."""
         key = [tensor.share for tensor in tensors], list(sent_as), list(order)
         if key != self._key:
             self._key, self._layout = key, layout(self._comm, tensors, sent_as, order)
             self._name = repr(key) if self._comm.on_device else ""
         self.kept.begin(self._name, captured=captured)
-        self._memory = {}
-        for bucket in self._layout.buckets:
-            (dtype, on_device), array = bucket.kind, tensors[bucket.pieces[0].index].array
-            if bucket.kind not in self._memory:
-                with on_its_device(array):
-                    xp = array_namespace(array) if on_device else np
-                    count = self._layout.counts[bucket.kind]
-                    self._memory[bucket.kind] = self.kept.empty(xp, count, np.dtype(dtype))
-
-    def _begun(self, tensors: Sequence[Tensor]) -> Reduction:
-        """Return the reduction of the step that was planned."""
-        return Reduction(
-            self._comm,
-            tensors,
-            self._layout,
-            self._memory,
-            self.kept,
-            mean=self._mean,
-            fast=self._fast,
+        self._reduction = Reduction(
+            self._comm, self._layout, self.kept, mean=self._mean, fast=self._fast
         )
 
     def _sum(self, index: int, shape: tuple[int, ...]) -> Any:
         """Return the memory of a sum."""
+        assert self._reduction is not None
         kind, first = self._layout.starts[index]
-        return self._memory[kind][first : first + math.prod(shape)].reshape(shape)
+        return self._reduction.sums[kind][first : first + math.prod(shape)].reshape(shape)
 
     def _room(self, tensor: Tensor, index: int, grad: Any) -> Array:
         """Return an array of the gradient's library for this rank's part of a sum: the memory that
@@ -232,16 +214,15 @@ class Sums:
         found = self._sum(index, shape)
         return xp.from_numpy(found) if array_api_compat.is_torch_array(grad) else found
 
-    def _complete(self, reduction: Reduction, rooms: list[Array | None]) -> None:
+    def _complete(self, rooms: list[Array | None]) -> None:
         """Wait for all sums, and bring them to rooms that are elsewhere than their memory."""
-        reduction.finish()
+        assert self._reduction is not None
+        self._reduction.finish()
         for index, ((_, on_device), _) in self._layout.starts.items():
             room: Any = rooms[index]
             if room is None or on_device or _is_memory(room):
                 continue
             rooms[index] = store(room, like(room, self._sum(index, tuple(room.shape))))
-        self._memory = {}
-        self.kept.end()
 
 
 def _is_memory(x: Any) -> bool:

@@ -89,12 +89,10 @@ class Team(Agreement):
         if self.has_homes:
             homes.bring(self._comm, tensors, grads, rooms)
 
-    def reduce(
-        self, tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]
-    ) -> None:
+    def reduce(self, grads: list[Array | None], rooms: list[Array | None]) -> None:
         """Put the gradients of a step into their rooms."""
         if self.sums:
-            self._sums.reduce(tensors, grads, rooms)
+            self._sums.reduce(grads, rooms)
 
     def hold(self) -> None:
         """Make the memory that `reduce` needs where it is captured, as it was for the last step."""

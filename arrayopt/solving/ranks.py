@@ -73,9 +73,8 @@ class Several(Agreement, One):
         parts = np.array_split(flat, self.size)
         own = parts[self.rank].nbytes
         received = self._comm.alltoall(list(map(as_bytes, parts)), [own] * self.size)
-        total = np.empty_like(parts[self.rank])
-        divisor = self.size if self._grads == "mean" else 1
-        add_up([part.view(flat.dtype) for part in received], total, divisor)
+        total, *others = (part.view(flat.dtype) for part in received)
+        add_up(others, total, self.size if self._grads == "mean" else 1)
         counts = [part.nbytes for part in parts]
         pieces = self._comm.allgather(as_bytes(total), counts)()
         whole = np.concatenate(pieces).view(flat.dtype).reshape(tuple(mine.shape))
