@@ -250,6 +250,8 @@ class Silent(Comm):
     def start_broadcast(self, pieces):
         return lambda: None
 
+    start_rows = start_broadcast
+
     def start_alltoall(self, sent, counts, room, received):
         room[:] = 0
         return lambda: None

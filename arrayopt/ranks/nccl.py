@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.ranks.comm import Bytes, Comm, Pending, RankError, cut
+from arrayopt.ranks.comm import Bytes, DeviceComm, Pending, RankError, cut
 
 __all__ = ["NcclComm"]
 
 
-class NcclComm(Comm):
+class NcclComm(DeviceComm):
     """An `NcclCommunicator` of CuPy, or the backend of ``cupyx.distributed`` around one.
 
     Parameters
@@ -22,8 +22,6 @@ class NcclComm(Comm):
     timeout : float
         Seconds that a call may take. Then the communicator is aborted.
     """
-
-    on_device, adds, processes = True, True, False
 
     def __init__(self, comm: Any, timeout: float) -> None:
         import cupy
@@ -89,11 +87,11 @@ class NcclComm(Comm):
 
         return finish
 
-    def start_broadcast(self, pieces: Sequence[tuple[int, Any]]) -> Callable[[], None]:
+    def start_rows(self, rows: Sequence[tuple[int, Any]]) -> Callable[[], None]:
         kind, calls = self._nccl.NCCL_UINT8, []
         with self.device:
-            there = [self._there(piece) for _, piece in pieces]
-        for (root, _), memory in zip(pieces, there, strict=True):
+            there = [self._there(piece) for _, piece in rows]
+        for (root, _), memory in zip(rows, there, strict=True):
             if memory.size:
                 at = memory.data.ptr
                 calls.append(partial(self._comm.broadcast, at, at, memory.size, kind, root))
@@ -101,7 +99,7 @@ class NcclComm(Comm):
 
         def finish() -> None:
             wait()
-            for (root, piece), memory in zip(pieces, there, strict=True):
+            for (root, piece), memory in zip(rows, there, strict=True):
                 if isinstance(piece, np.ndarray) and root != self.rank:
                     piece[:] = memory.get()
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import REAL, Array, array_namespace, detached, on_its_device, to_host
-from arrayopt.ranks.comm import Comm
+from arrayopt.ranks.comm import AddingComm, Comm
 from arrayopt.ranks.kept import Kept
 from arrayopt.ranks.layout import BucketLayout, Kind, Layout
 
@@ -144,6 +144,7 @@ class Reduction:
             values = self._kept.empty(bucket.on_device, bucket.size, wide)
             values[...] = packed
         numbers = wide.itemsize // real.itemsize
+        assert isinstance(self._comm, AddingComm)
         return self._comm.start_add(values.view(real), [count * numbers for count in bucket.parts])
 
     def _pass_on(self, arrived: tuple[BucketLayout, Any] | None) -> None:

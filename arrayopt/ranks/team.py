@@ -14,7 +14,7 @@ from arrayopt.ranks import homes
 from arrayopt.ranks.agreement import Agreement
 from arrayopt.ranks.alone import Alone
 from arrayopt.ranks.collect import collect, pieces_of
-from arrayopt.ranks.comm import Bytes, as_bytes
+from arrayopt.ranks.comm import AddingComm, Bytes, DeviceComm, as_bytes
 from arrayopt.ranks.gather import Arrivals, Gather
 from arrayopt.ranks.partition import check_parts, divide, shards
 from arrayopt.ranks.reading import can_read
@@ -40,7 +40,7 @@ class Team(Agreement):
     def __init__(self, ranks: Ranks, engine: str) -> None:
         super().__init__(ranks.open(), ranks.check)
         self._ranks, self._engine = ranks, engine
-        fast = ranks.reduction == "fast" and self._comm.adds
+        fast = ranks.reduction == "fast" and isinstance(self._comm, AddingComm)
         self._sums = Sums(self._comm, mean=ranks.grads == "mean", fast=fast)
         self.sums = ranks.grads != "reduced"
         self.captured, self.has_homes = self._comm.on_device, False
@@ -138,7 +138,7 @@ class Team(Agreement):
         for partials in wanted:
             on_host = isinstance(partials.pieces[self.rank], np.ndarray)
             (there if self._comm.on_device and not on_host else rest).append(partials)
-        if not there:
+        if not there or not isinstance(self._comm, DeviceComm):
             return self._swap_on_host(wanted)
         with there[0].where():
             end_device = self._comm.fill([partials.pieces for partials in there])
