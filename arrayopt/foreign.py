@@ -8,8 +8,8 @@ from numbers import Number
 from typing import Any
 
 __all__ = [
-    "DOOR", "OPTAX", "OPTIMIZER", "RULE", "SCHEDULE", "alias", "check_call", "check_options", "close_to", "got",
-    "no_attribute", "spread", "unknown",
+    "DOOR", "OPTAX", "OPTIMIZER", "RULE", "SCHEDULE", "SOLVER", "alias", "check_call", "check_options", "close_to",
+    "got", "no_attribute", "spread", "unknown",
 ]  # fmt: skip
 
 _UNKNOWN = object()
@@ -53,6 +53,18 @@ _SAME = {
     "wd": ("weight_decay",),
     "weight_decouple": ("decoupled",),
     "weight_decay_rate": ("weight_decay",),
+    # minimize
+    "fun": ("f", "value"),
+    "gtol": ("tol",),
+    "max_iter": ("max_steps",),
+    "maxfun": ("max_steps",),
+    "maxiter": ("max_steps",),
+    "nfev": ("evaluations",),
+    "nit": ("steps",),
+    "pgtol": ("tol",),
+    "success": ("converged",),
+    "x": ("params",),
+    "x0": ("params",),
     # rules and schedules
     "base_lr": ("lr", "init_value", "peak_value", "value"),
     "init_lr": ("init_value", "value", "lr"),
@@ -179,6 +191,22 @@ SCHEDULE: Mapping[str, str] = {
     "transition_begin": "begin later with Join([Constant(0.1), Cosine(0.1, 900)], boundaries=[100])",
 }
 """What to do instead of giving a name to a schedule."""
+
+_GRADIENT = "`f` returns both: f(params) -> (value, grads)"
+SOLVER: Mapping[str, str] = {
+    **dict.fromkeys(("disp", "iprint", "verbose"), "give progress=True or a callback"),
+    **dict.fromkeys(("f_tol", "ftol", "xtol", "rtol", "atol"), "only the gradient ends a run: give tol"),
+    **dict.fromkeys(("fprime", "grad", "gradient", "has_aux", "jac", "value_and_grad"), _GRADIENT),
+    **dict.fromkeys(("history_size", "maxcor", "memory"), "give a rule, such as LBFGS(memory=20)"),
+    **dict.fromkeys(("method", "optimizer"), "give a rule, such as LBFGS(), CG() or SPG()"),
+    **dict.fromkeys(("learning_rate", "lr"), "give a rule that has one, such as Adam(lr=0.1)"),
+    **dict.fromkeys(("constraints", "hess", "hessp"), "use scipy.optimize.minimize"),
+    "args": "pass a function of the parameters alone, such as lambda params: f(params, data)",
+    "bounds": "give project=projections.box(low, high)",
+    "maxls": "a line search takes at most 20 evaluations",
+    "options": "it has max_steps and tol; or give a rule, such as LBFGS(memory=20)",
+}
+"""What to do instead of giving a name to `minimize`; most are SciPy's."""
 
 OPTIMIZER: Mapping[str, str] = {
     "apply_gradients": "call opt.step(grads)",

@@ -29,7 +29,10 @@ html_math_renderer = "mathml"
 
 default_role = "py:obj"
 nitpick_ignore_regex = [
-    ("py:obj", ".*"),  # `x` in a docstring is a link where it names something public, and else just code
+    (
+        "py:obj",
+        ".*",
+    ),  # `x` in a docstring is a link where it names something public, and else just code
     ("py:class", r"(?!arrayopt\.).*"),  # types in docstrings are prose: "mapping of str to mapping"
 ]
 
@@ -44,6 +47,7 @@ copybutton_exclude = ".linenos, .gp, .go"
 copybutton_prompt_text = ">>> "
 
 html_theme = "furo"
+pygments_dark_style = "github-dark"
 html_title = f"arrayopt {release}"
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]
@@ -59,7 +63,9 @@ def without_footnotes(app, what, name, obj, options, lines):
 
 def plain_signature(app, what, name, obj, options, signature, annotation):
     """Write an argument without default as one that may be left out."""
-    return signature and re.sub(r"<dataclasses._MISSING_TYPE object[^>]*>", "...", signature), annotation
+    return signature and re.sub(
+        r"<dataclasses._MISSING_TYPE object[^>]*>", "...", signature
+    ), annotation
 
 
 def setup(app):

@@ -116,3 +116,12 @@ def test_unknown_names_of_optax():
     for name, said in {"adagrad": "use optax.adagrad", "AdamW": "did you mean `adamw`"}.items():
         with pytest.raises(AttributeError, match=said):
             getattr(optax, name)
+
+
+def test_an_optimizer_inside_of_a_traced_function_is_refused():
+    jax = pytest.importorskip("jax")
+    opt = ao.Optimizer(jax.numpy.ones(2), ao.SGD(lr=0.1))
+    for step in (lambda x: ao.Optimizer(x, ao.SGD(lr=0.1)).step(x), opt.step):
+        with pytest.raises((TypeError, ValueError), match="an array that JAX traces; use arrayopt"):
+            jax.jit(step)(jax.numpy.ones(2))
+    assert opt.step_count == 0

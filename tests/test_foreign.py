@@ -63,6 +63,12 @@ CALLS = [
     (lambda: schedules.CosineRestarts(0.1, T_0=7), "CosineRestarts has no `T_0`; give cycle_steps=7"),
     (lambda: schedules.OneCycle(max_lr=0.1, total_steps=7), "OneCycle has no `max_lr`; give peak_value=0.1"),
     (lambda: schedules.Join([], milestones=[3]), "Join has no `milestones`; give boundaries"),
+    (lambda: ao.minimize(abs, 1, maxiter=9), "minimize has no `maxiter`; give max_steps=9"),
+    (lambda: ao.minimize(abs, 1, gtol=0.1), "minimize has no `gtol`; give tol=0.1"),
+    (lambda: ao.minimize(abs, 1, method="CG"), "minimize has no `method`; give a rule, such as LBFGS(), CG() or SPG()"),
+    (lambda: ao.minimize(abs, 1, bounds=[(0, 1)]), "minimize has no `bounds`; give project=projections.box(low, high)"),
+    (lambda: ao.minimize(abs, 1, jac=True), "minimize has no `jac`; `f` returns both: f(params) -> (value, grads)"),
+    (lambda: ao.minimize(abs, 1, max_step=1), "minimize has no `max_step`; did you mean `max_steps`?"),
     (lambda: schedules.Cosine(0.1, decay_step=3), "Cosine has no `decay_step`; did you mean `decay_steps`?"),
 ]
 
@@ -134,6 +140,17 @@ def test_code_in_the_answers_runs():
 def opt():
     params = {"w": np.ones((2, 2)), "b": np.ones(2)}
     return ao.Optimizer(params, ao.LAMB(lr=schedules.Linear(0.1, 0.0, 10)), groups={"b": {"weight_decay": 0.0}})
+
+
+def test_names_of_results_and_schedules_are_answered():
+    found = ao.minimize(lambda x: (x @ x, 2 * x), np.ones(2), max_steps=1)
+    for name, words in {"x": "`params`", "fun": "`value`", "nit": "`steps`", "convergd": "`converged`?"}.items():
+        with pytest.raises(AttributeError, match=re.escape(f"Result has no `{name}`; ") + ".*" + re.escape(words)):
+            getattr(found, name)
+    with pytest.raises(AttributeError, match=r"has no attribute 'CosineAnealing'"):
+        schedules.CosineAnealing  # noqa: B018
+    with pytest.raises(AttributeError, match=r"did you mean `Polynomial`"):
+        schedules.polynomial  # noqa: B018
 
 
 def test_groups_and_attributes_are_answered_too(opt):

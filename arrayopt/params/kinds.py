@@ -27,16 +27,16 @@ def refusal(array: Any, *, parameter: bool = False, functional: bool = False) ->
         return _refused_by_numpy(array)
     if array_api_compat.is_torch_array(array) and not functional:
         return _refused_by_torch(array, parameter)
+    if array_api_compat.is_jax_array(array) and not functional:
+        traced = isinstance(array, sys.modules["jax"].core.Tracer)
+        return "an array that JAX traces; use arrayopt.update or arrayopt.optax" if traced else None
     return None
 
 
 def _refused_by_numpy(array: Any) -> str | None:
     """See `refusal`."""
     if isinstance(array, np.ma.MaskedArray):
-        return (
-            "a masked array, whose masked elements have no meaning here; give x.filled(0), or"
-            " x.data"
-        )
+        return "a masked array, whose mask has no meaning here; give x.filled(0), or x.data"
     if isinstance(array, np.ndarray) and type(array) not in (np.ndarray, np.memmap):
         return f"a {_name(array)}, a kind of array with a meaning of its own; give np.asarray(x)"
     if not array.dtype.isnative:

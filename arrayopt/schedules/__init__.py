@@ -10,6 +10,9 @@ library.
 (0.0, 0.1, 0.0)
 """
 
+from typing import TYPE_CHECKING, Any
+
+from arrayopt.foreign import no_attribute
 from arrayopt.schedules.annealing import Cosine, Linear, Polynomial
 from arrayopt.schedules.base import Product, Schedule, Sum
 from arrayopt.schedules.cycles import CosineRestarts, InverseSqrt, OneCycle, Warmup
@@ -36,3 +39,9 @@ __all__ = [
     "Warmup",
     "plot",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """What to take in place of a name that there is not."""
+        raise no_attribute(__name__, __all__, name)

@@ -1,12 +1,13 @@
 """`minimize`: a rule is run until the gradient is small, for one problem or for many side by side."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Never
 
 from arrayopt.arrays import Array, array_namespace, library, place
-from arrayopt.foreign import got
+from arrayopt.foreign import SOLVER, got, unknown
 from arrayopt.functional import init, update
 from arrayopt.hyper import scalar, whole
 from arrayopt.optimizer import Optimizer
@@ -40,6 +41,7 @@ def minimize(
     check_gradient: bool = False,
     progress: bool = False,
     comm: Any = None,
+    **kwargs: Never,
 ) -> Result:
     """Find a local minimum of a function, or of many functions side by side.
 
@@ -124,6 +126,10 @@ def minimize(
     """
     ranks = ranks_of(comm)
     with ranks.warned("minimize"):
+        others: dict[str, Any] = kwargs
+        for name, given in others.items():
+            taken = list(inspect.signature(minimize).parameters)[:-1]
+            raise TypeError(unknown("minimize", taken, name, SOLVER, given))
         tol = float(scalar("minimize: `tol`", tol, "[0, inf)"))
         max_steps = whole("minimize: `max_steps`", max_steps)
         check_every = whole("minimize: `check_every`", check_every, first=1)
@@ -202,12 +208,12 @@ def _rule(rule: Any, project: Any, *, stacked: bool) -> Rule:
             f"minimize: `rule` must be a Rule such as LBFGS(memory=20); got {got(rule)}"
         )
     given: dict[str, Any] = {"stacked": True} if stacked else {}
+    if project is not None and rule.project is not None:
+        raise ValueError(
+            f"minimize: both `rule` and `project` have a projection: {rule.project!r} and {project!r}; pass"
+            " one, such as project=ao.projections.compose(first, second)"
+        )
     if project is not None and not isinstance(project, Mapping):
-        if rule.project is not None:
-            raise ValueError(
-                f"minimize: both `rule` and `project` have a projection: {rule.project!r} and {project!r}; pass"
-                " one, such as project=ao.projections.compose(first, second)"
-            )
         given["project"] = project
     return dataclasses.replace(rule, **given)
 

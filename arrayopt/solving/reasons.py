@@ -67,9 +67,14 @@ def reasons(
         (ended & np.isnan(off), f"{NOWHERE}: values or gradients nearby are not finite"),
         (
             ended & agree & counts,
-            f"{NOWHERE} of those that were tried; rounding errors, noise in the values or a sharp bend may be why",
+            f"{NOWHERE} of those that were tried; rounding errors, noise in the values, a sharp bend or a wrong"
+            " gradient (check_gradient=True looks) may be why",
         ),
-        (ended & agree, f"{NOWHERE}: the changes that are left are smaller than its rounding"),
+        (
+            ended & agree,
+            f"{NOWHERE}: the changes that are left are smaller than its rounding, or the gradient is a little wrong"
+            " (check_gradient=True looks)",
+        ),
         (ended, DISAGREE),
         (
             (steps >= max_steps) & (evaluations > LONG * (steps + 1)),

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from arrayopt.arrays import size, to_host
+from arrayopt.foreign import unknown
 from arrayopt.html import table
 from arrayopt.params.trees import flatten
 
@@ -40,6 +41,10 @@ class Result:
     evaluations: Any
     converged: Any
     message: str
+
+    def __getattr__(self, name: str) -> Any:
+        fields = list(type(self).__dataclass_fields__)
+        raise AttributeError(unknown("Result", fields, name, {}), name=name)
 
     def __repr__(self) -> str:
         lines = [f"message: {self.message}"]

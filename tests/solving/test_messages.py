@@ -31,7 +31,7 @@ def noise(x):
 
 RNG = np.random.default_rng(1)
 ENDS = {
-    "rounding": (squares, "smaller than its rounding"),
+    "rounding": (squares, "smaller than its rounding, or the gradient is a little wrong"),
     "the wrong sign": (lambda x: (rosen(x)[0], -rosen(x)[1]), "not that of the values"),
     "a constant": (lambda x: (7.0, np.ones(2)), "not that of the values"),
     "not finite nearby": (lambda x: rosen(x) if (x == START).all() else (np.nan, x), "nearby are not finite"),
@@ -260,6 +260,8 @@ def test_one_array_of_a_tree_has_bounds():
     np.testing.assert_array_equal(found.params["b"], 1.0)
     with pytest.raises(ValueError, match="the names are a, b"):
         ao.minimize(f, found.params, project={"c": bounds})
+    with pytest.raises(ValueError, match="both `rule` and `project` have a projection"):
+        ao.minimize(f, found.params, ao.SPG(project=ao.projections.nonnegative), project={"b": bounds})
 
 
 def test_the_last_evaluation_is_called_back():
