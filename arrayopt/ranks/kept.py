@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from arrayopt.ranks.comm import Comm
+from arrayopt.ranks.layout import Kind
 
 __all__ = ["Kept"]
 
@@ -20,6 +21,7 @@ class Kept:
         self._asking: list[tuple[int, Any]] = []  # on the device, by the reduction in hand
         self._asked: dict[Any, list[tuple[int, Any]]] = {}  # by the last one that has ended
         self._made: dict[Any, list[Any]] = {}  # for good: graphs have their addresses
+        self._sums: dict[Any, Any] = {}  # by reduction and kind
         self._next = 0
 
     def begin(self, key: Any, *, captured: bool) -> None:
@@ -46,6 +48,18 @@ class Kept:
             return self._made[self._key][self._next - 1]
         self._asking.append((count, dtype))
         return self._comm.xp.empty(count, dtype=dtype)
+
+    def sums(self, kind: Kind, count: int) -> Any:
+        """An array for sums; on a device, the same in all reductions of the same gradients."""
+        dtype, on_device = kind
+        if not on_device:
+            return np.empty(count, dtype)
+        if (self._key, kind) not in self._sums:
+            for key, of in list(self._sums):
+                if key != self._key and key not in self._made:  # no graph has its address
+                    del self._sums[key, of]
+            self._sums[self._key, kind] = self._comm.xp.empty(count, dtype=dtype)
+        return self._sums[self._key, kind]
 
     def end(self) -> None:
         """End the reduction."""

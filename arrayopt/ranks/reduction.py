@@ -51,7 +51,7 @@ class Reduction:
         self.sums: dict[Kind, Any] = {}
         with comm.device:
             for kind, count in layout.counts.items():
-                self.sums[kind] = kept.empty(kind[1], count, np.dtype(kind[0]))
+                self.sums[kind] = kept.sums(kind, count)
         self.taken: dict[int, None] = {}
         self._next = 0  # the number of the bucket that is sent next
         self._packed: dict[int, Any] = {}  # the memory of buckets that are not sent yet
