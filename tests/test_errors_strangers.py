@@ -91,6 +91,7 @@ def value(x):
         (lambda: ao.Optimizer([1.0, 2.0], ao.Adam()), TypeError, r"numpy.asarray\(\[1.0, 2.0\]\)"),
         (lambda: ao.Optimizer(torch.nn.Linear(2, 2), ao.Adam()), TypeError, "named_parameters"),
         (lambda: ao.Optimizer(np.ones(2), ao.Adam), TypeError, r"create an instance: Adam\(...\)"),
+        (lambda: ao.Optimizer(np.ones(2), ao.SGD(lr=1), groups={"*": ao.Adam}), TypeError, r"an instance: Adam\(...\)"),
         (lambda: ao.minimize(value, np.ones(2), ao.Adam), TypeError, r"create an instance: Adam\(...\)"),
         (lambda: ao.Adam(lr=ao.schedules.Cosine), TypeError, r"create an instance: Cosine\(...\)"),
         (lambda: door.LAMB(torch.nn.Linear(2, 2)), TypeError, r"got Linear; pass model.parameters\(\)"),

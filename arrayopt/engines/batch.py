@@ -124,7 +124,7 @@ class Batch(ABC):
         self.filled = self.geo[:, GEOMETRY.index("SIZE")] > 0
         self.step_scalars = StepScalars(self.plan, bucket, members, self.geo)
         self.scalars = self.step_scalars.of_tensors
-        self.values = np.zeros((len(members), len(self.where.tensor)))
+        self.values = np.zeros((len(members), self.where.values))
         self.whole = self._made_rows(np.arange(len(members)))
         self._some: dict[bytes, Rows] = {}
         self._located = -1

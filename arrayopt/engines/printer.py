@@ -128,6 +128,8 @@ class Printer(Lines):
         if number.op == "column":
             name, *after = number.args
             return self.column(" + ".join([name, *map(self.index, after)]))
+        if number.op == "entry":
+            return f"{number.args[0]}[{self.index(number.args[1])}]"
         if number.op in ("name", "number"):
             return str(number.args[0])
         word = self.words.get(number.op, number.op)

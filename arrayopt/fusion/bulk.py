@@ -8,7 +8,7 @@ from typing import Any
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.index import Index, Place
 
-__all__ = ["Anew", "Buffer", "Codes", "Elements", "Listed", "Multiply", "Spread"]
+__all__ = ["Buffer", "Codes", "Elements", "Listed", "Multiply", "Spread", "Waves"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +131,34 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True)
-class Anew:
-    """Do statements that read all that they need: nothing of those before is in registers."""
+class Waves:
+    """Make numbers of a tensor in waves; see `arrayopt.fusion.waves`.
 
-    body: tuple[Any, ...]
+    Attributes
+    ----------
+    name : str
+        What the names of the tables begin with: ``_waves``, ``_levels``, ``_sources`` and
+        ``_constants`` follow.
+    waves : tuple of (int, int, int, int)
+        Of each wave the case; `n`, how many numbers it has; `first`, where they are kept among the
+        values; `begin`, where its sources begin: of each operand n, one for each number.
+    levels : tuple of int
+        Where each level begins among the waves, and their end: waves of one level need nothing of
+        each other.
+    sources : tuple of int or str
+        Where operands lie. What is a text is a column of the tensors' table.
+    constants : tuple of Node
+        The constants.
+    cases : tuple of tuple of Statement
+        What is done for the i-th number of a wave.
+    """
+
+    name: str
+    waves: tuple[tuple[int, int, int, int], ...]
+    levels: tuple[int, ...]
+    sources: tuple[int | str, ...]
+    constants: tuple[Node, ...]
+    cases: tuple[tuple[Any, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ __all__ = [
     "Index",
     "Place",
     "column",
+    "entry",
     "evaluated",
     "greatest",
     "least",
@@ -36,7 +37,8 @@ class Index:
     ----------
     op : str
         ``number``, ``name``, ``column`` (of the tensor's row of the table: its name, and perhaps
-        how many columns after it), ``+``, ``-``, ``*``, ``//``, ``%``, ``min`` or ``max``.
+        how many columns after it), ``entry`` (of a table of numbers in the code: its name, and the
+        number), ``+``, ``-``, ``*``, ``//``, ``%``, ``min`` or ``max``.
     args : tuple
         The number or the name; else what it is computed from.
     """
@@ -85,6 +87,11 @@ def name(x: str) -> Index:
 def column(x: str, after: Index | None = None) -> Index:
     """What a column of the table holds for the tensor; or one that is so many after it."""
     return Index("column", (x,) if after is None else (x, after))
+
+
+def entry(table: str, number: Index) -> Index:
+    """What a table in the code has at a number."""
+    return Index("entry", (table, number))
 
 
 def least(a: "Index | int", b: "Index | int") -> Index:

@@ -7,8 +7,9 @@ threads, and their partial sums are combined in their order: so results do not e
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from arrayopt.fusion.passes import Between, Pass
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.ring_members import in_order
 from arrayopt.fusion.trace import TraceError
+from arrayopt.fusion.waves import in_waves, waves
 
 __all__ = [
     "BANDS",
@@ -195,12 +197,21 @@ class Layout:
     partials : dict of Node to str
         Reductions over elements, with what their partial results are kept for: each unit
         (``tensor``), ``row``, ``column`` or ``batch``.
+    leaves : dict of Node to int
+        What values that are made in waves come of, and is none: its place after the values per
+        tensor.
     """
 
     scalars: dict[Node, int]
     tensor: dict[Node, int]
     vectors: dict[Node, str]
     partials: dict[Node, str]
+    leaves: dict[Node, int] = field(default_factory=dict)
+
+    @property
+    def values(self) -> int:
+        """How many values there are of each tensor."""
+        return len(self.tensor) + len(self.leaves)
 
     def lengths(
         self, plan: Plan, geo: "np.ndarray[Any, np.dtype[np.int64]]"
@@ -243,11 +254,24 @@ def layout(plan: Plan) -> Layout:
         if {"R", "C"} <= {*value.axes} and value.axes != plan.element:
             raise TraceError(f"a value over {value.axes} of {plan.element} is not fused")
     kept = outliving(plan.passes, plan.between) | set(plan.small.values())
+    tensor = dict.fromkeys(n for n in partials if n.axes == "")
+    leaves = dict[Node, None]()
+    for between in plan.between:
+        for loop in between.after:
+            if in_waves(loop.nodes, loop.axes, plan.element):
+                tensor |= dict.fromkeys(chain.from_iterable(chain(*waves(loop.nodes))))
+                leaves |= dict.fromkeys(operands(loop.nodes))
+    tensor |= dict.fromkeys(n for n in small if n.axes == "")
+    if leaves:
+        leaves |= dict.fromkeys(n for n in plan.small.values() if n.axes == "")
+    last = [n for n in leaves if n not in tensor]
+    last.sort(key=lambda n: (n.op != "input", n.op == "const", plan.storage.get(str(n.data), "")))
     return Layout(
         {n: i for i, n in enumerate(plan.scalars)},
-        {n: i for i, n in enumerate(filter(lambda x: x.axes == "", small))},
+        {n: i for i, n in enumerate(tensor)},
         {n: n.axes for n in small if n.axes != "" and n in kept},
         partials,
+        {n: i for i, n in enumerate(last, len(tensor))},
     )
 
 

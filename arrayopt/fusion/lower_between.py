@@ -1,6 +1,7 @@
 """Lowering what is between the passes to a program for CPUs: loops over axes."""
 
 from collections.abc import Sequence
+from itertools import chain
 
 from arrayopt.fusion import program
 from arrayopt.fusion.graph import Node, operands
@@ -22,6 +23,11 @@ from arrayopt.fusion.ring_members import LEAST
 
 __all__ = ["LoopsBetween", "Statements", "loops_over"]
 
+MANY = 2048
+"""So many numbers are made in waves: of fewer, straight code is quicker; of more, it takes long to
+compile.
+"""
+
 Statements = list[program.Statement]
 
 
@@ -35,7 +41,7 @@ class LoopsBetween(Lowering):
     """
 
     seen: dict[Node, None] | None = None
-    least = LEAST
+    least, many = LEAST, MANY
 
     def place(self, node: Node, at: Index | None = None) -> Place:
         """See `Lowering.place`; between passes, where loops begin at 0, a vector is seen by a view,
@@ -51,9 +57,13 @@ class LoopsBetween(Lowering):
         written.
         """
         body: Statements = [program.Let(x, column(f"IN_{x}")) for x in (*"ABRC", "NR", "NC")]
-        reads = dict.fromkeys([*operands(between.nodes), *between.stores.values()])
+        waving = [loop for loop in between.after if self.in_waves(loop)]
+        numbers = self.numbers(between.stores) if self.waving or waving else {}
+        stores = {x: n for x, n in between.stores.items() if x not in numbers}
+        nodes = chain.from_iterable(x.nodes for x in between.after if x not in waving)
+        reads = dict.fromkeys([*operands(nodes), *stores.values()])
         arrays = {n.data: n.axes for n in reads if n.op == "input"}
-        arrays |= {x: self.plan.slots[x] for x in between.stores}
+        arrays |= {x: self.plan.slots[x] for x in stores}
         body += [program.Array(x, product(axes)) for x, axes in arrays.items()]
         body += self.reads([n for n in reads if n.on_host], wide=True)
         self.seen = {}
@@ -67,11 +77,14 @@ class LoopsBetween(Lowering):
                 for reduction in run:
                     rest += self._combine(reduction)
         for loop in between.after:
-            if loop.reduces:
+            if loop in waving:
+                rest.append(self.waves(loop.nodes, {}))
+            elif loop.reduces:
                 rest += self._folded(self.folded("acc", loop), loop.axes)
             else:
                 rest += self._small(loop)
-        for array, node in between.stores.items():
+        rest += [self.waves([], numbers)] if numbers else []
+        for array, node in stores.items():
             axes = self.plan.slots[array]
             value = node if node.on_host else self.place(node)
             written = program.Write(Place(f"at_{array}", position_of(axes)), value)

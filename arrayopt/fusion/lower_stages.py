@@ -26,9 +26,6 @@ from arrayopt.fusion.rings import Rolled
 
 __all__ = ["apart", "in_stages", "turns_of"]
 
-TOGETHER = 24
-"""So many values of a tensor are computed before all is forgotten: registers are few."""
-
 MOST = 640
 """A pass over rings has no more sums: they are to fit into a block's memory."""
 
@@ -119,11 +116,10 @@ class Stages(Lowering):
             body.append(program.Loop("which", ZERO, each, self.combined_all(run)))
         sums = [n for n in loop.nodes if n.reduces and n not in self.of_rings]
         body += [self.combined(f"sum{n.id}", n) for n in sums]
-        made, wide, groups = set[Node](), not loop.axes, [body]
-        for count, node in enumerate([*sums, *(n for n in loop.nodes if not n.reduces)], 1):
-            if wide and count % TOGETHER == 0:
-                made, body = set(), []
-                groups.append(body)
+        nodes = tuple(n for n in loop.nodes if not n.reduces)
+        waving = self.in_waves(Loop(loop.axes, nodes, False))
+        made, wide = set[Node](), not loop.axes
+        for node in [*sums, *(() if waving else nodes)]:
             if node.reduces:
                 body.append(program.Read(node, f"sum{node.id}", wide))
             else:
@@ -135,14 +131,16 @@ class Stages(Lowering):
             made.add(node)
             if node in self.kept:
                 body.append(program.Write(self.place(node, name("i")), node))
-        read_here = operands(n for n in loop.nodes if not n.reduces)
-        first, *others = groups
-        later = [bulk.Anew(tuple(body)) for body in others]
-        arrays = [] if wide else self._arrays(read_here)
-        self._between("positions", loop.axes, [*arrays, *first, *later])
+        body += [self.waves(nodes, {})] if waving else []
+        arrays = [] if wide else self._arrays(operands(nodes))
+        self._between("positions", loop.axes, [*arrays, *body])
 
     def store(self, axes: str, slots: list[str]) -> None:
         """Slots that are written, over the same axes."""
+        if self.waving and not axes:
+            stores = {slot: self.plan.small[slot] for slot in slots}
+            self._between("positions", axes, [self.waves([], stores)])
+            return
         values = dict.fromkeys(self.plan.small[slot] for slot in slots)
         # of a tensor, one by one, as registers are few; but what is written may be read, too
         early = [n for n in values if axes or n.op == "input"]

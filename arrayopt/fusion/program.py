@@ -8,7 +8,7 @@ names.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from arrayopt.fusion.bulk import Anew, Buffer, Codes, Elements, Listed, Multiply, Spread
+from arrayopt.fusion.bulk import Buffer, Codes, Elements, Listed, Multiply, Spread, Waves
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.index import ZERO, Index, Place
 
@@ -210,7 +210,6 @@ Statement = (
     | Fold
     | Write
     | Loop
-    | Anew
     | When
     | Elements
     | Body
@@ -219,6 +218,7 @@ Statement = (
     | Buffer
     | Listed
     | Codes
+    | Waves
 )
 
 

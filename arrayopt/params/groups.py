@@ -260,7 +260,7 @@ def assign(rule: Rule, groups: Groups | None, named: list[tuple[str, Array]]) ->
         if not isinstance(own, Mapping | Rule):
             raise TypeError(
                 f"groups: {pattern!r} must map to a dict of hyper-parameters or to a rule;"
-                f" got {own!r}"
+                f" got {got(own)}"
             )
         label = pattern
         if not isinstance(pattern, str):

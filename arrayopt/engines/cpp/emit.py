@@ -53,7 +53,7 @@ def emit(
     program = lowered(plan, split)
     for function in program.functions:
         text.function(function)
-    scalars, values = len(text.where.scalars), len(text.where.tensor)
+    scalars, values = len(text.where.scalars), text.where.values
     text.put_text(RUN.format(scalars=scalars, values=values))
     for number, stage in enumerate(program.stages):
         if stage.function.body:

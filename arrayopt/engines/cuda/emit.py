@@ -95,7 +95,7 @@ def _constants(text: CudaText, blocks: int) -> None:
     columns = ", ".join(text.columns)
     text.put(0, f"enum {{ {columns}, kColumns }};  // what the table has of a tensor")
     values = {"kHypers": len(hypers(plan)), "kScalars": len(where.scalars)}
-    values |= {"kValues": len(where.tensor), "kBlocks": blocks}
+    values |= {"kValues": where.values, "kBlocks": blocks}
     values["kStages"] = len(in_stages(plan).stages)
     values["kMostSums"] = max([1, *(len(p.sums) for p in plan.passes)])
     if plan.element != "C":

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from arrayopt.codecs import STORED
+from arrayopt.fusion.layout import layout
 from arrayopt.fusion.lower_stages import in_stages, turns_of
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.program import Body
@@ -24,8 +25,8 @@ def resident(plan: Plan, dtype: str, real: str) -> int:
     """
     if plan.multiplies:  # many passes in one kernel, and products take the time
         return 1
-    if any(map(turns_of, in_stages(plan).stages)):
-        return 2 if real == "float32" else 1  # loops over members of rings
+    if layout(plan).leaves or any(map(turns_of, in_stages(plan).stages)):
+        return 2 if real == "float32" else 1  # waves, and loops over members of rings
     passes, words = plan.passes, 2 if real == "float64" else 1
     held = []
     for p in passes:

@@ -24,9 +24,9 @@ class CudaWords(Words):
 
     type = "double"
     special: ClassVar[dict[str, str]] = {
-        "nan": "__longlong_as_double(0x7ff8000000000000ll)",
-        "inf": "__longlong_as_double(0x7ff0000000000000ll)",
-        "-inf": "__longlong_as_double(0xfff0000000000000ll)",
+        "nan": "(0.0 / 0.0)",  # tables in device memory take no calls
+        "inf": "(1.0 / 0.0)",
+        "-inf": "(-1.0 / 0.0)",
     }
 
     def straight(self, nodes: Sequence[Node], given: Callable[[str], str]) -> dict[Node, str]:
@@ -56,7 +56,8 @@ class CudaText(CudaWords, CPlusPlus):
     """
 
     words: ClassVar[dict[str, str]] = {"min": "minimum", "//": "/"}
-    whole = "long long"
+    whole, table = "long long", "__device__ const"
+    each = "int i = threadIdx.x % 32; i < n; i += 32"
 
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, *, windows: bool = False) -> None:
         where = layout(plan)
@@ -132,9 +133,6 @@ class CudaText(CudaWords, CPlusPlus):
             case program.Take(reduction, into, value):
                 term = f"(double){self.place(value)}"
                 self.put(depth, f"{self.take(reduction, self.value(into), term)};")
-            case bulk.Anew(body):
-                self.put(depth, 'asm volatile("" : : : "memory");')
-                self.block(depth, "", body)
             case program.Write(place, value):
                 self._write(depth, place, self.value(value), cast=isinstance(value, str))
             case _:
@@ -171,6 +169,9 @@ class CudaText(CudaWords, CPlusPlus):
     def between(self, stage: program.Stage) -> None:
         """A stage between passes."""
         body = list(stage.function.body)
+        self.type = "double"
+        self.tables(body)
+        self.type = "W"
         self.open(stage.function.name)
         while body and isinstance(body[0], program.Array):
             self.statement(1, body.pop(0))
@@ -212,8 +213,8 @@ class CudaText(CudaWords, CPlusPlus):
     def _block(self, body: Sequence[program.Statement]) -> None:
         """Reductions of the tensor by all threads; all else by one."""
         loops = [x for x in body if isinstance(x, program.Loop)]
-        for x in loops:
-            self._fold_over(f"0, {self.index(x.end)}", x.name, x.body)
+        for loop in loops:
+            self._fold_over(f"0, {self.index(loop.end)}", loop.name, loop.body)
         self.put(1, *(["__syncthreads();"] if loops else []))
         body = [x for x in body if not isinstance(x, program.Loop)]
         folds = [x for x in body if isinstance(x, program.Fold)]
@@ -227,7 +228,25 @@ class CudaText(CudaWords, CPlusPlus):
             takes = [program.Take(x.reduction, self.sums[x.name], x.place) for x in folds]
             self.block(1, f"for ({each})", takes)
             self.put(1, "block_fold<Of>(sum);")
-        self.put(1, "if (threadIdx.x != 0) return;")
         self.type = "double"
-        self.statements(1, [x for x in body if not isinstance(x, program.Fold)])
+        waves = [x for x in body if isinstance(x, bulk.Waves)]
+        if body := [x for x in body if not isinstance(x, program.Fold | bulk.Waves)]:
+            self.block(1, "if (threadIdx.x == 0)", body)
+        if body and waves:
+            self.put(1, "__syncthreads();")
+        for x in waves:
+            self._waves(x)
         self.type = "W"
+
+    def _waves(self, waves: bulk.Waves) -> None:
+        """Waves: a warp makes one, and all those of a level are made before the next."""
+        head = f"for (int level = 0; level < {len(waves.levels) - 1}; ++level) {{"
+        self.put(0, "#pragma unroll 1")
+        self.put(1, head)
+        self.put(2, f"const int end = {waves.name}_levels[level + 1];")
+        self.put(2, f"int wave = {waves.name}_levels[level] + threadIdx.x / 32;")
+        self.put(0, "#pragma unroll 1")
+        self.put(2, "for (; wave < end; wave += kWarps) {")
+        self.wave(3, waves)
+        self.put(2, "}", "__syncthreads();")
+        self.put(1, "}")

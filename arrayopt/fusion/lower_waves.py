@@ -1,0 +1,105 @@
+"""Lowering numbers that are made in waves: tables, and what is done with one number."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from arrayopt.fusion import bulk, program
+from arrayopt.fusion.graph import Node
+from arrayopt.fusion.index import ONE, ZERO, Index, Place, column, entry, name
+from arrayopt.fusion.layout import Layout
+from arrayopt.fusion.waves import waves
+
+__all__ = ["Waving"]
+
+Sources = Sequence[Sequence[int | str]]
+Body = list[program.Statement]
+
+OWN = Place("values", name("first") + name("i"))
+"""Where the i-th number of a wave lies."""
+
+
+class Waving:
+    """Waves of a plan, whose slots are stored in these dtypes: `made` has them."""
+
+    def __init__(self, table: str, where: Layout, storage: Mapping[str, str]) -> None:
+        self.table, self.where, self.storage = table, where, storage
+        self.places = where.tensor | where.leaves
+        self.constants, self.sources = list[Node](), list[int | str]()
+        self.waves, self.levels = list[tuple[int, int, int, int]](), [0]
+        self.cases = dict[Any, Body]()
+
+    @property
+    def made(self) -> bulk.Waves:
+        """All of them."""
+        cases = tuple(map(tuple, self.cases.values()))
+        tables = tuple(self.waves), tuple(self.levels), tuple(self.sources), tuple(self.constants)
+        return bulk.Waves(self.table, *tables, cases)
+
+    def read(self) -> None:
+        """Read what no wave makes."""
+        self.constants += [n for n in self.where.leaves if n.op == "const"]
+        numbers = self.where.scalars | {n: i for i, n in enumerate(self.constants)}
+        at = self._at(0)
+        for (op, kind), run in groupby(self.where.leaves, self._kind):
+            same = [*run]
+            sources = [f"AT_{n.data}" if kind else numbers[n] for n in same]
+            place = Place(f"{self.table}_constants" if op == "const" else "scalars", at)
+            body: Body = []
+            if kind:
+                place = Place(f"at_{same[0].data}", ZERO)
+                body.append(program.Array(same[0].data, ONE, column("0", at)))
+            node = self._operands("real")[0].node
+            body += [program.Read(node, place, wide=True), program.Write(OWN, node)]
+            self._wave((op, kind), self.places[same[0]], [sources], body)
+        self.levels.append(len(self.waves))
+
+    def _kind(self, leaf: Node) -> tuple[str, str]:
+        """How a leaf is read."""
+        if leaf.op == "input":
+            return "input", self.storage[leaf.data]
+        return leaf.op if leaf.op == "const" else "host", ""
+
+    def make(self, nodes: Iterable[Node]) -> None:
+        """Make values."""
+        for level in waves(nodes):
+            for same in level:
+                first, kinds = same[0], [a.dtype for a in same[0].args]
+                operands = self._operands(*kinds)
+                args = tuple(x.node for x in operands)
+                node = Node(first.op, args, "", first.level, first.dtype, first.data, first.id)
+                body: Body = [*operands, program.Compute(node), program.Write(OWN, node)]
+                taken = zip(*(n.args for n in same), strict=True)
+                sources = [list(map(self.places.__getitem__, each)) for each in taken]
+                self._wave((first.op, first.dtype, *kinds), self.places[first], sources, body)
+            self.levels.append(len(self.waves))
+
+    def keep(self, stores: Mapping[str, Node]) -> None:
+        """Write values to slots."""
+        for kind, run in groupby(sorted(stores, key=self.storage.__getitem__), self.storage.get):
+            slots = [*run]
+            (x,) = self._operands("real")
+            slot = program.Array(slots[0], ONE, column("0", self._at(1)))
+            body: Body = [x, slot, program.Write(Place(f"at_{slots[0]}", ZERO), x.node)]
+            values = [self.places[stores[name]] for name in slots]
+            self._wave(("kept", kind), 0, [values, [f"AT_{name}" for name in slots]], body)
+        self.levels.append(len(self.waves))
+
+    def _operands(self, *dtypes: str) -> list[program.Read]:
+        """What reads the operands of the i-th number."""
+        found = list[program.Read]()
+        for j, dtype in enumerate(dtypes):
+            node = Node("input", (), "", 0, dtype, f"x{j}", -1)
+            found.append(program.Read(node, Place("values", self._at(j)), wide=True))
+        return found
+
+    def _at(self, j: int) -> Index:
+        """Where the j-th operand of the i-th number is."""
+        return entry(f"{self.table}_sources", name("begin") + name("n") * j + name("i"))
+
+    def _wave(self, case: Any, first: int, sources: Sources, body: Body) -> None:
+        self.cases.setdefault(case, body)
+        number = [*self.cases].index(case)
+        self.waves.append((number, len(sources[0]), first, len(self.sources)))
+        for each in sources:
+            self.sources += each
