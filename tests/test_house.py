@@ -61,8 +61,8 @@ LINES = {"fusion": 6488, "engines": 11590, "ranks": 3790, "params": 2600, "step"
 
 Engines: 130 more for `numpy` to take kernels of convolutions in groups, without which CAME's values between passes
 took fourteen times the tensor. Fusion and engines: 108 and 178 more for loops over members of rings on devices, without
-which registers and spills grew with their number. Both: 230 and 74 more for numbers in waves, without which code between
-passes grew with the square of the memory of L-BFGS."""
+which registers and spills grew with their number. Both: 230 and 74 more for numbers in waves, without which code
+between passes grew with the square of the memory of L-BFGS."""
 FLOOR = {room: i for i, rooms in enumerate(UP) for room in rooms}
 
 
