@@ -287,11 +287,11 @@ class Optimizer(Settings):
                 coming = step.coming_given("Optimizer.give")
                 only = place if step.accumulator.every > 1 else None
                 begun = step.begin(coming, matched, stats=False, only=only)
-                step.make(coming, begun, stats=False, record=lambda *_: None, counted=True)
+                took = partial(step.release.took, name)
+                step.make(coming, begun, stats=False, record=lambda *_: took(), counted=True)
             except Exception as error:
                 step.release.refused[name] = str(error)
                 raise
-            step.release.took(name)
 
     def wait(self, name: str | None = None) -> Any:
         """Wait for one parameter, or for all, after ``step(grads, wait=False)``.

@@ -48,6 +48,7 @@ ADDED = {
         lambda p, g: np.floor(p) + 100.0 * np.ceil(g) + np.floor(p * np.float32(1e30)) * np.float32(1e-30),
     ),
     "hypot": (lambda xp, p, g: xp.hypot(p, g), np.hypot),
+    "remainder": (lambda xp, p, g: p % g, np.remainder),
     "log2": (lambda xp, p, g: xp.log2(xp.abs(p)) + xp.reciprocal(g), lambda p, g: np.log2(abs(p)) + 1 / g),
     "isnan": (
         lambda xp, p, g: xp.where(xp.isnan(p) | xp.isnan(g), 1.0, xp.astype(xp.isnan(p - g), xp.float32) + 2.0),
