@@ -187,7 +187,7 @@ class Step:
                 return False
             grads = begun.rooms
             if team.size > 1 and not begun.reduced:
-                self._ranks.reduce(self._parameters.all, begun.grads, grads)
+                self._ranks.reduce(begun.grads, grads)
                 if self._run.captured or self.capturing:
                     self._run.record(begun.grads)
             if team.size > 1:

@@ -239,3 +239,11 @@ def test_a_row_is_all_that_a_reduction_takes(engine, monkeypatch):
         expected = function(np, p, g)
         ao.Optimizer(p, of(function), engine=engine).step(g)
         np.testing.assert_allclose(p, expected, rtol=1e-9)
+
+
+def test_rows_and_a_sum_meet_between_passes():
+    """Devices combine partial results in the loops between passes; a condition per row is kept for a later one."""
+    rule = of(lambda xp, p, g: p * xp.where(xp.all(p > g, axis=-1, keepdims=True), 2.0, xp.sum(g)))
+    p, g = np.array([[3.0, 4.0], [0.0, 4.0], [5.0, 6.0]]), np.ones((3, 2))
+    for engine, found in runs(rule, [p], [g]).items():
+        np.testing.assert_array_equal(found[0], p * np.array([[2.0], [6.0], [2.0]]), err_msg=engine)

@@ -426,3 +426,10 @@ def test_what_is_made_of_plain_numbers_is_of_the_dtype_of_arithmetic():
 def test_the_namespace_of_symbols_can_be_put_into_a_set():
     """As `array_namespace` of array-api-compat 1.12 to 1.14 does."""
     assert {NAMESPACE, NAMESPACE} == {NAMESPACE}
+
+
+@pytest.mark.parametrize("engine", ["numpy", "cpp"])
+def test_a_slot_without_the_axes_of_batches_is_refused(engine):
+    rule = made(lambda xp, p, g, s, h: (p - g * s["a"], {"a": s["a"]}), lambda xp, p: {"a": xp.sum(p, axis=0)})()
+    with pytest.raises(ValueError, match="a value over RC of ARC is not fused"):
+        ao.Optimizer(np.ones((2, 3, 4)), rule, engine=engine)
