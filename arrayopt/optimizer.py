@@ -117,7 +117,7 @@ class Optimizer(Settings):
     array([-0.1, -0.1])
     """
 
-    __slots__ = ("__weakref__", "_after", "_before")
+    __slots__ = ("__weakref__", "_after", "_before", "_giving")
 
     def __init__(
         self,
@@ -143,6 +143,7 @@ class Optimizer(Settings):
             object.__setattr__(self, "_rule", rule)
             self._run = Run()
             self._guard, self._writer = Guard(self._run), Writer()
+            self._giving = self._guard("Optimizer.give")  # made once, for `give` is called often
             self._parameters = Parameters(params, rule, groups, self._run, self._team.divide)
             self._step = GivenStep(
                 engine, self._parameters, self._run, self._team, loss_scale, skip_nonfinite, accumulate
@@ -272,14 +273,14 @@ class Optimizer(Settings):
         >>> opt.step()
         {'w': array([0.9, 0.9]), 'b': array([-0.1, -0.1])}
         """
-        with self._guard("Optimizer.give"):
+        with self._giving:
             parameters, places, step = self._parameters, self._parameters.places, self._step
             waits = self._waits() if self._before or not self._team.sums else []
             step.release.check(name, places, waits)
             try:
                 place = places[name]
                 if self._team.size > 1:
-                    if not step.release:
+                    if not step.release.given:
                         parameters.take_up()
                     step.take(name, place, parameters.match_one(place, grad))
                     return
@@ -287,11 +288,11 @@ class Optimizer(Settings):
                 coming = step.coming_given("Optimizer.give")
                 only = place if step.accumulator.every > 1 else None
                 begun = step.begin(coming, matched, stats=False, only=only)
-                step.make(coming, begun, stats=False, record=lambda *_: None, counted=True)
+                took = partial(step.release.took, name)
+                step.make(coming, begun, stats=False, record=lambda *_: took(), counted=True)
             except Exception as error:
                 step.release.refused[name] = str(error)
                 raise
-            step.release.took(name)
 
     def wait(self, name: str | None = None) -> Any:
         """Wait for one parameter, or for all, after ``step(grads, wait=False)``.

@@ -8,7 +8,10 @@ __device__ __forceinline__ T minimum(T a, T b) { return (a < b) | (a != a) ? a :
 template <class T>
 __device__ __forceinline__ T sign(T a) { return a == a ? (T)(a > 0) - (T)(a < 0) : a; }
 template <class T>
-__device__ __forceinline__ T modulo(T a, T b) { return a - floor(a / b) * b; }  // of the sign of b
+__device__ __forceinline__ T modulo(T a, T b) {  // of the sign of b
+    const T rest = fmod(a, b);
+    return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
 template <class T>
 __device__ __forceinline__ bool finite(T a) { return a - a == 0; }
 template <class T>

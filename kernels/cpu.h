@@ -41,6 +41,7 @@ OF_ONE(sqrt)
 OF_ONE(tan)
 OF_ONE(tanh)
 OF_ONE(trunc)
+OF_TWO(fmod)
 OF_TWO(hypot)
 OF_TWO(pow)
 

@@ -157,6 +157,11 @@ static __forceinline__ Floats vector_at(const Half* x) {
     asm("vcvtph2ps %1, %0" : "=v"(wide) : "m"(*(const Shorts*)x));
     return wide;
 }
+static __forceinline__ Floats vector_at(const double* x) {
+    Floats found;
+    for (int i = 0; i < kLanes; i++) found[i] = (float)x[i];
+    return found;
+}
 template <class A, class B>
 static __forceinline__ Floats chosen(bool first, A a, B b) { return first ? all_of(a) : all_of(b); }
 static __forceinline__ Floats maximum(Floats a, float b) { return maximum(a, all_of(b)); }

@@ -7,7 +7,7 @@ threads, and their partial sums are combined in their order: so results do not e
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 
 from arrayopt.codecs import BLOCK
 from arrayopt.fusion.graph import ELEMENT, KEPT, Node, operands
-from arrayopt.fusion.passes import Between, Pass
+from arrayopt.fusion.passes import Between, Pass, loops
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.ring_members import in_order
 from arrayopt.fusion.trace import TraceError
@@ -250,10 +250,12 @@ def layout(plan: Plan) -> Layout:
         if kind == "batch" and r.axes not in (plan.element[:-2], "A"):
             axes = f"{r.axes} of {plan.element}"
             raise TraceError(f"a reduction that keeps the axes {axes} is not fused")
-    for value in set(small).union(*(p.nodes for p in plan.passes)):
+    for value in set(small).union(*({*p.nodes, *operands(p.nodes)} for p in plan.passes)):
         if {"R", "C"} <= {*value.axes} and value.axes != plan.element:
             raise TraceError(f"a value over {value.axes} of {plan.element} is not fused")
-    kept = outliving(plan.passes, plan.between) | set(plan.small.values())
+    # devices combine in the loops between passes, which may divide these
+    joint = [replace(x, after=loops([*x.combine, *x.nodes], plan.element)) for x in plan.between]
+    kept = outliving(plan.passes, [*plan.between, *joint]) | set(plan.small.values())
     tensor = dict.fromkeys(n for n in partials if n.axes == "")
     leaves = dict[Node, None]()
     for between in plan.between:

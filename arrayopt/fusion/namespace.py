@@ -1,11 +1,12 @@
 """The namespace of symbolic arrays: the array API as far as rules need it."""
 
 import math
+from copy import copy as copied
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from arrayopt.arrays import NARROW
+from arrayopt.arrays import NARROW, REAL
 from arrayopt.fusion.dims import WAY_OUT, RetraceError, TraceError, reduced_over
 from arrayopt.fusion.graph import COUNT, LETTERS, PRODUCT
 from arrayopt.fusion.ops import OPS, REDUCTIONS
@@ -36,6 +37,7 @@ def _matmul(left: Symbol, right: Symbol) -> Symbol:
         or right.ndim < 2
         or left.dims[:-2] != right.dims[:-2]
         or "" in (*left.dims, *right.dims)
+        or any(len(dim) > 1 for dim in (*left.dims[-2:], *right.dims[-2:]))
     ):
         raise TraceError(
             f"only products of matrices, or of equal batches of them, can be traced{WAY_OUT}"
@@ -67,26 +69,31 @@ def _matmul(left: Symbol, right: Symbol) -> Symbol:
     return Symbol(left.graph, node, (*left.dims[:-2], rows, columns), max(left.dtype, right.dtype))
 
 
+def _in_order(dims: tuple[str, ...]) -> bool:
+    """Whether dimensions follow each other as they lie in memory."""
+    places = [(LETTERS.find(dim[:1]), int(dim[1:] or 0)) for dim in dims]
+    return places == sorted(places)
+
+
 def _reshape(symbol: Symbol, /, shape: Any, *, copy: Any = None) -> Symbol:
     """A tensor seen as the matrix of its first axis and all others; or that seen as the tensor
     again.
     """
     if symbol.graph.flat:
         raise RetraceError("flat")
-    shape = tuple(shape)
+    shape, dims = tuple(shape), symbol.dims
+    axes = [dim[:1] for dim in dims]
     if shape and all(isinstance(dim, Extent) for dim in shape):
-        dims = tuple(dim.letter for dim in shape)
-        if {dim[0] for dim in dims} == {dim[:1] for dim in symbol.dims}:
-            return symbol.view(dims)
-    elif (
-        len(shape) == 2
-        and isinstance(shape[0], Extent)
-        and shape[1] == -1
-        and shape[0].letter == symbol.dims[0]
-    ):
-        if {dim[:1] for dim in symbol.dims} == set("RC"):
+        wanted = tuple(dim.letter for dim in shape)
+        same = wanted == dims or (_in_order(wanted) and _in_order(dims))
+        if same and {dim[0] for dim in wanted} == set(axes):
+            return symbol.view(wanted)
+    elif len(shape) == 2 and isinstance(shape[0], Extent) and shape[1] == -1:
+        if shape[0].letter == dims[0] and len(dims) == 2 and "" not in dims:
+            return symbol
+        if shape[0].letter == dims[0] == "R" and set(axes) == set("RC") and _in_order(dims):
             return symbol.view(("R", "C"))
-        if symbol.dims[0] == "A":
+        if shape[0].letter == dims[0] == "A":
             raise RetraceError("folded")
     raise TraceError(
         f"only a tensor as the matrix of shape (x.shape[0], -1), and back, can be traced{WAY_OUT}"
@@ -144,12 +151,15 @@ def _expand_dims(symbol: Symbol, /, *, axis: int = 0) -> Symbol:
 def _astype(symbol: Symbol, dtype: Any, *, copy: bool = True) -> Symbol:
     symbol = elementwise("float", symbol) if symbol.dtype == "bool" else symbol
     graph, narrow = symbol.graph, symbol.dtype in NARROW
-    if symbol.dtype == dtype or not (narrow or dtype in NARROW):
-        return symbol
-    if dtype not in NARROW:
+    held, wide = symbol.dtype or graph.real, dtype not in NARROW
+    if held == dtype or (wide and not narrow and held == graph.real == REAL.get(dtype)):
+        same = copied(symbol)
+        same.is_given = symbol.is_given and not copy
+        return same
+    if (wide and dtype != graph.real) or held.startswith("complex"):
+        raise TraceError(f"`astype` of {held} to {dtype} cannot be traced{WAY_OUT}")
+    if wide:
         return Symbol(graph, symbol.node, symbol.dims, graph.real)
-    if symbol.node.dtype == "complex":
-        raise TraceError(f"complex numbers in {dtype} cannot be traced{WAY_OUT}")
     return Symbol(graph, graph.make(dtype, symbol.node), symbol.dims, dtype)
 
 

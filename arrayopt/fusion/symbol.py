@@ -202,6 +202,20 @@ def lift(graph: Graph, value: Any) -> tuple[Node, tuple[str, ...], str]:
     raise TraceError(f"cannot trace an operation with a {type(value).__name__}{WAY_OUT}")
 
 
+def _unlike(op: str, nodes: list[Node]) -> str:
+    """Why an operation may be another one where a rule runs as written, if so."""
+    kinds = {n.dtype for n in nodes}
+    if op in ("and", "or", "not") and kinds != {"bool"}:
+        return "`&`, `|` and `~` are traced for conditions, not for numbers"
+    if op == "where" and nodes[0].dtype != "bool":
+        return "the condition of xp.where must be one, as x != 0"
+    if OPS[op].result in ("same", "real") and op != "float" and kinds == {"bool"}:
+        return f"`{op}` of conditions alone cannot be traced; use &, | and ~, or xp.where"
+    if OPS[op].result in ("same", "real") and any(n.op == "not" and n.on_host for n in nodes):
+        return "`~` of a Python bool is no bool; write the opposite, as h.t <= 1 for ~(h.t > 1)"
+    return ""
+
+
 def elementwise(op: str, *operands: Any) -> Any:
     """An operation on symbols and numbers: a symbol, or of numbers alone a number."""
     row, graphs = OPS[op], [x.graph for x in operands if isinstance(x, Symbol)]
@@ -220,11 +234,14 @@ def elementwise(op: str, *operands: Any) -> Any:
     wide = max(names, key=lambda n: (n.startswith("complex"), n), default=graph.real)
     if wide.startswith("complex") and row.real_only:
         raise TraceError(f"`{op}` of complex numbers cannot be traced{WAY_OUT}")
-    if row.kind([n.dtype for n, _, _ in lifted]) == "bool":
+    nodes = [n for n, _, _ in lifted]
+    if said := _unlike(op, nodes):
+        raise TraceError(f"{said}{WAY_OUT}")
+    if row.kind([n.dtype for n in nodes]) == "bool":
         wide = "bool"
     elif row.result == "real":
         wide = REAL.get(wide, wide)
-    made = graph.make(op, *(n for n, _, _ in lifted))
+    made = graph.make(op, *nodes)
     made = graph.make(wide, made) if wide in NARROW else made  # each operation rounds its result
     dims = broadcast([d for _, d, _ in lifted])
     labels = [label for label in dims if label]

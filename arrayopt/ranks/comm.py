@@ -3,12 +3,24 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-__all__ = ["Bytes", "Comm", "Packed", "Pending", "RankError", "as_bytes", "cut", "starts_of"]
+__all__ = [
+    "AddingComm",
+    "Bytes",
+    "Comm",
+    "DeviceComm",
+    "Packed",
+    "Pending",
+    "RankError",
+    "as_bytes",
+    "cut",
+    "starts_of",
+]
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 """Memory as a flat array of bytes."""
@@ -49,26 +61,27 @@ class Comm(ABC):
     """Whether `renew` lets go of messages that are on their way."""
     processes = True
     """Whether ranks are processes, which may be able to read each other's memory."""
-    adds = False
-    """Whether `start_add` exists; else ranks send each other what they add."""
     on_device = False
-    """Whether calls but `allgather` also take CuPy's memory, and `fill` exists."""
+    """Whether calls but `allgather` also take CuPy's memory; see `DeviceComm`."""
+    xp: Any = np
+    device: AbstractContextManager[Any] = nullcontext()
+    """The library and the device of that memory."""
 
     @abstractmethod
     def allgather(self, sent: Bytes, counts: Sequence[int]) -> Pending:
         """Start sending bytes to all ranks; `counts` says how many each rank sends."""
 
-    def start_broadcast(self, pieces: Sequence[tuple[int, Bytes]]) -> Callable[[], None]:
+    def start_broadcast(self, pieces: Sequence[tuple[int, Any]]) -> Callable[[], None]:
         """Start to copy each piece of memory from its rank into the same piece of all others.
 
         They travel together; the returned function waits for them.
 
         Broadcasts are waited for in the order in which they were started.
         """
-        if len(pieces) == 1:  # into its place
-            return self._start_rows(pieces)
+        if self.on_device or len(pieces) == 1:  # into their places
+            return self.start_rows(pieces)
         packed = Packed(self, pieces)
-        wait = self._start_packed(packed)
+        wait = self.start_packed(packed)
 
         def finish() -> None:
             wait()
@@ -76,13 +89,16 @@ class Comm(ABC):
 
         return finish
 
-    def _start_rows(self, rows: Sequence[tuple[int, Bytes]]) -> Callable[[], None]:
-        """Start a broadcast of at most one piece of memory from each rank."""
-        raise NotImplementedError
+    @abstractmethod
+    def start_rows(self, rows: Sequence[tuple[int, Any]]) -> Callable[[], None]:
+        """Start to copy pieces of memory, each from its rank into the same piece of all others.
 
-    def _start_packed(self, packed: "Packed") -> Callable[[], None]:
-        """Start a broadcast of each rank's part."""
-        return self._start_rows([(r, part) for r, part in enumerate(packed.parts) if part.size])
+        There is at most one from each rank; any number where `on_device`.
+        """
+
+    def start_packed(self, packed: "Packed") -> Callable[[], None]:
+        """Start a broadcast of each rank's part of what is packed."""
+        return self.start_rows([(r, part) for r, part in enumerate(packed.parts) if part.size])
 
     @abstractmethod
     def start_alltoall(
@@ -114,28 +130,6 @@ class Comm(ABC):
     def poll(self) -> None:  # noqa: B027
         """Let messages that were started make progress, where the library does so only in calls."""
 
-    def fill(self, pieces: Sequence[Sequence[Any]]) -> Callable[[], None]:
-        """Start filling pieces of CuPy's memory, each from the rank at its position.
-
-        The returned function ends it. The host does not wait, so a CUDA graph can record it.
-        """
-        raise NotImplementedError
-
-    def start_add(self, values: Any, counts: Sequence[int]) -> Callable[[], Any]:
-        """Start to add real numbers of all ranks in the quickest order, if the communicator `adds`.
-
-        The returned function waits, and returns this rank's sums.
-
-        Parameters
-        ----------
-        values : array
-            A flat array with a value for each sum, those of rank 0 first; of NumPy, or of CuPy
-            where `on_device`.
-        counts : sequence of int
-            The number of sums that each rank gets.
-        """
-        raise NotImplementedError
-
     def give_up(self) -> None:  # noqa: B027
         """Have other ranks fail soon instead of waiting for this one, where the library can."""
 
@@ -149,6 +143,38 @@ class Comm(ABC):
         lengths = self.allgather(sent, [8] * self.size)()
         counts = [int(length.view(np.int64)[0]) for length in lengths]
         return [json.loads(piece.tobytes()) for piece in self.allgather(mine, counts)()]
+
+
+class AddingComm(Comm):
+    """A communicator that also adds numbers; with others, ranks send each other what they add."""
+
+    @abstractmethod
+    def start_add(self, values: Any, counts: Sequence[int]) -> Callable[[], Any]:
+        """Start to add real numbers of all ranks in the quickest order.
+
+        The returned function waits, and returns this rank's sums.
+
+        Parameters
+        ----------
+        values : array
+            A flat array with a value for each sum, those of rank 0 first; of NumPy, or of CuPy
+            where `on_device`.
+        counts : sequence of int
+            The number of sums that each rank gets.
+        """
+
+
+class DeviceComm(AddingComm):
+    """A communicator that takes CuPy's memory."""
+
+    on_device, processes = True, False
+
+    @abstractmethod
+    def fill(self, pieces: Sequence[Sequence[Any]]) -> Callable[[], None]:
+        """Start filling pieces of CuPy's memory, each from the rank at its position.
+
+        The returned function ends it. The host does not wait, so a CUDA graph can record it.
+        """
 
 
 class Packed:

@@ -21,7 +21,7 @@ __all__ = ["Arrivals", "Buffer", "Gather"]
 LARGE = 1 << 20
 """Pieces of so many bytes are a bucket of their own: they are received where they belong."""
 
-AHEAD = 1 << 26
+AHEAD = 1 << 24
 """Bytes on their way from which on no bucket is started, where a step waits: each has a copy."""
 
 MOST = 1 << 30

@@ -1,7 +1,8 @@
 """Tensors that the user divided, and whose rule needs them whole: one rank updates each of them."""
 
-from collections.abc import Iterable, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from operator import attrgetter, setitem
 from typing import Any, NamedTuple
 
 import array_api_compat
@@ -115,49 +116,40 @@ def bring(
         ways = []
         for sender in share.senders:
             ways.append((sender, share.owner, (...,), (*share.where("p", sender), ...)))
-        legs.append(_Leg(tensor.array, tensor.home.array, ways))
+        legs.append(_Leg(tensor.array, tensor.home.array, ways, tensor.home.take))
         if whole is not None:
-            legs.append(_Leg(grads[index], whole[index], ways))
-    moved = iter(_move(comm, legs))
-    for index, tensor in enumerate(tensors):
-        if tensor.home is None or (whole is not None and grads[index] is None):
-            continue
-        new = next(moved)
-        if new is not tensor.home.array:
-            tensor.home.take(new)
-        if whole is not None:
-            whole[index] = next(moved)
+            legs.append(_Leg(grads[index], whole[index], ways, partial(setitem, whole, index)))
+    _move(comm, legs)
 
 
 def send_back(comm: Comm, tensors: Iterable[Tensor]) -> None:
     """Write what owners have computed into the parts of all ranks."""
-    legs, parted = list[_Leg](), [tensor for tensor in tensors if tensor.home is not None]
-    for tensor in parted:
+    legs = list[_Leg]()
+    for tensor in tensors:
+        if tensor.home is None:
+            continue
         share: Any = tensor.share
-        assert tensor.home is not None
         ways = []
         for receiver, (_, shape) in enumerate(share.blocks):
             if 0 not in shape:
                 ways.append((share.owner, receiver, (*share.where("p", receiver), ...), (...,)))
-        legs.append(_Leg(tensor.home.array, tensor.array, ways))
-    for tensor, new in zip(parted, _move(comm, legs), strict=True):
-        if new is not tensor.array:
-            tensor.put(None, new)
+        legs.append(_Leg(tensor.home.array, tensor.array, ways, partial(tensor.put, None)))
+    _move(comm, legs)
 
 
 class _Leg(NamedTuple):
-    """An array, and the array that it goes to: from which rank to which, from where to where."""
+    """An array, and the array that it goes to: from which rank to which, from where to where; and
+    what takes another array if the target cannot be written.
+    """
 
     source: Any
     target: Any
     ways: list[tuple[int, int, Any, Any]]
+    replace: Callable[[Array], object]
 
 
-def _move(comm: Comm, legs: Sequence[_Leg]) -> list[Array]:
-    """Move parts of arrays between ranks, in one message from each to each; return the targets.
-
-    A target that cannot be written is replaced.
-    """
+def _move(comm: Comm, legs: Sequence[_Leg]) -> None:
+    """Move parts of arrays between ranks, in one message from each to each."""
     rank, size = comm.rank, comm.size
     sent: list[list[Bytes]] = [[] for _ in range(size)]
     views: list[list[Any]] = [[] for _ in range(size)]
@@ -182,7 +174,10 @@ def _move(comm: Comm, legs: Sequence[_Leg]) -> list[Array]:
         for view in own:
             view[...] = room[at : at + view.nbytes].view(view.dtype).reshape(view.shape)
             at += view.nbytes
-    return [_stored(leg.target, values) for leg, values in zip(legs, written, strict=True)]
+    for leg, values in zip(legs, written, strict=True):
+        new = leg.target if values is None else _stored(leg.target, values)
+        if new is not leg.target:
+            leg.replace(new)
 
 
 def _written_through(array: Array) -> Any:
@@ -194,9 +189,7 @@ def _written_through(array: Array) -> Any:
 
 
 def _stored(array: Array, values: Any) -> Array:
-    """Return an array with values that `_written_through` took; None if there are none."""
-    if values is None:
-        return array
+    """Return an array with values that `_written_through` took."""
     if not np.may_share_memory(values, to_host(array)):
         return store(array, like(array, values))
     if array_api_compat.is_torch_array(array):

@@ -2,24 +2,29 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate, pairwise
 from operator import itemgetter
 
 import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import WORKING
+from arrayopt.arrays import WORKING, size
 from arrayopt.ranks.comm import Comm
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["LEAST", "ROUND", "BucketLayout", "Layout", "Piece", "layout"]
+__all__ = ["LEAST", "ROUND", "BucketLayout", "Kind", "Layout", "Piece", "layout"]
 
 ROUND = 1 << 24
 """The most bytes of a bucket, in the dtype in which gradients are added."""
 
 LEAST = 1 << 16
 """So many bytes of a bucket each rank may at least add, however many ranks there are."""
+
+ALIGNED = 16
+"""The sums of a tensor begin at a multiple of so many elements."""
+
+Kind = tuple[str, bool]
+"""A dtype of sums, and whether they are in CuPy's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,62 +54,87 @@ class BucketLayout:
         The dtype in which they are sent.
     on_device : bool
         Whether they are sent from CuPy's memory.
-    stretches : list of (int, int, int, int)
-        Of each piece the index of its tensor, its first element, its end, and its rank.
-    rank, ranks : int
-        This rank, and the number of ranks.
+    stretches : list of (int, int, int, int, bool)
+        Of each piece the index of its tensor, its first element, its end, its rank, and whether it
+        is the first one of the tensor for that rank.
+    filled : list of int
+        How many elements the sums of each rank have in the buckets before it; grows by those of
+        this one.
+    rank : int
+        This rank.
 
     Attributes
     ----------
-    pieces, own : list of Piece
-        All pieces, and those of this rank, which lie one after the other.
-    size : int
-        The number of elements.
+    pieces : list of Piece
+        All pieces. Elements between them have no meaning; see `ALIGNED`.
+    size, missing : int
+        The number of elements, and of those that have a meaning.
     parts : list of int
         How many elements each rank adds.
     sent, received : list of int
         How many sums this rank sends to each, and gets from each.
+    sums : slice
+        Where the sums that this rank gets lie in its memory for all of their kind.
+    shift : int
+        How much further they lie there than in the bucket.
     """
 
     def __init__(
         self,
         dtype: str,
         on_device: bool,
-        stretches: list[tuple[int, int, int, int]],
+        stretches: list[tuple[int, int, int, int, bool]],
+        filled: list[int],
         rank: int,
-        ranks: int,
     ) -> None:
-        self.dtype, self.on_device = dtype, on_device
-        self.pieces, at, of_ranks = list[Piece](), 0, [0] * ranks
-        for index, first, end, owner in sorted(stretches, key=itemgetter(3)):
-            self.pieces.append(Piece(index, first, end, owner, at))
-            at += end - first
-            of_ranks[owner] += end - first
-        self.size = at
-        self.own = [piece for piece in self.pieces if piece.rank == rank]
+        self.dtype, self.on_device, ranks = dtype, on_device, len(filled)
+        self.kind: Kind = WORKING[dtype], on_device
+        self.pieces, self.size, before = list[Piece](), 0, list(filled)
+        for index, first, end, owner, begins in sorted(stretches, key=itemgetter(3)):
+            gap = -filled[owner] % ALIGNED if begins else 0
+            self.pieces.append(Piece(index, first, end, owner, self.size + gap))
+            self.size += gap + end - first
+            filled[owner] += gap + end - first
+        self.missing = sum(piece.end - piece.first for piece in self.pieces)
         ends = [self.size * r // ranks for r in range(ranks + 1)]
+        tops = [0, *accumulate(now - then for now, then in zip(filled, before, strict=True))]
         self.parts = [end - first for first, end in pairwise(ends)]
-        tops = [0, *accumulate(of_ranks)]
         self.sent = _overlaps(ends[rank], ends[rank + 1], tops)
         self.received = _overlaps(tops[rank], tops[rank + 1], ends)
+        self.sums, self.shift = slice(before[rank], filled[rank]), before[rank] - tops[rank]
 
 
-@dataclass(frozen=True)
 class Layout:
-    """All buckets, in the order in which they are sent."""
+    """All buckets, in the order in which they are sent.
 
-    buckets: list[BucketLayout]
+    Attributes
+    ----------
+    buckets : list of BucketLayout
+        The buckets.
+    places : dict of int to list of (int, slice or None, slice, int)
+        For each tensor its pieces: their bucket, their elements in the tensor (None for all) and
+        there, and their number of elements.
+    starts : dict of int to (Kind, int)
+        For each tensor of which this rank gets sums their kind, and where they begin in the memory
+        for these.
+    counts : dict of Kind to int
+        How many elements that memory has.
+    """
 
-    @cached_property
-    def places(self) -> dict[int, list[tuple[int, slice, slice]]]:
-        """For each tensor its pieces: their bucket, and their elements in the tensor and there."""
-        found: dict[int, list[tuple[int, slice, slice]]] = {}
-        for number, bucket in enumerate(self.buckets):
+    def __init__(self, buckets: list[BucketLayout], rank: int, tensors: Sequence[Tensor]) -> None:
+        self.buckets = buckets
+        self.places: dict[int, list[tuple[int, slice | None, slice, int]]] = {}
+        self.starts: dict[int, tuple[Kind, int]] = {}
+        self.counts = {bucket.kind: bucket.sums.stop for bucket in buckets}
+        for number, bucket in enumerate(buckets):
             for piece in bucket.pieces:
-                here, count = slice(piece.first, piece.end), piece.end - piece.first
-                entry = number, here, slice(piece.at, piece.at + count)
-                found.setdefault(piece.index, []).append(entry)
-        return found
+                count = piece.end - piece.first
+                here, there = slice(piece.first, piece.end), slice(piece.at, piece.at + count)
+                is_all = count == size(tensors[piece.index].array)
+                place = number, None if is_all else here, there, count
+                self.places.setdefault(piece.index, []).append(place)
+                if piece.rank == rank:
+                    self.starts.setdefault(piece.index, (bucket.kind, piece.at + bucket.shift))
 
 
 def _overlaps(first: int, end: int, ends: list[int]) -> list[int]:
@@ -119,8 +149,8 @@ def layout(
 
     `sent_as` is the dtype in which each tensor's gradient is sent; None for a tensor without one.
     """
-    found: list[tuple[tuple[str, bool], list[tuple[int, int, int, int]]]] = []
-    filled = 0
+    found: list[tuple[tuple[str, bool], list[tuple[int, int, int, int, bool]]]] = []
+    count = 0
     for index in order:
         tensor, dtype = tensors[index], sent_as[index]
         share = tensor.share
@@ -131,11 +161,16 @@ def layout(
         for rank in share.holders:
             first, end = share.ends[rank], share.ends[rank + 1]
             while first < end:
-                if not found or found[-1][0] != key or filled >= most:
+                if not found or found[-1][0] != key or count >= most:
                     found.append((key, []))
-                    filled = 0
-                count = min(end - first, most - filled)
-                found[-1][1].append((index, first, first + count, rank))
-                filled += count
-                first += count
-    return Layout([BucketLayout(*key, own, comm.rank, comm.size) for key, own in found])
+                    count = 0
+                until = min(end, first + most - count)
+                found[-1][1].append((index, first, until, rank, first == share.ends[rank]))
+                count += until - first
+                first = until
+    filled: dict[Kind, list[int]] = {}
+    buckets = []
+    for (dtype, on_device), own in found:
+        of_ranks = filled.setdefault((WORKING[dtype], on_device), [0] * comm.size)
+        buckets.append(BucketLayout(dtype, on_device, own, of_ranks, comm.rank))
+    return Layout(buckets, comm.rank, tensors)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.ranks.comm import Bytes, Comm, Packed, Pending, RankError, cut, starts_of
+from arrayopt.ranks.comm import AddingComm, Bytes, Packed, Pending, RankError, cut, starts_of
 
 __all__ = ["MPIComm"]
 
@@ -56,7 +56,7 @@ def _key() -> int:
     return int(MPI.Comm.Create_keyval(delete_fn=freed))
 
 
-class MPIComm(Comm):
+class MPIComm(AddingComm):
     """A communicator of mpi4py.
 
     Parameters
@@ -67,7 +67,7 @@ class MPIComm(Comm):
         Seconds that a call may take.
     """
 
-    renews = adds = True
+    renews = True
 
     def __init__(self, comm: Any, timeout: float) -> None:
         from mpi4py import MPI
@@ -144,10 +144,10 @@ class MPIComm(Comm):
 
         return finish
 
-    def _start_rows(self, rows: Sequence[tuple[int, Bytes]]) -> Callable[[], None]:
+    def start_rows(self, rows: Sequence[tuple[int, Bytes]]) -> Callable[[], None]:
         return self._started(self._start(self._comm.Ibcast, rows), rows)
 
-    def _start_packed(self, packed: Packed) -> Callable[[], None]:
+    def start_packed(self, packed: Packed) -> Callable[[], None]:
         room = self._message(packed.flat, packed.counts)
         return self._started([self._comm.Iallgatherv(self._mpi.IN_PLACE, room)], packed)
 

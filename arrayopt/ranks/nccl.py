@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.ranks.comm import Bytes, Comm, Pending, RankError, cut
+from arrayopt.ranks.comm import Bytes, DeviceComm, Pending, RankError, cut
 
 __all__ = ["NcclComm"]
 
 
-class NcclComm(Comm):
+class NcclComm(DeviceComm):
     """An `NcclCommunicator` of CuPy, or the backend of ``cupyx.distributed`` around one.
 
     Parameters
@@ -23,28 +23,26 @@ class NcclComm(Comm):
         Seconds that a call may take. Then the communicator is aborted.
     """
 
-    on_device, adds, processes = True, True, False
-
     def __init__(self, comm: Any, timeout: float) -> None:
         import cupy
         from cupy.cuda import nccl
 
-        self._cupy, self._nccl, self._comm = cupy, nccl, comm
+        self.xp, self._nccl, self._comm = cupy, nccl, comm
         self.rank, self.size, self.timeout = int(comm.rank_id()), int(comm.size()), timeout
-        self._device = cupy.cuda.Device(comm.device_id())
-        with self._device:
+        self.device = cupy.cuda.Device(comm.device_id())
+        with self.device:
             self._side = cupy.cuda.Stream(non_blocking=True)
 
     def _there(self, x: Any) -> Any:
         """Return bytes in device memory; those that are there already, as they are."""
-        return self._cupy.asarray(x) if isinstance(x, np.ndarray) else x
+        return self.xp.asarray(x) if isinstance(x, np.ndarray) else x
 
     def _call(self, calls: Sequence[Callable[[int], None]]) -> Callable[[], None]:
         """Start calls together on the current stream; the returned function waits for them, unless
         they are captured.
         """
-        with self._device:
-            stream = self._cupy.cuda.get_current_stream()
+        with self.device:
+            stream = self.xp.cuda.get_current_stream()
             try:
                 self._nccl.groupStart()
                 for call in calls:
@@ -54,7 +52,7 @@ class NcclComm(Comm):
                 raise RankError(f"NCCL: {error}") from error
             if stream.is_capturing():  # what is captured, the host cannot wait for
                 return _nothing
-            event = self._cupy.cuda.Event(disable_timing=True)
+            event = self.xp.cuda.Event(disable_timing=True)
             event.record(stream)
         return lambda: self._wait(event)
 
@@ -77,8 +75,8 @@ class NcclComm(Comm):
             return lambda: [np.empty(0, np.uint8) for _ in counts]
         padded = np.zeros(most, np.uint8)
         padded[: len(sent)] = sent
-        with self._device:
-            mine, room = self._there(padded), self._cupy.empty(self.size * most, np.uint8)
+        with self.device:
+            mine, room = self._there(padded), self.xp.empty(self.size * most, np.uint8)
         kind = self._nccl.NCCL_UINT8
         wait = self._call([partial(self._comm.allGather, mine.data.ptr, room.data.ptr, most, kind)])
 
@@ -89,11 +87,11 @@ class NcclComm(Comm):
 
         return finish
 
-    def start_broadcast(self, pieces: Sequence[tuple[int, Any]]) -> Callable[[], None]:
+    def start_rows(self, rows: Sequence[tuple[int, Any]]) -> Callable[[], None]:
         kind, calls = self._nccl.NCCL_UINT8, []
-        with self._device:
-            there = [self._there(piece) for _, piece in pieces]
-        for (root, _), memory in zip(pieces, there, strict=True):
+        with self.device:
+            there = [self._there(piece) for _, piece in rows]
+        for (root, _), memory in zip(rows, there, strict=True):
             if memory.size:
                 at = memory.data.ptr
                 calls.append(partial(self._comm.broadcast, at, at, memory.size, kind, root))
@@ -101,7 +99,7 @@ class NcclComm(Comm):
 
         def finish() -> None:
             wait()
-            for (root, piece), memory in zip(pieces, there, strict=True):
+            for (root, piece), memory in zip(rows, there, strict=True):
                 if isinstance(piece, np.ndarray) and root != self.rank:
                     piece[:] = memory.get()
 
@@ -109,8 +107,8 @@ class NcclComm(Comm):
 
     def fill(self, pieces: Sequence[Sequence[Any]]) -> Callable[[], None]:
         kind, total = self._nccl.NCCL_INT32, self._nccl.NCCL_SUM
-        with self._device:
-            main = self._cupy.cuda.get_current_stream()
+        with self.device:
+            main = self.xp.cuda.get_current_stream()
             rooms = []
             for own in pieces:
                 for r, piece in enumerate(own):
@@ -129,13 +127,13 @@ class NcclComm(Comm):
 
     def _event(self, first: Any, then: Any) -> None:
         """Make what enters one stream from now on wait for what is in another."""
-        with self._device:
-            event = self._cupy.cuda.Event(disable_timing=True)
+        with self.device:
+            event = self.xp.cuda.Event(disable_timing=True)
             event.record(first)
             then.wait_event(event)
 
     def start_add(self, values: Any, counts: Sequence[int]) -> Callable[[], Any]:
-        with self._device:
+        with self.device:
             there = self._there(values)
             is_double = there.itemsize == 8
             ends = np.cumsum(counts)
@@ -159,9 +157,9 @@ class NcclComm(Comm):
         self, sent: Any, counts: Sequence[int], room: Any, received: Sequence[int]
     ) -> Callable[[], None]:
         kind, calls = self._nccl.NCCL_UINT8, []
-        with self._device:
+        with self.device:
             given = self._there(sent)
-            taken = self._cupy.empty(room.size, np.uint8) if isinstance(room, np.ndarray) else room
+            taken = self.xp.empty(room.size, np.uint8) if isinstance(room, np.ndarray) else room
             parts, rooms = cut(given, counts), cut(taken, received)
             for other in range(self.size):
                 if other == self.rank:

@@ -120,7 +120,7 @@ class ProcessGroup(Comm):
 
         return finish
 
-    def _start_rows(self, rows: Sequence[tuple[int, Bytes]]) -> Callable[[], None]:
+    def start_rows(self, rows: Sequence[tuple[int, Bytes]]) -> Callable[[], None]:
         # gathering would need equal rows
         works, sent, received = list[Any](), list[Any](), list[tuple[Any, Any]]()
         for root, row in rows:

@@ -7,21 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import Array, dtype_name, library, like, place, to_host
+from arrayopt.arrays import Array, library, like, place, to_host
 from arrayopt.engines.base import Partials, Report
 from arrayopt.params.groups import Group
 from arrayopt.ranks import homes
 from arrayopt.ranks.agreement import Agreement
 from arrayopt.ranks.alone import Alone
 from arrayopt.ranks.collect import collect, pieces_of
-from arrayopt.ranks.comm import Bytes, as_bytes
+from arrayopt.ranks.comm import AddingComm, Bytes, DeviceComm, as_bytes
 from arrayopt.ranks.gather import Arrivals, Gather
 from arrayopt.ranks.partition import check_parts, divide, shards
 from arrayopt.ranks.reading import can_read
 from arrayopt.ranks.same import checksum, is_odd
 from arrayopt.ranks.settings import Ranks, as_ranks
 from arrayopt.ranks.sums import Sums
-from arrayopt.ranks.taken import Taken
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["Team", "team"]
@@ -41,10 +40,9 @@ class Team(Agreement):
     def __init__(self, ranks: Ranks, engine: str) -> None:
         super().__init__(ranks.open(), ranks.check)
         self._ranks, self._engine = ranks, engine
-        fast = ranks.reduction == "fast" and self._comm.adds
+        fast = ranks.reduction == "fast" and isinstance(self._comm, AddingComm)
         self._sums = Sums(self._comm, mean=ranks.grads == "mean", fast=fast)
         self.sums = ranks.grads != "reduced"
-        self._taken = Taken(self._comm, self._sums)
         self.captured, self.has_homes = self._comm.on_device, False
         self._gather: Gather | None = None  # of the last step
         self._processes: list[int] | None = None  # that read each other's memory, once it is known
@@ -91,47 +89,48 @@ class Team(Agreement):
         if self.has_homes:
             homes.bring(self._comm, tensors, grads, rooms)
 
-    def reduce(
-        self, tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]
-    ) -> None:
+    def reduce(self, grads: list[Array | None], rooms: list[Array | None]) -> None:
         """Put the gradients of a step into their rooms."""
         if self.sums:
-            self._sums.reduce(tensors, grads, rooms)
+            self._sums.reduce(grads, rooms)
 
     def hold(self) -> None:
         """Make the memory that `reduce` needs where it is captured, as it was for the last step."""
         if self._comm.on_device:
             self._sums.kept.hold()
 
-    def take(self, tensors: Sequence[Tensor], index: int, grad: Array, *, wide: bool) -> None:
+    def take(self, tensors: Sequence[Tensor], index: int, grad: Array, *, wide: bool) -> Array:
         """Begin to add up the gradient of a tensor; its memory is free afterwards.
 
-        With `wide`, gradients are sent in the dtype in which they are added.
+        With `wide`, gradients are sent in the dtype in which they are added. Return zeros in place
+        of the gradient.
         """
-        self._refuse_torn("Optimizer.give")
-        self._taken.check(tensors, index, dtype_name(grad))
+        if self.torn is not None:
+            self._refuse_torn("Optimizer.give")
+        zeros = self._sums.check(tensors, index, grad)
         try:  # as `_answered`, which takes a microsecond
-            self._taken.take(tensors, index, grad, wide=wide)
+            self._sums.take(tensors, index, grad, zeros, wide=wide)
         except BaseException as error:
             self._break_off("Optimizer.give", error)
             raise
+        return zeros
 
     def taken(self, tensors: Sequence[Tensor], *, wide: bool = False) -> list[Array | None]:
         """Wait for what was taken to be added up, and return the sums in their rooms."""
         self._refuse_torn("Optimizer.step")
         with self._answered("Optimizer.step"):
-            self._taken.finish(tensors, wide=wide)
-        return self._taken.rooms
+            self._sums.finish(tensors, wide=wide)
+        return self._sums.taken
 
     def drop_taken(self) -> None:
         """Forget what was taken."""
-        self._taken.clear()
+        self._sums.clear()
 
     def renew(self, tensors: Sequence[Tensor]) -> None:
         super().renew(tensors)
         if self.sums and self.torn is None and not self._comm.renews:
             self.taken(tensors)  # messages that are on their way can only be waited for
-        self._taken.clear()
+        self._sums.clear()
 
     def swap(self, wanted: list[Partials]) -> Callable[[], None]:
         """Start filling in the partial results of other ranks; the returned function ends it."""
@@ -139,7 +138,7 @@ class Team(Agreement):
         for partials in wanted:
             on_host = isinstance(partials.pieces[self.rank], np.ndarray)
             (there if self._comm.on_device and not on_host else rest).append(partials)
-        if not there:
+        if not there or not isinstance(self._comm, DeviceComm):
             return self._swap_on_host(wanted)
         with there[0].where():
             end_device = self._comm.fill([partials.pieces for partials in there])
@@ -215,13 +214,13 @@ class Team(Agreement):
 
     def gather(self, tensors: Sequence[Tensor]) -> None:
         """Fetch the parameters that other ranks have updated."""
-        self._gather_of(self._taken.forward(tensors))()
+        self._gather_of(self._sums.forward(tensors))()
         self._send_back(tensors)
 
     def start_gather(self, tensors: Sequence[Tensor]) -> Arrivals:
         """Start to fetch them."""
         self._send_back(tensors)
-        return Arrivals(self._gather_of(self._taken.forward(tensors)))
+        return Arrivals(self._gather_of(self._sums.forward(tensors)))
 
     def _gather_of(self, tensors: Sequence[Tensor]) -> Gather:
         """Return what gathers the parameters of a step, the same as in the last step if it can."""
@@ -263,7 +262,7 @@ class Team(Agreement):
         made.replaced = copy.deepcopy(self.replaced, memo)
         made._gather = None
         made._told, made._inside = None, 0
-        made._taken = Taken(made._comm, made._sums)
+        made._sums = self._sums.another()
         return made
 
     def __reduce__(self) -> Any:

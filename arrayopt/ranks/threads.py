@@ -96,7 +96,7 @@ class ThreadComm(Comm):
         number = self._mail.send(self.rank, dict.fromkeys(range(self.size), sent.copy()))
         return lambda: [self._receive(source, number) for source in range(self.size)]
 
-    def _start_rows(self, rows: Sequence[tuple[int, Bytes]]) -> Callable[[], None]:
+    def start_rows(self, rows: Sequence[tuple[int, Bytes]]) -> Callable[[], None]:
         others = [rank for rank in range(self.size) if rank != self.rank]
         parts = dict[int, Bytes]()
         for root, row in rows:

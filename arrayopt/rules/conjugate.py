@@ -175,7 +175,8 @@ class SPG(OneUnknown):
         large = xp.where(first, h.first_step, size) / nonzero(xp, reach)
         far = xp.where(later & (along > 0), square / nonzero(xp, along), large)
         far = clamp(xp, far, 1e-10, 1e10)
-        d = xp.where(taken, self._to(xp, p, g, far, h) - p, s["d"])
+        to = self._to(xp, p, g, far, h)
+        d = xp.where(taken, to - p, s["d"])
         x, grad = xp.where(taken, p, s["x"]), xp.where(taken, g, s["grad"])
 
         weight = xp.where(first, 1.0, self._kept(s["weight"], h) + 1.0)
@@ -195,7 +196,8 @@ class SPG(OneUnknown):
             "value": xp.where(taken, f, s["value"]),
             "off": xp.where(taken, np.inf, disagreement(xp, s, f, there, finite)),
         }
-        return x + numbers["step"] * d, {"x": x, "grad": grad, "d": d, **numbers, **company}
+        new = xp.where(taken, to, x + numbers["step"] * d)  # x + d, rounded, may lie outside
+        return new, {"x": x, "grad": grad, "d": d, **numbers, **company}
 
     def _kept(self, weight: Array, h: Any) -> Array:
         return h.memory * weight

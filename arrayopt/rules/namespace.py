@@ -47,6 +47,9 @@ class _RuleNamespace:
         """`yes` where the condition holds, else `no`; the condition may be a Python bool."""
         if is_array(condition):
             return self._xp.where(condition, yes, no)
+        if condition not in (-2, -1, 0, 1):
+            raise TypeError(f"xp.where: the condition must be an array of bools, or a bool; got {condition!r}")
+        condition = bool(condition & 1)  # of Python's bools, ~False is -1 and ~True is -2
         like = next((x for x in (yes, no) if is_array(x)), None)
         if like is None:
             return yes if condition else no

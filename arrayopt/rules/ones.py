@@ -42,6 +42,9 @@ def update_of_ones(rule: Any, rank: int, heard: Heard, *, valued: bool | None = 
     given |= {} if valued is None else {VALUE: 1.0 if valued else None}
     with np.errstate(all="ignore"):
         slots = rule.all_slots(np, ones, "float64")
+        for x in (ones, *slots.values()):
+            if isinstance(x, np.ndarray):
+                x.flags.writeable = False  # whether a rule writes is looked for where numbers are a user's
         rule(rule_namespace(np), ones, ones, slots, Values(**values, t=t, **given))
 
 

@@ -10,6 +10,7 @@ from arrayopt.arrays import WORKING, Array, dtype_name, place, size, to_host
 from arrayopt.ranks.agreement import Agreement
 from arrayopt.ranks.alone import Alone
 from arrayopt.ranks.comm import as_bytes
+from arrayopt.ranks.reduction import add_up
 from arrayopt.ranks.settings import Ranks, as_ranks
 
 __all__ = ["One", "ranks_of"]
@@ -72,12 +73,8 @@ class Several(Agreement, One):
         parts = np.array_split(flat, self.size)
         own = parts[self.rank].nbytes
         received = self._comm.alltoall(list(map(as_bytes, parts)), [own] * self.size)
-        with np.errstate(all="ignore"):  # infinity and NaN are data
-            total = received[0].view(flat.dtype).copy()
-            for part in received[1:]:
-                total += part.view(flat.dtype)
-            if self._grads == "mean":
-                total /= self.size
+        total, *others = (part.view(flat.dtype) for part in received)
+        add_up(others, total, self.size if self._grads == "mean" else 1)
         counts = [part.nbytes for part in parts]
         pieces = self._comm.allgather(as_bytes(total), counts)()
         whole = np.concatenate(pieces).view(flat.dtype).reshape(tuple(mine.shape))

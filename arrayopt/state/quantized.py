@@ -105,7 +105,8 @@ def quantized(x: Array, dtype: str, layers: int = 0) -> tuple[Array, Array]:
     scale = xp.astype(xp.astype(largest, scale_dtype), xp.float32)
     scale = xp.where(scale < TINY, xp.zeros_like(scale), scale)
     kept = xp.isfinite(scale) & (scale > 0)
-    factor = xp.where(kept, top / xp.where(kept, scale, xp.ones_like(scale)), xp.zeros_like(scale))
+    tops = xp.full_like(scale, top)  # PyTorch makes of a number over an array the reciprocal times it
+    factor = xp.where(kept, tops / xp.where(kept, scale, xp.ones_like(scale)), xp.zeros_like(scale))
     finite = xp.where(kept[..., None], blocks, xp.zeros_like(blocks))
     rounded = finite * factor[..., None]
     if dtype == "uint8":

@@ -42,11 +42,13 @@ class GivenStep(Step):
         """Begin to add up a gradient over ranks; see `Optimizer.give`."""
         if grad is None:
             return
-        several = self.accumulator.every > 1
-        mean = self._added(place, grad) if several else grad
-        if mean is not None:
-            self._ranks.take(self._parameters.all, place, mean, wide=several)
-        self.release.took(name, zeros_in_place_of(grad))
+        if self.accumulator.every == 1:
+            zeros = self._ranks.take(self._parameters.all, place, grad, wide=False)
+        else:
+            mean, zeros = self._added(place, grad), zeros_in_place_of(grad)
+            if mean is not None:
+                self._ranks.take(self._parameters.all, place, mean, wide=True)
+        self.release.took(name, zeros)
 
     def _added(self, place: int, grad: Array) -> Array | None:
         """Add a gradient to those before it; return the mean in the last micro-step."""

@@ -23,9 +23,7 @@ def _detach(hooks: list[Any], entry: Any) -> None:
 
 
 class _Hook:
-    """One registration of a hook: the same function may be registered several times, and removed
-    one by one.
-    """
+    """One registration of a hook; the same function may have several, removed one by one."""
 
     def __init__(self, hook: Any) -> None:
         self.hook = hook

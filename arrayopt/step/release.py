@@ -22,9 +22,8 @@ class Release:
     def __init__(self) -> None:
         self.given: dict[str, Any] = {}
         self.refused: dict[str, str] = {}
-        self._settings: tuple[Any, ...] | None = (
-            None  # of the step, where tensors have been updated
-        )
+        # of the step, where tensors have been updated
+        self._settings: tuple[Any, ...] | None = None
 
     def __bool__(self) -> bool:
         return bool(self.given or self.refused)

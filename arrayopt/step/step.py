@@ -156,7 +156,7 @@ class Step:
             Gets what is reported, by tensor name, and the joint norm of all gradients, as part of
             the step.
         counted : bool
-            Whether `advance` has counted the step.
+            Whether others count the step; then micro-steps are recorded, too.
         """
         # after a vote the others take it to be made
         with _NOTHING if self._team.size == 1 else uninterrupted():
@@ -183,17 +183,17 @@ class Step:
             if adding is not None and not self.accumulator.last:
                 with Commit(self._team):
                     self.accumulator.add(adding)
+                    record({}, None) if counted else None
                 return False
             grads = begun.rooms
             if team.size > 1 and not begun.reduced:
-                self._ranks.reduce(self._parameters.all, begun.grads, grads)
+                self._ranks.reduce(begun.grads, grads)
                 if self._run.captured or self.capturing:
                     self._run.record(begun.grads)
             if team.size > 1:
                 self._ranks.bring(self._parameters.all, begun.grads, grads)
-            if adding is None or team.size > 1:
-                norms_of: Callable[[], Measures] = partial(measures, coming.buckets, grads)
-            else:
+            norms_of: Callable[[], Measures] = partial(measures, coming.buckets, grads)
+            if adding is not None and team.size == 1:
                 norms_of = partial(getattr, adding, "measures")
             scaled = self.accumulator.every == 1
             verdict = self.judging.judge(norms_of, known, scaled=scaled)

@@ -42,3 +42,20 @@ def test_gradients_of_16_bits_give_the_bits_of_equal_ones_of_32(engine, row, dty
 
     narrow, wide = run(wide=False), run(wide=True)
     assert {key for key in wide if narrow[key] != wide[key]} == set()
+
+
+WIDE = [(engine, name) for engine in FUSED if engine != "numba" for name in ("LAMB", "LANS")]
+
+
+@pytest.mark.parametrize(("engine", "name"), marked(WIDE, lambda engine, name: name == "LAMB"))
+def test_gradients_of_64_bits_give_the_bits_of_equal_ones_of_32(engine, name):
+    """With them, sums in whole vectors could not be compiled."""
+
+    def run(dtype):
+        rng = np.random.default_rng(0)
+        opt = ao.Optimizer({x: np.ones(s, np.float32) for x, s in SHAPES.items()}, getattr(ao, name)(), engine=engine)
+        for _ in range(3):
+            opt.step({x: np.asarray(rng.standard_normal(s), np.float32).astype(dtype) for x, s in SHAPES.items()})
+        return bits(held(opt))
+
+    assert run(np.float64) == run(np.float32)

@@ -48,6 +48,7 @@ ADDED = {
         lambda p, g: np.floor(p) + 100.0 * np.ceil(g) + np.floor(p * np.float32(1e30)) * np.float32(1e-30),
     ),
     "hypot": (lambda xp, p, g: xp.hypot(p, g), np.hypot),
+    "remainder": (lambda xp, p, g: p % g, np.remainder),
     "log2": (lambda xp, p, g: xp.log2(xp.abs(p)) + xp.reciprocal(g), lambda p, g: np.log2(abs(p)) + 1 / g),
     "isnan": (
         lambda xp, p, g: xp.where(xp.isnan(p) | xp.isnan(g), 1.0, xp.astype(xp.isnan(p - g), xp.float32) + 2.0),
@@ -238,3 +239,11 @@ def test_a_row_is_all_that_a_reduction_takes(engine, monkeypatch):
         expected = function(np, p, g)
         ao.Optimizer(p, of(function), engine=engine).step(g)
         np.testing.assert_allclose(p, expected, rtol=1e-9)
+
+
+def test_rows_and_a_sum_meet_between_passes():
+    """Devices combine partial results in the loops between passes; a condition per row is kept for a later one."""
+    rule = of(lambda xp, p, g: p * xp.where(xp.all(p > g, axis=-1, keepdims=True), 2.0, xp.sum(g)))
+    p, g = np.array([[3.0, 4.0], [0.0, 4.0], [5.0, 6.0]]), np.ones((3, 2))
+    for engine, found in runs(rule, [p], [g]).items():
+        np.testing.assert_array_equal(found[0], p * np.array([[2.0], [6.0], [2.0]]), err_msg=engine)

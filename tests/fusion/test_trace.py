@@ -162,6 +162,10 @@ AXES = {
         g * xp.sum((xp.expand_dims(g, axis=-1) * xp.expand_dims(g, axis=-2)) ** 2) if p.ndim else g
     ),
     "all but the first": lambda xp, p, g: g / xp.sqrt(1 + xp.sum(g * g, axis=tuple(range(1, p.ndim)), keepdims=True)),
+    "rows as columns": lambda xp, p, g: g + (xp.reshape(g.mT, p.shape) if p.ndim > 1 else 0.0),
+    "columns as a matrix": lambda xp, p, g: (
+        g + xp.sum(xp.reshape(g.mT, (g.mT.shape[0], -1)) * (g.mT if p.ndim == 2 else 1.0)) if p.ndim > 1 else g
+    ),
     "no axis": lambda xp, p, g: p + xp.mean(g, axis=()) + xp.max(p, axis=()),
     "rows and columns": lambda xp, p, g: (
         g * xp.expand_dims(xp.mean(g * g, axis=-1), axis=-1) * xp.mean(g * g, axis=0) if p.ndim == 2 else g
@@ -422,3 +426,10 @@ def test_what_is_made_of_plain_numbers_is_of_the_dtype_of_arithmetic():
 def test_the_namespace_of_symbols_can_be_put_into_a_set():
     """As `array_namespace` of array-api-compat 1.12 to 1.14 does."""
     assert {NAMESPACE, NAMESPACE} == {NAMESPACE}
+
+
+@pytest.mark.parametrize("engine", ["numpy", "cpp"])
+def test_a_slot_without_the_axes_of_batches_is_refused(engine):
+    rule = made(lambda xp, p, g, s, h: (p - g * s["a"], {"a": s["a"]}), lambda xp, p: {"a": xp.sum(p, axis=0)})()
+    with pytest.raises(ValueError, match="a value over RC of ARC is not fused"):
+        ao.Optimizer(np.ones((2, 3, 4)), rule, engine=engine)

@@ -57,6 +57,11 @@ CASES = {
     "len": (lambda xp, p, g, h: p - len(g) * g, r"has no length"),
     "list": (lambda xp, p, g, h: p - [1] * g, r"cannot trace an operation with a list"),
     "if": (lambda xp, p, g, h: p if xp.sum(g) > 0 else g, r"use xp.where or &"),
+    "bits": (lambda xp, p, g, h: p - (h.t & 1) * g, r"traced for conditions, not for numbers"),
+    "number as condition": (lambda xp, p, g, h: xp.where(g, p, g), r"condition of xp.where must be one"),
+    "sum of conditions": (lambda xp, p, g, h: p - ((h.t > 1) + (h.lr > 0)) * g, r"`add` of conditions alone"),
+    "number of a condition": (lambda xp, p, g, h: p - ~(h.t > 1) * g, r"write the opposite"),
+    "wider": (lambda xp, p, g, h: p - xp.astype(g, xp.float32), r"`astype` of float64 to float32"),
     "index": (lambda xp, p, g, h: p * g[0, 0], r"cannot be indexed"),
 }
 
@@ -142,7 +147,7 @@ def _changes_its_own(xp, p, g, s, h):
     m = 0.9 * s["m"]
     m += g
     m *= 2.0
-    for same in (1.0 * g, s["m"] / 1.0, xp.where(h.t > 0, g, g), xp.sum(s["m"] * 1.0)):
+    for same in (1.0 * g, s["m"] / 1.0, xp.where(h.t > 0, g, g), xp.sum(s["m"] * 1.0), xp.astype(g, g.dtype)):
         own = same
         own *= h.lr  # it has the values of what was given, and not its memory
         m = m + 0.0 * own

@@ -21,6 +21,9 @@ def way(request, monkeypatch):
         assert watch.numpy_words() is not None
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:Setting the .* on a NumPy array:DeprecationWarning")  # of NumPy 2.5
+
+
 def grown(x):
     """Other memory, and back to the old shape: what the old address holds is anybody's now."""
     shape = x.shape

@@ -7,6 +7,7 @@ import numpy as np
 from mpi4py import MPI
 
 from tests.cudacpu.standin import streams
+from tests.cudacpu.standin.memory import written
 
 NCCL_UINT8, NCCL_INT32, NCCL_FLOAT32, NCCL_FLOAT64, NCCL_SUM = 1, 2, 7, 8, 0
 TYPES = {NCCL_UINT8: np.uint8, NCCL_INT32: np.int32, NCCL_FLOAT32: np.float32, NCCL_FLOAT64: np.float64}
@@ -24,9 +25,16 @@ def groupEnd():
     global _begun
     begun, _begun = _begun, None
     if begun:
-        calls, (stream, *others) = [call for call, _ in begun], {stream for _, stream in begun}
+        stream, *others = {stream for _, stream, _ in begun}
         assert not others
-        streams.enqueue(lambda: MPI.Request.Waitall([call() for call in calls]), streams.by_pointer(stream))
+
+        def make():
+            MPI.Request.Waitall([call() for call, *_ in begun])
+            for *_, room in begun:
+                if room is not None:
+                    written(room.ctypes.data, room.nbytes)
+
+        streams.enqueue(make, streams.by_pointer(stream))
         if not streams.by_pointer(stream).is_capturing():
             streams.by_pointer(stream).synchronize()  # a device works on, whether somebody waits for it or not
 
@@ -59,27 +67,28 @@ class NcclCommunicator:
     def abort(self):
         self.aborted = True
 
-    def _later(self, call, kind, stream):
+    def _later(self, call, kind, stream, room=None):
         import cupy
 
         assert kind in TYPES
         assert stream == cupy.cuda.get_current_stream().ptr
         assert not self.aborted
-        _begun.append((call, stream))
+        _begun.append((call, stream, room))
 
     def allGather(self, sent, received, count, kind, stream):
         rooms = memory(received, count * self.comm.size)
-        self._later(lambda: self.comm.Iallgather(memory(sent, count), rooms), kind, stream)
+        self._later(lambda: self.comm.Iallgather(memory(sent, count), rooms), kind, stream, rooms)
 
     def broadcast(self, sent, received, count, kind, root, stream):
         assert sent == received
-        self._later(lambda: self.comm.Ibcast(memory(sent, count), root), kind, stream)
+        room = memory(sent, count)
+        self._later(lambda: self.comm.Ibcast(room, root), kind, stream, room)
 
     def allReduce(self, sent, received, count, kind, op, stream):
         assert sent == received
         assert op == NCCL_SUM
         room = memory(received, count * np.dtype(TYPES[kind]).itemsize).view(TYPES[kind])
-        self._later(lambda: self.comm.Iallreduce(MPI.IN_PLACE, room), kind, stream)
+        self._later(lambda: self.comm.Iallreduce(MPI.IN_PLACE, room), kind, stream, room)
 
     def reduce(self, sent, received, count, kind, op, root, stream):
         assert op == NCCL_SUM
@@ -89,13 +98,14 @@ class NcclCommunicator:
             self._later(lambda: self.comm.Ireduce(there, None, root=root), kind, stream)
         else:
             given = MPI.IN_PLACE if sent == received else there
-            self._later(lambda: self.comm.Ireduce(given, room, root=root), kind, stream)
+            self._later(lambda: self.comm.Ireduce(given, room, root=root), kind, stream, room)
 
     def send(self, sent, count, kind, peer, stream):
         self._later(lambda: self.comm.Isend(memory(sent, count), peer), kind, stream)
 
     def recv(self, received, count, kind, peer, stream):
-        self._later(lambda: self.comm.Irecv(memory(received, count), peer), kind, stream)
+        room = memory(received, count)
+        self._later(lambda: self.comm.Irecv(room, peer), kind, stream, room)
 
 
 def module():

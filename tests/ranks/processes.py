@@ -166,7 +166,7 @@ def doors(comm, rank, size):
                 made.append(ddp(net, process_group=comm))
                 made[-1](torch.tensor([1, 2])).sum().backward()
 
-            with pytest.raises(ValueError, match="before DistributedDataParallel has added up those of other"):
+            with pytest.raises(ValueError, match="before DistributedDataParallel has added them up"):
                 train()
 
 

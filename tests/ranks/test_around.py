@@ -118,8 +118,11 @@ def test_a_part_that_lies_on_another_is_an_error(engine):
 
 @each_compiled
 @pytest.mark.parametrize("reduction", ["ordered", "fast"])
-def test_means_take_two_buckets_of_memory(engine, reduction, monkeypatch):
-    """Beside the gradients and their means; one large tensor took as much as 2.6 times its gradient, and 3.7 times."""
+def test_means_take_three_buckets_of_memory(engine, reduction, monkeypatch):
+    """Beside the gradients and their means: one that is filled, one that is sent, and what is received of that.
+
+    One large tensor took as much as 2.6 times its gradient, and 3.7 times.
+    """
     monkeypatch.setattr(layout_module, "ROUND", 1 << 18)
     n, every = 2_000_000, []
 
@@ -142,8 +145,8 @@ def test_means_take_two_buckets_of_memory(engine, reduction, monkeypatch):
 
     ao.ranks.run(2, rank)
     means = 4 * n  # of both ranks, which are threads here
-    # each of two ranks has two buckets as it sends them, one as it gets it, and of one the sums of each way
-    assert every[0] < means + 2 * 4 * layout_module.ROUND + 500_000
+    # and each of two ranks has the sums of its half of the bucket before, which are on their way
+    assert every[0] < means + 2 * 3.5 * layout_module.ROUND + 100_000
 
 
 def test_the_list_of_what_is_gathered_is_made_once(monkeypatch):

@@ -29,6 +29,7 @@ def calls(monkeypatch):
             if self.rank == 0:
                 found[name] += 1
                 found["bytes"] += args[0].nbytes if name == "start_alltoall" else 0
+                found["parameters"] += sum(x.nbytes for _, x in args[0]) if name == "start_broadcast" else 0
             return real(self, *args)
 
         monkeypatch.setattr(ThreadComm, name, call)
@@ -66,7 +67,7 @@ def test_parameters_travel_by_buckets(calls, wait):
     found = steps(calls, "reduced", wait=wait)
     buckets = found.pop("start_broadcast")
     assert BUCKETS <= buckets <= BUCKETS + 1
-    assert found == {"allgather": 1, "bytes": 0}  # the vote
+    assert found == {"allgather": 1, "bytes": 0, "parameters": BYTES}  # the vote
 
 
 @pytest.mark.parametrize(("wait", "most"), [(True, 3), (False, BUCKETS + 1)])
@@ -104,9 +105,10 @@ def test_gradients_travel_by_buckets(calls, given, reduction):
 
 @pytest.mark.parametrize("given", [True, False])
 def test_sixteen_bits_travel_in_sixteen_bits(calls, given):
-    """Buckets are filled by the bytes of sums: of those each rank adds half."""
+    """Buckets are filled by the bytes of sums: of those each rank adds half. Each tensor's sums are aligned."""
     import ml_dtypes
 
     found = steps(calls, "mean", given=given, dtype=ml_dtypes.bfloat16)
     assert found["start_alltoall"] == 2 * BUCKETS
-    assert found["bytes"] == BYTES // 2 + BYTES // 2
+    assert found["parameters"] == BYTES // 2
+    assert BYTES <= found["bytes"] <= BYTES + len(SHAPES) * 4 * layout.ALIGNED

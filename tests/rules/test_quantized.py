@@ -75,6 +75,15 @@ def test_codes_are_those_of_the_definition(n, dtype, library):
     assert backend.numpy(dequantized(*made)).tolist() == values
 
 
+@pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
+def test_factors_are_quotients(library):
+    """The reciprocal times the top, which PyTorch takes for the top over an array, has another last bit."""
+    x = np.array([1.03125, float.fromhex("0x1.8d8d8cp-8")], np.float32)
+    codes, _, _ = witness(x, 255)
+    backend = BACKENDS[library]
+    assert backend.numpy(quantized(backend.array(x), "uint8")[0]).tolist() == codes
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_is_no_number_never_becomes_one(bad):
     x = np.ones(70, np.float32)

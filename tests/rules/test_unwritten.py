@@ -21,6 +21,11 @@ def clips_in_place(xp, p, g, m, h):
     return p - g, m
 
 
+def caps_in_place(xp, p, g, m, h):
+    np.clip(g, None, 1.0, out=g)  # which ones are not changed by
+    return p - g, m
+
+
 def views(xp, p, g, m, h):
     mine = np.asarray(m)
     mine += g
@@ -57,6 +62,7 @@ def rule_of(f):
 WRITERS = {
     adds_in_place: (np.asarray, "m"),
     clips_in_place: (np.asarray, "g"),
+    caps_in_place: (np.asarray, "g"),
     views: (np.asarray, "m"),
     clamps: (torch.asarray, "g"),
     scales_zeros: (torch.asarray, "m"),

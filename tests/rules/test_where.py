@@ -8,6 +8,7 @@ import numpy as np
 
 import arrayopt as ao
 from tests.support.engines import each_engine
+from tests.support.tracing import made
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -61,3 +62,13 @@ def test_conditions_under_jit():
     for g in GRADS:
         params, state = step(params, jnp.asarray(g, "float32"), state)
     np.testing.assert_allclose(params, exact(P, GRADS), rtol=1e-6)
+
+
+@each_engine
+def test_the_opposite_of_a_condition(engine):
+    """Of Python's bools ~ makes -1 and -2, which are both true."""
+    rule = made(lambda xp, p, g, s, h: (xp.where(~(h.t > 1), g, xp.where((h.t > 2) & ~(h.t > 3), p, 2.0 * g)), {}))()
+    opt, found = ao.Optimizer(np.zeros(2), rule, engine=engine), []
+    for t in range(1, 5):
+        found.append(opt.step(np.full(2, float(t)))[0])
+    assert found == [1.0, 4.0, 4.0, 8.0]

@@ -153,6 +153,20 @@ def test_bounds():
 PAIRS = [(rule, engine) for rule in RULES for engine in ("array_api", "numpy", "cpp", "numba")]
 
 
+def test_it_evaluates_only_inside_of_a_set():
+    """Also by no rounding: x + (high - x) may be larger than high."""
+    high, outside = np.float32(0.8), []
+    for seed in range(20):
+        start = np.random.default_rng(seed).standard_normal(8).astype("float32")
+
+        def f(x):
+            outside.extend(x[x > high])
+            return float(((x - 1.5) ** 2).sum()), 2 * (x - np.float32(1.5))
+
+        ao.minimize(f, start, project=ao.projections.box(-0.5, 0.8), engine="numpy")
+    assert not outside
+
+
 @pytest.mark.parametrize(("rule", "engine"), marked(PAIRS, lambda rule, engine: engine in ("array_api", "cpp")))
 def test_each_problem_of_a_batch_goes_as_it_goes_alone(rule, engine):
     starts = np.random.default_rng(0).uniform(-2, 2, (10, 2))

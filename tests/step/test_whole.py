@@ -11,6 +11,7 @@ import pytest
 
 import arrayopt as ao
 from arrayopt.engines import batch
+from arrayopt.step import step
 from tests.support.engines import each_fused
 
 SHAPES = {"w": (40, 30), "b": (30,), "h": (7,)}
@@ -68,6 +69,23 @@ def test_an_interrupt_before_the_first_write_changes_nothing(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         opt.step(grads)
     assert state(opt) == before
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_gradient_that_was_given_is_noted_before_an_interrupt(every, monkeypatch):
+    class Interrupted(step.Commit):
+        def __enter__(self):
+            super().__enter__()
+            os.kill(os.getpid(), signal.SIGINT)
+
+    opt = ao.Optimizer({"w": np.ones(2), "b": np.zeros(2)}, ao.SGD(lr=0.1), engine="numpy", accumulate=every)
+    monkeypatch.setattr(step, "Commit", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        opt.give("w", np.ones(2))
+    with pytest.raises(RuntimeError, match=r"1 gradients were given in an unfinished step"):
+        opt.state_dict()
+    with pytest.raises(ValueError, match="'w' was already given"):
+        opt.give("w", np.ones(2))
 
 
 def test_two_threads_in_one_optimizer():
