@@ -1,12 +1,12 @@
 """Printing the statements that C++ for CPUs and CUDA have in common."""
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 from arrayopt.codecs import STORED
 from arrayopt.engines.printer import Lines, Printer
-from arrayopt.fusion import bulk, program
+from arrayopt.fusion import program
 from arrayopt.fusion.graph import Node
 
 __all__ = ["CPlusPlus", "Words"]
@@ -39,10 +39,6 @@ class CPlusPlus(Words, Printer):
 
     whole: ClassVar[str]
     """The type of whole numbers."""
-    table: ClassVar[str] = "static const"
-    """What tables in the code are."""
-    each: ClassVar[str] = "int i = 0; i < n; ++i"
-    """How one goes over the numbers of a wave."""
 
     def column(self, name: str) -> str:
         return f"t[{name}]"
@@ -50,32 +46,6 @@ class CPlusPlus(Words, Printer):
     def stored(self, array: str) -> str:
         """The type of what an array holds."""
         return STORED[self.storage[array]].cuda
-
-    def tables(self, body: Iterable[program.Statement]) -> None:
-        """Print the tables of the waves among a function's statements, before it."""
-        for waves in body:
-            if isinstance(waves, bulk.Waves):
-                name = waves.name
-                rows = ", ".join(f"{{{', '.join(map(str, row))}}}" for row in waves.waves)
-                self.put(0, f"{self.table} int {name}_waves[][4] = {{{rows}}};")
-                self._table("int", f"{name}_levels", waves.levels)
-                self._table("int", f"{name}_sources", waves.sources)
-                self._table("double", f"{name}_constants", map(self.constant, waves.constants))
-
-    def _table(self, kind: str, name: str, values: Iterable[Any]) -> None:
-        if text := ", ".join(map(str, values)):
-            self.put(0, f"{self.table} {kind} {name}[] = {{{text}}};")
-
-    def wave(self, depth: int, waves: bulk.Waves) -> None:
-        """Print what makes a wave, whose number is `wave`."""
-        self.put(depth, f"const int* const made = {waves.name}_waves[wave];")
-        self.put(depth, "const int n = made[1], first = made[2], begin = made[3];")
-        self.put(depth, "(void)first;", "switch (made[0]) {")
-        for number, body in enumerate(waves.cases):
-            self.put(depth, f"case {number}:")
-            self.block(depth + 1, f"for ({self.each})", body)
-            self.put(depth + 1, "break;")
-        self.put(depth, "}")
 
     def block(self, depth: int, head: str, body: Sequence[program.Statement]) -> None:
         """Print statements in braces."""
@@ -93,10 +63,6 @@ class CPlusPlus(Words, Printer):
                 if turned:
                     head = f"{self.whole} {name} = {self.index(end - 1)}; {name} >= {a}; --{name}"
                 self.block(depth, f"for ({head})", inside)
-            case bulk.Waves():
-                self.put(depth, f"for (int wave = 0; wave < {len(statement.waves)}; ++wave) {{")
-                self.wave(depth + 1, statement)
-                self.put(depth, "}")
             case program.When(left, right, then, otherwise):
                 self.block(depth, f"if ({self.index(left)} == {self.index(right)})", then)
                 self.block(depth, "else", otherwise)

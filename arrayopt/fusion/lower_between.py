@@ -1,7 +1,6 @@
 """Lowering what is between the passes to a program for CPUs: loops over axes."""
 
 from collections.abc import Sequence
-from itertools import chain
 
 from arrayopt.fusion import program
 from arrayopt.fusion.graph import Node, operands
@@ -24,11 +23,6 @@ from arrayopt.fusion.rings import Rolled
 
 __all__ = ["LoopsBetween", "Statements", "loops_over"]
 
-MANY = 2048
-"""So many numbers are made in waves: of fewer, straight code is quicker; of more, it takes long to
-compile.
-"""
-
 Statements = list[program.Statement]
 
 
@@ -42,7 +36,7 @@ class LoopsBetween(Lowering):
     """
 
     seen: dict[Node, None] | None = None
-    least, many = LEAST, MANY
+    least = LEAST
 
     def rings(self, pass_: Pass, body: program.Body) -> Rolled | None:
         """See `Lowering.rings`; real numbers alone, as loops over others are not quicker."""
@@ -64,13 +58,9 @@ class LoopsBetween(Lowering):
         written.
         """
         body: Statements = [program.Let(x, column(f"IN_{x}")) for x in (*"ABRC", "NR", "NC")]
-        waving = [loop for loop in between.after if self.in_waves(loop)]
-        numbers = self.numbers(between.stores) if self.waving or waving else {}
-        stores = {x: n for x, n in between.stores.items() if x not in numbers}
-        nodes = chain.from_iterable(x.nodes for x in between.after if x not in waving)
-        reads = dict.fromkeys([*operands(nodes), *stores.values()])
+        reads = dict.fromkeys([*operands(between.nodes), *between.stores.values()])
         arrays = {n.data: n.axes for n in reads if n.op == "input"}
-        arrays |= {x: self.plan.slots[x] for x in stores}
+        arrays |= {x: self.plan.slots[x] for x in between.stores}
         body += [program.Array(x, product(axes)) for x, axes in arrays.items()]
         body += self.reads([n for n in reads if n.on_host], wide=True)
         self.seen = {}
@@ -84,14 +74,11 @@ class LoopsBetween(Lowering):
                 for reduction in run:
                     rest += self._combine(reduction)
         for loop in between.after:
-            if loop in waving:
-                rest.append(self.waves(loop.nodes, {}))
-            elif loop.reduces:
+            if loop.reduces:
                 rest += self._folded(self.folded("acc", loop), loop.axes)
             else:
                 rest += self._small(loop)
-        rest += [self.waves([], numbers)] if numbers else []
-        for array, node in stores.items():
+        for array, node in between.stores.items():
             axes = self.plan.slots[array]
             value = node if node.on_host else self.place(node)
             written = program.Write(Place(f"at_{array}", position_of(axes)), value)

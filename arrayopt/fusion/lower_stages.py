@@ -9,7 +9,7 @@ in turns. At ``positions``, of which ``i`` is one, statements are a thread's. At
 of a tensor, and one of its threads does the rest. A ``library`` makes products.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -19,10 +19,12 @@ from arrayopt.fusion.index import ZERO, Index, Place, name, number, product, ran
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.lower_between import Statements
 from arrayopt.fusion.lower_rings import in_turns, kept_room
+from arrayopt.fusion.lower_waves import Waving
 from arrayopt.fusion.lowering import Lowering, scratch_of
 from arrayopt.fusion.passes import Loop, Pass, loops
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.rings import Rolled
+from arrayopt.fusion.waves import in_waves
 from arrayopt.state.quantized import scale_of
 
 __all__ = ["apart", "in_stages", "turns_of"]
@@ -56,6 +58,7 @@ class Stages(Lowering):
         self.made: list[program.Stage] = []
         self.functions: dict[Any, program.Function] = {}
         self.of_rings = set[Node]()  # what is reduced over rings
+        self.waving = 0  # how many statements make waves by now
 
     def pass_(self, index: int, pass_: Pass) -> None:
         """A pass, or a product."""
@@ -119,7 +122,7 @@ class Stages(Lowering):
         sums = [n for n in loop.nodes if n.reduces and n not in self.of_rings]
         body += [self.combined(f"sum{n.id}", n) for n in sums]
         nodes = tuple(n for n in loop.nodes if not n.reduces)
-        waving = self.in_waves(Loop(loop.axes, nodes, False))
+        waving = bool(self.where.leaves) and in_waves(nodes, loop.axes, self.plan.element)
         made, wide = set[Node](), not loop.axes
         for node in [*sums, *(() if waving else nodes)]:
             if node.reduces:
@@ -159,6 +162,18 @@ class Stages(Lowering):
             body.append(program.Write(Place(f"at_{slot}", at), value))
         body = [*self.reads(early, wide=not axes), *body]
         self._between("positions", axes, [*first.values(), *body])
+
+    def waves(self, nodes: Iterable[Node], stores: Mapping[str, Node]) -> bulk.Waves:
+        """Values of the tensor in waves, and slots that are written then; the first waves of a plan
+        read what all need.
+        """
+        self.waving += 1
+        made = Waving(f"numbers{self.waving}", self.where, self.plan.storage)
+        if self.waving == 1:
+            made.read()
+        made.make(nodes)
+        made.keep(stores)
+        return made.made
 
     def _arrays(self, reads: Iterable[Node]) -> list[program.Array]:
         """Where the arrays among what is read lie."""

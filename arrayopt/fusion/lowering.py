@@ -2,7 +2,7 @@
 tensor, a matrix, a row and an element, and how partial results become one.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,12 +21,10 @@ from arrayopt.fusion.index import (
     ranges_of,
 )
 from arrayopt.fusion.layout import Layout
-from arrayopt.fusion.lower_waves import Waving
 from arrayopt.fusion.passes import KINDS, Loop, Pass
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.ring_members import FEWEST
 from arrayopt.fusion.rings import Rolled, rolled
-from arrayopt.fusion.waves import MANY, in_waves
 from arrayopt.state.quantized import scale_of
 
 __all__ = ["Lowering", "scratch_of"]
@@ -43,13 +41,9 @@ class Lowering:
         Passes in loops over members of rings, those that are such.
     least : int
         How many members such rings have at least.
-    many : int
-        How many numbers are made in waves at least.
-    waving : int
-        How many statements make waves by now.
     """
 
-    least, many, waving = FEWEST, MANY, 0
+    least = FEWEST
 
     def __init__(self, plan: Plan, where: Layout, kept: Iterable[Node]) -> None:
         self.plan, self.where, self.kept = plan, where, set(kept)
@@ -211,27 +205,6 @@ class Lowering:
         (term,) = reduction.args
         gone = [x for x in term.axes if x not in reduction.axes]
         return program.Fold(variable, reduction, ranges_of(gone), self.place(term))
-
-    def in_waves(self, loop: Loop) -> bool:
-        """Whether what a loop makes is made in waves."""
-        enough = len(loop.nodes) >= self.many and bool(self.where.leaves)
-        return enough and in_waves(loop.nodes, loop.axes, self.plan.element)
-
-    def numbers(self, stores: Mapping[str, Node]) -> dict[str, Node]:
-        """The slots that hold a number."""
-        return {x: n for x, n in stores.items() if not self.plan.slots[x]}
-
-    def waves(self, nodes: Iterable[Node], stores: Mapping[str, Node]) -> bulk.Waves:
-        """Values of the tensor in waves, and slots that are written then; the first waves of a plan
-        read what all need.
-        """
-        self.waving += 1
-        made = Waving(f"numbers{self.waving}", self.where, self.plan.storage)
-        if self.waving == 1:
-            made.read()
-        made.make(nodes)
-        made.keep(stores)
-        return made.made
 
     # ---- passes that are alike -------------------------------------------------------------------
 

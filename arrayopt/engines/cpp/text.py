@@ -48,7 +48,6 @@ class Text(CPlusPlus):
         for elements in program.elements_of(function.body):
             self._elements(elements)
             most = max(most, len(elements.totals))
-        self.tables(function.body)
         given = [ARGUMENTS[function.shared], *(f"int64_t AT_{x}" for x in function.scratch)]
         self.put(0, "", f"static void {function.name}({', '.join(given)}) {{")
         self.put(1, *([f"W got[{most}];"] if most else []))

@@ -2,9 +2,9 @@
 ``kernels/``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from arrayopt.engines.cplusplus import CPlusPlus, Words
 from arrayopt.engines.cuda.columns import columns
@@ -56,8 +56,7 @@ class CudaText(CudaWords, CPlusPlus):
     """
 
     words: ClassVar[dict[str, str]] = {"min": "minimum", "//": "/"}
-    whole, table = "long long", "__device__ const"
-    each = "int i = threadIdx.x % 32; i < n; i += 32"
+    whole = "long long"
 
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, *, windows: bool = False) -> None:
         where = layout(plan)
@@ -170,7 +169,7 @@ class CudaText(CudaWords, CPlusPlus):
         """A stage between passes."""
         body = list(stage.function.body)
         self.type = "double"
-        self.tables(body)
+        self._tables(body)
         self.type = "W"
         self.open(stage.function.name)
         while body and isinstance(body[0], program.Array):
@@ -238,6 +237,32 @@ class CudaText(CudaWords, CPlusPlus):
             self._waves(x)
         self.type = "W"
 
+    def _tables(self, body: Iterable[program.Statement]) -> None:
+        """Print the tables of the waves among a function's statements, before it."""
+        for waves in body:
+            if isinstance(waves, bulk.Waves):
+                name = waves.name
+                rows = ", ".join(f"{{{', '.join(map(str, row))}}}" for row in waves.waves)
+                self.put(0, f"__device__ const int {name}_waves[][4] = {{{rows}}};")
+                self._table("int", f"{name}_levels", waves.levels)
+                self._table("int", f"{name}_sources", waves.sources)
+                self._table("double", f"{name}_constants", map(self.constant, waves.constants))
+
+    def _table(self, kind: str, name: str, values: Iterable[Any]) -> None:
+        if text := ", ".join(map(str, values)):
+            self.put(0, f"__device__ const {kind} {name}[] = {{{text}}};")
+
+    def _wave(self, depth: int, waves: bulk.Waves) -> None:
+        """Print what makes a wave, whose number is `wave`."""
+        self.put(depth, f"const int* const made = {waves.name}_waves[wave];")
+        self.put(depth, "const int n = made[1], first = made[2], begin = made[3];")
+        self.put(depth, "(void)first;", "switch (made[0]) {")
+        for number, body in enumerate(waves.cases):
+            self.put(depth, f"case {number}:")
+            self.block(depth + 1, "for (int i = threadIdx.x % 32; i < n; i += 32)", body)
+            self.put(depth + 1, "break;")
+        self.put(depth, "}")
+
     def _waves(self, waves: bulk.Waves) -> None:
         """Waves: a warp makes one, and all those of a level are made before the next."""
         head = f"for (int level = 0; level < {len(waves.levels) - 1}; ++level) {{"
@@ -247,6 +272,6 @@ class CudaText(CudaWords, CPlusPlus):
         self.put(2, f"int wave = {waves.name}_levels[level] + threadIdx.x / 32;")
         self.put(0, "#pragma unroll 1")
         self.put(2, "for (; wave < end; wave += kWarps) {")
-        self.wave(3, waves)
+        self._wave(3, waves)
         self.put(2, "}", "__syncthreads();")
         self.put(1, "}")

@@ -114,9 +114,6 @@ class Text(Printer):
         """Print a function, after the loops over elements that it calls."""
         for elements in program.elements_of(function.body):
             self._elements(elements)
-        for waves in function.body:
-            if isinstance(waves, bulk.Waves):
-                self._waves(waves)
         given = ", ".join([ARGUMENTS[function.shared], *(f"AT_{x}" for x in function.scratch)])
         self.put(0, "", "", "@inner", f"def {function.name}({given}):")
         self.statements(1, function.body)
@@ -165,8 +162,6 @@ class Text(Printer):
                 self.put(depth, f"{name} = np.empty({size}, W)")
             case bulk.Codes():
                 self.put(depth, self._codes(statement))
-            case bulk.Waves(name):
-                self.put(depth, f"{name}(row, table, scalars, values)")
             case bulk.Elements():
                 self.put(depth, *map(self._codes, statement.codes), self._call(statement))
             case bulk.Multiply(a, b, out, first, end, sides, turned, symmetric):
@@ -232,16 +227,3 @@ class Text(Printer):
             self.put(2, self.take(s, into, self.name(node)))
         results = "".join(f"s{s.id}, " for s in totals)
         self.put(1, f"return ({results})" if totals else "return")
-
-    def _waves(self, waves: bulk.Waves) -> None:
-        """Print waves as a function, after their tables."""
-        name, constants = waves.name, ", ".join(map(self.name, waves.constants))
-        self.put(0, "", "", f"{name}_waves = np.array({list(waves.waves)})")
-        self.put(0, f"{name}_sources = np.array([{', '.join(map(str, waves.sources))}])")
-        self.put(0, f"{name}_constants = np.array([{constants}], np.float64)")
-        self.put(0, "", "", "@inner", f"def {name}(row, table, scalars, values):")
-        self.put(1, f"for case, n, first, begin in {name}_waves:")
-        for number, body in enumerate(waves.cases):
-            self.put(2, f"if case == {number}:", "    for i in range(n):")
-            self.statements(4, body)
-        self.put(1, "return")
