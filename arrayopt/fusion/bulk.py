@@ -128,6 +128,7 @@ class Buffer:
 
     name: str
     size: int
+    dtype: str = "real"
 
 
 @dataclass(frozen=True, slots=True)

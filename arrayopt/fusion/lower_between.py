@@ -18,8 +18,9 @@ from arrayopt.fusion.index import (
     product,
 )
 from arrayopt.fusion.lowering import Lowering
-from arrayopt.fusion.passes import Between, Loop
+from arrayopt.fusion.passes import Between, Loop, Pass
 from arrayopt.fusion.ring_members import LEAST
+from arrayopt.fusion.rings import Rolled
 
 __all__ = ["LoopsBetween", "Statements", "loops_over"]
 
@@ -42,6 +43,12 @@ class LoopsBetween(Lowering):
 
     seen: dict[Node, None] | None = None
     least, many = LEAST, MANY
+
+    def rings(self, pass_: Pass, body: program.Body) -> Rolled | None:
+        """See `Lowering.rings`; real numbers alone, as loops over others are not quicker."""
+        if body.codes or any(n.dtype == "complex" for n in (*pass_.loads.values(), *pass_.nodes)):
+            return None
+        return super().rings(pass_, body)
 
     def place(self, node: Node, at: Index | None = None) -> Place:
         """See `Lowering.place`; between passes, where loops begin at 0, a vector is seen by a view,

@@ -7,7 +7,8 @@ from arrayopt.fusion.graph import Node, operands
 from arrayopt.fusion.index import ZERO, Index, Place, column, least, name, number
 from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.ring_members import Part
-from arrayopt.fusion.rings import AT_ONCE, Rolled
+from arrayopt.fusion.rings import Rolled
+from arrayopt.state.quantized import scale_of
 
 __all__ = ["STRETCH", "Into", "in_turns", "kept_room", "of_members", "started"]
 
@@ -34,7 +35,7 @@ def kept_room(rolled: Rolled) -> list[program.Statement]:
     kept = set[Node]()
     for part in rolled.parts:
         kept |= {*part.kept, *part.added}
-    return [bulk.Buffer(_buffer(n), STRETCH) for n in sorted(kept, key=lambda n: n.id)]
+    return [bulk.Buffer(_buffer(n), STRETCH, n.dtype) for n in sorted(kept, key=lambda n: n.id)]
 
 
 def started(rolled: Rolled, into: Into) -> Iterator[program.Statement]:
@@ -45,8 +46,12 @@ def started(rolled: Rolled, into: Into) -> Iterator[program.Statement]:
             yield from _looped(part, [start])
 
 
-def in_turns(index: int, pass_: Pass, rolled: Rolled, into: Into) -> program.Loop:
-    """A unit of a tensor, between ``o`` and ``e``, a stretch after the other."""
+def in_turns(
+    index: int, pass_: Pass, rolled: Rolled, into: Into, codes: Sequence[str] = ()
+) -> program.Loop:
+    """A unit of a tensor, between ``o`` and ``e``, a stretch after the other; some arrays are
+    `codes`.
+    """
     inside: list[program.Statement] = [
         program.Let("first", name("o") + name("turn") * STRETCH),
         program.Let("end", least(name("e"), name("first") + STRETCH)),
@@ -59,7 +64,7 @@ def in_turns(index: int, pass_: Pass, rolled: Rolled, into: Into) -> program.Loo
             zero = Node("sum", (root,), "", root.level, root.dtype)
             inside.append(program.Fill(_buffer(root), name("end") - name("first"), zero))
         begun |= {*part.added}
-        body = _elements(f"pass_{index}_{at}", pass_, part, rolled)
+        body = _elements(f"pass_{index}_{at}", pass_, part, rolled, codes)
         for order, reduction in enumerate(part.sums):
             got = Place("got", number(order))
             body.append(program.Take(reduction, _result(part, reduction, into), got))
@@ -68,14 +73,19 @@ def in_turns(index: int, pass_: Pass, rolled: Rolled, into: Into) -> program.Loo
     return program.Loop("turn", ZERO, turns, tuple(inside))
 
 
-def _elements(function: str, pass_: Pass, part: Part, rolled: Rolled) -> list[program.Statement]:
+def _elements(
+    function: str, pass_: Pass, part: Part, rolled: Rolled, codes: Sequence[str]
+) -> list[program.Statement]:
     """The loop over elements of a part, and what it needs to know of a member before it."""
     before: list[program.Statement] = []
     slices = dict[str, tuple[str, Index, Index]]()
     for array in dict.fromkeys([*part.loads, *part.stores]):
         if array in rolled.of.arrays:
-            where = column(f"AT_{rolled.of.arrays[array]}", _member(part, rolled.of.which[array]))
-            before.append(program.Array(array, name("size"), where))
+            first, which = rolled.of.arrays[array], _member(part, rolled.of.which[array])
+            before.append(program.Array(array, name("size"), column(f"AT_{first}", which)))
+            if array in codes:
+                scales = column(f"AT_{scale_of(first)}", which)
+                before.append(program.Array(scale_of(array), name("size"), scales))
         slices[f"at_{array}"] = f"at_{array}", name("first"), name("end")
     buffers = dict.fromkeys([*part.taken, *part.kept, *part.added])
     for node in buffers:
@@ -115,8 +125,8 @@ def _buffer(node: Node) -> str:
 def _result(part: Part, reduction: Node, into: Into) -> Place:
     """Where the result of a reduction is, or that of a member or pair."""
     after = {
-        "several": name("several") * AT_ONCE,
-        "rest": number(part.members // AT_ONCE * AT_ONCE),
+        "several": name("several") * part.at_once,
+        "rest": number(part.members - part.at_once),
         "square": MEMBER * part.members + OTHER,
         "triangle": MEMBER * (MEMBER + 1) // 2 + OTHER,
     }
@@ -126,9 +136,9 @@ def _result(part: Part, reduction: Node, into: Into) -> Place:
 def _member(part: Part, which: int) -> Index:
     """Which member a name stands for."""
     if part.over == "several":
-        return name("several") * AT_ONCE + which
+        return name("several") * part.at_once + which
     if part.over == "rest":
-        return number(part.members // AT_ONCE * AT_ONCE + which)
+        return number(part.members - part.at_once + which)
     return MEMBER if which == 0 else OTHER
 
 
@@ -138,7 +148,7 @@ def _looped(part: Part, body: Sequence[program.Statement]) -> list[program.State
         return [*body]
     inside, every = tuple(body), number(part.members)
     if part.over in ("several", "rest"):
-        times = part.members // AT_ONCE if part.over == "several" else 1
+        times = part.members // part.at_once if part.over == "several" else 1
         return [program.Loop(part.over, ZERO, number(times), inside)]
     end = every if part.over == "square" else MEMBER + 1
     return [program.Loop("member", ZERO, every, (program.Loop("other", ZERO, end, inside),))]

@@ -23,6 +23,7 @@ from arrayopt.fusion.lowering import Lowering, scratch_of
 from arrayopt.fusion.passes import Loop, Pass, loops
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.rings import Rolled
+from arrayopt.state.quantized import scale_of
 
 __all__ = ["apart", "in_stages", "turns_of"]
 
@@ -92,10 +93,11 @@ class Stages(Lowering):
                 return []
             else:
                 made.append(bulk.Listed(str(one.data), tuple(map(self.place, values))))
+        members = {*rings.of.member_of, *map(scale_of, rings.of.member_of)}
         for x, size in body.arrays.items():
-            if x not in rings.of.member_of:
+            if x not in members:
                 made.append(program.Array(x, size))
-        turn = in_turns(index, pass_, rings, into)
+        turn = in_turns(index, pass_, rings, into, body.codes)
         read = dict[Node, None]()
         for elements in program.elements_of([turn]):
             read |= {n: None for n in elements.scalars if n not in rings.of.each}

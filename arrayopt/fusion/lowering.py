@@ -3,6 +3,7 @@ tensor, a matrix, a row and an element, and how partial results become one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from arrayopt.codecs import BLOCK
@@ -109,18 +110,25 @@ class Lowering:
 
     def rings(self, pass_: Pass, body: program.Body) -> Rolled | None:
         """The pass in loops over members of rings, if it is such a one."""
-        if self.plan.element != "C" or body.codes:
+        halves = any(n.dtype == "complex" for n in (*pass_.loads.values(), *pass_.nodes))
+        if self.plan.element != "C" or (body.codes and halves):
             return None
         if pass_ not in self.rolled:
-            self.rolled[pass_] = rolled(pass_, [*self.plan.slots], self.least)
+            whole = replace(pass_, guards=self._guards(pass_))
+            heavy = halves or bool(body.codes)
+            self.rolled[pass_] = rolled(whole, [*self.plan.slots], self.least, heavy=heavy)
         return self.rolled[pass_]
+
+    def _guards(self, pass_: Pass) -> dict[str, Node]:
+        """The conditions under which arrays are written; codes always are."""
+        return {x: n for x, n in pass_.guards.items() if x not in self.plan.quantized}
 
     def elements(self, function: str, pass_: Pass) -> bulk.Elements:
         """What is done with elements, without where these are."""
         columns = {f"v{n.id}": n for n in pass_.using("column")}
         reduced = [*pass_.reducing("tensor", "row", "batch"), *pass_.reducing("column")]
         sums = {s: s.args[0] for s in reduced}
-        guards = {x: n for x, n in pass_.guards.items() if x not in self.plan.quantized}
+        guards = self._guards(pass_)
         stores = dict(pass_.stores)
         for x in guards:  # where it is written, it is the second of `where`'s operands
             stores[x] = stores[x].args[1]

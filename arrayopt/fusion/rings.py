@@ -14,10 +14,12 @@ from arrayopt.fusion.graph import Node
 from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.ring_members import Members, Part, UnlikeError, families, in_order
 
-__all__ = ["AT_ONCE", "Rolled", "rolled"]
+__all__ = ["Rolled", "rolled"]
 
 AT_ONCE = 4
-"""So many members are taken at a time: memory is read faster from several arrays side by side."""
+"""So many members are taken at a time: memory is read faster from several arrays side by side. Half
+as many, where each takes more registers.
+"""
 
 
 class Rolled(NamedTuple):
@@ -35,24 +37,23 @@ class Rolled(NamedTuple):
     parts: list[Part]
 
 
-def rolled(one: Pass, slots: Sequence[str], least: int) -> Rolled | None:
+def rolled(one: Pass, slots: Sequence[str], least: int, *, heavy: bool = False) -> Rolled | None:
     """A pass as loops over members; None where it has no rings, or they are not treated alike.
 
     `slots` are all stored arrays, in the order of their addresses. Rings have so many members at
-    `least`.
+    `least`; they are `heavy` if these are complex, or stored as codes.
     """
     rings = families(one.arrays, least)
-    read = [*one.loads.values(), *one.nodes]
     if not rings or one.draws or one.multiplies:
         return None
-    if any(n.dtype == "complex" for n in read):
+    if any(n.op == "complex" and n.axes != one.axes for n in one.sources):
         return None
     for ring, members in rings.items():
         first = slots.index(f"{ring}_0") if f"{ring}_0" in slots else 0
         if list(slots[first : first + members]) != [f"{ring}_{j}" for j in range(members)]:
             return None
     try:
-        return _Rolling(one, rings).made()
+        return _Rolling(one, rings, AT_ONCE // 2 if heavy else AT_ONCE).made()
     except UnlikeError:
         return None
 
@@ -60,21 +61,23 @@ def rolled(one: Pass, slots: Sequence[str], least: int) -> Rolled | None:
 class _Rolling(Members):
     """A pass that is being put into parts: those of each stage that are made once, and others."""
 
-    def __init__(self, one: Pass, rings: dict[str, int]) -> None:
+    def __init__(self, one: Pass, rings: dict[str, int], at_once: int) -> None:
         super().__init__(one, rings)
+        self.at_once = at_once
         self.numbers = count(1 << 29)
         self.once, self.others = dict[int, Part](), dict[int, list[Part]]()
 
     def made(self) -> Rolled:
         """The parts: of each stage what is done once, then what with pairs, and with members."""
+        at_once = self.at_once
         for stage in range(max(self.stage.values()) + 2):
             self.once[stage] = Part("once")
             self.others[stage] = []
             for members in dict.fromkeys(self.rings.values()):
-                if members >= AT_ONCE:
-                    self.others[stage].append(Part("several", members, AT_ONCE))
-                if members % AT_ONCE:
-                    self.others[stage].append(Part("rest", members, members % AT_ONCE))
+                if members >= at_once:
+                    self.others[stage].append(Part("several", members, at_once))
+                if members % at_once:
+                    self.others[stage].append(Part("rest", members, members % at_once))
         self._sums()
         self._chains()
         for parts in self.others.values():
@@ -114,28 +117,39 @@ class _Rolling(Members):
 
     def _pairs(self, sums: list[Node], members: int) -> int:
         """Put products of all pairs of members into a part; how many there are."""
-        pairs = list(product(range(members), repeat=2))
+        pairs = list(product(range(members), range(members)))
         for over, each in (
             ("square", pairs),
             ("triangle", [(i, j) for i, j in pairs if j <= i]),
         ):
-            products = [s.args[0] for s in sums[: len(each)]]
-            if len(products) < len(each) or any(x.op != "mul" for x in products):
-                continue
-            left, right = dict[int, Node](), dict[int, Node]()
-            for (i, j), x in zip(each, products, strict=True):
-                left.setdefault(i, x.args[0])
-                right.setdefault(j, x.args[1])
-            expected = [(left[i], right[j]) for i, j in each]
-            if [x.args for x in products] != expected:
-                continue
-            args = self.same(tuple(left.values())), self.same(tuple(right.values()), 1)
-            first = products[0]
-            value = Node("mul", args, first.axes, first.level, first.dtype, None, first.id)
-            part = Part(over, members, sums={sums[0]: value})
-            self.others[max(self.stage[x] for x in products)].insert(0, part)
-            return len(each)
+            values = [s.args[0] for s in sums[: len(each)]]
+            value = self._of_pairs(each, values) if len(values) == len(each) else None
+            if value is not None:
+                part = Part(over, members, sums={sums[0]: value})
+                self.others[max(self.stage[x] for x in values)].insert(0, part)
+                return len(each)
         raise UnlikeError
+
+    def _of_pairs(self, each: list[tuple[int, int]], values: Sequence[Node]) -> Node | None:
+        """What stands for a value of each pair; None where they are not made alike."""
+        first, args = values[0], list[Node]()
+        if not first.args or len({(x.op, len(x.args), x.data) for x in values}) > 1:
+            return None
+        for operands in zip(*(x.args for x in values), strict=True):
+            left, right = dict[int, Node](), dict[int, Node]()
+            for (i, j), x in zip(each, operands, strict=True):
+                left.setdefault(i, x)
+                right.setdefault(j, x)
+            if [left[i] for i, _ in each] == [*operands]:
+                made: Node | None = self.same(tuple(left.values()))
+            elif [right[j] for _, j in each] == [*operands]:
+                made = self.same(tuple(right.values()), 1)
+            else:
+                made = self._of_pairs(each, operands)
+            if made is None:
+                return None
+            args.append(made)
+        return Node(first.op, tuple(args), first.axes, first.level, first.dtype, None, first.id)
 
     def _member_stores(self) -> None:
         """Put what is written to members into parts, after all that reads them."""

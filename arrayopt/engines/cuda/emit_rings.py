@@ -13,6 +13,7 @@ from arrayopt.fusion.graph import Node
 from arrayopt.fusion.index import Place
 from arrayopt.fusion.lower_rings import STRETCH
 from arrayopt.fusion.ops import REDUCTIONS
+from arrayopt.state.quantized import scale_of
 
 __all__ = ["RingsText"]
 
@@ -98,14 +99,22 @@ class RingsText(CudaText):
         """Print what reads a vector of each array."""
         for at in arrays:
             self.put(depth, f"const auto read_{at} = read<kVector, kAligned, false>({at} + i, n);")
+            if scale := self._scale(at):
+                kind = self.stored(at.removeprefix("at_"))
+                here = f"n > 0 ? {scale}[i / kBlock] : BFloat16{{}}"
+                self.put(depth, f"const float step_{at} = step_of<{kind}>({here});")
+
+    def _scale(self, at: str) -> str:
+        """The scales of an array of codes; of others an empty string."""
+        array = at.removeprefix("at_")
+        return f"at_{scale_of(array)}" if array in self.plan.quantized else ""
 
     def statement(self, depth: int, statement: program.Statement) -> None:
         match statement:
-            case bulk.Buffer(name, _):
-                self.put(depth, f"W {name}[kVector];")
-            case program.Fill(view, _, reduction):
-                begin = f"{REDUCTIONS[reduction.op].cuda}::start(0, W())"
-                self.put(depth, "#pragma unroll", f"{EACH} {view}[j] = {begin};")
+            case bulk.Buffer(name, _, dtype):
+                self.put(depth, f"{'Complex' if dtype == 'complex' else 'W'} {name}[kVector];")
+            case program.Fill(view):
+                self.put(depth, "#pragma unroll", f"{EACH} {view}[j] = {{}};  // a sum of none")
             case program.Take(reduction, Place("sums", index), got):
                 kind = REDUCTIONS[reduction.op].cuda
                 into = f"(int)({self.index(index)})"
@@ -133,10 +142,13 @@ class RingsText(CudaText):
         self._load(depth, [at for at in loop.loads if at in loop.storage and at not in self.early])
         written = [at for at in loop.stores if at in loop.storage]
         for at in written:
-            self.put(depth, f"Pack<{self.stored(loop.storage[at])}, kVector> write_{at};")
+            packed = f"Pack<{self.stored(loop.storage[at])}, kVector> write_{at};"
+            self.put(depth, f"float write_{at}[kVector];" if self._scale(at) else packed)
         self.put(depth, "#pragma unroll", f"{EACH} {{")
         for at, node in loop.loads.items():
             here = f"widen(read_{at}.value[j])" if at in loop.storage else f"{at}[j]"
+            if at in loop.storage and self._scale(at):
+                here = f"((float)read_{at}.value[j] * step_{at})"
             here += " != 0" if node.dtype == "bool" else ""
             self.put(depth + 1, self.declare(node, f"({self.kind(node)})({here})"))
         for node in loop.nodes:
@@ -144,12 +156,17 @@ class RingsText(CudaText):
         for at, node in loop.stores.items():
             made, there = self.name(node), f"write_{at}.value[j]"
             kept = f"narrow({made}, {there});" if at in written else f"{at}[j] = {made};"
-            self.put(depth + 1, kept)
+            coded = at in written and self._scale(at)
+            self.put(depth + 1, f"write_{at}[j] = (float){made};" if coded else kept)
         for number, (reduction, node) in enumerate(loop.sums.items()):
             made = self.take(reduction, f"{self.got}[{number}]", self.name(node))
             self.put(depth + 1, f"if (j < n) {made};")
         self.put(depth, "}")
         for at in written:
+            if scale := self._scale(at):
+                there = f"write_codes<kVector, false>({at}, {scale}, i, n, kAligned, write_{at});"
+                self.put(depth, f"if (i - i % kBlock < end) {there}")
+                continue
             only = f"if ({self.name(loop.guards[at])}) " if at in loop.guards else ""
             self.put(depth, f"{only}write<kVector, false>({at} + i, write_{at}, n, kAligned);")
         self.put(depth - 1, "}")

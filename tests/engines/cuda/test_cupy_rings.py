@@ -74,6 +74,23 @@ def test_it_agrees_with_array_api(cupy, name, dtype, size, monkeypatch):
     compare(opts, dtype, loose=50.0)
 
 
+@pytest.mark.parametrize("k", marked([(3,), (5,)], lambda k: k == 3))
+def test_members_in_8_bits_are_those_of_numpy(cupy, k):
+    """Two at a time and one that is left; the last block of neighbours is shorter."""
+    shapes = {"tail": (2 * 4096 + 1027 + 7,), "short": (5,)}
+    runs = []
+    for engine, to, back in (("numpy", np.asarray, np.asarray), ("cupy", cupy.asarray, cupy.asnumpy)):
+        start = {name: to(x) for name, x in trees(shapes, "float32", 1).items()}
+        opt = ao.Optimizer(start, ringed(k)(state_dtype="int8"), engine=engine)
+        for t in range(k + 3):
+            opt.step({name: to(x) for name, x in trees(shapes, "float32", 10 * t).items()})
+        runs.append([(back(opt.params[x]), back(opt.state[x]["s"]), back(opt.state[x]["y"])) for x in shapes])
+    for arrays_of_numpy, found in zip(*runs, strict=True):
+        for x, y in zip(arrays_of_numpy, found, strict=True):
+            np.testing.assert_allclose(y, x, rtol=0, atol=np.abs(x).max() / 100)
+            assert np.mean(np.abs(y - x) > 1e-5 * np.abs(x).max()) < 0.01
+
+
 def test_ranks_change_no_bit(cupy):
     shapes = {"long": (3 * 4096 + 5,), "short": (5,)}
 
