@@ -1,5 +1,7 @@
 """AdaBelief, Sophia, caution and MARS beside published code: optax, timm and pytorch_optimizer, where installed."""
 
+import importlib
+
 import numpy as np
 import pytest
 
@@ -40,7 +42,8 @@ def of_torch(make, start):
 
 def of_optax(make, start):
     jax, optax = pytest.importorskip("jax"), pytest.importorskip("optax")
-    with jax.enable_x64(True):
+    wide = jax.enable_x64 if hasattr(jax, "enable_x64") else importlib.import_module("jax.experimental").enable_x64
+    with wide(True):
         tx, params = make(optax), {name: jax.numpy.asarray(x) for name, x in start.items()}
         state = tx.init(params)
         for k in range(STEPS):
