@@ -146,6 +146,17 @@ class Optimizer(torch.optim.Optimizer):
         """
         return nullcontext() if self._release is None else self._release.hold()
 
+    @_eager
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients in ``p.grad``. With ``release=k``, the k backward passes of the step begin anew."""
+        super().zero_grad(set_to_none)
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Have the backward passes of a step counted from 0, where gradients are let go."""
+        if self._release is not None and self._below is not None:
+            self._release.begin_anew(self._below.made)
+
     # ---- the step ---------------------------------------------------------------------------------------------------
 
     @_eager
@@ -312,6 +323,7 @@ class Optimizer(torch.optim.Optimizer):
                 listed = "; ".join(wrong)
                 raise ValueError(f"{type(self).__name__}: the state was saved with other options: {listed}{how}")
         self._go_on(loaded, *made)
+        self._begin_anew()
         for post_hook in list(self._optimizer_load_state_dict_post_hooks.values()):
             post_hook(self)
 

@@ -67,7 +67,7 @@ class Release:
     def __init__(self, optimizer: Any, every: int, *, overlap: bool) -> None:
         self._of: Callable[[], Any] = ref(optimizer)
         self.every, self.overlap = every, overlap
-        self._hooked: set[int] = set()
+        self._hooked = dict[int, ref[Tensor]]()  # by id: another parameter may get the id of one that has gone
         self._passes: Counter[int] = Counter()  # since the last step, by parameter
         self._names: tuple[Any, dict[int, str]] = None, {}
         self._heard = set[int]()  # parameters whose modules wait
@@ -76,7 +76,7 @@ class Release:
     def watch(self, params: Iterable[Tensor]) -> None:
         """Have gradients taken in the backward pass."""
         params, optimizer = list(params), self._of()
-        new = [p for p in params if p.requires_grad and id(p) not in self._hooked]
+        new = [p for p in params if p.requires_grad and not self._is_hooked(p)]
         who, inner = type(optimizer).__name__, optimizer._below.made
         if inner is not None:
             self._check(who, inner, params)
@@ -84,9 +84,14 @@ class Release:
         refuse_reducers(who, ids)
         for p in new:  # parameters and modules outlive an optimizer
             p.register_post_accumulate_grad_hook(Hook(_weakly(self._take)))  # type: ignore[no-untyped-call]
-        self._hooked |= ids
+        self._hooked |= {id(p): ref(p) for p in new}
         if self.overlap:
             have_wait(modules_of(ids), _weakly(self._current), self._heard)
+
+    def _is_hooked(self, p: Tensor) -> bool:
+        """Whether the gradients of this very parameter are taken in the backward pass."""
+        found = self._hooked.get(id(p))
+        return found is not None and found() is p
 
     def _check(self, who: str, inner: Inner, params: Iterable[Tensor]) -> None:
         """Raise ValueError where gradients cannot be taken one by one."""
@@ -110,7 +115,13 @@ class Release:
         if self._names[0] is not below.made:
             pairs = zip(below.params, below.tensors, strict=True)
             self._names = below.made, {id(p): tensor.name for p, tensor in pairs}
+            self._heard &= {id(p) for p in below.params if self._is_hooked(p)}  # others may have the ids of those gone
         return self._names
+
+    def begin_anew(self, inner: Inner | None) -> None:
+        """Count backward passes from 0, as their gradients are gone; unless some were given already."""
+        if inner is None or not inner._step.release:
+            self._passes.clear()
 
     @contextmanager
     def hold(self) -> Iterator[None]:

@@ -188,6 +188,24 @@ def test_parameters_that_come_later() -> None:
     assert all(map(torch.equal, hooked[1], hooked[0]))
 
 
+def test_a_parameter_with_the_id_of_one_that_has_gone_is_waited_for() -> None:
+    """The modules of the one before were called; nothing waits for the new one but `step`."""
+
+    def rank(comm: Any) -> bool:
+        opt = at.SGD([torch.nn.Parameter(torch.ones(50, 60))], lr=0.1, comm=Ranks(comm, grads="mean"), overlap=True)
+        new = torch.nn.Parameter(torch.ones(50, 60))
+        assert opt._release is not None
+        opt._release._heard.add(id(new))
+        opt.param_groups[0]["params"] = [new]
+        new.sum().backward()
+        opt.step()
+        assert opt._below is not None
+        assert opt._below.made is not None
+        return opt._below.made._step.is_arriving
+
+    assert run(2, rank) == [False, False]
+
+
 @pytest.mark.parametrize("unscaled", [False, True])
 @pytest.mark.parametrize("options", [{}, {"overlap": True}], ids=str)
 def test_a_scaler_is_refused(options: Any, unscaled: bool) -> None:

@@ -128,6 +128,54 @@ def test_the_last_of_several_backward_passes_releases():
         assert plain.state[p]["step"] == released.state[q]["step"] == 3
 
 
+@pytest.mark.parametrize("way", ["zero_grad", "load_state_dict"])
+def test_passes_of_a_step_that_is_dropped_do_not_count(way):
+    """Of three passes in a step one is made; then all three are made again."""
+    one, other = model(), model()
+    optimizer, plain = at.AdamW(one.parameters(), lr=0.01, release=3), at.AdamW(other.parameters(), lr=0.01)
+    saved = copy.deepcopy(optimizer.state_dict())
+    x = batches(1)[0]
+    one(x).square().mean().backward()
+    if way == "load_state_dict":
+        one.zero_grad()
+        optimizer.load_state_dict(saved)
+    else:
+        optimizer.zero_grad()
+    for _ in range(3):
+        one(x).square().mean().backward()
+        other(x).square().mean().backward()
+    optimizer.step()
+    plain.step()
+    assert all(torch.equal(p, q) for p, q in zip(one.parameters(), other.parameters(), strict=True))
+    assert optimizer.inner.step_count == 1
+
+
+def test_zero_grad_does_not_take_back_what_was_used():
+    net = model()
+    optimizer = at.AdamW(net.parameters(), lr=0.01, release=2)
+    for _ in range(2):
+        net(batches(1)[0]).sum().backward()
+    optimizer.zero_grad()
+    with pytest.raises(ValueError, match="was already used in this step"):
+        net(batches(1)[0]).sum().backward()
+
+
+def test_a_parameter_at_the_address_of_one_that_has_gone_is_released():
+    first, last = torch.nn.Linear(3, 2), torch.nn.Parameter(torch.ones(2))
+    optimizer = at.SGD([{"params": list(first.parameters())}, {"params": [last]}], lr=0.1, release=True)
+    x, there = torch.ones(1, 3), id(last)
+    optimizer.param_groups.pop()
+    del last
+    first(x).sum().backward()
+    optimizer.step()
+    others = []
+    while len(others) < 5000 and (not others or id(others[-1]) != there):
+        others.append(torch.nn.Parameter(torch.ones(2)))
+    optimizer.add_param_group({"params": [others[-1]]})
+    (first(x) * others[-1]).sum().backward()
+    assert others[-1].grad is None
+
+
 def test_rules_with_totals_are_told_when_they_are_made():
     with pytest.raises(ValueError, match=r"Prodigy: `release` uses .* with totals a step needs all gradients"):
         at.Prodigy(model().parameters(), release=True)
