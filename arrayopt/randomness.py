@@ -151,7 +151,7 @@ def low_bfloat16(xp: Any, master: Any, p: Any) -> Any:
     bits = p.view(xp.int32)
     bits = (bits + 0x7FFF + (bits >> 16 & 1)) & -65536
     low = xp.clip((master.view(xp.int32) - bits + 128) >> 8, -127, 127)
-    return xp.where(xp.isfinite(bits.view(xp.float32)), xp.astype(low, xp.float32), 0.0)
+    return xp.where(xp.isfinite(bits.view(xp.float32)), xp.astype(xp.asarray(low), xp.float32), 0.0)
 
 
 def joined_float16(xp: Any, low: Any, p: Any) -> Any:
@@ -166,9 +166,9 @@ def low_float16(xp: Any, master: Any, p: Any) -> Any:
     bits, size = p.view(xp.int32), xp.abs(p)
     bits = (bits + 0xFFF + (bits >> 13 & 1)) & -8192
     rounded = xp.where(size < 2.0**-14, xp.round(p * 2.0**24) * 2.0**-24, bits.view(xp.float32))
-    far = xp.astype(xp.clip((master.view(xp.int32) - bits + 16) >> 5, -127, 127), xp.float32)
+    far = xp.clip((master.view(xp.int32) - bits + 16) >> 5, -127, 127)
     near = xp.clip(xp.round((master - rounded) * 2.0**32), -127.0, 127.0)
-    low = xp.where(xp.abs(rounded) <= 2.0**-14, near, far)
+    low = xp.where(xp.abs(rounded) <= 2.0**-14, near, xp.astype(xp.asarray(far), xp.float32))
     return xp.where(size < 65520.0, low, 0.0)
 
 

@@ -13,6 +13,7 @@ import arrayopt as ao
 from tests.support.engines import EVERY, SLOW, STAND_IN, each_engine
 from tests.support.ranks import contents, differing
 from tests.support.slow import PROFILE, marked, settled
+from tests.support.wide import wide_numbers
 
 
 @final
@@ -192,7 +193,7 @@ def test_blocks_are_tensors(engine):
 @pytest.mark.parametrize("jit", [False, True])
 def test_the_functional_form(jit):
     jax = pytest.importorskip("jax")
-    with jax.enable_x64(True):
+    with wide_numbers():
         params = {name: jax.numpy.asarray(x) for name, x in drawn(0).items()}
         rule, witness = Joint(), Witness(drawn(0))
         step = jax.jit(rule_step) if jit else rule_step

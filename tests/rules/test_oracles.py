@@ -1,13 +1,12 @@
 """AdaBelief, Sophia, caution and MARS beside published code: optax, timm and pytorch_optimizer, where installed."""
 
-import importlib
-
 import numpy as np
 import pytest
 
 import arrayopt as ao
 from tests.support.engines import NOW
 from tests.support.timms import timms
+from tests.support.wide import wide_numbers
 
 SHAPES = {"w": (5, 7), "b": (11,)}
 STEPS = 12
@@ -42,8 +41,7 @@ def of_torch(make, start):
 
 def of_optax(make, start):
     jax, optax = pytest.importorskip("jax"), pytest.importorskip("optax")
-    wide = jax.enable_x64 if hasattr(jax, "enable_x64") else importlib.import_module("jax.experimental").enable_x64
-    with wide(True):
+    with wide_numbers():
         tx, params = make(optax), {name: jax.numpy.asarray(x) for name, x in start.items()}
         state = tx.init(params)
         for k in range(STEPS):
