@@ -109,7 +109,11 @@ class Graph:
             if second.data == 0.5:
                 return self.make("sqrt", first)
             if second.data == -0.5:
-                return self.make("div", self.const(1.0), self.make("sqrt", first))
+                inverse = self.make("div", self.const(1.0), self.make("sqrt", first))
+                if first.dtype == "complex":
+                    return inverse
+                lowest = self.make("eq", first, self.const(-math.inf))  # of which it is 0
+                return self.make("where", lowest, self.const(0.0), self.make("abs", inverse))
         scaled = first.op in ("mul", "over") and all(x.on_host for x in first.args[1:])
         if op == "sqrt" and self.rooted and scaled and not first.on_host:
             return self.make(first.op, *(self.make("sqrt", x) for x in first.args))

@@ -16,6 +16,15 @@ from arrayopt.rules.returned import Given
 __all__ = ["Extent", "Symbol", "elementwise", "lift"]
 
 
+def _refused(said: str) -> Any:
+    """A method that cannot be traced."""
+
+    def method(*_: Any) -> Any:
+        raise TraceError(f"{said}{WAY_OUT}")
+
+    return method
+
+
 class Symbol(Given):
     """A symbolic array: a node of a graph, and what each of its dimensions is.
 
@@ -60,7 +69,8 @@ class Symbol(Given):
         if self.graph.flat and self.ndim > 1:
             raise RetraceError("flat")
         if self.graph.flat or "" in self.dims:
-            raise TraceError(f"a traced array has no numeric shape{WAY_OUT}")
+            said = "the shape of a vector, or of what was summed, is unknown; use xp.sum, xp.mean"
+            raise TraceError(f"{said}{WAY_OUT}")
         return tuple(Extent(self.graph, d) for d in self.dims)
 
     @property
@@ -96,28 +106,19 @@ class Symbol(Given):
         instead = "use xp.where, and return what is new"
         raise TraceError(f"a traced array cannot be written to; {instead}{WAY_OUT}")
 
-    def __len__(self) -> int:
-        raise TraceError(f"a traced array has no length; use xp.sum and xp.mean{WAY_OUT}")
-
-    def __bool__(self) -> bool:
-        raise TraceError(
-            "`if`, `and`, and Python's `min` and `max` cannot depend on an array's value; use"
-            f" xp.where or &, xp.minimum or xp.maximum{WAY_OUT}"
-        )
-
-    def __float__(self) -> float:
-        raise TraceError(
-            "a traced array has no value; use functions of `xp`, not of math or NumPy, on arrays"
-            f" and on `h`{WAY_OUT}"
-        )
-
-    def __iter__(self) -> Any:
-        raise TraceError(f"a traced array cannot be iterated over; use xp.sum{WAY_OUT}")
-
-    def __getitem__(self, key: Any) -> Any:
-        raise TraceError(f"a traced array cannot be indexed; use xp.where{WAY_OUT}")
-
-    __int__ = __index__ = __array__ = __float__
+    __len__ = _refused("a traced array has no length; use xp.sum and xp.mean")
+    __bool__ = _refused(
+        "`if`, `and`, and Python's `min` and `max` cannot depend on an array's value; use xp.where"
+        " or &, xp.minimum or xp.maximum"
+    )
+    __int__ = __index__ = __array__ = __float__ = _refused(
+        "a traced array has no value; use functions of `xp`, not of math or NumPy, on arrays and"
+        " on `h`"
+    )
+    __iter__ = _refused("a traced array cannot be iterated over; use xp.sum over an axis")
+    __getitem__ = _refused("a traced array cannot be indexed; use xp.where")
+    __repr__ = _refused("what is traced has no text; return numbers to be seen as statistics")
+    __hash__ = _refused("what is traced is in no dictionary or set; compare numbers by ==")
 
     def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Any:
         """What NumPy's arrays make of an operator; functions of NumPy are not those of `xp`."""
@@ -128,13 +129,9 @@ class Symbol(Given):
             return self.__float__()
         return elementwise(op, *operands)
 
-    __hash__ = object.__hash__
-
 
 class Extent(Symbol):
-    """A length of a symbolic array: a scalar of the step. Rows and columns can be compared, which
-    picks a plan.
-    """
+    """A length of a symbolic array: a scalar of the step. Comparing rows, columns picks a plan."""
 
     def __init__(self, graph: Graph, letter: str) -> None:
         self.graph, self.letter, self.dims, self.dtype = graph, letter, (), graph.real
@@ -147,19 +144,24 @@ class Extent(Symbol):
             )
         return self.graph.make("host", data=f"{COUNT}{self.letter.upper()}")
 
+    def __bool__(self) -> bool:
+        return bool(self.__gt__(0))
+
+    __int__ = __index__ = __array__ = __float__ = _refused(
+        "the length of a traced array has no value; write xp.sum over an axis for a loop, use the"
+        " length as it is in arithmetic and functions of `xp`, and compare it with numbers"
+    )
+
 
 def _comparison(method: str) -> Any:
-    """How an extent compares: with another by the graph's orientation, with a number by its sides,
-    else as a scalar.
-    """
+    """How an extent compares: by the graph's orientation or sides, else as a scalar."""
 
     def compare(self: Extent, other: Any) -> Any:
-        if isinstance(other, int) and self.letter.upper() in ("R", "C"):
+        if isinstance(other, int | float) and self.letter.upper() in ("R", "C"):
             if self.graph.sides is None:
                 raise RetraceError("sides")
-            return getattr(operator, method)(
-                self.graph.sides["RC".index(self.letter.upper())], other
-            )
+            side = self.graph.sides["RC".index(self.letter.upper())]
+            return getattr(operator, method)(side, other)
         if not isinstance(other, Extent):
             return getattr(Symbol, method)(self, other)
         pair = self.letter.upper(), other.letter.upper()
@@ -180,24 +182,19 @@ def lift(graph: Graph, value: Any) -> tuple[Node, tuple[str, ...], str]:
     """The node, dimensions and dtype of an operand."""
     if isinstance(value, Symbol):
         return value.node, value.dims, value.dtype
-    value = (
-        value.item() if isinstance(value, np.generic | np.ndarray) and value.ndim == 0 else value
-    )
+    if isinstance(value, np.generic | np.ndarray) and value.ndim == 0:
+        value = value.item()
     if isinstance(value, bool | int | float):
         return graph.const(value if isinstance(value, bool) else float(value)), (), ""
     if isinstance(value, complex):
         parts = graph.const(value.real), graph.const(value.imag)
-        return (
-            graph.make("complex", *parts),
-            (),
-            {"float32": "complex64", "float64": "complex128"}[graph.real],
-        )
+        kind = {"float32": "complex64", "float64": "complex128"}[graph.real]
+        return graph.make("complex", *parts), (), kind
     if is_array(value):
         raise TraceError(
             f"it uses an array of shape {tuple(value.shape)} that is not one of its arguments; a"
             " projection must get arrays as `projections.support(mask)` and `projections.box(low,"
-            " high)` do, and a rule must keep them in slots"
-            f"{WAY_OUT}"
+            f" high)` do, and a rule must keep them in slots{WAY_OUT}"
         )
     raise TraceError(f"cannot trace an operation with a {type(value).__name__}{WAY_OUT}")
 

@@ -148,7 +148,6 @@ def trace(
     stats : bool
         Whether to trace what is reported, norms too, in place of what is stored. The two are traces
         apart, so that a report can change nothing of the update.
-
     lean : bool
         Whether registers are few: then norms make do with less; see `arrayopt.rules.words.PAIR`.
     folded : bool

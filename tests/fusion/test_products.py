@@ -183,7 +183,7 @@ REFUSED = {
     "mixed": (lambda xp, p: xp.astype(p, xp.bfloat16) @ p.mT @ p, "a product of bfloat16 with float32 cannot be"),
     "half a sum": (lambda xp, p: p + xp.sum(xp.astype(p, xp.bfloat16)), "`sum` of values in bfloat16 cannot be"),
     "another shape": (lambda xp, p: xp.reshape(p, (-1,)), "only a tensor as the matrix"),
-    "length": (lambda xp, p: p if p.shape[0] > 3.5 else 2 * p, "cannot depend on an array's value"),
+    "length": (lambda xp, p: p if 2 * p.shape[0] > 7 else 2 * p, "cannot depend on an array's value"),
     "outer": (
         lambda xp, p: xp.sum(p, axis=-1, keepdims=True) * xp.sum(p, axis=-1),
         "an outer product, which varies by R along two dimensions",

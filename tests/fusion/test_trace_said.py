@@ -39,6 +39,47 @@ def loops(xp, p, g, h):
     return p
 
 
+def by_rows(xp, p, g, h):
+    return p - sum(0.1 for _ in range(p.shape[0])) * g
+
+
+def named(xp, p, g, h):
+    return p - {"(2, 2)": 0.1, "(3, 2)": 0.2}.get(f"{p.shape}", 0.0) * g
+
+
+SHAPES = {  # what a rule makes of a shape, and what is said of it
+    "range": (by_rows, r"the length of a traced array has no value; write xp.sum over an axis for a loop"),
+    "whole": (lambda xp, p, g, h: p - int(p.shape[1]) * g, r"the length of a traced array has no value"),
+    "root": (lambda xp, p, g, h: p - math.sqrt(p.shape[1]) * g, r"the length .* functions of `xp`"),
+    "named": (named, r"what is traced has no text"),
+    "text": (lambda xp, p, g, h: p - len(f"{p.shape[0]}") * g, r"what is traced has no text"),
+    "looked up": (lambda xp, p, g, h: p - {3: 0.1}.get(p.shape[0], 0.2) * g, r"in no dictionary or set"),
+    "in a set": (lambda xp, p, g, h: p - (0.1 if h.t in {1} else 0.2) * g, r"in no dictionary or set"),
+    "row": (lambda xp, p, g, h: p - g[0], r"cannot be indexed"),
+    "rows": (loops, r"cannot be iterated over; use xp.sum over an axis"),
+    "len": (lambda xp, p, g, h: p - 0.1 * len(p) * g, r"has no length"),
+    "compared": (lambda xp, p, g, h: p - (0.1 if p.shape[0] > 2.5 and p.shape[1] else 0.2) * g, ""),  # which is fused
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_shape_is_told_of_or_taken_and_never_mistaken(name):
+    f, match = SHAPES[name]
+    rule, line = written(f)
+    p, g = np.arange(6.0).reshape(3, 2), np.ones((3, 2))
+    expected = ao.Optimizer(p.copy(), rule, engine="array_api").step(g)
+    if match:
+        for engine in ("numpy", "cpp", "numba"):
+            with pytest.raises(ValueError, match=match) as caught:
+                ao.Optimizer(p.copy(), rule, engine=engine)
+            assert f", line {line + (f in (loops, by_rows, named))}" in str(caught.value)
+        with pytest.warns(UserWarning, match=match):
+            opt = ao.Optimizer(p.copy(), rule)
+    else:
+        opt = ao.Optimizer(p.copy(), rule, engine="numpy")
+    np.testing.assert_array_equal(opt.step(g), expected)
+
+
 CASES = {
     "eigh": (lambda xp, p, g, h: p - xp.linalg.eigh(g)[1], r"xp.linalg.eigh cannot be traced; use iterations"),
     "method": (lambda xp, p, g, h: p - g.sum(), r"no attribute `sum`; use xp.sum\(x\)"),

@@ -60,6 +60,19 @@ def test_a_slot_that_is_given_is_taken_up_by_the_next_step(engine, early):
     np.testing.assert_array_equal(opt.params["w"], start - np.arange(6.0).reshape(3, 2))
 
 
+@pytest.mark.parametrize("engine", [*ENGINES, "auto"])
+@pytest.mark.parametrize("options", [{}, {"stacked": True}, {"blocks": 3}])
+def test_a_slot_is_given_in_any_order_of_memory(engine, options):
+    given, p = np.arange(24.0).reshape(6, 4), np.asfortranarray(np.ones((6, 4)))
+    opt = ao.Optimizer({"w": p}, Scaled(**options), engine=engine)
+    for turned in (np.asfortranarray(given), np.repeat(given, 2, axis=1)[:, ::2], given[::-1].copy()[::-1]):
+        p[...] = 1.0
+        opt.state["w"]["hess"] = turned
+        assert opt.step({"w": np.asfortranarray(np.ones((6, 4)))})["w"] is p
+        np.testing.assert_array_equal(p, 1.0 - given)
+    assert p.flags.f_contiguous
+
+
 @pytest.mark.parametrize("engine", ["array_api", "auto"])
 @pytest.mark.parametrize("make", [torch.asarray, jnp.asarray])
 def test_other_libraries_slots_can_be_given(make, engine):
