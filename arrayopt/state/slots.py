@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import array_api_compat
 import numpy as np
 
 from arrayopt.arrays import (
@@ -31,7 +32,7 @@ from arrayopt.rules.base import Rule
 from arrayopt.rules.names import AROUND
 from arrayopt.rules.stretches import uncuttable
 from arrayopt.state.blocks import Cut
-from arrayopt.state.quantized import quantized, scale_of
+from arrayopt.state.quantized import quantized, scale_of, scale_shape
 from arrayopt.state.shares import Block
 
 __all__ = ["BY_GROUP", "advising", "new_slots"]
@@ -156,10 +157,20 @@ def _stored(slots: dict[str, Array], narrow: dict[str, str], dtypes: dict[str, A
         if slot not in narrow:
             made[slot] = x
         elif narrow[slot] in QUANTIZED:
-            made[slot], made[scale_of(slot)] = quantized(x, narrow[slot], layers)
+            made[slot], made[scale_of(slot)] = _coded(x, narrow[slot], layers)
         else:
             made[slot] = array_namespace(x).astype(x, dtypes[slot])
     return made
+
+
+def _coded(x: Array, dtype: str, layers: int) -> tuple[Array, Array]:
+    """`quantized`; of zeros, as most slots are at first, without arrays in between."""
+    xp = array_namespace(x)
+    if (isinstance(x, np.ndarray) or array_api_compat.is_torch_array(x)) and not xp.any(x != 0):
+        shape, device = tuple(x.shape), place(x)[1]
+        codes = xp.zeros(shape, dtype=getattr(xp, dtype), device=device)
+        return codes, xp.zeros(scale_shape(shape, layers), dtype=dtype_of(xp, "bfloat16"), device=device)
+    return quantized(x, dtype, layers)
 
 
 def _own(p: Array, slots: dict[str, Array]) -> dict[str, Array]:
