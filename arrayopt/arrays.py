@@ -29,6 +29,7 @@ __all__ = [
     "holds_alone",
     "is_array",
     "is_captured",
+    "is_on_host",
     "kind",
     "library",
     "like",
@@ -216,6 +217,11 @@ def sharded_like(like: Callable[[], Any], f: Callable[..., Any], *args: Any) -> 
     whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     out = jax.tree.map(lambda x: whole if x is None else jax.typeof(x).sharding, like(), is_leaf=lambda x: x is None)
     return jax.sharding.auto_axes(f, out_sharding=out)(*args)
+
+
+def is_on_host(x: Array) -> bool:
+    """Whether x is a NumPy array or a PyTorch tensor on the CPU, as `memory` takes them."""
+    return isinstance(x, np.ndarray) or (bool(array_api_compat.is_torch_array(x)) and x.device.type == "cpu")
 
 
 def memory(x: Array) -> "np.ndarray[Any, Any]":

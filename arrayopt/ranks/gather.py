@@ -8,7 +8,7 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import array_namespace, memory, size, to_host
+from arrayopt.arrays import array_namespace, is_on_host, memory, size, to_host
 from arrayopt.ranks.collect import in_library_of
 from arrayopt.ranks.comm import Comm, as_bytes
 from arrayopt.ranks.layout import ROUND
@@ -171,9 +171,7 @@ class Buffer:
             self.bytes: Any = array.reshape(-1).view(np.uint8)
             self.item = int(array.itemsize)
             return
-        is_torch = array_api_compat.is_torch_array(array)
-        host = isinstance(array, np.ndarray) or (is_torch and array.device.type == "cpu")
-        if not host or not memory(array).flags.carray:
+        if not is_on_host(array) or not memory(array).flags.carray:
             self.copy = np.array(to_host(array), order="C")
         flat = memory(array) if self.copy is None else self.copy
         self.bytes = as_bytes(flat)

@@ -12,6 +12,7 @@ from arrayopt.arrays import (
     Array,
     array_namespace,
     dtype_name,
+    is_on_host,
     like,
     on_its_device,
     place,
@@ -182,8 +183,7 @@ def _move(comm: Comm, legs: Sequence[_Leg]) -> None:
 
 def _written_through(array: Array) -> Any:
     """Return the memory of an array, as NumPy's; a copy if it is elsewhere or cannot be written."""
-    is_torch = array_api_compat.is_torch_array(array) and array.device.type == "cpu"
-    if writable(array) and (isinstance(array, np.ndarray) or is_torch):
+    if writable(array) and is_on_host(array):
         return to_host(array)
     return np.array(to_host(array))
 

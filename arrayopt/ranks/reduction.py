@@ -64,7 +64,7 @@ class Reduction:
         if self._coming is not None:
             self._comm.poll()
         self.taken[index] = None
-        flat = grad.reshape(-1) if type(grad) is np.ndarray else _flat(grad)
+        flat = _flat(grad)
         for number, here, there, count in self._places.get(index, ()):
             room = self._packed.get(number)
             if room is None:

@@ -15,6 +15,7 @@ from arrayopt.arrays import (
     Array,
     dtype_name,
     is_captured,
+    is_on_host,
     like,
     place,
     store,
@@ -227,9 +228,7 @@ class Sums:
 
 def _is_memory(x: Any) -> bool:
     """Return whether an array, or one like it, can be in memory that NumPy writes."""
-    if isinstance(x, np.ndarray | np.generic):
-        return True
-    return bool(array_api_compat.is_torch_array(x)) and x.device.type == "cpu"
+    return isinstance(x, np.generic) or is_on_host(x)
 
 
 @cache

@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import array_api_compat
 import numpy as np
 
 from arrayopt.arrays import (
@@ -18,6 +17,7 @@ from arrayopt.arrays import (
     dtype_of,
     holder,
     holds_alone,
+    is_on_host,
     kind,
     like,
     on_its_device,
@@ -164,9 +164,9 @@ def _stored(slots: dict[str, Array], narrow: dict[str, str], dtypes: dict[str, A
 
 
 def _coded(x: Array, dtype: str, layers: int) -> tuple[Array, Array]:
-    """`quantized`; of zeros, as most slots are at first, without arrays in between."""
+    """`quantized`; of zeros, as most slots are at first, without arrays in between. A device is not waited for."""
     xp = array_namespace(x)
-    if (isinstance(x, np.ndarray) or array_api_compat.is_torch_array(x)) and not xp.any(x != 0):
+    if is_on_host(x) and not xp.any(x != 0):
         shape, device = tuple(x.shape), place(x)[1]
         codes = xp.zeros(shape, dtype=getattr(xp, dtype), device=device)
         return codes, xp.zeros(scale_shape(shape, layers), dtype=dtype_of(xp, "bfloat16"), device=device)

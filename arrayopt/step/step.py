@@ -183,7 +183,8 @@ class Step:
             if adding is not None and not self.accumulator.last:
                 with Commit(self._team):
                     self.accumulator.add(adding)
-                    record({}, None) if counted else None
+                    if counted:
+                        record({}, None)
                 return False
             grads = begun.rooms
             if team.size > 1 and not begun.reduced:
