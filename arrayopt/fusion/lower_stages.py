@@ -10,20 +10,22 @@ of a tensor, and one of its threads does the rest. A ``library`` makes products.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import KEPT, Node, operands
-from arrayopt.fusion.index import ZERO, Index, Place, name, number, product, ranges_of
+from arrayopt.fusion.index import ONE, ZERO, Index, Place, name, number, product, ranges_of
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.lower_between import Statements
 from arrayopt.fusion.lower_rings import in_turns, kept_room
 from arrayopt.fusion.lower_waves import Waving
 from arrayopt.fusion.lowering import Lowering, scratch_of
-from arrayopt.fusion.passes import Loop, Pass, loops
+from arrayopt.fusion.passes import Loop, Pass
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.rings import Rolled
+from arrayopt.fusion.staging import Staging
 from arrayopt.fusion.waves import in_waves
 from arrayopt.state.quantized import scale_of
 
@@ -35,17 +37,20 @@ MOST = 640
 
 @lru_cache(maxsize=KEPT)
 def in_stages(plan: Plan) -> program.Program:
-    """The program of a plan in stages. Where reductions are put together, the first loop over the
-    same axes follows. Passes that differ in nothing but their scratch arrays have one function.
+    """The program of a plan in stages. Passes that differ in nothing but their scratch arrays have
+    one function.
     """
     lowering = Stages(plan)
-    for index, between in enumerate(plan.between):
-        for loop in loops([*between.combine, *between.nodes], plan.element):
-            lowering.loop(loop)
-        if index < len(plan.passes):
-            lowering.pass_(index, plan.passes[index])
-        for axes in dict.fromkeys(plan.slots[slot] for slot in between.stores):
-            lowering.store(axes, [x for x in between.stores if plan.slots[x] == axes])
+    staging = lowering.staging
+    for index, stages in enumerate(staging.gaps):
+        for stage in stages:
+            lowering.beside([lowering.loop(loop) for loop in stage])
+        if index < len(staging.passes):
+            lowering.pass_(index, staging.passes[index])
+    late = dict[str, list[str]]()
+    for slot in staging.late:
+        late.setdefault(plan.slots[slot], []).append(slot)
+    lowering.beside([lowering.store(axes, slots) for axes, slots in late.items()])
     return program.Program(tuple(lowering.made))
 
 
@@ -55,6 +60,8 @@ class Stages(Lowering):
     def __init__(self, plan: Plan) -> None:
         where = layout(plan)
         super().__init__(plan, where, {*where.vectors, *where.tensor})
+        self.staging = Staging(plan, plain=bool(where.leaves))  # waves
+        self.kept &= {*where.tensor, *self.staging.needed}
         self.made: list[program.Stage] = []
         self.functions: dict[Any, program.Function] = {}
         self.of_rings = set[Node]()  # what is reduced over rings
@@ -106,46 +113,64 @@ class Stages(Lowering):
             read |= {n: None for n in elements.scalars if n not in rings.of.each}
         return [*made, *self.reads(read), *kept_room(rings), turn]
 
-    def loop(self, loop: Loop) -> None:
+    def loop(self, loop: Loop) -> program.Stage:
         """A loop between passes."""
+        reduced = [n for n in loop.nodes if self._is_apart(n)]
+        wide, body, made = not loop.axes, Statements(), set[Node]()
         if loop.reduces:
-            fold = self.folded("sum", loop)
-            keep = program.Write(self.place(fold.reduction, name("i")), fold.name)
-            arrays = self._arrays(fold.reduction.args)
-            self._between("folds", loop.axes, [*arrays, fold, keep])
-            return
+            fold = self.folded("sum", loop.nodes[0])
+            body += [fold, *self._got("sum", loop.nodes[0])]
+            made |= {*reduced}
+        for n in reduced if wide else ():
+            keep = program.Write(self.place(n), "sum")
+            body.append(program.Loop("which", ZERO, ONE, (self.folded("sum", n), keep)))
         rolled = [n for n in loop.nodes if n in self.of_rings]
-        body: Statements = []
         for run in self.runs(rolled):
             each = number(len(run))
             body.append(program.Loop("which", ZERO, each, self.combined_all(run)))
-        sums = [n for n in loop.nodes if n.reduces and n not in self.of_rings]
+        sums = [n for n in loop.nodes if n.reduces and n not in (*reduced, *rolled)]
         body += [self.combined(f"sum{n.id}", n) for n in sums]
         nodes = tuple(n for n in loop.nodes if not n.reduces)
         waving = bool(self.where.leaves) and in_waves(nodes, loop.axes, self.plan.element)
-        made, wide = set[Node](), not loop.axes
-        for node in [*sums, *(() if waving else nodes)]:
-            if node.reduces:
-                body.append(program.Read(node, f"sum{node.id}", wide))
-            else:
-                # just before it is needed: some rules have too many values for the registers
-                read = dict.fromkeys(a for a in node.args if a not in made)
-                body += self._arrays(read if wide else ())
-                body += [*self.reads(read, wide=wide), program.Compute(node)]
-                made |= read.keys()
-            made.add(node)
-            if node in self.kept:
-                body.append(program.Write(self.place(node, name("i")), node))
+        for node in sums:
+            body += self._got(f"sum{node.id}", node)
+        made |= {*sums}
+        for node in () if waving else nodes:
+            # just before it is needed: some rules have too many values for the registers
+            read = dict.fromkeys(a for a in node.args if a not in made)
+            body += self._arrays(read if wide else ())
+            body += [*self.reads(read, wide=wide), program.Compute(node), *self._kept(node)]
+            made |= {*read, node}
         body += [self.waves(nodes, {})] if waving else []
-        arrays = [] if wide else self._arrays(operands(nodes))
-        self._between("positions", loop.axes, [*arrays, *body])
+        at = name("i") if loop.axes else ZERO
+        for slot, value in loop.stores.items():
+            body += self.reads({value} - made, wide=wide)
+            known = any(n.op == "input" and n.data == slot for n in made)
+            body += [program.Array(slot, ONE)] if wide and not known else []
+            body.append(program.Write(Place(f"at_{slot}", at), value))
+        terms = [] if wide else [*operands(nodes), *operands(reduced)]
+        arrays = {x.name: x for x in self._arrays(terms)}
+        arrays |= {} if wide else {x: program.Array(x, product(loop.axes)) for x in loop.stores}
+        how = "folds" if loop.reduces else "positions"
+        return self._between(how, loop.axes, [*arrays.values(), *body])
 
-    def store(self, axes: str, slots: list[str]) -> None:
+    def _is_apart(self, n: Node) -> bool:
+        """Whether a value is a reduction of what another loop has made."""
+        return n.reduces and n.args[0].axes != self.plan.element
+
+    def _got(self, variable: str, node: Node) -> Statements:
+        """A reduction is what a variable has."""
+        return [program.Read(node, variable, not node.axes), *self._kept(node)]
+
+    def _kept(self, node: Node) -> Statements:
+        """Leave a value for others, if there are any."""
+        return [program.Write(self.place(node, name("i")), node)] if node in self.kept else []
+
+    def store(self, axes: str, slots: list[str]) -> program.Stage:
         """Slots that are written, over the same axes."""
         if self.waving and not axes:
             stores = {slot: self.plan.small[slot] for slot in slots}
-            self._between("positions", axes, [self.waves([], stores)])
-            return
+            return self._between("positions", axes, [self.waves([], stores)])
         values = dict.fromkeys(self.plan.small[slot] for slot in slots)
         # of a tensor, one by one, as registers are few; but what is written may be read, too
         early = [n for n in values if axes or n.op == "input"]
@@ -161,7 +186,7 @@ class Stages(Lowering):
             read.add(value)
             body.append(program.Write(Place(f"at_{slot}", at), value))
         body = [*self.reads(early, wide=not axes), *body]
-        self._between("positions", axes, [*first.values(), *body])
+        return self._between("positions", axes, [*first.values(), *body])
 
     def waves(self, nodes: Iterable[Node], stores: Mapping[str, Node]) -> bulk.Waves:
         """Values of the tensor in waves, and slots that are written then; the first waves of a plan
@@ -180,13 +205,22 @@ class Stages(Lowering):
         arrays = {n.data: n.axes for n in reads if n.op == "input"}
         return [program.Array(x, product(axes)) for x, axes in arrays.items()]
 
-    def _between(self, how: str, over: str, body: Statements) -> None:
+    def _between(self, how: str, over: str, body: Statements) -> program.Stage:
         """A stage between passes, which begins with where arrays lie."""
         how = "block" if how == "positions" and not over else how
         first = next((i for i, x in enumerate(body) if not isinstance(x, program.Array)), len(body))
         whole = (*body[:first], *apart(ranges_of(over), name("i")), *body[first:])
-        function = program.Function(f"stage{len(self.made)}", how, whole)
-        self.made.append(program.Stage("between", over, function))
+        return program.Stage("between", over, program.Function("", how, whole))
+
+    def beside(self, stages: Sequence[program.Stage]) -> None:
+        """Take stages that need nothing of each other as one."""
+        own = f"stage{len(self.made)}"
+        named = []
+        for i, x in enumerate(stages):
+            called = replace(x.function, name=f"{own}_{i}" if stages[1:] else own)
+            named.append(replace(x, function=called))
+        if named:
+            self.made.append(replace(named[0], beside=tuple(named[1:])))
 
 
 def turns_of(stage: program.Stage) -> tuple[program.Statement, ...]:

@@ -260,12 +260,15 @@ class Stage:
         What it does, which several stages may have in common.
     scratch : tuple of str
         The arrays in place of the function's `scratch`.
+    beside : tuple of Stage
+        What is done at the same time, in pieces of its own.
     """
 
     kind: str
     axes: str
     function: Function
     scratch: tuple[str, ...] = ()
+    beside: "tuple[Stage, ...]" = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ A device works a step off as a queue of pieces; see ``kernels/queue.cuh``.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -71,20 +72,27 @@ def tiles(geo: Ints, element: str, *, sums: bool = True) -> None:
 
 
 def pieces(stages: Sequence[Stage], geo: Ints) -> Ints:
-    """How many pieces each stage (column) of each tensor (row) has; none for an empty tensor."""
+    """How many pieces each stage (column) of each tensor (row) has; none for an empty tensor. Where
+    a stage has several parts, those of one piece each are one.
+    """
     extents = {x: geo[:, GEOMETRY.index(x)] for x in "ABRC"}
     out = np.ones((len(geo), len(stages)), np.int64)
     for number, stage in enumerate(stages):
-        shared, axes = stage.function.shared, stage.axes
-        if shared == "library":
-            out[:, number] = 0
-        elif shared == "squares":
-            side = extents[axes[-1].upper()]
-            out[:, number] = extents["A"] * extents["B"] * -(-side * side // SQUARE)
-        elif shared == "tiles":
-            out[:, number] = geo[:, GEOMETRY.index("UNITS")]
-        elif axes:
-            count = np.prod([extents[x] for x in axes], axis=0)
-            out[:, number] = -(-count // (SUMS if shared == "folds" else OUTPUTS))
+        counts = np.stack([_pieces(part, extents, geo) for part in (stage, *stage.beside)])
+        out[:, number] = np.where((counts == 1).all(axis=0), 1, counts.sum(axis=0))
     out[geo[:, GEOMETRY.index("SIZE")] == 0] = 0
     return out
+
+
+def _pieces(stage: Stage, extents: dict[str, Ints], geo: Ints) -> Any:
+    """How many pieces a part of a stage has."""
+    shared, axes = stage.function.shared, stage.axes
+    if shared == "library":
+        return 0 * extents["A"]
+    if shared == "squares":
+        side = extents[axes[-1].upper()]
+        return extents["A"] * extents["B"] * -(-side * side // SQUARE)
+    if shared == "tiles":
+        return geo[:, GEOMETRY.index("UNITS")]
+    count = np.prod([extents["A"] ** 0, *(extents[x] for x in axes)], axis=0)
+    return -(-count // (SUMS if shared == "folds" else OUTPUTS))

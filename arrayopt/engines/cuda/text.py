@@ -18,6 +18,12 @@ from arrayopt.fusion.plan import Plan
 
 __all__ = ["CudaText", "CudaWords"]
 
+BEFORE = ", int before"
+"""The argument of a part of a stage: how many pieces the parts before it have."""
+
+EACH = {"positions": "kOutputs", "folds": "kResults"}
+"""How many positions a piece has."""
+
 
 class CudaWords(Words):
     """The words of a CUDA source."""
@@ -154,7 +160,8 @@ class CudaText(CudaWords, CPlusPlus):
     def open(self, name: str, more: str = "") -> None:
         """Begin the function of a stage, which may take more: where the tensor's own values lie."""
         self.put(0, f"__device__ __forceinline__ void {name}(const Step& given{more}) {{")
-        self.put(1, "const int tensor = now().tensor, piece = now().piece;")
+        before = " - before" * (more == BEFORE)
+        self.put(1, f"const int tensor = now().tensor, piece = now().piece{before};")
         self.put(1, "const Step step = located(given);")
         self.put(1, "const long long* const t = step.table + (long long)tensor * kColumns;")
         self.put(1, "const double* const scalar = step.scalars + (long long)tensor * kScalars;")
@@ -166,18 +173,41 @@ class CudaText(CudaWords, CPlusPlus):
         self.put(1, "(void)A, (void)B, (void)R, (void)C, (void)NR, (void)NC;")
 
     def between(self, stage: program.Stage) -> None:
-        """A stage between passes."""
+        """A stage between passes, which may have several parts: each has pieces of its own, but a
+        block does all parts of one piece.
+        """
+        if not stage.beside:
+            self._part(stage)
+            return
+        parts = [stage, *stage.beside]
+        for part in parts:
+            self._part(part, BEFORE)
+        self.open(stage.function.name.rpartition("_")[0])
+        for i, part in enumerate(parts):
+            size, count = EACH.get(part.function.shared, "1"), " * ".join(part.axes) or "1"
+            self.put(1, f"const int pieces{i} = (int)(({count} + {size} - 1) / {size});")
+        one = " && ".join(f"pieces{i} == 1" for i in range(len(parts)))
+        self.put(1, f"const bool all = {one};")
+        self.put(1, "int before = 0;")
+        for i, part in enumerate(parts):
+            self.put(1, f"if (all || (piece >= before && piece < before + pieces{i}))")
+            self.put(2, f"{part.function.name}(given, all ? 0 : before);")
+            self.put(1, *([f"before += pieces{i};"] if i + 1 < len(parts) else []))
+        self.put(0, "}", "")
+
+    def _part(self, stage: program.Stage, more: str = "") -> None:
+        """The function of a part of a stage."""
         body = list(stage.function.body)
         self.type = "double"
         self._tables(body)
         self.type = "W"
-        self.open(stage.function.name)
+        self.open(stage.function.name, more)
         while body and isinstance(body[0], program.Array):
             self.statement(1, body.pop(0))
         if stage.function.shared == "block":
             self._block(body)
         else:
-            each = "kOutputs" if stage.function.shared == "positions" else "kResults"
+            each = EACH[stage.function.shared]
             self.put(1, f"const long long begin = (long long)piece * {each};")
             self.put(1, f"const long long count = {' * '.join(stage.axes) or '1'};")
             end = f"begin + {each} < count ? begin + {each} : count"
@@ -197,7 +227,8 @@ class CudaText(CudaWords, CPlusPlus):
 
     def _fold_over(self, span: str, at: str, body: Sequence[program.Statement]) -> None:
         """A reduction for each number of a span."""
-        *position, fold, keep = body
+        at_fold = next(i for i, x in enumerate(body) if isinstance(x, program.Fold))
+        position, fold, keep = body[:at_fold], body[at_fold], body[at_fold + 1 :]
         assert isinstance(fold, program.Fold)
         kind = REDUCTIONS[fold.reduction.op].cuda
         width = " * ".join(self.index(end) for _, end in fold.ranges)
@@ -205,7 +236,7 @@ class CudaText(CudaWords, CPlusPlus):
         self.statements(2, [*position, *apart(fold.ranges, name("j"))])
         self.put(2, f"(void){at};", f"return (double){self.place(fold.place)};")
         self.put(1, f"}}, [&](long long {at}, double {fold.name}) {{")
-        self.statement(2, keep)
+        self.statements(2, [*position, *keep])
         self.put(2, f"(void){at};")
         self.put(1, "});")
 
