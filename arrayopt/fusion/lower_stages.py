@@ -47,10 +47,6 @@ def in_stages(plan: Plan) -> program.Program:
             lowering.beside([lowering.loop(loop) for loop in stage])
         if index < len(staging.passes):
             lowering.pass_(index, staging.passes[index])
-    late = dict[str, list[str]]()
-    for slot in staging.late:
-        late.setdefault(plan.slots[slot], []).append(slot)
-    lowering.beside([lowering.store(axes, slots) for axes, slots in late.items()])
     return program.Program(tuple(lowering.made))
 
 
@@ -115,48 +111,49 @@ class Stages(Lowering):
 
     def loop(self, loop: Loop) -> program.Stage:
         """A loop between passes."""
-        reduced = [n for n in loop.nodes if self._is_apart(n)]
-        wide, body, made = not loop.axes, Statements(), set[Node]()
+        wide, made = not loop.axes, set[Node]()
+        nodes = [n for n in loop.nodes if not n.reduces]
+        reduced = [n for n in loop.nodes if n.reduces and n.args[0].axes != self.plan.element]
+        rolled = [n for n in loop.nodes if n in self.of_rings]
+        body: Statements = [*self._arrays(operands(reduced))] if wide else []
         if loop.reduces:
-            fold = self.folded("sum", loop.nodes[0])
-            body += [fold, *self._got("sum", loop.nodes[0])]
+            body += [self.folded("sum", reduced[0]), *self._got("sum", reduced[0])]
             made |= {*reduced}
         for n in reduced if wide else ():
-            keep = program.Write(self.place(n), "sum")
-            body.append(program.Loop("which", ZERO, ONE, (self.folded("sum", n), keep)))
-        rolled = [n for n in loop.nodes if n in self.of_rings]
+            fold = self.folded("sum", n), program.Write(self.place(n), "sum")
+            body.append(program.Loop("which", ZERO, ONE, fold))
         for run in self.runs(rolled):
             each = number(len(run))
             body.append(program.Loop("which", ZERO, each, self.combined_all(run)))
         sums = [n for n in loop.nodes if n.reduces and n not in (*reduced, *rolled)]
         body += [self.combined(f"sum{n.id}", n) for n in sums]
-        nodes = tuple(n for n in loop.nodes if not n.reduces)
-        waving = bool(self.where.leaves) and in_waves(nodes, loop.axes, self.plan.element)
-        for node in sums:
-            body += self._got(f"sum{node.id}", node)
+        for n in sums:
+            body += self._got(f"sum{n.id}", n)
         made |= {*sums}
-        for node in () if waving else nodes:
-            # just before it is needed: some rules have too many values for the registers
-            read = dict.fromkeys(a for a in node.args if a not in made)
+        waving = bool(self.where.leaves) and in_waves(nodes, loop.axes, self.plan.element)
+        if waving or (self.waving and wide and not loop.nodes):
+            waves = self.waves(nodes, loop.stores)
+            return self._between("positions", loop.axes, [*body, waves])
+        # just before it is needed: some rules have too many values for the registers
+        for n in nodes:
+            read = dict.fromkeys(a for a in n.args if a not in made)
             body += self._arrays(read if wide else ())
-            body += [*self.reads(read, wide=wide), program.Compute(node), *self._kept(node)]
-            made |= {*read, node}
-        body += [self.waves(nodes, {})] if waving else []
-        at = name("i") if loop.axes else ZERO
+            body += [*self.reads(read, wide=wide), program.Compute(n), *self._kept(n)]
+            made |= {*read, n}
+        held = {n.data for n in made if n.op == "input"}
         for slot, value in loop.stores.items():
-            body += self.reads({value} - made, wide=wide)
-            known = any(n.op == "input" and n.data == slot for n in made)
-            body += [program.Array(slot, ONE)] if wide and not known else []
-            body.append(program.Write(Place(f"at_{slot}", at), value))
-        terms = [] if wide else [*operands(nodes), *operands(reduced)]
-        arrays = {x.name: x for x in self._arrays(terms)}
-        arrays |= {} if wide else {x: program.Array(x, product(loop.axes)) for x in loop.stores}
-        how = "folds" if loop.reduces else "positions"
-        return self._between(how, loop.axes, [*arrays.values(), *body])
-
-    def _is_apart(self, n: Node) -> bool:
-        """Whether a value is a reduction of what another loop has made."""
-        return n.reduces and n.args[0].axes != self.plan.element
+            read = dict.fromkeys({value} - made)
+            new = [program.Array(slot, ONE)] if slot not in held else []
+            body += [*self._arrays(read), *new] if wide else []
+            at = Place(f"at_{slot}", name("i") if loop.axes else ZERO)
+            body += [*self.reads(read, wide=wide), program.Write(at, value)]
+            made.add(value)
+        if loop.axes:
+            reads = [*operands([*nodes, *reduced]), *loop.stores.values()]
+            arrays = {x.name: x for x in self._arrays(reads)}
+            arrays |= {x: program.Array(x, product(loop.axes)) for x in loop.stores}
+            body = [*arrays.values(), *body]
+        return self._between("folds" if loop.reduces else "positions", loop.axes, body)
 
     def _got(self, variable: str, node: Node) -> Statements:
         """A reduction is what a variable has."""
@@ -165,28 +162,6 @@ class Stages(Lowering):
     def _kept(self, node: Node) -> Statements:
         """Leave a value for others, if there are any."""
         return [program.Write(self.place(node, name("i")), node)] if node in self.kept else []
-
-    def store(self, axes: str, slots: list[str]) -> program.Stage:
-        """Slots that are written, over the same axes."""
-        if self.waving and not axes:
-            stores = {slot: self.plan.small[slot] for slot in slots}
-            return self._between("positions", axes, [self.waves([], stores)])
-        values = dict.fromkeys(self.plan.small[slot] for slot in slots)
-        # of a tensor, one by one, as registers are few; but what is written may be read, too
-        early = [n for n in values if axes or n.op == "input"]
-        first, body = {x.name: x for x in self._arrays(early)}, Statements()
-        read, at = {*early}, name("i") if axes else ZERO
-        for slot in slots:
-            value, array = self.plan.small[slot], program.Array(slot, product(axes))
-            if axes:
-                first[slot] = array
-            elif slot not in first:
-                body.append(array)
-            body += self.reads({value} - read, wide=not axes)
-            read.add(value)
-            body.append(program.Write(Place(f"at_{slot}", at), value))
-        body = [*self.reads(early, wide=not axes), *body]
-        return self._between("positions", axes, [*first.values(), *body])
 
     def waves(self, nodes: Iterable[Node], stores: Mapping[str, Node]) -> bulk.Waves:
         """Values of the tensor in waves, and slots that are written then; the first waves of a plan

@@ -279,7 +279,7 @@ class Program:
     ----------
     stages : tuple of Stage
         On a CPU, stage 2k comes before pass k, and may do nothing; stage 2k + 1 is pass k. On a
-        device, each loop before a pass is a stage.
+        device, see `arrayopt.fusion.staging`.
     planes : tuple of Index
         How many planes a thread needs for each segment, for matrices of R rows and C columns.
     """

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from arrayopt.fusion.graph import Node, operands
-from arrayopt.fusion.passes import Loop, Pass, loops
+from arrayopt.fusion.passes import Loop, loops
 from arrayopt.fusion.plan import Plan
 
 __all__ = ["Staging"]
@@ -19,36 +19,32 @@ FEW = 4
 
 
 class Staging:
-    """The passes of a plan, and what is between them.
-
-    Attributes
-    ----------
-    passes : list of Pass
-        The passes.
-    gaps : list of list of list of Loop
-        Before each pass, and after the last, the stages, each as its loops.
-    late : list of str
-        The small slots that are written after all that.
+    """The passes of a plan, and in `gaps` for what comes before each, and after the last, the
+    stages, each as its loops; `plain`: a stage for each loop.
     """
 
     def __init__(self, plan: Plan, *, plain: bool) -> None:
-        self.plan, self.passes, self.late = plan, [*plan.passes], [*plan.between[-1].stores]
+        self.plan, self.passes, stores = plan, [*plan.passes], plan.between[-1].stores
         parts = [[*x.combine, *x.nodes] for x in plan.between]
-        self.gaps = [[[loop] for loop in loops(part, plan.element)] for part in parts]
-        if plain:
-            return
         gap = {n: k for k, part in enumerate(parts) for n in part}
-        self._delay(gap)
-        for k in range(len(parts)):
-            self.gaps[k] = _levels(loops([n for n in gap if gap[n] == k], plan.element))
+        self.fixed = {*plan.small.values(), *plan.reports.values()}
+        if not plain:
+            self._delay(gap)
+        found = [loops([n for n in gap if gap[n] == k], plan.element) for k in range(len(parts))]
+        self.gaps = [[[loop] for loop in some] if plain else _stages(some) for some in found]
         for k, stages in enumerate(self.gaps):
-            for stage in reversed(stages):
+            for stage in [] if plain else stages[::-1]:
                 if all(map(self._is_few, stage)):
                     stages.remove(stage)
-                    for loop in stage:
-                        self.passes = [*self.passes[:k], *(_with(loop, p) for p in self.passes[k:])]
-        for slot in [*self.late]:
-            self._store_early(slot)
+                    nodes = [n for loop in stage for n in loop.nodes]
+                    for i in range(k, len(self.passes)):
+                        self._repeat(i, nodes)
+        left = dict[str, dict[str, Node]]()
+        for slot, value in stores.items():
+            if plain or not self._stored(slot, value):
+                left.setdefault(plan.slots[slot], {})[slot] = value
+        if left:
+            self.gaps[-1].append([Loop(axes, (), False, some) for axes, some in left.items()])
 
     @property
     def loops(self) -> Iterator[tuple[int, int, Loop]]:
@@ -60,61 +56,55 @@ class Staging:
     @property
     def needed(self) -> set[Node]:
         """What is needed elsewhere than in the loop that makes it."""
-        found = {self.plan.small[slot] for slot in self.late} | {*self.plan.reports.values()}
-        found.update(*(p.sources for p in self.passes))
+        found = {*self.plan.reports.values()}.union(*(p.sources for p in self.passes))
         for *_, loop in self.loops:
-            found |= {*operands(loop.nodes)}.difference(loop.nodes)
+            found |= {*operands(loop.nodes), *loop.stores.values()}.difference(loop.nodes)
         return found
 
     def _delay(self, gap: dict[Node, int]) -> None:
-        """Make values before the first pass that something waits for them, if that is over the same
-        axes.
-        """
-        fixed = {*self.plan.small.values(), *self.plan.reports.values()}
-        fixed.update(*(p.sources for p in self.passes))
-        users = dict[Node, list[Node]]()
+        """Make values when something of the same axes needs them, if nothing else does."""
+        fixed = self.fixed.union(*(p.sources for p in self.passes))
         for n in reversed([*gap]):
-            own = users.get(n, [])
-            alike = all(m.axes == n.axes and m.args[0].axes != self.plan.element for m in own)
-            if own and alike and not n.reduces and n not in fixed:
-                gap[n] = min(gap[m] for m in own)
-            for a in n.args:
-                users.setdefault(a, []).append(n)
+            users = [m for m in gap if n in m.args]
+            alike = all(m.axes == n.axes and not m.reduces for m in users)
+            if users and alike and not n.reduces and n not in fixed:
+                gap[n] = min(gap[m] for m in users)
 
     def _is_few(self, loop: Loop) -> bool:
         """Whether a loop is a few operations on rows or matrices, which passes alone need."""
         if not loop.axes or "C" in loop.axes or any(n.reduces for n in loop.nodes):
             return False
-        taken = {*self.plan.small.values(), *self.plan.reports.values()}
-        for p in self.passes:
-            taken |= {*p.stores.values(), *operands(p.sums)}
-        for *_, other in self.loops:
-            taken |= {*operands(other.nodes)} if other is not loop else set()
+        taken = self.fixed.union(*({*p.stores.values(), *operands(p.sums)} for p in self.passes))
+        taken.update(*(operands(x.nodes) for *_, x in self.loops if x is not loop))
         return len(loop.nodes) <= FEW and not taken.intersection(loop.nodes)
 
-    def _store_early(self, slot: str) -> None:
-        """Write a slot in the loop that makes its value, if nothing reads what it held after that."""
-        value, made = self.plan.small[slot], None
-        for k, level, loop in self.loops:
-            if value in loop.nodes and loop.axes == self.plan.slots[slot] and not loop.reduces:
-                made = k, level, loop
-        if made is None:
-            return
+    def _repeat(self, i: int, nodes: list[Node]) -> None:
+        """Have a pass make what it needs of some values."""
+        for n in reversed(nodes):
+            p = self.passes[i]
+            if n in operands(p.nodes):
+                self.passes[i] = replace(p, nodes=(n, *p.nodes))
+
+    def _stored(self, slot: str, value: Node) -> bool:
+        """Write a slot in the loop that makes its value, if nothing needs later what it held."""
 
         def reads(nodes: Iterable[Node]) -> bool:
             return any(n.op == "input" and n.data == slot for n in nodes)
 
-        k, level, here = made
-        later = any(reads(p.sources) for p in self.passes[k:])
-        for *when, loop in self.loops:
-            later |= loop is not here and when >= [k, level] and reads(operands(loop.nodes))
-        if not later:
-            own = replace(here, stores={**here.stores, slot: value})
-            self.gaps[k][level] = [own if x is here else x for x in self.gaps[k][level]]
-            self.late.remove(slot)
+        for k, level, loop in self.loops:
+            if value in loop.nodes and loop.axes == self.plan.slots[slot] and not loop.reduces:
+                later = [
+                    operands(x.nodes) for *at, x in self.loops if at >= [k, level] and x is not loop
+                ]
+                if any(map(reads, [*later, *(p.sources for p in self.passes[k:])])):
+                    return False
+                own = replace(loop, stores={**loop.stores, slot: value})
+                self.gaps[k][level] = [own if x is loop else x for x in self.gaps[k][level]]
+                return True
+        return False
 
 
-def _levels(found: Iterable[Loop]) -> list[list[Loop]]:
+def _stages(found: Iterable[Loop]) -> list[list[Loop]]:
     """Loops in stages. One goes on with what a reduction over its axes has made; those over no axes
     are one.
     """
@@ -127,20 +117,9 @@ def _levels(found: Iterable[Loop]) -> list[list[Loop]]:
             alike = last[0].axes == loop.axes and (last[0].reduces or not loop.axes)
             joined, level = (last, level - 1) if len(last) == 1 and alike else ([], level)
         stages += [[]] if level == len(stages) else []
-        joined = joined or [x for x in stages[level] if not x.axes and not loop.axes]
-        for x in joined:
+        for x in joined or [x for x in stages[level] if not x.axes and not loop.axes]:
             stages[level].remove(x)
             loop = Loop(x.axes, (*x.nodes, *loop.nodes), x.reduces and x.axes != "")
         stages[level].append(loop)
         at |= dict.fromkeys(loop.nodes, level)
     return stages
-
-
-def _with(loop: Loop, p: Pass) -> Pass:
-    """A pass that makes what it needs of a loop's values."""
-    used, own = {*operands(p.nodes)}, list[Node]()
-    for n in reversed(loop.nodes):
-        if n in used:
-            own.insert(0, n)
-            used |= {*n.args}
-    return replace(p, nodes=(*own, *p.nodes)) if own else p

@@ -114,7 +114,9 @@ def _one_after_another(
     """Which stages (columns) of tensors (rows) are done by the ticket of the stage before: where
     both have one piece, in the same launch, nobody else is to wait in between.
     """
-    kinds = ("between", "pass") if owned is None else ("between",)  # of a pass ranks have some pieces
+    kinds = (
+        ("between", "pass") if owned is None else ("between",)
+    )  # of a pass ranks have some pieces
     one = (units == 1) & np.array([stage.kind in kinds for stage in made], bool)
     goes_on = np.zeros(units.shape, bool)
     goes_on[:, 1:] = one[:, 1:] & one[:, :-1] & (launch[1:] == launch[:-1])

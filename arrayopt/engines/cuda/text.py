@@ -173,57 +173,49 @@ class CudaText(CudaWords, CPlusPlus):
         self.put(1, "(void)A, (void)B, (void)R, (void)C, (void)NR, (void)NC;")
 
     def between(self, stage: program.Stage) -> None:
-        """A stage between passes, which may have several parts: each has pieces of its own, but a
+        """A stage between passes; parts that are beside each other have pieces of their own, but a
         block does all parts of one piece.
         """
-        if not stage.beside:
-            self._part(stage)
-            return
-        parts = [stage, *stage.beside]
+        parts = (stage, *stage.beside)
         for part in parts:
-            self._part(part, BEFORE)
+            self._part(part, BEFORE if stage.beside else "")
+        if not stage.beside:
+            return
         self.open(stage.function.name.rpartition("_")[0])
         for i, part in enumerate(parts):
             size, count = EACH.get(part.function.shared, "1"), " * ".join(part.axes) or "1"
             self.put(1, f"const int pieces{i} = (int)(({count} + {size} - 1) / {size});")
         one = " && ".join(f"pieces{i} == 1" for i in range(len(parts)))
-        self.put(1, f"const bool all = {one};")
-        self.put(1, "int before = 0;")
+        self.put(1, f"const bool all = {one};", "int before = 0;")
         for i, part in enumerate(parts):
             self.put(1, f"if (all || (piece >= before && piece < before + pieces{i}))")
             self.put(2, f"{part.function.name}(given, all ? 0 : before);")
-            self.put(1, *([f"before += pieces{i};"] if i + 1 < len(parts) else []))
+            self.put(1, f"before += pieces{i};")
         self.put(0, "}", "")
 
-    def _part(self, stage: program.Stage, more: str = "") -> None:
+    def _part(self, stage: program.Stage, more: str) -> None:
         """The function of a part of a stage."""
-        body = list(stage.function.body)
+        body, shared = list(stage.function.body), stage.function.shared
         self.type = "double"
         self._tables(body)
         self.type = "W"
         self.open(stage.function.name, more)
         while body and isinstance(body[0], program.Array):
             self.statement(1, body.pop(0))
-        if stage.function.shared == "block":
+        if shared == "block":
             self._block(body)
         else:
-            each = EACH[stage.function.shared]
-            self.put(1, f"const long long begin = (long long)piece * {each};")
-            self.put(1, f"const long long count = {' * '.join(stage.axes) or '1'};")
-            end = f"begin + {each} < count ? begin + {each} : count"
+            self.put(1, f"const long long begin = (long long)piece * {EACH[shared]};")
+            self.put(1, f"const long long count = {' * '.join(stage.axes)};")
+            end = f"begin + {EACH[shared]} < count ? begin + {EACH[shared]} : count"
             self.put(1, f"const long long end = {end};")
-            (self._positions if stage.function.shared == "positions" else self._folds)(body)
+        if shared == "folds":
+            self._fold_over("begin, end", "i", body)
+        elif shared == "positions":
+            head = "for (long long i = begin + threadIdx.x; i < end; i += kThreads)"
+            self.put(0, "#pragma unroll 1")
+            self.block(1, head, body)
         self.put(0, "}", "")
-
-    def _positions(self, body: Sequence[program.Statement]) -> None:
-        """A thread for each position."""
-        self.put(0, "#pragma unroll 1")
-        head = "for (long long i = begin + threadIdx.x; i < end; i += kThreads)"
-        self.block(1, head, body)
-
-    def _folds(self, body: Sequence[program.Statement]) -> None:
-        """At each position a reduction, for which there are more threads if it is long."""
-        self._fold_over("begin, end", "i", body)
 
     def _fold_over(self, span: str, at: str, body: Sequence[program.Statement]) -> None:
         """A reduction for each number of a span."""
