@@ -174,6 +174,32 @@ static __forceinline__ Floats to_bfloat16(Floats x) {
     return (Floats)(kept & -0x10000);
 }
 static __forceinline__ void put_vector(Floats x, float* to) { *(Floats*)to = x; }
+static __forceinline__ void put_vector(Floats x, BFloat16* to) {
+    *(Halves*)to = __builtin_convertvector((Integers)to_bfloat16(x) >> 16, Halves);
+}
+static __forceinline__ void put_vector(Floats x, Half* to) {
+    asm("vcvtps2ph $0, %1, %0" : "=m"(*(Shorts*)to) : "v"(x));
+}
+
+// Masters of 24 bits; see storage.cuh.
+static __forceinline__ Floats vector_at(const Low8* x) {
+    Integers wide;
+    asm("vpmovsxbd %1, %0" : "=v"(wide) : "m"(*(const Bytes*)x));
+    return __builtin_convertvector(wide, Floats);
+}
+static __forceinline__ void put_vector(Floats x, Low8* to) {
+    asm("vpmovdb %1, %0" : "=m"(*(Bytes*)to) : "v"(__builtin_convertvector(x, Integers)));
+}
+static __forceinline__ Integers ordinary(Floats x) { return ((Integers)x & 0x7f800000) != 0x7f800000; }
+static __forceinline__ Floats joined_bfloat16(Floats low, Floats p) {
+    const Integers joined = (Integers)p + (__builtin_convertvector(low, Integers) << 8);
+    return ordinary(p) & (p != 0.0f) ? (Floats)joined : p;
+}
+static __forceinline__ Floats low_bfloat16(Floats master, Floats p) {
+    const Floats rounded = to_bfloat16(p);
+    const Floats apart = __builtin_convertvector((Integers)master - (Integers)rounded + 128 >> 8, Floats);
+    return ordinary(rounded) ? minimum(maximum(apart, -127.0f), 127.0f) : Floats{};
+}
 static __forceinline__ Floats sqrt(Floats x) {
     Floats y;
     asm("vsqrtps %1, %0" : "=v"(y) : "v"(x));
