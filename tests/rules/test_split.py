@@ -90,7 +90,7 @@ def test_small_steps_add_up(engine, dtype):
 
 
 class Takes(ao.Rule):
-    """Takes the gradient as the parameter, and keeps what it was before; a slot in 8 bits beside makes loops of blocks."""
+    """Takes the gradient as the parameter, and keeps what that was; with a slot in 8 bits, loops are of blocks."""
 
     def slots(self, xp, p):
         return {"before": xp.zeros_like(p), "code": xp.zeros_like(p)}
