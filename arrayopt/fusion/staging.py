@@ -30,8 +30,11 @@ class Staging:
         self.fixed = {*plan.small.values(), *plan.reports.values()}
         if not plain:
             self._delay(gap)
-        found = [loops([n for n in gap if gap[n] == k], plan.element) for k in range(len(parts))]
-        self.gaps = [[[loop] for loop in some] if plain else _stages(some) for some in found]
+        self.gaps = list[list[list[Loop]]]()
+        for k in range(len(parts)):
+            some = [n for n in gap if gap[n] == k]
+            alone = [[loop] for loop in loops(some, plan.element)]
+            self.gaps.append(alone if plain else _stages(some, plan.element))
         for k, stages in enumerate(self.gaps):
             for stage in [] if plain else stages[::-1]:
                 if all(map(self._is_few, stage)):
@@ -104,22 +107,23 @@ class Staging:
         return False
 
 
-def _stages(found: Iterable[Loop]) -> list[list[Loop]]:
-    """Loops in stages. One goes on with what a reduction over its axes has made; those over no axes
-    are one.
+def _stages(nodes: Iterable[Node], element: str) -> list[list[Loop]]:
+    """Values in stages of loops: those over the same axes are one, but that each reduction over
+    some axes has one of its own, which goes on with what it has made.
     """
-    stages, at = list[list[Loop]](), dict[Node, int]()
-    for loop in found:
-        needed = {n for n in operands(loop.nodes) if n in at}
-        level, joined = max((at[n] + 1 for n in needed), default=0), list[Loop]()
-        if level and not (loop.axes and loop.reduces):
-            last = [x for x in stages[level - 1] if needed.intersection(x.nodes)]
-            alike = last[0].axes == loop.axes and (last[0].reduces or not loop.axes)
-            joined, level = (last, level - 1) if len(last) == 1 and alike else ([], level)
-        stages += [[]] if level == len(stages) else []
-        for x in joined or [x for x in stages[level] if not x.axes and not loop.axes]:
-            stages[level].remove(x)
-            loop = Loop(x.axes, (*x.nodes, *loop.nodes), x.reduces and x.axes != "")
-        stages[level].append(loop)
-        at |= dict.fromkeys(loop.nodes, level)
-    return stages
+    stages = list[dict[tuple[str, Node | None], list[Node]]]()
+    at = dict[Node, tuple[int, tuple[str, Node | None]]]()
+    for n in nodes:
+        apart = n.reduces and n.args[0].axes != element
+        before = [a for a in n.args if a in at]
+        level = max((at[a][0] + (apart or a.axes != n.axes) for a in before), default=0)
+        joined = {at[a][1] for a in before if at[a][0] == level}
+        level += len(joined) > 1
+        key = joined.pop() if len(joined) == 1 else (n.axes, n if apart and n.axes else None)
+        stages += [{}] if level == len(stages) else []
+        stages[level].setdefault(key, []).append(n)
+        at[n] = level, key
+    made = list[list[Loop]]()
+    for stage in stages:
+        made.append([Loop(axes, tuple(x), one is not None) for (axes, one), x in stage.items()])
+    return made

@@ -68,7 +68,11 @@ def tickets(
     launch = np.minimum(depth[:-1], last)  # what ends a step needs none of its own
     passes = np.array([stage.kind == "pass" for stage in made], bool)
     spans = np.ones(len(made), np.int64) if spans is None else spans
-    goes_on = _one_after_another(made, units, launch if apart else 0 * launch, owned)
+    # where one piece follows another in a launch, nobody else is to wait in between
+    kinds = ("between", "pass") if owned is None else ("between",)
+    one = (units == 1) & np.array([stage.kind in kinds for stage in made], bool)
+    follows = np.append(False, (launch[1:] == launch[:-1]) | (not apart))
+    goes_on = one & np.roll(one, 1, axis=1) & follows[: len(made)]
     stops = np.tile(np.arange(1, len(made) + 1), (len(rows), 1))
     for k in reversed(range(len(made) - 1)):
         stops[:, k] = np.where(goes_on[:, k + 1], stops[:, k + 1], stops[:, k])
@@ -106,21 +110,6 @@ def tickets(
     key = start[each] + np.where(passes[stage[each]], at * span, 0)
     order = np.lexsort((stage[each], owner[each], key))
     return queue[order], [len(queue)]
-
-
-def _one_after_another(
-    made: Sequence[Stage], units: Ints, launch: Ints, owned: list[Ints] | None
-) -> Any:
-    """Which stages (columns) of tensors (rows) are done by the ticket of the stage before: where
-    both have one piece, in the same launch, nobody else is to wait in between.
-    """
-    kinds = (
-        ("between", "pass") if owned is None else ("between",)
-    )  # of a pass ranks have some pieces
-    one = (units == 1) & np.array([stage.kind in kinds for stage in made], bool)
-    goes_on = np.zeros(units.shape, bool)
-    goes_on[:, 1:] = one[:, 1:] & one[:, :-1] & (launch[1:] == launch[:-1])
-    return goes_on
 
 
 class Line:

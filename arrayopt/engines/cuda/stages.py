@@ -4,7 +4,6 @@ A device works a step off as a queue of pieces; see ``kernels/queue.cuh``.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -78,21 +77,20 @@ def pieces(stages: Sequence[Stage], geo: Ints) -> Ints:
     extents = {x: geo[:, GEOMETRY.index(x)] for x in "ABRC"}
     out = np.ones((len(geo), len(stages)), np.int64)
     for number, stage in enumerate(stages):
-        counts = np.stack([_pieces(part, extents, geo) for part in (stage, *stage.beside)])
-        out[:, number] = np.where((counts == 1).all(axis=0), 1, counts.sum(axis=0))
+        counts = []
+        for part in (stage, *stage.beside):
+            shared, axes = part.function.shared, part.axes
+            if shared == "library":
+                counts.append(0 * out[:, number])
+            elif shared == "squares":
+                side = extents[axes[-1].upper()]
+                counts.append(extents["A"] * extents["B"] * -(-side * side // SQUARE))
+            elif shared == "tiles":
+                counts.append(geo[:, GEOMETRY.index("UNITS")])
+            else:
+                count = np.prod([out[:, number], *(extents[x] for x in axes)], axis=0)
+                counts.append(-(-count // (SUMS if shared == "folds" else OUTPUTS)))
+        alone = (np.array(counts) == 1).all(axis=0)
+        out[:, number] = np.where(alone, 1, np.sum(counts, axis=0))
     out[geo[:, GEOMETRY.index("SIZE")] == 0] = 0
     return out
-
-
-def _pieces(stage: Stage, extents: dict[str, Ints], geo: Ints) -> Any:
-    """How many pieces a part of a stage has."""
-    shared, axes = stage.function.shared, stage.axes
-    if shared == "library":
-        return 0 * extents["A"]
-    if shared == "squares":
-        side = extents[axes[-1].upper()]
-        return extents["A"] * extents["B"] * -(-side * side // SQUARE)
-    if shared == "tiles":
-        return geo[:, GEOMETRY.index("UNITS")]
-    count = np.prod([extents["A"] ** 0, *(extents[x] for x in axes)], axis=0)
-    return -(-count // (SUMS if shared == "folds" else OUTPUTS))
