@@ -56,7 +56,7 @@ class Stages(Lowering):
     def __init__(self, plan: Plan) -> None:
         where = layout(plan)
         super().__init__(plan, where, {*where.vectors, *where.tensor})
-        self.staging = Staging(plan, plain=bool(where.leaves))  # waves
+        self.staging = Staging(plan)
         self.kept &= {*where.tensor, *self.staging.needed}
         self.made: list[program.Stage] = []
         self.functions: dict[Any, program.Function] = {}

@@ -7,10 +7,12 @@ written where its value is made.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
 
 from arrayopt.fusion.graph import Node, operands
 from arrayopt.fusion.passes import Loop, loops
 from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.waves import in_waves
 
 __all__ = ["Staging"]
 
@@ -20,26 +22,30 @@ FEW = 4
 
 class Staging:
     """The passes of a plan, and in `gaps` for what comes before each, and after the last, the
-    stages, each as its loops; `plain`: a stage for each loop.
+    stages, each as its loops. Where numbers are made in waves, each loop is a stage.
     """
 
-    def __init__(self, plan: Plan, *, plain: bool) -> None:
+    def __init__(self, plan: Plan) -> None:
         self.plan, self.passes, stores = plan, [*plan.passes], plan.between[-1].stores
+        after = chain.from_iterable(x.after for x in plan.between)
+        plain = any(in_waves(loop.nodes, loop.axes, plan.element) for loop in after)
         parts = [[*x.combine, *x.nodes] for x in plan.between]
-        gap = {n: k for k, part in enumerate(parts) for n in part}
+        gap = dict[Node, int]()
+        for k, part in enumerate(parts):
+            gap |= dict.fromkeys(part, k)
         self.fixed = {*plan.small.values(), *plan.reports.values()}
         if not plain:
             self._delay(gap)
         self.gaps = list[list[list[Loop]]]()
         for k in range(len(parts)):
-            some = [n for n in gap if gap[n] == k]
+            some = [n for n, first in gap.items() if first == k]
             alone = [[loop] for loop in loops(some, plan.element)]
             self.gaps.append(alone if plain else _stages(some, plan.element))
         for k, stages in enumerate(self.gaps):
             for stage in [] if plain else stages[::-1]:
                 if all(map(self._is_few, stage)):
                     stages.remove(stage)
-                    nodes = [n for loop in stage for n in loop.nodes]
+                    nodes = [*chain.from_iterable(loop.nodes for loop in stage)]
                     for i in range(k, len(self.passes)):
                         self._repeat(i, nodes)
         left = dict[str, dict[str, Node]]()
@@ -59,7 +65,9 @@ class Staging:
     @property
     def needed(self) -> set[Node]:
         """What is needed elsewhere than in the loop that makes it."""
-        found = {*self.plan.reports.values()}.union(*(p.sources for p in self.passes))
+        found = {*self.plan.reports.values()}
+        for p in self.passes:
+            found |= {*p.sources}.difference(p.nodes)
         for *_, loop in self.loops:
             found |= {*operands(loop.nodes), *loop.stores.values()}.difference(loop.nodes)
         return found
@@ -96,14 +104,15 @@ class Staging:
 
         for k, level, loop in self.loops:
             if value in loop.nodes and loop.axes == self.plan.slots[slot] and not loop.reduces:
-                later = [
-                    operands(x.nodes) for *at, x in self.loops if at >= [k, level] and x is not loop
-                ]
-                if any(map(reads, [*later, *(p.sources for p in self.passes[k:])])):
-                    return False
-                own = replace(loop, stores={**loop.stores, slot: value})
-                self.gaps[k][level] = [own if x is loop else x for x in self.gaps[k][level]]
-                return True
+                later = [p.sources for p in self.passes[k:]]
+                for *at, other in self.loops:
+                    later += (
+                        [operands(other.nodes)] if at >= [k, level] and other is not loop else []
+                    )
+                if not any(map(reads, later)):
+                    own = replace(loop, stores={**loop.stores, slot: value})
+                    self.gaps[k][level] = [own if x is loop else x for x in self.gaps[k][level]]
+                    return True
         return False
 
 

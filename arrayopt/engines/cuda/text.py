@@ -185,12 +185,12 @@ class CudaText(CudaWords, CPlusPlus):
         for i, part in enumerate(parts):
             size, count = EACH.get(part.function.shared, "1"), " * ".join(part.axes) or "1"
             self.put(1, f"const int pieces{i} = (int)(({count} + {size} - 1) / {size});")
-        one = " && ".join(f"pieces{i} == 1" for i in range(len(parts)))
+        one = " && ".join(f"pieces{number} == 1" for number in range(len(parts)))
         self.put(1, f"const bool all = {one};", "int before = 0;")
-        for i, part in enumerate(parts):
-            self.put(1, f"if (all || (piece >= before && piece < before + pieces{i}))")
+        for number, part in enumerate(parts):
+            self.put(1, f"if (all || (piece >= before && piece < before + pieces{number}))")
             self.put(2, f"{part.function.name}(given, all ? 0 : before);")
-            self.put(1, f"before += pieces{i};")
+            self.put(1, f"before += pieces{number};")
         self.put(0, "}", "")
 
     def _part(self, stage: program.Stage, more: str) -> None:
