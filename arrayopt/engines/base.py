@@ -21,6 +21,7 @@ __all__ = [
     "NoRemedyError",
     "Partials",
     "Report",
+    "Run",
     "Swap",
     "interleaved",
 ]
@@ -53,6 +54,9 @@ class Partials(NamedTuple):
     pieces: tuple[Any, ...]
     where: Callable[[], AbstractContextManager[Any]] = nullcontext
 
+
+Run = Callable[[dict[str, Report]], Iterator[list[Partials]]]
+"""Makes a step that is ready; see `Engine.prepare`."""
 
 Swap = Callable[[list[Partials]], Callable[[], None]]
 """Begins to fill in partial results of other ranks; what it returns ends it."""
@@ -136,40 +140,27 @@ class Engine(ABC):
         """Raise ValueError or `TraceError`, saying why, if the bucket is not for this engine."""
 
     @abstractmethod
-    def prepare(self, bucket: Bucket, asked: Asked) -> Callable[[], dict[str, Report]]:
+    def prepare(self, bucket: Bucket, asked: Asked, meetings: Sequence[Any] = ()) -> Run:
         """Make a step ready, raising whatever there is to raise.
+
+        Parameters
+        ----------
+        bucket : Bucket
+            The tensors.
+        asked : Asked
+            What is asked for.
+        meetings : sequence of Meeting
+            Where they meet those of other buckets, if their rule uses totals: for the update; or
+            first for what reports of it, and then for the update. The engine joins each, tells
+            numbers, and stops where it waits.
 
         Returns
         -------
         callable
-            Called once, it updates the tensors (arrays, slots and counts) and returns the reports
-            by tensor name, as arrays that later steps leave alone.
+            Called once, with where reports go, it makes the step: it updates the tensors (arrays,
+            slots and counts), and reports by tensor name, in arrays that later steps leave alone.
+            It stops where ranks that share tensors, or other buckets, have something to do.
         """
-
-    def prepare_joint(
-        self,
-        bucket: Bucket,
-        asked: Asked,
-        meetings: Sequence[Any],
-        reports: dict[str, Report],
-    ) -> Iterator[list[Partials]]:
-        """Make a step ready over tensors that ranks share, or that meet those of other buckets.
-
-        What is returned runs it, and stops where others have something to do.
-
-        Parameters
-        ----------
-        bucket, asked
-            As for `prepare`.
-        meetings : sequence of Meeting
-            Where they meet: for the update; or first for what reports of it, and then for the
-            update; or none. The engine joins each, tells numbers, and stops where it waits.
-        reports : dict
-            Where reports go, of tensors of which this rank has elements.
-        """
-        raise ValueError(
-            f"the engine {self.name!r} does not support totals; use engine='array_api'"
-        )
 
     def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:  # noqa: B027
         """Have the hyper-parameters of the next step where a captured step will look for them."""

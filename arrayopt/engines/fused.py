@@ -10,13 +10,12 @@ import numpy as np
 
 from arrayopt.arrays import Array, Ints, dtype_name, size
 from arrayopt.codecs import PAIR
-from arrayopt.engines.base import Asked, Engine, NoRemedyError, Partials, Report
+from arrayopt.engines.base import Asked, Engine, NoRemedyError, Partials, Run
 from arrayopt.engines.batch import Batch, Kind, Prepared, Rows
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.joint import Joint
 from arrayopt.engines.launch import Launch
 from arrayopt.engines.layers import Split
-from arrayopt.engines.meeting import Meeting
 from arrayopt.fusion.lanes import Lanes, lanes, suits
 from arrayopt.fusion.layout import flops, geometry, in_rows, layout, moved
 from arrayopt.fusion.plan import Plan
@@ -145,19 +144,9 @@ class Fused(Engine):
     def foresee(self, coming: Iterable[tuple[Bucket, Asked]]) -> None:
         """Before the first steps of these buckets: begin what takes long for all of them."""
 
-    def prepare(self, bucket: Bucket, asked: Asked) -> Callable[[], dict[str, Report]]:
+    def prepare(self, bucket: Bucket, asked: Asked, meetings: Sequence[Any] = ()) -> Run:
         """See `Engine.prepare`."""
-        return Launch(self, bucket, asked)
-
-    def prepare_joint(
-        self,
-        bucket: Bucket,
-        asked: Asked,
-        meetings: Sequence[Meeting],
-        reports: dict[str, Report],
-    ) -> Iterator[list[Partials]]:
-        """See `Engine.prepare_joint`."""
-        return Launch(self, bucket, asked, meetings).steps(reports)
+        return Launch(self, bucket, asked, meetings)
 
     def plan(self, rule: Rule, rank: int, dtype: str, **options: Any) -> Plan:
         """The engine's plan of a rule; see `plan_for`.
