@@ -1,6 +1,4 @@
-"""All layers of a stacked tensor at once, as a rule sees one of them: a namespace that leaves the
-first axis alone.
-"""
+"""All layers of a stacked tensor at once: a namespace that leaves the first axis alone."""
 
 import operator
 from collections.abc import Callable

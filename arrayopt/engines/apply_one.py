@@ -143,9 +143,7 @@ class _Store:
         return {name: made[0], scale_of(name): made[1]}
 
     def kept(self, new: Any, wide_old: Array | None, old: Array) -> Array:
-        """What the rule returned in the dtype of what it takes the place of: a copy where something
-        else has it.
-        """
+        """A result of the rule in the dtype of `old`; copied if something else has its memory."""
         if new is wide_old:
             return old
         if is_number(new):

@@ -31,9 +31,7 @@ __all__ = ["ArrayAPI"]
 
 
 class ArrayAPI(Engine):
-    """Whole arrays, one operation after the other: slow, obvious, and what all else is compared
-    with.
-    """
+    """Whole arrays, operation by operation: slow, simple, and the reference for all others."""
 
     name = "array_api"
 
@@ -67,7 +65,6 @@ class ArrayAPI(Engine):
         return run
 
     def explain(self, bucket: Bucket) -> str:
-        """See `Engine.explain`."""
         return "whole arrays, one operation of the rule after the other; each makes a temporary"
 
 

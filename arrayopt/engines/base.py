@@ -63,9 +63,7 @@ Swap = Callable[[list[Partials]], Callable[[], None]]
 
 
 def interleaved(several: Iterable[Iterator[list[Partials]]]) -> Iterator[list[Partials]]:
-    """Run several through to where each wants partial results; yield those of all together, until
-    all have ended.
-    """
+    """Run several to where each wants partial results, and yield those together, to the end."""
     going = list(several)
     while going:
         wanted: list[Partials] = []
@@ -131,9 +129,7 @@ class Engine(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What the engine is called in ``explain()`` and in errors; ``name = "mine"`` in the
-        class's body will do.
-        """
+        """The engine's name in ``explain()`` and errors, such as ``name = "mine"``."""
 
     @abstractmethod
     def check(self, bucket: Bucket) -> None:
@@ -218,6 +214,4 @@ class Judge(Holder, Protocol):
         """The norms of the last step's gradients by tensor name."""
 
     def commit(self) -> None:
-        """The step is made: what was decided of the loss scale and the joint norm holds from now
-        on.
-        """
+        """The step is made: its loss scale and joint norm hold from now on."""

@@ -1,6 +1,4 @@
-"""Tensors of a bucket that have one plan: their scalars, which of them take part, and access to
-their memory.
-"""
+"""Tensors of a bucket with one plan: their scalars, which take part, and their memory."""
 
 import weakref
 from abc import ABC, abstractmethod
@@ -150,16 +148,12 @@ class Batch(ABC):
     # ---- a step ----------------------------------------------------------------------------------
 
     def prepare(self, rows: Rows, grads: Sequence[Array | None], asked: Asked) -> None:
-        """Make a step over some of the tensors ready, raising whatever there is to raise; `grads`
-        are the batch's.
-        """
+        """Make a step over some tensors ready, and raise all errors; `grads` are the batch's."""
         self.step_scalars.evaluate(asked)
         self.locate()
 
     def allocate(self, rows: Rows, threads: int) -> None:  # noqa: B027
-        """Take the memory that a launch over these tensors will need, so that it cannot fail for
-        the lack of it.
-        """
+        """Allocate all memory of a launch over these tensors, so that it cannot fail later."""
 
     def enter(self, known: dict[str, Any], rows: Rows, asked: Asked, threads: int) -> None:
         """Begin a phase that is not the first of a step: take what is known now, a value for each
@@ -215,9 +209,7 @@ class Batch(ABC):
             self._located = now
 
     def written(self, rows: Rows) -> None:
-        """Tell PyTorch that the parameters were written: what a graph has saved of them is no
-        longer what it was.
-        """
+        """Tell PyTorch that parameters were written: graphs may have saved the old values."""
         if self._versioned:
             xp = array_namespace(self.tensors[0].array)
             xp.autograd.graph.increment_version([self.tensors[i].array for i in rows.full.tolist()])

@@ -27,9 +27,7 @@ def first_columns(plan: Plan, where: Layout, head: Sequence[str]) -> list[str]:
 
 
 def value_columns(where: Layout) -> list[str]:
-    """``VEC`` and ``PART`` and a number, for where a vector, or the partial results of a reduction,
-    begin.
-    """
+    """``VEC`` and ``PART`` with a number: where a vector, or partial results, begin."""
     vectors, partials = range(len(where.vectors)), range(len(where.partials))
     return [*(f"VEC{i}" for i in vectors), *(f"PART{i}" for i in partials)]
 

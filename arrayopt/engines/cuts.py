@@ -1,6 +1,4 @@
-"""What engines that run parts of tensors have in common: the units that are each rank's, and their
-partial results.
-"""
+"""Common to engines that run parts of tensors: each rank's units, and partial results."""
 
 import math
 import weakref
@@ -130,9 +128,7 @@ class CutTable(ABC):
         return 0 if row in self.windows else int(self.shares[row].first)
 
     def elements_before(self, row: int, name: str) -> int:
-        """The elements that lie before this rank's in the whole tensor, and are not in a stored
-        array here.
-        """
+        """The elements before this rank's in the whole tensor, if an array here lacks them."""
         share = self.shares[row]
         here = isinstance(share, Shards) if name == "p" else name not in share.undivided
         here = here and name not in self.of.vectors
@@ -159,9 +155,7 @@ class CutTable(ABC):
         return found
 
     def _of_ranks(self, row: int, reduction: Node, kind: str) -> Partials:
-        """The partial results of a reduction by rank; of ranks that have the same window, the
-        first one speaks.
-        """
+        """The partial results of a reduction by rank; of equal windows, only the first rank's."""
         number = list(self.of.where.partials).index(reduction)
         room, begin = self.room(kind), int(self.of.table[row, self.of.column[f"PART{number}"]])
         geo, share, pieces = self.of.geo[row], self.shares[row], []
@@ -178,9 +172,7 @@ class CutTable(ABC):
 
 
 def _unlike(tensor: Tensor) -> ValueError:
-    """What to raise where the fields of a rule have become others than those that a tensor was cut
-    for.
-    """
+    """The error if a rule's fields have changed since its tensors were divided."""
     return ValueError(
         f"Optimizer: ranks share {tensor.name!r}, which was cut for other sums than its rule has"
         " now, as after"

@@ -30,5 +30,4 @@ class Elsewhere(Engine):
         return run
 
     def explain(self, bucket: Bucket) -> str:
-        """See `Engine.explain`."""
         return "their parameters come from there after each step"

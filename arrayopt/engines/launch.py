@@ -58,9 +58,7 @@ class Launch:
         self._took = [np.array(batch.members)[rows.all] for batch, rows in self._rows]
 
     def again(self, asked: Asked) -> bool:
-        """Make a step ready over gradients of the same dtypes, for the same tensors; False where
-        that takes more.
-        """
+        """Make a step ready over gradients of the same dtypes and tensors; False if it cannot."""
         if not self.repeats or (self._shared and thread_count() != self._threads):
             return False
         self._work = []

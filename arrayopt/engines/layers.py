@@ -53,9 +53,7 @@ def stack_of(layer: str) -> str:
 
 
 def split(array: Array) -> list[Array]:
-    """The layers of a stacked array, as views; what has no elements is one layer, which has none,
-    of a layer's rank.
-    """
+    """The layers of a stacked array, as views; without elements, one empty layer."""
     if size(array):
         return [array[i, ...] for i in range(array.shape[0])]
     one = tuple(array.shape[1:])

@@ -40,9 +40,7 @@ __all__ = [
 ]
 
 CHUNK = 8192
-"""Elements of a unit of a tensor that is seen as one row, where an engine does not ask for another
-number.
-"""
+"""Elements in a unit of a tensor that is seen as one row, unless an engine has its own number."""
 
 BANDS = 64, 256
 """Threads share a product in bands of a fourth of its rows, but of no fewer and no more than these;
@@ -50,9 +48,7 @@ so the number of threads changes no bit.
 """
 
 TALL, MOST = 64, 1 << 19
-"""A unit of a wide matrix has so many rows, up to so many elements: each unit leaves sums for all
-of its columns.
-"""
+"""Rows in a unit of a wide matrix, and its most elements: each unit has sums for all columns."""
 
 GEOMETRY = ("SIZE", "A", "B", "R", "C", "TR", "TC", "G", "NR", "NC", "UNITS")
 """What describes one tensor: its elements and extents, rows and columns of a unit, batches of a
@@ -63,9 +59,7 @@ unit, units of a batch along rows and along columns, and units in all.
 def geometry(
     shapes: list[tuple[int, ...]], element: str, chunk: int = CHUNK
 ) -> "np.ndarray[Any, np.dtype[np.int64]]":
-    """A row of `GEOMETRY` for each shape, with units of `chunk` elements; of a matrix four times
-    that, or `TALL`.
-    """
+    """A row of `GEOMETRY` for each shape, with units of `chunk` elements (matrices: of more)."""
     rows = np.ones((len(shapes), len(GEOMETRY)), dtype=np.int64)
     if element == "C":
         sizes = np.fromiter((math.prod(s) for s in shapes), np.int64, len(shapes))
@@ -108,9 +102,7 @@ def _extents(shape: tuple[int, ...], element: str) -> tuple[int, int, int, int]:
 
 
 def in_rows(shape: Sequence[int], element: str) -> bool:
-    """Whether each row of a tensor is whole blocks of codes; where it is seen as one row, the last
-    may be shorter.
-    """
+    """Whether each row consists of whole blocks of codes; a single row may end with a part."""
     return element == "C" or _extents(tuple(shape), element)[3] % BLOCK == 0
 
 
@@ -120,9 +112,7 @@ def extent(axes: str, geo: Any) -> Any:
 
 
 def flops(plan: Plan, geo: Any, *, halves: bool = True) -> Any:
-    """The multiplications and additions of each tensor's products; those of a symmetric one may be
-    half as many.
-    """
+    """The FLOPs of each tensor's products; of a symmetric one perhaps half are needed."""
     products: list[Node] = []
     for pass_ in plan.passes:
         products += pass_.nodes if pass_.multiplies else ()
@@ -131,9 +121,7 @@ def flops(plan: Plan, geo: Any, *, halves: bool = True) -> Any:
 
 
 def moved(plan: Plan, geo: Any) -> Any:
-    """The bytes of each tensor that passes read and write; what libraries read and write is not in
-    it.
-    """
+    """The bytes of each tensor that passes read and write, without those of libraries."""
     return np.sum(
         [extent(p.axes, geo) * plan.bytes_of(p) for p in plan.passes if not p.multiplies], axis=0
     )
@@ -161,9 +149,7 @@ def boundaries(geo: Any, element: str) -> tuple[Any, Any]:
 
 
 def starts(geo: Any, element: str, units: Any, what: str) -> Any:
-    """Where units at `boundaries` begin among the elements, or among the partial results that are
-    kept for a kind.
-    """
+    """Where units at `boundaries` begin among the elements, or among partial results of a kind."""
     of = dict(zip(GEOMETRY, geo.tolist(), strict=True))
     if what == "tensor":
         return units

@@ -54,9 +54,7 @@ class LoopsBetween(Lowering):
         return Place(f"w{self.vector[node]}", position_of(node.axes) if at is None else at)
 
     def between(self, index: int, between: Between) -> program.Function:
-        """What comes before pass k: partial results are combined, then values computed and slots
-        written.
-        """
+        """What comes before pass k: partial results are combined, then values are computed."""
         body: Statements = [program.Let(x, column(f"IN_{x}")) for x in (*"ABRC", "NR", "NC")]
         reads = dict.fromkeys([*operands(between.nodes), *between.stores.values()])
         arrays = {n.data: n.axes for n in reads if n.op == "input"}

@@ -190,9 +190,7 @@ class Lowering:
         return runs
 
     def combined_all(self, run: Sequence[Node]) -> tuple[program.Fold, program.Write]:
-        """Put reductions together whose partial results lie side by side: that of number
-        ``which``.
-        """
+        """Combine reductions whose partial results are adjacent: that of number ``which``."""
         first, which = run[0], name("which")
         here = Place("part", self.part(first, which) + name("unit"))
         fold = program.Fold("acc", first, (("unit", column("IN_UNITS")),), here)

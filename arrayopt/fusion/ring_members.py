@@ -23,9 +23,7 @@ class UnlikeError(Exception):
 
 
 def families(names: Iterable[str], least: int = FEWEST) -> dict[str, int]:
-    """Names that may be those of rings of some members at least, without their numbers, and how
-    many members there are.
-    """
+    """Names that may be rings of at least so many members, without numbers, and their counts."""
     found: dict[str, set[int]] = {}
     for match in filter(None, map(_MEMBER.fullmatch, names)):
         if match[2] == str(int(match[2])):

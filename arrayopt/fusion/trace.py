@@ -1,6 +1,4 @@
-"""Tracing: a rule is called with symbolic arrays, and the operations that it makes are recorded as
-a graph.
-"""
+"""Tracing: a rule is called with symbolic arrays, which record its operations as a graph."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -94,9 +94,7 @@ def windows(
 
 
 def _range(extents: Sequence[tuple[int, int, int]]) -> tuple[int, int] | None:
-    """The elements that a block of several axes is, seen as one axis: the first and the end; None
-    if it has gaps.
-    """
+    """The elements of a block of several axes seen as one: first and end; None if it has gaps."""
     inner = 1
     first, count, gaps = 0, 1, False
     for offset, n, size in reversed(extents):

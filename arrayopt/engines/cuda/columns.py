@@ -33,9 +33,7 @@ def _leaves(plan: Plan) -> list[str]:
 
 
 def hypers(plan: Plan) -> list[str]:
-    """The hyper-parameters that the scalars of a step are computed from, in the order of their
-    table.
-    """
+    """The hyper-parameters that the scalars depend on, in the order of their table."""
     others, own = (COUNT, KEY, *GIVEN), (UPDATES, CLIP, VALUE)
     return [x for x in _leaves(plan) if x not in own and not x.startswith(others)]
 

@@ -93,9 +93,7 @@ class Located(Listed):
         self.sent = True
 
     def check_recorded(self, columns: Any) -> None:
-        """Raise where a graph has what the table was, in some of its columns, and that is not what
-        it is now.
-        """
+        """Raise if a captured graph has addresses, in these columns, that have changed."""
         moved: Any = self.captured and (self.table_there.known != self.table)[:, columns].any(
             axis=1
         )
@@ -108,7 +106,6 @@ class Located(Listed):
             )
 
     def bind(self) -> None:
-        """See `Batch.bind`."""
         self.staged = {}
         for name in self.plan.touched:
             for row in range(len(self.tensors)):
@@ -181,7 +178,6 @@ class Located(Listed):
     # ---- what a step has computed ----------------------------------------------------------------
 
     def report(self, rows: Rows) -> dict[str, Report]:
-        """See `Batch.report`."""
         with on_device(self.access, self.device):
             kept = [x.copy() for x in (self.values_there, self.scalars_there)]
             if self.skip is not NOTHING:

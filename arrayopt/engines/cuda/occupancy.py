@@ -20,9 +20,7 @@ needs more than 80 registers; with twice as many to load and to store, more than
 
 
 def resident(plan: Plan, dtype: str, real: str) -> int:
-    """How many blocks a multiprocessor has: three leave a thread 80 registers, two 128, and none is
-    to spill.
-    """
+    """Blocks of a multiprocessor: three leave a thread 80 registers, two 128; none may spill."""
     if plan.multiplies:  # many passes in one kernel, and products take the time
         return 1
     if layout(plan).leaves or any(map(turns_of, in_stages(plan).stages)):
@@ -41,9 +39,7 @@ def resident(plan: Plan, dtype: str, real: str) -> int:
 
 
 def ahead(plan: Plan, body: Body, storage: Mapping[str, str], blocks: int) -> int:
-    """How many vectors of each array a thread reads before it uses the first, so that enough bytes
-    are awaited.
-    """
+    """The vectors of each array that a thread reads before it uses the first."""
     if plan.multiplies:  # many passes share the registers, and products take the time
         return 1
     loop, each = body.elements, 0

@@ -162,9 +162,7 @@ class Table(Located):
             self.step_there[name] = x.data.ptr
 
     def _scratch(self) -> dict[str, tuple[Ints, int]]:
-        """See `scratch_starts`; of tensors that ranks share, and of what other ranks have, for what
-        is here.
-        """
+        """See `scratch_starts`; with ranks, only for the elements of this one."""
         if self.cut is not None:
             return self.cut.scratch_starts()
         return scratch_starts(self.plan, self.geo if self.bucket.kind == "whole" else 0 * self.geo)
@@ -172,7 +170,6 @@ class Table(Located):
     # ---- before a step ---------------------------------------------------------------------------
 
     def prepare(self, rows: Rows, grads: Sequence[Array | None], asked: Asked) -> None:
-        """See `Batch.prepare`."""
         with on_device(self.access, self.device):
             clip = asked.clip
             self.send(asked.hypers)
@@ -225,7 +222,6 @@ class Table(Located):
     # ---- a step ----------------------------------------------------------------------------------
 
     def allocate(self, rows: Rows, threads: int) -> None:
-        """See `Batch.allocate`."""
         with on_device(self.access, self.device):
             told = [name for name in self.plan.reports if not name.startswith(GIVEN)]
             if told or self.widens:
@@ -233,7 +229,6 @@ class Table(Located):
             self.launching.of(rows)
 
     def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
-        """See `Batch.launch`."""
         with on_device(self.access, self.device):
             if self.blas is not None:
                 self.blas.use()
@@ -246,7 +241,6 @@ class Table(Located):
     def passes(
         self, rows: Rows, grads: Sequence[Array | None], threads: int
     ) -> Iterator[list[Partials]]:
-        """See `Batch.passes`."""
         assert self.cut is not None
         yield from self.cut.passes(rows)
         self._recorded(rows, grads)

@@ -1,6 +1,4 @@
-"""Tensors that ranks share: a table of which this rank runs some units, stage by stage, with stops
-in between; see `CutTable`.
-"""
+"""A table of tensors that ranks share: this rank runs its units, with stops between stages."""
 
 import functools
 from collections.abc import Iterator

@@ -33,9 +33,7 @@ class Gradients:
         self._last: tuple[Ints, Locations] | None = None
 
     def bind(self, rows: Ints, grads: Sequence[Array | None]) -> Sequence[Any]:
-        """Put the gradients' addresses into the table; what is returned must live until they have
-        been used.
-        """
+        """Put addresses of gradients into the table. The result must live as long as they."""
         if self._known(rows, grads):
             return grads
         if isinstance(grads, Split):

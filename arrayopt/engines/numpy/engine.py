@@ -1,6 +1,4 @@
-"""The NumPy engine: a plan, operation by operation, over blocks that stay in cache, into a few
-reused buffers.
-"""
+"""The NumPy engine: a plan as NumPy calls, over blocks in cache, into a few buffers."""
 
 import threading
 from collections import deque
@@ -97,7 +95,6 @@ class _Blocks(Batch):
         self.reported = [n for n in plan.reports.values() if n in self.where.tensor]
 
     def bind(self) -> None:
-        """See `Batch.bind`."""
         self.outside: set[int] = set()
         self._lying: dict[str, list[Any]] = {}
         for name in self.plan.touched:
@@ -116,7 +113,6 @@ class _Blocks(Batch):
         return self._lying[name]
 
     def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
-        """See `Batch.launch`."""
         if rows.kept is None or rows.kept[0] != self._located:
             rows.kept = self._located, self._chunks(rows.full.tolist())
         chunks: list[Chunk] = rows.kept[1]
@@ -282,12 +278,10 @@ class NumPy(Fused):
     side_by_side = False
 
     def plan(self, rule: Rule, rank: int, dtype: str, **options: Any) -> Plan:
-        """See `Fused.plan`."""
         plan = plan_for(rule, rank, dtype, lean=self.lean, **options)
         if lanes(plan) is None:  # else no value is kept for all elements
             plan = plan_for(rule, rank, dtype, lean=self.lean, calls=True, **options)
         return widened(plan)
 
     def describe(self) -> str:
-        """See `Fused.describe`."""
         return f"NumPy on blocks that stay in cache, {thread_count()} threads"

@@ -129,9 +129,7 @@ def _factors(r: Node, p: Pass) -> tuple[Node, ...]:
 
 
 def _extras(pass_: Pass, summed: dict[Node, tuple[Node, ...]]) -> dict[Node, list[Node]]:
-    """The sums that can be spared, for the pass makes what they stand beside; and what is computed
-    for each alone.
-    """
+    """The sums that can be spared beside plain ones, and what is computed for each alone."""
     plain = _plain(pass_)
     spare = [r for r in pass_.reductions if isinstance(r.data, Spare)]
     can = [r for r in spare if (r.data.plain, r.axes) in plain]

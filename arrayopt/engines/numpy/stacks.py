@@ -34,9 +34,7 @@ class Stack(Small):
 
     @np.errstate(all="ignore")
     def run(self, arrays: dict[str, Any], known: dict[Node, Any]) -> None:
-        """All passes and products over arrays by name, with the scalars of the step; what is
-        computed is added.
-        """
+        """All passes and products over arrays by name; `known` scalars, to which results go."""
         spilled, axes = self.of.plan.spilled, self.of.plan.extents
         sizes = [math.prod(self.shape(axes[name])) for name in spilled]
         rooms = buffers_of(spilled.values(), self.of.real, max(sizes, default=0), self.of.scratch)
@@ -115,9 +113,7 @@ class Stack(Small):
         return joined
 
     def _spread(self, value: Any) -> Any:
-        """A value of fewer axes as passes take it in: in the dtype of arithmetic, as an array, for
-        NumPy takes in a number later.
-        """
+        """A value of fewer axes for a pass: an array in the dtype of arithmetic."""
         if isinstance(value, bool) or (np.ndim(value) and value.dtype == bool):
             return value
         return np.asarray(value, self.of.real)
@@ -190,7 +186,6 @@ class Ragged(Stack):
         self.sizes, self.starts, self.most = sizes, np.cumsum(sizes) - sizes, self.extents[-1]
 
     def column(self, x: Any) -> Any:
-        """See `Stack.column`."""
         return x[0].item() if (x == x[0]).all() else x
 
     def _spread(self, x: Any) -> Any:
