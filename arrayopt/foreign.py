@@ -8,8 +8,8 @@ from numbers import Number
 from typing import Any
 
 __all__ = [
-    "DOOR", "OPTAX", "OPTIMIZER", "RULE", "SCHEDULE", "SOLVER", "alias", "check_call", "check_options", "close_to",
-    "got", "no_attribute", "spread", "unknown",
+    "DOOR", "OPTAX", "OPTIMIZER", "RULE", "SCHEDULE", "SOLVER", "alias", "check_call", "check_names", "check_options",
+    "close_to", "got", "no_attribute", "spread", "unknown",
 ]  # fmt: skip
 
 _UNKNOWN = object()
@@ -355,3 +355,10 @@ def check_call(cls: Any, args: tuple[Any, ...], given: Mapping[str, Any], advice
             f"{cls.__name__} takes keyword arguments only: pass fields by name, such as lr=0.1, and parameters to the"
             f" optimizer: Optimizer(params, {cls.__name__}(...))"
         )
+
+
+def check_names(who: str, names: Sequence[str], given: Mapping[str, Any], advice: Mapping[str, str]) -> None:
+    """Raise TypeError where something is given by a name that a function does not take."""
+    for name in given:
+        if name not in names:
+            raise TypeError(unknown(who, names, name, advice, given[name]))
