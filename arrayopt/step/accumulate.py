@@ -21,9 +21,7 @@ __all__ = ["Accumulator", "Adding", "room_for"]
 
 
 def room_for(param: Array) -> Array:
-    """An array for the sum of a parameter's gradients: in rows, as engines take gradients, however
-    p lies.
-    """
+    """An array for the sum of a parameter's gradients, in the order of C, as engines take them."""
     xp, device = place(param)
     with on_its_device(param):
         return xp.zeros(tuple(param.shape), dtype=working_dtype(xp, param), device=device)

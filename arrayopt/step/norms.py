@@ -16,15 +16,11 @@ from arrayopt.step.ready import Ready
 __all__ = ["Measures", "gradient_norms", "measured", "measures"]
 
 Measures = Sequence[tuple[Bucket, Asked]]
-"""What measures the gradients of a step: buckets whose engines report ``grad_norm``, and what is
-asked of them.
-"""
+"""What measures gradients: buckets whose engines report ``grad_norm``, and what is asked."""
 
 
 def gradient_norms(engine: str, asked: Measures, team: Alone) -> dict[str, Any]:
-    """The norm of each tensor's gradient by name, in the order of the tensors, in one pass over all
-    of them.
-    """
+    """The norm of each tensor's gradient by name, in the order of the tensors, in one pass."""
     reports = Ready(engine, asked).run(team)
     found = {name: report["grad_norm"] for name, report in reports.items() if report}
     took: list[tuple[int, Tensor, Array]] = []

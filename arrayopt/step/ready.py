@@ -80,15 +80,11 @@ class Ready:
         self.form = form if len(self._repeated) == len(work) else None
 
     def again(self, asked: Sequence[Asked]) -> bool:
-        """After it has run, make it ready for another step of its form; False where that takes
-        another `Ready`.
-        """
+        """After a run, make it ready for another step of its form; False if that is impossible."""
         return all(map(Launch.again, self._repeated, asked))
 
     def run(self, team: Alone) -> dict[str, Report]:
-        """Run everything, once: what ranks share, and what is whole while they wait for each other;
-        the reports.
-        """
+        """Run everything once: shared tensors, and others while ranks exchange; the reports."""
         rounds, alone = interleaved(self._waiting), self._alone
         wanted = next(rounds, None) if self._waiting else None
         while wanted is not None or alone:
@@ -108,9 +104,7 @@ class Ready:
 def _meetings(
     work: Sequence[tuple[Bucket, Asked]], team: Alone | None
 ) -> dict[type[Rule], list[Meeting]]:
-    """Where tensors meet, for each class of rule that asks for totals: for its update, and before
-    it for what reports of it.
-    """
+    """Where tensors meet, by class of rule with totals: for its reports, and its update."""
     classes: dict[type[Rule], list[tuple[Bucket, Asked]]] = {}
     for bucket, wanted in work:
         if totals_of(bucket, valued=wanted.valued):
@@ -126,9 +120,7 @@ def _meetings(
 
 
 def totals_of(bucket: Bucket, *, valued: bool) -> set[tuple[Meets, ...]]:
-    """When the tensors of a bucket meet, for each way that its rule takes tensors; none if they do
-    not.
-    """
+    """When the tensors of a bucket meet, for each way that its rule takes them."""
     if valued not in bucket.totals:
         bucket.totals[valued] = _totals(bucket, valued=valued)
     return bucket.totals[valued]
