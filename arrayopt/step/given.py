@@ -28,7 +28,7 @@ class GivenStep(Step):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.release = Release()
+        self.release = Release(self._parameters)
 
     def coming_given(self, who: str) -> Coming:
         """All that the host knows of a step in which tensors are updated one by one."""
