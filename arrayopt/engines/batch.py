@@ -98,6 +98,7 @@ class Batch(ABC):
     vectors: Mapping[str, Sequence[Array]] = {}
     """Slots that last from phase to phase of a step, for each tensor; see `arrayopt.fusion.phases`.
     """
+    on_device: ClassVar[bool] = False
     chunk: ClassVar[int] = CHUNK
     lane_room: ClassVar[int] = 1 << 16
 
@@ -106,7 +107,9 @@ class Batch(ABC):
         # which keeps this: a circle would wait for the garbage collector
         self.bucket = weakref.proxy(bucket)
         self.tensors = [bucket.tensors[i] for i in members]
-        self.where = layout(self.plan) if self.split is None else self.split.where
+        self.where = (
+            layout(self.plan, device=self.on_device) if self.split is None else self.split.where
+        )
         shapes = [x.shape for x in self.tensors]
         if self.split is None:
             self.geo = geometry(shapes, self.plan.element, self.chunk)

@@ -223,8 +223,8 @@ def partial_length(kind: str, col: dict[str, Any]) -> Any:
 
 
 @lru_cache(maxsize=KEPT)
-def layout(plan: Plan) -> Layout:
-    """Lay out the values of a plan."""
+def layout(plan: Plan, *, device: bool = False) -> Layout:
+    """Lay out the values of a plan; only on a `device` there are waves."""
     partials: dict[Node, str] = {}
     for pass_ in plan.passes:
         partials |= {n: pass_.reductions[n] for n in in_order(pass_)}
@@ -246,7 +246,7 @@ def layout(plan: Plan) -> Layout:
     leaves = dict[Node, None]()
     for between in plan.between:
         for loop in between.after:
-            if in_waves(loop.nodes, loop.axes, plan.element):
+            if device and in_waves(loop.nodes, loop.axes, plan.element):
                 tensor |= dict.fromkeys(chain.from_iterable(chain(*waves(loop.nodes))))
                 leaves |= dict.fromkeys(operands(loop.nodes))
     tensor |= dict.fromkeys(n for n in small if n.axes == "")

@@ -53,7 +53,7 @@ class Stages(Lowering):
     """A program, which is being made."""
 
     def __init__(self, plan: Plan) -> None:
-        where = layout(plan)
+        where = layout(plan, device=True)
         super().__init__(plan, where, {*where.vectors, *where.tensor})
         self.made: list[program.Stage] = []
         self.functions: dict[Any, program.Function] = {}

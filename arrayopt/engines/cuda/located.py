@@ -59,6 +59,7 @@ class Located(Listed):
         The flags of the step, and which of them is each tensor's; `NOTHING` where there are none.
     """
 
+    on_device = True
     access: Access
     device: int
     table_there: Upload

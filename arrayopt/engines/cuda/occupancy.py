@@ -23,7 +23,7 @@ def resident(plan: Plan, dtype: str, real: str) -> int:
     """Blocks of a multiprocessor: three leave a thread 80 registers, two 128; none may spill."""
     if plan.multiplies:  # many passes in one kernel, and products take the time
         return 1
-    if layout(plan).leaves or any(map(turns_of, in_stages(plan).stages)):
+    if layout(plan, device=True).leaves or any(map(turns_of, in_stages(plan).stages)):
         return 2 if real == "float32" else 1  # waves, and loops over members of rings
     passes, words = plan.passes, 2 if real == "float64" else 1
     held = []

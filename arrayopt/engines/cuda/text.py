@@ -55,7 +55,7 @@ class CudaText(CudaWords, CPlusPlus):
     whole = "long long"
 
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, *, windows: bool = False) -> None:
-        where = layout(plan)
+        where = layout(plan, device=True)
         super().__init__(plan, dtype, grad_dtype, where, columns(plan, where, windows=windows))
         self.windows, self.type = windows, "W"
         self.sums: dict[str, str] = {}  # by the names of folds, what all threads have made

@@ -170,28 +170,29 @@ class _Text:
 
     def calls(self, nodes: Iterable[Node], depth: int = 1) -> None:
         """Print what computes some values."""
-        for n in nodes:
-            given = ", ".join(map(self.name, n.args))
-            if n in self.targets:
-                self.put(depth, f"x{n.id} = {self.targets[n]}")
-                self.put(depth, f"{n.op}_({given}, x{n.id})")
+        for node in nodes:
+            given, result = ", ".join(map(self.name, node.args)), self.name(node)
+            if node in self.targets:
+                self.put(depth, f"{result} = {self.targets[node]}")
+                self.put(depth, f"{node.op}_({given}, {result})")
             else:
-                self.put(depth, f"x{n.id} = {n.op}_({given}, None)")
+                self.put(depth, f"{result} = {node.op}_({given}, None)")
 
     def reductions(
         self, summed: dict[Node, tuple[Node, ...]], extras: dict[Node, list[Node]]
     ) -> None:
         """Print what reduces values; sums that may be spared come last."""
         plain = _plain(self.pass_)
-        for r in [*(r for r in summed if r not in extras), *extras]:
-            depth, factors = 1, ", ".join(map(self.name, summed[r]))
-            if r in extras:
-                beside = f"s{plain[r.data.plain, r.axes].id}"
-                self.put(1, f"s{r.id} = idle({beside}, {r.data.low!r}, {r.data.high!r})")
-                self.put(1, f"if s{r.id} is None:")
+        for reduction in [*(x for x in summed if x not in extras), *extras]:
+            made, depth, about = f"s{reduction.id}", 1, reduction.data
+            if reduction in extras:
+                beside = f"s{plain[about.plain, reduction.axes].id}"
+                self.put(1, f"{made} = idle({beside}, {about.low!r}, {about.high!r})")
+                self.put(1, f"if {made} is None:")
                 depth = 2
-                self.calls(extras[r], depth)
-            self.put(depth, f"s{r.id} = reduce(r{r.id}, {factors})")
+                self.calls(extras[reduction], depth)
+            factors = ", ".join(map(self.name, summed[reduction]))
+            self.put(depth, f"{made} = reduce(r{reduction.id}, {factors})")
 
     def stores(self, copies: dict[str, Node]) -> None:
         """Print the stores that no call makes in place, and what is returned."""

@@ -151,7 +151,7 @@ def last_piece(rule, shape, values):
     `values` are what the last elements of arrays are.
     """
     plan = plan_for(rule, len(shape), "float32", lean=True)
-    geo, where = geometry([shape], plan.element), layout(plan)
+    geo, where = geometry([shape], plan.element), layout(plan, device=True)
     tiles(geo, plan.element)
     made = in_stages(plan).stages
     first = next(j for j, stage in enumerate(made) if stage.kind == "pass")
