@@ -1,6 +1,6 @@
 """The reference engine: a rule as it is written, on whole arrays of any array-API library."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +20,7 @@ from arrayopt.arrays import (
 )
 from arrayopt.engines.apply import apply
 from arrayopt.engines.apply_one import Done
-from arrayopt.engines.base import Asked, Engine, Partials, Report, Run
+from arrayopt.engines.base import Asked, Engine, Report, Run, Stops
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.layers import Layers, Split, layer_name, layers_with, unless
 from arrayopt.engines.meeting import Meeting, numbers_of
@@ -51,7 +51,7 @@ class ArrayAPI(Engine):
         for meeting in meetings:
             meeting.join()
 
-        def run(reports: dict[str, Report]) -> Iterator[list[Partials]]:
+        def run(reports: dict[str, Report]) -> Stops:
             done = first
             for meeting in meetings:
                 for some in meeting.rounds:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from arrayopt.arrays import Array
+from arrayopt.arrays import Array, Grads
 from arrayopt.engines.bucket import Bucket
 from arrayopt.rules.names import VALUE
 from arrayopt.state.loss_scale import LossScale
@@ -22,6 +22,7 @@ __all__ = [
     "Partials",
     "Report",
     "Run",
+    "Stops",
     "Swap",
     "interleaved",
 ]
@@ -55,14 +56,19 @@ class Partials(NamedTuple):
     where: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
-Run = Callable[[dict[str, Report]], Iterator[list[Partials]]]
+Stops = Iterator[list[Partials]]
+"""What runs a step, as an iterator: it stops where partial results of other ranks are wanted, or
+other buckets have something to do.
+"""
+
+Run = Callable[[dict[str, Report]], Stops]
 """Makes a step that is ready; see `Engine.prepare`."""
 
 Swap = Callable[[list[Partials]], Callable[[], None]]
 """Begins to fill in partial results of other ranks; what it returns ends it."""
 
 
-def interleaved(several: Iterable[Iterator[list[Partials]]]) -> Iterator[list[Partials]]:
+def interleaved(several: Iterable[Stops]) -> Stops:
     """Run several to where each wants partial results, and yield those together, to the end."""
     going = list(several)
     while going:
@@ -98,7 +104,7 @@ class Asked(NamedTuple):
         have no gradient then.
     """
 
-    grads: Sequence[Array | None]
+    grads: Grads
     hypers: Sequence[dict[str, Any]]
     clip: Array | None = None
     stats: bool = False

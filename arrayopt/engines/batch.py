@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import Array, Ints, array_namespace, dtype_name, memory, size, to_host
-from arrayopt.engines.base import Asked, Partials, Report
+from arrayopt.arrays import Array, Grads, Ints, array_namespace, dtype_name, memory, size, to_host
+from arrayopt.engines.base import Asked, Report, Stops
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.layers import Layers, layers_with, of_layers
 from arrayopt.engines.step_scalars import StepScalars
@@ -66,7 +66,7 @@ class Rows:
     kept: Any = None
 
 
-Prepared = list[tuple[Any, Rows, Sequence[Array | None]]]
+Prepared = list[tuple[Any, Rows, Grads]]
 """Batches that are ready for a step, each with the rows and the gradients that it is to take."""
 
 
@@ -133,7 +133,7 @@ class Batch(ABC):
         self.widens = {x for x in self.plan.slots if scale_of(x) in first.slots} - narrow
         self._versioned = "p" in self.plan.written and array_api_compat.is_torch_array(first.array)
 
-    def rows(self, grads: Sequence[Array | None], *, complete: bool) -> Rows:
+    def rows(self, grads: Grads, *, complete: bool) -> Rows:
         """The tensors that have a gradient."""
         if complete:
             return self.whole
@@ -150,7 +150,7 @@ class Batch(ABC):
 
     # ---- a step ----------------------------------------------------------------------------------
 
-    def prepare(self, rows: Rows, grads: Sequence[Array | None], asked: Asked) -> None:
+    def prepare(self, rows: Rows, grads: Grads, asked: Asked) -> None:
         """Make a step over some tensors ready, and raise all errors; `grads` are the batch's."""
         self.step_scalars.evaluate(asked)
         self.locate()
@@ -171,12 +171,10 @@ class Batch(ABC):
         return True
 
     @abstractmethod
-    def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
+    def launch(self, rows: Rows, grads: Grads, threads: int) -> None:
         """All passes over some of the tensors, which are ready."""
 
-    def passes(
-        self, rows: Rows, grads: Sequence[Array | None], threads: int
-    ) -> Iterator[list[Partials]]:
+    def passes(self, rows: Rows, grads: Grads, threads: int) -> Stops:
         """Run the passes over this rank's units of tensors that ranks share; stop where partial
         results are wanted.
 
@@ -184,9 +182,7 @@ class Batch(ABC):
         """
         raise NotImplementedError
 
-    def steps(
-        self, rows: Rows, grads: Sequence[Array | None], threads: int
-    ) -> Iterator[list[Partials]]:
+    def steps(self, rows: Rows, grads: Grads, threads: int) -> Stops:
         """`passes` over tensors that ranks share; over others `launch`."""
         if self.bucket.kind == "cut":
             yield from self.passes(rows, grads, threads)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import Array, Ints
+from arrayopt.arrays import Grads, Ints
 from arrayopt.fusion.phases import Meets
 from arrayopt.params.groups import Group
 from arrayopt.rules.base import Rule
@@ -110,9 +110,7 @@ class Bucket:
         value = value if value is None or reads_value(self.rule) else None
         return [group.rule.hypers_at(step, value) for group in self.groups]
 
-    def own(
-        self, every: Sequence[Array | None], left: Left | None = None
-    ) -> Sequence[Array | None]:
+    def own(self, every: Grads, left: Left | None = None) -> Grads:
         """The gradients, out of those of all tensors; None for layers that are left out."""
         if self.ordered is None:
             self.ordered = self.places == list(range(len(self.places)))

@@ -3,13 +3,12 @@
 import math
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import Array, Ints, size
+from arrayopt.arrays import Grads, Ints, size
 from arrayopt.codecs import BLOCK, SCALE
 from arrayopt.engines.base import Partials
 from arrayopt.fusion.graph import Node
@@ -135,7 +134,7 @@ class CutTable(ABC):
         first = self.first(row) if here else 0
         return first // BLOCK if name.startswith(SCALE) else first
 
-    def gradients_before(self, rows: Ints, grads: Sequence[Array | None]) -> Ints:
+    def gradients_before(self, rows: Ints, grads: Grads) -> Ints:
         """The same for gradients: of whole tensors, or of this rank's elements."""
         sizes = self.of.geo[rows, SIZE].tolist()
         before = []

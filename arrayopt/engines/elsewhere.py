@@ -1,11 +1,11 @@
 """The engine for tensors that other ranks update: here they are counted, and nothing else."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from arrayopt.engines.base import Asked, Engine, Partials, Report, Run
+from arrayopt.engines.base import Asked, Engine, Report, Run, Stops
 from arrayopt.engines.bucket import Bucket
 
 __all__ = ["Elsewhere"]
@@ -23,7 +23,7 @@ class Elsewhere(Engine):
         """See `Engine.prepare`: other ranks tell the numbers."""
         took = np.flatnonzero([g is not None for g in asked.grads])
 
-        def run(reports: dict[str, Report]) -> Iterator[list[Partials]]:
+        def run(reports: dict[str, Report]) -> Stops:
             bucket.count(took, asked.left)
             yield from ()
 

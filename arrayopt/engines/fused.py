@@ -1,16 +1,16 @@
 """What the fused engines share: tensors of a bucket sorted by plan, prepared and launched."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 
-from arrayopt.arrays import Array, Ints, dtype_name, size
+from arrayopt.arrays import Grads, Ints, dtype_name, size
 from arrayopt.codecs import PAIR
-from arrayopt.engines.base import Asked, Engine, NoRemedyError, Partials, Run
+from arrayopt.engines.base import Asked, Engine, NoRemedyError, Run, Stops
 from arrayopt.engines.batch import Batch, Kind, Prepared, Rows
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.joint import Joint
@@ -248,10 +248,8 @@ class Fused(Engine):
 class _Idle(Batch):
     """Tensors that are only counted: no writes, and only scalars of the step to report."""
 
-    def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
+    def launch(self, rows: Rows, grads: Grads, threads: int) -> None:
         """See `Batch.launch`."""
 
-    def passes(
-        self, rows: Rows, grads: Sequence[Array | None], threads: int
-    ) -> Iterator[list[Partials]]:
+    def passes(self, rows: Rows, grads: Grads, threads: int) -> Stops:
         yield from ()

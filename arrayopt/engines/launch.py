@@ -1,14 +1,14 @@
 """A step over a bucket whose engine runs plans: what is ready, and how it is launched."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import Array, size
+from arrayopt.arrays import Grads, size
 from arrayopt.engines.array_api import ArrayAPI
-from arrayopt.engines.base import Asked, Partials, Report, Run, interleaved
+from arrayopt.engines.base import Asked, Report, Run, Stops, interleaved
 from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.layers import Split, layers_with
@@ -69,7 +69,7 @@ class Launch:
             self._work.append((batch, rows, given))
         return True
 
-    def __call__(self, reports: dict[str, Report]) -> Iterator[list[Partials]]:
+    def __call__(self, reports: dict[str, Report]) -> Stops:
         """See `Engine.prepare`."""
         for one in self._written:
             yield from one(reports)
@@ -120,7 +120,7 @@ def _as_written(bucket: Bucket, asked: Asked) -> tuple[list[Run], Asked]:
     return ready, asked._replace(grads=_some(asked.grads, [not x for x in due]))
 
 
-def _some(grads: Sequence[Array | None], which: Sequence[bool]) -> Sequence[Array | None]:
+def _some(grads: Grads, which: Sequence[bool]) -> Grads:
     """Some of the gradients, and None for the others."""
     if all(which):
         return grads

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from arrayopt.arrays import Ints
-from arrayopt.engines.base import Asked, Partials
+from arrayopt.engines.base import Asked, Partials, Stops
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.layers import Layers, layers_with
 from arrayopt.fusion.phases import Meets, in_rounds
@@ -125,7 +125,7 @@ class Meeting:
         """Where numbers of some totals and tensors are."""
         return np.array(some, np.int64)[:, None], np.searchsorted(self._numbers, numbers)
 
-    def run(self) -> Iterator[list[Partials]]:
+    def run(self) -> Stops:
         """Make all totals; stop while numbers are to be told, and where ranks must meet.
 
         It stops as often on a rank that has no tensors as on the others, so that all ranks exchange

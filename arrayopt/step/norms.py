@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from arrayopt.arrays import Array
+from arrayopt.arrays import Array, Grads
 from arrayopt.engines.base import Asked
 from arrayopt.engines.bucket import Bucket, beside
 from arrayopt.engines.layers import Layers, Split, each, layer_name
@@ -37,7 +37,7 @@ def gradient_norms(engine: str, asked: Measures, team: Alone) -> dict[str, Any]:
     return team.norms({x.name: found[x.name] for x in tensors if x.name in found}, tensors, grads)
 
 
-def measures(buckets: Sequence[Bucket], grads: Sequence[Array | None]) -> Measures:
+def measures(buckets: Sequence[Bucket], grads: Grads) -> Measures:
     """What measures these gradients."""
     return [(x, Asked(x.own(grads), [x.rule.at(0)], stats=True)) for x in measured(buckets)]
 

@@ -1,12 +1,12 @@
 """A step that is ready: what each bucket's engine has prepared, and how that is run."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
 from arrayopt.arrays import dtype_name
-from arrayopt.engines.base import Asked, CompilationError, Partials, Report, Run, interleaved
+from arrayopt.engines.base import Asked, CompilationError, Report, Run, Stops, interleaved
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.fused import Fused
 from arrayopt.engines.launch import Launch
@@ -52,7 +52,7 @@ class Ready:
     ) -> None:
         self._reports: dict[str, Report] = {}
         self._alone: list[Run] = []
-        self._waiting: list[Iterator[list[Partials]]] = []
+        self._waiting: list[Stops] = []
         work = [(select(engine, bucket)[0], bucket, wanted) for bucket, wanted in asked]
         begins = []
         for chosen, x, wanted in work:

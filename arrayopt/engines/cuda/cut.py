@@ -2,14 +2,13 @@
 partial results lie; see `CutTable`. What is between passes is computed on each rank that has some.
 """
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from arrayopt.arrays import Ints
-from arrayopt.engines.base import Partials
+from arrayopt.engines.base import Partials, Stops
 from arrayopt.engines.batch import Rows
 from arrayopt.engines.cuda.device import on_device
 from arrayopt.engines.cuts import CutTable
@@ -47,7 +46,7 @@ class Cut(CutTable):
         starts = np.cumsum(sizes) - sizes - first
         return dict.fromkeys(self.plan.spilled, (starts, int(sizes.sum())))
 
-    def passes(self, rows: Rows) -> Iterator[list[Partials]]:
+    def passes(self, rows: Rows) -> Stops:
         """See `Batch.passes`."""
         going = self.of.launches(rows)
         while True:

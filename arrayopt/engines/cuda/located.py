@@ -8,7 +8,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from arrayopt.arrays import Array, Ints, array_namespace, detached, dtype_of
+from arrayopt.arrays import Array, Grads, Ints, array_namespace, detached, dtype_of
 from arrayopt.codecs import CODECS
 from arrayopt.engines.base import Report
 from arrayopt.engines.batch import Rows
@@ -136,7 +136,7 @@ class Located(Listed):
         dtype = dtype_of(array_namespace(slots[name]), self.plan.storage[name])
         return dequantized(detached(slots[name]), detached(slots[scale_of(name)]), dtype)
 
-    def bind_grads(self, rows: Rows, grads: Sequence[Array | None]) -> list[Any]:
+    def bind_grads(self, rows: Rows, grads: Grads) -> list[Any]:
         """Put gradients' addresses into the table; what is returned must live until the launch."""
         given: list[Any] = list(chosen(grads, rows.all))
         found, whole = locations_of(grads, len(given)) or self.access.located(given)

@@ -11,13 +11,13 @@ from arrayopt.arrays import (
     NARROW,
     REAL,
     WORKING,
-    Array,
+    Grads,
     Ints,
     detached,
     is_array,
     place,
 )
-from arrayopt.engines.base import Asked, Partials
+from arrayopt.engines.base import Asked, Stops
 from arrayopt.engines.batch import Kind, Rows
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.columns import value_columns
@@ -169,7 +169,7 @@ class Table(Located):
 
     # ---- before a step ---------------------------------------------------------------------------
 
-    def prepare(self, rows: Rows, grads: Sequence[Array | None], asked: Asked) -> None:
+    def prepare(self, rows: Rows, grads: Grads, asked: Asked) -> None:
         with on_device(self.access, self.device):
             clip = asked.clip
             self.send(asked.hypers)
@@ -228,7 +228,7 @@ class Table(Located):
                 uncaptured()
             self.launching.of(rows)
 
-    def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
+    def launch(self, rows: Rows, grads: Grads, threads: int) -> None:
         with on_device(self.access, self.device):
             if self.blas is not None:
                 self.blas.use()
@@ -238,15 +238,13 @@ class Table(Located):
             self._recorded(rows, grads)
         self.alive = []
 
-    def passes(
-        self, rows: Rows, grads: Sequence[Array | None], threads: int
-    ) -> Iterator[list[Partials]]:
+    def passes(self, rows: Rows, grads: Grads, threads: int) -> Stops:
         assert self.cut is not None
         yield from self.cut.passes(rows)
         self._recorded(rows, grads)
         self.alive = []
 
-    def _recorded(self, rows: Rows, grads: Sequence[Array | None]) -> None:
+    def _recorded(self, rows: Rows, grads: Grads) -> None:
         """Note what a graph that is being captured has the addresses of."""
         with on_device(self.access, self.device):
             if cupy.cuda.get_current_stream().is_capturing():

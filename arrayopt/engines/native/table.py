@@ -2,16 +2,16 @@
 
 import contextlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import Array, Ints, memory
+from arrayopt.arrays import Grads, Ints, memory
 from arrayopt.codecs import CODECS
-from arrayopt.engines.base import Asked, Partials
+from arrayopt.engines.base import Asked, Stops
 from arrayopt.engines.batch import Kind, Rows, plain
 from arrayopt.engines.blas import blas_address, one_thread
 from arrayopt.engines.bucket import Bucket
@@ -142,7 +142,7 @@ class Table(Listed):
         part = self.room["part"][rows].max(initial=0)
         return np.empty(work, self.compiled.real), np.empty(part)
 
-    def prepare(self, rows: Rows, grads: Sequence[Array | None], asked: Asked) -> None:
+    def prepare(self, rows: Rows, grads: Grads, asked: Asked) -> None:
         super().prepare(rows, grads, asked)
         full = rows.full if self.cut is None else self.held(rows).full
         self.alive = self.gradients.bind(full, grads) if len(full) else []
@@ -151,7 +151,7 @@ class Table(Listed):
             before = self.cut.gradients_before(full, given)
             self.table[full, self.column["AT_g"]] -= before * self.gradients.itemsize
 
-    def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
+    def launch(self, rows: Rows, grads: Grads, threads: int) -> None:
         if not len(rows.full):
             return
         with one_thread() if self.multiplies else _NOTHING:
@@ -163,9 +163,7 @@ class Table(Listed):
     def is_shared(self, rows: Rows) -> bool:
         return int(self.loads[rows.full].sum()) > ALONE
 
-    def passes(
-        self, rows: Rows, grads: Sequence[Array | None], threads: int
-    ) -> Iterator[list[Partials]]:
+    def passes(self, rows: Rows, grads: Grads, threads: int) -> Stops:
         assert self.cut is not None
         if len(rows.full):
             yield from self.cut.passes(rows, threads)

@@ -2,7 +2,6 @@
 
 import threading
 from collections import deque
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import chain, repeat
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import REAL, WORKING, Array
+from arrayopt.arrays import REAL, WORKING, Grads
 from arrayopt.engines.batch import Batch, Kind, Rows, plain
 from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket
@@ -112,7 +111,7 @@ class _Blocks(Batch):
             self._lying[name] = [x.reshape(-1) if plain(x) else x for x in each]
         return self._lying[name]
 
-    def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
+    def launch(self, rows: Rows, grads: Grads, threads: int) -> None:
         if rows.kept is None or rows.kept[0] != self._located:
             rows.kept = self._located, self._chunks(rows.full.tolist())
         chunks: list[Chunk] = rows.kept[1]
@@ -177,7 +176,7 @@ class _Blocks(Batch):
             return stack, slice(int(layers[0]), int(layers[-1]) + 1)
         return stack, layers
 
-    def _gradient(self, chunk: Chunk, grads: Sequence[Array | None]) -> Any:
+    def _gradient(self, chunk: Chunk, grads: Grads) -> Any:
         """The gradient of a chunk, in one array."""
         if chunk.layers is not None and isinstance(grads, Split):
             stack, layers = chunk.layers
@@ -185,7 +184,7 @@ class _Blocks(Batch):
         given = [np.asarray(grads[row]) for row in chunk.rows]
         return np.ascontiguousarray(given[0]) if len(given) == 1 else joined("g", given)
 
-    def _run(self, chunk: Chunk, grads: Sequence[Array | None], threads: int) -> None:
+    def _run(self, chunk: Chunk, grads: Grads, threads: int) -> None:
         """All passes over a chunk."""
         rows, stack = chunk.rows, chunk.stack
         if stack is None:
