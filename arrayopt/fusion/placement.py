@@ -145,7 +145,7 @@ class Placement:
         return self
 
     def _offers(self) -> Iterator[dict[Node, int]]:
-        """Values that would help a pass if they were spilled, each with the pass that does it."""
+        """Values that would help a pass if spilled, each with the first pass that computes it."""
         work = self.work
         needed = set[Node]()
         for p in self.passes:
