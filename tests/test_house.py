@@ -15,8 +15,8 @@ FILES = {
     for path in (ROOT / "arrayopt").rglob("*.py")
 }
 UP = (  # from the lowest room to the highest; a room may import from those before it, and the last ones from all
-    ("_version", "codecs", "foreign", "html", "randomness"),
-    ("arrays",),
+    ("_version", "codecs", "foreign_names", "html", "randomness"),
+    ("arrays", "foreign"),
     ("hyper", "streams"),
     ("rules",),
     ("schedules",),

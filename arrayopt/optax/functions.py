@@ -8,7 +8,8 @@ import jax
 import optax
 
 from arrayopt.arrays import NARROW, dtype_name
-from arrayopt.foreign import RULE, check_names
+from arrayopt.foreign import check_names
+from arrayopt.foreign_names import RULE
 
 __all__ = ["function"]
 

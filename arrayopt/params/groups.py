@@ -9,7 +9,8 @@ from functools import cache
 from typing import Any
 
 from arrayopt.arrays import Array, dtype_name, is_array, size
-from arrayopt.foreign import RULE, got, unknown
+from arrayopt.foreign import got, unknown
+from arrayopt.foreign_names import RULE
 from arrayopt.rules.base import Rule
 from arrayopt.rules.fields import hypers
 from arrayopt.state.convert import check_convertible, convert

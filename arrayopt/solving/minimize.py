@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any, Never
 
 from arrayopt.arrays import Array, array_namespace, library, place
-from arrayopt.foreign import SOLVER, check_names, got
+from arrayopt.foreign import check_names, got
+from arrayopt.foreign_names import SOLVER
 from arrayopt.functional import init, update
 from arrayopt.hyper import scalar, whole
 from arrayopt.optimizer import Optimizer
