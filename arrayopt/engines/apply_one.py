@@ -51,9 +51,7 @@ def apply_one(
     stats: bool = False,
     together: bool = False,
 ) -> Done:
-    """As `arrayopt.engines.apply.apply`, of a tensor that is not stacked, or of one layer; or all
-    layers `together`. See `Tensor.origin`.
-    """
+    """`apply` for a tensor that is not stacked, or one layer; or for all layers `together`."""
     if size(p) == 0:
         return p, slots, {}
     xp, who = array_namespace(p), type(rule).__name__

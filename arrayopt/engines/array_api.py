@@ -106,9 +106,7 @@ class _Updates:
     def _update(
         self, tensor: Tensor, g: Array, group: int, totals: dict[str, Any], left: Any
     ) -> Done:
-        """One tensor's new parameter, slots and report, with the totals that are known; those of
-        the layers that are `left` stay.
-        """
+        """A tensor's new parameter, slots and report; layers that are `left` do not change."""
         p, g, asked = detached(tensor.array), detached(g), self.asked
         slots, (name, first) = {} if self.slotless else tensor.slots, tensor.origin
         options: dict[str, Any] = {"name": name, "first": first, "stacked": self.stacks or None}

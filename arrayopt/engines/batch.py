@@ -159,9 +159,7 @@ class Batch(ABC):
         """Allocate all memory of a launch over these tensors, so that it cannot fail later."""
 
     def enter(self, known: dict[str, Any], rows: Rows, asked: Asked, threads: int) -> None:
-        """Begin a phase that is not the first of a step: take what is known now, a value for each
-        tensor, and look anew at what an earlier phase has written.
-        """
+        """Begin a later phase with what is known now, a value for each tensor."""
         self.step_scalars.learn(known)
         self.step_scalars.evaluate(asked)
         self.allocate(rows, threads)
@@ -217,9 +215,7 @@ class Batch(ABC):
         """Take down where parameters and slots lie."""
 
     def whole_stacks(self, name: str) -> Iterator[tuple[Any, Ints]]:
-        """The parameters or slots of stacked tensors whose layers can be taken from them as they
-        lie, each with the rows of these layers.
-        """
+        """The arrays of stacks whose layers can be used in place, with the rows of these layers."""
         if name in self.vectors or name in self.widens:
             return
         for tensor, rows in self.stacks.items():

@@ -77,9 +77,7 @@ def of_layers(name: str, stacked: Tensor) -> Array:
 
 
 class SlotsOfLayer(MutableMapping[str, Array]):
-    """The slots of a layer, as views of the stacked tensor's that are made when they are asked for:
-    L-BFGS has 128 slots, and a batch of it a thousand layers.
-    """
+    """A layer's slots as views, made on demand: L-BFGS has 128, and batches have 1,000 layers."""
 
     __slots__ = "_nth", "_stacked"
 

@@ -201,9 +201,7 @@ def _layers(bucket: Bucket, tensor: Tensor) -> int:
 
 
 def _members(bucket: Bucket, asked: Asked) -> Iterator[tuple[int, int, tuple[int, int]]]:
-    """The tensors and layers of a bucket that take part: what the meeting knows each by, the rank
-    that tells its numbers, and which layer of how many it is. Blocks are tensors like others.
-    """
+    """What takes part: each number, the rank that tells it, and which layer of how many it is."""
     numbers, stacked = numbers_of(bucket), bucket.rule.stacked
     for at in layers_with(asked.grads).tolist():
         tensor = bucket.tensors[at]

@@ -43,9 +43,7 @@ CHUNK = 8192
 """Elements in a unit of a tensor that is seen as one row, unless an engine has its own number."""
 
 BANDS = 64, 256
-"""Threads share a product in bands of a fourth of its rows, but of no fewer and no more than these;
-so the number of threads changes no bit.
-"""
+"""Rows of a product's bands, at least and at most; else a fourth of all."""
 
 TALL, MOST = 64, 1 << 19
 """Rows in a unit of a wide matrix, and its most elements: each unit has sums for all columns."""

@@ -1,6 +1,4 @@
-"""What programs for CPUs and for devices have in common: where values lie, what a pass does with a
-tensor, a matrix, a row and an element, and how partial results become one.
-"""
+"""Common to programs for CPUs and devices: where values lie, passes, and combining."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace

@@ -20,9 +20,7 @@ PLACE = {"g": "p"}
 """Whose store may overwrite an input, if not its own: a gradient may be its own parameter."""
 
 CALL = 4
-"""What an operation reads and writes as a call, in halves of a real value: about two values, for
-some are in cache.
-"""
+"""What an operation moves as a call, in halves of a value: about two, as some are in cache."""
 
 
 class Placement:
@@ -112,9 +110,7 @@ class Placement:
         return min(offers, key=lambda x: x.size)
 
     def with_stores(self) -> "Placement":
-        """The same with stores put off to a pass that reads again what they have stored, where all
-        passes read and write less then.
-        """
+        """The same with stores delayed to a pass that reads them again, if that moves less."""
         best = self
         for k in range(1, self.work.count):
             read = self.passes[k].loads

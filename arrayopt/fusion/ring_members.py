@@ -11,9 +11,7 @@ from arrayopt.fusion.passes import Pass
 __all__ = ["FEWEST", "LEAST", "Members", "Part", "UnlikeError", "families", "in_order"]
 
 FEWEST, LEAST = 2, 8
-"""Rings of fewer members are not rolled up: on devices, where registers are few; and on CPUs, where
-one loop over all of them reads less.
-"""
+"""Rings of fewer members are unrolled: on devices, with few registers; on CPUs, to read less."""
 
 _MEMBER = re.compile(r"(.+)_(\d+)")
 

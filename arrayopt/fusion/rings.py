@@ -17,9 +17,7 @@ from arrayopt.fusion.ring_members import Members, Part, UnlikeError, families, i
 __all__ = ["Rolled", "rolled"]
 
 AT_ONCE = 4
-"""So many members are taken at a time: memory is read faster from several arrays side by side. Half
-as many, where each takes more registers.
-"""
+"""Members taken at a time: several arrays are read faster. Half if they need more registers."""
 
 
 class Rolled(NamedTuple):

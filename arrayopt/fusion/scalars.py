@@ -133,9 +133,7 @@ class Straight(NamedTuple):
 
 @lru_cache(maxsize=KEPT)
 def straight(nodes: tuple[Node, ...], read: frozenset[Node]) -> Straight:
-    """What computes some values per tensor. Those that are not `read` by anything else are freed
-    after their last use: of a thousand tensors they are many arrays.
-    """
+    """Code for values per tensor. Those not `read` elsewhere are freed after their last use."""
     inner, last = set(nodes), dict[Node, Node]()
     outer = tuple(dict.fromkeys(a for a in operands(nodes) if a not in inner and a.op != "const"))
     for n in nodes:

@@ -92,9 +92,7 @@ class _Totals:
 
 @contextmanager
 def _clear_errors(rule: Rule, rank: int) -> Iterator[None]:
-    """Whatever a rule raises when it is traced says which of its lines cannot be; a fault that it
-    has untraced too is raised as what it is.
-    """
+    """Errors of a traced rule name its line; a fault that it has untraced too is raised as is."""
     try:
         yield
     except (WritesError, TraceError) as error:

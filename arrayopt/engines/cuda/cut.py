@@ -1,6 +1,4 @@
-"""Tensors that ranks share, on a device: of each pass the pieces that are this rank's, and where
-partial results lie; see `CutTable`. What is between passes is computed on each rank that has some.
-"""
+"""Tensors that ranks share, on a device: this rank's pieces of passes; see `CutTable`."""
 
 from functools import partial
 from typing import Any

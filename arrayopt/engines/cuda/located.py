@@ -1,6 +1,4 @@
-"""Tensors in device memory: where their arrays lie, copies of those that kernels cannot work on,
-and what a step has computed of them.
-"""
+"""Tensors in device memory: their addresses, copies of unusable arrays, and results."""
 
 from collections.abc import Sequence
 from typing import Any

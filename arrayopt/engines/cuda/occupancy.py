@@ -14,9 +14,7 @@ AHEAD = 32 << 10
 """Bytes that a multiprocessor is to wait for at once. See "Bytes in flight" in ``docs/cuda.md``."""
 
 WIDE = 10
-"""With more words of 32 bits to load, to store and to sum up than that for each element, a pass
-needs more than 80 registers; with twice as many to load and to store, more than 128.
-"""
+"""More 32-bit words per element than this need over 80 registers; twice as many, over 128."""
 
 
 def resident(plan: Plan, dtype: str, real: str) -> int:

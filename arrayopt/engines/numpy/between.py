@@ -88,9 +88,7 @@ class Small:
         read: frozenset[Node],
         last: Readers,
     ) -> None:
-        """What is computed and stored between passes; sums that these have made come first. Of
-        values per tensor what is `read` later is kept; others are dropped after their last readers.
-        """
+        """Compute and store what is between passes; `last`: what can be dropped after each."""
         for reduction in between.combine:
             known[reduction] = partials.pop(reduction)
         for loop in between.after:

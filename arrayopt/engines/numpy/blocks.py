@@ -1,6 +1,4 @@
-"""Arrays of rank 5 in blocks, and reductions of these: tensors, then their axes A, B, R and C; and
-memory that each thread keeps for what lies between two NumPy calls, or between two passes.
-"""
+"""Arrays of rank 5 (tensors, A, B, R, C) in blocks, their reductions, and threads' buffers."""
 
 import threading
 from collections.abc import Iterable, Sequence
