@@ -27,6 +27,7 @@ __all__ = [
     "CHUNK",
     "GEOMETRY",
     "Layout",
+    "as_matrices",
     "boundaries",
     "extent",
     "flops",
@@ -65,7 +66,7 @@ def geometry(
         rows[:, 9] = rows[:, 10] = -(-sizes // chunk)
         return rows
     for row, shape in zip(rows, shapes, strict=True):
-        batches, inner, height, width = _extents(shape, element)
+        batches, inner, height, width = as_matrices(shape, element)
         if 0 in shape:
             row[:] = (0, batches, inner, height, width, 1, 1, 1, 0, 0, 0)
             continue
@@ -90,8 +91,10 @@ def geometry(
     return rows
 
 
-def _extents(shape: tuple[int, ...], element: str) -> tuple[int, int, int, int]:
-    """A shape as (A, B, R, C); one of rank > 2 may be seen as a matrix."""
+def as_matrices(shape: tuple[int, ...], element: str) -> tuple[int, int, int, int]:
+    """A shape as (A, B, R, C); one of rank > 2 may be seen as a matrix, or as a row."""
+    if element == "C":
+        return 1, 1, 1, math.prod(shape)
     if element == ELEMENT[2]:
         return 1, 1, shape[0], int(np.prod(shape[1:]))
     if element == ELEMENT[3]:
@@ -101,7 +104,7 @@ def _extents(shape: tuple[int, ...], element: str) -> tuple[int, int, int, int]:
 
 def in_rows(shape: Sequence[int], element: str) -> bool:
     """Whether each row consists of whole blocks of codes; a single row may end with a part."""
-    return element == "C" or _extents(tuple(shape), element)[3] % BLOCK == 0
+    return element == "C" or as_matrices(tuple(shape), element)[3] % BLOCK == 0
 
 
 def extent(axes: str, geo: Any) -> Any:
