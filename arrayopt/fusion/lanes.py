@@ -13,10 +13,10 @@ loops are over matrices, and as long for kernels of 1 × 1 as for any.
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
+from arrayopt.arrays import Ints
 from arrayopt.fusion.graph import ELEMENT, KEPT, Node, operands, reachable
 from arrayopt.fusion.layout import GEOMETRY, Layout, geometry, layout
 from arrayopt.fusion.passes import Between, loops
@@ -85,9 +85,7 @@ def suits(shape: tuple[int, ...]) -> bool:
     return len(shape) > 2 and shape[-2] * shape[-1] <= LANES and math.prod(shape[:-2]) >= FEW
 
 
-def lane_geometry(
-    shapes: list[tuple[int, ...]], element: str, room: int
-) -> "np.ndarray[Any, np.dtype[np.int64]]":
+def lane_geometry(shapes: list[tuple[int, ...]], element: str, room: int) -> Ints:
     """Rows of `GEOMETRY`, with units of matrices that need room for about so many values."""
     rows = geometry(shapes, element, LANES)
     col = {name: rows[:, i] for i, name in enumerate(GEOMETRY)}

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from arrayopt.arrays import Ints
 from arrayopt.codecs import BLOCK
 from arrayopt.fusion.graph import ELEMENT, KEPT, Node, operands
 from arrayopt.fusion.passes import Between, Pass, loops
@@ -55,9 +56,7 @@ unit, units of a batch along rows and along columns, and units in all.
 """
 
 
-def geometry(
-    shapes: list[tuple[int, ...]], element: str, chunk: int = CHUNK
-) -> "np.ndarray[Any, np.dtype[np.int64]]":
+def geometry(shapes: list[tuple[int, ...]], element: str, chunk: int = CHUNK) -> Ints:
     """A row of `GEOMETRY` for each shape, with units of `chunk` elements (matrices: of more)."""
     rows = np.ones((len(shapes), len(GEOMETRY)), dtype=np.int64)
     if element == "C":
@@ -200,9 +199,7 @@ class Layout:
         """How many values there are of each tensor."""
         return len(self.tensor) + len(self.leaves)
 
-    def lengths(
-        self, plan: Plan, geo: "np.ndarray[Any, np.dtype[np.int64]]"
-    ) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    def lengths(self, geo: Ints) -> Ints:
         """How many values each tensor needs for each vector, then each reduction's partial ones."""
         col = {name: geo[:, i] for i, name in enumerate(GEOMETRY)}
         made = []

@@ -80,7 +80,7 @@ class Table(Located):
             self.cut.keep_own(self.pieces)
         self.hyper_names = hypers_of(plan)
         self.given = {name: f"GIVEN{i}" for i, name in enumerate(given(plan))}
-        lengths = self.where.lengths(plan, self.geo)
+        lengths = self.where.lengths(self.geo)
         self.sized = self.filled.copy()  # here or elsewhere
         if bucket.kind == "none":  # other ranks have them; here they are counted
             self.filled[:], self.pieces[:], lengths = False, 0, 0 * lengths

@@ -102,7 +102,7 @@ class Table(Listed):
         # in which room each vector and each reduction's partial results lie, by the column
         self.rooms: dict[str, str] = {}
         kinds = ["row"] * len(self.where.vectors) + [*self.where.partials.values()]
-        lengths = self.where.lengths(plan, self.geo).T
+        lengths = self.where.lengths(self.geo).T
         for name, what, length in zip(value_columns(self.where), kinds, lengths, strict=True):
             room = self.rooms[name] = "work" if what in ("row", "column") else "part"
             self.put(name, self.room[room])

@@ -155,7 +155,7 @@ def last_piece(rule, shape, values):
     tiles(geo, plan.element)
     made = in_stages(plan).stages
     first = next(j for j, stage in enumerate(made) if stage.kind == "pass")
-    lengths = where.lengths(plan, geo)
+    lengths = where.lengths(geo)
     names, used = ["p", "g", *plan.slots, *plan.spilled], {*plan.passes[0].loads, *plan.passes[0].stores}
     arrays = {name: lazily(int(np.prod(shape)), np.float32) for name in used}
     for name, x in values.items():
