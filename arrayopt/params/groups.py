@@ -180,9 +180,7 @@ def field_parameters(rule: type[Rule]) -> tuple[inspect.Parameter, ...]:
     `lr` is first, the others are by name, and the fields of all rules are last.
     """
     common, found = fields_of(Rule), []
-    for field in sorted(
-        dataclasses.fields(rule), key=lambda field: (field.name != "lr", field.name in common)
-    ):
+    for field in sorted(dataclasses.fields(rule), key=lambda x: (x.name != "lr", x.name in common)):
         kind: Any = inspect.Parameter.KEYWORD_ONLY
         if field.name == "lr":
             kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
