@@ -8,8 +8,8 @@ from numbers import Number
 from typing import Any
 
 __all__ = [
-    "DOOR", "OPTAX", "OPTIMIZER", "RULE", "SCHEDULE", "SOLVER", "alias", "check_call", "check_options", "close_to",
-    "got", "no_attribute", "spread", "unknown",
+    "DOOR", "INNER", "OPTAX", "OPTIMIZER", "RULE", "SCHEDULE", "SOLVER", "alias", "check_call", "check_options",
+    "close_to", "got", "no_attribute", "spread", "unknown",
 ]  # fmt: skip
 
 _UNKNOWN = object()
@@ -221,6 +221,24 @@ OPTIMIZER: Mapping[str, str] = {
     "zero_grad": "there is nothing to zero: gradients are given to opt.step(grads)",
 }
 """What to do instead of looking for a name on an optimizer."""
+
+INNER: Mapping[str, str] = {
+    **{
+        name: f"it is opt.inner.{name} here"
+        for name in ("averaged", "clip_norm", "explain", "nonfinite", "now", "skipped_layers", "stats", "step_count")
+    },
+    **dict.fromkeys(("advance", "launch"), "captured steps need an arrayopt.Optimizer"),
+    **dict.fromkeys(("groups", "params"), "read opt.param_groups"),
+    "add_group": "call opt.add_param_group",
+    "after_step": "call opt.register_step_post_hook",
+    "before_step": "call opt.register_step_pre_hook",
+    "get_last_lr": "call opt.inner.now()",
+    "give": "make the optimizer with release=True: the backward pass gives gradients then",
+    "load": "call opt.load_state_dict(torch.load(path))",
+    "loss_scale": "use torch.amp.GradScaler",
+    "save": "call torch.save(opt.state_dict(), path)",
+}
+"""What to do instead of looking for a name of `arrayopt.Optimizer` on one of `arrayopt.torch`."""
 
 
 def unknown(who: str, fields: Iterable[str], name: str, advice: Mapping[str, str], value: Any = _UNKNOWN) -> str:

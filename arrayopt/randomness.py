@@ -155,10 +155,10 @@ def low_bfloat16(xp: Any, master: Any, p: Any) -> Any:
 
 
 def joined_float16(xp: Any, low: Any, p: Any) -> Any:
-    """The same for float16."""
+    """The same for float16. Where there is nothing more, it is p, even if that is -0.0."""
     large = (p.view(xp.int32) + xp.astype(low, xp.int32) * 32).view(xp.float32)
     joined = xp.where(xp.abs(p) <= 2.0**-14, p + low * 2.0**-32, large)
-    return xp.where(xp.isfinite(p), joined, p)
+    return xp.where(xp.isfinite(p) & (low != 0.0), joined, p)
 
 
 def low_float16(xp: Any, master: Any, p: Any) -> Any:

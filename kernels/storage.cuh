@@ -81,7 +81,7 @@ __device__ __forceinline__ float joined_float16(float low, float p) {
     const float size = __uint_as_float(__float_as_uint(p) & 0x7fffffffu);
     const float large = __uint_as_float(__float_as_uint(p) + (unsigned)((int)low * 32));
     const float joined = size <= 0x1p-14f ? p + low * 0x1p-32f : large;
-    return ordinary(p) ? joined : p;
+    return ordinary(p) && low != 0.0f ? joined : p;
 }
 
 __device__ __forceinline__ float within_low(float x) { return x < -127.0f ? -127.0f : x > 127.0f ? 127.0f : x; }

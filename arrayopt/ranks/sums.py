@@ -64,7 +64,8 @@ class Sums:
         # their order and whether it is known, and the dtypes in which they are sent
         self._wide: bool | None = None
         self._order, self._learned = list[int](), False
-        self._sent_as, self._forward = list[str](), ((), [])
+        self._sent_as = list[str]()
+        self._forward: tuple[Sequence[Tensor], list[Tensor]] = (), []
         self.clear()
 
     def another(self) -> "Sums":

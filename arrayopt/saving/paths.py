@@ -2,9 +2,13 @@
 
 import os
 import stat
+import warnings
 from typing import Any
 
-__all__ = ["checked_path", "refuse_others"]
+__all__ = ["checked_path", "refuse_others", "warn_of_name"]
+
+OTHERS = (".h5", ".hdf5", ".json", ".msgpack", ".npy", ".npz", ".pickle", ".pkl", ".pt", ".pth")
+"""How the names of files in other formats end."""
 
 
 def checked_path(who: str, path: Any) -> str:
@@ -29,3 +33,14 @@ def refuse_others(who: str, path: str | os.PathLike[str]) -> None:
         return
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise ValueError(f"{who}: {os.fspath(path)} is not a regular file; pass the path of a file, or a new path")
+
+
+def warn_of_name(who: str, path: str) -> None:
+    """Warn whoever calls the caller that a file has the name of another format: what opens it by that name fails."""
+    stem, suffix = os.path.splitext(path)
+    if suffix.lower() in OTHERS:
+        warnings.warn(
+            f"{who}: the file is written in the format safetensors, but {path!r} is a name of another one; call it"
+            f" {stem + '.safetensors'!r}",
+            stacklevel=3,
+        )

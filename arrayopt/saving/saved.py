@@ -15,6 +15,7 @@ from arrayopt.ranks.same import checksum
 from arrayopt.rules.base import Rule
 from arrayopt.saving import checkpoint, writing
 from arrayopt.saving.later import Writer
+from arrayopt.saving.paths import warn_of_name
 from arrayopt.saving.state_dict import copy_of, dump, load
 from arrayopt.state.run import Run
 from arrayopt.state.tensors import Tensor
@@ -149,8 +150,9 @@ class Saved:
         Parameters
         ----------
         path : str or path
-            The file. It is replaced atomically when the new file is complete and on disk. If the process or the machine
-            stops at any time, the complete old or new checkpoint exists.
+            The file, such as ``run.safetensors``; a name of another format, such as ``run.npz``, is warned of. It is
+            replaced atomically when the new file is complete and on disk. If the process or the machine stops at any
+            time, the complete old or new checkpoint exists.
         params : bool, default True
             Whether to include the parameters.
         wait : bool, default True
@@ -204,6 +206,7 @@ class Saved:
                 self._whole_sums("Optimizer.save")
                 state = self._dump(partial(slot_of, self._team))
                 file = writing.File(path, state, self._params() if params else None)
+                warn_of_name("Optimizer.save", file.path)
             said = {"what there is to save": file.head, "`wait`": wait}
             self._team.agree("Optimizer.save", lambda: said)
             if wait:

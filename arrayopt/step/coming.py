@@ -118,20 +118,13 @@ def _check_values(values: Array, buckets: list[Bucket], ranks: int) -> None:
         raise TypeError(f"{who}, and the array does not work over ranks; got {len(values)} values")
     for bucket in buckets:
         for tensor in bucket.whole.tensors:
+            array, but = tensor.array, f"values, but {tensor.name!r}"
             if not bucket.rule.stacked:
-                raise TypeError(
-                    f"{who}; got {len(values)} values, but {tensor.name!r} is not stacked"
-                )
-            if len(tensor.array) != len(values):
-                count = len(tensor.array)
-                raise TypeError(
-                    f"{who}; got {len(values)} values, but {tensor.name!r} has {count} layers"
-                )
-            if array_namespace(tensor.array) is not array_namespace(values):
-                other = library(tensor.array)
-                raise TypeError(
-                    f"{who}; got a {library(values)} array, but {tensor.name!r} is of {other}"
-                )
+                raise TypeError(f"{who}; got {len(values)} {but} is not stacked")
+            if len(array) != len(values):
+                raise TypeError(f"{who}; got {len(values)} {but} has {len(array)} layers")
+            if array_namespace(array) is not array_namespace(values):
+                raise TypeError(f"{who}; got {library(values)} {but} is of {library(array)}")
 
 
 def said(

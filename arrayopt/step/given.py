@@ -34,7 +34,7 @@ class GivenStep(Step):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.release = Release()
+        self.release = Release(self._parameters)
         self.familiar = dict[str, tuple[int, Any, Any, Any, bool, Array]]()
 
     def coming_given(self, who: str) -> Coming:

@@ -3,6 +3,8 @@
 from collections.abc import Collection
 from typing import Any
 
+from arrayopt.params.parameters import Parameters
+
 __all__ = ["Release"]
 
 
@@ -19,11 +21,12 @@ class Release:
         Tensors whose gradient was refused, with the error, until another one is given.
     """
 
-    def __init__(self) -> None:
-        self.given: dict[str, Any] = {}
-        self.refused: dict[str, str] = {}
-        # of the step, where tensors have been updated
-        self._settings: tuple[Any, ...] | None = None
+    def __init__(self, parameters: Parameters) -> None:
+        self._parameters = parameters
+        self.given: dict[str, Any]
+        self.refused: dict[str, str]
+        self._settings: tuple[Any, ...] | None  # of the step, where tensors have been updated
+        self.clear()
 
     def __bool__(self) -> bool:
         return bool(self.given or self.refused)
@@ -39,10 +42,8 @@ class Release:
                 " call step(grads), or make an Optimizer without"
             )
         if not isinstance(name, str) or name not in names:
-            known = ", ".join(list(names)[:10])
-            raise ValueError(
-                f"Optimizer.give: there is no tensor {name!r}; the tensors are {known}"
-            )
+            known = f"the tensors are {', '.join(list(names)[:10])}"
+            raise ValueError(f"Optimizer.give: there is no tensor {name!r}; {known}")
         if name in self.given:
             first = "call step() before the next gradients"
             raise ValueError(f"Optimizer.give: {name!r} was already given in this step; {first}")
@@ -85,5 +86,11 @@ class Release:
     def check_whole(self, who: str) -> None:
         """Raise RuntimeError in the middle of a step."""
         if self:
-            done = f"{len(self.given)} gradients were given"
-            raise RuntimeError(f"{who}: {done} in an unfinished step; call step() first")
+            names = self._parameters.places
+            missing = [name for name in names if name not in self.given]
+            lists = [", ".join(x[:4]) + ", ..." * (len(x) > 4) for x in (list(self.given), missing)]
+            done = f"{len(self.given)} gradients were given in an unfinished step"
+            raise RuntimeError(
+                f"{who}: {done} ({lists[0]}; not: {lists[1]}); call step() first, which leaves"
+                " tensors without a gradient as they are, or load a checkpoint"
+            )

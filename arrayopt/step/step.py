@@ -40,8 +40,6 @@ class Step:
         Loss scale, check and joint norm.
     accumulator : Accumulator
         What has been summed up in micro-steps.
-    ranks : Team
-        The ranks, if there are several.
     """
 
     def __init__(
@@ -55,7 +53,7 @@ class Step:
         accumulate: Any,
     ) -> None:
         self._engine, self._run, self._parameters, self._team = engine, run, parameters, team
-        self.ranks = cast("Team", team)
+        self.ranks = cast("Team", team)  # if there are several
         self.judging = Judging(engine, run, loss_scale, skip_nonfinite, team)
         self.accumulator = Accumulator(engine, accumulate)
         self._buckets = Buckets(parameters, run)

@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.optim.optimizer import _global_optimizer_post_hooks as _of_all_after
 from torch.optim.optimizer import _global_optimizer_pre_hooks as _of_all_before
 
+from arrayopt.foreign import INNER
 from arrayopt.hyper import Hyper, is_number
 from arrayopt.optimizer import Optimizer as Inner
+from arrayopt.params.groups import fields_of
 from arrayopt.rules.base import Rule
 from arrayopt.saving.state_dict import describe, rule_differences
 from arrayopt.state.verdict import Verdict
@@ -111,6 +113,16 @@ class Optimizer(torch.optim.Optimizer):
         if made is not None:
             made._arrive()
         return made
+
+    def __getattr__(self, name: str) -> Any:
+        """Say where it is, if an `arrayopt.Optimizer` has it; others ask for much that no optimizer has."""
+        cls = type(self)
+        said = f"{cls.__name__!r} object has no attribute {name!r}"
+        if name in INNER:
+            said += f"; {INNER[name]}"
+        elif hasattr(cls, "rule") and name in fields_of(cls.rule):
+            said += f"; read and set opt.param_groups[i][{name!r}]"
+        raise AttributeError(said, name=name, obj=self)
 
     def wait(self) -> None:
         """Wait for the parameters of other ranks that are on their way after a step with `overlap`.
@@ -283,7 +295,13 @@ class Optimizer(torch.optim.Optimizer):
 
         Tensors are those that the next step writes. ``torch.load`` reads it with ``weights_only=True``, unless a field
         is a schedule.
+
+        Raises
+        ------
+        RuntimeError
+            In the middle of a step: `release` or `overlap` has taken some of its gradients. So do copies and pickles.
         """
+        self._check_whole("state_dict")
         inner, made = self.inner, super().state_dict()
         state = {key: dict(entry) if isinstance(entry, dict) else entry for key, entry in made["state"].items()}
         if inner is not None and self._below is not None:
@@ -299,6 +317,8 @@ class Optimizer(torch.optim.Optimizer):
     @_eager
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned. Tensors are copied, and keep the dtypes and devices that are here.
+
+        A step of which `release` has taken gradients is forgotten: load the model's parameters too.
 
         Raises
         ------
@@ -327,7 +347,14 @@ class Optimizer(torch.optim.Optimizer):
         for post_hook in list(self._optimizer_load_state_dict_post_hooks.values()):
             post_hook(self)
 
+    def _check_whole(self, what: str) -> None:
+        """Raise RuntimeError where gradients of a step have been taken, and it has not ended."""
+        inner = self.inner
+        if inner is not None:
+            inner._step.release.check_whole(f"{type(self).__name__}: {what}")
+
     def __getstate__(self) -> dict[str, Any]:
+        self._check_whole("a copy")
         inner, below = self.inner, self._below
         return {
             "defaults": dict(self.defaults),
@@ -380,10 +407,11 @@ def _step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
     inner, below = self.inner, self._below
     release, sums = self._release, inner is not None and inner._team.sums
     if (release is not None or sums) and getattr(self, "found_inf", None) is not None:
+        given = inner is not None and inner._team.size == 1 and len(inner._step.release.given)
+        harm = f". {given} parameters have been updated with scaled gradients: load a checkpoint" if given else ""
         raise RuntimeError(
             f"{type(self).__name__}: a GradScaler cannot be used with `release`, `overlap` or gradients that differ"
-            " between ranks, because gradients are used before it divides them; use bfloat16 without a scaler. In one"
-            " process, `release` has updated parameters with scaled gradients: load a checkpoint"
+            f" between ranks, because gradients are used before it divides them; use bfloat16 without a scaler{harm}"
         )
     if inner is None or below is None:
         return loss

@@ -1,8 +1,9 @@
-"""The modules that have an optimizer's parameters: they wait for these, and must not be DistributedDataParallel."""
+"""What else has an optimizer's parameters: modules, which wait for them, and what would use their gradients later."""
 
 import gc
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch.distributed import is_available, is_initialized
@@ -11,7 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from arrayopt.optimizer import Optimizer
 
-__all__ = ["Current", "Hook", "have_wait", "modules_of", "refuse_reducers"]
+__all__ = ["Current", "Hook", "have_wait", "modules_of", "refuse_reducers", "refuse_scalers"]
+
+_TOLD = WeakSet[Any]()
+"""The scalers that an error was about."""
 
 Current = Callable[[], tuple[Optimizer, dict[int, str]] | None]
 """Returns an optimizer, and the names of its parameters by their ids; None after its end."""
@@ -92,6 +96,23 @@ def refuse_reducers(who: str, params: Collection[int]) -> None:
         " would get different parameters; use the module without the wrapper, and pass"
         " comm=torch.distributed.group.WORLD, overlap=True"
     )
+
+
+def refuse_scalers(who: str) -> None:
+    """Raise RuntimeError where a GradScaler has scaled a loss, and has divided nothing by its factor so far.
+
+    An optimizer asks in its first backward pass. Nothing there tells which loss was scaled; a scaler that has had steps
+    before, or gradients of another optimizer, is taken for that one's. What has been told once may go on.
+    """
+    for scaler in _every(torch.amp.GradScaler):
+        scale = getattr(scaler, "_scale", None)
+        if scale is not None and not (scale._version or scaler._per_optimizer_states or scaler in _TOLD):
+            _TOLD.add(scaler)  # an interactive session may keep it alive
+            raise RuntimeError(
+                f"{who}: `release` and `overlap` use gradients before a GradScaler divides them; nothing was updated."
+                " Use bfloat16 without a scaler, or an optimizer without them. If the scaler is for another optimizer,"
+                " call its first `scaler.step` before this backward pass"
+            )
 
 
 def _are_reduced(params: Collection[int]) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 from arrayopt.optimizer import Optimizer as Inner
 from arrayopt.params.parts import block_of
 from arrayopt.ranks.settings import Ranks
-from arrayopt.torch.modules import Hook, have_wait, modules_of, refuse_reducers
+from arrayopt.torch.modules import Hook, have_wait, modules_of, refuse_reducers, refuse_scalers
 
 __all__ = ["Release", "asked"]
 
@@ -137,7 +137,9 @@ class Release:
         if self._held:
             return
         if not self._checked:
-            refuse_reducers(type(self._of()).__name__, self._hooked)
+            who = type(self._of()).__name__
+            refuse_reducers(who, self._hooked)
+            refuse_scalers(who)
             self._checked = True
         self._passes[id(p)] += 1
         if self._passes[id(p)] >= self.every:

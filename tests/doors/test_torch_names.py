@@ -234,3 +234,16 @@ def test_one_limit_has_one_name():
         _ = door.CG
     decay = door.NAdam(params, decoupled_decay=True, engine=cases.REFERENCE).param_groups[0]
     assert decay["decoupled"] is decay["decoupled_weight_decay"] is True
+
+
+def test_names_of_the_optimizer_of_arrays_say_where_they_are_here():
+    opt = door.AdamW([torch.nn.Parameter(torch.ones(3))])
+    public = [name for name in dir(ao.Optimizer) if not name.startswith("_")]
+    for name in [*public, "params", "clip_norm", "lr", "weight_decay"]:
+        if not hasattr(opt, name):
+            with pytest.raises(AttributeError, match=rf"'AdamW' object has no attribute '{name}'; \w+ "):
+                getattr(opt, name)
+    for name in ("averaged", "clip_norm", "explain", "nonfinite", "now", "skipped_layers", "stats", "step_count"):
+        assert hasattr(opt.inner, name)
+    with pytest.raises(AttributeError, match=r"^'AdamW' object has no attribute 'found_inf'$"):
+        _ = opt.found_inf

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import pickle
 
 import pytest
 import torch
@@ -93,14 +94,43 @@ def test_hooks_end_with_the_optimizer():
     assert all(torch.equal(p, q) for p, q in zip(net.parameters(), before, strict=True))
 
 
+def test_a_new_scaler_is_found_before_anything_is_updated():
+    net = model()
+    before = copy.deepcopy(list(net.parameters()))
+    optimizer, scaler = at.SGD(net.parameters(), lr=0.01, release=True), torch.amp.GradScaler("cpu")
+    with pytest.raises(RuntimeError, match=r"SGD: `release` .* before a GradScaler divides them; nothing was updated"):
+        scaler.scale(net(batches(1)[0]).sum()).backward()
+    assert all(torch.equal(p, q) for p, q in zip(net.parameters(), before, strict=True))
+    optimizer.zero_grad()  # the scaler lives on
+    trained(optimizer, net)
+
+
+def test_scalers_of_other_optimizers_and_scalers_that_are_off_do_no_harm():
+    net, other = model(), model()
+    off, scaler = torch.amp.GradScaler("cpu", enabled=False), torch.amp.GradScaler("cpu")
+    plain, optimizer = at.SGD(other.parameters(), lr=0.01), at.SGD(net.parameters(), lr=0.01, release=True)
+    unused = torch.amp.GradScaler("cpu")
+    scaler.scale(other(batches(1)[0]).sum()).backward()
+    scaler.step(plain)
+    off.scale(net(batches(1)[0]).sum()).backward()
+    off.step(optimizer)
+    scaler.update()
+    later = at.SGD(net.parameters(), lr=0.01, release=True)
+    del optimizer
+    trained(later, net)
+    assert unused.is_enabled()
+
+
 @pytest.mark.parametrize("unscaled", [False, True])
 def test_a_scaler_that_comes_too_late_is_told(unscaled):
     net = model()
-    optimizer, scaler = at.SGD(net.parameters(), lr=0.01, release=True), torch.amp.GradScaler("cpu")
+    optimizer = at.SGD(net.parameters(), lr=0.01, release=True)
+    trained(optimizer, net, steps=1)
+    scaler = torch.amp.GradScaler("cpu")
     scaler.scale(net(batches(1)[0]).sum()).backward()
     if unscaled:
         scaler.unscale_(optimizer)
-    with pytest.raises(RuntimeError, match="SGD: a GradScaler cannot be used"):
+    with pytest.raises(RuntimeError, match=r"SGD: a GradScaler cannot be used .* 6 parameters have been updated"):
         scaler.step(optimizer)
 
 
@@ -215,3 +245,29 @@ def test_copies_release_too():
     assert all(p.grad is None for p in pair[0].parameters())
     optimizer.step()
     assert (optimizer.inner.step_count, pair[1].inner.step_count) == (2, 1)
+
+
+WAYS = {"state_dict": lambda x: x.state_dict(), "copy": copy.deepcopy, "pickle": pickle.dumps}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_half_a_step_is_neither_saved_nor_copied(way):
+    net = model()
+    optimizer = at.AdamW(net.named_parameters(), lr=0.01, release=True)
+    net[:3](batches(1)[0]).sum().backward()  # without the last layer
+    said = r"AdamW: (state_dict|a copy): 4 gradients were given in an unfinished step .*; not: 3.weight, 3.bias\); call"
+    with pytest.raises(RuntimeError, match=said):
+        WAYS[way](optimizer)
+    optimizer.step()
+    WAYS[way](optimizer)
+
+
+def test_a_state_that_is_loaded_in_the_middle_of_a_step_has_that_step_forgotten():
+    net, other = model(), model()
+    optimizer, plain = at.AdamW(net.parameters(), lr=0.01, release=True), at.AdamW(other.parameters(), lr=0.01)
+    saved = copy.deepcopy((net.state_dict(), optimizer.state_dict()))
+    net[:3](batches(1)[0]).sum().backward()
+    net.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    for p, q in zip(trained(optimizer, net), trained(plain, other), strict=True):
+        assert torch.equal(p, q)

@@ -1,4 +1,4 @@
-"""Random programs in which a rank fails at any call: all ranks make a step or none does, with the bits of one process."""
+"""Random programs in which a rank fails at any call: all make a step or none does, with the bits of one process."""
 
 import contextlib
 import threading

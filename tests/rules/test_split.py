@@ -52,6 +52,7 @@ def test_any_parameter_with_any_code_is_a_number_that_rounds_to_it(dtype, code):
     every = every[np.isfinite(every)]
     found = joined(np, np.full_like(every, code), every)
     assert (found.astype(kind).astype(np.float32) == every).all()
+    assert code or (np.signbit(found) == np.signbit(every)).all()
 
 
 @pytest.mark.parametrize("dtype", KINDS)
@@ -109,6 +110,10 @@ def test_zeros_that_are_written_in_between_stay_numbers(engine, dtype):
         opt.params["w"][...] = zero
         opt.step({"w": np.zeros(64, kind)})
         assert (opt.params["w"] == 0).all()
+    signed = np.tile([-0.0, 0.0], 32).astype(kind)
+    opt = ao.Optimizer({"w": signed.copy()}, ao.SGD(lr=1e-3, master_weights="split"), engine=engine)
+    opt.step({"w": np.zeros(64, kind)})
+    assert opt.params["w"].tobytes() == signed.tobytes()
 
 
 def test_a_parameter_that_was_written_in_between_is_taken_up():

@@ -410,7 +410,7 @@ def test_values_of_layers_are_for_stacked_tensors():
     opt = ao.Optimizer({"w": np.ones((3, 2))}, ao.SGD(lr=0.1, stacked=True))
     with pytest.raises(TypeError, match=r"got 2 values, but 'w' has 3 layers"):
         opt.step(grads, value=np.ones(2))
-    with pytest.raises(TypeError, match=r"got a torch array, but 'w' is of numpy"):
+    with pytest.raises(TypeError, match=r"got torch values, but 'w' is of numpy"):
         opt.step(grads, value=torch.ones(3))
     assert opt.step_count == 0
 

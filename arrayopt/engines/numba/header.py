@@ -133,7 +133,7 @@ def joined_bfloat16(low, p):
 def joined_float16(low, p):
     large = bits_to_float(np.uint32(np.int32(float_to_bits(p)) + np.int32(low) * np.int32(32)))
     joined = p + low * np.float32(2.0**-32) if abs(p) <= np.float32(2.0**-14) else large
-    return joined if math.isfinite(p) else p
+    return joined if math.isfinite(p) and low != 0 else p
 
 
 @inner
