@@ -71,8 +71,7 @@ class GradMatcher:
         """Return the gradient of one tensor that is copied, checked."""
         tensor = self._tensors[place]
         named = match_grads("Optimizer.step", [(tensor.name, tensor.array)], {tensor.name: grad})
-        (found,) = resolved(list(named.values()))
-        return found
+        return resolved(list(named.values()))[0]
 
     def _written_memory(self) -> WrittenMemory:
         """Return the memory that a step writes."""

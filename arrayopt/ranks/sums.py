@@ -65,7 +65,7 @@ class Sums:
         self._wide: bool | None = None
         self._order, self._learned = list[int](), False
         self._sent_as = list[str]()
-        self._forward: tuple[Sequence[Tensor], list[Tensor]] = (), []
+        self._forward: tuple[tuple[Tensor, ...], list[Tensor]] = (), []
         self.clear()
 
     def another(self) -> "Sums":
@@ -104,9 +104,10 @@ class Sums:
         """Return tensors in the order of a forward pass, once that of a backward pass is known."""
         if not self._learned:
             return list(tensors)
-        if self._forward[0] != tensors:
+        if self._forward[0] != tuple(tensors):
             at = {place: -i for i, place in enumerate(self._order)}
-            self._forward = tensors, sorted(tensors, key=lambda x: at.get(x.place, 0))
+            ordered = sorted(tensors, key=lambda x: at.get(x.place, 0))
+            self._forward = tuple(tensors), ordered
         return self._forward[1]
 
     def check(self, tensors: Sequence[Tensor], index: int, grad: Any) -> None:

@@ -21,8 +21,6 @@ class Guard:
     ----------
     arrive : callable or None
         Waits for parameters of other ranks that are on their way; called before a thread goes in.
-    lock, what : RLock, str
-        Held by the thread that is inside; and what it does.
     """
 
     __slots__ = ("arrive", "lock", "run", "what")
@@ -61,8 +59,7 @@ class _Call:
             )
         guard.what = self._what
         try:
-            if guard.run.streams.last:
-                guard.run.streams.meet(self._what)
+            guard.run.streams.meet(self._what)
             if self._arrived and guard.arrive is not None:
                 guard.arrive()
         except BaseException:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import arrayopt as ao
+from arrayopt.engines import interrupts
 from arrayopt.ranks import gather, layout
 from tests.support.engines import COMPILED
 from tests.support.entered import Fault, Raising
@@ -19,6 +20,19 @@ from tests.support.slow import settled
 SHAPES = {"words": (300, 64), "bias": (64,), "scalar": (), "empty": (0, 7), "square": (128, 128), "long": (10_001,)}
 RULES = {"LAMB": ao.LAMB(lr=0.01), "CAME": ao.CAME(lr=0.01), "AdamW": ao.AdamW(lr=ao.schedules.Cosine(0.01, 10))}
 OPTIONS = [{}, {"clip_norm": 0.5}, {"loss_scale": ao.LossScale(init=8.0)}, {"accumulate": 2}, {"accumulate": 3}]
+
+
+class Inside(threading.local):
+    """Whether a rank, here a thread, is where no signal raises; in threads `uninterrupted` does nothing."""
+
+    depth = 0
+
+    def __bool__(self):
+        return self.depth > 0
+
+    def move(self, by):
+        """Enter or leave a section."""
+        self.depth += by
 
 
 @dataclass
@@ -90,8 +104,8 @@ class Program:
         calls.append((opt.step, (), {"wait": self.waits[k]}))
         for i, (act, given_now, how) in enumerate(calls):
             hit = of == rank and i == min(at, len(calls) - 1)
-            call += 12 * (act == opt.step)  # before them no rank is told
-            with Raising(call) if hit else contextlib.nullcontext(), contextlib.suppress(Fault):
+            unheard = 12 if act == opt.step else 0  # calls before the first message: others wait for another try
+            with Raising(call + unheard) if hit else contextlib.nullcontext(), contextlib.suppress(Fault):
                 act(*given_now, **how)
 
     def disturbed(self, comm):
@@ -122,8 +136,11 @@ class Program:
 
     def __call__(self):
         """What differs, on each rank."""
-        one = ao.ranks.run(self.ranks, self.undisturbed)
+        one, inside = ao.ranks.run(self.ranks, self.undisturbed), Inside()
         with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(interrupts, "_inside", inside)
+            patch.setattr(interrupts.uninterrupted, "__enter__", lambda _: inside.move(1))
+            patch.setattr(interrupts.uninterrupted, "__exit__", lambda *_: inside.move(-1))
             for home, name, size in (
                 (layout, "ROUND", self.buckets),
                 (layout, "LEAST", self.buckets >> 4),
