@@ -151,7 +151,7 @@ class Optimizer(Settings):
             self._stats, self.clip_norm = Stats(enabled=stats), clip_norm
             self._before: list[Callable[[Optimizer, Any], Any]] = []
             self._after: list[Callable[[Optimizer], Any]] = []
-            self._again = Again(self._guard, self._step, self._before)
+            self._again = Again(self._guard, self._step, self._before) if self._team.size > 1 else None
         options: dict[str, Any] = {"loss_scale": loss_scale, "skip_nonfinite": skip_nonfinite, "accumulate": accumulate}
         options |= {"clip_norm": clip_norm, "engine": engine}
         self._team.agree("Optimizer", partial(alike, self._parameters.groups, options))
@@ -274,7 +274,7 @@ class Optimizer(Settings):
         >>> opt.step()
         {'w': array([0.9, 0.9]), 'b': array([-0.1, -0.1])}
         """
-        if self._again.take(name, grad):
+        if self._again is not None and self._again.take(name, grad):
             return
         with self._guard("Optimizer.give"):
             step, places = self._step, self._parameters.places

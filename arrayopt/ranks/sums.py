@@ -52,6 +52,9 @@ class Sums:
         The gradients on their way; None where no step has begun.
     parts : dict of int to array
         The gradients of the user's parts, which are not added up, by index.
+    familiar : dict of str to tuple
+        Of tensors that have had a gradient: their index, the type of the gradient, what finds its
+        form, that form, whether it may be a view to be resolved, and zeros in its place.
     """
 
     def __init__(self, comm: Comm, *, mean: bool, fast: bool) -> None:
@@ -60,17 +63,21 @@ class Sums:
         self._name = ""
         self._layout = Layout([], comm.rank, ())  # of the last step
         self.kept = Kept(comm)
+        self.renew()
+
+    def another(self) -> "Sums":
+        """Return one with the same settings, for a copy of the Optimizer."""
+        return Sums(self._comm, mean=self._mean, fast=self._fast)
+
+    def renew(self) -> None:
+        """Forget what ranks have agreed on, which one of them may not have heard, and all else."""
         # of gradients that are taken one by one: whether they are sent in the dtype of the sums,
         # their order and whether it is known, and the dtypes in which they are sent
         self._wide: bool | None = None
         self._order, self._learned = list[int](), False
         self._sent_as = list[str]()
-        self._forward: tuple[tuple[Tensor, ...], list[Tensor]] = (), []
+        self.familiar: dict[str, tuple[int, Any, Any, Any, bool, Array]] = {}
         self.clear()
-
-    def another(self) -> "Sums":
-        """Return one with the same settings, for a copy of the Optimizer."""
-        return Sums(self._comm, mean=self._mean, fast=self._fast)
 
     def clear(self) -> None:
         """Forget what was taken."""
@@ -104,11 +111,8 @@ class Sums:
         """Return tensors in the order of a forward pass, once that of a backward pass is known."""
         if not self._learned:
             return list(tensors)
-        if self._forward[0] != tuple(tensors):
-            at = {place: -i for i, place in enumerate(self._order)}
-            ordered = sorted(tensors, key=lambda x: at.get(x.place, 0))
-            self._forward = tuple(tensors), ordered
-        return self._forward[1]
+        there = {tensor.place: tensor for tensor in tensors}
+        return [there[place] for place in reversed(self._order) if place in there]
 
     def check(self, tensors: Sequence[Tensor], index: int, grad: Any) -> None:
         """Raise ValueError if ranks have agreed to send gradients in a narrower dtype."""
@@ -170,7 +174,6 @@ class Sums:
         if len(self._order) == len(tensors):
             return
         self._order, self._learned = list(reversed(range(len(tensors)))), False
-        self._forward = (), []
         self._sent_as = [dtype_name(tensor.array) for tensor in tensors]
         if self._wide:
             self._sent_as = [WORKING[dtype] for dtype in self._sent_as]

@@ -105,7 +105,8 @@ class Team(Agreement):
         super().renew(tensors)
         if self.sums and self.torn is None and not self._comm.renews:
             self.gradients.finish(tensors, {}, wide=False)  # messages can only be waited for
-        self.gradients.clear()
+        self.gradients.renew()
+        self._gather = self._processes = None
 
     def swap(self, wanted: list[Partials]) -> Callable[[], None]:
         """Start filling in the partial results of other ranks; the returned function ends it."""

@@ -27,15 +27,11 @@ class GivenStep(Step):
     ----------
     release : Release
         What has been given since the last step.
-    familiar : dict of str to tuple
-        Of tensors of ranks that have had a gradient: their place, the type of the gradient, its
-        form and what finds it, whether it may be a view to be resolved, and zeros in its place.
     """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.release = Release(self._parameters)
-        self.familiar = dict[str, tuple[int, Any, Any, Any, bool, Array]]()
 
     def coming_given(self, who: str) -> Coming:
         """All that the host knows of a step in which tensors are updated one by one."""
@@ -58,7 +54,7 @@ class GivenStep(Step):
         added = self._added(place, grad, took) if several else grad
         if added is None:
             return
-        ranks = self.ranks
+        ranks = self._ranks
         ranks.refuse_torn("Optimizer.give")
         ranks.gradients.check(parameters.all, place, added)
         with ranks.answered("Optimizer.give"):
@@ -67,7 +63,7 @@ class GivenStep(Step):
         plain = grad is given and hasattr(grad, "device") and parameters.all[place].block is None
         if plain and not several:
             kind, form_of, viewed = type(grad), look(type(grad)), hasattr(grad, "is_neg")
-            self.familiar[name] = place, kind, form_of, form_of(grad), viewed, zeros
+            ranks.gradients.familiar[name] = place, kind, form_of, form_of(grad), viewed, zeros
 
     def _added(self, place: int, grad: Array, took: Callable[[], None]) -> Array | None:
         """Add a gradient to those before it; return the mean in the last micro-step."""
@@ -87,7 +83,7 @@ class GivenStep(Step):
 
     def collect(self) -> list[Array | None]:
         """Wait for what was taken to be added up, in the last micro-step; all ranks call it."""
-        accumulator, tensors, ranks = self.accumulator, self._parameters.all, self.ranks
+        accumulator, tensors, ranks = self.accumulator, self._parameters.all, self._ranks
         if not accumulator.last:
             return []
         ranks.refuse_torn("Optimizer.step")
@@ -109,17 +105,17 @@ class GivenStep(Step):
         if not accumulator.last:
             adding = Adding([None] * len(given), Ready(self._engine), scaled=False)
             return Begun(given, given, given, adding)
-        for place, part in self.ranks.gradients.parts.items():
+        for place, part in self._ranks.gradients.parts.items():
             given[place] = part  # ranks compare the gradients of the same part
-        whole = self.ranks.whole_rooms(tensors, rooms)
+        whole = self._ranks.whole_rooms(tensors, rooms)
         ready = self._foresee(coming, whole, stats=stats)
         known, several = coming.known, accumulator.every > 1
-        final = not (several or known.check or known.limit is not None or self.ranks.has_homes)
+        final = not (several or known.check or known.limit is not None or self._ranks.has_homes)
         return Begun(given, rooms, whole, ready=ready if final else None, reduced=True)
 
     def drop_taken(self, *, failed: bool) -> None:
         """Forget what was taken; but not what is in sums already, where a micro-step has failed."""
-        self.ranks.gradients.clear()
+        self._ranks.gradients.clear()
         if not failed or self.accumulator.last:
             self.release.clear()
 
@@ -146,37 +142,33 @@ class GivenStep(Step):
             self._run.steps += last
         return last
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "familiar": {}}  # not all libraries can pickle forms
-
 
 class Again:
     """The short way through `Optimizer.give`, which may be called thousands of times in a step;
     `before` are the hooks before a step.
     """
 
-    __slots__ = ("_before", "_guard", "_step")
+    __slots__ = ("_before", "_guard", "_release", "_team")
 
     def __init__(self, guard: Guard, step: GivenStep, before: list[Any]) -> None:
-        self._guard, self._step, self._before = guard, step, before
+        self._guard, self._before = guard, before
+        self._team, self._release = step._ranks, step.release
 
     def take(self, name: str, grad: Array) -> bool:
         """Take a gradient over ranks, like the one that its tensor had in an earlier step.
 
         Return False for all others, for the first one of a step, and for what is to be refused.
         """
-        guard, step = self._guard, self._step
+        guard, team, release = self._guard, self._team, self._release
         try:
-            place, kind, form_of, form, viewed, zeros = step.familiar[name]
+            place, kind, form_of, form, viewed, zeros = team.gradients.familiar[name]
         except (KeyError, TypeError):
             return False
         if type(grad) is not kind or form_of(grad) != form or self._before:
             return False
-        if viewed and (grad.is_neg() or grad.is_conj()):
+        if (viewed and (grad.is_neg() or grad.is_conj())) or not guard.lock.acquire(False):
             return False
-        if not guard.lock.acquire(False):
-            return False
-        team, release, guard.what = step.ranks, step.release, "Optimizer.give"
+        guard.what = "Optimizer.give"
         try:
             reduction = team.gradients.reduction
             if reduction is None or name in release.given or team.torn is not None:

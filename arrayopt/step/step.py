@@ -53,7 +53,7 @@ class Step:
         accumulate: Any,
     ) -> None:
         self._engine, self._run, self._parameters, self._team = engine, run, parameters, team
-        self.ranks = cast("Team", team)  # if there are several
+        self._ranks = cast("Team", team)  # if there are several
         self.judging = Judging(engine, run, loss_scale, skip_nonfinite, team)
         self.accumulator = Accumulator(engine, accumulate)
         self._buckets = Buckets(parameters, run)
@@ -85,7 +85,7 @@ class Step:
         if self._started is None:
             return
         started, self._started = self._started, None
-        self.ranks.arrive(started, place)
+        self._ranks.arrive(started, place)
         if started:
             self._started = started
         else:
@@ -127,9 +127,9 @@ class Step:
             grads = adding.means
         if team.size == 1 or (adding is not None and not self.accumulator.last):
             return Begun(given, grads, grads, adding)
-        rooms = self.ranks.rooms(self._parameters.all, grads)
+        rooms = self._ranks.rooms(self._parameters.all, grads)
         ready = self._foresee(coming, rooms, stats=stats)
-        final = adding is None and not judged and not team.sums and not self.ranks.has_homes
+        final = adding is None and not judged and not team.sums and not self._ranks.has_homes
         return Begun(given, grads, rooms, adding, ready if final else None)
 
     def _foresee(self, coming: Coming, rooms: list[Array | None], *, stats: bool) -> Ready:
@@ -188,11 +188,11 @@ class Step:
                 return False
             grads = begun.rooms
             if team.size > 1 and not begun.reduced:
-                self.ranks.reduce(begun.grads, grads)
+                self._ranks.reduce(begun.grads, grads)
                 if self._run.captured or self.capturing:
                     self._run.record(begun.grads)
             if team.size > 1:
-                self.ranks.bring(self._parameters.all, begun.grads, grads)
+                self._ranks.bring(self._parameters.all, begun.grads, grads)
             norms_of: Callable[[], Measures] = partial(measures, coming.buckets, grads)
             if adding is not None and team.size == 1:
                 norms_of = partial(getattr, adding, "measures")
@@ -215,9 +215,9 @@ class Step:
                 if verdict.skip is not True and team.size > 1:
                     updated = [x for x in self._parameters.all if grads[x.place] is not None]
                     if coming.wait:
-                        self.ranks.gather(updated)
+                        self._ranks.gather(updated)
                     else:
-                        self._started = self.ranks.start_gather(updated)
+                        self._started = self._ranks.start_gather(updated)
                 self._parameters.settle()
                 record(team.reports(reports) if wanted else reports, verdict.norm)
             return True
@@ -228,7 +228,7 @@ class Step:
         buckets = self._buckets.now() if self._team.size > 1 else []
         if not any(select(self._engine, bucket)[0].capturing(bucket) for bucket in buckets):
             return False
-        if not self.ranks.captured:
+        if not self._ranks.captured:
             raise RuntimeError("Optimizer.launch: a step over ranks can be captured only over NCCL")
         return True
 
@@ -269,7 +269,7 @@ class Step:
             select(self._engine, bucket)[0].advance(bucket, values)
         self.judging.advance(coming.known)
         if self._team.size > 1:
-            self.ranks.hold()
+            self._ranks.hold()
         with Commit(self._team):
             self._coming = coming
             self._run.steps += 1
