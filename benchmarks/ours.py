@@ -88,12 +88,14 @@ def contestants(rule: str, problem: Problem) -> list[Contestant]:
     ]
 
 
-def optimizer(rule: str, problem: Problem, engine: str, **options: Any) -> tuple[ao.Optimizer, dict]:
-    """An optimizer over a problem, its rule with these options, and the gradients to give it."""
-    names = [str(i) for i in range(len(problem.shapes))]
-    params = dict(zip(names, problem.params(), strict=True))
+def optimizer(
+    rule: str, problem: Problem, engine: str, dtype: Any = "float32", **options: Any
+) -> tuple[ao.Optimizer, dict]:
+    """An optimizer over a problem in a dtype, its rule with these options, and the gradients to give it."""
+    params = {str(i): x.astype(dtype, copy=False) for i, x in enumerate(problem.params())}
+    grads = {str(i): x.astype(dtype, copy=False) for i, x in enumerate(problem.grads)}
     made = replace((RULES | MORE)[rule], **options)
-    return ao.Optimizer(params, made, engine=engine), dict(zip(names, problem.grads, strict=True))
+    return ao.Optimizer(params, made, engine=engine), grads
 
 
 def running(rule: str, problem: Problem, engine: str) -> Running:

@@ -104,7 +104,7 @@ static __forceinline__ void narrow_block(const T* __restrict from, float factor,
     for (int i = 0; i < kBlock; ++i) codes[i] = code_of<C>((float)from[i], factor);
 }
 
-#ifdef __AVX512F__
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
 // The same in single precision. g++ makes vectors of 8 numbers of such loops, as a vector of 32 codes has them, and these
 // take twice as long. The products are rounded before they become integers, for `asm` is in between.
 #define VECTORS
@@ -174,6 +174,32 @@ static __forceinline__ Floats to_bfloat16(Floats x) {
     return (Floats)(kept & -0x10000);
 }
 static __forceinline__ void put_vector(Floats x, float* to) { *(Floats*)to = x; }
+static __forceinline__ void put_vector(Floats x, BFloat16* to) {
+    *(Halves*)to = __builtin_convertvector((Integers)to_bfloat16(x) >> 16, Halves);
+}
+static __forceinline__ void put_vector(Floats x, Half* to) {
+    asm("vcvtps2ph $0, %1, %0" : "=m"(*(Shorts*)to) : "v"(x));
+}
+
+// Masters of 24 bits, as in storage.cuh, but that what they have more stays an integer. Parameters that are infinite or NaN
+// have no more, and nothing is added to zeros.
+static __forceinline__ Integers vector_at(const Low8* x) {
+    Integers wide;
+    asm("vpmovsxbd %1, %0" : "=v"(wide) : "m"(*(const Bytes*)x));
+    return wide;
+}
+static __forceinline__ void put_vector(Integers x, Low8* to) { asm("vpmovsdb %1, %0" : "=m"(*(Bytes*)to) : "v"(x)); }
+static __forceinline__ Floats joined_bfloat16(Integers low, Floats p) {
+    asm("vfpclassps $0x9f, %0, %%k1\n\tknotw %%k1, %%k1\n\tvpaddd %1, %0, %0 %{%%k1%}" : "+v"(p) : "v"(low << 8) : "k1");
+    return p;
+}
+static __forceinline__ Integers low_bfloat16(Floats master, Floats p) {
+    const Floats rounded = to_bfloat16(p);
+    Integers low = (Integers)master - (Integers)rounded + 128 >> 8;
+    asm("vfpclassps $0x99, %1, %%k1\n\tknotw %%k1, %%k1\n\tvpmaxsd %2, %0, %0 %{%%k1%}%{z%}"
+        : "+v"(low) : "v"(rounded), "v"(Integers{} - 127) : "k1");
+    return low;
+}
 static __forceinline__ Floats sqrt(Floats x) {
     Floats y;
     asm("vsqrtps %1, %0" : "=v"(y) : "v"(x));

@@ -16,7 +16,7 @@ def test_the_table_of_times_has_all_rules_and_the_peer():
     sheet = memory.times_table(times, TINY)
     assert [line[0] for line in sheet.lines] == times.names
     assert (times.names[0], sheet.lines[0][2]) == (memory.PEER, "1.00")
-    assert len(sheet.lines) == 1 + 2 * len(memory.TIMED)
+    assert len(sheet.lines) == 1 + len(memory.HELD) * len(memory.TIMED)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])

@@ -90,6 +90,35 @@ def test_small_steps_add_up(engine, dtype):
     assert (values[False] == values[True]).mean() < 0.8, "without a master they are lost"
 
 
+class Takes(ao.Rule):
+    """Takes the gradient as the parameter, and keeps what that was; with a slot in 8 bits, loops are of blocks."""
+
+    def slots(self, xp, p):
+        return {"before": xp.zeros_like(p), "code": xp.zeros_like(p)}
+
+    def update(self, xp, p, g, slots, h):
+        return g, {"before": p, "code": 0.5 * slots["code"]}
+
+
+@pytest.mark.parametrize(
+    ("engine", "dtype"), marked([(e, d) for e in EVERY for d in KINDS], lambda e, d: e not in SLOW)
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_engines_split_and_join_as_the_formula_says(engine, dtype):
+    kind, low, joined, _ = KINDS[dtype]
+    rng, every = np.random.default_rng(1), masters(kind)
+    odd = np.array([0.0, -0.0, np.nan, np.inf, -np.inf, 1e-45, 3.4e38, -3.4e38], np.float32)
+    numbers = np.concatenate([rng.choice(every, 3000), np.tile(odd, 5), rng.choice(every, 5)])
+    rule = Takes(master_weights="split", state_dtype={"code": "int8"})
+    opt = ao.Optimizer({"w": np.zeros(numbers.shape, kind)}, rule, engine=engine)
+    opt.step({"w": numbers})
+    rounded, code = numbers.astype(kind), low(np, numbers, numbers)
+    np.testing.assert_array_equal(opt.params["w"].astype(np.float32), rounded.astype(np.float32))
+    np.testing.assert_array_equal(opt.state["w"]["master"], code)
+    opt.step({"w": numbers})
+    np.testing.assert_array_equal(opt.state["w"]["before"], joined(np, code, rounded.astype(np.float32)))
+
+
 def test_cuda_kernels_do_the_same(cupy):
     for dtype in KINDS:
         mine, theirs = run("array_api", dtype, "split", 5), run("cupy", dtype, "split", 5, cupy.asarray)

@@ -213,7 +213,8 @@ class Text(CPlusPlus):
                 text = self._fused(node, first=min(node.args, key=products.__getitem__))
             if node.op == "where" and node.dtype == "real" and not node.args[0].axes:
                 text = f"chosen({', '.join(map(self.name, node.args))})"
-            made = "Integers" if kind and node.dtype == "bool" else kind or self.kind(node)
+            integers = node.dtype == "bool" or node.op == "low_bfloat16"
+            made = "Integers" if kind and integers else kind or self.kind(node)
             self.put(depth, f"const {made} {self.name(node)} = {text};")
 
     def _fused(self, node: Node, first: Node) -> str:
@@ -268,7 +269,7 @@ class Text(CPlusPlus):
         self.put(2, f"for (int64_t i = first; i < first + {size}; i += kLanes) {{")
         for name, node in loop.loads.items():
             here = f"decoded({steps[name]})" if name in steps else f"vector_at({name} + i)"
-            self.put(3, f"const Floats {self.name(node)} = {here};")
+            self.put(3, f"const auto {self.name(node)} = {here};")
         self._computed(3, loop, "Floats")
         for name, node in loop.stores.items():
             self.put(3, f"put_vector({self.name(node)}, {name} + i);")
