@@ -1,6 +1,4 @@
-"""What the dimensions of symbolic arrays are, which of them a reduction is over, and what of them
-cannot be traced.
-"""
+"""The dimensions of symbolic arrays, the axes of a reduction, and what cannot be traced."""
 
 from threading import local
 from typing import Any

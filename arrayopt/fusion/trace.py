@@ -1,6 +1,4 @@
-"""Tracing: a rule is called with symbolic arrays, and the operations that it makes are recorded as
-a graph.
-"""
+"""Tracing: a rule is called with symbolic arrays, which record its operations as a graph."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -94,9 +92,7 @@ class _Totals:
 
 @contextmanager
 def _clear_errors(rule: Rule, rank: int) -> Iterator[None]:
-    """Whatever a rule raises when it is traced says which of its lines cannot be; a fault that it
-    has untraced too is raised as what it is.
-    """
+    """Errors of a traced rule name its line; a fault that it has untraced too is raised as is."""
     RAISED.first = None
     try:
         yield
