@@ -242,7 +242,7 @@ class Agreement(Alone):
             raise
 
     def renew(self, tensors: Sequence[Tensor]) -> None:
-        with self._answered("Optimizer.load"):
+        with self.answered("Optimizer.load"):
             self._comm.renew()
 
 
