@@ -119,27 +119,27 @@ class Stages(Lowering):
         if loop.reduces:
             body += [self.folded("sum", reduced[0]), *self._got("sum", reduced[0])]
             made |= {*reduced}
-        for n in reduced if wide else ():
-            fold = self.folded("sum", n), program.Write(self.place(n), "sum")
+        for alone in reduced if wide else ():
+            fold = self.folded("sum", alone), program.Write(self.place(alone), "sum")
             body.append(program.Loop("which", ZERO, ONE, fold))
         for run in self.runs(rolled):
             each = number(len(run))
             body.append(program.Loop("which", ZERO, each, self.combined_all(run)))
         sums = [n for n in loop.nodes if n.reduces and n not in (*reduced, *rolled)]
         body += [self.combined(f"sum{n.id}", n) for n in sums]
-        for n in sums:
-            body += self._got(f"sum{n.id}", n)
+        for summed in sums:
+            body += self._got(f"sum{summed.id}", summed)
         made |= {*sums}
         waving = bool(self.where.leaves) and in_waves(nodes, loop.axes, self.plan.element)
         if waving or (self.waving and wide and not loop.nodes):
             waves = self.waves(nodes, loop.stores)
             return self._between("positions", loop.axes, [*body, waves])
         # just before it is needed: some rules have too many values for the registers
-        for n in nodes:
-            read = dict.fromkeys(a for a in n.args if a not in made)
+        for node in nodes:
+            read = dict.fromkeys(a for a in node.args if a not in made)
             body += self._arrays(read if wide else ())
-            body += [*self.reads(read, wide=wide), program.Compute(n), *self._kept(n)]
-            made |= {*read, n}
+            body += [*self.reads(read, wide=wide), program.Compute(node), *self._kept(node)]
+            made |= {*read, node}
         held = {n.data for n in made if n.op == "input"}
         for slot, value in loop.stores.items():
             read = dict.fromkeys({value} - made)

@@ -75,10 +75,8 @@ class Pass:
         Each is a scalar of the step (``host``), or the same for one of `KINDS`. `POSITION` is among
         them as ``position``, where random numbers are drawn.
         """
-        found, own = dict[Node, str](), {*self.nodes}
-        for n in self.sources:
-            if n in own:
-                continue
+        found = dict[Node, str]()
+        for n in dict.fromkeys(n for n in self.sources if n not in self.nodes):
             if n.on_host and n.op != "const":
                 found[n] = "host"
             elif n.op not in ("const", "complex", POSITION) and not is_whole(n.axes, self.element):

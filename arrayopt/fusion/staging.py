@@ -31,23 +31,23 @@ class Staging:
         plain = any(in_waves(loop.nodes, loop.axes, plan.element) for loop in after)
         parts = [[*x.combine, *x.nodes] for x in plan.between]
         gap = dict[Node, int]()
-        for k, part in enumerate(parts):
-            gap |= dict.fromkeys(part, k)
+        for number, part in enumerate(parts):
+            gap |= dict.fromkeys(part, number)
         self.fixed = {*plan.small.values(), *plan.reports.values()}
         if not plain:
             self._delay(gap)
         self.gaps = list[list[list[Loop]]]()
-        for k in range(len(parts)):
-            some = [n for n, first in gap.items() if first == k]
+        for number in range(len(parts)):
+            some = [n for n, first in gap.items() if first == number]
             alone = [[loop] for loop in loops(some, plan.element)]
             self.gaps.append(alone if plain else _stages(some, plan.element))
-        for k, stages in enumerate(self.gaps):
+        for number, stages in enumerate(self.gaps):
             for stage in [] if plain else stages[::-1]:
                 if all(map(self._is_few, stage)):
                     stages.remove(stage)
                     nodes = [*chain.from_iterable(loop.nodes for loop in stage)]
-                    for i in range(k, len(self.passes)):
-                        self._repeat(i, nodes)
+                    for later in range(number, len(self.passes)):
+                        self._repeat(later, nodes)
         left = dict[str, dict[str, Node]]()
         for slot, value in stores.items():
             if plain or not self._stored(slot, value):
@@ -102,16 +102,16 @@ class Staging:
         def reads(nodes: Iterable[Node]) -> bool:
             return any(n.op == "input" and n.data == slot for n in nodes)
 
-        for k, level, loop in self.loops:
+        for after, level, loop in self.loops:
             if value in loop.nodes and loop.axes == self.plan.slots[slot] and not loop.reduces:
-                later = [p.sources for p in self.passes[k:]]
+                later = [p.sources for p in self.passes[after:]]
                 for *at, other in self.loops:
-                    later += (
-                        [operands(other.nodes)] if at >= [k, level] and other is not loop else []
-                    )
+                    waits = at >= [after, level] and other is not loop
+                    later += [operands(other.nodes)] if waits else []
                 if not any(map(reads, later)):
                     own = replace(loop, stores={**loop.stores, slot: value})
-                    self.gaps[k][level] = [own if x is loop else x for x in self.gaps[k][level]]
+                    stage = self.gaps[after][level]
+                    stage[stage.index(loop)] = own
                     return True
         return False
 
@@ -122,16 +122,18 @@ def _stages(nodes: Iterable[Node], element: str) -> list[list[Loop]]:
     """
     stages = list[dict[tuple[str, Node | None], list[Node]]]()
     at = dict[Node, tuple[int, tuple[str, Node | None]]]()
-    for n in nodes:
-        apart = n.reduces and n.args[0].axes != element
-        before = [a for a in n.args if a in at]
-        level = max((at[a][0] + (apart or a.axes != n.axes) for a in before), default=0)
+    for node in nodes:
+        apart = node.reduces and node.args[0].axes != element
+        before = [a for a in node.args if a in at]
+        level = max((at[a][0] + (apart or a.axes != node.axes) for a in before), default=0)
         joined = {at[a][1] for a in before if at[a][0] == level}
         level += len(joined) > 1
-        key = joined.pop() if len(joined) == 1 else (n.axes, n if apart and n.axes else None)
+        key = (
+            joined.pop() if len(joined) == 1 else (node.axes, node if apart and node.axes else None)
+        )
         stages += [{}] if level == len(stages) else []
-        stages[level].setdefault(key, []).append(n)
-        at[n] = level, key
+        stages[level].setdefault(key, []).append(node)
+        at[node] = level, key
     made = list[list[Loop]]()
     for stage in stages:
         made.append([Loop(axes, tuple(x), one is not None) for (axes, one), x in stage.items()])
