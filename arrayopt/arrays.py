@@ -3,7 +3,7 @@
 import math
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache, lru_cache
 from typing import Any
@@ -19,6 +19,7 @@ __all__ = [
     "REAL",
     "WORKING",
     "Array",
+    "Grads",
     "Ints",
     "array_namespace",
     "copied",
@@ -49,6 +50,9 @@ __all__ = [
 
 Array = Any
 """An array of any array-API library."""
+
+Grads = Sequence[Array | None]
+"""A gradient for each of some tensors; None leaves it out."""
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 """An array of integers on the host: sizes, places, numbers."""

@@ -9,7 +9,8 @@ import numpy as np
 
 from arrayopt.arrays import Ints, array_namespace, detached, on_its_device, place, size, working_dtype
 from arrayopt.engines.interrupts import uninterrupted
-from arrayopt.foreign import OPTIMIZER, check_options, unknown
+from arrayopt.foreign import check_options, unknown
+from arrayopt.foreign_names import OPTIMIZER
 from arrayopt.html import table
 from arrayopt.hyper import coerce
 from arrayopt.params.groups import Group, fields_of, unknown_key

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt import foreign, schedules
+from arrayopt import foreign, foreign_names, schedules
 
 RULES = [x for x in vars(ao).values() if isinstance(x, type) and issubclass(x, ao.Rule) and x is not ao.Rule]
 SCHEDULES = [x for x in vars(schedules).values() if dataclasses.is_dataclass(x)]
-NAMES = sorted({*foreign._SAME, *foreign._SPREAD, *foreign.RULE, *foreign.SCHEDULE})
+NAMES = sorted({*foreign_names.SAME, *foreign_names.SPREAD, *foreign_names.RULE, *foreign_names.SCHEDULE})
 
 CALLS = [
     (lambda: ao.LAMB(betas=(0.9, 0.999)), "LAMB has no `betas`; give beta1=0.9, beta2=0.999"),
@@ -115,7 +115,7 @@ def test_an_optimizer_answers_with_values_of_several_fields():
 @pytest.mark.parametrize("kind", [*RULES, *SCHEDULES], ids=lambda kind: kind.__name__)
 def test_every_answer_names_what_there_is(kind):
     """Each name that the table knows is a field, or the answer's fields and options are real ones."""
-    advice = foreign.RULE if kind in RULES else foreign.SCHEDULE
+    advice = foreign_names.RULE if kind in RULES else foreign_names.SCHEDULE
     fields = [f.name for f in dataclasses.fields(kind)]
     for name in NAMES:
         if name not in fields:
@@ -129,7 +129,7 @@ def test_every_answer_names_what_there_is(kind):
 def test_code_in_the_answers_runs():
     from arrayopt.schedules import Constant, Cosine, InverseTime, Join, Warmup  # noqa: F401
 
-    texts = " ".join([*foreign.RULE.values(), *foreign.SCHEDULE.values()])
+    texts = " ".join([*foreign_names.RULE.values(), *foreign_names.SCHEDULE.values()])
     calls = re.findall(r"(?:Join\(.*?boundaries=\[100\]\)|(?:Cosine|InverseTime)\([^)]*\))", texts)
     assert len(calls) > 3
     for call in calls:
@@ -160,7 +160,7 @@ def test_groups_and_attributes_are_answered_too(opt):
         opt.betas = (0.5, 0.6)
     with pytest.raises(AttributeError, match=r"group 'b': LAMB has no `wd`; give weight_decay=0.1"):
         opt.groups[0].wd = 0.1
-    for name, words in foreign.OPTIMIZER.items():
+    for name, words in foreign_names.OPTIMIZER.items():
         with pytest.raises(AttributeError, match=re.escape(f"Optimizer has no `{name}`; {words}")):
             getattr(opt, name)
     with pytest.raises(AttributeError, match="Optimizer has no `parms`; did you mean `params`"):

@@ -1,6 +1,4 @@
-"""All layers of a stacked tensor at once, as a rule sees one of them: a namespace that leaves the
-first axis alone.
-"""
+"""All layers of a stacked tensor at once: a namespace that leaves the first axis alone."""
 
 import operator
 from collections.abc import Callable
@@ -241,7 +239,7 @@ def _call(name: str, function: Callable[..., Any], *args: Any, **options: Any) -
     if not isinstance(first, Abreast):
         raise NotAbreastError(name)
     if name in REDUCING and not others:
-        return _reduced(name, function, first, **options)
+        return _reduced(function, first, **options)
     if name == "reshape":
         return Abreast(function(first.x, (first.x.shape[0], *others[0])))
     plain = [a.x if isinstance(a, Abreast) else a for a in args]
@@ -262,7 +260,7 @@ def _after(axis: int, rank: int) -> int:
 
 
 def _reduced(
-    name: str, function: Callable[..., Any], lanes: Abreast, *, axis: Any = None, **options: Any
+    function: Callable[..., Any], lanes: Abreast, *, axis: Any = None, **options: Any
 ) -> Abreast:
     """A reduction of each layer."""
     axes = range(lanes.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis

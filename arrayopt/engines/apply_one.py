@@ -51,9 +51,7 @@ def apply_one(
     stats: bool = False,
     together: bool = False,
 ) -> Done:
-    """As `arrayopt.engines.apply.apply`, of a tensor that is not stacked, or of one layer; or all
-    layers `together`. See `Tensor.origin`.
-    """
+    """`apply` for a tensor that is not stacked, or one layer; or for all layers `together`."""
     if size(p) == 0:
         return p, slots, {}
     xp, who = array_namespace(p), type(rule).__name__
@@ -143,9 +141,7 @@ class _Store:
         return {name: made[0], scale_of(name): made[1]}
 
     def kept(self, new: Any, wide_old: Array | None, old: Array) -> Array:
-        """What the rule returned in the dtype of what it takes the place of: a copy where something
-        else has it.
-        """
+        """A result of the rule in the dtype of `old`; copied if something else has its memory."""
         if new is wide_old:
             return old
         if is_number(new):

@@ -1,6 +1,6 @@
 """The reference engine: a rule as it is written, on whole arrays of any array-API library."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +20,7 @@ from arrayopt.arrays import (
 )
 from arrayopt.engines.apply import apply
 from arrayopt.engines.apply_one import Done
-from arrayopt.engines.base import Asked, Engine, Partials, Report
+from arrayopt.engines.base import Asked, Engine, Report, Run, Stops
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.layers import Layers, Split, layer_name, layers_with, unless
 from arrayopt.engines.meeting import Meeting, numbers_of
@@ -31,43 +31,28 @@ __all__ = ["ArrayAPI"]
 
 
 class ArrayAPI(Engine):
-    """Whole arrays, one operation after the other: slow, obvious, and what all else is compared
-    with.
-    """
+    """Whole arrays, operation by operation: slow, simple, and the reference for all others."""
 
     name = "array_api"
 
     def check(self, bucket: Bucket) -> None:
         """Any bucket is for this engine."""
 
-    def prepare(self, bucket: Bucket, asked: Asked) -> Callable[[], dict[str, Report]]:
-        """Compute the whole step without writing; the returned function writes it. See
-        `Engine.prepare`.
-        """
-        done = _Updates(bucket, asked)
-        for *_, report in done.made:
-            if totals_in(report):
-                raise unforeseen(type(bucket.rule))
-        return done.write
-
-    def prepare_joint(
-        self,
-        bucket: Bucket,
-        asked: Asked,
-        meetings: Sequence[Meeting],
-        reports: dict[str, Report],
-    ) -> Iterator[list[Partials]]:
-        """See `Engine.prepare_joint`: the step is computed anew whenever totals are known."""
-        if is_captured(bucket.tensors[0].array):
+    def prepare(self, bucket: Bucket, asked: Asked, meetings: Sequence[Any] = ()) -> Run:
+        """See `Engine.prepare`: the step is computed anew whenever totals are known."""
+        if meetings and is_captured(bucket.tensors[0].array):
             raise RuntimeError(
                 f"Optimizer.launch: {type(bucket.rule).__name__} uses totals, which are summed on"
                 " the host, so its steps cannot be captured in a CUDA graph"
             )
-        done = _Updates(bucket, asked)
+        first = _Updates(bucket, asked)
+        if not meetings and any(totals_in(report) for *_, report in first.made):
+            raise unforeseen(type(bucket.rule))
         for meeting in meetings:
             meeting.join()
 
-        def steps(done: _Updates) -> Iterator[list[Partials]]:
+        def run(reports: dict[str, Report]) -> Stops:
+            done = first
             for meeting in meetings:
                 for some in meeting.rounds:
                     done.tell(meeting, some)
@@ -77,10 +62,9 @@ class ArrayAPI(Engine):
                         done = _Updates(bucket, asked, meeting)
             reports.update(done.write())
 
-        return steps(done)
+        return run
 
     def explain(self, bucket: Bucket) -> str:
-        """See `Engine.explain`."""
         return "whole arrays, one operation of the rule after the other; each makes a temporary"
 
 
@@ -122,9 +106,7 @@ class _Updates:
     def _update(
         self, tensor: Tensor, g: Array, group: int, totals: dict[str, Any], left: Any
     ) -> Done:
-        """One tensor's new parameter, slots and report, with the totals that are known; those of
-        the layers that are `left` stay.
-        """
+        """A tensor's new parameter, slots and report; layers that are `left` do not change."""
         p, g, asked = detached(tensor.array), detached(g), self.asked
         slots, (name, first) = {} if self.slotless else tensor.slots, tensor.origin
         options: dict[str, Any] = {"name": name, "first": first, "stacked": self.stacks or None}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from arrayopt.arrays import Array
+from arrayopt.arrays import Array, Grads
 from arrayopt.engines.bucket import Bucket
 from arrayopt.rules.names import VALUE
 from arrayopt.state.loss_scale import LossScale
@@ -21,6 +21,8 @@ __all__ = [
     "NoRemedyError",
     "Partials",
     "Report",
+    "Run",
+    "Stops",
     "Swap",
     "interleaved",
 ]
@@ -54,14 +56,20 @@ class Partials(NamedTuple):
     where: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
+Stops = Iterator[list[Partials]]
+"""What runs a step, as an iterator: it stops where partial results of other ranks are wanted, or
+other buckets have something to do.
+"""
+
+Run = Callable[[dict[str, Report]], Stops]
+"""Makes a step that is ready; see `Engine.prepare`."""
+
 Swap = Callable[[list[Partials]], Callable[[], None]]
 """Begins to fill in partial results of other ranks; what it returns ends it."""
 
 
-def interleaved(several: Iterable[Iterator[list[Partials]]]) -> Iterator[list[Partials]]:
-    """Run several through to where each wants partial results; yield those of all together, until
-    all have ended.
-    """
+def interleaved(several: Iterable[Stops]) -> Stops:
+    """Run several to where each wants partial results, and yield those together, to the end."""
     going = list(several)
     while going:
         wanted: list[Partials] = []
@@ -96,7 +104,7 @@ class Asked(NamedTuple):
         have no gradient then.
     """
 
-    grads: Sequence[Array | None]
+    grads: Grads
     hypers: Sequence[dict[str, Any]]
     clip: Array | None = None
     stats: bool = False
@@ -127,49 +135,34 @@ class Engine(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What the engine is called in ``explain()`` and in errors; ``name = "mine"`` in the
-        class's body will do.
-        """
+        """The engine's name in ``explain()`` and errors, such as ``name = "mine"``."""
 
     @abstractmethod
     def check(self, bucket: Bucket) -> None:
         """Raise ValueError or `TraceError`, saying why, if the bucket is not for this engine."""
 
     @abstractmethod
-    def prepare(self, bucket: Bucket, asked: Asked) -> Callable[[], dict[str, Report]]:
+    def prepare(self, bucket: Bucket, asked: Asked, meetings: Sequence[Any] = ()) -> Run:
         """Make a step ready, raising whatever there is to raise.
+
+        Parameters
+        ----------
+        bucket : Bucket
+            The tensors.
+        asked : Asked
+            What is asked for.
+        meetings : sequence of Meeting
+            Where they meet those of other buckets, if their rule uses totals: for the update; or
+            first for what reports of it, and then for the update. The engine joins each, tells
+            numbers, and stops where it waits.
 
         Returns
         -------
         callable
-            Called once, it updates the tensors (arrays, slots and counts) and returns the reports
-            by tensor name, as arrays that later steps leave alone.
+            Called once, with where reports go, it makes the step: it updates the tensors (arrays,
+            slots and counts), and reports by tensor name, in arrays that later steps leave alone.
+            It stops where ranks that share tensors, or other buckets, have something to do.
         """
-
-    def prepare_joint(
-        self,
-        bucket: Bucket,
-        asked: Asked,
-        meetings: Sequence[Any],
-        reports: dict[str, Report],
-    ) -> Iterator[list[Partials]]:
-        """Make a step ready over tensors that ranks share, or that meet those of other buckets.
-
-        What is returned runs it, and stops where others have something to do.
-
-        Parameters
-        ----------
-        bucket, asked
-            As for `prepare`.
-        meetings : sequence of Meeting
-            Where they meet: for the update; or first for what reports of it, and then for the
-            update; or none. The engine joins each, tells numbers, and stops where it waits.
-        reports : dict
-            Where reports go, of tensors of which this rank has elements.
-        """
-        raise ValueError(
-            f"the engine {self.name!r} does not support totals; use engine='array_api'"
-        )
 
     def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:  # noqa: B027
         """Have the hyper-parameters of the next step where a captured step will look for them."""
@@ -227,6 +220,4 @@ class Judge(Holder, Protocol):
         """The norms of the last step's gradients by tensor name."""
 
     def commit(self) -> None:
-        """The step is made: what was decided of the loss scale and the joint norm holds from now
-        on.
-        """
+        """The step is made: its loss scale and joint norm hold from now on."""

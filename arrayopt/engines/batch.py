@@ -1,6 +1,4 @@
-"""Tensors of a bucket that have one plan: their scalars, which of them take part, and access to
-their memory.
-"""
+"""Tensors of a bucket with one plan: their scalars, which take part, and their memory."""
 
 import weakref
 from abc import ABC, abstractmethod
@@ -11,8 +9,8 @@ from typing import Any, ClassVar
 import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import Array, Ints, array_namespace, dtype_name, memory, size, to_host
-from arrayopt.engines.base import Asked, Partials, Report
+from arrayopt.arrays import Array, Grads, Ints, array_namespace, dtype_name, memory, size, to_host
+from arrayopt.engines.base import Asked, Report, Stops
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.layers import Layers, layers_with, of_layers
 from arrayopt.engines.step_scalars import StepScalars
@@ -68,7 +66,7 @@ class Rows:
     kept: Any = None
 
 
-Prepared = list[tuple[Any, Rows, Sequence[Array | None]]]
+Prepared = list[tuple[Any, Rows, Grads]]
 """Batches that are ready for a step, each with the rows and the gradients that it is to take."""
 
 
@@ -100,6 +98,7 @@ class Batch(ABC):
     vectors: Mapping[str, Sequence[Array]] = {}
     """Slots that last from phase to phase of a step, for each tensor; see `arrayopt.fusion.phases`.
     """
+    on_device: ClassVar[bool] = False
     chunk: ClassVar[int] = CHUNK
     lane_room: ClassVar[int] = 1 << 16
 
@@ -108,7 +107,9 @@ class Batch(ABC):
         # which keeps this: a circle would wait for the garbage collector
         self.bucket = weakref.proxy(bucket)
         self.tensors = [bucket.tensors[i] for i in members]
-        self.where = layout(self.plan) if self.split is None else self.split.where
+        self.where = (
+            layout(self.plan, device=self.on_device) if self.split is None else self.split.where
+        )
         shapes = [x.shape for x in self.tensors]
         if self.split is None:
             self.geo = geometry(shapes, self.plan.element, self.chunk)
@@ -132,7 +133,7 @@ class Batch(ABC):
         self.widens = {x for x in self.plan.slots if scale_of(x) in first.slots} - narrow
         self._versioned = "p" in self.plan.written and array_api_compat.is_torch_array(first.array)
 
-    def rows(self, grads: Sequence[Array | None], *, complete: bool) -> Rows:
+    def rows(self, grads: Grads, *, complete: bool) -> Rows:
         """The tensors that have a gradient."""
         if complete:
             return self.whole
@@ -149,22 +150,16 @@ class Batch(ABC):
 
     # ---- a step ----------------------------------------------------------------------------------
 
-    def prepare(self, rows: Rows, grads: Sequence[Array | None], asked: Asked) -> None:
-        """Make a step over some of the tensors ready, raising whatever there is to raise; `grads`
-        are the batch's.
-        """
+    def prepare(self, rows: Rows, grads: Grads, asked: Asked) -> None:
+        """Make a step over some tensors ready, and raise all errors; `grads` are the batch's."""
         self.step_scalars.evaluate(asked)
         self.locate()
 
     def allocate(self, rows: Rows, threads: int) -> None:  # noqa: B027
-        """Take the memory that a launch over these tensors will need, so that it cannot fail for
-        the lack of it.
-        """
+        """Allocate all memory of a launch over these tensors, so that it cannot fail later."""
 
     def enter(self, known: dict[str, Any], rows: Rows, asked: Asked, threads: int) -> None:
-        """Begin a phase that is not the first of a step: take what is known now, a value for each
-        tensor, and look anew at what an earlier phase has written.
-        """
+        """Begin a later phase with what is known now, a value for each tensor."""
         self.step_scalars.learn(known)
         self.step_scalars.evaluate(asked)
         self.allocate(rows, threads)
@@ -174,12 +169,10 @@ class Batch(ABC):
         return True
 
     @abstractmethod
-    def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
+    def launch(self, rows: Rows, grads: Grads, threads: int) -> None:
         """All passes over some of the tensors, which are ready."""
 
-    def passes(
-        self, rows: Rows, grads: Sequence[Array | None], threads: int
-    ) -> Iterator[list[Partials]]:
+    def passes(self, rows: Rows, grads: Grads, threads: int) -> Stops:
         """Run the passes over this rank's units of tensors that ranks share; stop where partial
         results are wanted.
 
@@ -187,9 +180,7 @@ class Batch(ABC):
         """
         raise NotImplementedError
 
-    def steps(
-        self, rows: Rows, grads: Sequence[Array | None], threads: int
-    ) -> Iterator[list[Partials]]:
+    def steps(self, rows: Rows, grads: Grads, threads: int) -> Stops:
         """`passes` over tensors that ranks share; over others `launch`."""
         if self.bucket.kind == "cut":
             yield from self.passes(rows, grads, threads)
@@ -215,9 +206,7 @@ class Batch(ABC):
             self._located = now
 
     def written(self, rows: Rows) -> None:
-        """Tell PyTorch that the parameters were written: what a graph has saved of them is no
-        longer what it was.
-        """
+        """Tell PyTorch that parameters were written: graphs may have saved the old values."""
         if self._versioned:
             xp = array_namespace(self.tensors[0].array)
             xp.autograd.graph.increment_version([self.tensors[i].array for i in rows.full.tolist()])
@@ -226,9 +215,7 @@ class Batch(ABC):
         """Take down where parameters and slots lie."""
 
     def whole_stacks(self, name: str) -> Iterator[tuple[Any, Ints]]:
-        """The parameters or slots of stacked tensors whose layers can be taken from them as they
-        lie, each with the rows of these layers.
-        """
+        """The arrays of stacks whose layers can be used in place, with the rows of these layers."""
         if name in self.vectors or name in self.widens:
             return
         for tensor, rows in self.stacks.items():

@@ -45,9 +45,7 @@ def _libraries() -> list[Any]:
 
 
 def lacking() -> str:
-    """What is not installed that compiled code needs to multiply matrices, in words; empty where
-    all is.
-    """
+    """The missing packages that compiled code needs for products, in words; empty if none."""
     there = {"SciPy": find_spec("scipy"), "threadpoolctl": controlled()}
     missing = [name for name in there if not there[name]]
     return " and ".join(missing)
@@ -76,9 +74,7 @@ def blas_address(real: str) -> int:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Within it, BLAS libraries use one thread for each call; after the last of several users, as
-    many as before.
-    """
+    """A section in which BLAS libraries use one thread; the last of several users ends it."""
     global _users
     with _lock:
         _users += 1

@@ -1,9 +1,8 @@
 """Blocks of tensors, as stacked tensors that lie in them."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from arrayopt.arrays import Array, detached, dtype_name
+from arrayopt.arrays import Array, Grads, detached, dtype_name
 from arrayopt.engines.bucket import Bucket
 from arrayopt.state.blocks import Cut
 from arrayopt.state.shares import Share
@@ -56,9 +55,7 @@ class Stacks(Bucket):
     def first_layer(self, k: int) -> int:
         return self.firsts[k]
 
-    def own(
-        self, every: Sequence[Array | None], left: Left | None = None
-    ) -> Sequence[Array | None]:
+    def own(self, every: Grads, left: Left | None = None) -> Grads:
         found: list[Array | None] = []
         for cut, g in zip(self.cuts, self.given.own(every, left), strict=True):
             found += [None] * len(cut.stretches) if g is None else cut.parameter(g)

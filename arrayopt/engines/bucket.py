@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import Array, Ints
+from arrayopt.arrays import Grads, Ints
 from arrayopt.fusion.phases import Meets
 from arrayopt.params.groups import Group
 from arrayopt.rules.base import Rule
@@ -18,9 +18,7 @@ from arrayopt.state.tensors import Left, Tensor
 __all__ = ["AtHome", "Bucket", "beside", "chosen"]
 
 KEPT = 16
-"""So many ways to run a bucket are kept, one for each pattern of dtypes of gradients; the oldest is
-dropped.
-"""
+"""So many patterns of dtypes of gradients are kept for a bucket; the oldest is dropped."""
 
 
 def chosen(every: Sequence[Any], places: Sequence[int] | Any) -> Sequence[Any]:
@@ -71,27 +69,19 @@ class Bucket:
     companions: "dict[Any, Bucket]" = field(default_factory=dict)
     """Buckets of the same parameters under other rules; see `beside`."""
     counts: Any = None
-    """The array of the numbers of updates on the device, shared by all tables of the bucket; see
-    `Run.give_to`.
-    """
+    """The update counts on the device, shared by all tables of the bucket; see `Run.give_to`."""
     totals: "dict[bool, set[tuple[Meets, ...]]]" = field(default_factory=dict)
-    """When the tensors meet for totals, for each way that the rule takes them; in steps with a
-    value, and without.
-    """
+    """When tensors meet for totals, for each way of the rule; in steps with a value, or without."""
     members: tuple[bytes, list[Any]] | None = None
     """What took part in the last step with totals; see `arrayopt.engines.meeting`."""
     arrays: int = -1
     """The version of the arrays that a companion was last given."""
     same: tuple[int, int] | None = None
-    """The number of updates that all tensors have, and the version of the run's numbers that it is
-    of.
-    """
+    """The number of updates if all tensors have the same, and the version of the run's numbers."""
     ordered: bool | None = None
     """Whether the gradients of all tensors are those of the bucket's, in its order."""
     index: Any = None
-    """The tensors' places among the numbers of the run, a slice where they are all of them in
-    order.
-    """
+    """The tensors' places among the numbers of the run; a slice if they are all, in order."""
 
     @property
     def whole(self) -> "Bucket":
@@ -120,9 +110,7 @@ class Bucket:
         value = value if value is None or reads_value(self.rule) else None
         return [group.rule.hypers_at(step, value) for group in self.groups]
 
-    def own(
-        self, every: Sequence[Array | None], left: Left | None = None
-    ) -> Sequence[Array | None]:
+    def own(self, every: Grads, left: Left | None = None) -> Grads:
         """The gradients, out of those of all tensors; None for layers that are left out."""
         if self.ordered is None:
             self.ordered = self.places == list(range(len(self.places)))
@@ -144,9 +132,7 @@ class Bucket:
         return self.same[0]
 
     def count(self, took: Ints, left: Left | None = None) -> None:
-        """Some of the tensors, all as a rule, were updated once more, by the host; but for layers
-        that it left out.
-        """
+        """The host has updated these tensors, usually all, except layers that are `left`."""
         if self.tensors[0].layers:  # not in a bucket of its layers
             for i in took:
                 self.tensors[i].count(left or {})

@@ -34,9 +34,7 @@ class Buckets:
         self._advised = 0
 
     def now(self) -> list[Bucket]:
-        """Tensors that share a structure of rule, a dtype, a library and a device; kept until a
-        structure changes.
-        """
+        """Tensors of one structure of rule, dtype, library and device; kept until it changes."""
         groups = self._parameters.groups
         structures: list[Any] = [self._parameters.kinds, *map(_STRUCTURE, groups)]
         if structures != self._structures:
@@ -48,9 +46,7 @@ class Buckets:
         return self._made
 
     def chosen(self, engine: str) -> list[Bucket]:
-        """`now`, each with its engine; new ones with a warning where no fused engine runs them that
-        might.
-        """
+        """`now`, each with its engine; for new ones, warn if a user can enable a fused engine."""
         buckets = self.now()
         if self._advised != self.version:
             for bucket in buckets:
@@ -94,9 +90,7 @@ def bucketed(groups: Sequence[Group], run: Run) -> list[Bucket]:
 
 
 def explain_buckets(buckets: Sequence[Bucket], engine: str) -> str:
-    """Each group's rule, once; then for each bucket its tensors, its engine, why it was chosen and
-    what it does.
-    """
+    """The rule of each group; for each bucket its tensors, its engine, the reason, the plan."""
     groups = dict[int, Group]()
     for bucket in buckets:
         groups |= {id(group): group for group in bucket.groups}

@@ -1,6 +1,4 @@
-"""The table that compiled code works through: a row for each tensor, and columns that are named for
-the code and for what fills them in.
-"""
+"""The table for compiled code: a row for each tensor, and columns with names."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,18 +16,14 @@ __all__ = ["Listed", "first_columns", "native_columns", "value_columns"]
 
 
 def first_columns(plan: Plan, where: Layout, head: Sequence[str]) -> list[str]:
-    """The names of the columns that a table begins with, in their order: ``IN_`` and a name of
-    `head`; ``AT_`` and the name of an array, for its address; and `value_columns`.
-    """
+    """The first columns: ``IN_`` and a name of `head`, ``AT_`` and an array's, `value_columns`."""
     arrays = ["p", "g", *plan.slots, *map(scale_of, plan.quantized), *plan.spilled]
     addresses = [f"AT_{name}" for name in arrays]
     return [*(f"IN_{name}" for name in head), *addresses, *value_columns(where)]
 
 
 def value_columns(where: Layout) -> list[str]:
-    """``VEC`` and ``PART`` and a number, for where a vector, or the partial results of a reduction,
-    begin.
-    """
+    """``VEC`` and ``PART`` with a number: where a vector, or partial results, begin."""
     vectors, partials = range(len(where.vectors)), range(len(where.partials))
     return [*(f"VEC{i}" for i in vectors), *(f"PART{i}" for i in partials)]
 

@@ -1,6 +1,4 @@
-"""A line in the log where something takes long to be compiled, also for those who wait without a
-terminal.
-"""
+"""A line in the log if compiling takes long, also for users without a terminal."""
 
 import logging
 import os

@@ -1,17 +1,14 @@
-"""What engines that run parts of tensors have in common: the units that are each rank's, and their
-partial results.
-"""
+"""Common to engines that run parts of tensors: each rank's units, and partial results."""
 
 import math
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import Array, Ints, size
+from arrayopt.arrays import Grads, Ints, size
 from arrayopt.codecs import BLOCK, SCALE
 from arrayopt.engines.base import Partials
 from arrayopt.fusion.graph import Node
@@ -130,16 +127,14 @@ class CutTable(ABC):
         return 0 if row in self.windows else int(self.shares[row].first)
 
     def elements_before(self, row: int, name: str) -> int:
-        """The elements that lie before this rank's in the whole tensor, and are not in a stored
-        array here.
-        """
+        """The elements before this rank's in the whole tensor, if an array here lacks them."""
         share = self.shares[row]
         here = isinstance(share, Shards) if name == "p" else name not in share.undivided
         here = here and name not in self.of.vectors
         first = self.first(row) if here else 0
         return first // BLOCK if name.startswith(SCALE) else first
 
-    def gradients_before(self, rows: Ints, grads: Sequence[Array | None]) -> Ints:
+    def gradients_before(self, rows: Ints, grads: Grads) -> Ints:
         """The same for gradients: of whole tensors, or of this rank's elements."""
         sizes = self.of.geo[rows, SIZE].tolist()
         before = []
@@ -159,9 +154,7 @@ class CutTable(ABC):
         return found
 
     def _of_ranks(self, row: int, reduction: Node, kind: str) -> Partials:
-        """The partial results of a reduction by rank; of ranks that have the same window, the
-        first one speaks.
-        """
+        """The partial results of a reduction by rank; of equal windows, only the first rank's."""
         number = list(self.of.where.partials).index(reduction)
         room, begin = self.room(kind), int(self.of.table[row, self.of.column[f"PART{number}"]])
         geo, share, pieces = self.of.geo[row], self.shares[row], []
@@ -178,9 +171,7 @@ class CutTable(ABC):
 
 
 def _unlike(tensor: Tensor) -> ValueError:
-    """What to raise where the fields of a rule have become others than those that a tensor was cut
-    for.
-    """
+    """The error if a rule's fields have changed since its tensors were divided."""
     return ValueError(
         f"Optimizer: ranks share {tensor.name!r}, which was cut for other sums than its rule has"
         " now, as after"

@@ -1,12 +1,12 @@
 """The engine for tensors that other ranks update: here they are counted, and nothing else."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from arrayopt.engines.base import Asked, Engine, Partials, Report
+from arrayopt.engines.base import Asked, Engine, Report, Run, Stops
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.meeting import Meeting
 
 __all__ = ["Elsewhere"]
 
@@ -19,32 +19,15 @@ class Elsewhere(Engine):
     def check(self, bucket: Bucket) -> None:
         """Any bucket is for this engine."""
 
-    def prepare(self, bucket: Bucket, asked: Asked) -> Callable[[], dict[str, Report]]:
-        """See `Engine.prepare`."""
+    def prepare(self, bucket: Bucket, asked: Asked, meetings: Sequence[Any] = ()) -> Run:
+        """See `Engine.prepare`: other ranks tell the numbers."""
         took = np.flatnonzero([g is not None for g in asked.grads])
 
-        def launch() -> dict[str, Report]:
+        def run(reports: dict[str, Report]) -> Stops:
             bucket.count(took, asked.left)
-            return {}
-
-        return launch
-
-    def prepare_joint(
-        self,
-        bucket: Bucket,
-        asked: Asked,
-        meetings: Sequence[Meeting],
-        reports: dict[str, Report],
-    ) -> Iterator[list[Partials]]:
-        """See `Engine.prepare_joint`: other ranks tell the numbers."""
-        launch = self.prepare(bucket, asked)
-
-        def steps() -> Iterator[list[Partials]]:
-            launch()
             yield from ()
 
-        return steps()
+        return run
 
     def explain(self, bucket: Bucket) -> str:
-        """See `Engine.explain`."""
         return "their parameters come from there after each step"

@@ -1,22 +1,21 @@
 """What the fused engines share: tensors of a bucket sorted by plan, prepared and launched."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 
-from arrayopt.arrays import Array, Ints, dtype_name, size
+from arrayopt.arrays import Grads, Ints, dtype_name, size
 from arrayopt.codecs import PAIR
-from arrayopt.engines.base import Asked, Engine, NoRemedyError, Partials, Report
+from arrayopt.engines.base import Asked, Engine, NoRemedyError, Run, Stops
 from arrayopt.engines.batch import Batch, Kind, Prepared, Rows
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.joint import Joint
 from arrayopt.engines.launch import Launch
 from arrayopt.engines.layers import Split
-from arrayopt.engines.meeting import Meeting
 from arrayopt.fusion.lanes import Lanes, lanes, suits
 from arrayopt.fusion.layout import flops, geometry, in_rows, layout, moved
 from arrayopt.fusion.plan import Plan
@@ -46,9 +45,7 @@ class Fused(Engine):
     products: ClassVar[bool] = False
     """Whether plans with products of matrices can be run."""
     codes: ClassVar[bool] = False
-    """Whether slots of 8 bits are read and written as they are; else they are widened before a
-    step.
-    """
+    """Whether slots of 8 bits are read and written as they are, and not widened before."""
     halves: ClassVar[bool] = True
     """Whether half of a symmetric product is computed."""
 
@@ -60,9 +57,7 @@ class Fused(Engine):
             )
 
     def geometry(self, shapes: list[tuple[int, ...]], element: str) -> Ints:
-        """`arrayopt.fusion.layout.geometry` of tensors that ranks may share, with the engine's
-        units.
-        """
+        """`arrayopt.fusion.layout.geometry` of shared tensors, with the engine's units."""
         return geometry(shapes, element)
 
     @property
@@ -75,7 +70,6 @@ class Fused(Engine):
         """How the passes are run, in some words."""
 
     def check(self, bucket: Bucket) -> None:
-        """See `Engine.check`."""
         if bucket.rule.branches and self.counts:
             raise NoRemedyError(
                 f"{type(bucket.rule).__name__} runs some updates unfused, depending on the step"
@@ -108,7 +102,6 @@ class Fused(Engine):
             )
 
     def explain(self, bucket: Bucket) -> str:
-        """See `Engine.explain`."""
         if bucket.kind == "none":
             return "their parameters come from other ranks after each step; here they are counted"
         branches = ["some updates of each tensor as they are written"] * bucket.rule.branches
@@ -145,19 +138,8 @@ class Fused(Engine):
     def foresee(self, coming: Iterable[tuple[Bucket, Asked]]) -> None:
         """Before the first steps of these buckets: begin what takes long for all of them."""
 
-    def prepare(self, bucket: Bucket, asked: Asked) -> Callable[[], dict[str, Report]]:
-        """See `Engine.prepare`."""
-        return Launch(self, bucket, asked)
-
-    def prepare_joint(
-        self,
-        bucket: Bucket,
-        asked: Asked,
-        meetings: Sequence[Meeting],
-        reports: dict[str, Report],
-    ) -> Iterator[list[Partials]]:
-        """See `Engine.prepare_joint`."""
-        return Launch(self, bucket, asked, meetings).steps(reports)
+    def prepare(self, bucket: Bucket, asked: Asked, meetings: Sequence[Any] = ()) -> Run:
+        return Launch(self, bucket, asked, meetings)
 
     def plan(self, rule: Rule, rank: int, dtype: str, **options: Any) -> Plan:
         """The engine's plan of a rule; see `plan_for`.
@@ -201,9 +183,7 @@ class Fused(Engine):
         return lanes(plan) if self.side_by_side and suits(tensor.array.shape) else None
 
     def batches(self, bucket: Bucket, asked: Asked) -> Prepared:
-        """The batches of a step, ready to make it; with `stats`, those that report of it and write
-        nothing.
-        """
+        """The batches of a step, made ready; with `stats`, those of the report."""
         grads, work = asked.grads, []
         found, complete = dtypes(grads.stacks if isinstance(grads, Split) else grads)
         if isinstance(grads, Split):
@@ -232,9 +212,7 @@ class Fused(Engine):
         return bucket.keep((clip, stats, asked.valued, of_grads), made)
 
     def _members(self, bucket: Bucket, asked: Asked, common: Any) -> dict[Kind, list[int]]:
-        """For each kind of batch its tensors; `common` is the dtype of all gradients, where they
-        have but one.
-        """
+        """The tensors of each kind of batch; `common`: the dtype of all gradients, if one."""
         found: dict[Kind, list[int]] = {}
         seen: dict[Any, Kind] = {}  # of tensors that do not differ in what decides
         options = {"clip": asked.clip is not None, "stats": asked.stats, "valued": asked.valued}
@@ -268,15 +246,10 @@ class Fused(Engine):
 
 
 class _Idle(Batch):
-    """Tensors whose step is only counted: nothing is written, and nothing but scalars of the step
-    is reported.
-    """
+    """Tensors that are only counted: no writes, and only scalars of the step to report."""
 
-    def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
+    def launch(self, rows: Rows, grads: Grads, threads: int) -> None:
         """See `Batch.launch`."""
 
-    def passes(
-        self, rows: Rows, grads: Sequence[Array | None], threads: int
-    ) -> Iterator[list[Partials]]:
-        """See `Batch.passes`."""
+    def passes(self, rows: Rows, grads: Grads, threads: int) -> Stops:
         yield from ()

@@ -1,13 +1,13 @@
 """Batches of plans with totals: a batch for each phase, between which all tensors meet."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import Array, Ints
-from arrayopt.engines.base import Asked, Partials, Report
+from arrayopt.arrays import Array, Grads, Ints
+from arrayopt.engines.base import Asked, Report, Stops
 from arrayopt.engines.batch import Batch, Kind, Rows
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.meeting import Meeting, There, numbers_of
@@ -63,12 +63,12 @@ class Joint:
         """These tensors, where a device can make their totals; None where the host does."""
         return None
 
-    def rows(self, grads: Sequence[Array | None], *, complete: bool) -> Rows:
+    def rows(self, grads: Grads, *, complete: bool) -> Rows:
         """See `Batch.rows`; what a phase keeps for a step is its own."""
         self._rows = [x.rows(grads, complete=complete) for x in self.phases]
         return self._rows[-1]
 
-    def prepare(self, rows: Rows, grads: Sequence[Array | None], asked: Asked) -> None:
+    def prepare(self, rows: Rows, grads: Grads, asked: Asked) -> None:
         """See `Batch.prepare`."""
         self._asked = asked
         for phase, own in zip(self.phases, self._rows, strict=True):
@@ -79,9 +79,7 @@ class Joint:
         for phase, own in zip(self.phases, self._rows, strict=True):
             phase.allocate(own, threads)
 
-    def steps(
-        self, rows: Rows, grads: Sequence[Array | None], threads: int, meeting: Meeting
-    ) -> Iterator[list[Partials]]:
+    def steps(self, rows: Rows, grads: Grads, threads: int, meeting: Meeting) -> Stops:
         """All phases over the tensors that are ready; stop where others have something to do."""
         here = self.held(self._rows[0]).full
         waits = list[int]()

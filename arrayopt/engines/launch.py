@@ -1,14 +1,14 @@
 """A step over a bucket whose engine runs plans: what is ready, and how it is launched."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import Array, size
+from arrayopt.arrays import Grads, size
 from arrayopt.engines.array_api import ArrayAPI
-from arrayopt.engines.base import Asked, Partials, Report, interleaved
+from arrayopt.engines.base import Asked, Report, Run, Stops, interleaved
 from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.layers import Split, layers_with
@@ -29,10 +29,8 @@ class Launch:
     ----------
     engine : Fused
         The engine.
-    bucket, asked
+    bucket, asked, meetings
         As for `Engine.prepare`.
-    meetings : sequence of Meeting
-        As for `Engine.prepare_joint`.
 
     Attributes
     ----------
@@ -48,6 +46,7 @@ class Launch:
         self._work = engine.batches(bucket, asked._replace(stats=False))
         self._watched = engine.batches(bucket, asked) if asked.stats else []
         self._meetings = meetings[:1], meetings[-1:]
+        self._waits = bool(meetings) or bucket.kind == "cut"
         for work, meeting in zip((self._watched, self._work), self._meetings, strict=True):
             for batch, rows, _ in work:
                 batch.allocate(rows, self._threads)
@@ -59,9 +58,7 @@ class Launch:
         self._took = [np.array(batch.members)[rows.all] for batch, rows in self._rows]
 
     def again(self, asked: Asked) -> bool:
-        """Make a step ready over gradients of the same dtypes, for the same tensors; False where
-        that takes more.
-        """
+        """Make a step ready over gradients of the same dtypes and tensors; False if it cannot."""
         if not self.repeats or (self._shared and thread_count() != self._threads):
             return False
         self._work = []
@@ -72,33 +69,29 @@ class Launch:
             self._work.append((batch, rows, given))
         return True
 
-    def __call__(self) -> dict[str, Report]:
+    def __call__(self, reports: dict[str, Report]) -> Stops:
         """See `Engine.prepare`."""
-        reports: dict[str, Report] = self._written()
-        for batch, rows, given in self._watched:  # they see what the update is about to overwrite
-            batch.launch(rows, given, self._threads)
-            reports |= batch.report(rows)
-        for batch, rows, given in self._work:
-            batch.launch(rows, given, self._threads)
-            batch.written(rows)
+        for one in self._written:
+            yield from one(reports)
+        for work, meeting in zip((self._watched, self._work), self._meetings, strict=True):
+            if self._waits:
+                going = [x.steps(rows, given, self._threads, *meeting) for x, rows, given in work]
+                yield from interleaved(going)
+            for batch, rows, given in work:
+                held = rows
+                if self._waits:
+                    held = batch.held(rows)
+                else:
+                    batch.launch(rows, given, self._threads)
+                if work is self._watched:  # before the update overwrites what they are of
+                    reports.update(batch.report(held))
+                else:
+                    batch.written(held)
         self._engine.count(self._bucket, self._took)
         self._watched, self._work = [], []
-        return reports
-
-    def steps(self, reports: dict[str, Report]) -> Iterator[list[Partials]]:
-        """The same of tensors that ranks share, or that meet others; see `Engine.prepare_joint`."""
-        for work, meeting in zip((self._watched, self._work), self._meetings, strict=True):
-            going = [x.steps(rows, given, self._threads, *meeting) for x, rows, given in work]
-            yield from interleaved(going)
-            for batch, rows, _ in work:
-                if work is self._watched:  # before the update overwrites what they are of
-                    reports.update(batch.report(batch.held(rows)))
-                else:
-                    batch.written(batch.held(rows))
-        self._engine.count(self._bucket, self._took)
 
 
-def _as_written(bucket: Bucket, asked: Asked) -> tuple[Callable[[], dict[str, Report]], Asked]:
+def _as_written(bucket: Bucket, asked: Asked) -> tuple[list[Run], Asked]:
     """The updates that are made as they are written, which are ready to be made, and what is asked
     of the others.
 
@@ -106,15 +99,15 @@ def _as_written(bucket: Bucket, asked: Asked) -> tuple[Callable[[], dict[str, Re
     than to work.
     """
     if not bucket.rule.branches:
-        return dict, asked
+        return [], asked
     updates = (np.broadcast_to(bucket.updates(), len(bucket.tensors)) + 1).tolist()
     numbers = {n: bucket.rule.as_written(n) for n in set(updates)}
     if not any(numbers.values()):
-        return dict, asked
+        return [], asked
     due = [False] * len(updates)
     for i in layers_with(asked.grads).tolist():
         due[i] = numbers[updates[i]]
-    ready = []
+    ready = list[Run]()
     for small, held in ((True, one_thread), (False, nullcontext)):
         mine = []
         for is_due, tensor in zip(due, bucket.tensors, strict=True):
@@ -124,18 +117,10 @@ def _as_written(bucket: Bucket, asked: Asked) -> tuple[Callable[[], dict[str, Re
                 ready.append(
                     ArrayAPI().prepare(bucket, asked._replace(grads=_some(asked.grads, mine)))
                 )
-    others = asked._replace(grads=_some(asked.grads, [not x for x in due]))
-
-    def launch() -> dict[str, Report]:
-        reports = dict[str, Report]()
-        for one in ready:
-            reports |= one()
-        return reports
-
-    return launch, others
+    return ready, asked._replace(grads=_some(asked.grads, [not x for x in due]))
 
 
-def _some(grads: Sequence[Array | None], which: Sequence[bool]) -> Sequence[Array | None]:
+def _some(grads: Grads, which: Sequence[bool]) -> Grads:
     """Some of the gradients, and None for the others."""
     if all(which):
         return grads

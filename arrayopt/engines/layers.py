@@ -13,6 +13,7 @@ import numpy as np
 
 from arrayopt.arrays import (
     Array,
+    Grads,
     Ints,
     array_namespace,
     detached,
@@ -53,9 +54,7 @@ def stack_of(layer: str) -> str:
 
 
 def split(array: Array) -> list[Array]:
-    """The layers of a stacked array, as views; what has no elements is one layer, which has none,
-    of a layer's rank.
-    """
+    """The layers of a stacked array, as views; without elements, one empty layer."""
     if size(array):
         return [array[i, ...] for i in range(array.shape[0])]
     one = tuple(array.shape[1:])
@@ -78,9 +77,7 @@ def of_layers(name: str, stacked: Tensor) -> Array:
 
 
 class SlotsOfLayer(MutableMapping[str, Array]):
-    """The slots of a layer, as views of the stacked tensor's that are made when they are asked for:
-    L-BFGS has 128 slots, and a batch of it a thousand layers.
-    """
+    """A layer's slots as views, made on demand: L-BFGS has 128, and batches have 1,000 layers."""
 
     __slots__ = "_nth", "_stacked"
 
@@ -113,7 +110,7 @@ def unless(left: Array, new: Array, old: Array) -> Array:
     return xp.where(xp.reshape(xp.asarray(left, **where), (-1, *[1] * (new.ndim - 1))), old, new)
 
 
-class Split(Sequence[Array | None]):
+class Split(Grads):
     """The gradients of all layers; a stack is split when a layer is asked for, if it is.
 
     Attributes
@@ -126,9 +123,7 @@ class Split(Sequence[Array | None]):
         Which layers of each are left out, as if they had no gradient.
     """
 
-    def __init__(
-        self, stacks: Sequence[Array | None], counts: list[int], left: Sequence[Any] = ()
-    ) -> None:
+    def __init__(self, stacks: Grads, counts: list[int], left: Sequence[Any] = ()) -> None:
         self.stacks, self.counts = stacks, counts
         self.left = list(left) or [None] * len(counts)
 
@@ -174,7 +169,7 @@ class Split(Sequence[Array | None]):
         return Split(self.stacks, self.counts, left)
 
 
-def layers_with(grads: Sequence[Array | None]) -> Ints:
+def layers_with(grads: Grads) -> Ints:
     """The places of those that are not None."""
     if isinstance(grads, Split):
         return np.flatnonzero(grads.there)
@@ -233,9 +228,7 @@ class Layers(Bucket):
         ends = np.cumsum(list(map(_count, self.stacks.tensors)))
         return [self.group_of[end - 1] for end in ends.tolist()]
 
-    def own(
-        self, every: Sequence[Array | None], left: Left | None = None
-    ) -> Sequence[Array | None]:
+    def own(self, every: Grads, left: Left | None = None) -> Grads:
         counts = list(map(_count, self.stacks.tensors))
         masks = [(left or {}).get(tensor.layers) for tensor in self.stacks.tensors]
         return Split(self.stacks.own(every), counts, masks)

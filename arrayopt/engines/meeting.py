@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from arrayopt.arrays import Ints
-from arrayopt.engines.base import Asked, Partials
+from arrayopt.engines.base import Asked, Partials, Stops
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.layers import Layers, layers_with
 from arrayopt.fusion.phases import Meets, in_rounds
@@ -125,7 +125,7 @@ class Meeting:
         """Where numbers of some totals and tensors are."""
         return np.array(some, np.int64)[:, None], np.searchsorted(self._numbers, numbers)
 
-    def run(self) -> Iterator[list[Partials]]:
+    def run(self) -> Stops:
         """Make all totals; stop while numbers are to be told, and where ranks must meet.
 
         It stops as often on a rank that has no tensors as on the others, so that all ranks exchange
@@ -201,9 +201,7 @@ def _layers(bucket: Bucket, tensor: Tensor) -> int:
 
 
 def _members(bucket: Bucket, asked: Asked) -> Iterator[tuple[int, int, tuple[int, int]]]:
-    """The tensors and layers of a bucket that take part: what the meeting knows each by, the rank
-    that tells its numbers, and which layer of how many it is. Blocks are tensors like others.
-    """
+    """What takes part: each number, the rank that tells it, and which layer of how many it is."""
     numbers, stacked = numbers_of(bucket), bucket.rule.stacked
     for at in layers_with(asked.grads).tolist():
         tensor = bucket.tensors[at]

@@ -106,9 +106,7 @@ class Printer(Lines):
         raise NotImplementedError
 
     def bare(self, node: Node) -> str:
-        """What a value is called where it is defined; a scalar of the step keeps its number, also
-        where it is a truth value.
-        """
+        """A value's name where it is defined; scalars keep numbers, also for truth values."""
         if node.on_host:
             return f"h{self.where.scalars[node]}"
         return f"{node.data}_" if node.op == "input" else f"x{node.id}"

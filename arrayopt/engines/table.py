@@ -68,9 +68,7 @@ class EngineRow:
     auto: bool = True
 
     def open(self, *, asked: bool = False) -> Engine:
-        """The engine, which the user has asked for or not; ValueError where what it needs is not
-        there.
-        """
+        """The engine; `asked` if the user named it. ValueError if its requirements are missing."""
         if self.needs and not _installed(self.needs):
             raise ValueError(f"it needs {self.install}")
         try:
@@ -86,9 +84,7 @@ class EngineRow:
         return bool(getattr(import_module(self.emits), "LEAN", False))
 
     def emitter(self) -> Callable[..., str]:
-        """The function that writes the engine's code; it needs neither the engine's package nor a
-        device.
-        """
+        """The function that writes the engine's code, without its package or a device."""
         emit: Callable[..., str] = import_module(self.emits).emit
         return emit
 
@@ -125,9 +121,7 @@ ENGINES: dict[str, EngineRow] = {
         "arrayopt.engines.cuda.emit",
     ),
 }
-"""The engines, the better ones last; PyTorch's tensors are worked on where they lie, without
-copying.
-"""
+"""The engines, better ones last. PyTorch's tensors are used in place."""
 
 
 FUSED: dict[str, tuple[str, ...]] = {}
@@ -223,9 +217,7 @@ def _shown(reasons: dict[str, list[str]]) -> list[str]:
 
 
 def advise(buckets: Sequence[Bucket], told: set[str]) -> None:
-    """Warn of buckets that no fused engine runs where a user can change that; `told` has the
-    reasons that were said.
-    """
+    """Warn if no fused engine runs a bucket and a user can change that; `told`: said before."""
     for bucket in buckets:
         if bucket.remedy and bucket.remedy not in told and bucket.kind != "none":
             names = [tensor.name for tensor in bucket.whole.tensors]
@@ -241,9 +233,7 @@ def advise(buckets: Sequence[Bucket], told: set[str]) -> None:
 
 
 def _calls() -> int:
-    """How many calls lie between the caller and code of others, who are to see their own line in a
-    warning.
-    """
+    """How many frames there are up to the user's own line, for a warning."""
     frame, calls = sys._getframe(1), 1
     while (
         frame.f_back is not None

@@ -136,9 +136,7 @@ class _Pool:
         self.lock = threading.Lock()
 
     def help(self, job: _Job, count: int) -> None:
-        """Ask this many threads to help with a job. Nothing depends on their help: the caller works
-        too.
-        """
+        """Ask so many threads to help with a job. The caller works too, and can do without."""
         count = min(count, MOST)
         if len(self.queues) < count:
             self._grow(count)

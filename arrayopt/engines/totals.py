@@ -1,6 +1,4 @@
-"""Updates of several tensors as they are written, and the totals that they ask for: pure, and
-traced by any library.
-"""
+"""Updates of several tensors as written, with totals: pure, for any library to trace."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -5,7 +5,7 @@ from typing import Any
 
 from arrayopt.arrays import is_array, like, to_host
 from arrayopt.exchange.given import put_fields
-from arrayopt.foreign import OPTAX
+from arrayopt.foreign_names import OPTAX
 from arrayopt.optimizer import Optimizer
 from arrayopt.params.trees import flatten
 from arrayopt.rules import LAMB, LARS, SGD, Adam, AdamW, Lion, Muon, RAdam, RMSprop, Rule

@@ -1,6 +1,4 @@
-"""The statements of a program that are about many elements at once: printers print them as
-functions, or as calls of some.
-"""
+"""Statements about many elements at once, which printers print as functions or calls."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,23 +1,27 @@
-"""What the dimensions of symbolic arrays are, which of them a reduction is over, and what of them
-cannot be traced.
-"""
+"""The dimensions of symbolic arrays, the axes of a reduction, and what cannot be traced."""
 
+from threading import local
 from typing import Any
 
 from arrayopt.fusion.graph import LETTERS
 
-__all__ = ["WAY_OUT", "NoAttributeError", "RetraceError", "TraceError", "broadcast", "reduced_over"]
+__all__ = ["RAISED", "WAY_OUT", "Dtype", "RetraceError", "TraceError", "broadcast", "reduced_over"]
+
+RAISED = local()
+"""`first` is the first of these errors in a trace, which a rule may have caught."""
 
 
-class TraceError(TypeError):
+class _NotedError(Exception):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        RAISED.first = getattr(RAISED, "first", None) or self
+
+
+class TraceError(_NotedError, TypeError):
     """A rule does something that cannot be traced; the array_api engine runs it as it is."""
 
 
-class NoAttributeError(TraceError, AttributeError):
-    """A rule asks a traced array for what it does not have."""
-
-
-class RetraceError(Exception):
+class RetraceError(_NotedError):
     """A trace must know more of the tensor; its argument says what, as options of `trace` do.
 
     ``flat``: a rule looks at rows, columns or batches, so tensors cannot be seen as one row.
@@ -29,6 +33,20 @@ class RetraceError(Exception):
 WAY_OUT = (
     "; to be fused, a rule may use only part of the array API; engine='array_api' runs any rule"
 )
+
+
+class Dtype(str):
+    """The name of a dtype. Of which library it is, is not known."""
+
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, str):
+            raise TraceError(f"compare dtypes with those of `xp`, such as xp.float32{WAY_OUT}")
+        return str.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
 
 
 def broadcast(shapes: list[tuple[str, ...]]) -> tuple[str, ...]:

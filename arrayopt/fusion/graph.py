@@ -51,22 +51,16 @@ after it, a part of the key of random numbers, see `arrayopt.randomness`.
 """
 
 POSITION = "position"
-"""The operation without operands that gives an element's position in the whole tensor, counted in
-the order of C.
-"""
+"""The operation that gives an element's position in the whole tensor, in the order of C."""
 
 LETTERS = "ABRrCc"
 """All axes, in the order in which what varies over them lies in memory."""
 
 KEPT = 1024
-"""So many plans are remembered, and what is made of each: a rule may hold a function that is made
-anew each time.
-"""
+"""The number of plans, and of things made from each, that are kept: a rule may make them anew."""
 
 PRODUCT = "matmul"
-"""The operation that a library makes, on whole matrices: its operands are stored before, and its
-result is.
-"""
+"""The product of matrices, which a library makes: its operands and its result are stored."""
 
 TOTAL = "total"
 """The operation that adds up a number of each tensor: all of a class of rule meet for it."""
@@ -132,24 +126,18 @@ class Node:
 
     @property
     def narrow(self) -> str:
-        """The dtype of 16 bits that its values are rounded to, as in arithmetic in bfloat16; empty
-        if there is none.
-        """
+        """The 16-bit dtype that its values are rounded to, as in bfloat16 arithmetic, or empty."""
         return str(self.data[3]) if self.op == PRODUCT else self.op if self.op in NARROW else ""
 
     @property
     def multiplied(self) -> str:
-        """The axes along which a product multiplies and adds: those of the result, and the one that
-        is summed over.
-        """
+        """The axes of a product: those of the result, and the one that is summed over."""
         axes, turned = self.args[0].axes, self.data[0]
         return f"{self.axes}{axes[-2] if turned else axes[-1]}".upper()
 
     @property
     def symmetric(self) -> bool:
-        """Whether it is a matrix that is certain to equal its transpose, or the same for all of a
-        matrix's elements.
-        """
+        """Whether it certainly equals its transpose, or does not vary within a matrix."""
         if not any(x in self.axes for x in "RrCc"):
             return True
         if self.op == PRODUCT:
@@ -166,9 +154,7 @@ def operands(nodes: Iterable[Node]) -> list[Node]:
 
 
 def is_whole(axes: str, element: str) -> bool:
-    """Whether axes are those of elements: of the tensor, or of the product of a matrix with its own
-    transpose.
-    """
+    """Whether these are the axes of elements: the tensor's, or those of a product X Xᵀ."""
     return axes == element or "r" in axes or "c" in axes
 
 

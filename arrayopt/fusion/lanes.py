@@ -13,10 +13,10 @@ loops are over matrices, and as long for kernels of 1 × 1 as for any.
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
+from arrayopt.arrays import Ints
 from arrayopt.fusion.graph import ELEMENT, KEPT, Node, operands, reachable
 from arrayopt.fusion.layout import GEOMETRY, Layout, geometry, layout
 from arrayopt.fusion.passes import Between, loops
@@ -81,18 +81,12 @@ FEW = 64
 
 
 def suits(shape: tuple[int, ...]) -> bool:
-    """Whether a tensor is a batch of matrices so small, and so many, that they are better laid side
-    by side.
-    """
+    """Whether a tensor is a batch of many small matrices, which are processed side by side."""
     return len(shape) > 2 and shape[-2] * shape[-1] <= LANES and math.prod(shape[:-2]) >= FEW
 
 
-def lane_geometry(
-    shapes: list[tuple[int, ...]], element: str, room: int
-) -> "np.ndarray[Any, np.dtype[np.int64]]":
-    """A row of `GEOMETRY` for each shape, with units of matrices that take room for about so many
-    values.
-    """
+def lane_geometry(shapes: list[tuple[int, ...]], element: str, room: int) -> Ints:
+    """Rows of `GEOMETRY`, with units of matrices that need room for about so many values."""
     rows = geometry(shapes, element, LANES)
     col = {name: rows[:, i] for i, name in enumerate(GEOMETRY)}
     batches, r, c = col["A"] * col["B"], col["R"], col["C"]
@@ -105,9 +99,7 @@ def lane_geometry(
 
 @lru_cache(maxsize=KEPT)
 def lanes(plan: Plan) -> Lanes | None:
-    """A plan in segments, or None where a value is of other axes than matrices, their rows and
-    their columns.
-    """
+    """A plan in segments; None if a value is not over matrices, their rows or their columns."""
     if not plan.passes or not _local_throughout(plan):
         return None
     of = _segment_of_pass(plan)
@@ -124,9 +116,7 @@ def lanes(plan: Plan) -> Lanes | None:
         return None
 
     def local(segment_at: int) -> list[Node]:
-        """Values per row, column or matrix that segment t needs, arguments first, the ends of the
-        search with them.
-        """
+        """The values per row, column or matrix that segment t needs, arguments first."""
         roots: list[Node] = []
         for one, segment in zip(plan.passes, of, strict=True):
             if segment == segment_at:
@@ -186,9 +176,7 @@ def _is_local(n: Node, plan: Plan) -> bool:
 
 
 def _local_throughout(plan: Plan) -> bool:
-    """Whether all values between the passes are per tensor or local, and none per tensor is made of
-    local ones.
-    """
+    """Whether all values between passes are per tensor or local, and no mixture of both."""
     if plan.element not in (ELEMENT[3], ELEMENT[4]) or "complex" in plan.storage["p"]:
         return False
     batch = plan.element[:-2]
@@ -204,9 +192,7 @@ def _local_throughout(plan: Plan) -> bool:
 
 
 def _segment_of_pass(plan: Plan) -> list[int]:
-    """The segment of each pass: a new one where a pass needs a sum over whole tensors that the
-    segment makes.
-    """
+    """The segment of each pass. A pass that needs a sum over the tensor begins a new one."""
     of: list[int] = []
     made: dict[Node, int] = {}
     for p in plan.passes:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from arrayopt.arrays import Ints
 from arrayopt.codecs import BLOCK
 from arrayopt.fusion.graph import ELEMENT, KEPT, Node, operands
 from arrayopt.fusion.passes import Between, Pass, loops
@@ -27,6 +28,7 @@ __all__ = [
     "CHUNK",
     "GEOMETRY",
     "Layout",
+    "as_matrices",
     "boundaries",
     "extent",
     "flops",
@@ -40,19 +42,13 @@ __all__ = [
 ]
 
 CHUNK = 8192
-"""Elements of a unit of a tensor that is seen as one row, where an engine does not ask for another
-number.
-"""
+"""Elements in a unit of a tensor that is seen as one row, unless an engine has its own number."""
 
 BANDS = 64, 256
-"""Threads share a product in bands of a fourth of its rows, but of no fewer and no more than these;
-so the number of threads changes no bit.
-"""
+"""Rows of a product's bands, at least and at most; else a fourth of all."""
 
 TALL, MOST = 64, 1 << 19
-"""A unit of a wide matrix has so many rows, up to so many elements: each unit leaves sums for all
-of its columns.
-"""
+"""Rows in a unit of a wide matrix, and its most elements: each unit has sums for all columns."""
 
 GEOMETRY = ("SIZE", "A", "B", "R", "C", "TR", "TC", "G", "NR", "NC", "UNITS")
 """What describes one tensor: its elements and extents, rows and columns of a unit, batches of a
@@ -60,12 +56,8 @@ unit, units of a batch along rows and along columns, and units in all.
 """
 
 
-def geometry(
-    shapes: list[tuple[int, ...]], element: str, chunk: int = CHUNK
-) -> "np.ndarray[Any, np.dtype[np.int64]]":
-    """A row of `GEOMETRY` for each shape, with units of `chunk` elements; of a matrix four times
-    that, or `TALL`.
-    """
+def geometry(shapes: list[tuple[int, ...]], element: str, chunk: int = CHUNK) -> Ints:
+    """A row of `GEOMETRY` for each shape, with units of `chunk` elements (matrices: of more)."""
     rows = np.ones((len(shapes), len(GEOMETRY)), dtype=np.int64)
     if element == "C":
         sizes = np.fromiter((math.prod(s) for s in shapes), np.int64, len(shapes))
@@ -73,7 +65,7 @@ def geometry(
         rows[:, 9] = rows[:, 10] = -(-sizes // chunk)
         return rows
     for row, shape in zip(rows, shapes, strict=True):
-        batches, inner, height, width = _extents(shape, element)
+        batches, inner, height, width = as_matrices(shape, element)
         if 0 in shape:
             row[:] = (0, batches, inner, height, width, 1, 1, 1, 0, 0, 0)
             continue
@@ -98,8 +90,10 @@ def geometry(
     return rows
 
 
-def _extents(shape: tuple[int, ...], element: str) -> tuple[int, int, int, int]:
-    """A shape as (A, B, R, C); one of rank > 2 may be seen as a matrix."""
+def as_matrices(shape: tuple[int, ...], element: str) -> tuple[int, int, int, int]:
+    """A shape as (A, B, R, C); one of rank > 2 may be seen as a matrix, or as a row."""
+    if element == "C":
+        return 1, 1, 1, math.prod(shape)
     if element == ELEMENT[2]:
         return 1, 1, shape[0], int(np.prod(shape[1:]))
     if element == ELEMENT[3]:
@@ -108,10 +102,8 @@ def _extents(shape: tuple[int, ...], element: str) -> tuple[int, int, int, int]:
 
 
 def in_rows(shape: Sequence[int], element: str) -> bool:
-    """Whether each row of a tensor is whole blocks of codes; where it is seen as one row, the last
-    may be shorter.
-    """
-    return element == "C" or _extents(tuple(shape), element)[3] % BLOCK == 0
+    """Whether each row consists of whole blocks of codes; a single row may end with a part."""
+    return element == "C" or as_matrices(tuple(shape), element)[3] % BLOCK == 0
 
 
 def extent(axes: str, geo: Any) -> Any:
@@ -120,9 +112,7 @@ def extent(axes: str, geo: Any) -> Any:
 
 
 def flops(plan: Plan, geo: Any, *, halves: bool = True) -> Any:
-    """The multiplications and additions of each tensor's products; those of a symmetric one may be
-    half as many.
-    """
+    """The FLOPs of each tensor's products; of a symmetric one perhaps half are needed."""
     products: list[Node] = []
     for pass_ in plan.passes:
         products += pass_.nodes if pass_.multiplies else ()
@@ -131,9 +121,7 @@ def flops(plan: Plan, geo: Any, *, halves: bool = True) -> Any:
 
 
 def moved(plan: Plan, geo: Any) -> Any:
-    """The bytes of each tensor that passes read and write; what libraries read and write is not in
-    it.
-    """
+    """The bytes of each tensor that passes read and write, without those of libraries."""
     return np.sum(
         [extent(p.axes, geo) * plan.bytes_of(p) for p in plan.passes if not p.multiplies], axis=0
     )
@@ -161,9 +149,7 @@ def boundaries(geo: Any, element: str) -> tuple[Any, Any]:
 
 
 def starts(geo: Any, element: str, units: Any, what: str) -> Any:
-    """Where units at `boundaries` begin among the elements, or among the partial results that are
-    kept for a kind.
-    """
+    """Where units at `boundaries` begin among the elements, or among partial results of a kind."""
     of = dict(zip(GEOMETRY, geo.tolist(), strict=True))
     if what == "tensor":
         return units
@@ -213,9 +199,7 @@ class Layout:
         """How many values there are of each tensor."""
         return len(self.tensor) + len(self.leaves)
 
-    def lengths(
-        self, plan: Plan, geo: "np.ndarray[Any, np.dtype[np.int64]]"
-    ) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    def lengths(self, geo: Ints) -> Ints:
         """How many values each tensor needs for each vector, then each reduction's partial ones."""
         col = {name: geo[:, i] for i, name in enumerate(GEOMETRY)}
         made = []
@@ -237,8 +221,8 @@ def partial_length(kind: str, col: dict[str, Any]) -> Any:
 
 
 @lru_cache(maxsize=KEPT)
-def layout(plan: Plan) -> Layout:
-    """Lay out the values of a plan."""
+def layout(plan: Plan, *, device: bool = False) -> Layout:
+    """Lay out the values of a plan; only on a `device` there are waves."""
     partials: dict[Node, str] = {}
     for pass_ in plan.passes:
         partials |= {n: pass_.reductions[n] for n in in_order(pass_)}
@@ -260,7 +244,7 @@ def layout(plan: Plan) -> Layout:
     leaves = dict[Node, None]()
     for between in plan.between:
         for loop in between.after:
-            if in_waves(loop.nodes, loop.axes, plan.element):
+            if device and in_waves(loop.nodes, loop.axes, plan.element):
                 tensor |= dict.fromkeys(chain.from_iterable(chain(*waves(loop.nodes))))
                 leaves |= dict.fromkeys(operands(loop.nodes))
     tensor |= dict.fromkeys(n for n in small if n.axes == "")

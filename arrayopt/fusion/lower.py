@@ -18,16 +18,12 @@ __all__ = ["lowered"]
 
 @lru_cache(maxsize=KEPT)
 def lowered(plan: Plan, split: Lanes | None = None) -> Program:
-    """The program of a plan; with `split`, of the plan in segments, for matrices that are laid side
-    by side.
-    """
+    """The program of a plan; with `split`, in segments, for matrices side by side."""
     return _whole(plan) if split is None else _in_segments(plan, split)
 
 
 def _whole(plan: Plan) -> Program:
-    """The program of a plan; passes that differ in nothing but their scratch arrays have one
-    function.
-    """
+    """The program of a plan; passes that differ in scratch arrays alone have one function."""
     where = layout(plan)
     kept = {*outliving(plan.passes, plan.between), *plan.small.values(), *plan.reports.values()}
     lowering = Loops(plan, where, kept)

@@ -45,18 +45,14 @@ class LoopsBetween(Lowering):
         return super().rings(pass_, body)
 
     def place(self, node: Node, at: Index | None = None) -> Place:
-        """See `Lowering.place`; between passes, where loops begin at 0, a vector is seen by a view,
-        which is noted.
-        """
+        """See `Lowering.place`; loops begin at 0, so vectors are views, noted in `seen`."""
         if self.seen is None or node not in self.vector:
             return super().place(node, at)
         self.seen[node] = None
         return Place(f"w{self.vector[node]}", position_of(node.axes) if at is None else at)
 
     def between(self, index: int, between: Between) -> program.Function:
-        """What comes before pass k: partial results are combined, then values computed and slots
-        written.
-        """
+        """What comes before pass k: partial results are combined, then values are computed."""
         body: Statements = [program.Let(x, column(f"IN_{x}")) for x in (*"ABRC", "NR", "NC")]
         reads = dict.fromkeys([*operands(between.nodes), *between.stores.values()])
         arrays = {n.data: n.axes for n in reads if n.op == "input"}
@@ -95,9 +91,7 @@ class LoopsBetween(Lowering):
         return loops_over(axes, [*fold.serial, kept])
 
     def _combine(self, reduction: Node) -> Statements:
-        """Put a reduction over elements together from its partial results, in their order; copy
-        them where there is one of each.
-        """
+        """Combine partial results in order; where there is one of each, copy them."""
         fold = self.combined("acc", reduction)
         made = self._folded(fold, reduction.axes)
         if self.where.partials[reduction] not in ("row", "column"):

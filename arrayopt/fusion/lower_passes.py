@@ -1,6 +1,4 @@
-"""Lowering a plan to a program for CPUs: loops over units, rows and columns, in which every place
-is an explicit index.
-"""
+"""Lowering a plan to a program for CPUs: loops over units, rows, columns and elements."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -80,9 +78,7 @@ class Loops(LoopsBetween):
     def _elements(
         self, body: program.Body, loop: bulk.Elements, slices: Slices, at: Index
     ) -> bulk.Elements:
-        """A loop over the elements of a stretch; what are codes elsewhere are numbers in buffers to
-        the loop.
-        """
+        """A loop over the elements of a stretch, to which codes are numbers in buffers."""
         read = []
         for array in body.codes:
             here, buffer = f"at_{array}", f"wide_{array}"
@@ -140,9 +136,7 @@ class Loops(LoopsBetween):
             yield program.Take(reduction, f"t{reduction.id}", Place("got", number(order)))
 
     def _tile(self, body: program.Body) -> Iterator[program.Statement]:
-        """A unit of a tensor that is seen as matrices: some rows and columns of one, or several
-        whole ones.
-        """
+        """A unit of matrices: some rows and columns of one, or several whole ones."""
         unit, at, rt, ct = map(name, ("unit", "at", "rt", "ct"))
         rows, columns = name("MR"), name("MC")
         yield program.Let("ct", unit % columns)
@@ -206,9 +200,7 @@ class Loops(LoopsBetween):
                 yield program.Take(reduction, f"{kind}{reduction.id}", got)
 
     def _square(self, index: int, extent: str, body: program.Body) -> program.Function:
-        """Pass k over the elements of products of matrices with their own transposes: this thread's
-        share of them.
-        """
+        """This thread's share of pass k over the elements of products X Xᵀ."""
         side, size, units, unit, ab, start = map(name, (extent, "size", "units", "unit", "ab", "o"))
         made: Statements = [program.Let(x, column(f"IN_{x}")) for x in "ABRC"]
         made.append(program.Let("size", side * side))

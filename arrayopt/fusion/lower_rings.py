@@ -49,9 +49,7 @@ def started(rolled: Rolled, into: Into) -> Iterator[program.Statement]:
 def in_turns(
     index: int, pass_: Pass, rolled: Rolled, into: Into, codes: Sequence[str] = ()
 ) -> program.Loop:
-    """A unit of a tensor, between ``o`` and ``e``, a stretch after the other; some arrays are
-    `codes`.
-    """
+    """A unit of a tensor, from ``o`` to ``e``, stretch by stretch; some arrays are `codes`."""
     inside: list[program.Statement] = [
         program.Let("first", name("o") + name("turn") * STRETCH),
         program.Let("end", least(name("e"), name("first") + STRETCH)),

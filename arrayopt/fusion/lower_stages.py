@@ -53,7 +53,7 @@ class Stages(Lowering):
     """A program, which is being made."""
 
     def __init__(self, plan: Plan) -> None:
-        where = layout(plan)
+        where = layout(plan, device=True)
         super().__init__(plan, where, {*where.vectors, *where.tensor})
         self.made: list[program.Stage] = []
         self.functions: dict[Any, program.Function] = {}
@@ -164,9 +164,7 @@ class Stages(Lowering):
         self._between("positions", axes, [*first.values(), *body])
 
     def waves(self, nodes: Iterable[Node], stores: Mapping[str, Node]) -> bulk.Waves:
-        """Values of the tensor in waves, and slots that are written then; the first waves of a plan
-        read what all need.
-        """
+        """Values of the tensor in waves, and the slots written then; the first wave reads."""
         self.waving += 1
         made = Waving(f"numbers{self.waving}", self.where, self.plan.storage)
         if self.waving == 1:

@@ -1,6 +1,4 @@
-"""What programs for CPUs and for devices have in common: where values lie, what a pass does with a
-tensor, a matrix, a row and an element, and how partial results become one.
-"""
+"""Common to programs for CPUs and devices: where values lie, passes, and combining."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -190,9 +188,7 @@ class Lowering:
         return runs
 
     def combined_all(self, run: Sequence[Node]) -> tuple[program.Fold, program.Write]:
-        """Put reductions together whose partial results lie side by side: that of number
-        ``which``.
-        """
+        """Combine reductions whose partial results are adjacent: that of number ``which``."""
         first, which = run[0], name("which")
         here = Place("part", self.part(first, which) + name("unit"))
         fold = program.Fold("acc", first, (("unit", column("IN_UNITS")),), here)

@@ -76,9 +76,7 @@ def _in_order(dims: tuple[str, ...]) -> bool:
 
 
 def _reshape(symbol: Symbol, /, shape: Any, *, copy: Any = None) -> Symbol:
-    """A tensor seen as the matrix of its first axis and all others; or that seen as the tensor
-    again.
-    """
+    """A tensor as the matrix of its first axis and all others; or such a matrix as the tensor."""
     if symbol.graph.flat:
         raise RetraceError("flat")
     shape, dims = tuple(shape), symbol.dims
@@ -198,9 +196,7 @@ def _vector_norm(
 
 
 class _Namespace(SimpleNamespace):
-    """The array API as far as rules need it: what the tables have, and a few functions that are
-    made of it.
-    """
+    """The part of the array API that rules need: the tables, and a few functions made of them."""
 
     # array-api-compat before 1.15 puts namespaces into sets
     __hash__ = object.__hash__  # type: ignore[assignment]

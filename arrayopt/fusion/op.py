@@ -71,15 +71,11 @@ class Op:
 
     @property
     def in_place(self) -> bool:
-        """Whether a result may be written over an operand: each element is read before it is
-        written.
-        """
+        """Whether a result may overwrite an operand: each element is read before it is written."""
         return isinstance(self.numpy, np.ufunc)
 
     def text(self, language: str, args: Sequence[str], real: str, *, mixed: bool) -> str:
-        """What it is of operands of these names, in ``numba`` or ``cuda``; `mixed`: complex numbers
-        take part.
-        """
+        """Its text in ``numba`` or ``cuda``; `mixed`: complex numbers take part."""
         form: str = (mixed and getattr(self, f"{language}_complex")) or getattr(self, language)
         return form.format(*args, W=real)
 

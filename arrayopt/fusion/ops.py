@@ -51,9 +51,7 @@ def _copy(x: Any, out: Any) -> None:
 
 
 def _to_bfloat16(values: Any, out: Any = None) -> Any:
-    """Numbers rounded to the nearest of bfloat16, of two that are as near to the even one; by their
-    bits in float32.
-    """
+    """Numbers rounded to bfloat16, ties to even, by their bits in float32."""
     values = np.asarray(values, np.float32)
     bits = values.view(np.uint32)
     made = ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
@@ -63,9 +61,7 @@ def _to_bfloat16(values: Any, out: Any = None) -> Any:
 
 
 def _on_float32(function: Callable[..., Any], cuda: str = "{name}({{0}}, {{1}})") -> Op:
-    """A function of two arrays of float32, which is called the same everywhere; in CUDA it may be
-    something else.
-    """
+    """A function of two arrays of float32, of the same name everywhere but perhaps in CUDA."""
     name, made = function.__name__, partial(function, np)
     return Op(
         lambda x, y: made(np.asarray(x, np.float32), np.asarray(y, np.float32)),

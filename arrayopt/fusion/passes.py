@@ -15,9 +15,7 @@ from arrayopt.fusion.graph import POSITION, PRODUCT, Node, is_whole, operands
 __all__ = ["KINDS", "Between", "Loop", "Pass", "loops"]
 
 KINDS = ("tensor", "row", "column", "batch")
-"""What partial results of a reduction over elements are kept for; and what a value of fewer axes is
-the same for.
-"""
+"""What partial results are kept for, and what a value of fewer axes is the same for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,9 +147,7 @@ class Pass:
         )
 
     def within(self, element: str, dtype: str) -> "Pass":
-        """The pass in a plan of such elements; if it is over random numbers alone, it reads the
-        gradient, too.
-        """
+        """The pass in a plan of such elements; if it reads nothing, it reads the gradient."""
         loads = self.loads
         if not (self.loads or self.stores):
             loads = {"g": Node("input", (), self.axes, 0, dtype, "g", -1)}

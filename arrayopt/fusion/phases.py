@@ -20,9 +20,7 @@ from arrayopt.rules.totals import of_total
 __all__ = ["GIVEN", "Meets", "in_rounds", "is_vector", "meetings", "phases"]
 
 KEPT, GIVEN = ":kept", (":kept", ":total")
-"""What the names of scalars begin with that an earlier phase has computed; and of all that a
-meeting brings.
-"""
+"""How scalars are named that an earlier phase computed; and all that a meeting brings."""
 
 VECTOR = "kept"
 """What the names of slots begin with that hold values per row or column until a later phase."""

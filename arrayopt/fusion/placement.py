@@ -1,6 +1,4 @@
-"""Placement: the pass that each store, each sum and each spilled value is in, and what the passes
-do then.
-"""
+"""Placement: in which pass each store, sum and spill is, and what the passes do then."""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -13,22 +11,16 @@ from arrayopt.fusion.work import Work, cheapest
 __all__ = ["Placement"]
 
 MOST_SHARING = 4
-"""With products, which make many passes, a spilled value is tried as if fewer passes than this
-shared it.
-"""
+"""With products, which make many passes, a spill is tried as if fewer than this shared it."""
 
 LATE = 1 << 30
-"""The price of a stored value that has been overwritten: the store is put off, but only if there is
-no other way.
-"""
+"""The price of a stored value that was overwritten: such a store is delayed if at all possible."""
 
 PLACE = {"g": "p"}
 """Whose store may overwrite an input, if not its own: a gradient may be its own parameter."""
 
 CALL = 4
-"""What an operation reads and writes as a call, in halves of a real value: about two values, for
-some are in cache.
-"""
+"""What an operation moves as a call, in halves of a value: about two, as some are in cache."""
 
 
 class Placement:
@@ -111,18 +103,14 @@ class Placement:
         return moved
 
     def with_sums(self, alike: list[Node], last: int) -> "Placement":
-        """The same with sums of the same values in that pass, up to `last`, in which they make
-        least be read.
-        """
+        """The same with these sums in the pass, up to `last`, where least is read."""
         offers = []
         for k in range(alike[0].args[0].level, last + 1):
             offers.append(self.but(summed={**self.summed, **dict.fromkeys(alike, k)}))
         return min(offers, key=lambda x: x.size)
 
     def with_stores(self) -> "Placement":
-        """The same with stores put off to a pass that reads again what they have stored, where all
-        passes read and write less then.
-        """
+        """The same with stores delayed to a pass that reads them again, if that moves less."""
         best = self
         for k in range(1, self.work.count):
             read = self.passes[k].loads
@@ -153,9 +141,7 @@ class Placement:
         return self
 
     def _offers(self) -> Iterator[dict[Node, int]]:
-        """Values that a pass could do with if they were spilled, and the first pass that computes
-        each, or could.
-        """
+        """Values that would help a pass if spilled, each with the first pass that computes it."""
         work = self.work
         needed = set[Node]()
         for p in self.passes:

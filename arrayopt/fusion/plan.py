@@ -152,9 +152,7 @@ class Plan:
         return not (self.passes or any(self.between) or self.written)
 
     def bytes_per_parameter(self, grad_dtype: str | None = None) -> float:
-        """Bytes read and written per parameter; gradients are in the parameter's dtype where no
-        other is given.
-        """
+        """Bytes read and written per parameter; gradients have its dtype by default."""
         element_wise = [p for p in self.passes if p.axes == self.element and not p.multiplies]
         return sum(self.bytes_of(p, grad_dtype) for p in element_wise)
 

@@ -25,9 +25,7 @@ from arrayopt.rules.totals import of_total
 __all__ = ["plan"]
 
 COPIES = 1 << 30
-"""Copies of small slots have ids from here on, which are parts of names: no graph has so many
-nodes.
-"""
+"""The first id of copies of small slots. Ids are parts of names; no graph has so many nodes."""
 
 
 def plan(traced: Trace, *, calls: bool = False) -> Plan:
@@ -141,9 +139,7 @@ def _placed(work: Work, totals: Sequence[Node]) -> Placement:
 
 
 def _own(name: str, node: Node, copies: dict[Node, Node]) -> Node:
-    """What a small slot is to hold, or a report: a copy where it is what another slot held, for
-    that is written too.
-    """
+    """What a small slot or a report is to hold: a copy where it is another slot's old value."""
     if node.op != "input" or node.data == name:
         return node
     return copies.setdefault(
@@ -152,9 +148,7 @@ def _own(name: str, node: Node, copies: dict[Node, Node]) -> Node:
 
 
 def _alike(sums: Iterable[Node]) -> list[list[Node]]:
-    """The sums in groups that are made of the same inputs: what reads these for one sum has them
-    for the others.
-    """
+    """The sums in groups of equal inputs: a pass that reads these for one has them for all."""
     groups: dict[Any, list[Node]] = {}
     for s in sums:
         inputs = frozenset(n for n in reachable(s.args) if n.op == "input")
@@ -163,9 +157,7 @@ def _alike(sums: Iterable[Node]) -> list[list[Node]]:
 
 
 def _last_chance(s: Node, sinks: Iterable[tuple[Node, frozenset[Node]]], count: int) -> int:
-    """The last pass that a sum may be made in: the one before what depends on it; sinks come with
-    what they need.
-    """
+    """The last pass that a sum may be made in; each sink comes with all that it needs."""
     made = s.args[0].level
     before = [n.level - 1 for n, needed in sinks if n.level > made and s in needed]
     return min(before, default=count - 1)
@@ -178,9 +170,7 @@ def _between(
     ready: dict[Node, int],
     element: str,
 ) -> tuple[Between, ...]:
-    """Values over fewer axes than the elements, each before the first pass that it can be computed
-    before.
-    """
+    """Values over fewer axes than the elements, each before the first pass that is possible."""
     wanted: list[Node] = []
     for each in passes:
         wanted += operands(each.nodes)

@@ -1,6 +1,4 @@
-"""The plans of rules, each made once for all rules of a structure, and shared by all ranks that it
-suits.
-"""
+"""The plans of rules: one for all rules of a structure, and for all ranks that it suits."""
 
 import math
 import threading
@@ -114,9 +112,7 @@ def plan_for(
 
 
 def ways(rule: Rule) -> list[dict[str, bool]]:
-    """The options of `plan_for` that steps of a rule differ by: its update, and what reports of it;
-    with a value, and without.
-    """
+    """The options of `plan_for` for steps of a rule: update and report, with a value or without."""
     found = [{"stats": False}, {"stats": True}]
     if rule.value_optional:
         found += [one | {"valued": False} for one in found]
@@ -146,9 +142,7 @@ def _counted(key: _ByStructure, rank: int, valued: bool) -> tuple[Meets, ...]:
 
 @lru_cache(maxsize=KEPT)
 def widened(plan: Plan) -> Plan:
-    """The same plan for slots of codes that have been widened before the step, and become codes
-    after it.
-    """
+    """The plan for slots of codes that are widened before the step and encoded after it."""
     if not plan.quantized:
         return plan
     working = WORKING[plan.storage["p"]]

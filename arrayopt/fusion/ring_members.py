@@ -11,9 +11,7 @@ from arrayopt.fusion.passes import Pass
 __all__ = ["FEWEST", "LEAST", "Members", "Part", "UnlikeError", "families", "in_order"]
 
 FEWEST, LEAST = 2, 8
-"""Rings of fewer members are not rolled up: on devices, where registers are few; and on CPUs, where
-one loop over all of them reads less.
-"""
+"""Rings of fewer members are unrolled: on devices, with few registers; on CPUs, to read less."""
 
 _MEMBER = re.compile(r"(.+)_(\d+)")
 
@@ -23,9 +21,7 @@ class UnlikeError(Exception):
 
 
 def families(names: Iterable[str], least: int = FEWEST) -> dict[str, int]:
-    """Names that may be those of rings of some members at least, without their numbers, and how
-    many members there are.
-    """
+    """Names that may be rings of at least so many members, without numbers, and their counts."""
     found: dict[str, set[int]] = {}
     for match in filter(None, map(_MEMBER.fullmatch, names)):
         if match[2] == str(int(match[2])):

@@ -17,9 +17,7 @@ from arrayopt.fusion.ring_members import Members, Part, UnlikeError, families, i
 __all__ = ["Rolled", "rolled"]
 
 AT_ONCE = 4
-"""So many members are taken at a time: memory is read faster from several arrays side by side. Half
-as many, where each takes more registers.
-"""
+"""Members taken at a time: several arrays are read faster. Half if they need more registers."""
 
 
 class Rolled(NamedTuple):
@@ -191,9 +189,7 @@ class _Rolling(Members):
         return [x for x in self.others[stage] if x.at_once and x.members == members]
 
     def _place(self) -> None:
-        """Complete the parts by what they compute and read; other arrays are written when nobody
-        reads what was in them.
-        """
+        """Complete the parts. Other arrays are written when no part reads their old values."""
         when = dict[str, int]()
         for name, node in self.one.stores.items():
             if name not in self.member_of:
@@ -236,9 +232,7 @@ class _Rolling(Members):
         return next(stage for stage, part in self.once.items() if node in part.kept)
 
     def _complete(self, part: Part, ready: Iterable[Node]) -> None:
-        """Find what a part reads and computes for its ends; what is ready lies in buffers, and so
-        do common values that members need.
-        """
+        """Find what a part reads and computes. `ready` values, and common ones, are in buffers."""
         ends = [*part.stores.values(), *part.sums.values(), *part.kept]
         ends += [new for _, new in part.added.values()]
         so_far = {node for node, _ in part.added.values()}

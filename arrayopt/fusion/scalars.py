@@ -19,9 +19,7 @@ from arrayopt.fusion.plan import Plan
 __all__ = ["EACH_STEP", "ScalarCode", "read_elsewhere", "scalar_code", "straight"]
 
 EACH_STEP = {UPDATES: "t", CLIP: "clip"}
-"""What may be another number at each step, while hyper-parameters stay; and what it is called in
-the text.
-"""
+"""What may change in each step while hyper-parameters stay, and its name in the text."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -135,9 +133,7 @@ class Straight(NamedTuple):
 
 @lru_cache(maxsize=KEPT)
 def straight(nodes: tuple[Node, ...], read: frozenset[Node]) -> Straight:
-    """What computes some values per tensor. Those that are not `read` by anything else are freed
-    after their last use: of a thousand tensors they are many arrays.
-    """
+    """Code for values per tensor. Those not `read` elsewhere are freed after their last use."""
     inner, last = set(nodes), dict[Node, Node]()
     outer = tuple(dict.fromkeys(a for a in operands(nodes) if a not in inner and a.op != "const"))
     for n in nodes:
@@ -192,9 +188,7 @@ def _function(
     names: Mapping[Node, str] | None = None,
     freed: Mapping[Node, list[str]] | None = None,
 ) -> str:
-    """The text of a function that computes some nodes, arguments first; `freed` says what is not
-    read any more after a node.
-    """
+    """The text of a function that computes nodes; `freed`: what is deleted after a node."""
     lines = [f"def {name}({', '.join(given)}):"]
     for node in nodes:
         if node.op != "host":

@@ -43,9 +43,7 @@ class Graph:
 
     @property
     def real(self) -> str:
-        """The dtype that arithmetic on real numbers is done in; what is made of plain numbers alone
-        is of it too.
-        """
+        """The dtype of arithmetic on real numbers, and of results of plain numbers."""
         return "float32" if self.tiny == float(np.finfo("float32").tiny) else "float64"
 
     def make(

@@ -1,15 +1,17 @@
 """Symbolic arrays: what a rule is called with so that its operations are recorded as a graph."""
 
 import operator
+import sys
 from typing import Any, ClassVar
 
 import numpy as np
 
 from arrayopt.arrays import NARROW, REAL, is_array
-from arrayopt.fusion.dims import WAY_OUT, NoAttributeError, RetraceError, TraceError, broadcast
+from arrayopt.fusion.dims import WAY_OUT, Dtype, RetraceError, TraceError, broadcast
 from arrayopt.fusion.graph import COUNT, Node, Spare
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 from arrayopt.fusion.simplify import Graph
+from arrayopt.rules.faults import is_of_user
 from arrayopt.rules.namespace import of_numbers
 from arrayopt.rules.returned import Given
 
@@ -38,7 +40,14 @@ class Symbol(Given):
     spare: Spare | None = None
 
     def __init__(self, graph: Graph, node: Node, dims: tuple[str, ...], dtype: str) -> None:
-        self.graph, self.node, self.dims, self.dtype = graph, node, dims, dtype
+        self.graph, self.node, self.dims, self.dtype = graph, node, dims, Dtype(dtype)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """What `isinstance` asks for; the rules of this package know what is traced."""
+        if is_of_user(sys._getframe(1)):
+            raise TraceError(f"`isinstance` does not hold of what is traced{WAY_OUT}")
+        return type(self)
 
     @property
     def lean(self) -> bool:
@@ -99,7 +108,7 @@ class Symbol(Given):
         if not instead:
             known = name in {*vars(self.namespace), *REDUCTIONS, *OPS}
             instead = f"xp.{name}(x)" if known else "functions of `xp`"
-        raise NoAttributeError(f"a traced array has no attribute `{name}`; use {instead}{WAY_OUT}")
+        raise TraceError(f"a traced array has no attribute `{name}`; use {instead}{WAY_OUT}")
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.written(value)
@@ -133,8 +142,10 @@ class Symbol(Given):
 class Extent(Symbol):
     """A length of a symbolic array: a scalar of the step. Comparing rows, columns picks a plan."""
 
+    __class__ = property(lambda self: int)
+
     def __init__(self, graph: Graph, letter: str) -> None:
-        self.graph, self.letter, self.dims, self.dtype = graph, letter, (), graph.real
+        self.graph, self.letter, self.dims, self.dtype = graph, letter, (), Dtype(graph.real)
 
     @property
     def node(self) -> Node:  # type: ignore[override]
@@ -157,13 +168,13 @@ def _comparison(method: str) -> Any:
     """How an extent compares: by the graph's orientation or sides, else as a scalar."""
 
     def compare(self: Extent, other: Any) -> Any:
-        if isinstance(other, int | float) and self.letter.upper() in ("R", "C"):
+        if not isinstance(other, Extent):
+            if self.letter.upper() not in ("R", "C") or isinstance(other, Symbol):
+                return getattr(Symbol, method)(self, other)
             if self.graph.sides is None:
                 raise RetraceError("sides")
             side = self.graph.sides["RC".index(self.letter.upper())]
             return getattr(operator, method)(side, other)
-        if not isinstance(other, Extent):
-            return getattr(Symbol, method)(self, other)
         pair = self.letter.upper(), other.letter.upper()
         if pair[0] == pair[1]:
             sign = 0
@@ -208,9 +219,17 @@ def _unlike(op: str, nodes: list[Node]) -> str:
         return "the condition of xp.where must be one, as x != 0"
     if OPS[op].result in ("same", "real") and op != "float" and kinds == {"bool"}:
         return f"`{op}` of conditions alone cannot be traced; use &, | and ~, or xp.where"
-    if OPS[op].result in ("same", "real") and any(n.op == "not" and n.on_host for n in nodes):
+    alike = op in ("and", "or") and all(n.on_host for n in nodes)
+    fine = len(nodes) if alike else int(op in ("not", "where"))
+    if any(n.on_host and _is_odd(n) for n in nodes[fine:]):
         return "`~` of a Python bool is no bool; write the opposite, as h.t <= 1 for ~(h.t > 1)"
     return ""
+
+
+def _is_odd(n: Node) -> bool:
+    """Whether a condition on scalars may be -1 or -2 in Python, where `~` has made it."""
+    odd = map(_is_odd, n.args)
+    return n.op == "not" or (any(odd) if n.op == "or" else n.op == "and" and all(odd))
 
 
 def elementwise(op: str, *operands: Any) -> Any:

@@ -1,6 +1,4 @@
-"""Tracing: a rule is called with symbolic arrays, and the operations that it makes are recorded as
-a graph.
-"""
+"""Tracing: a rule is called with symbolic arrays, which record its operations as a graph."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +9,7 @@ import numpy as np
 
 from arrayopt.arrays import NARROW, REAL, WORKING
 from arrayopt.codecs import SPLIT
-from arrayopt.fusion.dims import WAY_OUT, RetraceError, TraceError
+from arrayopt.fusion.dims import RAISED, WAY_OUT, RetraceError, TraceError
 from arrayopt.fusion.graph import CLIP, ELEMENT, KEY, LETTERS, POSITION, TOTAL, UPDATES, Node
 from arrayopt.fusion.namespace import NAMESPACE
 from arrayopt.fusion.simplify import Graph
@@ -94,11 +92,12 @@ class _Totals:
 
 @contextmanager
 def _clear_errors(rule: Rule, rank: int) -> Iterator[None]:
-    """Whatever a rule raises when it is traced says which of its lines cannot be; a fault that it
-    has untraced too is raised as what it is.
-    """
+    """Errors of a traced rule name its line; a fault that it has untraced too is raised as is."""
+    RAISED.first = None
     try:
         yield
+        if RAISED.first is not None:
+            raise RAISED.first
     except (WritesError, TraceError) as error:
         kind = WritesError if isinstance(error, WritesError) else TraceError
         raise kind(f"{line_of(rule, error)}{error}") from error
@@ -112,6 +111,8 @@ def _clear_errors(rule: Rule, rank: int) -> Iterator[None]:
             raise own from own.__cause__
         said = f"{who} cannot be traced: {name}: {in_words(str(error))}".removesuffix(": ")
         raise TraceError(f"{line_of(rule, error)}{said}{WAY_OUT}") from error
+    finally:
+        RAISED.first = None  # it holds all frames
 
 
 def trace(

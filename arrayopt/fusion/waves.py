@@ -22,9 +22,7 @@ def in_waves(nodes: Sequence[Node], axes: str, element: str) -> bool:
 
 
 def waves(nodes: Iterable[Node]) -> list[list[list[Node]]]:
-    """Values in waves, by how many waves come before: those of one level need nothing of each
-    other.
-    """
+    """Values in waves by level: those of one level do not need each other."""
     level, found = dict[Node, int](), list[dict[Any, list[Node]]]()
     for n in nodes:
         level[n] = at = max((level.get(a, -1) for a in n.args), default=-1) + 1

@@ -18,9 +18,7 @@ from arrayopt.fusion.layout import GEOMETRY
 __all__ = ["WINDOW", "axes_of", "undivided", "views", "windows"]
 
 WINDOW = ("A_0", "A_1", "A_T", "R_0", "R_1", "R_T", "C_0", "C_1", "C_T")
-"""What describes a window: the first batch, the end, and the first unit among those along this
-axis; the same for rows and for columns.
-"""
+"""A window: its first batch, end, and first unit along batches; the same for rows, columns."""
 
 Blocks = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
 """For each rank the offset and the shape of its part."""
@@ -94,9 +92,7 @@ def windows(
 
 
 def _range(extents: Sequence[tuple[int, int, int]]) -> tuple[int, int] | None:
-    """The elements that a block of several axes is, seen as one axis: the first and the end; None
-    if it has gaps.
-    """
+    """The elements of a block of several axes seen as one: first and end; None if it has gaps."""
     inner = 1
     first, count, gaps = 0, 1, False
     for offset, n, size in reversed(extents):

@@ -1,6 +1,4 @@
-"""What the passes over elements of some axes are to do, whichever pass does what; and the cheapest
-values to begin from.
-"""
+"""The work of all passes over elements of some axes, and the cheapest values to start from."""
 
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
@@ -69,9 +67,7 @@ class Work:
         self.passes: dict[Any, Pass] = {}
 
     def is_element(self, n: Node) -> bool:
-        """Whether a value is a pass's to read or to compute: an element, or a complex number, of
-        parts that are not.
-        """
+        """Whether a pass reads or computes a value: an element, or a complex number of others."""
         given = n.on_host or n.reduces or n.op == POSITION
         return (n.axes == self.element or n.op == "complex") and not given
 
@@ -92,9 +88,7 @@ class Work:
     def done(
         self, stores: dict[str, Node], sums: tuple[Node, ...], there: dict[Node, tuple[str, int]]
     ) -> Pass:
-        """The pass that stores and sums this, and can read what is there under some name, at some
-        price.
-        """
+        """The pass that stores and sums this; `there`: what it can read, with name and price."""
         key = (*stores.items(), *sums, frozenset(there.items()))
         if key not in self.passes:
             self.passes[key] = self._done(stores, sums, there)
@@ -116,9 +110,7 @@ class Work:
         order = {name: i for i, name in enumerate(dict.fromkeys(("p", "g", *self.outputs)))}
 
         def place(n: Node) -> tuple[int, bool]:
-            """Of two values under one name the old one comes last, and stays: `Placement` then puts
-            the store off.
-            """
+            """Of two values under one name the old one is last; `Placement` delays the store."""
             return order.get(read[n], len(order)), n.op == "input" and n.data == read[n]
 
         loads = {read[n]: n for n in sorted(read, key=place)}

@@ -14,7 +14,8 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(words, name=error.name) from None
 
 from arrayopt import rules
-from arrayopt.foreign import OPTAX, no_attribute
+from arrayopt.foreign import no_attribute
+from arrayopt.foreign_names import OPTAX
 from arrayopt.optax.functions import function
 from arrayopt.optax.theirs import SAME, their_function
 from arrayopt.optax.transformation import State, transformation

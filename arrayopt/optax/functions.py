@@ -8,7 +8,8 @@ import jax
 import optax
 
 from arrayopt.arrays import NARROW, dtype_name
-from arrayopt.foreign import RULE, unknown
+from arrayopt.foreign import check_names
+from arrayopt.foreign_names import RULE
 
 __all__ = ["function"]
 
@@ -52,20 +53,19 @@ def function(
 
     `numbers` are the names of what optax may inject; `build` makes the transformation of all values, by name.
     """
-    names = [p.name for p in (*parameters, *more)]
+    names, others = [p.name for p in (*parameters, *more)], known_as or {}
 
     def values(args: tuple[Any, ...], given: Mapping[str, Any]) -> dict[str, Any]:
         places = [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
         if len(args) > len(places):
             raise TypeError(f"{who} takes at most {len(places)} positional arguments; got {len(args)}")
         found, said = dict(zip(places, args, strict=False)), dict.fromkeys(places, "by its place")
-        for name, value in given.items():
-            key = name if name in names else (known_as or {}).get(name, name)
-            if key not in names:
-                raise TypeError(unknown(who, names, name, _ADVICE, value))
+        keys = {name: name if name in names else others.get(name, name) for name in given}
+        check_names(who, names, {name: given[name] for name, key in keys.items() if key not in names}, _ADVICE)
+        for name, key in keys.items():
             if key in found:
                 raise TypeError(f"{who}: `{key}` is given twice, {said[key]} and as `{name}`; pass it once")
-            found[key], said[key] = value, f"as `{name}`"
+            found[key], said[key] = given[name], f"as `{name}`"
         for p in parameters:
             if found.setdefault(p.name, p.default) is inspect.Parameter.empty:
                 raise TypeError(f"{who}: `{p.name}` must be given")

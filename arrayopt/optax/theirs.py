@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from arrayopt import rules
-from arrayopt.foreign import OPTAX
+from arrayopt.foreign_names import OPTAX
 from arrayopt.optax.functions import function
 from arrayopt.optax.hessian import estimating
 from arrayopt.optax.transformation import Form, Leaf, View, masked, spread, transform

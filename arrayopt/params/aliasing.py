@@ -8,7 +8,7 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import Array, Ints, dtype_name, size, writable
+from arrayopt.arrays import Array, Grads, Ints, dtype_name, size, writable
 from arrayopt.codecs import CODECS
 from arrayopt.params.headers import Locations
 from arrayopt.params.located import FEW, ORDERS, Locate, locator
@@ -57,7 +57,7 @@ class WrittenMemory:
 
     def check(
         self,
-        grads: Sequence[Array | None],
+        grads: Grads,
         *,
         alike: bool,
         complete: bool,
@@ -142,7 +142,7 @@ class WrittenMemory:
             self._bytes[i] = size(grads[i]) * CODECS[dtype_name(grads[i])].itemsize
         return int(self._bytes[i])
 
-    def _compare(self, grads: Sequence[Array | None], places: Sequence[int]) -> None:
+    def _compare(self, grads: Grads, places: Sequence[int]) -> None:
         """Raise if one of these gradients has an element in this memory.
 
         A gradient may be its own parameter, as the gradient of p² / 2 is: an element is written

@@ -9,7 +9,8 @@ from functools import cache
 from typing import Any
 
 from arrayopt.arrays import Array, dtype_name, is_array, size
-from arrayopt.foreign import RULE, got, unknown
+from arrayopt.foreign import got, unknown
+from arrayopt.foreign_names import RULE
 from arrayopt.rules.base import Rule
 from arrayopt.rules.fields import hypers
 from arrayopt.state.convert import check_convertible, convert
@@ -179,9 +180,7 @@ def field_parameters(rule: type[Rule]) -> tuple[inspect.Parameter, ...]:
     `lr` is first, the others are by name, and the fields of all rules are last.
     """
     common, found = fields_of(Rule), []
-    for field in sorted(
-        dataclasses.fields(rule), key=lambda field: (field.name != "lr", field.name in common)
-    ):
+    for field in sorted(dataclasses.fields(rule), key=lambda x: (x.name != "lr", x.name in common)):
         kind: Any = inspect.Parameter.KEYWORD_ONLY
         if field.name == "lr":
             kind = inspect.Parameter.POSITIONAL_OR_KEYWORD

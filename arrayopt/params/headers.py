@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from arrayopt.arrays import Array, Ints
+from arrayopt.arrays import Array, Grads, Ints
 
 __all__ = [
     "CUPY_REST",
@@ -269,7 +269,7 @@ class _Expected:
         return Locations(addresses, header[5] & 0xFF, complete)
 
 
-def dtypes(grads: Sequence[Array | None]) -> tuple[set[Any], bool]:
+def dtypes(grads: Grads) -> tuple[set[Any], bool]:
     """Return the dtypes of gradients of any library, and whether none of them is None."""
     if isinstance(grads, LocatedGrads) and grads.locations is not None and grads.dtype is not None:
         return {grads.dtype}, grads.locations.complete

@@ -34,7 +34,6 @@ def refusal(array: Any, *, parameter: bool = False, functional: bool = False) ->
 
 
 def _refused_by_numpy(array: Any) -> str | None:
-    """See `refusal`."""
     if isinstance(array, np.ma.MaskedArray):
         return "a masked array, whose mask has no meaning here; give x.filled(0), or x.data"
     if isinstance(array, np.ndarray) and type(array) not in (np.ndarray, np.memmap):

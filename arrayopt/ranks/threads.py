@@ -68,8 +68,7 @@ class _Mail:
             self.change.notify_all()
 
     def clear(self) -> None:
-        """Begin anew, while all ranks are in `renew`."""
-        self.parts.clear()
+        """Begin anew, while all are in `renew`; other Optimizers still read what waits for them."""
         self.calls = [max(self.calls)] * len(self.calls)
         self.given_up = False
 

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from arrayopt.arrays import NARROW, Array, kind
-from arrayopt.foreign import RULE, check_call
+from arrayopt.foreign import check_call
+from arrayopt.foreign_names import RULE
 from arrayopt.hyper import Hyper, choice, evaluate, flag, is_number, real, structural, whole
 from arrayopt.rules.draws import rounded
 from arrayopt.rules.fields import function, hypers, is_flag, is_off, read

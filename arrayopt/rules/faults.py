@@ -3,6 +3,7 @@
 import re
 import traceback
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from arrayopt.rules.names import ReturnedError
 from arrayopt.rules.ones import update_of_ones
 from arrayopt.rules.totals import Heard
 
-__all__ = ["INSTEAD", "in_words", "line_of", "own_fault"]
+__all__ = ["INSTEAD", "in_words", "is_of_user", "line_of", "own_fault"]
 
 INSTEAD = {
     "zeros": "xp.zeros_like(p)",
@@ -31,8 +32,9 @@ INSTEAD = {
 _OPERATORS = {"//": "xp.floor(x / y)", "^": "x != y"}
 """What to write in place of operators that are not traced."""
 
-_LIBRARIES = tuple(str(Path(file).parents[1]) for file in (__file__, np.__file__, re.__file__))
-"""Folders of functions that nobody writes for a rule."""
+_FROZEN = "<frozen "
+_LIBRARIES = (_FROZEN, *(str(Path(file).parents[1]) for file in (__file__, np.__file__, re.__file__)))
+"""How the names of files begin whose functions nobody writes for a rule."""
 
 
 def own_fault(rule: Any, rank: int, error: Exception) -> Exception | None:
@@ -51,6 +53,13 @@ def own_fault(rule: Any, rank: int, error: Exception) -> Exception | None:
             error.args = (f"{where}{error.args[0]}",)
         return error
     return None
+
+
+def is_of_user(frame: FrameType | None) -> bool:
+    """Whether who called something wrote a rule, and is no library; `isinstance` of an abstract class is a call too."""
+    while frame is not None and frame.f_code.co_filename.startswith(_FROZEN):
+        frame = frame.f_back
+    return frame is not None and not frame.f_code.co_filename.startswith(_LIBRARIES)
 
 
 def line_of(rule: Any, error: Exception) -> str:

@@ -17,7 +17,7 @@ def as_matrices(xp: Any, x: Array, matrix: str) -> Array:
     """x as matrices along its last two axes: with ``"flatten"`` its first axis against all others, one matrix."""
     if matrix != "flatten" or x.ndim <= 2:
         return x
-    empty = any(isinstance(n, int) and n == 0 for n in x.shape)  # a length of a traced array is no number
+    empty = any(type(n) is int and n == 0 for n in x.shape)  # a length of a traced array is no number
     return xp.reshape(x, (x.shape[0], math.prod(x.shape[1:]) if empty else -1))
 
 
@@ -55,7 +55,7 @@ def scale_of(x: Array, scale: str) -> Any:
 def lying(p: Array) -> float:
     """√max(1, rows/columns) of the last two axes of a tensor; 1 where it is traced, and lengths are no numbers."""
     rows, columns = p.shape[-2:]
-    return max(1.0, rows / columns) ** 0.5 if isinstance(columns, int) and columns else 1.0
+    return max(1.0, rows / columns) ** 0.5 if type(columns) is int and columns else 1.0
 
 
 def refused(xp: Any, p: Array, dtype: str | None) -> str:

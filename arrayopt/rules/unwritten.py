@@ -5,7 +5,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from arrayopt.arrays import Array, copied, detached, dtype_name, is_array, is_captured, store, to_host, writable
-from arrayopt.rules.returned import WritesError
+from arrayopt.rules.returned import Given, WritesError
 
 __all__ = ["unwritten"]
 
@@ -60,7 +60,7 @@ def _copies(given: Mapping[str, Array]) -> dict[str, tuple[Array, Array]]:
     found = {}
     with suppress(Exception):
         for name, x in given.items():
-            if writable(x) and not is_captured(x):
+            if not isinstance(x, Given) and writable(x) and not is_captured(x):
                 x = detached(x)
                 to_host(x)
                 found[name] = x, copied(x)

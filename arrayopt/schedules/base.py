@@ -9,7 +9,8 @@ from typing import Any, Self, final, overload
 import numpy as np
 from array_api_compat import array_namespace, is_array_api_obj
 
-from arrayopt.foreign import SCHEDULE, check_call
+from arrayopt.foreign import check_call
+from arrayopt.foreign_names import SCHEDULE
 from arrayopt.rules.namespace import rule_namespace
 from arrayopt.schedules.fields import CHECKS, Operand, is_operand
 

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any, Never
 
 from arrayopt.arrays import Array, array_namespace, library, place
-from arrayopt.foreign import SOLVER, got, unknown
+from arrayopt.foreign import check_names, got
+from arrayopt.foreign_names import SOLVER
 from arrayopt.functional import init, update
 from arrayopt.hyper import scalar, whole
 from arrayopt.optimizer import Optimizer
@@ -126,10 +127,7 @@ def minimize(
     """
     ranks = ranks_of(comm)
     with ranks.warned("minimize"):
-        others: dict[str, Any] = kwargs
-        for name, given in others.items():
-            taken = list(inspect.signature(minimize).parameters)[:-1]
-            raise TypeError(unknown("minimize", taken, name, SOLVER, given))
+        check_names("minimize", list(inspect.signature(minimize).parameters)[:-1], kwargs, SOLVER)
         tol = float(scalar("minimize: `tol`", tol, "[0, inf)"))
         max_steps = whole("minimize: `max_steps`", max_steps)
         check_every = whole("minimize: `check_every`", check_every, first=1)

@@ -122,9 +122,7 @@ class Run:
         return self._problem.ranks.agree("minimize: `callback`", dict, error, wish=stop)
 
     def _shown(self, now: Point) -> Point:
-        """Where to evaluate: here, in arrays that `f` may write; where a problem has ended, at its
-        best point.
-        """
+        """Where to evaluate, in arrays that `f` may write; ended problems at their best points."""
         if self._seen is None or (self._problem.count is None and self._check_every == 1):
             return {name: copied(x) if writable(x) else x for name, x in now.items()}
         return self._chosen(self._seen.done, self._seen.best, now)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from arrayopt.arrays import Array, array_namespace, on_its_device, place, working_dtype
+from arrayopt.arrays import Array, Grads, array_namespace, on_its_device, place, working_dtype
 from arrayopt.engines.array_api import ArrayAPI
 from arrayopt.engines.base import Asked
 from arrayopt.engines.bucket import Bucket, beside
@@ -21,9 +21,7 @@ __all__ = ["Accumulator", "Adding", "room_for"]
 
 
 def room_for(param: Array) -> Array:
-    """An array for the sum of a parameter's gradients: in rows, as engines take gradients, however
-    p lies.
-    """
+    """An array for the sum of a parameter's gradients, in the order of C, as engines take them."""
     xp, device = place(param)
     with on_its_device(param):
         return xp.zeros(tuple(param.shape), dtype=working_dtype(xp, param), device=device)
@@ -202,9 +200,7 @@ class Accumulator:
             self.tensors[tensor.name] = mine
         return mine
 
-    def _asked(
-        self, sums: Bucket, grads: Sequence[Array | None], factor: Any
-    ) -> tuple[Bucket, Asked]:
+    def _asked(self, sums: Bucket, grads: Grads, factor: Any) -> tuple[Bucket, Asked]:
         """What an engine is asked for, to add gradients to sums."""
         return sums, Asked(sums.own(grads), [self._rule.at(0)], factor)
 
@@ -226,7 +222,7 @@ class Accumulator:
         """Whether the update of some of a bucket's tensors is computed before it is launched."""
         return bucket.rule.branches or isinstance(select(self._engine, bucket)[0], ArrayAPI)
 
-    def _norms(self, bucket: Bucket, grads: Sequence[Array | None], factor: Any) -> Measures:
+    def _norms(self, bucket: Bucket, grads: Grads, factor: Any) -> Measures:
         """What measures the means that adding these gradients will make."""
         asked = []
         for first in (False, True):

@@ -1,10 +1,9 @@
 """What is known of a step: before its gradients, and before it is known whether ranks make it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from arrayopt.arrays import Array, array_namespace, detached, dtype_name, is_array, library
+from arrayopt.arrays import Array, Grads, array_namespace, detached, dtype_name, is_array, library
 from arrayopt.engines.bucket import Bucket
 from arrayopt.params.groups import labelled
 from arrayopt.params.headers import LocatedGrads
@@ -80,9 +79,7 @@ class Begun:
     reduced: bool = False
 
 
-def form_of(
-    coming: Coming, grads: Sequence[Array | None], verdict: Verdict
-) -> tuple[Any, ...] | None:
+def form_of(coming: Coming, grads: Grads, verdict: Verdict) -> tuple[Any, ...] | None:
     """What steps have in common that one `Ready` can make; None where it makes just one."""
     if not isinstance(grads, LocatedGrads) or grads.dtype is None or grads.locations is None:
         return None

@@ -9,9 +9,7 @@ __all__ = ["Commit"]
 
 
 class Commit(uninterrupted):
-    """The section of a step that writes. No signal interrupts it; if it breaks off all the same,
-    that is remembered.
-    """
+    """The section of a step that writes. No signal interrupts it, and a failure is remembered."""
 
     __slots__ = ("_team",)
 

@@ -40,9 +40,7 @@ class Guard:
 
 
 class _Call:
-    """What a thread does inside: nothing is held before it is entered, so whatever is raised until
-    then.
-    """
+    """A call by a thread: nothing is held before it is entered, whatever is raised until then."""
 
     __slots__ = ("_arrived", "_guard", "_what")
 

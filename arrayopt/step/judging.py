@@ -1,6 +1,4 @@
-"""What all gradients of a step mean for it: the loss scale, the check for finite gradients, the
-joint norm.
-"""
+"""What all gradients of a step mean for it: loss scale, finite gradients, joint norm."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from arrayopt.arrays import Array
+from arrayopt.arrays import Array, Grads
 from arrayopt.engines.base import Asked
 from arrayopt.engines.bucket import Bucket, beside
 from arrayopt.engines.layers import Layers, Split, each, layer_name
@@ -16,15 +16,11 @@ from arrayopt.step.ready import Ready
 __all__ = ["Measures", "gradient_norms", "measured", "measures"]
 
 Measures = Sequence[tuple[Bucket, Asked]]
-"""What measures the gradients of a step: buckets whose engines report ``grad_norm``, and what is
-asked of them.
-"""
+"""What measures gradients: buckets whose engines report ``grad_norm``, and what is asked."""
 
 
 def gradient_norms(engine: str, asked: Measures, team: Alone) -> dict[str, Any]:
-    """The norm of each tensor's gradient by name, in the order of the tensors, in one pass over all
-    of them.
-    """
+    """The norm of each tensor's gradient by name, in the order of the tensors, in one pass."""
     reports = Ready(engine, asked).run(team)
     found = {name: report["grad_norm"] for name, report in reports.items() if report}
     took: list[tuple[int, Tensor, Array]] = []
@@ -41,7 +37,7 @@ def gradient_norms(engine: str, asked: Measures, team: Alone) -> dict[str, Any]:
     return team.norms({x.name: found[x.name] for x in tensors if x.name in found}, tensors, grads)
 
 
-def measures(buckets: Sequence[Bucket], grads: Sequence[Array | None]) -> Measures:
+def measures(buckets: Sequence[Bucket], grads: Grads) -> Measures:
     """What measures these gradients."""
     return [(x, Asked(x.own(grads), [x.rule.at(0)], stats=True)) for x in measured(buckets)]
 

@@ -1,11 +1,12 @@
 """A step that is ready: what each bucket's engine has prepared, and how that is run."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
 from arrayopt.arrays import dtype_name
-from arrayopt.engines.base import Asked, CompilationError, Engine, Partials, Report, interleaved
+from arrayopt.engines.base import Asked, CompilationError, Report, Run, Stops, interleaved
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.fused import Fused
 from arrayopt.engines.launch import Launch
@@ -50,8 +51,8 @@ class Ready:
         team: Alone | None = None,
     ) -> None:
         self._reports: dict[str, Report] = {}
-        self._launches: list[Callable[[], dict[str, Report]]] = []
-        self._cut: list[Iterator[list[Partials]]] = []
+        self._alone: list[Run] = []
+        self._waiting: list[Stops] = []
         work = [(select(engine, bucket)[0], bucket, wanted) for bucket, wanted in asked]
         begins = []
         for chosen, x, wanted in work:
@@ -61,52 +62,39 @@ class Ready:
             one.foresee((x, wanted) for chosen, x, wanted in begins if type(chosen) is kind)
         meetings = _meetings([(bucket, wanted) for _, bucket, wanted in work], team)
         for chosen, bucket, wanted in work:
+            totals = totals_of(bucket, valued=wanted.valued)
+            several = meetings[type(bucket.rule)] if totals else ()
             while True:
                 try:
-                    self._add(chosen, bucket, wanted, meetings)
+                    run = chosen.prepare(bucket, wanted, several)
                     break
                 except CompilationError as error:
                     chosen = instead(engine, bucket, error)
-        for several in meetings.values():
-            self._cut.append(chain.from_iterable(meeting.run() for meeting in several))
-        self._repeated = [x for x in self._launches if isinstance(x, Launch) and x.repeats]
+            if totals or bucket.kind == "cut":
+                self._waiting.append(run(self._reports))
+            else:
+                self._alone.append(run)
+        for same in meetings.values():
+            self._waiting.append(chain.from_iterable(meeting.run() for meeting in same))
+        self._repeated = [x for x in self._alone if isinstance(x, Launch) and x.repeats]
         self.form = form if len(self._repeated) == len(work) else None
 
     def again(self, asked: Sequence[Asked]) -> bool:
-        """After it has run, make it ready for another step of its form; False where that takes
-        another `Ready`.
-        """
+        """After a run, make it ready for another step of its form; False if that is impossible."""
         return all(map(Launch.again, self._repeated, asked))
 
-    def _add(
-        self,
-        chosen: Engine,
-        bucket: Bucket,
-        wanted: Asked,
-        meetings: Mapping[type[Rule], list[Meeting]],
-    ) -> None:
-        """Have an engine prepare a bucket."""
-        totals = totals_of(bucket, valued=wanted.valued)
-        if totals or bucket.kind == "cut":
-            several = meetings[type(bucket.rule)] if totals else ()
-            self._cut.append(chosen.prepare_joint(bucket, wanted, several, self._reports))
-        else:
-            self._launches.append(chosen.prepare(bucket, wanted))
-
     def run(self, team: Alone) -> dict[str, Report]:
-        """Run everything, once: what ranks share, and what is whole while they wait for each other;
-        the reports.
-        """
-        rounds, launches = interleaved(self._cut), self._launches
-        wanted = next(rounds, None) if self._cut else None
-        while wanted is not None or launches:
+        """Run everything once: shared tensors, and others while ranks exchange; the reports."""
+        rounds, alone = interleaved(self._waiting), self._alone
+        wanted = next(rounds, None) if self._waiting else None
+        while wanted is not None or alone:
             ended = None
             if wanted:
                 assert isinstance(team, Team)  # one process has all partial results
                 ended = team.swap(wanted)
-            for launch in launches:
-                self._reports |= launch()
-            launches = []
+            for one in alone:
+                deque(one(self._reports), 0)  # it waits for nobody
+            alone = []
             if ended is not None:
                 ended()
             wanted = None if wanted is None else next(rounds, None)
@@ -116,9 +104,7 @@ class Ready:
 def _meetings(
     work: Sequence[tuple[Bucket, Asked]], team: Alone | None
 ) -> dict[type[Rule], list[Meeting]]:
-    """Where tensors meet, for each class of rule that asks for totals: for its update, and before
-    it for what reports of it.
-    """
+    """Where tensors meet, by class of rule with totals: for its reports, and its update."""
     classes: dict[type[Rule], list[tuple[Bucket, Asked]]] = {}
     for bucket, wanted in work:
         if totals_of(bucket, valued=wanted.valued):
@@ -134,9 +120,7 @@ def _meetings(
 
 
 def totals_of(bucket: Bucket, *, valued: bool) -> set[tuple[Meets, ...]]:
-    """When the tensors of a bucket meet, for each way that its rule takes tensors; none if they do
-    not.
-    """
+    """When the tensors of a bucket meet, for each way that its rule takes them."""
     if valued not in bucket.totals:
         bucket.totals[valued] = _totals(bucket, valued=valued)
     return bucket.totals[valued]

@@ -51,9 +51,7 @@ class Stats(Mapping[str, Mapping[str, Array]]):
         return {**self.__dict__, "_norm": self.global_norm}
 
     def request(self, receive: Callable[[dict[str, dict[str, Array]]], object]) -> None:
-        """Have `receive` called once, with the reports of the next step that is made, also where
-        stats are off.
-        """
+        """Have `receive` called once, with the next step's reports, even if stats are off."""
         if receive not in self._requests:  # as when a step has failed and is tried again
             self._requests.append(receive)
 

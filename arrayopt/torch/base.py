@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim.optimizer import _global_optimizer_post_hooks as _of_all_after
 from torch.optim.optimizer import _global_optimizer_pre_hooks as _of_all_before
 
-from arrayopt.foreign import INNER
+from arrayopt.foreign_names import INNER
 from arrayopt.hyper import Hyper, is_number
 from arrayopt.optimizer import Optimizer as Inner
 from arrayopt.params.groups import fields_of

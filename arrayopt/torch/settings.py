@@ -5,7 +5,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from arrayopt.foreign import DOOR, alias, close_to, spread, unknown
+from arrayopt.foreign import alias, close_to, spread, unknown
+from arrayopt.foreign_names import DOOR
 from arrayopt.params.groups import fields_of
 from arrayopt.rules.base import Rule
 from arrayopt.torch.spelled import DIFFERENTIABLE, HOW, more_of, otherwise, otherwise_all, spelled

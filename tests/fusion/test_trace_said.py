@@ -1,6 +1,7 @@
 """What cannot be traced is told in the words of who wrote the rule: which line, and what to use."""
 
 import math
+import numbers
 import warnings
 from dataclasses import dataclass
 
@@ -47,6 +48,13 @@ def named(xp, p, g, h):
     return p - {"(2, 2)": 0.1, "(3, 2)": 0.2}.get(f"{p.shape}", 0.0) * g
 
 
+def caught(xp, p, g, h):
+    try:
+        return p - 0.1 * float(p.shape[0]) * g
+    except TypeError:
+        return p
+
+
 SHAPES = {  # what a rule makes of a shape, and what is said of it
     "range": (by_rows, r"the length of a traced array has no value; write xp.sum over an axis for a loop"),
     "whole": (lambda xp, p, g, h: p - int(p.shape[1]) * g, r"the length of a traced array has no value"),
@@ -58,6 +66,20 @@ SHAPES = {  # what a rule makes of a shape, and what is said of it
     "row": (lambda xp, p, g, h: p - g[0], r"cannot be indexed"),
     "rows": (loops, r"cannot be iterated over; use xp.sum over an axis"),
     "len": (lambda xp, p, g, h: p - 0.1 * len(p) * g, r"has no length"),
+    "is int": (lambda xp, p, g, h: p - (0.1 if isinstance(p.shape[0], int) else 0.2) * g, ""),
+    "is float": (lambda xp, p, g, h: p - (0.1 if isinstance(p.shape[0], float) else 0.2) * g, ""),
+    "dtype": (lambda xp, p, g, h: p - (0.1 if p.dtype == xp.float64 else 0.2) * g, ""),
+    "no dtype": (lambda xp, p, g, h: p - (0.1 if p.dtype != xp.float64 else 0.2) * g, ""),
+    "NumPy's dtype": (lambda xp, p, g, h: p - (0.1 if p.dtype == np.float64 else 0.2) * g, r"with those of `xp`"),
+    "PyTorch's": (lambda xp, p, g, h: p - (0.1 if p.dtype != torch.float64 else 0.2) * g, r"with those of `xp`"),
+    "is array": (
+        lambda xp, p, g, h: p - (0.1 if isinstance(p, np.ndarray) else 0.2) * g,
+        r"`isinstance` does not hold",
+    ),
+    "is number": (lambda xp, p, g, h: p - (0.1 if isinstance(h.lr, float) else 0.2) * g, r"`isinstance` does not hold"),
+    "is real": (lambda xp, p, g, h: p - (0.1 if isinstance(h.lr, numbers.Real) else 0.2) * g, r"`isinstance` does not"),
+    "has": (lambda xp, p, g, h: p - (0.1 if hasattr(p, "device") else 0.2) * g, r"no attribute `device`"),
+    "caught": (caught, r"the length of a traced array has no value"),
     "compared": (lambda xp, p, g, h: p - (0.1 if p.shape[0] > 2.5 and p.shape[1] else 0.2) * g, ""),  # which is fused
 }
 
@@ -70,9 +92,10 @@ def test_a_shape_is_told_of_or_taken_and_never_mistaken(name):
     expected = ao.Optimizer(p.copy(), rule, engine="array_api").step(g)
     if match:
         for engine in ("numpy", "cpp", "numba"):
-            with pytest.raises(ValueError, match=match) as caught:
+            with pytest.raises(ValueError, match=match) as told:
                 ao.Optimizer(p.copy(), rule, engine=engine)
-            assert f", line {line + (f in (loops, by_rows, named))}" in str(caught.value)
+            later = 2 if f is caught else f in (loops, by_rows, named)
+            assert f", line {line + later}" in str(told.value)
         with pytest.warns(UserWarning, match=match):
             opt = ao.Optimizer(p.copy(), rule)
     else:
@@ -102,6 +125,10 @@ CASES = {
     "number as condition": (lambda xp, p, g, h: xp.where(g, p, g), r"condition of xp.where must be one"),
     "sum of conditions": (lambda xp, p, g, h: p - ((h.t > 1) + (h.lr > 0)) * g, r"`add` of conditions alone"),
     "number of a condition": (lambda xp, p, g, h: p - ~(h.t > 1) * g, r"write the opposite"),
+    "number of conditions": (lambda xp, p, g, h: p - (~(h.t > 1) | (h.lr > 0)) * g, r"write the opposite"),
+    "equal conditions": (lambda xp, p, g, h: xp.where(~(h.t > 1) == (h.lr > 0), p, g), r"write the opposite"),
+    "a condition or a mask": (lambda xp, p, g, h: xp.where((g > 0) | ~(h.t > 1), p, g), r"write the opposite"),
+    "a condition as a value": (lambda xp, p, g, h: xp.where(g > 0, ~(h.t > 1), p), r"write the opposite"),
     "wider": (lambda xp, p, g, h: p - xp.astype(g, xp.float32), r"`astype` of float64 to float32"),
     "index": (lambda xp, p, g, h: p * g[0, 0], r"cannot be indexed"),
 }

@@ -141,3 +141,23 @@ def test_a_rank_that_ends_is_an_error_at_the_next_call(tmp_path):
         ao.ranks.run(2, rank)
     assert len(errors) == 2
     assert "load a checkpoint" in errors[1]
+
+
+def test_a_load_of_one_optimizer_leaves_what_is_on_its_way_to_another(tmp_path):
+    """Both are over one communicator."""
+    grads = {"w": np.ones(500)}
+
+    def train(comm):
+        one = ao.Optimizer({"w": np.ones(500)}, ao.AdamW(lr=0.1), comm=ao.Ranks(comm, timeout=5))
+        other = ao.Optimizer({"v": np.ones(70)}, ao.LAMB(lr=0.1), comm=comm)
+        other.save(tmp_path / "x.safetensors")
+        for _ in range(2):
+            one.step(grads, wait=False)
+            other.load(tmp_path / "x.safetensors")
+        return one.params["w"]
+
+    alone = ao.Optimizer({"w": np.ones(500)}, ao.AdamW(lr=0.1))
+    for _ in range(2):
+        alone.step(grads)
+    for found in ao.ranks.run(2, train):
+        np.testing.assert_array_equal(found, alone.params["w"])

@@ -42,9 +42,7 @@ def bound(text: str, what: str) -> Callable[..., Callable[[int, int, int, int], 
 
 
 def ahead(texts: Iterable[tuple[str, str]]) -> None:
-    """Compile several sources at once, as many as there are processors; whatever fails is left to
-    `bound`.
-    """
+    """Compile several sources in parallel; failures are left to `bound`."""
     try:
         found = compiler()
     except CompilationError:

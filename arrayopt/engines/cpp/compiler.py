@@ -130,9 +130,7 @@ def compiler(*, asked: bool = False) -> Compiler:
 
 @lru_cache(maxsize=8)
 def _found(chosen: str, path: str) -> tuple[Compiler | None, str]:
-    """The compiler, if there is one; and why it is not the one that ``CXX`` names, or why there is
-    none.
-    """
+    """The compiler, if there is one; and why not that of ``CXX``, or why there is none."""
     commands, reasons = [(name,) for name in NAMES], list[str]()
     named: tuple[str, ...] = ()
     try:
@@ -166,9 +164,7 @@ def _found(chosen: str, path: str) -> tuple[Compiler | None, str]:
 
 
 def _probed(command: tuple[str, ...]) -> Compiler:
-    """A compiler that has compiled the probe. What it made is kept for later processes, which try
-    that.
-    """
+    """A compiler that compiled the probe. The result is kept, and later processes test it."""
     source = header("cpu.h") + PROBE
     try:
         about = os.stat(command[0])
@@ -199,9 +195,7 @@ def _probed(command: tuple[str, ...]) -> Compiler:
 
 
 def _first_right(command: tuple[str, ...], source: str) -> bytes:
-    """The number of the first flags for this processor with which a compiler makes the probe, as a
-    byte; and that.
-    """
+    """The number of the first target flags that work with a compiler, as a byte; and the probe."""
     why: CompilationError | None = None
     for number, target in enumerate(TARGETS):
         try:
@@ -233,9 +227,7 @@ def _check(program: str, code: bytes) -> None:
 
 @cache
 def processor() -> tuple[str, ...]:
-    """What machine code depends on: the architecture, the C library, and the processor's model and
-    features.
-    """
+    """What machine code depends on: the architecture, the C library, and the processor."""
     found = [platform.machine(), platform.processor(), *platform.libc_ver()]
     try:
         # the first processor stands for all, which may be hundreds

@@ -23,7 +23,6 @@ class _Table(Table):
     """A table, and a library."""
 
     def compile(self, kind: Kind) -> Code:
-        """See `Table.compile`."""
         real = REAL.get(WORKING[kind.dtype], WORKING[kind.dtype])
         return Code(bound(_text(kind), self.about(kind)), np.dtype(real).type)
 
@@ -51,13 +50,11 @@ class Cpp(Native):
         self.compiler = compiler(asked=asked)
 
     def describe(self) -> str:
-        """See `Fused.describe`."""
         return (
             f"{super().describe()}, compiled by {self.compiler.version or self.compiler.command[0]}"
         )
 
     def foresee(self, coming: Iterable[tuple[Bucket, Asked]]) -> None:
-        """See `Fused.foresee`."""
         texts: dict[str, str] = {}
         for bucket, asked in coming:
             for kind in self.kinds(bucket, asked):

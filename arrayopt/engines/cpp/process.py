@@ -86,9 +86,7 @@ def _room() -> Iterator[Path]:
 
 
 def _run(command: Sequence[str], folder: Path, patience: float) -> str:
-    """What a command prints; it and all that it starts are ended if it takes longer than `patience`
-    seconds, or if this is interrupted.
-    """
+    """The output of a command, which ends with all its children after `patience` seconds."""
     process = None
     try:
         with uninterrupted():  # else it might run on and nobody know of it

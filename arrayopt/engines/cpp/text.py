@@ -279,9 +279,7 @@ class Text(CPlusPlus):
         self.put(0, "#endif")
 
     def _without(self, loop: bulk.Elements, spare: list[Node], declared: str, given: str) -> None:
-        """Print the function that makes a loop without its spare sums first, and with them where it
-        must.
-        """
+        """Print the function that makes spare sums only if the plain ones need them."""
         at = {s.args[0].id: i for i, s in enumerate(loop.totals) if s not in spare}
         enough = dict[str, None]()
         for s in spare:

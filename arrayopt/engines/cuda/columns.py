@@ -17,9 +17,7 @@ WINDOW = ("A_FROM", "R_FROM", "C_FROM", "A_END", "R_END", "C_END", "STRIDE", "MA
 
 
 def columns(plan: Plan, where: Layout, *, windows: bool) -> list[str]:
-    """The names of the columns, in their order: those of `first_columns`; for random numbers the
-    position of the first element and the halves of keys; where what is given lies; `WINDOW`.
-    """
+    """The columns: `first_columns`, position and keys of random numbers, `GIVEN`s, `WINDOW`."""
     found = first_columns(plan, where, COLUMNS)
     if plan.draws:
         found += ["START", *(f"KEY{i}" for i in range(len(keys(plan))))]
@@ -33,9 +31,7 @@ def _leaves(plan: Plan) -> list[str]:
 
 
 def hypers(plan: Plan) -> list[str]:
-    """The hyper-parameters that the scalars of a step are computed from, in the order of their
-    table.
-    """
+    """The hyper-parameters that the scalars depend on, in the order of their table."""
     others, own = (COUNT, KEY, *GIVEN), (UPDATES, CLIP, VALUE)
     return [x for x in _leaves(plan) if x not in own and not x.startswith(others)]
 
@@ -46,7 +42,5 @@ def keys(plan: Plan) -> list[str]:
 
 
 def given(plan: Plan) -> list[str]:
-    """What scalars take from a place of each tensor's own: the step's value, totals, and values of
-    earlier phases; in the order of the columns that say where each is.
-    """
+    """The scalars that each tensor has elsewhere, in the order of the columns that say where."""
     return [name for name in _leaves(plan) if name == VALUE or name.startswith(GIVEN)]

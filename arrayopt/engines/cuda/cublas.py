@@ -50,9 +50,7 @@ others ask for. What is multiplied in bfloat16 is added up in float32.
 """
 
 MATH = 16
-"""The default mode, which rounds no operand; sums of parts are not rounded to fewer bits than
-arithmetic has.
-"""
+"""The default mode: operands are not rounded, and sums have the precision of arithmetic."""
 
 DEFAULT_ALGORITHM = -1
 
@@ -155,9 +153,7 @@ class Blas:
         self.rooms: dict[tuple[str, int], Any] = {}
 
     def room(self, name: str, size: int, dtype: Any) -> Any:
-        """Memory for so many numbers, which all tables of the optimizer share: nothing is left in
-        it after a step.
-        """
+        """Memory for so many numbers, for all tables of the optimizer, and valid in one step."""
         key = name, np.dtype(dtype).itemsize
         if key not in self.rooms or self.rooms[key].size < size:
             self.rooms[key] = cupy.empty(size, dtype)  # who has a smaller one keeps it

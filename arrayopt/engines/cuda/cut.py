@@ -1,15 +1,12 @@
-"""Tensors that ranks share, on a device: of each pass the pieces that are this rank's, and where
-partial results lie; see `CutTable`. What is between passes is computed on each rank that has some.
-"""
+"""Tensors that ranks share, on a device: this rank's pieces of passes; see `CutTable`."""
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from arrayopt.arrays import Ints
-from arrayopt.engines.base import Partials
+from arrayopt.engines.base import Partials, Stops
 from arrayopt.engines.batch import Rows
 from arrayopt.engines.cuda.device import on_device
 from arrayopt.engines.cuts import CutTable
@@ -22,9 +19,7 @@ class Cut(CutTable):
     """See `CutTable`. A piece of a pass is a unit."""
 
     def windows_here(self) -> Ints | None:
-        """How tensors lie here, in columns that are called as in `WINDOW`; None where there are no
-        windows.
-        """
+        """This rank's windows, with columns named as in `WINDOW`; None if there are none."""
         if not self.windows:
             return None
         found = self.lying()
@@ -36,24 +31,20 @@ class Cut(CutTable):
         return np.column_stack([first - tile * sizes, end, columns, matrix, before])
 
     def keep_own(self, pieces: Ints) -> None:
-        """Of the pieces of each stage keep this rank's: its units in passes, and none of what it
-        has nothing of.
-        """
+        """Keep this rank's pieces of each stage: its units of passes, and none if it has none."""
         passes = [stage.kind == "pass" for stage in self.of.stages]
         counts = np.array(list(map(len, self.own)))
         pieces[:, passes] = counts[:, None]
         pieces[counts == 0] = 0
 
     def scratch_starts(self) -> dict[str, tuple[Ints, int]]:
-        """Where the scratch arrays of whole tensors would begin in one of this rank's elements, and
-        its size.
-        """
+        """Where scratch arrays of whole tensors would begin in this rank's, and its size."""
         held = np.array([share.last - share.first for share in self.shares])
         sizes, first = -(-held // 8) * 8, np.array([self.first(row) for row in range(len(held))])
         starts = np.cumsum(sizes) - sizes - first
         return dict.fromkeys(self.plan.spilled, (starts, int(sizes.sum())))
 
-    def passes(self, rows: Rows) -> Iterator[list[Partials]]:
+    def passes(self, rows: Rows) -> Stops:
         """See `Batch.passes`."""
         going = self.of.launches(rows)
         while True:

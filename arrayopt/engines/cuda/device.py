@@ -1,6 +1,4 @@
-"""Arrays in device memory, CuPy's and PyTorch's: where and how they lie, and on which stream they
-are worked on.
-"""
+"""Arrays in device memory, of CuPy and PyTorch: their addresses, layout and streams."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -110,9 +108,7 @@ def _both(
 
 
 def uncaptured() -> None:
-    """Raise RuntimeError while the current stream is captured: a replay does not allocate, compile,
-    send or wait.
-    """
+    """Raise RuntimeError during a capture: a replay cannot allocate, compile, send or wait."""
     if cupy.cuda.get_current_stream().is_capturing():
         raise RuntimeError(
             "engine 'cupy': a captured step cannot allocate, compile or wait; first make a step"

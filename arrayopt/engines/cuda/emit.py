@@ -22,9 +22,7 @@ from arrayopt.fusion.program import Stage
 __all__ = ["LEAN", "emit"]
 
 LEAN = True
-"""A thread has 80 registers where three blocks share a multiprocessor; see
-`arrayopt.fusion.trace.trace`.
-"""
+"""A thread has 80 registers if three blocks share a multiprocessor; see `trace`."""
 
 
 def emit(

@@ -19,9 +19,7 @@ GIVEN = ("given_scale", "limit")
 """What the host says of a step: the loss scale of this call, and the limit of the joint norm."""
 
 STATE = ("scale", "good", "skipped", "inverse")
-"""What the device keeps: the state of a loss scale, how many steps were skipped, and one over the
-scale.
-"""
+"""The state on the device: that of a loss scale, skipped steps, and 1 / scale."""
 
 VERDICT = ("factor", "norm", *STATE)
 """What gradients are multiplied by, their joint norm, and the state after the step."""

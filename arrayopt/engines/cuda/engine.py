@@ -1,6 +1,4 @@
-"""The CuPy engine: a plan as one CUDA source, and a step as one launch, or one for each pass, over
-all tensors.
-"""
+"""The CuPy engine: a plan as one CUDA source, run over all tensors in a launch or a few."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -37,7 +35,6 @@ class CuPy(Fused):
     """Further options of the compiler."""
 
     def geometry(self, shapes: list[tuple[int, ...]], element: str) -> Ints:
-        """See `Fused.geometry`."""
         found = super().geometry(shapes, element)
         tiles(found, element)
         return found
@@ -48,21 +45,17 @@ class CuPy(Fused):
         return partial(Table, options=CuPy.options)
 
     def describe(self) -> str:
-        """See `Fused.describe`."""
         return "CUDA kernels over all tensors at once"
 
     def check_products(self, bucket: Bucket) -> None:
-        """See `Fused.check_products`."""
         super().check_products(bucket)
         library()
 
     def capturing(self, bucket: Bucket) -> bool:
-        """See `Engine.capturing`."""
         with on_device(*access(bucket.tensors[0].array)):
             return bool(cupy.cuda.get_current_stream().is_capturing())
 
     def judge(self, buckets: Sequence[Bucket]) -> Judge | None:
-        """See `Engine.judge`."""
         homes = set()
         for bucket in buckets:
             xp, device = place(bucket.tensors[0].array)
@@ -70,7 +63,6 @@ class CuPy(Fused):
         return Judge(self, buckets, CuPy.options) if len(homes) == 1 else None
 
     def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:
-        """See `Engine.advance`."""
         kept = chain.from_iterable(bucket.batches.values())
         tables = [x for x in bucket.run.captured if isinstance(x, Table)]
         recorded = [x for x in tables if x.counts is bucket.counts]

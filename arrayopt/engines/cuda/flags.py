@@ -1,6 +1,4 @@
-"""What the device says of a step: whether it is skipped, and which layers of stacked tensors it
-leaves out.
-"""
+"""The device's verdict on a step: whether to skip it, and which layers to leave out."""
 
 from collections.abc import Sequence
 from typing import Any

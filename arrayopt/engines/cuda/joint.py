@@ -67,11 +67,9 @@ class JointThere(Joint):
 
     @property
     def there(self) -> "JointThere":
-        """See `Joint.there`."""
         return self
 
     def vector(self, size: int, dtype: Any) -> Array:
-        """See `Joint.vector`."""
         first = self.phases[0]
         with on_device(first.access, first.device):
             return first.access.own(cupy.empty(size, dtype))
@@ -82,7 +80,6 @@ class JointThere(Joint):
             phase.advance(hypers)
 
     def tell(self, meeting: Meeting, phase: Any, totals: list[int], here: Ints) -> None:
-        """See `Joint.tell`."""
         nodes = [phase.plan.reports[of_total(which)] for which in totals]
         if not totals:
             return
@@ -95,7 +92,6 @@ class JointThere(Joint):
             meeting.tell_there(totals, self.numbers[here], at[:, here])
 
     def take(self, meeting: Meeting, totals: list[int], here: Ints) -> None:
-        """See `Joint.take`."""
         if meeting.there is not None:
             return
         self.values[np.array(totals, np.int64)[:, None], here] = meeting.totals(

@@ -91,21 +91,18 @@ class Judge:
     # ---- the numbers of the loss scale: see `arrayopt.state.run.Holder` --------------------------
 
     def upload(self, counts: Ints, loss: dict[str, Any]) -> None:
-        """See `Holder.upload`."""
         with on_device(self.access, self.device):
             self.state.send(
                 np.array([float(loss[name]) for name in STATE[:-1]] + [1.0 / float(loss["scale"])])
             )
 
     def fetch(self, counts: Ints, loss: dict[str, Any]) -> None:
-        """See `Holder.fetch`."""
         with on_device(self.access, self.device):
             uncaptured()
             scale, good, skipped, _ = self.state.array.get().tolist()
         loss.update(scale=scale, good=int(good), skipped=int(skipped))
 
     def peek(self, name: str) -> Any:
-        """See `Holder.peek`."""
         if name == "inverse":
             return self.inverse
         with on_device(self.access, self.device):

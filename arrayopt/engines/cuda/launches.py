@@ -1,6 +1,4 @@
-"""What a step over a table launches: the kernels with their grids and arguments, and the calls
-between them.
-"""
+"""The launches of a step over a table: kernels with grids and arguments, and calls between."""
 
 import weakref
 from itertools import pairwise
@@ -31,9 +29,7 @@ Launch = tuple[tuple[int], tuple[Any, ...]]
 
 
 class Queue(NamedTuple):
-    """What a step launches, with the grids, and all arguments but the last: the factor and what
-    says to skip it.
-    """
+    """What a step launches, with grids and arguments, except the factor and the skip flag."""
 
     begin: Launch
     runs: list[Launch]

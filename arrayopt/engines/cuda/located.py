@@ -1,6 +1,4 @@
-"""Tensors in device memory: where their arrays lie, copies of those that kernels cannot work on,
-and what a step has computed of them.
-"""
+"""Tensors in device memory: their addresses, copies of unusable arrays, and results."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +6,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from arrayopt.arrays import Array, Ints, array_namespace, detached, dtype_of
+from arrayopt.arrays import Array, Grads, Ints, array_namespace, detached, dtype_of
 from arrayopt.codecs import CODECS
 from arrayopt.engines.base import Report
 from arrayopt.engines.batch import Rows
@@ -59,6 +57,7 @@ class Located(Listed):
         The flags of the step, and which of them is each tensor's; `NOTHING` where there are none.
     """
 
+    on_device = True
     access: Access
     device: int
     table_there: Upload
@@ -93,9 +92,7 @@ class Located(Listed):
         self.sent = True
 
     def check_recorded(self, columns: Any) -> None:
-        """Raise where a graph has what the table was, in some of its columns, and that is not what
-        it is now.
-        """
+        """Raise if a captured graph has addresses, in these columns, that have changed."""
         moved: Any = self.captured and (self.table_there.known != self.table)[:, columns].any(
             axis=1
         )
@@ -108,7 +105,6 @@ class Located(Listed):
             )
 
     def bind(self) -> None:
-        """See `Batch.bind`."""
         self.staged = {}
         for name in self.plan.touched:
             for row in range(len(self.tensors)):
@@ -138,7 +134,7 @@ class Located(Listed):
         dtype = dtype_of(array_namespace(slots[name]), self.plan.storage[name])
         return dequantized(detached(slots[name]), detached(slots[scale_of(name)]), dtype)
 
-    def bind_grads(self, rows: Rows, grads: Sequence[Array | None]) -> list[Any]:
+    def bind_grads(self, rows: Rows, grads: Grads) -> list[Any]:
         """Put gradients' addresses into the table; what is returned must live until the launch."""
         given: list[Any] = list(chosen(grads, rows.all))
         found, whole = locations_of(grads, len(given)) or self.access.located(given)
@@ -181,7 +177,6 @@ class Located(Listed):
     # ---- what a step has computed ----------------------------------------------------------------
 
     def report(self, rows: Rows) -> dict[str, Report]:
-        """See `Batch.report`."""
         with on_device(self.access, self.device):
             kept = [x.copy() for x in (self.values_there, self.scalars_there)]
             if self.skip is not NOTHING:

@@ -14,18 +14,14 @@ AHEAD = 32 << 10
 """Bytes that a multiprocessor is to wait for at once. See "Bytes in flight" in ``docs/cuda.md``."""
 
 WIDE = 10
-"""With more words of 32 bits to load, to store and to sum up than that for each element, a pass
-needs more than 80 registers; with twice as many to load and to store, more than 128.
-"""
+"""More 32-bit words per element than this need over 80 registers; twice as many, over 128."""
 
 
 def resident(plan: Plan, dtype: str, real: str) -> int:
-    """How many blocks a multiprocessor has: three leave a thread 80 registers, two 128, and none is
-    to spill.
-    """
+    """Blocks of a multiprocessor: three leave a thread 80 registers, two 128; none may spill."""
     if plan.multiplies:  # many passes in one kernel, and products take the time
         return 1
-    if layout(plan).leaves or any(map(turns_of, in_stages(plan).stages)):
+    if layout(plan, device=True).leaves or any(map(turns_of, in_stages(plan).stages)):
         return 2 if real == "float32" else 1  # waves, and loops over members of rings
     passes, words = plan.passes, 2 if real == "float64" else 1
     held = []
@@ -41,9 +37,7 @@ def resident(plan: Plan, dtype: str, real: str) -> int:
 
 
 def ahead(plan: Plan, body: Body, storage: Mapping[str, str], blocks: int) -> int:
-    """How many vectors of each array a thread reads before it uses the first, so that enough bytes
-    are awaited.
-    """
+    """The vectors of each array that a thread reads before it uses the first."""
     if plan.multiplies:  # many passes share the registers, and products take the time
         return 1
     loop, each = body.elements, 0

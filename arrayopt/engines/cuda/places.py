@@ -1,6 +1,4 @@
-"""Where the norms of all gradients are on a device: of one process, and of ranks that have met
-there.
-"""
+"""Where the norms of all gradients are on a device, those of other ranks included."""
 
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -58,9 +56,7 @@ class Places:
     """The room that ranks have met in, the tensors whose norms are there, and the place of each."""
 
     def of(self, measured: list[tuple[Any, Rows]]) -> Ints:
-        """The addresses of the norms that batches measure, then a zero; found once for each set of
-        tensors.
-        """
+        """The addresses of the measured norms, then a zero; kept for each set of tensors."""
         same = len(measured) == len(self.measured)
         for (batch, rows), (b, r) in zip(measured, self.measured, strict=False):
             same = same and batch is b and rows is r
@@ -102,9 +98,7 @@ class Places:
         return {x.name: own[i] for x, i in zip(self.tensors, place.tolist(), strict=True)}
 
     def _room(self) -> tuple[Any, Any, tuple[Any, ...], Ints]:
-        """Addresses in device memory, those of each rank together; room for what is there, also by
-        rank; and places.
-        """
+        """Addresses on the device by rank, the room for their values by rank, and places."""
         shares = [x.share for x in self.tensors if x.share is not None]
         owners = np.array([share.holders[0] for share in shares], np.int64)
         order, ranks = np.argsort(owners, kind="stable"), len(shares[0].ends) - 1 if shares else 0

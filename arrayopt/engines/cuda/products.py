@@ -94,9 +94,7 @@ def _each(addresses: Ints, sides: dict[str, int], axes: str, size: int) -> Ints:
 
 
 def _runs(places: Ints) -> Iterator[tuple[Any, Any, int]]:
-    """Rows of addresses in stretches at equal distances: the first of each, the distances, and how
-    many they are.
-    """
+    """Addresses in runs of equal distances: the first of each, the distances, the length."""
     steps = np.diff(places, axis=0)
     changes = np.flatnonzero((steps[1:] != steps[:-1]).any(axis=1)) + 1
     first = 0

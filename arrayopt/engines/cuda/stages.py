@@ -32,18 +32,14 @@ SQUARE = 4096
 """Values of a piece of what a matrix makes with itself."""
 
 OUTPUTS, SUMS = 256, 256
-"""Values of a piece of a loop over rows, columns or matrices, and sums of a piece of a loop of
-sums.
-"""
+"""Values in a piece of a loop over rows, columns or matrices; sums in a piece of such sums."""
 
 SMALL_MATRIX, SMALL_COLUMNS = 64, 8
 """Matrices of up to so many elements, with up to so many columns, are a thread's each."""
 
 
 def tiles(geo: Ints, element: str, *, sums: bool = True) -> None:
-    """Set the tiles, in rows of `GEOMETRY` that hold the extents; those of a plan without sums may
-    have any length.
-    """
+    """Set the tiles in rows of `GEOMETRY`; without sums, they may have any length."""
     at = {name: i for i, name in enumerate(GEOMETRY)}
     size, batches, planes, rows, columns = (geo[:, at[x]] for x in ("SIZE", "A", "B", "R", "C"))
     if element == "C":

@@ -11,13 +11,13 @@ from arrayopt.arrays import (
     NARROW,
     REAL,
     WORKING,
-    Array,
+    Grads,
     Ints,
     detached,
     is_array,
     place,
 )
-from arrayopt.engines.base import Asked, Partials
+from arrayopt.engines.base import Asked, Stops
 from arrayopt.engines.batch import Kind, Rows
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.columns import value_columns
@@ -80,7 +80,7 @@ class Table(Located):
             self.cut.keep_own(self.pieces)
         self.hyper_names = hypers_of(plan)
         self.given = {name: f"GIVEN{i}" for i, name in enumerate(given(plan))}
-        lengths = self.where.lengths(plan, self.geo)
+        lengths = self.where.lengths(self.geo)
         self.sized = self.filled.copy()  # here or elsewhere
         if bucket.kind == "none":  # other ranks have them; here they are counted
             self.filled[:], self.pieces[:], lengths = False, 0, 0 * lengths
@@ -162,17 +162,14 @@ class Table(Located):
             self.step_there[name] = x.data.ptr
 
     def _scratch(self) -> dict[str, tuple[Ints, int]]:
-        """See `scratch_starts`; of tensors that ranks share, and of what other ranks have, for what
-        is here.
-        """
+        """See `scratch_starts`; with ranks, only for the elements of this one."""
         if self.cut is not None:
             return self.cut.scratch_starts()
         return scratch_starts(self.plan, self.geo if self.bucket.kind == "whole" else 0 * self.geo)
 
     # ---- before a step ---------------------------------------------------------------------------
 
-    def prepare(self, rows: Rows, grads: Sequence[Array | None], asked: Asked) -> None:
-        """See `Batch.prepare`."""
+    def prepare(self, rows: Rows, grads: Grads, asked: Asked) -> None:
         with on_device(self.access, self.device):
             clip = asked.clip
             self.send(asked.hypers)
@@ -225,15 +222,13 @@ class Table(Located):
     # ---- a step ----------------------------------------------------------------------------------
 
     def allocate(self, rows: Rows, threads: int) -> None:
-        """See `Batch.allocate`."""
         with on_device(self.access, self.device):
             told = [name for name in self.plan.reports if not name.startswith(GIVEN)]
             if told or self.widens:
                 uncaptured()
             self.launching.of(rows)
 
-    def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
-        """See `Batch.launch`."""
+    def launch(self, rows: Rows, grads: Grads, threads: int) -> None:
         with on_device(self.access, self.device):
             if self.blas is not None:
                 self.blas.use()
@@ -243,16 +238,13 @@ class Table(Located):
             self._recorded(rows, grads)
         self.alive = []
 
-    def passes(
-        self, rows: Rows, grads: Sequence[Array | None], threads: int
-    ) -> Iterator[list[Partials]]:
-        """See `Batch.passes`."""
+    def passes(self, rows: Rows, grads: Grads, threads: int) -> Stops:
         assert self.cut is not None
         yield from self.cut.passes(rows)
         self._recorded(rows, grads)
         self.alive = []
 
-    def _recorded(self, rows: Rows, grads: Sequence[Array | None]) -> None:
+    def _recorded(self, rows: Rows, grads: Grads) -> None:
         """Note what a graph that is being captured has the addresses of."""
         with on_device(self.access, self.device):
             if cupy.cuda.get_current_stream().is_capturing():

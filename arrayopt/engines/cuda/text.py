@@ -1,6 +1,4 @@
-"""Printing a program as CUDA: what is computed between the passes, by the functions in
-``kernels/``.
-"""
+"""Printing a program as CUDA: the computation between passes, by functions of ``kernels/``."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
@@ -30,9 +28,7 @@ class CudaWords(Words):
     }
 
     def straight(self, nodes: Sequence[Node], given: Callable[[str], str]) -> dict[Node, str]:
-        """Define what some scalars are computed from, by the scalars that are given; the names of
-        all.
-        """
+        """Define scalars and all that they are computed from; return the names of all."""
         known: dict[Node, str] = {}
         for node in reachable(nodes):
             if node.op == "const":
@@ -59,7 +55,7 @@ class CudaText(CudaWords, CPlusPlus):
     whole = "long long"
 
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, *, windows: bool = False) -> None:
-        where = layout(plan)
+        where = layout(plan, device=True)
         super().__init__(plan, dtype, grad_dtype, where, columns(plan, where, windows=windows))
         self.windows, self.type = windows, "W"
         self.sums: dict[str, str] = {}  # by the names of folds, what all threads have made

@@ -1,6 +1,4 @@
-"""Small tables in device memory, refreshed from the host only where they have changed, and without
-a wait.
-"""
+"""Small tables in device memory, sent again only if they changed, and without waiting."""
 
 import weakref
 from typing import Any
@@ -14,9 +12,7 @@ from arrayopt.state.run import Run
 __all__ = ["Upload", "lookup"]
 
 _left: list[tuple[Any, Any]] = []
-"""Pinned memory of uploads that are gone, which copies may still read; CuPy's pool would give it
-away at once.
-"""
+"""Pinned memory of deleted uploads that copies may still read; CuPy's pool would reuse it."""
 
 
 class Upload:

@@ -1,3 +1,1 @@
-"""What the engines for CPUs that compile a plan share: the table of tensors, and how threads and
-ranks share it.
-"""
+"""Common to compiled CPU engines: the table of tensors, shared by threads and ranks."""

@@ -1,15 +1,12 @@
-"""Tensors that ranks share: a table of which this rank runs some units, stage by stage, with stops
-in between; see `CutTable`.
-"""
+"""A table of tensors that ranks share: this rank runs its units, with stops between stages."""
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from arrayopt.arrays import memory
-from arrayopt.engines.base import Partials
+from arrayopt.engines.base import Partials, Stops
 from arrayopt.engines.batch import Rows
 from arrayopt.engines.cuts import CutTable
 from arrayopt.engines.threads import run
@@ -48,7 +45,7 @@ class Cut(CutTable):
                 before = self.first(row) * self.scratch[-1].itemsize
                 self.of.put(f"AT_{name}", self.scratch[-1].ctypes.data - before, row)
 
-    def passes(self, rows: Rows, threads: int) -> Iterator[list[Partials]]:
+    def passes(self, rows: Rows, threads: int) -> Stops:
         """See `Batch.passes`."""
         of, held = self.of, self.of.held(rows)
         call = of.bound((self.work, self.parts), held.full)

@@ -17,7 +17,6 @@ class Native(Fused):
     codes = cuts = parts = products = True
 
     def check_products(self, bucket: Bucket) -> None:
-        """See `Fused.check_products`."""
         super().check_products(bucket)
         if lacking():
             raise ValueError(f"matrix products need {lacking()}; pip install 'arrayopt[cpu]'")
@@ -25,7 +24,6 @@ class Native(Fused):
             raise ValueError("BLAS supports matrices of fewer than 2**31 rows and columns")
 
     def describe(self) -> str:
-        """See `Fused.describe`."""
         return f"fused loops, {thread_count()} threads"
 
 

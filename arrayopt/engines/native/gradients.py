@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import Array, Ints, memory
+from arrayopt.arrays import Grads, Ints, memory
 from arrayopt.engines.bucket import chosen
 from arrayopt.engines.layers import Split
 from arrayopt.params.headers import LocatedGrads, Locations
@@ -32,10 +32,8 @@ class Gradients:
         # the rows and gradients whose addresses are in the table
         self._last: tuple[Ints, Locations] | None = None
 
-    def bind(self, rows: Ints, grads: Sequence[Array | None]) -> Sequence[Any]:
-        """Put the gradients' addresses into the table; what is returned must live until they have
-        been used.
-        """
+    def bind(self, rows: Ints, grads: Grads) -> Sequence[Any]:
+        """Put addresses of gradients into the table. The result must live as long as they."""
         if self._known(rows, grads):
             return grads
         if isinstance(grads, Split):
@@ -72,7 +70,7 @@ class Gradients:
         self.of.put("AT_g", addresses[rows], rows)
         return given
 
-    def _known(self, rows: Ints, grads: Sequence[Array | None]) -> bool:
+    def _known(self, rows: Ints, grads: Grads) -> bool:
         """Put the gradients' addresses into the table if they are known, and no gradient must be
         copied.
 

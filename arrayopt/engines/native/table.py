@@ -2,16 +2,16 @@
 
 import contextlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import Array, Ints, memory
+from arrayopt.arrays import Grads, Ints, memory
 from arrayopt.codecs import CODECS
-from arrayopt.engines.base import Asked, Partials
+from arrayopt.engines.base import Asked, Stops
 from arrayopt.engines.batch import Kind, Rows, plain
 from arrayopt.engines.blas import blas_address, one_thread
 from arrayopt.engines.bucket import Bucket
@@ -27,9 +27,7 @@ from arrayopt.fusion.windows import WINDOW, undivided
 __all__ = ["Code", "Table"]
 
 SHARED = 1 << 18
-"""All threads work on a tensor together if each gets at least this many elements; one thread does
-smaller ones.
-"""
+"""Threads share a tensor if each gets at least so many elements; else one does it."""
 
 FLOPS = 32
 """So many operations of a product take about as long as an element of the passes."""
@@ -104,7 +102,7 @@ class Table(Listed):
         # in which room each vector and each reduction's partial results lie, by the column
         self.rooms: dict[str, str] = {}
         kinds = ["row"] * len(self.where.vectors) + [*self.where.partials.values()]
-        lengths = self.where.lengths(plan, self.geo).T
+        lengths = self.where.lengths(self.geo).T
         for name, what, length in zip(value_columns(self.where), kinds, lengths, strict=True):
             room = self.rooms[name] = "work" if what in ("row", "column") else "part"
             self.put(name, self.room[room])
@@ -144,8 +142,7 @@ class Table(Listed):
         part = self.room["part"][rows].max(initial=0)
         return np.empty(work, self.compiled.real), np.empty(part)
 
-    def prepare(self, rows: Rows, grads: Sequence[Array | None], asked: Asked) -> None:
-        """See `Batch.prepare`."""
+    def prepare(self, rows: Rows, grads: Grads, asked: Asked) -> None:
         super().prepare(rows, grads, asked)
         full = rows.full if self.cut is None else self.held(rows).full
         self.alive = self.gradients.bind(full, grads) if len(full) else []
@@ -154,8 +151,7 @@ class Table(Listed):
             before = self.cut.gradients_before(full, given)
             self.table[full, self.column["AT_g"]] -= before * self.gradients.itemsize
 
-    def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
-        """See `Batch.launch`."""
+    def launch(self, rows: Rows, grads: Grads, threads: int) -> None:
         if not len(rows.full):
             return
         with one_thread() if self.multiplies else _NOTHING:
@@ -165,22 +161,16 @@ class Table(Listed):
         self.alive = []
 
     def is_shared(self, rows: Rows) -> bool:
-        """See `Batch.is_shared`."""
         return int(self.loads[rows.full].sum()) > ALONE
 
-    def passes(
-        self, rows: Rows, grads: Sequence[Array | None], threads: int
-    ) -> Iterator[list[Partials]]:
-        """See `Batch.passes`."""
+    def passes(self, rows: Rows, grads: Grads, threads: int) -> Stops:
         assert self.cut is not None
         if len(rows.full):
             yield from self.cut.passes(rows, threads)
         self.alive = []
 
     def allocate(self, rows: Rows, threads: int) -> None:
-        """See `Batch.allocate`. What does not lie in memory as it must is copied, and written back
-        from the copy.
-        """
+        """See `Batch.allocate`. Arrays with an unusable layout are copied, and written back."""
         if self.cut is None and len(rows.full):
             shares = self._share(rows, threads)
             if self.plan.spilled:
@@ -208,7 +198,6 @@ class Table(Listed):
                 (self.put_wide if name in self.widens else self.replace)(row, name, copy)
 
     def bind(self) -> None:
-        """See `Batch.bind`."""
         self.staged = []
         for name in self.plan.touched:
             left = np.ones(len(self.tensors), bool)
@@ -256,9 +245,7 @@ class Table(Listed):
         return np.result_type(real, np.complex64) if kind == "complex" else real
 
     def _scratch(self, shares: _Shares) -> None:
-        """Put the addresses of scratch memory into the table: room for one tensor of each thread,
-        or a shared one.
-        """
+        """Put addresses of scratch memory into the table: one tensor's room for each thread."""
         for name, kind in self.plan.spilled.items():
             sizes = extent(self.plan.extents[name], self.geo)
             largest = max((int(sizes[rows].max(initial=0)) for rows in shares.own), default=0)
@@ -271,9 +258,7 @@ class Table(Listed):
                 self.put(f"AT_{name}", room.ctypes.data + i * largest * room.itemsize, rows)
 
     def _loop(self, rows: Rows, threads: int) -> None:
-        """All passes: over what threads share, meeting after each, then over what is each one's
-        own.
-        """
+        """All passes: of shared tensors, meeting after each; then of each thread's own."""
         shares = self._share(rows, threads)
         for call in shares.calls:
             for stage in self.stages:

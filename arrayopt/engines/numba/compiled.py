@@ -1,6 +1,4 @@
-"""Generated modules, and what Numba makes of them: read from disk where it was kept, else compiled
-and kept.
-"""
+"""Generated modules, compiled by Numba, or read from disk."""
 
 import hashlib
 import linecache
@@ -77,9 +75,7 @@ def ready(module: ModuleType) -> None:
 
 
 def _nothing(module: ModuleType) -> tuple[Any, ...]:
-    """Arguments of a module's `run` with which it does nothing; they are of the types that all
-    calls have.
-    """
+    """Arguments of all calls' types with which a module's `run` does nothing."""
     rows, table, scalars = np.zeros(0, np.int64), np.zeros((0, 1), np.int64), np.zeros((0, 1))
     return table, scalars, scalars, np.zeros(0, module.W), np.zeros(0), rows, 0, 0, 0, 1
 
@@ -94,9 +90,7 @@ def _place(module: ModuleType) -> tuple[str, str]:
 
 
 def converts_float16() -> bool:
-    """Whether the processor that Numba compiles for converts float16 by itself; where not, LLVM
-    aborts the process.
-    """
+    """Whether the processor converts float16 itself; else LLVM would abort the process."""
     given = NUMBA.CPU_FEATURES
     features = llvm.get_host_cpu_features().flatten() if given is None else given
     return "+f16c" in features or not llvm.get_process_triple().startswith("x86_64")

@@ -20,7 +20,6 @@ class _Table(Table):
     """A table, and a module of Numba."""
 
     def compile(self, kind: Kind) -> Code:
-        """See `Table.compile`."""
         text = emit(kind.plan, kind.dtype, kind.grad_dtype, split=kind.split)
         module = load(text, self.about(kind))
         try:
@@ -39,7 +38,6 @@ class Numba(Native):
     batch = _Table
 
     def check(self, bucket: Bucket) -> None:
-        """See `Engine.check`."""
         super().check(bucket)
         if dtype_name(bucket.tensors[0].array) == "float16" and not converts_float16():
             raise NoRemedyError("float16 needs a processor with F16C instructions")

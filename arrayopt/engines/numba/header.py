@@ -214,9 +214,7 @@ def round_float16(x, u):
 """
 
 TILE = 32
-"""A band of a symmetric product is mirrored in squares of so many rows and columns, which stay in
-cache.
-"""
+"""The side of squares in which a band of a symmetric product is mirrored, within the cache."""
 
 PRODUCT = '''
 SIZE = np.dtype(W).itemsize

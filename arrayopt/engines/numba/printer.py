@@ -51,9 +51,7 @@ def give_{kind}(target, planes, count):
 """
 
 BLOCK = 4096
-"""So many elements are copied at a time: they stay in the first cache while each plane in turn
-takes its own.
-"""
+"""Elements copied at a time: they stay in the first cache while planes take theirs."""
 
 
 class Text(Printer):

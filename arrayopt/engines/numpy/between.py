@@ -75,9 +75,7 @@ class Small:
         return tuple(out)
 
     def column(self, values: Any) -> Any:
-        """A value of each tensor, in the shape in which these are known; one number where all have
-        the same.
-        """
+        """A value per tensor in the shape of known values; one number if all are equal."""
         same = (values == values[0]).all()
         return values[0].item() if same else values.reshape(-1, 1, 1, 1, 1)
 
@@ -90,9 +88,7 @@ class Small:
         read: frozenset[Node],
         last: Readers,
     ) -> None:
-        """What is computed and stored between passes; sums that these have made come first. Of
-        values per tensor what is `read` later is kept; others are dropped after their last readers.
-        """
+        """Compute and store what is between passes; `last`: what can be dropped after each."""
         for reduction in between.combine:
             known[reduction] = partials.pop(reduction)
         for loop in between.after:
@@ -112,9 +108,7 @@ class Small:
         arrays: dict[str, Any],
         known: dict[Node, Any],
     ) -> bool:
-        """Compute values per tensor by one function, in Python's numbers if there is one tensor;
-        whether that was possible.
-        """
+        """Compute values per tensor by one function, if that is possible; whether it was."""
         outer, results, function = straight(nodes, read)
         given = []
         for node in outer:
@@ -173,9 +167,7 @@ class Small:
 
 @lru_cache(maxsize=64)
 def last_readers(plan: Plan) -> Readers:
-    """Values over rows or columns, by what reads them last: a value, a computation between passes,
-    or a pass.
-    """
+    """Values over rows or columns, by their last reader: a value, a `Between`, a pass."""
     readers = dict[Node, Node | Between | Pass]()
     for between, pass_ in zip_longest(plan.between, plan.passes):
         for loop in between.after:
@@ -203,9 +195,7 @@ def _real(value: Any) -> bool:
 
 
 def _wide(value: Any) -> Any:
-    """A value per tensor in double precision, as those are that several tensors do not have in
-    common.
-    """
+    """A value per tensor in double precision, as if several tensors differed in it."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "fc":
         return value.astype(np.result_type(value, np.float64), copy=False)
     return value

@@ -1,6 +1,4 @@
-"""Arrays of rank 5 in blocks, and reductions of these: tensors, then their axes A, B, R and C; and
-memory that each thread keeps for what lies between two NumPy calls, or between two passes.
-"""
+"""Arrays of rank 5 (tensors, A, B, R, C) in blocks, their reductions, and threads' buffers."""
 
 import threading
 from collections.abc import Iterable, Sequence
@@ -15,17 +13,13 @@ from arrayopt.fusion.ops import REDUCTIONS
 __all__ = ["DIMS", "blocks", "buffers_of", "dims", "joined", "part", "reduced", "totals"]
 
 DIMS = {axis: i + 1 for i, axis in enumerate("ABRC")} | {"r": 4, "c": 4}
-"""Which dimension an axis is; of a product of a matrix with itself, the second axis is the last
-dimension.
-"""
+"""The dimension of each axis; the second axis of a product X Xᵀ is the last dimension."""
 
 SHORT = 16
 """Axes of up to so many values are short."""
 
 DOT = 256
-"""So many products are added up by BLAS in the dtype of arithmetic; sums of these are in double
-precision.
-"""
+"""BLAS adds up so many products in the dtype of arithmetic; their sums are in double."""
 
 
 def dims(axes: str) -> list[int]:
@@ -53,9 +47,7 @@ def part(values: Any, cuts: tuple[slice, ...]) -> Any:
 
 
 def totals(reduction: Node, left: Any, right: Any) -> Any:
-    """What each row of values is reduced to, in double precision; with `y`, the sum of its products
-    with these.
-    """
+    """The reduction of each row, in double precision; with `right`, of products with it."""
     if right is None:
         return REDUCTIONS[reduction.op].ufunc.reduce(left, axis=1).astype(np.float64)
     whole = left.shape[1] // DOT * DOT
@@ -67,9 +59,7 @@ def totals(reduction: Node, left: Any, right: Any) -> Any:
 
 
 def reduced(reduction: Node, values: Any, axis: int) -> Any:
-    """A reduction over one axis; over a short one by slices, for NumPy's own calls are as short as
-    the axis.
-    """
+    """A reduction over an axis; over a short one by slices, as short calls are slow."""
     ufunc, length = REDUCTIONS[reduction.op].ufunc, values.shape[axis]
     if length > SHORT:
         return ufunc.reduce(values, axis=axis, keepdims=True)

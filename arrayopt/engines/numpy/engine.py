@@ -1,10 +1,7 @@
-"""The NumPy engine: a plan, operation by operation, over blocks that stay in cache, into a few
-reused buffers.
-"""
+"""The NumPy engine: a plan as NumPy calls, over blocks in cache, into a few buffers."""
 
 import threading
 from collections import deque
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import chain, repeat
@@ -13,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import REAL, WORKING, Array
+from arrayopt.arrays import REAL, WORKING, Grads
 from arrayopt.engines.batch import Batch, Kind, Rows, plain
 from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket
@@ -97,7 +94,6 @@ class _Blocks(Batch):
         self.reported = [n for n in plan.reports.values() if n in self.where.tensor]
 
     def bind(self) -> None:
-        """See `Batch.bind`."""
         self.outside: set[int] = set()
         self._lying: dict[str, list[Any]] = {}
         for name in self.plan.touched:
@@ -115,8 +111,7 @@ class _Blocks(Batch):
             self._lying[name] = [x.reshape(-1) if plain(x) else x for x in each]
         return self._lying[name]
 
-    def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
-        """See `Batch.launch`."""
+    def launch(self, rows: Rows, grads: Grads, threads: int) -> None:
         if rows.kept is None or rows.kept[0] != self._located:
             rows.kept = self._located, self._chunks(rows.full.tolist())
         chunks: list[Chunk] = rows.kept[1]
@@ -181,7 +176,7 @@ class _Blocks(Batch):
             return stack, slice(int(layers[0]), int(layers[-1]) + 1)
         return stack, layers
 
-    def _gradient(self, chunk: Chunk, grads: Sequence[Array | None]) -> Any:
+    def _gradient(self, chunk: Chunk, grads: Grads) -> Any:
         """The gradient of a chunk, in one array."""
         if chunk.layers is not None and isinstance(grads, Split):
             stack, layers = chunk.layers
@@ -189,7 +184,7 @@ class _Blocks(Batch):
         given = [np.asarray(grads[row]) for row in chunk.rows]
         return np.ascontiguousarray(given[0]) if len(given) == 1 else joined("g", given)
 
-    def _run(self, chunk: Chunk, grads: Sequence[Array | None], threads: int) -> None:
+    def _run(self, chunk: Chunk, grads: Grads, threads: int) -> None:
         """All passes over a chunk."""
         rows, stack = chunk.rows, chunk.stack
         if stack is None:
@@ -282,12 +277,10 @@ class NumPy(Fused):
     side_by_side = False
 
     def plan(self, rule: Rule, rank: int, dtype: str, **options: Any) -> Plan:
-        """See `Fused.plan`."""
         plan = plan_for(rule, rank, dtype, lean=self.lean, **options)
         if lanes(plan) is None:  # else no value is kept for all elements
             plan = plan_for(rule, rank, dtype, lean=self.lean, calls=True, **options)
         return widened(plan)
 
     def describe(self) -> str:
-        """See `Fused.describe`."""
         return f"NumPy on blocks that stay in cache, {thread_count()} threads"

@@ -1,18 +1,44 @@
-"""Making of a pass a list of NumPy calls, which write into as few buffers as there can be."""
+"""Making of a pass a function of NumPy calls, which write into as few buffers as there can be."""
 
-import operator
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
+from typing import Any
 
-from arrayopt.codecs import STORED, Codec
-from arrayopt.engines.numpy.program import VIEWS, Extra, Program, Steps
+import numpy as np
+
+from arrayopt.codecs import STORED
 from arrayopt.fusion.graph import Node, Spare, operands
 from arrayopt.fusion.ops import OPS
 from arrayopt.fusion.passes import Pass
 
-__all__ = ["program"]
+__all__ = ["Program", "program"]
+
+VIEWS = ("real", "imag")
+"""Operations whose results are views of their operands."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Program:
+    """What a pass does with a block.
+
+    Attributes
+    ----------
+    run : callable
+        ``run(block, buffers, real, reduce, *small)`` makes all calls and stores, under an
+        `errstate` of the caller's, and returns what `reduce` makes of the values of each reduction.
+        `block` has stored arrays by name; `real` is the dtype of arithmetic.
+    small : tuple of Node
+        Values over fewer axes, scalars of the step, and positions, which it takes.
+    buffers : tuple of str
+        What each buffer holds: ``real``, ``complex`` or ``bool``.
+    """
+
+    run: Callable[..., dict[Node, Any]]
+    small: tuple[Node, ...]
+    buffers: tuple[str, ...]
 
 
 @lru_cache(maxsize=512)
@@ -24,9 +50,9 @@ def program(pass_: Pass, storage: tuple[tuple[str, str], ...]) -> Program:
     pass_ : Pass
         The pass.
     storage : tuple of (str, str)
-        Stored arrays, and their dtypes. Those that do not round can be written by a step itself.
+        Stored arrays, and their dtypes. Those that do not round can be written by a call itself.
     """
-    stored = {name: STORED[dtype] for name, dtype in storage}
+    rounding = {name for name, dtype in storage if STORED[dtype].rounds}
     read, summed = dict(pass_.loads), {r: _factors(r, pass_) for r in pass_.reductions}
     extras = _extras(pass_, summed)
     spare = list(chain(*extras.values()))
@@ -39,12 +65,7 @@ def program(pass_: Pass, storage: tuple[tuple[str, str], ...]) -> Program:
     bases = {n: n.args[0] for n in order if n.op in VIEWS}
     direct: dict[Node, str] = {}
     for name, node in pass_.stores.items():
-        if (
-            not stored[name].rounds
-            and node in order
-            and node not in direct
-            and node.op not in VIEWS
-        ):
+        if name not in rounding and node in order and node not in direct and node.op not in VIEWS:
             old, at = read.get(name), order.index(node)
             still_read = (
                 -1 if old is None else max(last.get(old, -1), len(order) if old in kept else -1)
@@ -56,7 +77,7 @@ def program(pass_: Pass, storage: tuple[tuple[str, str], ...]) -> Program:
     buffers: list[str] = []
     free: dict[str, list[int]] = {"real": [], "complex": [], "bool": []}
     where: dict[Node, int] = {}
-    targets: dict[Node, int | str] = {}
+    targets: dict[Node, str] = {}
     for i, node in enumerate(order):
         dying = []
         for operand in dict.fromkeys(node.args):
@@ -67,17 +88,24 @@ def program(pass_: Pass, storage: tuple[tuple[str, str], ...]) -> Program:
         if over:
             for operand in dying:
                 free[operand.dtype].append(where.pop(operand))
-        target: int | str = direct.get(node, -1)
-        if node not in bases and target == -1:
+        if node in direct:
+            targets[node] = f"block[{direct[node]!r}]"
+        elif node not in bases:
             if not free[node.dtype]:
                 free[node.dtype].append(len(buffers))
                 buffers.append(node.dtype)
-            target = where[node] = free[node.dtype].pop()
-        targets[node] = target
+            where[node] = free[node.dtype].pop()
+            targets[node] = f"buffers[{where[node]}]"
         for operand in () if over else dying:
             free[operand.dtype].append(where.pop(operand))
     copies = {name: node for name, node in pass_.stores.items() if direct.get(node) != name}
-    return _placed(pass_, stored, targets, summed, extras, copies, tuple(buffers))
+    taken = {*operands(order), *chain(*summed.values()), *copies.values()}
+    small = tuple(n for n in pass_.uses if n in taken)
+    text = _Text(pass_, targets, small)
+    text.calls(n for n in order if n not in spare)
+    text.reductions(summed, extras)
+    text.stores(copies)
+    return Program(text.compiled(dict(storage)), small, tuple(buffers))
 
 
 def _needed(roots: Iterable[Node], p: Pass) -> set[Node]:
@@ -101,9 +129,7 @@ def _factors(r: Node, p: Pass) -> tuple[Node, ...]:
 
 
 def _extras(pass_: Pass, summed: dict[Node, tuple[Node, ...]]) -> dict[Node, list[Node]]:
-    """The sums that can be spared, for the pass makes what they stand beside; and what is computed
-    for each alone.
-    """
+    """The sums that can be spared beside plain ones, and what is computed for each alone."""
     plain = _plain(pass_)
     spare = [r for r in pass_.reductions if isinstance(r.data, Spare)]
     can = [r for r in spare if (r.data.plain, r.axes) in plain]
@@ -123,44 +149,81 @@ def _plain(p: Pass) -> dict[tuple[int, str], Node]:
     return {(r.args[0].id, r.axes): r for r in summed}
 
 
-def _placed(
-    pass_: Pass,
-    stored: dict[str, Codec],
-    targets: dict[Node, int | str],
-    summed: dict[Node, tuple[Node, ...]],
-    extras: dict[Node, list[Node]],
-    copies: dict[str, Node],
-    buffers: tuple[str, ...],
-) -> Program:
-    """A program, with a place in one list for each value that it is about."""
-    wanted = [*operands(targets), *targets, *chain(*summed.values()), *copies.values()]
-    every = dict.fromkeys([*pass_.loads.values(), *wanted])
-    at = {n: i for i, n in enumerate(every)}
-    raw = {*pass_.loads.values(), *(n for n in pass_.nodes if n.op in VIEWS)}
-    plain, first = _plain(pass_), [r for r in pass_.reductions if r not in extras]
+class _Text:
+    """The text of `Program.run`, being written."""
 
-    def steps(nodes: Iterable[Node]) -> Steps:
-        made = []
-        for n in nodes:
-            take = operator.itemgetter(*(at[a] for a in n.args), at[n])
-            new = at[n] if targets[n] == -1 else -1
-            made.append((OPS[n.op].into or OPS[n.op].numpy, take, new))
-        return tuple(made)
+    def __init__(self, pass_: Pass, targets: dict[Node, str], small: Iterable[Node]) -> None:
+        self.pass_, self.targets = pass_, targets
+        self.loaded = {node: f"at{i}" for i, node in enumerate(pass_.loads.values())}
+        given = ["block", "buffers", "real", "reduce", *map(self.name, small)]
+        self.lines = [f"def run({', '.join(given)}):"]
+        for name, node in pass_.loads.items():
+            self.put(1, f"{self.name(node)} = load[{name!r}](block[{name!r}], real)")
 
-    def extra(r: Node) -> Extra:
-        return Extra(plain[r.data.plain, r.axes], r.data.low, r.data.high, steps(extras[r]))
+    def put(self, depth: int, line: str) -> None:
+        """Add a line."""
+        self.lines.append("    " * depth + line)
 
-    spare, reductions = set(chain(*extras.values())), []
-    for r in [*first, *extras]:
-        places = tuple(at[a] for a in summed[r])
-        reductions.append((r, places, extra(r) if r in extras else None))
-    return Program(
-        steps=steps(n for n in targets if n not in spare),
-        reductions=tuple(reductions),
-        blank=tuple(n.data if n.op == "const" else None for n in at),
-        loads=tuple((name, stored[name].load, at[n]) for name, n in pass_.loads.items()),
-        small={n: at[n] for n in pass_.uses if n in at},
-        made=tuple((at[n], target) for n, target in targets.items() if target != -1),
-        buffers=buffers,
-        copies=tuple((name, stored[name].store, at[n], n in raw) for name, n in copies.items()),
-    )
+    def name(self, n: Node) -> str:
+        """What a value is called."""
+        return f"({n.data!r})" if n.op == "const" else self.loaded.get(n, f"x{n.id}")
+
+    def calls(self, nodes: Iterable[Node], depth: int = 1) -> None:
+        """Print what computes some values."""
+        for node in nodes:
+            given, result = ", ".join(map(self.name, node.args)), self.name(node)
+            if node in self.targets:
+                self.put(depth, f"{result} = {self.targets[node]}")
+                self.put(depth, f"{node.op}_({given}, {result})")
+            else:
+                self.put(depth, f"{result} = {node.op}_({given}, None)")
+
+    def reductions(
+        self, summed: dict[Node, tuple[Node, ...]], extras: dict[Node, list[Node]]
+    ) -> None:
+        """Print what reduces values; sums that may be spared come last."""
+        plain = _plain(self.pass_)
+        for reduction in [*(x for x in summed if x not in extras), *extras]:
+            made, depth, about = f"s{reduction.id}", 1, reduction.data
+            if reduction in extras:
+                beside = f"s{plain[about.plain, reduction.axes].id}"
+                self.put(1, f"{made} = idle({beside}, {about.low!r}, {about.high!r})")
+                self.put(1, f"if {made} is None:")
+                depth = 2
+                self.calls(extras[reduction], depth)
+            factors = ", ".join(map(self.name, summed[reduction]))
+            self.put(depth, f"{made} = reduce(r{reduction.id}, {factors})")
+
+    def stores(self, copies: dict[str, Node]) -> None:
+        """Print the stores that no call makes in place, and what is returned."""
+        views = {n for n in self.pass_.nodes if n.op in VIEWS}
+        new = [self.name(node) for node in copies.values()]
+        for i, node in enumerate(copies.values() if len(copies) > 1 else ()):
+            if node in self.loaded or node in views:  # which another store may write over
+                self.put(1, f"new{i} = array({new[i]})")
+                new[i] = f"new{i}"
+        for name, value in zip(copies, new, strict=True):
+            self.put(1, f"store[{name!r}](block[{name!r}], {value})")
+        made = ", ".join(f"r{r.id}: s{r.id}" for r in self.pass_.reductions)
+        self.put(1, f"return {{{made}}}")
+
+    def compiled(self, storage: dict[str, str]) -> Callable[..., dict[Node, Any]]:
+        """The function."""
+        names: dict[str, Any] = {"inf": np.inf, "nan": np.nan, "array": np.array, "idle": idle}
+        names["load"] = {name: STORED[dtype].load for name, dtype in storage.items()}
+        names["store"] = {name: STORED[dtype].store for name, dtype in storage.items()}
+        names |= {f"{name}_": op.into or op.numpy for name, op in OPS.items()}
+        names |= {f"r{r.id}": r for r in self.pass_.reductions}
+        exec(compile("\n".join(self.lines), "<pass>", "exec"), names)
+        made: Callable[..., dict[Node, Any]] = names["run"]
+        return made
+
+
+def idle(plain: Any, low: float, high: float) -> Any:
+    """Zeros in place of a sum that is only looked at where `plain` is not in [low, high]; None
+    where it must be made. See `Spare`.
+    """
+    least, most = (plain.min(), plain.max()) if np.ndim(plain) else (plain, plain)
+    if low <= least and most <= high:
+        return np.zeros_like(plain) if np.ndim(plain) else 0.0
+    return None

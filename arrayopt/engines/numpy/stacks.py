@@ -20,7 +20,6 @@ from arrayopt.engines.blas import bands
 from arrayopt.engines.numpy.between import Runs, Small, drop, last_readers
 from arrayopt.engines.numpy.blocks import blocks, buffers_of, dims, part, reduced, totals
 from arrayopt.engines.numpy.making import program
-from arrayopt.engines.numpy.program import Program
 from arrayopt.engines.threads import run
 from arrayopt.fusion.graph import POSITION, Node
 from arrayopt.fusion.ops import REDUCTIONS
@@ -35,9 +34,7 @@ class Stack(Small):
 
     @np.errstate(all="ignore")
     def run(self, arrays: dict[str, Any], known: dict[Node, Any]) -> None:
-        """All passes and products over arrays by name, with the scalars of the step; what is
-        computed is added.
-        """
+        """All passes and products over arrays by name; `known` scalars, to which results go."""
         spilled, axes = self.of.plan.spilled, self.of.plan.extents
         sizes = [math.prod(self.shape(axes[name])) for name in spilled]
         rooms = buffers_of(spilled.values(), self.of.real, max(sizes, default=0), self.of.scratch)
@@ -89,30 +86,25 @@ class Stack(Small):
 
     def _pass(self, pass_: Pass, arrays: dict[str, Any], known: dict[Node, Any]) -> dict[Node, Any]:
         """A pass, block by block; what it reduces."""
-        prog = program(pass_, self.of.storage)
-        spread = {}
-        for node in prog.small:
-            if node.op != POSITION:
-                spread[node] = self._spread(self._value(node, arrays, known))
-        blank, varying = _begun(prog, spread)
+        made = program(pass_, self.of.storage)
+        small = list[Any]()  # None: positions
+        for node in made.small:
+            is_position = node.op == POSITION
+            small.append(None if is_position else self._spread(self._value(node, arrays, known)))
         cuts, real = blocks(self.shape(pass_.axes), self.most), self.of.real
         found: list[dict[Node, Any]] = [{} for _ in cuts]
 
         def one(index: int) -> None:
-            block = arrays
+            block, given, cut = arrays, small, cuts[index]
             if len(cuts) > 1:
-                block = {name: arrays[name][cuts[index]] for name in pass_.arrays}
-            values = blank.copy()
-            for at, value in varying:
-                if value is None:
-                    values[at] = self._positions(cuts[index])
-                else:
-                    values[at] = part(value, cuts[index]) if len(cuts) > 1 else value
-            here = tuple(cut.stop - cut.start for cut in cuts[index])
+                block = {name: arrays[name][cut] for name in pass_.arrays}
+                given = [part(x, cut) for x in small]
+            given = [self._positions(cut) if x is None else x for x in given]
+            here = tuple(axis.stop - axis.start for axis in cut)
             count = math.prod(here)
-            room = [x[:count].reshape(here) for x in buffers_of(prog.buffers, real, count)]
+            room = [x[:count].reshape(here) for x in buffers_of(made.buffers, real, count)]
             reduce = partial(self._reduced, kinds=pass_.reductions, here=here)
-            found[index] = prog.run(values, block, room, real, reduce)
+            found[index] = made.run(block, room, real, reduce, *given)
 
         self._shared([partial(one, i) for i in range(len(cuts))])
         joined = {}
@@ -121,9 +113,7 @@ class Stack(Small):
         return joined
 
     def _spread(self, value: Any) -> Any:
-        """A value of fewer axes as passes take it in: in the dtype of arithmetic, as an array, for
-        NumPy takes in a number later.
-        """
+        """A value of fewer axes for a pass: an array in the dtype of arithmetic."""
         if isinstance(value, bool) or (np.ndim(value) and value.dtype == bool):
             return value
         return np.asarray(value, self.of.real)
@@ -196,7 +186,6 @@ class Ragged(Stack):
         self.sizes, self.starts, self.most = sizes, np.cumsum(sizes) - sizes, self.extents[-1]
 
     def column(self, x: Any) -> Any:
-        """See `Stack.column`."""
         return x[0].item() if (x == x[0]).all() else x
 
     def _spread(self, x: Any) -> Any:
@@ -225,15 +214,3 @@ class Ragged(Stack):
                 reduction, left[some].reshape(count, size), factor
             )
         return made
-
-
-def _begun(prog: Program, spread: dict[Node, Any]) -> tuple[list[Any], list[tuple[int, Any]]]:
-    """The values of a program that all blocks have in common, and by their places those that vary;
-    None: positions.
-    """
-    values, varying = list(prog.blank), list[tuple[int, Any]]()
-    for node, at in prog.small.items():
-        values[at] = spread.get(node)
-        if np.ndim(values[at]) or node.op == POSITION:
-            varying.append((at, values[at]))
-    return values, varying

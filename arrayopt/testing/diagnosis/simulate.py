@@ -14,6 +14,7 @@ from arrayopt.arrays import NARROW
 from arrayopt.codecs import QUANTIZED
 from arrayopt.fusion.dims import RetraceError
 from arrayopt.fusion.graph import PRODUCT, UPDATES, Node, reachable
+from arrayopt.fusion.layout import as_matrices
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 from arrayopt.fusion.trace import Trace, TraceError, trace
 from arrayopt.rules.base import Rule
@@ -23,7 +24,6 @@ from arrayopt.testing.diagnosis.trajectory import Trajectory, Values
 __all__ = ["Simulation", "rounded"]
 
 AT_ONCE = 2**15  # so many elements are evaluated at once
-STARTS = {"sum": 0.0, "max": -np.inf, "min": np.inf}
 _TRACES: dict[Any, Trace] = {}  # what rules were traced as
 _GRAPHS: dict[Any, Trace] = {}  # one of those that are the same
 
@@ -35,12 +35,9 @@ def rounded(x: Values, dtype: str) -> Values:
     """
     if dtype in QUANTIZED:
         return np.asarray(dequantized(*quantized(x, dtype, 3)), np.float64)
-    if dtype == "bfloat16":
-        bits = np.asarray(x, np.float32).view(np.uint32)
-        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
-        return bits.view(np.float32).astype(np.float64)
     with np.errstate(over="ignore"):
-        return np.asarray(x).astype(dtype).astype(np.float64)
+        made = OPS[dtype].numpy(x) if dtype == "bfloat16" else np.asarray(x).astype(dtype)
+    return made.astype(np.float64)
 
 
 class Simulation:
@@ -94,7 +91,7 @@ class _Block:
         self.index, self._given = index, dict[str, Values]()
         names = [trajectory.names[i] for i in index]
         starts = [trajectory.params[0][name] for name in names]
-        sizes = [dict(zip(made.element, _seen_shape(made.element, x.shape), strict=True)) for x in starts]
+        sizes = [dict(zip("ABRC", as_matrices(x.shape, made.element), strict=True)) for x in starts]
 
         def lay(arrays: list[Any], axes: str = made.element) -> Values:
             """An array of each tensor, as the graph sees it: with ones for axes that it has not."""
@@ -154,7 +151,7 @@ class _Block:
 
             return product
         if n.op in REDUCTIONS:
-            reduce, start = REDUCTIONS[n.op].ufunc.reduce, STARTS[n.op]
+            reduce, start = REDUCTIONS[n.op].ufunc.reduce, REDUCTIONS[n.op].initial
             axes = tuple(3 + i for i, a in enumerate(element) if a in n.args[0].axes and a not in n.axes)
             return lambda x: reduce(x, axis=axes, keepdims=True, where=self._mask, initial=start)
         return OPS[n.op].numpy
@@ -193,15 +190,6 @@ class _Block:
                 at[k] = new if took.all() else np.where(took, new, at[k])
         for k, row in rows.items():  # the slots before the first step are the same for all sets
             values[k] = np.concatenate(np.broadcast_arrays(*row) if row[0].shape != row[-1].shape else row, axis=1)
-
-
-def _seen_shape(element: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A tensor's shape as a graph sees it."""
-    if element == "C":
-        return (prod(shape),)
-    if element == "RC":
-        return shape[0], prod(shape[1:])
-    return (shape[0], prod(shape[1:-2]), *shape[-2:]) if len(shape) > 4 else shape
 
 
 def _traced(rule: Rule, shape: tuple[int, ...], dtype: str) -> Trace:

@@ -151,11 +151,11 @@ def last_piece(rule, shape, values):
     `values` are what the last elements of arrays are.
     """
     plan = plan_for(rule, len(shape), "float32", lean=True)
-    geo, where = geometry([shape], plan.element), layout(plan)
+    geo, where = geometry([shape], plan.element), layout(plan, device=True)
     tiles(geo, plan.element)
     made = in_stages(plan).stages
     first = next(j for j, stage in enumerate(made) if stage.kind == "pass")
-    lengths = where.lengths(plan, geo)
+    lengths = where.lengths(geo)
     names, used = ["p", "g", *plan.slots, *plan.spilled], {*plan.passes[0].loads, *plan.passes[0].stores}
     arrays = {name: lazily(int(np.prod(shape)), np.float32) for name in used}
     for name, x in values.items():

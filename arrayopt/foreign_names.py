@@ -1,0 +1,238 @@
+"""What other libraries call things, and what to do instead of giving a name that is not known here."""
+
+from collections.abc import Mapping
+
+__all__ = ["ABSENT", "DOOR", "INNER", "OPTAX", "OPTIMIZER", "RULE", "SAME", "SCHEDULE", "SOLVER", "SPREAD"]
+
+OPTAX = {"learning_rate": "lr", "b1": "beta1", "b2": "beta2", "b3": "beta3"}
+"""What optax calls fields of rules."""
+
+SAME = {
+    # rules
+    "b1": ("beta1", "momentum"),
+    "b2": ("beta2",),
+    "b3": ("beta3",),
+    "d": ("clip_threshold",),
+    "beta1": ("momentum",),
+    "beta_1": ("beta1", "momentum"),
+    "beta_2": ("beta2",),
+    "beta_3": ("beta3",),
+    "clip_gradient": ("clip_value",),
+    "clip_grad_norm": ("clip_tensor_norm",),
+    "clipnorm": ("clip_tensor_norm",),
+    "clipvalue": ("clip_value",),
+    "ema_momentum": ("ema_decay",),
+    "epsilon": ("eps", "eps1"),
+    "correct_bias": ("bias_correction",),
+    "decoupled_decay": ("decoupled",),
+    "decoupled_weight_decay": ("decoupled",),
+    "eta": ("trust_coefficient", "lr"),
+    "k": ("lookahead_steps",),
+    "l2": ("weight_decay",),
+    "lambda_": ("weight_decay",),
+    "lower_bound": ("min_norm",),
+    "max_precond_dim": ("max_precondition_dim",),
+    "momentum": ("beta1",),
+    "mu": ("momentum", "beta1"),
+    "n_sma_threshold": ("threshold",),
+    "mu_dtype": ("state_dtype",),
+    "rho": ("alpha",),
+    "trust_coeff": ("trust_coefficient",),
+    "upper_bound": ("max_norm",),
+    "use_nesterov": ("nesterov",),
+    "wd": ("weight_decay",),
+    "weight_decouple": ("decoupled",),
+    "weight_decay_rate": ("weight_decay",),
+    # minimize
+    "fun": ("f", "value"),
+    "gtol": ("tol",),
+    "max_iter": ("max_steps",),
+    "maxfun": ("max_steps",),
+    "maxiter": ("max_steps",),
+    "nfev": ("evaluations",),
+    "nit": ("steps",),
+    "pgtol": ("tol",),
+    "success": ("converged",),
+    "x": ("params",),
+    "x0": ("params",),
+    # rules and schedules
+    "base_lr": ("lr", "init_value", "peak_value", "value"),
+    "init_lr": ("init_value", "value", "lr"),
+    "initial_learning_rate": ("init_value", "value", "lr"),
+    "learning_rate": ("lr", "peak_value", "init_value", "value"),
+    "lr": ("peak_value", "init_value", "value"),
+    "step_size": ("decay_steps", "lr"),
+    # schedules
+    "boundaries": ("milestones",),
+    "cycle_steps": ("decay_steps",),
+    "decay_steps": ("cycle_steps", "total_steps"),
+    "end_learning_rate": ("end_value",),
+    "end_lr": ("end_value",),
+    "eta_min": ("end_value",),
+    "final_lr": ("end_value",),
+    "first_decay_steps": ("cycle_steps",),
+    "gamma": ("decay_rate",),
+    "init_value": ("value",),
+    "is_stair": ("staircase",),
+    "learning_rates": ("values",),
+    "max_lr": ("peak_value", "init_value"),
+    "milestone": ("milestones", "boundaries"),
+    "milestones": ("boundaries",),
+    "min_lr": ("end_value",),
+    "num_training_steps": ("decay_steps", "total_steps"),
+    "num_warmup_steps": ("warmup_steps",),
+    "peak_lr": ("peak_value", "init_value"),
+    "peak_value": ("init_value",),
+    "rate": ("decay_rate",),
+    "schedulers": ("schedules",),
+    "step_per_epoch": ("steps_per_epoch",),
+    "T_0": ("cycle_steps",),
+    "T_max": ("decay_steps", "cycle_steps"),
+    "T_mult": ("cycle_multiplier",),
+    "t_mul": ("cycle_multiplier",),
+    "total_iters": ("decay_steps", "total_steps", "warmup_steps"),
+    "total_steps": ("decay_steps",),
+    "transition_steps": ("decay_steps", "total_steps"),
+    "warmup_iters": ("warmup_steps",),
+}
+"""What a name means here: the first of these fields that there is."""
+
+SPREAD = {
+    "betas": (("beta1", "beta2", "beta3"), ("beta1", "beta2")),
+    "eps": (("eps1", "eps_scale", "eps2"), ("eps1", "eps2"), ("eps1", "eps_scale")),
+}
+"""Names of several values at once: the fields that they are here, in their order."""
+
+_OPTION = "an option of the optimizer: Optimizer(params, rule, {}=...)"
+_SCHEDULED = "give lr a schedule, such as lr=Cosine(0.1, decay_steps=1000); see arrayopt.schedules"
+_ENGINE = "leave it out: the optimizer chooses an engine for the arrays"
+_GROUPS = 'use groups: Optimizer(params, rule, groups={"*.bias": {"weight_decay": 0.0}})'
+
+RULE: Mapping[str, str] = {
+    **{
+        name: f"it is {_OPTION.format(option)}"
+        for option, names in {
+            "clip_norm": ("clip_norm", "global_clipnorm", "max_grad_norm", "max_norm"),
+            "loss_scale": ("loss_scale", "grad_scale", "rescale_grad"),
+            "accumulate": ("accumulate", "gradient_accumulation_steps"),
+            "skip_nonfinite": ("skip_nonfinite",),
+            "groups": ("groups",),
+            "engine": ("engine",),
+            "stats": ("stats",),
+        }.items()
+        for name in names
+    },
+    **dict.fromkeys(("capturable", "differentiable", "foreach", "fused"), _ENGINE),
+    **dict.fromkeys(
+        ("exclude_from_layer_adaptation", "exclude_from_weight_decay", "mask", "weight_decay_mask"), _GROUPS
+    ),
+    **dict.fromkeys(
+        (
+            *("T_0", "T_max", "T_mult", "decay_rate", "decay_steps", "end_value", "eta_min", "gamma", "init_value"),
+            *("max_lr", "milestones", "min_lr", "num_training_steps", "num_warmup_steps", "peak_value", "schedule"),
+            *("scheduler", "total_iters", "total_steps", "transition_steps", "warmup", "warmup_steps"),
+        ),
+        _SCHEDULED,
+    ),
+    "beta2_decay": "it is -decay_rate here",
+    "corrected_weight_decay": "no field does that; leave it out, or give weight_decay a schedule",
+    "decoupled_decay": "its decay is of one kind, which its page describes; leave it out",
+    "decay": "give weight_decay; or, for a learning rate that decays, lr=InverseTime(0.1, 1.0, decay_steps=1000)",
+    "maximize": "negate the gradients",
+    "params": "a rule holds no parameters; give them to the optimizer: Optimizer(params, rule)",
+    "trust_clip": "give max_ratio=1.0",
+    "t_alpha_beta3": "give both alpha_warmup and beta3_warmup",
+    "weight_decay": "nothing decays under it; leave it out",
+    "use_ema": "give ema_decay, such as ema_decay=0.999",
+}
+"""What to do instead of giving a name to a rule."""
+
+_DICTS = 'give group dicts: [{"params": biases, "weight_decay": 0.0}, {"params": others}]'
+
+DOOR: Mapping[str, str] = {
+    **RULE,
+    **{name: _DICTS for name, said in RULE.items() if said == _GROUPS},
+    **{name: f"{said}; or use torch.optim.lr_scheduler" for name, said in RULE.items() if said == _SCHEDULED},
+    **dict.fromkeys(("global_clipnorm", "max_grad_norm", "max_norm"), "it is the option clip_norm here"),
+    **dict.fromkeys(("loss_scale", "grad_scale", "rescale_grad"), "use torch.amp.GradScaler"),
+    **dict.fromkeys(("accumulate", "gradient_accumulation_steps"), "call backward() several times before each step()"),
+    "groups": _DICTS,
+    "params": "parameters come first: LAMB(params, lr=1e-3)",
+    "rule": 'give it in a group: [{"params": matrices, "rule": Muon, "lr": 0.02}, {"params": others}]',
+}
+"""What to do instead of giving a name to an optimizer of `arrayopt.torch`, or to one of its groups."""
+
+_WARMUP = "put a warm-up before it: Join([Warmup(0.1, 100), Cosine(0.1, 900)], boundaries=[100])"
+
+SCHEDULE: Mapping[str, str] = {
+    **dict.fromkeys(("num_warmup_steps", "warmup", "warmup_iters", "warmup_steps"), _WARMUP),
+    **dict.fromkeys(("start_factor", "end_factor"), "give values and not factors: init_value, end_value"),
+    **dict.fromkeys(
+        ("base_momentum", "cycle_momentum", "max_momentum"), "give the rule's momentum or beta1 a schedule of its own"
+    ),
+    **dict.fromkeys(("last_epoch", "last_step"), "set opt.step_count instead: a schedule is a function of the step"),
+    "alpha": "give end_value, which is alpha times the first value",
+    "div_factor": "give init_value, which is peak_value / div_factor",
+    "final_div_factor": "give end_value, which is init_value / final_div_factor",
+    "gamma": "give values, one for each piece",
+    "init_value": "it begins at 0; Linear(init_value, end_value, decay_steps) begins anywhere",
+    "lr_lambda": "any function of the step can stand in place of a schedule",
+    "optimizer": "a schedule holds no optimizer; give it to a rule: LAMB(lr=Cosine(0.1, decay_steps=1000))",
+    "transition_begin": "begin later with Join([Constant(0.1), Cosine(0.1, 900)], boundaries=[100])",
+}
+"""What to do instead of giving a name to a schedule."""
+
+_GRADIENT = "`f` returns both: f(params) -> (value, grads)"
+SOLVER: Mapping[str, str] = {
+    **dict.fromkeys(("disp", "iprint", "verbose"), "give progress=True or a callback"),
+    **dict.fromkeys(("f_tol", "ftol", "xtol", "rtol", "atol"), "only the gradient ends a run: give tol"),
+    **dict.fromkeys(("fprime", "grad", "gradient", "has_aux", "jac", "value_and_grad"), _GRADIENT),
+    **dict.fromkeys(("history_size", "maxcor", "memory"), "give a rule, such as LBFGS(memory=20)"),
+    **dict.fromkeys(("method", "optimizer"), "give a rule, such as LBFGS(), CG() or SPG()"),
+    **dict.fromkeys(("learning_rate", "lr"), "give a rule that has one, such as Adam(lr=0.1)"),
+    **dict.fromkeys(("constraints", "hess", "hessp"), "use scipy.optimize.minimize"),
+    "args": "pass a function of the parameters alone, such as lambda params: f(params, data)",
+    "bounds": "give project=projections.box(low, high)",
+    "maxls": "a line search takes at most 20 evaluations",
+    "options": "it has max_steps and tol; or give a rule, such as LBFGS(memory=20)",
+}
+"""What to do instead of giving a name to `minimize`; most are SciPy's."""
+
+OPTIMIZER: Mapping[str, str] = {
+    "apply_gradients": "call opt.step(grads)",
+    "defaults": "opt.rule has the values",
+    "get_last_lr": "call opt.now()",
+    "global_step": "read opt.step_count",
+    "iterations": "read opt.step_count",
+    "lr_now": "call opt.now()",
+    "minimize": "compute the gradients, and call opt.step(grads)",
+    "param_groups": "read opt.groups; opt.now() is the learning rate as a number",
+    "update": "call opt.step(grads); arrayopt.update is the functional form",
+    "zero_grad": "there is nothing to zero: gradients are given to opt.step(grads)",
+}
+"""What to do instead of looking for a name on an optimizer."""
+
+INNER: Mapping[str, str] = {
+    **{
+        name: f"it is opt.inner.{name} here"
+        for name in ("averaged", "clip_norm", "explain", "nonfinite", "now", "skipped_layers", "stats", "step_count")
+    },
+    **dict.fromkeys(("advance", "launch"), "captured steps need an arrayopt.Optimizer"),
+    **dict.fromkeys(("groups", "params"), "read opt.param_groups"),
+    "add_group": "call opt.add_param_group",
+    "after_step": "call opt.register_step_post_hook",
+    "before_step": "call opt.register_step_pre_hook",
+    "get_last_lr": "call opt.inner.now()",
+    "give": "make the optimizer with release=True: the backward pass gives gradients then",
+    "load": "call opt.load_state_dict(torch.load(path))",
+    "loss_scale": "use torch.amp.GradScaler",
+    "save": "call torch.save(opt.state_dict(), path)",
+}
+"""What to do instead of looking for a name of `arrayopt.Optimizer` on one of `arrayopt.torch`."""
+
+ABSENT = {
+    **dict.fromkeys(("adadelta", "adagrad", "adamax", "asgd", "rprop"), "RMSprop or AdamW, or a Rule of your own"),
+    **dict.fromkeys(("momentum", "nesterov", "sgdm"), "SGD(lr=0.1, momentum=0.9)"),
+    "yogi": "AdaBelief or AdamW, or a Rule of your own",
+}
+"""What to take in place of optimizers that there are not here, by their names in lower case."""
