@@ -284,7 +284,7 @@ class Optimizer(Settings):
                         parameters.take_up()
                     step.take(name, place, parameters.match_one(place, grad))
                     return
-                matched = parameters.match({**dict.fromkeys(places), name: grad})
+                matched = parameters.match_alone(place, grad)
                 coming = step.coming_given("Optimizer.give")
                 only = place if step.accumulator.every > 1 else None
                 begun = step.begin(coming, matched, stats=False, only=only)

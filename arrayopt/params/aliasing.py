@@ -103,6 +103,10 @@ class WrittenMemory:
             self._check_many(grads, places, found)
         return found
 
+    def check_one(self, place: int, grad: Array | None) -> None:
+        """Raise if the gradient of one tensor has an element in this memory; see `check`."""
+        self._compare({place: grad}, [place])
+
     def _check_few(self, grads: Sequence[Any], places: Sequence[int], found: Locations) -> None:
         """Check gradients whose locations are known; see `check`."""
         lows, contiguous = found.addresses, found.contiguous
