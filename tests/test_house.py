@@ -51,7 +51,7 @@ class Plain(NamedTuple):
 
 AT_MOST = {  # how often each may be there; numbers here may only fall
     "ranks": Plain(nested=2, letters=2),  # the `n` of `threads` and of `run`
-    "params": 2611Plain(nested=3),
+    "params": Plain(nested=3),
     "fusion": Plain(letters=1),  # the `t` of `scalars`
     "engines": Plain(letters=13),  # the p, g and t of a rule
     "step": Plain(nested=1),

@@ -235,7 +235,7 @@ def test_each_gradient_is_checked_by_itself(monkeypatch):
         for name in opt.params:
             opt.give(name, np.ones(3))
         opt.step()
-    assert len(asked) == 50
+    assert len(asked) == 100
 
 
 def test_a_gradient_that_is_given_may_not_be_where_others_are_written():
