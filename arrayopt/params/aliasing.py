@@ -146,7 +146,7 @@ class WrittenMemory:
             self._bytes[i] = size(grads[i]) * CODECS[dtype_name(grads[i])].itemsize
         return int(self._bytes[i])
 
-    def _compare(self, grads: Grads, places: Sequence[int]) -> None:
+    def _compare(self, grads: Any, places: Sequence[int]) -> None:
         """Raise if one of these gradients has an element in this memory.
 
         A gradient may be its own parameter, as the gradient of p² / 2 is: an element is written
