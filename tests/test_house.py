@@ -67,7 +67,7 @@ more for questions about what is traced, such as `isinstance`, of which 25 in 80
 rule runs as written. Step: 70 more for a short way through `give`, which is called for each tensor, and for what a
 failed micro-step has added; ranks and params have 30 fewer for it.
 Fusion and engines: 152 and 11 more for few stages between the passes on devices, without which blocks
-wait for each other 18 times in a step of CAME, in place of 8."""
+wait for each other 18 times in a step of CAME, in place of 10."""
 FLOOR = {room: i for i, rooms in enumerate(UP) for room in rooms}
 
 

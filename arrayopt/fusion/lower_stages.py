@@ -41,12 +41,11 @@ def in_stages(plan: Plan) -> program.Program:
     one function.
     """
     lowering = Stages(plan)
-    staging = lowering.staging
-    for index, stages in enumerate(staging.gaps):
+    for index, stages in enumerate(lowering.staging.gaps):
         for stage in stages:
             lowering.beside([lowering.loop(loop) for loop in stage])
-        if index < len(staging.passes):
-            lowering.pass_(index, staging.passes[index])
+        if index < len(plan.passes):
+            lowering.pass_(index, plan.passes[index])
     return program.Program(tuple(lowering.made))
 
 

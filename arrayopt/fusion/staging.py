@@ -1,8 +1,7 @@
 """What is done between the passes on a device, in few stages: blocks meet after each.
 
 No operation changes. A value is made in the loop that needs it; loops that need nothing of each
-other are one stage; a few operations on a row are made in the pass that needs them; and a slot is
-written where its value is made.
+other are one stage; and a slot is written where its value is made.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,24 +15,20 @@ from arrayopt.fusion.waves import in_waves
 
 __all__ = ["Staging"]
 
-FEW = 4
-"""So many operations on a row need no stage: a pass makes them in each tile of the row."""
-
 
 class Staging:
-    """The passes of a plan, and in `gaps` for what comes before each, and after the last, the
-    stages, each as its loops. Where numbers are made in waves, each loop is a stage.
+    """In `gaps`, for what comes before each pass of a plan, and after the last, the stages, each as
+    its loops. Where numbers are made in waves, each loop is a stage.
     """
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.passes, stores = plan, [*plan.passes], plan.between[-1].stores
+        self.plan, stores = plan, plan.between[-1].stores
         after = chain.from_iterable(x.after for x in plan.between)
         plain = any(in_waves(loop.nodes, loop.axes, plan.element) for loop in after)
         parts = [[*x.combine, *x.nodes] for x in plan.between]
         gap = dict[Node, int]()
         for number, part in enumerate(parts):
             gap |= dict.fromkeys(part, number)
-        self.fixed = {*plan.small.values(), *plan.reports.values()}
         if not plain:
             self._delay(gap)
         self.gaps = list[list[list[Loop]]]()
@@ -41,13 +36,6 @@ class Staging:
             some = [n for n, first in gap.items() if first == number]
             alone = [[loop] for loop in loops(some, plan.element)]
             self.gaps.append(alone if plain else _stages(some, plan.element))
-        for number, stages in enumerate(self.gaps):
-            for stage in [] if plain else stages[::-1]:
-                if all(map(self._is_few, stage)):
-                    stages.remove(stage)
-                    nodes = [*chain.from_iterable(loop.nodes for loop in stage)]
-                    for later in range(number, len(self.passes)):
-                        self._repeat(later, nodes)
         left = dict[str, dict[str, Node]]()
         for slot, value in stores.items():
             if plain or not self._stored(slot, value):
@@ -65,36 +53,20 @@ class Staging:
     @property
     def needed(self) -> set[Node]:
         """What is needed elsewhere than in the loop that makes it."""
-        found = {*self.plan.reports.values()}
-        for p in self.passes:
-            found |= {*p.sources}.difference(p.nodes)
+        found = {*self.plan.reports.values()}.union(*(p.sources for p in self.plan.passes))
         for *_, loop in self.loops:
             found |= {*operands(loop.nodes), *loop.stores.values()}.difference(loop.nodes)
         return found
 
     def _delay(self, gap: dict[Node, int]) -> None:
         """Make values when something of the same axes needs them, if nothing else does."""
-        fixed = self.fixed.union(*(p.sources for p in self.passes))
+        fixed = {*self.plan.small.values(), *self.plan.reports.values()}
+        fixed.update(*(p.sources for p in self.plan.passes))
         for n in reversed([*gap]):
             users = [m for m in gap if n in m.args]
             alike = all(m.axes == n.axes and not m.reduces for m in users)
             if users and alike and not n.reduces and n not in fixed:
                 gap[n] = min(gap[m] for m in users)
-
-    def _is_few(self, loop: Loop) -> bool:
-        """Whether a loop is a few operations on rows or matrices, which passes alone need."""
-        if not loop.axes or "C" in loop.axes or any(n.reduces for n in loop.nodes):
-            return False
-        taken = self.fixed.union(*({*p.stores.values(), *operands(p.sums)} for p in self.passes))
-        taken.update(*(operands(x.nodes) for *_, x in self.loops if x is not loop))
-        return len(loop.nodes) <= FEW and not taken.intersection(loop.nodes)
-
-    def _repeat(self, i: int, nodes: list[Node]) -> None:
-        """Have a pass make what it needs of some values."""
-        for n in reversed(nodes):
-            p = self.passes[i]
-            if n in operands(p.nodes):
-                self.passes[i] = replace(p, nodes=(n, *p.nodes))
 
     def _stored(self, slot: str, value: Node) -> bool:
         """Write a slot in the loop that makes its value, if nothing needs later what it held."""
@@ -104,7 +76,7 @@ class Staging:
 
         for after, level, loop in self.loops:
             if value in loop.nodes and loop.axes == self.plan.slots[slot] and not loop.reduces:
-                later = [p.sources for p in self.passes[after:]]
+                later = [p.sources for p in self.plan.passes[after:]]
                 for *at, other in self.loops:
                     waits = at >= [after, level] and other is not loop
                     later += [operands(other.nodes)] if waits else []
