@@ -43,7 +43,7 @@ class Heard(Raising):
     """Raises at a call, but not between the parts of a step that tell others of errors: these would wait for long."""
 
     def __call__(self, frame, event, arg):
-        codes = frame.f_code, frame.f_back.f_code
+        codes = [x.f_code for x in (frame, frame.f_back) if x is not None]
         if not {code.co_name for code in codes} & BETWEEN and guard.__file__ not in {x.co_filename for x in codes}:
             super().__call__(frame, event, arg)
 
