@@ -285,7 +285,7 @@ class Optimizer(Settings):
                 if self._team.size > 1:
                     step.take(name, place, grad)
                     return
-                matched = self._parameters.match({**dict.fromkeys(places), name: grad})
+                matched = self._parameters.match_alone(place, grad)
                 coming = step.coming_given("Optimizer.give")
                 only = place if step.accumulator.every > 1 else None
                 begun = step.begin(coming, matched, stats=False, only=only)

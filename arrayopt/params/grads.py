@@ -73,6 +73,12 @@ class GradMatcher:
         named = match_grads("Optimizer.step", [(tensor.name, tensor.array)], {tensor.name: grad})
         return resolved(list(named.values()))[0]
 
+    def match_alone(self, place: int, grad: Any) -> Array | None:
+        """Return the gradient of one tensor that is updated by itself, checked as all are."""
+        found = self.match_one(place, grad)
+        self._written_memory().check_one(place, found)
+        return found
+
     def _written_memory(self) -> WrittenMemory:
         """Return the memory that a step writes."""
         version = self._tensors[0].run.arrays
