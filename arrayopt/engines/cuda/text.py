@@ -178,7 +178,10 @@ class CudaText(CudaWords, CPlusPlus):
             self.put(1, f"const long long count = {' * '.join(stage.axes) or '1'};")
             end = f"begin + {each} < count ? begin + {each} : count"
             self.put(1, f"const long long end = {end};")
-            (self._positions if stage.function.shared == "positions" else self._folds)(body)
+            if stage.function.shared == "positions":
+                self._positions(body)
+            else:
+                self._fold_over("begin, end", "i", body)
         self.put(0, "}", "")
 
     def _positions(self, body: Sequence[program.Statement]) -> None:
@@ -187,12 +190,8 @@ class CudaText(CudaWords, CPlusPlus):
         head = "for (long long i = begin + threadIdx.x; i < end; i += kThreads)"
         self.block(1, head, body)
 
-    def _folds(self, body: Sequence[program.Statement]) -> None:
-        """At each position a reduction, for which there are more threads if it is long."""
-        self._fold_over("begin, end", "i", body)
-
     def _fold_over(self, span: str, at: str, body: Sequence[program.Statement]) -> None:
-        """A reduction for each number of a span."""
+        """A reduction for each number of a span, by more threads if it is long."""
         *position, fold, keep = body
         assert isinstance(fold, program.Fold)
         kind = REDUCTIONS[fold.reduction.op].cuda
