@@ -209,7 +209,9 @@ class Agreement(Alone):
             raise
 
     def _break_off(self, what: str, error: BaseException) -> None:
-        """Note that this rank was interrupted, and have others fail soon."""
+        """Note that this rank was interrupted, and in which call; have others fail soon."""
+        if isinstance(error, RankError) and not str(error).startswith("Optimizer"):
+            error.args = (f"{what}: {error}",)
         self.torn = f"rank {self.rank} broke off {what} ({_text(error)})"
         self._comm.give_up()
 
@@ -240,7 +242,8 @@ class Agreement(Alone):
             raise
 
     def renew(self, tensors: Sequence[Tensor]) -> None:
-        self._comm.renew()
+        with self._answered("Optimizer.load"):
+            self._comm.renew()
 
 
 def _text(error: BaseException | None) -> str | None:

@@ -4,6 +4,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
 from arrayopt.ranks.comm import Bytes, Comm, Pending, RankError, cut
 
 __all__ = ["ThreadComm", "run", "threads"]
@@ -41,20 +43,18 @@ class _Mail:
             self.change.notify_all()
             return self.calls[source]
 
-    def receive(
-        self, source: int, number: int, to: int, timeout: float, room: Bytes | None = None
-    ) -> Bytes:
-        """Wait for what a rank sends in a call; with a `room`, copy it there."""
+    def receive(self, source: int, number: int, to: int, timeout: float, room: Bytes) -> Bytes:
+        """Wait for what a rank sends in a call, copy it to memory, and return that."""
         with self.change:
             self.wait(lambda: to in self.parts.get((source, number), ()), timeout)
             parts = self.parts[source, number]
-            if room is not None:
-                room[:] = parts[to]
-            found = parts.pop(to)
+            if parts[to].size != room.size:
+                raise RankError(f"rank {source} is in another call; all must make the same calls")
+            room[:] = parts.pop(to)
             if not parts:
                 del self.parts[source, number]
             self.change.notify_all()
-            return found
+            return room
 
     def wait(self, ready: Callable[[], bool], timeout: float) -> None:
         """Wait until something is ready, while holding `change`; RankError if a rank has failed."""
@@ -88,12 +88,13 @@ class ThreadComm(Comm):
         """Return a communicator of the same ranks with another time limit."""
         return type(self)(self._mail, self.rank, self.size, timeout)
 
-    def _receive(self, source: int, number: int, room: Bytes | None = None) -> Bytes:
+    def _receive(self, source: int, number: int, room: Bytes) -> Bytes:
         return self._mail.receive(source, number, self.rank, self.timeout, room)
 
     def allgather(self, sent: Bytes, counts: Sequence[int]) -> Pending:
         number = self._mail.send(self.rank, dict.fromkeys(range(self.size), sent.copy()))
-        return lambda: [self._receive(source, number) for source in range(self.size)]
+        rooms = [np.empty(count, np.uint8) for count in counts]
+        return lambda: [self._receive(source, number, x) for source, x in enumerate(rooms)]
 
     def start_rows(self, rows: Sequence[tuple[int, Bytes]]) -> Callable[[], None]:
         others = [rank for rank in range(self.size) if rank != self.rank]
@@ -181,8 +182,8 @@ def run(n: int, f: Callable[[Any], T]) -> list[T]:
     Raises
     ------
     Exception
-        The error of the lowest rank that raised by itself. The other ranks get a `RankError`
-        where they wait.
+        The error of the lowest rank that raised by itself, with those of others as notes. The
+        other ranks get a `RankError` where they wait.
 
     Examples
     --------
@@ -214,5 +215,9 @@ def run(n: int, f: Callable[[Any], T]) -> list[T]:
     raised = [error for error in errors if error is not None]
     first = [error for error in raised if not isinstance(error, RankError)]
     if raised:
-        raise (first or raised)[0]
+        told = (first or raised)[0]
+        for rank, error in enumerate(errors):
+            if error is not None and error is not told:
+                told.add_note(f"rank {rank}: {type(error).__name__}: {error}")
+        raise told
     return results

@@ -179,7 +179,7 @@ class Step:
                 grads=begun.given,
                 step=self._run.steps,
             )
-        with team.unbroken("a step"):
+        with team.unbroken("Optimizer.step"):
             if adding is not None and not self.accumulator.last:
                 with Commit(self._team):
                     self.accumulator.add(adding)

@@ -191,7 +191,7 @@ def test_ranks_torn_apart_refuse_to_go_on_until_they_load(engine, tmp_path, monk
 
     found = ao.ranks.run(2, rank)
     assert [differs for _, differs in found] == [[], []]
-    assert "rank 1 broke off a step (ZeroDivisionError" in found[1][0]
+    assert "rank 1 broke off Optimizer.step (ZeroDivisionError" in found[1][0]
     assert not (tmp_path / "y").exists()
 
 
@@ -229,3 +229,23 @@ def test_who_is_let_go_is_free_at_once(engine, reduction):
         train(parameters(shapes), ao.LAMB(lr=0.01), [gradients(0, shapes)], there, engine=engine, clip_norm=1.0)
 
     assert left_by(lambda: ao.ranks.run(2, rank)) == set()
+
+
+CALLS = {
+    "Optimizer.step": lambda opt: opt.step({"w": np.ones(600)}),
+    "Optimizer.give": lambda opt: (opt.give("w", np.ones(600)), opt.step()),
+    "Optimizer.load": lambda opt: opt.load_state_dict({}),
+}
+
+
+@pytest.mark.parametrize("calls", [("Optimizer.step", "Optimizer.give"), ("Optimizer.load", "Optimizer.step")])
+def test_errors_of_ranks_name_the_call_that_each_was_in(calls):
+    def train(comm):
+        opt = ao.Optimizer({"w": np.ones(600)}, ao.AdamW(), comm=ao.Ranks(comm, grads="mean", timeout=0.5))
+        CALLS[calls[comm.rank]](opt)
+
+    with pytest.raises(ao.RankError) as caught:
+        ao.ranks.run(2, train)
+    said = [str(caught.value), *caught.value.__notes__]
+    assert said[0].startswith(f"{calls[0]}: ")
+    assert said[1].startswith(f"rank 1: RankError: {calls[1]}: ")
