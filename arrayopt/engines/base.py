@@ -57,9 +57,7 @@ class Partials(NamedTuple):
 
 
 Stops = Iterator[list[Partials]]
-"""What runs a step, as an iterator: it stops where partial results of other ranks are wanted, or
-other buckets have something to do.
-"""
+"""A step that runs, with stops where ranks or other buckets have something to do."""
 
 Run = Callable[[dict[str, Report]], Stops]
 """Makes a step that is ready; see `Engine.prepare`."""
