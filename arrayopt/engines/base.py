@@ -179,9 +179,7 @@ class Engine(ABC):
 
 
 class Judge(Holder, Protocol):
-    """Decides on a device what becomes of each step, and holds the numbers of the loss scale; see
-    `Run.give_to`.
-    """
+    """Decides on a device what becomes of each step, with the loss scale; see `Run.give_to`."""
 
     def send(self, scale: float | None, limit: float | None) -> None:
         """Have the host's numbers for the next step where a captured step will look for them."""
