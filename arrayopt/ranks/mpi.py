@@ -30,7 +30,7 @@ class _Duplicate:
         The duplicate; None until there is one.
     pending : tuple, optional
         The next duplicate, and the request that completes it.
-    running, abandoned : list of tuple
+    running, abandoned : dict, list
         Requests that are on their way, with memory that they send; and those that nobody waits for
         any more. MPI may still write into their memory, so none may be lost.
     broken : bool
@@ -41,7 +41,7 @@ class _Duplicate:
 
     comm: Any = None
     pending: Any = None
-    running: list[tuple[list[Any], Any]] = field(default_factory=list)
+    running: dict[int, tuple[list[Any], Any]] = field(default_factory=dict)
     abandoned: list[tuple[list[Any], Any]] = field(default_factory=list)
     broken: bool = False
     users: int = 0
@@ -101,8 +101,8 @@ class MPIComm(AddingComm):
 
     def renew(self) -> None:
         duplicate = self._duplicate
-        duplicate.abandoned += duplicate.running
-        duplicate.running = []
+        duplicate.abandoned += duplicate.running.values()
+        duplicate.running = {}
         if duplicate.pending is None:  # others may have completed one that this rank gave up on
             duplicate.pending = self._given.Idup()  # Dup would wait without a limit
         made, request = duplicate.pending
@@ -181,23 +181,20 @@ class MPIComm(AddingComm):
 
         `sent` is kept until then: mpi4py does not keep the memory that a reduction sends.
         """
-        running = list[Any](), sent
+        requests = list[Any]()
         with uninterrupted():
-            self._duplicate.running.append(running)
+            self._duplicate.running[id(requests)] = requests, sent
             for call in calls:
-                running[0].append(call())
-        waiting = [running]  # what is sent goes when it has been waited for
+                requests.append(call())
 
         def finish() -> None:
-            self._wait(waiting[0][0])
-            others = [x for x in self._duplicate.running if x is not waiting[0]]
-            self._duplicate.running = others
-            waiting.clear()
+            self._wait(requests)
+            self._duplicate.running.pop(id(requests), None)
 
         return finish
 
     def poll(self) -> None:
-        for requests, _ in self._duplicate.running:
+        for requests, _ in self._duplicate.running.values():
             try:
                 self._mpi.Request.Testall(requests)
             except self._mpi.Exception as error:

@@ -209,6 +209,44 @@ def test_what_a_micro_step_has_taken_is_not_added_twice():
     assert ao.ranks.run(2, rank) == [{"a": [-1.0] * 3, "b": [-1.0] * 3}] * 2
 
 
+@pytest.mark.parametrize("call", [0, 1])
+def test_ranks_agree_anew_after_a_load(call, tmp_path):
+    """One had not heard on which dtypes, or which order of gradients, they had agreed: it sent other buckets."""
+
+    def rank(comm):
+        there = ao.Ranks(comm, grads="mean", timeout=20)
+        one, other = (ao.Optimizer(parameters(SHAPES), ao.AdamW(lr=0.01), comm=there) for _ in range(2))
+        one.save(tmp_path / "x")
+        told, heard = [], one._team._comm.tell
+
+        def tell(said):
+            told.append(heard(said))
+            if comm.rank and len(told) > call:
+                raise KeyError("mine")
+            return told[-1]
+
+        one._team._comm.tell = tell
+        names = ["bias", "long", "words", "square", "scalar", "empty"]
+        with contextlib.suppress(KeyError, ao.RankError):
+            for name in names:
+                one.give(name, gradients(0, SHAPES, seed=comm.rank)[name])
+            one.step()
+        del one._team._comm.tell
+        assert one._team.torn
+        one.load(tmp_path / "x")
+        for k in range(3):
+            for name in names:
+                one.give(name, gradients(k, SHAPES, seed=comm.rank)[name])
+            one.step()
+            other.step(gradients(k, SHAPES, seed=comm.rank))
+        return differing(contents(one), contents(other))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout, "ROUND", 1 << 12)
+        patch.setattr(layout, "LEAST", 1 << 8)
+        assert ao.ranks.run(2, rank) == [[]] * 2
+
+
 class FakeMPI:
     """Communicators of MPI with one rank, whose requests are complete when they have been looked at three times."""
 
@@ -256,7 +294,7 @@ def test_a_request_that_is_interrupted_is_kept(call, monkeypatch):
         with Raising(at), contextlib.suppress(Fault):
             getattr(comm, call)(*given_now[call])()
             done = True
-        kept = [request for requests, _ in duplicate.running for request in requests]
+        kept = [request for requests, _ in duplicate.running.values() for request in requests]
         assert all(request in kept or fake.looks[request] <= 0 for request in fake.started), at
         if done:
             assert kept == []
