@@ -25,7 +25,7 @@ from arrayopt.state.run import Run
 from arrayopt.state.tensors import explain_state
 from arrayopt.state.verdict import CLIP_NORM
 from arrayopt.step.coming import Begun, Coming
-from arrayopt.step.given import GivenStep
+from arrayopt.step.given import Again, GivenStep
 from arrayopt.step.guard import Guard
 from arrayopt.step.hooks import attach
 from arrayopt.step.stats import Stats
@@ -117,7 +117,7 @@ class Optimizer(Settings):
     array([-0.1, -0.1])
     """
 
-    __slots__ = ("__weakref__", "_after", "_before", "_giving")
+    __slots__ = ("__weakref__", "_after", "_again", "_before")
 
     def __init__(
         self,
@@ -143,7 +143,6 @@ class Optimizer(Settings):
             object.__setattr__(self, "_rule", rule)
             self._run = Run()
             self._guard, self._writer = Guard(self._run), Writer()
-            self._giving = self._guard("Optimizer.give")  # made once, for `give` is called often
             self._parameters = Parameters(params, rule, groups, self._run, self._team.divide)
             self._step = GivenStep(
                 engine, self._parameters, self._run, self._team, loss_scale, skip_nonfinite, accumulate
@@ -152,6 +151,7 @@ class Optimizer(Settings):
             self._stats, self.clip_norm = Stats(enabled=stats), clip_norm
             self._before: list[Callable[[Optimizer, Any], Any]] = []
             self._after: list[Callable[[Optimizer], Any]] = []
+            self._again = Again(self._guard, self._step, self._before) if self._team.size > 1 else None
         options: dict[str, Any] = {"loss_scale": loss_scale, "skip_nonfinite": skip_nonfinite, "accumulate": accumulate}
         options |= {"clip_norm": clip_norm, "engine": engine}
         self._team.agree("Optimizer", partial(alike, self._parameters.groups, options))
@@ -262,7 +262,8 @@ class Optimizer(Settings):
         -----
         Between the first `give` and `step()` the Optimizer is in the middle of a step: it can be loaded, but not saved.
         With ranks, `give` may wait for other ranks, so all ranks give gradients of the same tensors, in any order. If
-        `step()` raises an error, all gradients of the step must be given again.
+        `step()` raises an error, all gradients of the step must be given again; but with `accumulate`, before the last
+        micro-step, only those that were refused or missing.
 
         Examples
         --------
@@ -273,18 +274,18 @@ class Optimizer(Settings):
         >>> opt.step()
         {'w': array([0.9, 0.9]), 'b': array([-0.1, -0.1])}
         """
-        with self._giving:
-            parameters, places, step = self._parameters, self._parameters.places, self._step
+        if self._again is not None and self._again.take(name, grad):
+            return
+        with self._guard("Optimizer.give"):
+            step, places = self._step, self._parameters.places
             waits = self._waits() if self._before or not self._team.sums else []
             step.release.check(name, places, waits)
             try:
                 place = places[name]
                 if self._team.size > 1:
-                    if not step.release.given:
-                        parameters.take_up()
-                    step.take(name, place, parameters.match_one(place, grad))
+                    step.take(name, place, grad)
                     return
-                matched = parameters.match({**dict.fromkeys(places), name: grad})
+                matched = self._parameters.match_alone(place, grad)
                 coming = step.coming_given("Optimizer.give")
                 only = place if step.accumulator.every > 1 else None
                 begun = step.begin(coming, matched, stats=False, only=only)
@@ -346,7 +347,7 @@ class Optimizer(Settings):
 
     def _end_taken(self, loss_scale: Any, value: Any, *, incomplete: bool, wait: bool, none: bool = False) -> Any:
         """End a step of ranks whose gradients `give` has taken; with `none` there may be none at all."""
-        step, team = self._step, self._team
+        step, team, failed = self._step, self._team, True
         with self._guard("Optimizer.step"):
             try:
                 rooms = step.collect()
@@ -356,11 +357,12 @@ class Optimizer(Settings):
                     coming = step.coming(loss_scale, self._limit(), value, wait=wait)
                     if not (none or step.release or step.accumulator.begun):
                         raise TypeError("Optimizer.step: pass the gradients, or call `give` for each of them first")
-                    step.release.check_end(incomplete=incomplete, ranks=True)
+                    step.release.check_end(incomplete=incomplete, again=step.accumulator.last)
                     begun = step.begin_taken(coming, rooms, stats=stats)
                 self._made(coming, begun, stats=stats)
+                failed = False
             finally:
-                step.drop_taken()
+                step.drop_taken(failed=failed)
             return self.params if wait else None
 
     def _made(self, coming: Coming, begun: Begun, *, stats: bool) -> None:

@@ -10,7 +10,7 @@ __all__ = ["Streams"]
 
 
 class Streams:
-    """For each library and device the stream that was current in the last call.
+    """For each library and device the stream that was current in the last call: `last`.
 
     What belongs to the optimizer (slots, numbers of updates, tables) is read and written on the stream that is current
     in a call. Where this is another than in the last call, it waits for all that is on that one, also for graphs that
@@ -18,7 +18,7 @@ class Streams:
     """
 
     def __init__(self) -> None:
-        self._last: dict[tuple[str, int], Any] = {}
+        self.last: dict[tuple[str, int], Any] = {}
 
     def note(self, x: Array) -> None:
         """Take note of an array's library and device, which is on none where it is not of CUDA."""
@@ -28,15 +28,15 @@ class Streams:
             key = "torch", x.device.index
         else:
             return
-        if key not in self._last:
-            self._last[key] = _current(*key)
+        if key not in self.last:
+            self.last[key] = _current(*key)
 
     def meet(self, who: str) -> None:
         """Have the current streams wait for those of the last call; RuntimeError where one of these is captured now.
 
         What is captured now waits for nothing: it is worked on where its graph is launched, after `Optimizer.advance`.
         """
-        for (library, device), last in self._last.items():
+        for (library, device), last in self.last.items():
             now = _current(library, device)
             if now == last or _captured(library, device, now):
                 continue
@@ -46,13 +46,13 @@ class Streams:
                     " or end the capture first"
                 )
             _wait(library, device, now, last)
-            self._last[library, device] = now
+            self.last[library, device] = now
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"keys": list(self._last)}
+        return {"keys": list(self.last)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._last = {key: _current(*key) for key in state["keys"]}
+        self.last = {key: _current(*key) for key in state["keys"]}
 
 
 def _current(library: str, device: int) -> Any:

@@ -2,8 +2,8 @@
 //
 // An update is a sequence of stages for each tensor: passes over its elements, and between them what is computed from their
 // sums. A stage is cut into pieces, which do not depend on the grid. A ticket is one piece of one stage, or some pieces of a pass
-// over a large tensor, one after the other; or, for a small tensor, all stages of it. Blocks take tickets in order, until none
-// is left.
+// over a large tensor, one after the other; or stages of one piece that follow each other, for a small tensor all. Blocks take
+// tickets in order, until none is left.
 //
 // A ticket of a stage waits until all earlier pieces of its tensor are done. Those are tickets before it, which other blocks
 // have taken already; so there is always a block that can go on, and any grid will do.

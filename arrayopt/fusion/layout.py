@@ -7,7 +7,7 @@ threads, and their partial sums are combined in their order: so results do not e
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -17,9 +17,10 @@ import numpy as np
 from arrayopt.arrays import Ints
 from arrayopt.codecs import BLOCK
 from arrayopt.fusion.graph import ELEMENT, KEPT, Node, operands
-from arrayopt.fusion.passes import Between, Pass, loops
+from arrayopt.fusion.passes import Between, Pass
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.ring_members import in_order
+from arrayopt.fusion.staging import Staging
 from arrayopt.fusion.trace import TraceError
 from arrayopt.fusion.waves import in_waves, waves
 
@@ -237,9 +238,7 @@ def layout(plan: Plan, *, device: bool = False) -> Layout:
     for value in set(small).union(*({*p.nodes, *operands(p.nodes)} for p in plan.passes)):
         if {"R", "C"} <= {*value.axes} and value.axes != plan.element:
             raise TraceError(f"a value over {value.axes} of {plan.element} is not fused")
-    # devices combine in the loops between passes, which may divide these
-    joint = [replace(x, after=loops([*x.combine, *x.nodes], plan.element)) for x in plan.between]
-    kept = outliving(plan.passes, [*plan.between, *joint]) | set(plan.small.values())
+    kept = outliving(plan.passes, plan.between) | Staging(plan).needed | {*plan.small.values()}
     tensor = dict.fromkeys(n for n in partials if n.axes == "")
     leaves = dict[Node, None]()
     for between in plan.between:

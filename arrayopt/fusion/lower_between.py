@@ -71,7 +71,7 @@ class LoopsBetween(Lowering):
                     rest += self._combine(reduction)
         for loop in between.after:
             if loop.reduces:
-                rest += self._folded(self.folded("acc", loop), loop.axes)
+                rest += self._folded(self.folded("acc", *loop.nodes), loop.axes)
             else:
                 rest += self._small(loop)
         for array, node in between.stores.items():

@@ -10,20 +10,22 @@ of a tensor, and one of its threads does the rest. A ``library`` makes products.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import KEPT, Node, operands
-from arrayopt.fusion.index import ZERO, Index, Place, name, number, product, ranges_of
+from arrayopt.fusion.index import ONE, ZERO, Index, Place, name, number, product, ranges_of
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.lower_between import Statements
 from arrayopt.fusion.lower_rings import in_turns, kept_room
 from arrayopt.fusion.lower_waves import Waving
 from arrayopt.fusion.lowering import Lowering, scratch_of
-from arrayopt.fusion.passes import Loop, Pass, loops
+from arrayopt.fusion.passes import Loop, Pass
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.rings import Rolled
+from arrayopt.fusion.staging import Staging
 from arrayopt.fusion.waves import in_waves
 from arrayopt.state.quantized import scale_of
 
@@ -35,17 +37,16 @@ MOST = 640
 
 @lru_cache(maxsize=KEPT)
 def in_stages(plan: Plan) -> program.Program:
-    """The program of a plan in stages. Where reductions are put together, the first loop over the
-    same axes follows. Passes that differ in nothing but their scratch arrays have one function.
+    """The program of a plan in stages. Passes that differ in nothing but their scratch arrays have
+    one function.
     """
     lowering = Stages(plan)
-    for index, between in enumerate(plan.between):
-        for loop in loops([*between.combine, *between.nodes], plan.element):
-            lowering.loop(loop)
-        if index < len(plan.passes):
-            lowering.pass_(index, plan.passes[index])
-        for axes in dict.fromkeys(plan.slots[slot] for slot in between.stores):
-            lowering.store(axes, [x for x in between.stores if plan.slots[x] == axes])
+    staging = lowering.staging
+    for index, stages in enumerate(staging.gaps):
+        for stage in stages:
+            lowering.beside([lowering.loop(loop) for loop in stage])
+        if index < len(staging.passes):
+            lowering.pass_(index, staging.passes[index])
     return program.Program(tuple(lowering.made))
 
 
@@ -55,6 +56,8 @@ class Stages(Lowering):
     def __init__(self, plan: Plan) -> None:
         where = layout(plan, device=True)
         super().__init__(plan, where, {*where.vectors, *where.tensor})
+        self.staging = Staging(plan)
+        self.kept &= {*where.tensor, *self.staging.needed}
         self.made: list[program.Stage] = []
         self.functions: dict[Any, program.Function] = {}
         self.of_rings = set[Node]()  # what is reduced over rings
@@ -106,62 +109,59 @@ class Stages(Lowering):
             read |= {n: None for n in elements.scalars if n not in rings.of.each}
         return [*made, *self.reads(read), *kept_room(rings), turn]
 
-    def loop(self, loop: Loop) -> None:
+    def loop(self, loop: Loop) -> program.Stage:
         """A loop between passes."""
-        if loop.reduces:
-            fold = self.folded("sum", loop)
-            keep = program.Write(self.place(fold.reduction, name("i")), fold.name)
-            arrays = self._arrays(fold.reduction.args)
-            self._between("folds", loop.axes, [*arrays, fold, keep])
-            return
+        wide, made = not loop.axes, set[Node]()
+        nodes = [n for n in loop.nodes if not n.reduces]
+        reduced = [n for n in loop.nodes if n.reduces and n.args[0].axes != self.plan.element]
         rolled = [n for n in loop.nodes if n in self.of_rings]
-        body: Statements = []
+        body: Statements = [*self._arrays(operands(reduced))] if wide else []
+        if loop.reduces:
+            body += [self.folded("sum", reduced[0]), *self._got("sum", reduced[0])]
+            made |= {*reduced}
+        for alone in reduced if wide else ():
+            fold = self.folded("sum", alone), program.Write(self.place(alone), "sum")
+            body.append(program.Loop("which", ZERO, ONE, fold))
         for run in self.runs(rolled):
             each = number(len(run))
             body.append(program.Loop("which", ZERO, each, self.combined_all(run)))
-        sums = [n for n in loop.nodes if n.reduces and n not in self.of_rings]
+        sums = [n for n in loop.nodes if n.reduces and n not in (*reduced, *rolled)]
         body += [self.combined(f"sum{n.id}", n) for n in sums]
-        nodes = tuple(n for n in loop.nodes if not n.reduces)
+        for summed in sums:
+            body += self._got(f"sum{summed.id}", summed)
+        made |= {*sums}
         waving = bool(self.where.leaves) and in_waves(nodes, loop.axes, self.plan.element)
-        made, wide = set[Node](), not loop.axes
-        for node in [*sums, *(() if waving else nodes)]:
-            if node.reduces:
-                body.append(program.Read(node, f"sum{node.id}", wide))
-            else:
-                # just before it is needed: some rules have too many values for the registers
-                read = dict.fromkeys(a for a in node.args if a not in made)
-                body += self._arrays(read if wide else ())
-                body += [*self.reads(read, wide=wide), program.Compute(node)]
-                made |= read.keys()
-            made.add(node)
-            if node in self.kept:
-                body.append(program.Write(self.place(node, name("i")), node))
-        body += [self.waves(nodes, {})] if waving else []
-        arrays = [] if wide else self._arrays(operands(nodes))
-        self._between("positions", loop.axes, [*arrays, *body])
+        if waving or (self.waving and wide and not loop.nodes):
+            waves = self.waves(nodes, loop.stores)
+            return self._between("positions", loop.axes, [*body, waves])
+        # just before it is needed: some rules have too many values for the registers
+        for node in nodes:
+            read = dict.fromkeys(a for a in node.args if a not in made)
+            body += self._arrays(read if wide else ())
+            body += [*self.reads(read, wide=wide), program.Compute(node), *self._kept(node)]
+            made |= {*read, node}
+        held = {n.data for n in made if n.op == "input"}
+        for slot, value in loop.stores.items():
+            read = dict.fromkeys({value} - made)
+            new = [program.Array(slot, ONE)] if slot not in held else []
+            body += [*self._arrays(read), *new] if wide else []
+            at = Place(f"at_{slot}", name("i") if loop.axes else ZERO)
+            body += [*self.reads(read, wide=wide), program.Write(at, value)]
+            made.add(value)
+        if loop.axes:
+            reads = [*operands([*nodes, *reduced]), *loop.stores.values()]
+            arrays = {x.name: x for x in self._arrays(reads)}
+            arrays |= {x: program.Array(x, product(loop.axes)) for x in loop.stores}
+            body = [*arrays.values(), *body]
+        return self._between("folds" if loop.reduces else "positions", loop.axes, body)
 
-    def store(self, axes: str, slots: list[str]) -> None:
-        """Slots that are written, over the same axes."""
-        if self.waving and not axes:
-            stores = {slot: self.plan.small[slot] for slot in slots}
-            self._between("positions", axes, [self.waves([], stores)])
-            return
-        values = dict.fromkeys(self.plan.small[slot] for slot in slots)
-        # of a tensor, one by one, as registers are few; but what is written may be read, too
-        early = [n for n in values if axes or n.op == "input"]
-        first, body = {x.name: x for x in self._arrays(early)}, Statements()
-        read, at = {*early}, name("i") if axes else ZERO
-        for slot in slots:
-            value, array = self.plan.small[slot], program.Array(slot, product(axes))
-            if axes:
-                first[slot] = array
-            elif slot not in first:
-                body.append(array)
-            body += self.reads({value} - read, wide=not axes)
-            read.add(value)
-            body.append(program.Write(Place(f"at_{slot}", at), value))
-        body = [*self.reads(early, wide=not axes), *body]
-        self._between("positions", axes, [*first.values(), *body])
+    def _got(self, variable: str, node: Node) -> Statements:
+        """A reduction is what a variable has."""
+        return [program.Read(node, variable, not node.axes), *self._kept(node)]
+
+    def _kept(self, node: Node) -> Statements:
+        """Leave a value for others, if there are any."""
+        return [program.Write(self.place(node, name("i")), node)] if node in self.kept else []
 
     def waves(self, nodes: Iterable[Node], stores: Mapping[str, Node]) -> bulk.Waves:
         """Values of the tensor in waves, and the slots written then; the first wave reads."""
@@ -178,13 +178,22 @@ class Stages(Lowering):
         arrays = {n.data: n.axes for n in reads if n.op == "input"}
         return [program.Array(x, product(axes)) for x, axes in arrays.items()]
 
-    def _between(self, how: str, over: str, body: Statements) -> None:
+    def _between(self, how: str, over: str, body: Statements) -> program.Stage:
         """A stage between passes, which begins with where arrays lie."""
         how = "block" if how == "positions" and not over else how
         first = next((i for i, x in enumerate(body) if not isinstance(x, program.Array)), len(body))
         whole = (*body[:first], *apart(ranges_of(over), name("i")), *body[first:])
-        function = program.Function(f"stage{len(self.made)}", how, whole)
-        self.made.append(program.Stage("between", over, function))
+        return program.Stage("between", over, program.Function("", how, whole))
+
+    def beside(self, stages: Sequence[program.Stage]) -> None:
+        """Take stages that need nothing of each other as one."""
+        own = f"stage{len(self.made)}"
+        named = []
+        for i, x in enumerate(stages):
+            called = replace(x.function, name=f"{own}_{i}" if stages[1:] else own)
+            named.append(replace(x, function=called))
+        if named:
+            self.made.append(replace(named[0], beside=tuple(named[1:])))
 
 
 def turns_of(stage: program.Stage) -> tuple[program.Statement, ...]:

@@ -19,7 +19,7 @@ from arrayopt.fusion.index import (
     ranges_of,
 )
 from arrayopt.fusion.layout import Layout
-from arrayopt.fusion.passes import KINDS, Loop, Pass
+from arrayopt.fusion.passes import KINDS, Pass
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.ring_members import FEWEST
 from arrayopt.fusion.rings import Rolled, rolled
@@ -195,9 +195,8 @@ class Lowering:
         into = Place("values", number(self.where.tensor[first]) + which)
         return fold, program.Write(into, "acc")
 
-    def folded(self, variable: str, loop: Loop) -> program.Fold:
+    def folded(self, variable: str, reduction: Node) -> program.Fold:
         """A reduction over some of the axes of a value that goes over few."""
-        (reduction,) = loop.nodes
         (term,) = reduction.args
         gone = [x for x in term.axes if x not in reduction.axes]
         return program.Fold(variable, reduction, ranges_of(gone), self.place(term))

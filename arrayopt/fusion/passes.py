@@ -30,7 +30,7 @@ class Pass:
         What is read: parameter, gradient, slots and spilled values by name, and the node that the
         value read is.
     nodes : tuple of Node
-        What is computed per element, in order; loads, scalars and smaller values left out.
+        What is computed per element, in order; loads, scalars and most smaller values left out.
     stores : dict of str to Node
         What is written, spilled values too.
     sums : tuple of Node
@@ -75,8 +75,8 @@ class Pass:
         Each is a scalar of the step (``host``), or the same for one of `KINDS`. `POSITION` is among
         them as ``position``, where random numbers are drawn.
         """
-        found: dict[Node, str] = {}
-        for n in self.sources:
+        found = dict[Node, str]()
+        for n in dict.fromkeys(n for n in self.sources if n not in self.nodes):
             if n.on_host and n.op != "const":
                 found[n] = "host"
             elif n.op not in ("const", "complex", POSITION) and not is_whole(n.axes, self.element):
@@ -166,12 +166,16 @@ class Loop:
     nodes : tuple of Node
         The values. Reductions over elements count as operations: they are put together one by one.
     reduces : bool
-        Whether it is one reduction of values that another loop has made.
+        Whether it is one reduction of values that another loop has made; on a device, also what
+        follows from it over the same axes.
+    stores : dict of str to Node
+        Slots that are written with it.
     """
 
     axes: str
     nodes: tuple[Node, ...]
     reduces: bool
+    stores: dict[str, Node] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

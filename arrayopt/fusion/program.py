@@ -1,8 +1,7 @@
 """A plan as a program: plain statements, in which every place is an explicit index.
 
 Printers for Numba, C++ and CUDA print the same statements. A function of a program works on one
-tensor, which is a row of the table. Values of the plan are called by their nodes; all else by
-names.
+tensor, a row of the table. Values of the plan are called by their nodes; all else by names.
 """
 
 from collections.abc import Iterable, Iterator
@@ -260,12 +259,15 @@ class Stage:
         What it does, which several stages may have in common.
     scratch : tuple of str
         The arrays in place of the function's `scratch`.
+    beside : tuple of Stage
+        Parts, each with pieces of its own.
     """
 
     kind: str
     axes: str
     function: Function
     scratch: tuple[str, ...] = ()
+    beside: "tuple[Stage, ...]" = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,8 +277,7 @@ class Program:
     Attributes
     ----------
     stages : tuple of Stage
-        On a CPU, stage 2k comes before pass k, and may do nothing; stage 2k + 1 is pass k. On a
-        device, each loop before a pass is a stage.
+        On a CPU, 2k comes before pass k, and may do nothing; 2k + 1 is pass k.
     planes : tuple of Index
         How many planes a thread needs for each segment, for matrices of R rows and C columns.
     """

@@ -103,6 +103,10 @@ class WrittenMemory:
             self._check_many(grads, places, found)
         return found
 
+    def check_one(self, place: int, grad: Array | None) -> None:
+        """Raise if the gradient of one tensor has an element in this memory; see `check`."""
+        self._compare({place: grad}, [place])
+
     def _check_few(self, grads: Sequence[Any], places: Sequence[int], found: Locations) -> None:
         """Check gradients whose locations are known; see `check`."""
         lows, contiguous = found.addresses, found.contiguous
@@ -142,7 +146,7 @@ class WrittenMemory:
             self._bytes[i] = size(grads[i]) * CODECS[dtype_name(grads[i])].itemsize
         return int(self._bytes[i])
 
-    def _compare(self, grads: Grads, places: Sequence[int]) -> None:
+    def _compare(self, grads: Any, places: Sequence[int]) -> None:
         """Raise if one of these gradients has an element in this memory.
 
         A gradient may be its own parameter, as the gradient of p² / 2 is: an element is written

@@ -37,7 +37,6 @@ class GradMatcher:
         self.template, self._tensors, self._by_position = template(tree), tensors, by_position
         self._by_name = [tensor.name for tensor in tensors], None  # the template of a flat dict
         self._written: tuple[int, WrittenMemory] | None = None
-        self._singly: dict[int, tuple[Any, Any, Any, bool]] = {}  # by place; see `match_one`
         self._forget()
 
     def _forget(self) -> None:
@@ -69,17 +68,15 @@ class GradMatcher:
         return LocatedGrads(found, locations, self._dtype), True
 
     def match_one(self, place: int, grad: Any) -> Array | None:
-        """Return the gradient of one tensor that is copied, checked; its form is remembered."""
-        kind, form_of, form, viewed = self._singly.get(place, (None, look, None, False))
-        if type(grad) is kind and form_of(grad) == form:  # noqa: SIM102
-            if not (viewed and (grad.is_neg() or grad.is_conj())):
-                return grad
+        """Return the gradient of one tensor that is copied, checked."""
         tensor = self._tensors[place]
         named = match_grads("Optimizer.step", [(tensor.name, tensor.array)], {tensor.name: grad})
-        (found,) = resolved(list(named.values()))
-        if found is grad and hasattr(grad, "device"):
-            form_of, viewed = look(type(grad)), bool(array_api_compat.is_torch_array(grad))
-            self._singly[place] = type(grad), form_of, form_of(grad), viewed
+        return resolved(list(named.values()))[0]
+
+    def match_alone(self, place: int, grad: Any) -> Array | None:
+        """Return the gradient of one tensor that is updated by itself, checked as all are."""
+        found = self.match_one(place, grad)
+        self._written_memory().check_one(place, found)
         return found
 
     def _written_memory(self) -> WrittenMemory:
@@ -132,7 +129,7 @@ class GradMatcher:
 
     def __getstate__(self) -> dict[str, Any]:
         fresh: dict[str, Any] = {"_written": None, "_kind": None, "_forms": [], "_checker": None}
-        return {**self.__dict__, **fresh, "_singly": {}}  # not all libraries can pickle forms
+        return {**self.__dict__, **fresh}  # not all libraries can pickle forms
 
 
 def match_grads(

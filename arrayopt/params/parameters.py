@@ -157,6 +157,18 @@ class Parameters:
             return self._matcher.match_one(place, grad)
         return self.match({**dict.fromkeys(self.places), tensor.name: grad})[place]
 
+    def match_alone(self, place: int, grad: Any) -> list[Array | None]:
+        """Return gradients, checked, of which there is but one: that of a tensor that is updated by
+        itself.
+        """
+        if self.all[place].block is not None:
+            return self.match({**dict.fromkeys(self.places), self.all[place].name: grad})
+        self.take_up()
+        found: list[Array | None] = [None] * len(self.all)
+        found[place] = self._matcher.match_alone(place, grad)
+        self.keep_state()
+        return found
+
     def keep_state(self) -> None:
         """Keep slots from now on, rather than make them anew."""
         self._has_state = True

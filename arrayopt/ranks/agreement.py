@@ -54,7 +54,7 @@ class Agreement(Alone):
         after: bool = False,
     ) -> bool:
         if what != "Optimizer.load":
-            self._refuse_torn(what)
+            self.refuse_torn(what)
         words: dict[str, Any] = {}
         if error is None:
             try:
@@ -65,7 +65,7 @@ class Agreement(Alone):
         flags = WISH * wish | HOOKED * self.hooked
         flags |= CHANGED * self._changed(what) | CHECKED * self._due(grads, step)
         vote = np.frombuffer(bytes([error is not None, flags]) + digest, np.uint8)
-        with self._answered(what):
+        with self.answered(what):
             votes = np.stack(self._comm.allgather(vote, [16] * self.size)())
             flags = int(np.bitwise_or.reduce(votes[:, 1]))
             if votes[:, 0].any() or (votes[:, 2:] != votes[0, 2:]).any():
@@ -77,7 +77,7 @@ class Agreement(Alone):
                 self.replaced.agreed()
             return bool(flags & WISH)
 
-    def _refuse_torn(self, what: str) -> None:
+    def refuse_torn(self, what: str) -> None:
         """Raise RankError where ranks may hold different numbers."""
         if self.torn is not None:
             raise RankError(
@@ -174,7 +174,7 @@ class Agreement(Alone):
             raise
         except BaseException as caught:
             error = caught
-        with self._answered(what):
+        with self.answered(what):
             every = self._comm.tell({"error": _text(error), "found": found})
         self._raise(what, error, every)
         return [said["found"] for said in every]
@@ -199,16 +199,16 @@ class Agreement(Alone):
             self._told = self._told if self._inside else None
 
     @contextmanager
-    def _answered(self, what: str) -> Iterator[None]:
+    def answered(self, what: str) -> Iterator[None]:
         """A section of messages; one that is left unread would be taken for the next answer."""
         try:
             yield
         except BaseException as error:
             if error is not self._told:
-                self._break_off(what, error)
+                self.break_off(what, error)
             raise
 
-    def _break_off(self, what: str, error: BaseException) -> None:
+    def break_off(self, what: str, error: BaseException) -> None:
         """Note that this rank was interrupted, and in which call; have others fail soon."""
         if isinstance(error, RankError) and not str(error).startswith("Optimizer"):
             error.args = (f"{what}: {error}",)
@@ -238,11 +238,11 @@ class Agreement(Alone):
             with uninterrupted():
                 yield
         except BaseException as error:
-            self._break_off(what, error)
+            self.break_off(what, error)
             raise
 
     def renew(self, tensors: Sequence[Tensor]) -> None:
-        with self._answered("Optimizer.load"):
+        with self.answered("Optimizer.load"):
             self._comm.renew()
 
 

@@ -1,6 +1,6 @@
 """Gradients of one step that ranks add up, bucket by bucket, as they arrive."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -40,8 +40,6 @@ class Reduction:
     ----------
     sums : dict of Kind to array
         Gets this rank's sums.
-    taken : dict of int to None
-        The indices of gradients, in the order in which they were taken.
     """
 
     def __init__(self, comm: Comm, layout: Layout, kept: Kept, *, mean: bool, fast: bool) -> None:
@@ -52,7 +50,6 @@ class Reduction:
         with comm.device:
             for kind, count in layout.counts.items():
                 self.sums[kind] = kept.sums(kind, count)
-        self.taken: dict[int, None] = {}
         self._next = 0  # the number of the bucket that is sent next
         self._packed: dict[int, Any] = {}  # the memory of buckets that are not sent yet
         # a bucket on its way to those who add, and sums on their way to those who update
@@ -63,30 +60,34 @@ class Reduction:
         """Copy a gradient into its buckets, and send those that are complete."""
         if self._coming is not None:
             self._comm.poll()
-        self.taken[index] = None
-        flat = _flat(grad)
+        flat = grad.ravel() if isinstance(grad, np.ndarray) else _flat(grad)
+        missing, packed = self._missing, self._packed
         for number, here, there, count in self._places.get(index, ()):
-            room = self._packed.get(number)
-            if room is None:
-                room = self._packed[number] = self._room(number)
+            if number not in packed:
+                packed[number] = self._room(number)
             part = flat if here is None else flat[here]
-            if self._buckets[number].on_device:
+            if type(part) is np.ndarray:
+                packed[number][there] = part
+            elif self._buckets[number].on_device:
                 with self._comm.device:
-                    room[there] = part
+                    packed[number][there] = part
             else:
-                room[there] = part if type(part) is np.ndarray else to_host(part)
-            self._missing[number] -= count
-            while self._next < len(self._buckets) and not self._missing[self._next]:
+                packed[number][there] = to_host(part)
+            missing[number] -= count
+            while not missing[number] and self._next < len(missing) and not missing[self._next]:
                 self._send()
 
-    def finish(self) -> None:
-        """Send all that is left, with zeros for what has not arrived, and wait for all sums."""
+    def finish(self, taken: Collection[int]) -> None:
+        """Send all that is left, and wait for all sums.
+
+        `taken` has the indices of gradients that have arrived; zeros are sent for others.
+        """
         with self._comm.device:
             for number in range(self._next, len(self._buckets)):
                 if number not in self._packed:
                     self._packed[number] = self._room(number)
                 for piece in self._buckets[number].pieces if self._missing[number] else ():
-                    if piece.index not in self.taken:
+                    if piece.index not in taken:
                         self._packed[number][piece.at : piece.at + piece.end - piece.first] = 0
                 self._send()
             self._pass_on(self._arrived())
@@ -183,8 +184,6 @@ def add_up(parts: Iterable[Any], total: Any, divisor: int) -> None:
 
 
 def _flat(grad: Any) -> Any:
-    """Return a gradient as a flat array of its library."""
-    if isinstance(grad, np.ndarray):
-        return grad.reshape(-1)
+    """Return a gradient of another library than NumPy as a flat array."""
     with on_its_device(grad):
         return array_namespace(grad).reshape(detached(grad), (-1,))

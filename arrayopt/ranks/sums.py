@@ -3,7 +3,7 @@ what it updates.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -19,7 +19,6 @@ from arrayopt.arrays import (
     like,
     place,
     store,
-    zeros_in_place_of,
 )
 from arrayopt.ranks.comm import Comm
 from arrayopt.ranks.kept import Kept
@@ -49,8 +48,13 @@ class Sums:
 
     Attributes
     ----------
-    taken : list of array or None
-        The sums of gradients that were taken; where other ranks get them, zeros.
+    reduction : Reduction or None
+        The gradients on their way; None where no step has begun.
+    parts : dict of int to array
+        The gradients of the user's parts, which are not added up, by index.
+    familiar : dict of str to tuple
+        Of tensors that have had a gradient: their index, the type of the gradient, what finds its
+        form, that form, whether it may be a view to be resolved, and zeros in its place.
     """
 
     def __init__(self, comm: Comm, *, mean: bool, fast: bool) -> None:
@@ -59,22 +63,26 @@ class Sums:
         self._name = ""
         self._layout = Layout([], comm.rank, ())  # of the last step
         self.kept = Kept(comm)
-        # of gradients that are taken one by one: whether they are sent in the dtype of the sums,
-        # their order and whether it is known, the dtypes in which they are sent, and for each
-        # tensor the dtype of its last gradient and zeros in place of that
-        self._wide: bool | None = None
-        self._order, self._learned = list[int](), False
-        self._sent_as, self._seen = list[str](), dict[int, tuple[Any, Array]]()
-        self.clear()
+        self.renew()
 
     def another(self) -> "Sums":
         """Return one with the same settings, for a copy of the Optimizer."""
         return Sums(self._comm, mean=self._mean, fast=self._fast)
 
+    def renew(self) -> None:
+        """Forget what ranks have agreed on, which one of them may not have heard, and all else."""
+        # of gradients that are taken one by one: whether they are sent in the dtype of the sums,
+        # their order and whether it is known, and the dtypes in which they are sent
+        self._wide: bool | None = None
+        self._order, self._learned = list[int](), False
+        self._sent_as = list[str]()
+        self.familiar: dict[str, tuple[int, Any, Any, Any, bool, Array]] = {}
+        self.clear()
+
     def clear(self) -> None:
         """Forget what was taken."""
-        self._reduction: Reduction | None = None
-        self.taken: list[Array | None] = []
+        self.reduction: Reduction | None = None
+        self.parts = dict[int, Array]()
 
     # ---- all at once -----------------------------------------------------------------------------
 
@@ -91,12 +99,11 @@ class Sums:
 
     def reduce(self, grads: list[Array | None], rooms: list[Array | None]) -> None:
         """Fill the rooms; those that cannot be written are replaced."""
-        assert self._reduction is not None
-        for index, grad in enumerate(grads):
-            if index in self._layout.places:
-                self._reduction.take(index, grad)
-        self._complete(rooms)
-        self._reduction = None
+        assert self.reduction is not None
+        for index in self._layout.places:
+            self.reduction.take(index, grads[index])
+        self._complete(rooms, self._layout.places)
+        self.reduction = None
 
     # ---- one by one ------------------------------------------------------------------------------
 
@@ -104,66 +111,62 @@ class Sums:
         """Return tensors in the order of a forward pass, once that of a backward pass is known."""
         if not self._learned:
             return list(tensors)
-        at = {place: -i for i, place in enumerate(self._order)}
-        return sorted(tensors, key=lambda tensor: at.get(tensor.place, 0))
+        there = {tensor.place: tensor for tensor in tensors}
+        return [there[place] for place in reversed(self._order) if place in there]
 
-    def check(self, tensors: Sequence[Tensor], index: int, grad: Any) -> Array:
-        """Return zeros in place of a gradient that can be taken.
+    def check(self, tensors: Sequence[Tensor], index: int, grad: Any) -> None:
+        """Raise ValueError if ranks have agreed to send gradients in a narrower dtype."""
+        if self._wide is None:
+            return
+        self._expect(tensors)
+        dtype = dtype_name(grad)
+        if not _fits(dtype, self._sent_as[index]):
+            first = "a wider dtype than" if self._wide else "the dtype of"
+            raise ValueError(
+                f"Optimizer.give: the gradient of {tensors[index].name!r} must be"
+                f" {self._sent_as[index]} or narrower, because the first gradient had {first}"
+                f" its parameter; got {dtype}"
+            )
 
-        Raises
-        ------
-        ValueError
-            If ranks have agreed to send gradients in a narrower dtype.
-        """
-        seen = self._seen.get(index)
-        if seen is not None and seen[0] is grad.dtype:
-            return seen[1]
-        if self._wide is not None:
-            self._expect(tensors)
-            dtype = dtype_name(grad)
-            if not _fits(dtype, self._sent_as[index]):
-                first = "a wider dtype than" if self._wide else "the dtype of"
-                raise ValueError(
-                    f"Optimizer.give: the gradient of {tensors[index].name!r} must be"
-                    f" {self._sent_as[index]} or narrower, because the first gradient had {first}"
-                    f" its parameter; got {dtype}"
-                )
-        self._seen[index] = grad.dtype, zeros_in_place_of(grad)
-        return self._seen[index][1]
-
-    def take(
-        self, tensors: Sequence[Tensor], index: int, grad: Array, zeros: Array, *, wide: bool
-    ) -> None:
+    def take(self, tensors: Sequence[Tensor], index: int, grad: Array, *, wide: bool) -> None:
         """Take a gradient; its memory may be used for something else afterwards."""
-        if self._reduction is None:
+        if self.reduction is None:
             fits = _fits(dtype_name(grad), dtype_name(tensors[index].array))
             self._begin(tensors, wide=wide or not fits)
-        assert self._reduction is not None
+        assert self.reduction is not None
         if tensors[index].block is not None:
-            self.taken[index] = grad
-            return
-        own = index in self._layout.starts
-        self.taken[index] = self._room(tensors[index], index, grad) if own else zeros
-        self._reduction.take(index, grad)
+            self.parts[index] = grad
+        else:
+            self.reduction.take(index, grad)
 
-    def finish(self, tensors: Sequence[Tensor], *, wide: bool) -> None:
-        """Wait until all that has arrived on any rank is added up."""
-        if self._reduction is None:
+    def finish(
+        self, tensors: Sequence[Tensor], taken: Mapping[int, Array], *, wide: bool
+    ) -> list[Array | None]:
+        """Wait until all that has arrived on any rank is added up, and return the sums.
+
+        `taken` has arrays of the shapes of the gradients that were taken, in their order. They are
+        returned in place of the sums that other ranks get.
+        """
+        if self.reduction is None:
             self._begin(tensors, wide=wide)
-        assert self._reduction is not None
-        self._complete(self.taken)
+        rooms: list[Array | None] = list(map(taken.get, range(len(tensors))))
+        for index in self._layout.starts:
+            if rooms[index] is not None:
+                rooms[index] = self._room(tensors[index], index, rooms[index])
+        for index, grad in self.parts.items():
+            rooms[index] = grad
+        self._complete(rooms, taken)
         if not self._learned:
-            arrived = list(self._reduction.taken)
-            rest = sorted({*range(len(tensors))}.difference(arrived))
-            self._order = self._comm.tell([*arrived, *rest] if not self._comm.rank else [])[0]
+            rest = sorted({*range(len(tensors))}.difference(taken))
+            self._order = self._comm.tell([*taken, *rest] if not self._comm.rank else [])[0]
             self._learned = True
+        return rooms
 
     def _begin(self, tensors: Sequence[Tensor], *, wide: bool) -> None:
         """Begin a step; before the first one, ranks agree on the dtypes of what is sent."""
         if self._wide is None:
             self._wide = any(self._comm.tell(wide))
         self._expect(tensors)
-        self.taken = [None] * len(tensors)
         self._start(tensors, self._sent_as, self._order)
 
     def _expect(self, tensors: Sequence[Tensor]) -> None:
@@ -171,7 +174,7 @@ class Sums:
         if len(self._order) == len(tensors):
             return
         self._order, self._learned = list(reversed(range(len(tensors)))), False
-        self._sent_as, self._seen = [dtype_name(tensor.array) for tensor in tensors], {}
+        self._sent_as = [dtype_name(tensor.array) for tensor in tensors]
         if self._wide:
             self._sent_as = [WORKING[dtype] for dtype in self._sent_as]
 
@@ -191,15 +194,15 @@ class Sums:
             self._key, self._layout = key, layout(self._comm, tensors, sent_as, order)
             self._name = repr(key) if self._comm.on_device else ""
         self.kept.begin(self._name, captured=captured)
-        self._reduction = Reduction(
+        self.reduction = Reduction(
             self._comm, self._layout, self.kept, mean=self._mean, fast=self._fast
         )
 
     def _sum(self, index: int, shape: tuple[int, ...]) -> Any:
         """Return the memory of a sum."""
-        assert self._reduction is not None
+        assert self.reduction is not None
         kind, first = self._layout.starts[index]
-        return self._reduction.sums[kind][first : first + math.prod(shape)].reshape(shape)
+        return self.reduction.sums[kind][first : first + math.prod(shape)].reshape(shape)
 
     def _room(self, tensor: Tensor, index: int, grad: Any) -> Array:
         """Return an array of the gradient's library for this rank's part of a sum: the memory that
@@ -215,10 +218,10 @@ class Sums:
         found = self._sum(index, shape)
         return xp.from_numpy(found) if array_api_compat.is_torch_array(grad) else found
 
-    def _complete(self, rooms: list[Array | None]) -> None:
+    def _complete(self, rooms: list[Array | None], taken: Collection[int]) -> None:
         """Wait for all sums, and bring them to rooms that are elsewhere than their memory."""
-        assert self._reduction is not None
-        self._reduction.finish()
+        assert self.reduction is not None
+        self.reduction.finish(taken)
         for index, ((_, on_device), _) in self._layout.starts.items():
             room: Any = rooms[index]
             if room is None or on_device or _is_memory(room):

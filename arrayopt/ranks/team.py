@@ -35,13 +35,15 @@ class Team(Agreement):
         Whether a CUDA graph can record the messages of a step.
     has_homes : bool
         Whether the user has divided tensors that one rank updates; see `arrayopt.ranks.homes`.
+    gradients : Sums
+        What adds up the gradients of ranks.
     """
 
     def __init__(self, ranks: Ranks, engine: str) -> None:
         super().__init__(ranks.open(), ranks.check)
         self._ranks, self._engine = ranks, engine
         fast = ranks.reduction == "fast" and isinstance(self._comm, AddingComm)
-        self._sums = Sums(self._comm, mean=ranks.grads == "mean", fast=fast)
+        self.gradients = Sums(self._comm, mean=ranks.grads == "mean", fast=fast)
         self.sums = ranks.grads != "reduced"
         self.captured, self.has_homes = self._comm.on_device, False
         self._gather: Gather | None = None  # of the last step
@@ -73,7 +75,7 @@ class Team(Agreement):
 
     def rooms(self, tensors: Sequence[Tensor], grads: list[Array | None]) -> list[Array | None]:
         """Return the arrays that `reduce` and `bring` will fill."""
-        found = self._sums.rooms(tensors, grads) if self.sums else grads
+        found = self.gradients.rooms(tensors, grads) if self.sums else grads
         return self.whole_rooms(tensors, found)
 
     def whole_rooms(
@@ -92,45 +94,19 @@ class Team(Agreement):
     def reduce(self, grads: list[Array | None], rooms: list[Array | None]) -> None:
         """Put the gradients of a step into their rooms."""
         if self.sums:
-            self._sums.reduce(grads, rooms)
+            self.gradients.reduce(grads, rooms)
 
     def hold(self) -> None:
         """Make the memory that `reduce` needs where it is captured, as it was for the last step."""
         if self._comm.on_device:
-            self._sums.kept.hold()
-
-    def take(self, tensors: Sequence[Tensor], index: int, grad: Array, *, wide: bool) -> Array:
-        """Begin to add up the gradient of a tensor; its memory is free afterwards.
-
-        With `wide`, gradients are sent in the dtype in which they are added. Return zeros in place
-        of the gradient.
-        """
-        if self.torn is not None:
-            self._refuse_torn("Optimizer.give")
-        zeros = self._sums.check(tensors, index, grad)
-        try:  # as `_answered`, which takes a microsecond
-            self._sums.take(tensors, index, grad, zeros, wide=wide)
-        except BaseException as error:
-            self._break_off("Optimizer.give", error)
-            raise
-        return zeros
-
-    def taken(self, tensors: Sequence[Tensor], *, wide: bool = False) -> list[Array | None]:
-        """Wait for what was taken to be added up, and return the sums in their rooms."""
-        self._refuse_torn("Optimizer.step")
-        with self._answered("Optimizer.step"):
-            self._sums.finish(tensors, wide=wide)
-        return self._sums.taken
-
-    def drop_taken(self) -> None:
-        """Forget what was taken."""
-        self._sums.clear()
+            self.gradients.kept.hold()
 
     def renew(self, tensors: Sequence[Tensor]) -> None:
         super().renew(tensors)
         if self.sums and self.torn is None and not self._comm.renews:
-            self.taken(tensors)  # messages that are on their way can only be waited for
-        self._sums.clear()
+            self.gradients.finish(tensors, {}, wide=False)  # messages can only be waited for
+        self.gradients.renew()
+        self._gather = self._processes = None
 
     def swap(self, wanted: list[Partials]) -> Callable[[], None]:
         """Start filling in the partial results of other ranks; the returned function ends it."""
@@ -214,13 +190,13 @@ class Team(Agreement):
 
     def gather(self, tensors: Sequence[Tensor]) -> None:
         """Fetch the parameters that other ranks have updated."""
-        self._gather_of(self._sums.forward(tensors))()
+        self._gather_of(self.gradients.forward(tensors))()
         self._send_back(tensors)
 
     def start_gather(self, tensors: Sequence[Tensor]) -> Arrivals:
         """Start to fetch them."""
         self._send_back(tensors)
-        return Arrivals(self._gather_of(self._sums.forward(tensors)))
+        return Arrivals(self._gather_of(self.gradients.forward(tensors)))
 
     def _gather_of(self, tensors: Sequence[Tensor]) -> Gather:
         """Return what gathers the parameters of a step, the same as in the last step if it can."""
@@ -238,11 +214,11 @@ class Team(Agreement):
 
     def arrive(self, started: Arrivals, place: int | None) -> None:
         """Wait until the tensor at a place has arrived that `start_gather` fetches; or all."""
-        with self._answered("Optimizer.wait"):
+        with self.answered("Optimizer.wait"):
             started.until(place)
 
     def collect(self, tensor: Tensor, slot: str, root: int | None = None) -> Any:
-        with self._answered(f"the collection of {slot!r} of {tensor.name!r}"):
+        with self.answered(f"the collection of {slot!r} of {tensor.name!r}"):
             return collect(self._comm, tensor, slot, root)
 
     def check_complete(self, tensors: Sequence[Tensor]) -> None:
@@ -262,7 +238,7 @@ class Team(Agreement):
         made.replaced = copy.deepcopy(self.replaced, memo)
         made._gather = None
         made._told, made._inside = None, 0
-        made._sums = self._sums.another()
+        made.gradients = self.gradients.another()
         return made
 
     def __reduce__(self) -> Any:

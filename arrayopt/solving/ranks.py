@@ -63,7 +63,7 @@ class Several(Agreement, One):
         value, grads = found
         if self._grads == "reduced":
             return value, grads
-        with self._answered("minimize"):
+        with self.answered("minimize"):
             return self._added(value), [self._added(g) for g in grads]
 
     def _added(self, mine: Array) -> Array:
@@ -83,7 +83,7 @@ class Several(Agreement, One):
 
     def known(self, x: Array) -> Array:
         """See `One.known`."""
-        with self._answered("minimize"):
+        with self.answered("minimize"):
             every = self._comm.tell(float(x) if size(x) else None)
         xp, device = place(x)
         number = next(found for found in every if found is not None)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from arrayopt.arrays import Array, Grads, array_namespace, detached, dtype_name, is_array, library
 from arrayopt.engines.bucket import Bucket
 from arrayopt.params.groups import labelled
-from arrayopt.params.headers import LocatedGrads
+from arrayopt.params.headers import LocatedGrads, dtypes
 from arrayopt.params.parameters import Parameters
 from arrayopt.rules.base import Rule
 from arrayopt.rules.names import VALUE
@@ -133,13 +133,13 @@ def said(
     are known yet.
     """
     known = coming.known
-    located = grads.locations if isinstance(grads, LocatedGrads) and grads.dtype else None
-    dtypes: list[str | None]
-    if located is not None and located.complete and grads[0] is not None:  # all are alike
-        dtypes, absent = [dtype_name(grads[0])], []
+    kinds, complete = dtypes(grads)
+    names, absent = list[str | None](), list[str]()
+    if complete and len(kinds) == 1:
+        names = [dtype_name(grads[0])]
     else:
-        dtypes = [None if g is None else dtype_name(g) for g in grads]
-        every = zip(parameters.all, dtypes, strict=bool(grads))
+        names = [None if g is None else dtype_name(g) for g in grads]
+        every = zip(parameters.all, names, strict=bool(grads))
         absent = [x.name for x, kind in every if kind is None]
     scale = run.peek("scale") if known.scale is None else known.scale
     if known.judge is not None and known.scale is None:
@@ -147,7 +147,7 @@ def said(
     found: dict[str, Any] = {
         "the number of steps": (run.steps, done),
         "the list of tensors without a gradient": absent,
-        "the list of dtypes of gradients": dtypes if len(set(dtypes)) > 1 else dtypes[:1],
+        "the list of dtypes of gradients": names if len(set(names)) > 1 else names[:1],
         "clip_norm": known.limit,
         "the loss scale": scale,
         "`wait`": coming.wait,

@@ -1,17 +1,20 @@
 """Steps whose gradients are given one by one."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from arrayopt.arrays import Array, zeros_in_place_of
+from arrayopt.arrays import Array, look, zeros_in_place_of
 from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.step.accumulate import Adding
 from arrayopt.step.coming import Begun, Coming
 from arrayopt.step.commit import Commit
+from arrayopt.step.guard import Guard
 from arrayopt.step.ready import Ready
 from arrayopt.step.release import Release
 from arrayopt.step.step import Step
 
-__all__ = ["GivenStep"]
+__all__ = ["Again", "GivenStep"]
 
 
 class GivenStep(Step):
@@ -38,19 +41,31 @@ class GivenStep(Step):
             self.release.check_settings(who, coming.hypers, structures)
         return coming
 
-    def take(self, name: str, place: int, grad: Array | None) -> None:
+    def take(self, name: str, place: int, given: Any) -> None:
         """Begin to add up a gradient over ranks; see `Optimizer.give`."""
+        parameters = self._parameters
+        if not self.release.given:
+            parameters.take_up()
+        grad = parameters.match_one(place, given)
         if grad is None:
             return
-        if self.accumulator.every == 1:
-            zeros = self._ranks.take(self._parameters.all, place, grad, wide=False)
-        else:
-            mean, zeros = self._added(place, grad), zeros_in_place_of(grad)
-            if mean is not None:
-                self._ranks.take(self._parameters.all, place, mean, wide=True)
-        self.release.took(name, zeros)
+        zeros, several = zeros_in_place_of(grad), self.accumulator.every > 1
+        took = partial(self.release.took, name, zeros)
+        added = self._added(place, grad, took) if several else grad
+        if added is None:
+            return
+        ranks = self._ranks
+        ranks.refuse_torn("Optimizer.give")
+        ranks.gradients.check(parameters.all, place, added)
+        with ranks.answered("Optimizer.give"):
+            ranks.gradients.take(parameters.all, place, added, wide=several)
+            took()
+        plain = grad is given and hasattr(grad, "device") and parameters.all[place].block is None
+        if plain and not several:
+            kind, form_of, viewed = type(grad), look(type(grad)), hasattr(grad, "is_neg")
+            ranks.gradients.familiar[name] = place, kind, form_of, form_of(grad), viewed, zeros
 
-    def _added(self, place: int, grad: Array) -> Array | None:
+    def _added(self, place: int, grad: Array, took: Callable[[], None]) -> Array | None:
         """Add a gradient to those before it; return the mean in the last micro-step."""
         accumulator, coming = self.accumulator, self.coming(None, None)
         grads: list[Array | None] = [None] * len(self._parameters.all)
@@ -63,39 +78,46 @@ class GivenStep(Step):
             return adding.means[place]
         with Commit(self._team):
             accumulator.add(adding)
+            took()
         return None
 
     def collect(self) -> list[Array | None]:
         """Wait for what was taken to be added up, in the last micro-step; all ranks call it."""
-        accumulator, tensors = self.accumulator, self._parameters.all
+        accumulator, tensors, ranks = self.accumulator, self._parameters.all, self._ranks
         if not accumulator.last:
             return []
-        several = accumulator.every > 1
-        done = {*self.release.given, *self.release.refused}
-        for name, total in accumulator.sums().items():
-            if name not in done:
+        ranks.refuse_torn("Optimizer.step")
+        with ranks.answered("Optimizer.step"):
+            several, release = accumulator.every > 1, self.release
+            places = map(self._parameters.places.__getitem__, release.given)
+            taken = dict(zip(places, release.given.values(), strict=True))
+            for name, total in accumulator.sums().items():
                 place = accumulator.tensors[name].place
-                self._ranks.take(tensors, place, total, wide=several)
-        return self._ranks.taken(tensors, wide=several)
+                if place not in taken and name not in release.refused:
+                    ranks.gradients.take(tensors, place, total, wide=several)
+                    taken[place] = total
+            return ranks.gradients.finish(tensors, taken, wide=several)
 
     def begin_taken(self, coming: Coming, rooms: list[Array | None], *, stats: bool) -> Begun:
         """Let what may fail do so before ranks vote on a step whose gradients they have taken."""
         release, accumulator, tensors = self.release, self.accumulator, self._parameters.all
-        given = [release.given.get(tensor.name) for tensor in tensors]
+        given = list(map(release.given.get, self._parameters.places))
         if not accumulator.last:
             adding = Adding([None] * len(given), Ready(self._engine), scaled=False)
             return Begun(given, given, given, adding)
-        for place, tensor in enumerate(tensors):
-            if tensor.block is not None:  # ranks compare the gradients of the same part
-                given[place] = rooms[place]
+        for place, part in self._ranks.gradients.parts.items():
+            given[place] = part  # ranks compare the gradients of the same part
         whole = self._ranks.whole_rooms(tensors, rooms)
-        self._foresee(coming, whole, stats=stats)
-        return Begun(given, rooms, whole, reduced=True)
+        ready = self._foresee(coming, whole, stats=stats)
+        known, several = coming.known, accumulator.every > 1
+        final = not (several or known.check or known.limit is not None or self._ranks.has_homes)
+        return Begun(given, rooms, whole, ready=ready if final else None, reduced=True)
 
-    def drop_taken(self) -> None:
-        """Forget what was taken; the step is made, or it has failed."""
-        self._ranks.drop_taken()
-        self.release.clear()
+    def drop_taken(self, *, failed: bool) -> None:
+        """Forget what was taken; but not what is in sums already, where a micro-step has failed."""
+        self._ranks.gradients.clear()
+        if not failed or self.accumulator.last:
+            self.release.clear()
 
     def end_release(self, *, incomplete: bool) -> bool:
         """End the step that was made tensor by tensor; whether it was a whole step.
@@ -119,3 +141,46 @@ class GivenStep(Step):
             release.clear()
             self._run.steps += last
         return last
+
+
+class Again:
+    """The short way through `Optimizer.give`, which may be called thousands of times in a step;
+    `before` are the hooks before a step.
+    """
+
+    def __init__(self, guard: Guard, step: GivenStep, before: list[Any]) -> None:
+        self._guard, self._before = guard, before
+        self._team, self._release = step._ranks, step.release
+
+    def take(self, name: str, grad: Array) -> bool:
+        """Take a gradient over ranks, like the one that its tensor had in an earlier step.
+
+        Return False for all others, for the first one of a step, and for what is to be refused.
+        """
+        guard, team, release = self._guard, self._team, self._release
+        try:
+            place, kind, form_of, form, viewed, zeros = team.gradients.familiar[name]
+        except (KeyError, TypeError):
+            return False
+        if type(grad) is not kind or form_of(grad) != form or self._before:
+            return False
+        if (viewed and (grad.is_neg() or grad.is_conj())) or not guard.lock.acquire(False):
+            return False
+        guard.what = "Optimizer.give"
+        try:
+            reduction = team.gradients.reduction
+            if reduction is None or name in release.given or team.torn is not None:
+                return False
+            if guard.run.streams.last:
+                guard.run.streams.meet(guard.what)
+            try:
+                reduction.take(place, grad)
+                release.given[name] = zeros
+                if release.refused:
+                    release.refused.pop(name, None)
+            except BaseException as error:
+                team.break_off(guard.what, error)
+                raise
+        finally:
+            guard.lock.release()
+        return True

@@ -23,10 +23,10 @@ class Guard:
         Waits for parameters of other ranks that are on their way; called before a thread goes in.
     """
 
-    __slots__ = ("_lock", "_run", "_what", "arrive")
+    __slots__ = ("arrive", "lock", "run", "what")
 
     def __init__(self, run: Run, arrive: Callable[[], None] | None = None) -> None:
-        self._lock, self._run, self._what, self.arrive = threading.RLock(), run, "", arrive
+        self.lock, self.run, self.what, self.arrive = threading.RLock(), run, "", arrive
 
     def __call__(self, what: str, *, arrived: bool = True) -> "_Call":
         """A call of that name, to be entered; RuntimeError there where another thread is inside.
@@ -36,7 +36,7 @@ class Guard:
         return _Call(self, what, arrived)
 
     def __reduce__(self) -> Any:
-        return Guard, (self._run, self.arrive)
+        return Guard, (self.run, self.arrive)
 
 
 class _Call:
@@ -49,19 +49,19 @@ class _Call:
 
     def __enter__(self) -> None:
         guard = self._guard
-        if not guard._lock.acquire(blocking=False):
+        if not guard.lock.acquire(False):
             raise RuntimeError(
-                f"{self._what}: another thread is in {guard._what or 'a call'} of this Optimizer;"
+                f"{self._what}: another thread is in {guard.what or 'a call'} of this Optimizer;"
                 " one thread at a time may use it, so call it between steps, or make an Optimizer"
                 " for each thread"
             )
-        guard._what = self._what
+        guard.what = self._what
         try:
-            guard._run.streams.meet(self._what)
+            guard.run.streams.meet(self._what)
             if self._arrived and guard.arrive is not None:
                 guard.arrive()
         except BaseException:
-            guard._lock.release()
+            guard.lock.release()
             raise
 
     def __exit__(
@@ -70,4 +70,4 @@ class _Call:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._guard._lock.release()
+        self._guard.lock.release()

@@ -64,12 +64,15 @@ class Release:
                 " Change settings between step() and the next gradients"
             )
 
-    def check_end(self, *, incomplete: bool, ranks: bool = False) -> None:
-        """Raise RuntimeError where a gradient was refused, unless the step may be incomplete."""
+    def check_end(self, *, incomplete: bool, again: bool = False) -> None:
+        """Raise RuntimeError where a gradient was refused, unless the step may be incomplete.
+
+        With `again`, all gradients must be given again.
+        """
         if self.refused and not incomplete:
             first, error = next(iter(self.refused.items()))
             done = f"{len(self.given)} gradients were given in this step; give it again,"
-            if ranks:
+            if again:
                 done = "nothing was changed; give all gradients of the step again,"
             raise RuntimeError(
                 f"Optimizer.step: the gradient of {first!r} was refused ({error}), and {done}"

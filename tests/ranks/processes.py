@@ -37,9 +37,9 @@ def counted():
 
     calls, started = [], MPIComm._started
 
-    def counting(self, requests, sent):
-        calls.append(len(requests))
-        return started(self, requests, sent)
+    def counting(self, made, sent):
+        calls.append(len(made))
+        return started(self, made, sent)
 
     MPIComm._started = counting
     return calls
@@ -234,6 +234,18 @@ def nccl(comm, rank, size, folder):
     print(f"rank {rank} of {size}: equal, {kinds(many)}", flush=True)
 
 
+def sums(comm, rank, size, folder):
+    """Of `nccl` the sums that a graph makes, of few tensors."""
+    from tests.cudacpu import standin
+    from tests.ranks import fake_nccl
+
+    with standin.installed() as cupy, standin.checking(check=False):
+        sys.modules["cupy.cuda.nccl"] = cupy.cuda.nccl = fake_nccl.module()
+        shapes = {"w": (100, 90), "b": (130,), "k": (7, 20)}
+        captured_sums(cupy, shapes, lambda tree: {name: cupy.asarray(x) for name, x in tree.items()}, rank, "ordered")
+    print(f"rank {rank} of {size}: equal", flush=True)
+
+
 def windows(cupy, rank):
     """A matrix of which rank 0 has the later columns: partial results of a rank do not lie one after the other."""
     from tests.ranks import fake_nccl
@@ -380,7 +392,7 @@ def hangs(comm, rank, size, folder):
 
 if __name__ == "__main__":
     library, what, folder, *place = sys.argv[1:]
-    {"equal": equal, "ends": ends, "dies": dies, "hangs": hangs, "nccl": nccl}[what](
+    {"equal": equal, "ends": ends, "dies": dies, "hangs": hangs, "nccl": nccl, "sums": sums}[what](
         *ranks(library, folder, *place), folder
     )
     if library == "gloo":

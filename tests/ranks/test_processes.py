@@ -85,6 +85,13 @@ def test_nccl_over_the_stand_in(tmp_path):
     assert said.count("of 2: equal, ") == 2
 
 
+def test_sums_of_gradients_over_nccl_are_captured(tmp_path):
+    """The quick sibling of the test before."""
+    status, said = start("mpich", 2, "sums", tmp_path)
+    assert status == 0, said
+    assert said.count("of 2: equal") == 2
+
+
 @pytest.mark.parametrize("n", marked([(2,), (4,)], lambda n: n == 2))
 def test_sharded_parameters_of_pytorch(n):
     """FSDP2, tensor parallel, both, and DDP."""

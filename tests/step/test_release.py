@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
+from arrayopt.params import grads as matching
 from tests.conftest import BACKENDS
 from tests.support.engines import each_engine
 
@@ -222,3 +223,28 @@ def test_settings_do_not_change_in_the_middle_of_a_step(change):
     opt.lr = 0.3
     opt.step()
     assert opt.step_count == 2
+
+
+def test_each_gradient_is_checked_by_itself(monkeypatch):
+    """So that `give` does not take longer, the more tensors there are."""
+    asked = []
+    refusal = matching.refusal
+    monkeypatch.setattr(matching, "refusal", lambda grad, **options: asked.append(grad) or refusal(grad, **options))
+    opt = ao.Optimizer({str(i): np.ones(3) for i in range(50)}, ao.SGD(lr=0.1))
+    for _ in range(2):
+        for name in opt.params:
+            opt.give(name, np.ones(3))
+        opt.step()
+    assert len(asked) == 100
+
+
+def test_a_gradient_that_is_given_may_not_be_where_others_are_written():
+    room = np.ones(8)
+    opt = ao.Optimizer({"a": room[:4], "b": room[4:]}, ao.SGD(lr=0.1, momentum=0.9))
+    opt.give("a", room[:4])  # its own parameter
+    with pytest.raises(ValueError, match="the gradient of 'b' does with 'a'"):
+        opt.give("b", room[2:6])
+    with pytest.raises(ValueError, match="the gradient of 'b' does with slot"):
+        opt.give("b", opt.state["a"]["buf"])
+    opt.give("b", np.ones(4))
+    opt.step()

@@ -61,27 +61,31 @@ def tickets(
     list of int
         Where each launch ends in it.
     """
-    chosen = pieces[rows]
+    units = pieces[rows]
     # how many passes lie before a stage, or before the pass that it prepares
     depth = np.cumsum([0, *(stage.kind in ("pass", "product") for stage in made)])
     last = max(0, int(depth[-1]) - (not apart))
     launch = np.minimum(depth[:-1], last)  # what ends a step needs none of its own
     passes = np.array([stage.kind == "pass" for stage in made], bool)
-    work = np.array([stage.kind != "product" for stage in made], bool)
-    whole = (chosen == 1)[:, work].all(axis=1) & (owned is None)
-    small, early = _small(rows[whole], work, launch if apart else 0 * launch)
     spans = np.ones(len(made), np.int64) if spans is None else spans
-    units, large = chosen[~whole], rows[~whole]
-    counts = -(-units // spans)
+    # where one piece follows another in a launch, nobody else is to wait in between
+    kinds = ("between", "pass") if owned is None else ("between",)
+    one = (units == 1) & np.array([stage.kind in kinds for stage in made], bool)
+    follows = np.append(False, (launch[1:] == launch[:-1]) | (not apart))
+    goes_on = one & np.roll(one, 1, axis=1) & follows[: len(made)]
+    stops = np.tile(np.arange(1, len(made) + 1), (len(rows), 1))
+    for k in reversed(range(len(made) - 1)):
+        stops[:, k] = np.where(goes_on[:, k + 1], stops[:, k + 1], stops[:, k])
+    counts = np.where(goes_on, 0, -(-units // spans))
     waits = np.cumsum(counts, axis=1) - counts
     flat = counts.ravel()
-    owner = np.repeat(np.arange(len(large)), len(made))
-    stage = np.tile(np.arange(len(made)), len(large))
+    owner = np.repeat(np.arange(len(rows)), len(made))
+    stage = np.tile(np.arange(len(made)), len(rows))
     each = np.repeat(np.arange(flat.size), flat)  # the entry that a ticket belongs to
     at = np.arange(each.size) - np.repeat(np.cumsum(flat) - flat, flat)  # its place in the entry
     queue = np.zeros(each.size, TICKET)
-    queue["tensor"], queue["stage"] = large[owner[each]], stage[each]
-    queue["stop"] = stage[each] + 1
+    queue["tensor"], queue["stage"] = rows[owner[each]], stage[each]
+    queue["stop"] = stops.ravel()[each]
     queue["wait"] = waits.ravel()[each]
     # every other pass runs backwards: it begins with what is in the cache
     back = depth[stage[each]] % 2 == 1
@@ -92,42 +96,20 @@ def tickets(
         some, mine = passes[stage[each]], [owned[row] for row in rows]
         begins = np.cumsum([0, *map(len, mine)])[owner[each]]
         queue["piece"][some] = np.concatenate(mine)[(begins + queue["piece"])[some]]
-    both = np.concatenate([small, queue])
     if lag is None:
-        when = np.concatenate([early, launch[stage[each]]])
-        own, place = (np.concatenate([0 * early - 1, x]) for x in (owner[each], at))
-        order = np.lexsort((place, own, both["stage"], own >= 0, when))
-        return both[order], np.cumsum(np.bincount(when, minlength=last + 1)).tolist()
-    own = np.zeros(len(large), np.int64)
+        when = launch[stage[each]]
+        order = np.lexsort((at, owner[each], stage[each], when))
+        return queue[order], np.cumsum(np.bincount(when, minlength=last + 1)).tolist()
+    own = np.zeros(len(rows), np.int64)
     if passes.any():
         own = units[:, passes].max(axis=1, initial=0)
     # in pieces of the first pass, all tensors one after the other
-    length = np.ones(len(rows), np.int64)
-    length[~whole] = own
-    begin = np.cumsum(length) - length
+    begin = np.cumsum(own) - own
     behind = np.cumsum([0, *(passes * spans)])[:-1] * lag  # what is worked on is of earlier passes
-    start = begin[~whole][owner] + depth[stage] * own[owner] + behind[stage]
-    key = np.concatenate(
-        [begin[whole][: len(small)], start[each] + np.where(passes[stage[each]], at * span, 0)]
-    )
-    owners = np.concatenate(
-        [np.flatnonzero(whole)[: len(small)], np.flatnonzero(~whole)[owner[each]]]
-    )
-    order = np.lexsort((both["stage"], owners, key))
-    return both[order], [len(both)]
-
-
-def _small(rows: Ints, work: Any, launch: Ints) -> tuple[Any, Ints]:
-    """The tickets of tensors of one piece, of all stages of a launch, and the launch of each."""
-    found = [(k, np.flatnonzero(work & (launch == k))) for k in np.unique(launch)]
-    spans = [(k, x[0], x[-1] + 1) for k, x in found if len(x)]
-    made = np.zeros(len(spans) * len(rows), TICKET)
-    made["count"] = 1
-    made["tensor"] = np.tile(rows, len(spans))
-    when, made["stage"], made["stop"] = np.repeat(
-        np.array(spans, np.int64).reshape(-1, 3), len(rows), axis=0
-    ).T
-    return made, when
+    start = begin[owner] + depth[stage] * own[owner] + behind[stage]
+    key = start[each] + np.where(passes[stage[each]], at * span, 0)
+    order = np.lexsort((stage[each], owner[each], key))
+    return queue[order], [len(queue)]
 
 
 class Line:

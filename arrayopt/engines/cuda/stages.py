@@ -67,20 +67,26 @@ def tiles(geo: Ints, element: str, *, sums: bool = True) -> None:
 
 
 def pieces(stages: Sequence[Stage], geo: Ints) -> Ints:
-    """How many pieces each stage (column) of each tensor (row) has; none for an empty tensor."""
+    """How many pieces each stage (column) of each tensor (row) has; none for an empty tensor. Where
+    a stage has several parts, those of one piece each are one.
+    """
     extents = {x: geo[:, GEOMETRY.index(x)] for x in "ABRC"}
     out = np.ones((len(geo), len(stages)), np.int64)
     for number, stage in enumerate(stages):
-        shared, axes = stage.function.shared, stage.axes
-        if shared == "library":
-            out[:, number] = 0
-        elif shared == "squares":
-            side = extents[axes[-1].upper()]
-            out[:, number] = extents["A"] * extents["B"] * -(-side * side // SQUARE)
-        elif shared == "tiles":
-            out[:, number] = geo[:, GEOMETRY.index("UNITS")]
-        elif axes:
-            count = np.prod([extents[x] for x in axes], axis=0)
-            out[:, number] = -(-count // (SUMS if shared == "folds" else OUTPUTS))
+        counts = []
+        for part in (stage, *stage.beside):
+            shared, axes = part.function.shared, part.axes
+            if shared == "library":
+                counts.append(0 * out[:, number])
+            elif shared == "squares":
+                side = extents[axes[-1].upper()]
+                counts.append(extents["A"] * extents["B"] * -(-side * side // SQUARE))
+            elif shared == "tiles":
+                counts.append(geo[:, GEOMETRY.index("UNITS")])
+            else:
+                count = np.prod([out[:, number], *(extents[x] for x in axes)], axis=0)
+                counts.append(-(-count // (SUMS if shared == "folds" else OUTPUTS)))
+        alone = (np.array(counts) == 1).all(axis=0)
+        out[:, number] = np.where(alone, 1, np.sum(counts, axis=0))
     out[geo[:, GEOMETRY.index("SIZE")] == 0] = 0
     return out

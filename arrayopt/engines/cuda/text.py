@@ -16,6 +16,12 @@ from arrayopt.fusion.plan import Plan
 
 __all__ = ["CudaText", "CudaWords"]
 
+BEFORE = ", int before"
+"""The argument of a part of a stage: how many pieces the parts before it have."""
+
+EACH = {"positions": "kOutputs", "folds": "kResults"}
+"""How many positions a piece has."""
+
 
 class CudaWords(Words):
     """The words of a CUDA source."""
@@ -150,7 +156,8 @@ class CudaText(CudaWords, CPlusPlus):
     def open(self, name: str, more: str = "") -> None:
         """Begin the function of a stage, which may take more: where the tensor's own values lie."""
         self.put(0, f"__device__ __forceinline__ void {name}(const Step& given{more}) {{")
-        self.put(1, "const int tensor = now().tensor, piece = now().piece;")
+        before = " - before" * (more == BEFORE)
+        self.put(1, f"const int tensor = now().tensor, piece = now().piece{before};")
         self.put(1, "const Step step = located(given);")
         self.put(1, "const long long* const t = step.table + (long long)tensor * kColumns;")
         self.put(1, "const double* const scalar = step.scalars + (long long)tensor * kScalars;")
@@ -162,38 +169,54 @@ class CudaText(CudaWords, CPlusPlus):
         self.put(1, "(void)A, (void)B, (void)R, (void)C, (void)NR, (void)NC;")
 
     def between(self, stage: program.Stage) -> None:
-        """A stage between passes."""
-        body = list(stage.function.body)
+        """A stage between passes; parts that are beside each other have pieces of their own, but a
+        block does all parts of one piece.
+        """
+        parts = (stage, *stage.beside)
+        for part in parts:
+            self._part(part, BEFORE if stage.beside else "")
+        if not stage.beside:
+            return
+        self.open(stage.function.name.rpartition("_")[0])
+        for i, part in enumerate(parts):
+            size, count = EACH.get(part.function.shared, "1"), " * ".join(part.axes) or "1"
+            self.put(1, f"const int pieces{i} = (int)(({count} + {size} - 1) / {size});")
+        one = " && ".join(f"pieces{number} == 1" for number in range(len(parts)))
+        self.put(1, f"const bool all = {one};", "int before = 0;")
+        for number, part in enumerate(parts):
+            self.put(1, f"if (all || (piece >= before && piece < before + pieces{number}))")
+            self.put(2, f"{part.function.name}(given, all ? 0 : before);")
+            self.put(1, f"before += pieces{number};")
+        self.put(0, "}", "")
+
+    def _part(self, stage: program.Stage, more: str) -> None:
+        """The function of a part of a stage."""
+        body, shared = list(stage.function.body), stage.function.shared
         self.type = "double"
         self._tables(body)
         self.type = "W"
-        self.open(stage.function.name)
+        self.open(stage.function.name, more)
         while body and isinstance(body[0], program.Array):
             self.statement(1, body.pop(0))
-        if stage.function.shared == "block":
+        if shared == "block":
             self._block(body)
         else:
-            each = "kOutputs" if stage.function.shared == "positions" else "kResults"
-            self.put(1, f"const long long begin = (long long)piece * {each};")
-            self.put(1, f"const long long count = {' * '.join(stage.axes) or '1'};")
-            end = f"begin + {each} < count ? begin + {each} : count"
+            self.put(1, f"const long long begin = (long long)piece * {EACH[shared]};")
+            self.put(1, f"const long long count = {' * '.join(stage.axes)};")
+            end = f"begin + {EACH[shared]} < count ? begin + {EACH[shared]} : count"
             self.put(1, f"const long long end = {end};")
-            (self._positions if stage.function.shared == "positions" else self._folds)(body)
+        if shared == "folds":
+            self._fold_over("begin, end", "i", body)
+        elif shared == "positions":
+            head = "for (long long i = begin + threadIdx.x; i < end; i += kThreads)"
+            self.put(0, "#pragma unroll 1")
+            self.block(1, head, body)
         self.put(0, "}", "")
-
-    def _positions(self, body: Sequence[program.Statement]) -> None:
-        """A thread for each position."""
-        self.put(0, "#pragma unroll 1")
-        head = "for (long long i = begin + threadIdx.x; i < end; i += kThreads)"
-        self.block(1, head, body)
-
-    def _folds(self, body: Sequence[program.Statement]) -> None:
-        """At each position a reduction, for which there are more threads if it is long."""
-        self._fold_over("begin, end", "i", body)
 
     def _fold_over(self, span: str, at: str, body: Sequence[program.Statement]) -> None:
         """A reduction for each number of a span."""
-        *position, fold, keep = body
+        at_fold = next(i for i, x in enumerate(body) if isinstance(x, program.Fold))
+        position, fold, keep = body[:at_fold], body[at_fold], body[at_fold + 1 :]
         assert isinstance(fold, program.Fold)
         kind = REDUCTIONS[fold.reduction.op].cuda
         width = " * ".join(self.index(end) for _, end in fold.ranges)
@@ -201,7 +224,7 @@ class CudaText(CudaWords, CPlusPlus):
         self.statements(2, [*position, *apart(fold.ranges, name("j"))])
         self.put(2, f"(void){at};", f"return (double){self.place(fold.place)};")
         self.put(1, f"}}, [&](long long {at}, double {fold.name}) {{")
-        self.statement(2, keep)
+        self.statements(2, [*position, *keep])
         self.put(2, f"(void){at};")
         self.put(1, "});")
 

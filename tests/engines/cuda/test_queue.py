@@ -33,24 +33,28 @@ def check(rule, shapes, lag, chosen, *, apart=False, together=()):
     at = [i for i, stage in enumerate(made) if stage.function.shared == "tiles"]
     spans[at[: len(together)]] = together[: len(at)]
     queue, ends = tickets(made, counts, rows, lag, apart=apart, spans=spans)
-    several = -(-counts // spans)
     assert ends == sorted(ends)
     assert ends[-1] == len(queue)
     assert len(ends) == (1 if lag is not None else len(plan.passes) + apart)
     depth = np.cumsum([0, *(stage.kind in ("pass", "product") for stage in made)])
-    whole = (counts == 1)[:, [stage.kind != "product" for stage in made]].all(axis=1)
     launch = np.searchsorted(ends, np.arange(len(queue)), "right")
-    done = np.zeros(len(shapes), int)
-    seen = set()
+    kinds, done = [stage.kind for stage in made], np.zeros(len(shapes), int)
+    seen, made_of, stops = set(), 0 * counts, [[] for _ in shapes]
     for ticket, part in zip(queue.tolist(), launch.tolist(), strict=True):
         tensor, piece, first, stop, wait, count = ticket
-        assert done[tensor] >= wait == (0 if whole[tensor] else several[tensor, :first].sum())
+        assert done[tensor] >= wait == sum(other <= first for other in stops[tensor])
+        assert (made_of[tensor, :first] == counts[tensor, :first]).all()
         assert not apart or set(depth[first:stop]) == {part}
+        assert stop == first + 1 or (counts[tensor, first:stop] == 1).all()
         for stage in range(first, stop):
-            assert 1 <= count <= (1 if whole[tensor] else spans[stage])
+            assert 1 <= count <= spans[stage]
             assert piece + count <= counts[tensor, stage]
             seen |= {(tensor, stage, piece + i) for i in range(count)}
+            made_of[tensor, stage] += count
         done[tensor] += 1
+        stops[tensor].append(stop)
+        if all(kind != "product" for kind in kinds[first:]) and (counts[tensor, first:] == 1).all() and not apart:
+            assert stop == len(made)  # nobody else is to wait
     assert seen == {(i, j, k) for i in rows.tolist() for j in range(len(made)) for k in range(counts[i, j])}
 
 

@@ -1,0 +1,140 @@
+"""What is done between the passes on a device, in few stages: blocks meet after each.
+
+No operation changes. A value is made in the loop that needs it; loops that need nothing of each
+other are one stage; a few operations on a row are made in the pass that needs them; and a slot is
+written where its value is made.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import chain
+
+from arrayopt.fusion.graph import Node, operands
+from arrayopt.fusion.passes import Loop, loops
+from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.waves import in_waves
+
+__all__ = ["Staging"]
+
+FEW = 4
+"""So many operations on a row need no stage: a pass makes them in each tile of the row."""
+
+
+class Staging:
+    """The passes of a plan, and in `gaps` for what comes before each, and after the last, the
+    stages, each as its loops. Where numbers are made in waves, each loop is a stage.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.passes, stores = plan, [*plan.passes], plan.between[-1].stores
+        after = chain.from_iterable(x.after for x in plan.between)
+        plain = any(in_waves(loop.nodes, loop.axes, plan.element) for loop in after)
+        parts = [[*x.combine, *x.nodes] for x in plan.between]
+        gap = dict[Node, int]()
+        for number, part in enumerate(parts):
+            gap |= dict.fromkeys(part, number)
+        self.fixed = {*plan.small.values(), *plan.reports.values()}
+        if not plain:
+            self._delay(gap)
+        self.gaps = list[list[list[Loop]]]()
+        for number in range(len(parts)):
+            some = [n for n, first in gap.items() if first == number]
+            alone = [[loop] for loop in loops(some, plan.element)]
+            self.gaps.append(alone if plain else _stages(some, plan.element))
+        for number, stages in enumerate(self.gaps):
+            for stage in [] if plain else stages[::-1]:
+                if all(map(self._is_few, stage)):
+                    stages.remove(stage)
+                    nodes = [*chain.from_iterable(loop.nodes for loop in stage)]
+                    for later in range(number, len(self.passes)):
+                        self._repeat(later, nodes)
+        left = dict[str, dict[str, Node]]()
+        for slot, value in stores.items():
+            if plain or not self._stored(slot, value):
+                left.setdefault(plan.slots[slot], {})[slot] = value
+        if left:
+            self.gaps[-1].append([Loop(axes, (), False, some) for axes, some in left.items()])
+
+    @property
+    def loops(self) -> Iterator[tuple[int, int, Loop]]:
+        """All loops, each with the passes before it and its stage."""
+        for k, stages in enumerate(self.gaps):
+            for level, stage in enumerate(stages):
+                yield from ((k, level, loop) for loop in stage)
+
+    @property
+    def needed(self) -> set[Node]:
+        """What is needed elsewhere than in the loop that makes it."""
+        found = {*self.plan.reports.values()}
+        for p in self.passes:
+            found |= {*p.sources}.difference(p.nodes)
+        for *_, loop in self.loops:
+            found |= {*operands(loop.nodes), *loop.stores.values()}.difference(loop.nodes)
+        return found
+
+    def _delay(self, gap: dict[Node, int]) -> None:
+        """Make values when something of the same axes needs them, if nothing else does."""
+        fixed = self.fixed.union(*(p.sources for p in self.passes))
+        for n in reversed([*gap]):
+            users = [m for m in gap if n in m.args]
+            alike = all(m.axes == n.axes and not m.reduces for m in users)
+            if users and alike and not n.reduces and n not in fixed:
+                gap[n] = min(gap[m] for m in users)
+
+    def _is_few(self, loop: Loop) -> bool:
+        """Whether a loop is a few operations on rows or matrices, which passes alone need."""
+        if not loop.axes or "C" in loop.axes or any(n.reduces for n in loop.nodes):
+            return False
+        taken = self.fixed.union(*({*p.stores.values(), *operands(p.sums)} for p in self.passes))
+        taken.update(*(operands(x.nodes) for *_, x in self.loops if x is not loop))
+        return len(loop.nodes) <= FEW and not taken.intersection(loop.nodes)
+
+    def _repeat(self, i: int, nodes: list[Node]) -> None:
+        """Have a pass make what it needs of some values."""
+        for n in reversed(nodes):
+            p = self.passes[i]
+            if n in operands(p.nodes):
+                self.passes[i] = replace(p, nodes=(n, *p.nodes))
+
+    def _stored(self, slot: str, value: Node) -> bool:
+        """Write a slot in the loop that makes its value, if nothing needs later what it held."""
+
+        def reads(nodes: Iterable[Node]) -> bool:
+            return any(n.op == "input" and n.data == slot for n in nodes)
+
+        for after, level, loop in self.loops:
+            if value in loop.nodes and loop.axes == self.plan.slots[slot] and not loop.reduces:
+                later = [p.sources for p in self.passes[after:]]
+                for *at, other in self.loops:
+                    waits = at >= [after, level] and other is not loop
+                    later += [operands(other.nodes)] if waits else []
+                if not any(map(reads, later)):
+                    own = replace(loop, stores={**loop.stores, slot: value})
+                    stage = self.gaps[after][level]
+                    stage[stage.index(loop)] = own
+                    return True
+        return False
+
+
+def _stages(nodes: Iterable[Node], element: str) -> list[list[Loop]]:
+    """Values in stages of loops: those over the same axes are one, but that each reduction over
+    some axes has one of its own, which goes on with what it has made.
+    """
+    stages = list[dict[tuple[str, Node | None], list[Node]]]()
+    at = dict[Node, tuple[int, tuple[str, Node | None]]]()
+    for node in nodes:
+        apart = node.reduces and node.args[0].axes != element
+        before = [a for a in node.args if a in at]
+        level = max((at[a][0] + (apart or a.axes != node.axes) for a in before), default=0)
+        joined = {at[a][1] for a in before if at[a][0] == level}
+        level += len(joined) > 1
+        key = (
+            joined.pop() if len(joined) == 1 else (node.axes, node if apart and node.axes else None)
+        )
+        stages += [{}] if level == len(stages) else []
+        stages[level].setdefault(key, []).append(node)
+        at[node] = level, key
+    made = list[list[Loop]]()
+    for stage in stages:
+        made.append([Loop(axes, tuple(x), one is not None) for (axes, one), x in stage.items()])
+    return made
