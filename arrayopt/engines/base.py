@@ -57,9 +57,7 @@ class Partials(NamedTuple):
 
 
 Stops = Iterator[list[Partials]]
-"""What runs a step, as an iterator: it stops where partial results of other ranks are wanted, or
-other buckets have something to do.
-"""
+"""A step that runs, with stops where ranks or other buckets have something to do."""
 
 Run = Callable[[dict[str, Report]], Stops]
 """Makes a step that is ready; see `Engine.prepare`."""
@@ -181,9 +179,7 @@ class Engine(ABC):
 
 
 class Judge(Holder, Protocol):
-    """Decides on a device what becomes of each step, and holds the numbers of the loss scale; see
-    `Run.give_to`.
-    """
+    """Decides on a device what becomes of each step, with the loss scale; see `Run.give_to`."""
 
     def send(self, scale: float | None, limit: float | None) -> None:
         """Have the host's numbers for the next step where a captured step will look for them."""

@@ -241,7 +241,7 @@ class _Rolling(Members):
         part.loads, part.taken = {}, []
 
         def visit(node: Node) -> None:
-            if id(node) in done or node in so_far or not self._is_element(node):
+            if id(node) in done or node in so_far or node.axes != self.one.axes:
                 return
             done.add(id(node))
             if node in self.array:
@@ -256,10 +256,6 @@ class _Rolling(Members):
         for node in ends:
             visit(node)
         part.nodes = tuple(nodes)
-
-    def _is_element(self, node: Node) -> bool:
-        """Whether a value is one for each element."""
-        return node.axes == self.one.axes
 
 
 def _loaded(parts: Iterable[Part]) -> list[str]:

@@ -11,9 +11,10 @@ import optax
 
 from arrayopt import rules
 from arrayopt.foreign_names import OPTAX
+from arrayopt.optax.form import Form, Leaf, View
 from arrayopt.optax.functions import function
 from arrayopt.optax.hessian import estimating
-from arrayopt.optax.transformation import Form, Leaf, View, masked, spread, transform
+from arrayopt.optax.transformation import masked, spread, transform
 from arrayopt.params.groups import field_parameters
 from arrayopt.rules.base import Rule
 from arrayopt.rules.fields import hypers

@@ -1,7 +1,7 @@
 """A rule as a transformation of optax."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -13,14 +13,13 @@ import optax
 from arrayopt import functional
 from arrayopt.foreign import got
 from arrayopt.hyper import Listed, concrete
+from arrayopt.optax.form import Form, Leaf, Seen
 from arrayopt.params.groups import Groups
-from arrayopt.projections import Projection
 from arrayopt.rules.base import Rule
-from arrayopt.rules.names import Values
 from arrayopt.state.quantized import scales
 from arrayopt.state.slots import advising, new_slots
 
-__all__ = ["Form", "Leaf", "State", "View", "masked", "spread", "state_of", "transform", "transformation"]
+__all__ = ["State", "masked", "spread", "state_of", "transform", "transformation"]
 
 
 class State(NamedTuple):
@@ -54,65 +53,6 @@ def state_of(rule: type[Rule]) -> type[State]:
 def _remade(rule: type[Rule] | None, count: Any, slots: dict[str, Any]) -> State:
     """A state from its parts, as pickle and copy have them."""
     return (State if rule is None else state_of(rule))(count, slots)
-
-
-class View(NamedTuple):
-    """How a rule sees a tensor: with its axes in some order, and then in some shape."""
-
-    axes: tuple[int, ...]
-    shape: tuple[int, ...]
-
-    def seen(self, x: Any) -> Any:
-        return jnp.reshape(jnp.transpose(x, self.axes), self.shape)
-
-    def back(self, x: Any, shape: tuple[int, ...]) -> Any:
-        """What has been seen so, in the tensor's own shape."""
-        x = jnp.reshape(x, [shape[axis] for axis in self.axes])
-        return jnp.transpose(x, sorted(range(len(shape)), key=self.axes.__getitem__))
-
-
-@dataclass(frozen=True, repr=False)
-class _Seen(Projection):
-    """The projection of a tensor that its rule sees by a view: what users give is of the tensor as it is."""
-
-    of: Any
-    view: View
-    shape: tuple[int, ...]
-
-    @property
-    def arrays(self) -> Mapping[str, Any]:
-        given = {name: np.broadcast_to(np.asarray(x), self.shape) for name, x in getattr(self.of, "arrays", {}).items()}
-        return {name: np.transpose(x, self.view.axes).reshape(self.view.shape) for name, x in given.items()}
-
-    @property
-    def structure(self) -> Any:
-        return type(self), getattr(self.of, "structure", self.of), self.view, self.shape
-
-    def refuses(self, rank: int) -> str:
-        return self.of.refuses(len(self.shape)) if isinstance(self.of, Projection) else ""
-
-    def __call__(self, xp: Any, p: Any, h: Any) -> Any:
-        arrays = {name: self.view.back(x, self.shape) for name, x in getattr(h, "arrays", {}).items()}
-        h = Values(**{**vars(h), "arrays": arrays})
-        return self.view.seen(self.of(xp, self.view.back(p, self.shape), h))
-
-
-Leaf = tuple[Rule, View | None]
-"""The rule of a tensor, and how it sees it if not as it is."""
-
-
-@dataclass
-class Form:
-    """What a transformation makes of a rule.
-
-    `leaves` takes the parameters and says of each of them how it is updated. `also` are rules beside the main one, and
-    `stored` the dtypes of slots, such as optax's `mu_dtype`.
-    """
-
-    rule: Rule
-    leaves: Callable[[Any], list[Leaf]]
-    also: tuple[Rule, ...] = ()
-    stored: Mapping[str, Any] = field(default_factory=dict)
 
 
 def transformation(rule: Rule, *, mask: Any = None) -> optax.GradientTransformationExtraArgs:
@@ -273,7 +213,7 @@ def _leaves(form: Form, names: dict[str, Any], params: Any) -> dict[str, Leaf]:
     made = dict(zip(names, form.leaves(params), strict=True)) if names else {}
     for name, (own, view) in made.items():
         if view is not None and own.project is not None:
-            made[name] = replace(own, project=_Seen(own.project, view, tuple(names[name].shape))), view
+            made[name] = replace(own, project=Seen(own.project, view, tuple(names[name].shape))), view
     return made
 
 

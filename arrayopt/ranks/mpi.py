@@ -3,11 +3,12 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
+from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.ranks.comm import AddingComm, Bytes, Packed, Pending, RankError, cut, starts_of
 
 __all__ = ["MPIComm"]
@@ -29,8 +30,9 @@ class _Duplicate:
         The duplicate; None until there is one.
     pending : tuple, optional
         The next duplicate, and the request that completes it.
-    abandoned : list
-        Requests that nobody waits for any more. MPI may still write into their memory.
+    running, abandoned : dict, list
+        Requests that are on their way, with memory that they send; and those that nobody waits for
+        any more. MPI may still write into their memory, so none may be lost.
     broken : bool
         Whether a call was interrupted, so that its messages may be on their way.
     users : int
@@ -39,7 +41,8 @@ class _Duplicate:
 
     comm: Any = None
     pending: Any = None
-    abandoned: list[Any] = field(default_factory=list)
+    running: dict[int, tuple[list[Any], Any]] = field(default_factory=dict)
+    abandoned: list[tuple[list[Any], Any]] = field(default_factory=list)
     broken: bool = False
     users: int = 0
 
@@ -73,7 +76,6 @@ class MPIComm(AddingComm):
         from mpi4py import MPI
 
         self._mpi, self._given = MPI, comm
-        self._running = list[list[Any]]()  # what `poll` looks at
         self.rank, self.size, self.timeout = comm.Get_rank(), comm.Get_size(), timeout
         found = comm.Get_attr(_key())
         self._duplicate: _Duplicate = _Duplicate() if found is None else found
@@ -99,9 +101,8 @@ class MPIComm(AddingComm):
 
     def renew(self) -> None:
         duplicate = self._duplicate
-        for requests in self._running:
-            duplicate.abandoned += requests
-        self._running = []
+        duplicate.abandoned += duplicate.running.values()
+        duplicate.running = {}
         if duplicate.pending is None:  # others may have completed one that this rank gave up on
             duplicate.pending = self._given.Idup()  # Dup would wait without a limit
         made, request = duplicate.pending
@@ -118,38 +119,37 @@ class MPIComm(AddingComm):
             while not self._mpi.Request.Testall(requests):
                 passed = time.monotonic() - start
                 if passed > self.timeout:
-                    self._duplicate.abandoned += requests
                     raise RankError(f"another rank did not answer within {self.timeout:g} s")
                 time.sleep(0.0 if passed < SPIN else 1e-4)
         except self._mpi.Exception as error:
             raise RankError(f"MPI: {error}") from error
 
-    def _start(self, call: Callable[..., Any], pieces: Sequence[tuple[int, Bytes]]) -> list[Any]:
-        """Start a call for each message of the pieces; return the requests."""
-        requests = []
+    def _each(self, call: Callable[..., Any], pieces: Sequence[tuple[int, Bytes]]) -> list[Any]:
+        """Return a call for each message of the pieces."""
+        calls = []
         for rank, piece in pieces:
             parts = [piece[first : first + PIECE] for first in range(0, len(piece), PIECE)]
-            requests += [call([part, self._mpi.BYTE], rank) for part in parts]
-        return requests
+            calls += [partial(call, [part, self._mpi.BYTE], rank) for part in parts]
+        return calls
 
     def allgather(self, sent: Bytes, counts: Sequence[int]) -> Pending:
         room = np.empty(sum(counts), np.uint8)
-        target, requests = self._message(room, counts), list[Any]()
-        if room.size:
-            requests = [self._comm.Iallgatherv([sent, self._mpi.BYTE], target)]
+        target, mine = self._message(room, counts), [sent, self._mpi.BYTE]
+        calls = [partial(self._comm.Iallgatherv, mine, target)] if room.size else []
+        wait = self._started(calls, sent)
 
         def finish() -> list[Bytes]:
-            self._wait(requests)
+            wait()
             return cut(room, counts)
 
         return finish
 
     def start_rows(self, rows: Sequence[tuple[int, Bytes]]) -> Callable[[], None]:
-        return self._started(self._start(self._comm.Ibcast, rows), rows)
+        return self._started(self._each(self._comm.Ibcast, rows), rows)
 
     def start_packed(self, packed: Packed) -> Callable[[], None]:
         room = self._message(packed.flat, packed.counts)
-        return self._started([self._comm.Iallgatherv(self._mpi.IN_PLACE, room)], packed)
+        return self._started([partial(self._comm.Iallgatherv, self._mpi.IN_PLACE, room)], packed)
 
     def _message(self, flat: Bytes, counts: Sequence[int]) -> list[Any]:
         """Return memory as mpi4py takes it, of which each rank sends or gets so many bytes."""
@@ -159,16 +159,16 @@ class MPIComm(AddingComm):
         self, sent: Bytes, counts: Sequence[int], room: Bytes, received: Sequence[int]
     ) -> Callable[[], None]:
         if max(sent.size, room.size) > PIECE:
-            requests = self._start(self._comm.Irecv, list(enumerate(cut(room, received))))
-            requests += self._start(self._comm.Isend, list(enumerate(cut(sent, counts))))
-            return self._started(requests, sent)
+            calls = self._each(self._comm.Irecv, list(enumerate(cut(room, received))))
+            calls += self._each(self._comm.Isend, list(enumerate(cut(sent, counts))))
+            return self._started(calls, sent)
         messages = self._message(sent, counts), self._message(room, received)
-        return self._started([self._comm.Ialltoallv(*messages)], messages)
+        return self._started([partial(self._comm.Ialltoallv, *messages)], messages)
 
     def start_add(self, values: Any, counts: Sequence[int]) -> Callable[[], Any]:
         room = np.empty(counts[self.rank], values.dtype)
-        request = self._comm.Ireduce_scatter(values, room, list(map(int, counts)))
-        wait = self._started([request], values)
+        call = partial(self._comm.Ireduce_scatter, values, room, list(map(int, counts)))
+        wait = self._started([call], values)
 
         def finish() -> Any:
             wait()
@@ -176,23 +176,25 @@ class MPIComm(AddingComm):
 
         return finish
 
-    def _started(self, requests: list[Any], sent: Any) -> Callable[[], None]:
-        """Note requests for `poll`; the returned function waits for them, and keeps `sent` alive.
+    def _started(self, calls: Sequence[Callable[[], Any]], sent: Any) -> Callable[[], None]:
+        """Start calls; the returned function waits for them.
 
-        mpi4py does not keep the memory that a reduction sends.
+        `sent` is kept until then: mpi4py does not keep the memory that a reduction sends.
         """
-        self._running.append(requests)
-        held = [sent]
+        requests = list[Any]()
+        with uninterrupted():
+            self._duplicate.running[id(requests)] = requests, sent
+            for call in calls:
+                requests.append(call())
 
         def finish() -> None:
-            self._running = [other for other in self._running if other is not requests]
             self._wait(requests)
-            held.clear()
+            self._duplicate.running.pop(id(requests), None)
 
         return finish
 
     def poll(self) -> None:
-        for requests in self._running:
+        for requests, _ in self._duplicate.running.values():
             try:
                 self._mpi.Request.Testall(requests)
             except self._mpi.Exception as error:

@@ -148,8 +148,6 @@ class Again:
     `before` are the hooks before a step.
     """
 
-    __slots__ = ("_before", "_guard", "_release", "_team")
-
     def __init__(self, guard: Guard, step: GivenStep, before: list[Any]) -> None:
         self._guard, self._before = guard, before
         self._team, self._release = step._ranks, step.release

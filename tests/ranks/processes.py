@@ -37,9 +37,9 @@ def counted():
 
     calls, started = [], MPIComm._started
 
-    def counting(self, requests, sent):
-        calls.append(len(requests))
-        return started(self, requests, sent)
+    def counting(self, made, sent):
+        calls.append(len(made))
+        return started(self, made, sent)
 
     MPIComm._started = counting
     return calls

@@ -190,31 +190,29 @@ class _Blocks(Batch):
         if stack is None:
             stack = self._begin(chunk)
         stack.threads = threads
-        gradient, inside = self._gradient(chunk, grads), bool(chunk.views)
+        gradient = self._gradient(chunk, grads)
         arrays = {"g": gradient.reshape(stack.shape(self.plan.element)), **chunk.views}
         if "p" in arrays and np.may_share_memory(arrays["g"], arrays["p"]):
             # a gradient may be its own parameter, which calls write before they read
             arrays["g"] = arrays["g"].copy()
-        for name, axes in self.axes.items() if not inside else ():
-            if name in self.widens:
-                parts = [self.wide(row, name).reshape(-1) for row in rows]
-            elif chunk.layers is not None:
-                arrays[name] = of_layers(name, chunk.layers[0])[chunk.layers[1]]
-                arrays[name] = arrays[name].reshape(stack.shape(axes))
-                continue
-            else:
-                parts = [self.lying(name)[row] for row in rows]
-            arrays[name] = joined(name, parts).reshape(stack.shape(axes))
+        for name, axes in self.axes.items():
+            if name not in chunk.views:
+                arrays[name] = self._copied(name, chunk).reshape(stack.shape(axes))
         known = self._known(rows, stack)
         stack.run(arrays, known)
         for node in self.reported:
             self.values[rows, self.where.tensor[node]] = np.ravel(known[node])
-        for name in () if inside else self.plan.written:
-            if chunk.layers is not None and name not in self.widens:
-                whole = of_layers(name, chunk.layers[0])
-                whole[chunk.layers[1]] = arrays[name].reshape(len(rows), *whole.shape[1:])
-            else:
-                self._put(name, rows, arrays[name].reshape(-1))
+        for name in self.plan.written:
+            if name not in chunk.views:
+                self._put(name, chunk, arrays[name].reshape(-1))
+
+    def _copied(self, name: str, chunk: Chunk) -> Any:
+        """A parameter or slot of a chunk, in one array."""
+        if name in self.widens:
+            return joined(name, [self.wide(row, name).reshape(-1) for row in chunk.rows])
+        if chunk.layers is not None:
+            return of_layers(name, chunk.layers[0])[chunk.layers[1]]
+        return joined(name, [self.lying(name)[row] for row in chunk.rows])
 
     def _known(self, rows: list[int], stack: Stack) -> dict[Node, Any]:
         """The scalars of the step: numbers, where all these tensors have the same."""
@@ -248,8 +246,13 @@ class _Blocks(Batch):
             chunk.views[name] = found.reshape(chunk.stack.shape(axes))
         return chunk.stack
 
-    def _put(self, name: str, rows: list[int], new: Any) -> None:
+    def _put(self, name: str, chunk: Chunk, new: Any) -> None:
         """Bring what was worked on in a copy to where it belongs."""
+        if chunk.layers is not None and name not in self.widens:
+            whole = of_layers(name, chunk.layers[0])
+            whole[chunk.layers[1]] = new.reshape(len(chunk.rows), *whole.shape[1:])
+            return
+        rows = chunk.rows
         lying = [self.lying(name)[row] for row in rows]
         sizes = [x.size for x in lying]
         same = sizes[0] * len(sizes) == new.size and len(set(sizes)) == 1

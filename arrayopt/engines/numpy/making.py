@@ -220,9 +220,7 @@ class _Text:
 
 
 def idle(plain: Any, low: float, high: float) -> Any:
-    """Zeros in place of a sum that is only looked at where `plain` is not in [low, high]; None
-    where it must be made. See `Spare`.
-    """
+    """Zeros for a sum that is not needed, as `plain` is in [low, high]; else None."""
     least, most = (plain.min(), plain.max()) if np.ndim(plain) else (plain, plain)
     if low <= least and most <= high:
         return np.zeros_like(plain) if np.ndim(plain) else 0.0
