@@ -53,8 +53,8 @@ class Accumulate(Rule):
         return {"sum": xp.zeros_like(p)}
 
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
-        added = h.factor * g
-        return p, {"sum": choose(h.t == 1, added, s["sum"] + added)}
+        before = choose(h.t == 1, -0.0, s["sum"])
+        return p, {"sum": before + h.factor * g}  # which compilers round at once, here and in `MeanNorms`
 
 
 @final

@@ -110,3 +110,16 @@ def test_clip_norm_of_complex_gradients_is_that_of_their_magnitudes():
     opt.step(np.asarray([3.0, 4.0j]))
     assert opt.stats.global_norm == pytest.approx(5)
     assert opt.stats.read()["param"]["grad_norm"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_norm_is_that_of_the_mean_to_the_last_bit(dtype):
+    """It is measured before the mean is there, by another program; over ranks it is measured of the mean."""
+    for n in (1, 12, 40, 101):
+        rng = np.random.default_rng(n)
+        summed = ao.Optimizer(np.zeros(n, dtype), ao.SGD(lr=1.0), engine="cpp", clip_norm=1e9, accumulate=3)
+        for _ in range(3):
+            summed.step(rng.standard_normal(n).astype(dtype))
+        whole = ao.Optimizer(np.zeros(n, dtype), ao.SGD(lr=1.0), engine="cpp", clip_norm=1e9)
+        whole.step(-summed.params)
+        assert float(summed.stats.global_norm) == float(whole.stats.global_norm)
