@@ -54,7 +54,7 @@ class Sums:
         The gradients of the user's parts, which are not added up, by index.
     familiar : dict of str to tuple
         Of tensors that have had a gradient: their index, the type of the gradient, what finds its
-        form, that form, whether it may be a view to be resolved, and zeros in its place.
+        form, that form, and zeros in its place.
     """
 
     def __init__(self, comm: Comm, *, mean: bool, fast: bool) -> None:
@@ -76,7 +76,7 @@ class Sums:
         self._wide: bool | None = None
         self._order, self._learned = list[int](), False
         self._sent_as = list[str]()
-        self.familiar: dict[str, tuple[int, Any, Any, Any, bool, Array]] = {}
+        self.familiar: dict[str, tuple[int, Any, Any, Any, Array]] = {}
         self.clear()
 
     def clear(self) -> None:

@@ -62,8 +62,8 @@ class GivenStep(Step):
             took()
         plain = grad is given and hasattr(grad, "device") and parameters.all[place].block is None
         if plain and not several:
-            kind, form_of, viewed = type(grad), look(type(grad)), hasattr(grad, "is_neg")
-            ranks.gradients.familiar[name] = place, kind, form_of, form_of(grad), viewed, zeros
+            kind, form_of = type(grad), look(type(grad))
+            ranks.gradients.familiar[name] = place, kind, form_of, form_of(grad), zeros
 
     def _added(self, place: int, grad: Array, took: Callable[[], None]) -> Array | None:
         """Add a gradient to those before it; return the mean in the last micro-step."""
@@ -159,12 +159,12 @@ class Again:
         """
         guard, team, release = self._guard, self._team, self._release
         try:
-            place, kind, form_of, form, viewed, zeros = team.gradients.familiar[name]
+            place, kind, form_of, form, zeros = team.gradients.familiar[name]
         except (KeyError, TypeError):
             return False
         if type(grad) is not kind or form_of(grad) != form or self._before:
             return False
-        if (viewed and (grad.is_neg() or grad.is_conj())) or not guard.lock.acquire(False):
+        if not guard.lock.acquire(False):
             return False
         guard.what = "Optimizer.give"
         try:

@@ -1,5 +1,7 @@
 """Gradients that are given one by one over ranks: the step that all of them make together, bit for bit."""
 
+import copy
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -208,3 +210,43 @@ def test_two_buckets_exist_at_a_time_if_gradients_come_in_the_same_order(reducti
     for unexpected, learned, other in ao.ranks.run(2, rank):
         assert learned == 2
         assert min(unexpected, other) > 2
+
+
+def test_a_copy_takes_its_own_gradients():
+    """Most gradients go a short way, which a copy of an optimizer has of its own."""
+
+    def rank(comm):
+        opt = ao.Optimizer(parameters(), ao.LAMB(lr=0.01), comm=ao.Ranks(comm, grads="mean"))
+        one = ao.Optimizer(parameters(), ao.LAMB(lr=0.01), comm=ao.Ranks(comm, grads="mean"))
+        for k in range(4):
+            grads = gradients(k, seed=comm.rank)
+            one.step(grads)
+            opt = copy.deepcopy(opt) if k == 2 else opt
+            for name, g in grads.items():
+                opt.give(name, g)
+            opt.step()
+        remove = opt.before_step(lambda *_: None)
+        with pytest.raises(ValueError, match="with hooks before a step"):
+            opt.give("bias", grads["bias"])
+        remove()
+        return differing(contents(one), contents(opt))
+
+    assert ao.ranks.run(2, rank) == [[]] * 2
+
+
+def test_conjugate_and_negative_views_in_later_steps():
+    torch = pytest.importorskip("torch")
+
+    def rank(comm):
+        params = [{"a": torch.zeros(4, dtype=torch.complex64), "b": torch.zeros(5)} for _ in range(2)]
+        one, other = (ao.Optimizer(p, ao.SGD(lr=1.0), comm=ao.Ranks(comm, grads="sum")) for p in params)
+        for k in range(4):
+            a, b = (torch.arange(4) + 1j * (comm.rank + 1)).to(torch.complex64), torch.arange(5.0)
+            grads = {"a": a.conj(), "b": torch._neg_view(b)} if k % 2 else {"a": a, "b": b}
+            one.step(grads)
+            for name, g in grads.items():
+                other.give(name, g)
+            other.step()
+        return [torch.equal(one.params[name], other.params[name]) for name in "ab"], other.params["b"].tolist()
+
+    assert ao.ranks.run(2, rank) == [([True, True], [0.0] * 5)] * 2
