@@ -380,7 +380,8 @@ def test_a_step_says_what_it_compiles(folder, engine, logged, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         opt.step({"a": np.ones(3), "b": np.ones(3)})
-    (line,) = [x.getMessage() for x in logged if x.levelname == "WARNING"]
+    said = [x.getMessage() for x in logged if x.levelname == "WARNING"]
+    (line,) = [x for x in said if "a probe with" not in x]  # a process tries its compiler once
     assert line.startswith("arrayopt: compiling SGD for float64")
     assert line.endswith(f"which takes some seconds; kept for later runs in {folder}")
 
