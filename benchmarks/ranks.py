@@ -74,7 +74,7 @@ def count(shapes, rule, ranks):
         plan = plan_for(rule, len(tensor.shape), "float32", lean=Numba.lean)
         where, geo = layout(plan), geometry([tensor.shape], plan.element)
         kinds = list(where.partials.values())
-        lengths = where.lengths(plan, geo)[0, len(where.vectors) :]
+        lengths = where.lengths(geo)[0, len(where.vectors) :]
         sums += sum(int(n) * (4 if kind in ("row", "column") else 8) for n, kind in zip(lengths, kinds, strict=True))
         rounds |= {k for k, p in enumerate(plan.passes) if p.reductions}
     total = sum(int(np.prod(shape)) for shape in shapes)

@@ -80,9 +80,9 @@ def test_statistics_are_collected_at_the_chosen_steps_only(monkeypatch):
     asked = []
     prepare = array_api.ArrayAPI.prepare
 
-    def noted(self, bucket, step):
+    def noted(self, bucket, step, meetings=()):
         asked.append(step.stats)
-        return prepare(self, bucket, step)
+        return prepare(self, bucket, step, meetings)
 
     monkeypatch.setattr(array_api.ArrayAPI, "prepare", noted)
     opt = host_optimizer()
