@@ -72,6 +72,15 @@ class Seen(NamedTuple):
     written: int = 0
 
 
+def _of_64_bits(found):
+    """An instruction with an integer that the parser cuts to 32 bits, if it is longer: with one in a register."""
+    low, high = np.array([int(found[2]) % 2**64], np.uint64).view(np.int32).tolist()
+    if high == low >> 31:
+        return found[0]
+    parts = f"mov.b32 low, {low}; mov.b32 high, {high}; mov.b64 both, {{low, high}};"
+    return f"{{ .reg .b32 low, high; .reg .b64 both; {parts} {found[1]}both{found[3]} }}"
+
+
 def simulable(ptx, sleep):
     """PTX as the parser of 2020 takes it: shuffles of whole warps, and nothing that came later."""
     given = r"(shfl)\.sync\.(\w+)\.b32(\s+)(%r\d+)(?:\|%p\d+)?, (%r\d+), ([%\w]+), ([%\w]+), [^;]+;"
@@ -82,6 +91,7 @@ def simulable(ptx, sleep):
     )
     ptx = re.sub(r"^\.address_size 64$", r"\g<0>\n.shared .u32 gathered;", ptx, flags=re.M)
     ptx = re.sub(r"bar\.warp\.sync[^;]*;", "", ptx)  # a warp's threads go on together
+    ptx = re.sub(r"^\s+(\w[^;{}\[]*, )(-?\d{10,20})(;)$", _of_64_bits, ptx, flags=re.M)
     ptx = re.sub(r"^\.minnctapersm.*$", "", ptx, flags=re.M)
     ptx = re.sub(r"^\.version .*$", ".version 6.3", ptx, flags=re.M)
     ptx = re.sub(r"^\.target .*$", ".target sm_70", ptx, flags=re.M)
