@@ -10,7 +10,6 @@ COSTLY = {
     "tests/solving/test_cupy.py": {
         "test_a_value_for_each_layer_in_the_kernels": "SPG|CG",
         "test_arrays_of_cupy_stay_there": "SPG",
-        "test_each_problem_goes_as_it_goes_alone": "SPG",
         "test_trees_of_cupy_are_projected_array_by_array": "False",
     },
     "tests/solving/test_joint.py": {"test_in_a_loop_of_optax_the_value_is_given": "rule[01]"},
