@@ -98,6 +98,18 @@ def simulable(ptx, sleep):
     return re.sub(r"//[^\n]*", "", ptx)
 
 
+def _own_constants(ptx, number):
+    """PTX whose constants are not where those of modules before are.
+
+    The simulator has one list of names for all modules, and places each module's constants from the same address on.
+    """
+    names = re.findall(r"^\.const .*?(\w+)\[", ptx, flags=re.M)
+    for name in names:
+        ptx = re.sub(rf"\b{name}\b", f"{name}_of_{number}", ptx)
+    before = f".const .align 8 .b8 before_{number}[{8 + 4096 * number}];\n"
+    return re.sub(r"^\.const", f"{before}.const", ptx, count=1, flags=re.M)
+
+
 class Simulator:
     """The one simulator of this process.
 
@@ -175,7 +187,7 @@ class Simulator:
         ptx = nvrtc.compile(text, f"compute_{ARCH}", options=options)[0].rstrip(b"\0").decode()
         words = nvrtc.compile(text, f"sm_{ARCH}", options=(*options, "--ptxas-options=-v"))[2]
         with self._told():
-            Path("module.ptx").write_text(simulable(ptx, self.timing))
+            Path("module.ptx").write_text(_own_constants(simulable(ptx, self.timing), len(self.modules)))
             number = self.library.sim_load(b"module.ptx")
         for name, use in nvrtc.usage(words).items():
             if self.library.sim_takes(number, name.encode(), use.registers, use.shared):

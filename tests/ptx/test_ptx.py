@@ -14,6 +14,7 @@ from tests.engines.cuda.test_cupy import DTYPES, FIRST, ROWS, compare, make, pai
 from tests.engines.cuda.test_cupy_products import test_every_row as test_every_row_of_products  # noqa: F401
 from tests.engines.cuda.test_cupy_products import unchecked  # noqa: F401
 from tests.engines.cuda.test_cupy_ranks import test_ranks_compute_what_one_process_does  # noqa: F401
+from tests.engines.cuda.test_cupy_rings import test_it_has_what_the_witness_has as test_rings  # noqa: F401
 from tests.engines.cuda.test_cupy_totals import test_many_tensors_are_added_up_in_order  # noqa: F401
 from tests.rules.test_quantized import test_cuda_kernels_make_the_same_codes  # noqa: F401
 from tests.step.test_layers_skipped import test_cupy as test_layers_that_are_skipped_alone  # noqa: F401
