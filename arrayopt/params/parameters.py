@@ -152,10 +152,9 @@ class Parameters:
 
     def match_one(self, place: int, grad: Any) -> Array | None:
         """Return the gradient of one tensor, checked."""
-        tensor = self.all[place]
-        if tensor.block is None:
+        if self.all[place].block is None:
             return self._matcher.match_one(place, grad)
-        return self.match({**dict.fromkeys(self.places), tensor.name: grad})[place]
+        return self.match_alone(place, grad)[place]
 
     def match_alone(self, place: int, grad: Any) -> list[Array | None]:
         """Return gradients, checked, of which there is but one: that of a tensor that is updated by
