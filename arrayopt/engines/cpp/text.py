@@ -261,11 +261,13 @@ class Text(CPlusPlus):
         size = "kBlock" if arrays else "kLanes"
         self.put(1, f"for (; first + {size} <= count; first += {size}) {{")
         if arrays:
+            stores = "true" if loop.stores else "false"
             for name in (*self._beside(loop), *(f"codes_{x}" for x in arrays)):
-                self.put(2, f"ask_for({name} + first);")
-        for x in arrays:
-            step = f"step_of<{self.stored(x)}>(scales_{x}[first / kBlock])"
-            self.put(2, f"const float step_{x} = {step};")
+                self.put(2, f"ask_for<{stores}>({name} + first);")
+            for x in arrays:
+                step = f"step_of<{self.stored(x)}>(scales_{x}[first / kBlock])"
+                self.put(2, f"const float step_{x} = {step};")
+            self.put(0, "#pragma GCC unroll 2")
         self.put(2, f"for (int64_t i = first; i < first + {size}; i += kLanes) {{")
         for name, node in loop.loads.items():
             here = f"decoded({steps[name]})" if name in steps else f"vector_at({name} + i)"
