@@ -178,7 +178,7 @@ class Text(CPlusPlus):
         if totals:
             clauses.append(" simdlen(kSums)")
         self.put(0, f"#pragma omp simd{''.join(clauses)}")
-        self.put(1, f"for (int64_t i = first; i < count; ++i) {{")
+        self.put(1, "for (int64_t i = first; i < count; ++i) {")
         if loop.position is not None:
             self.put(2, "const int64_t position = start + i * each;")
         for name, node in loop.loads.items():
