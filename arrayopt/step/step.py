@@ -117,7 +117,8 @@ class Step:
         `only` is the place of the one tensor that is updated by itself.
         """
         known, team = coming.known, self._team
-        judged, adding, given = known.check or known.limit is not None, None, grads
+        self._parameters.first.follow(enumerate(grads))
+        judged, adding, given = known.measures, None, grads
         if self.accumulator.every > 1:
             early = team.size > 1 and (judged or team.sums)
             factor = self.judging.inverse(known)
@@ -135,7 +136,7 @@ class Step:
     def _foresee(self, coming: Coming, rooms: list[Array | None], *, stats: bool) -> Ready:
         """Prepare a step of ranks for gradients that will be in these rooms."""
         known = coming.known
-        if known.check or known.limit is not None:
+        if known.measures:
             asked = measures(coming.buckets, rooms)
             Ready(self._engine, asked) if known.judge is None else known.judge.prepare(asked)
         scaled = self.accumulator.every == 1
