@@ -191,6 +191,9 @@ class Settings(Saved):
         """The rule of all tensors whose group has no other value."""
         return self._rule
 
+    def __copy__(self) -> Self:
+        raise TypeError("Optimizer: a shallow copy would share parameters and state; use copy.deepcopy")
+
     def __getstate__(self) -> Any:
         self._run.streams.meet("Optimizer")
         self._arrive()
