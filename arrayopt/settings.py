@@ -160,8 +160,8 @@ class Settings(Saved):
         with self._guard("Optimizer.averaged"):
             with self._team.warned("Optimizer.averaged"):
                 self._parameters.take_up()
-                self._parameters.first.follow()
                 self._team.check_complete(self._parameters.all)
+                self._parameters.first.follow()
             self._team.agree("Optimizer.averaged")
             rules, found = {x.name: group.rule for group in self.groups for x in group.tensors}, []
             for x in self._parameters.all:

@@ -112,10 +112,8 @@ class Agreement(Alone):
         done, where = "nothing was changed, for", ""
         if after:
             done, where = "the step was made, but", " in a hook after it"
-        failed = []
-        for r, said in enumerate(every):
-            if said["error"]:
-                failed.append(f"rank {r} failed{where}: {said['error']}")
+        told = [(r, said["error"]) for r, said in enumerate(every) if said["error"]]
+        failed = [f"rank {r} failed{where}: {text}" for r, text in told]
         if failed:
             self._told = RankError(f"{what}: {done} {'; '.join(failed)}")
             raise self._told
@@ -191,9 +189,8 @@ class Agreement(Alone):
                 error = caught
             if self._met:
                 with uninterrupted():
-                    self.agree(
-                        what, lambda: {"the part of the step": "its hooks"}, error, after=True
-                    )
+                    here = {"the part of the step": "its hooks"}
+                    self.agree(what, lambda: here, error, after=True)
         finally:
             self._inside -= 1
             self._told = self._told if self._inside else None

@@ -89,8 +89,8 @@ class Saved:
         """Call something that all ranks call, once all are known to be here."""
         with self._team.warned(what):
             self._parameters.take_up()
-            self._parameters.first.follow()
             self._whole_sums(what)
+            self._parameters.first.follow()
         self._team.agree(what)
         return call()
 
@@ -204,8 +204,8 @@ class Saved:
             with self._team.warned("Optimizer.save"):
                 self._writer.check()
                 self._parameters.take_up()
-                self._parameters.first.follow()
                 self._whole_sums("Optimizer.save")
+                self._parameters.first.follow()
                 state = self._dump(partial(slot_of, self._team))
                 file = writing.File(path, state, self._params() if params else None)
                 warn_of_name("Optimizer.save", file.path)
