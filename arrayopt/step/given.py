@@ -102,7 +102,7 @@ class GivenStep(Step):
         """Let what may fail do so before ranks vote on a step whose gradients they have taken."""
         release, accumulator, tensors = self.release, self.accumulator, self._parameters.all
         given = list(map(release.given.get, self._parameters.places))
-        self._parameters.first.follow(enumerate(given))
+        self._parameters.first.follow(given)
         if not accumulator.last:
             adding = Adding([None] * len(given), Ready(self._engine), scaled=False)
             return Begun(given, given, given, adding)

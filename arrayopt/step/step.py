@@ -117,7 +117,7 @@ class Step:
         `only` is the place of the one tensor that is updated by itself.
         """
         known, team, adding, given = coming.known, self._team, None, grads
-        self._parameters.first.follow(enumerate(grads))
+        self._parameters.first.follow(grads)
         if self.accumulator.every > 1:
             early = team.size > 1 and (known.measures or team.sums)
             factor = self.judging.inverse(known)
