@@ -18,8 +18,6 @@ class FirstValues:
     """What users write into a parameter before its first update, such as pretrained weights, is what its slots begin
     as: slow weights, averages, and slots that a rule makes from values. A slot that users write is left as it is.
 
-    A tensor that one rank updates and others have parts of is left out.
-
     Parameters
     ----------
     groups : list of Group
@@ -40,12 +38,17 @@ class FirstValues:
                 if form not in known:
                     known[form] = _from_values(group.rule, tensor.array)
                 names = [name for slot in known[form] for name in (slot, scale_of(slot)) if name in tensor.slots]
-                if names and tensor.home is None:
+                if names:
                     self._marks[tensor] = group, {name: _marked(tensor.slots[name]) for name in names}
 
-    def follow(self, grads: Grads | None = None) -> None:
-        """Have slots follow; for the last time those of tensors that have one of a step's `grads`."""
-        for tensor in [x for x in self._marks if grads is None or grads[x.place] is not None]:
+    def follow(self, grads: Grads | None = None, *, at_home: bool = False) -> None:
+        """Have slots follow; for the last time those of tensors that have one of a step's `grads`.
+
+        Those of a tensor of which ranks have parts, and one updates it, do so `at_home`: once it was brought there.
+        """
+        for tensor in [x for x in self._marks if (x.home is not None) is at_home]:
+            if grads is not None and grads[tensor.place] is None:
+                continue
             if not tensor.t:
                 self._renew(tensor)
             if grads is not None:
@@ -54,7 +57,7 @@ class FirstValues:
     def _renew(self, tensor: Tensor) -> None:
         """Have the slots of a tensor that nobody has written begin as the parameter is now."""
         group, marks = self._marks[tensor]
-        made = tensor.fresh(group.rule)
+        made = (tensor.home or tensor).fresh(group.rule)
         for slot, (was, written) in marks.items():
             now, new = tensor.slots.get(slot), made.get(slot)
             if now is None or new is None or _form(now) != _form(new):

@@ -192,7 +192,7 @@ class Step:
                 if self._run.captured or self.capturing:
                     self._run.record(begun.grads)
             if team.size > 1:
-                self._ranks.bring(self._parameters.all, begun.grads, grads)
+                self._ranks.bring(self._parameters, begun.grads, grads)
             norms_of: Callable[[], Measures] = partial(measures, coming.buckets, grads)
             if adding is not None and team.size == 1:
                 norms_of = partial(getattr, adding, "measures")
