@@ -286,7 +286,7 @@ class Optimizer(Settings):
                     step.take(name, place, grad)
                     return
                 matched = self._parameters.match_alone(place, grad)
-                coming = step.coming_given("Optimizer.give")
+                coming = step.coming_given("Optimizer.give", place)
                 only = place if step.accumulator.every > 1 else None
                 begun = step.begin(coming, matched, stats=False, only=only)
                 took = partial(step.release.took, name)

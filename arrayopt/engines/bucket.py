@@ -26,8 +26,7 @@ def chosen(every: Sequence[Any], places: Sequence[int] | Any) -> Sequence[Any]:
     if len(places) == len(every):
         return every
     if hasattr(every, "chosen"):  # layers, of which whole stacks are chosen
-        found: Sequence[Any] = every.chosen(places)
-        return found
+        return every.chosen(places)  # type: ignore[no-any-return]
     return list(map(every.__getitem__, places))
 
 
@@ -138,7 +137,7 @@ class Bucket:
                 self.tensors[i].count(left or {})
         elif len(took) == len(self.tensors):
             self.run.count(self._index())
-            self.same = None if self.same is None else (self.same[0] + 1, self.same[1])
+            self.same = None if self.same is None else (self.same[0] + 1, self.run.changes)
         else:
             index = self._index()
             self.run.count(took if isinstance(index, slice) else index[took])

@@ -157,12 +157,11 @@ class Parameters:
         return self.match_alone(place, grad)[place]
 
     def match_alone(self, place: int, grad: Any) -> list[Array | None]:
-        """Return gradients, checked, of which there is but one: that of a tensor that is updated by
-        itself.
-        """
+        """Return gradients, of which there is but one, checked: that of a tensor by itself."""
         if self.all[place].block is not None:
             return self.match({**dict.fromkeys(self.places), self.all[place].name: grad})
-        self.take_up()
+        if not self._stays(place):
+            self.take_up()
         found: list[Array | None] = [None] * len(self.all)
         found[place] = self._matcher.match_alone(place, grad)
         self.keep_state()
@@ -183,6 +182,7 @@ class Parameters:
         self._tree, self._held = tree, [leaf for _, leaf in local_leaves]
         self._names = [path if leaf is None else next(tensors).name for path, leaf in local_leaves]
         self._watch = Watch(leaf for leaf in self._held if leaf is not None)
+        self._watches = dict[int, Watch]()  # of single arrays
         self._looks = list(map(form, self._watch.arrays))
         self._objects: bytes | None = object_addresses(self._held).tobytes()
         named = flatten(tree) if self._parted else local_leaves
@@ -222,6 +222,17 @@ class Parameters:
         if written:
             self.replaced.wrote(self._shared[i] for i in written)
             self._writes.reset()
+
+    def _stays(self, place: int) -> bool:
+        """Return whether the array of one tensor is where `take_up` found it, if its key tells."""
+        key = self.all[place].name if isinstance(self._tree, dict) else place
+        try:
+            same = self._lent is None and self._tree[key] is self._watch.arrays[place]
+        except (LookupError, TypeError):
+            same = False
+        if same and place not in self._watches:
+            self._watches[place] = Watch([self._watch.arrays[place]])
+        return same and not self._watches[place].changed()
 
     def lend(self) -> None:
         """Watch slots from now on: the user has them, and may change them."""
@@ -290,4 +301,4 @@ class Parameters:
 
     def __getstate__(self) -> dict[str, Any]:
         looks = [look[:2] for look in self._looks]  # not all libraries can pickle a device
-        return {**self.__dict__, "_lent": None, "_objects": None, "_looks": looks}
+        return {**self.__dict__, "_lent": None, "_objects": None, "_looks": looks, "_watches": {}}

@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import array_api_compat
@@ -57,9 +57,6 @@ class Watch:
 
     def changed(self) -> list[int]:
         """Return the positions of the arrays that have changed."""
-        if len(self._parts) == 1:
-            places, part = self._parts[0]
-            return [places[i] for i in part()]
         return [places[i] for places, part in self._parts for i in part()]
 
     def __reduce__(self) -> Any:
@@ -98,12 +95,7 @@ class Writes:
         return [self.arrays[i]._version for i in self._asked]
 
     def __reduce__(self) -> Any:
-        return _unknown_writes, (self.arrays,)
-
-
-def _unknown_writes(arrays: list[Array]) -> Writes:
-    """Return the `Writes` of a copy or a pickle: each array may have been written to."""
-    return Writes(arrays, untouched=False)
+        return partial(Writes, untouched=False), (self.arrays,)  # copies: each may be written to
 
 
 def _counts_writes(x: Array) -> bool:

@@ -33,13 +33,18 @@ class GivenStep(Step):
         super().__init__(*args)
         self.release = Release(self._parameters)
 
-    def coming_given(self, who: str) -> Coming:
-        """All that the host knows of a step in which tensors are updated one by one."""
+    def coming_given(self, who: str, place: int | None = None) -> Coming:
+        """What is known of a step of which tensors are updated one by one, or of one's update."""
         coming = self.coming(None, None)
         if self.accumulator.last:
             structures = [group.rule.structure for group in self._parameters.groups]
             self.release.check_settings(who, coming.hypers, structures)
-        return coming
+        return coming if place is None else self._alone(coming, place)
+
+    def _alone(self, coming: Coming, place: int) -> Coming:
+        """What is known of the update of one tensor by itself."""
+        bucket = self._buckets.alone(place)
+        return coming._replace(buckets=[bucket], hypers=[bucket.numbers(coming.step)])
 
     def take(self, name: str, place: int, given: Any) -> None:
         """Begin to add up a gradient over ranks; see `Optimizer.give`."""
@@ -67,7 +72,7 @@ class GivenStep(Step):
 
     def _added(self, place: int, grad: Array, took: Callable[[], None]) -> Array | None:
         """Add a gradient to those before it; return the mean in the last micro-step."""
-        accumulator, coming = self.accumulator, self.coming(None, None)
+        accumulator, coming = self.accumulator, self._alone(self.coming(None, None), place)
         grads: list[Array | None] = [None] * len(self._parameters.all)
         grads[place] = grad
         factor = self.judging.inverse(coming.known)
