@@ -350,7 +350,7 @@ class Optimizer(Settings):
         step, team, failed = self._step, self._team, True
         with self._guard("Optimizer.step"):
             try:
-                rooms = step.collect()
+                given, rooms = step.collect()
                 with team.warned("Optimizer.step"):
                     self._parameters.take_up()
                     stats = self._stats.wanted
@@ -358,7 +358,7 @@ class Optimizer(Settings):
                     if not (none or step.release or step.accumulator.begun):
                         raise TypeError("Optimizer.step: pass the gradients, or call `give` for each of them first")
                     step.release.check_end(incomplete=incomplete, again=step.accumulator.last)
-                    begun = step.begin_taken(coming, rooms, stats=stats)
+                    begun = step.begin_taken(coming, given, rooms, stats=stats)
                 self._made(coming, begun, stats=stats)
                 failed = False
             finally:

@@ -80,7 +80,7 @@ class Bucket:
     ordered: bool | None = None
     """Whether the gradients of all tensors are those of the bucket's, in its order."""
     index: Any = None
-    """The tensors' places among the numbers of the run; a slice if they are all, in order."""
+    """The tensors' places among the numbers of the run; a slice if they are the first."""
 
     @property
     def whole(self) -> "Bucket":
@@ -146,7 +146,8 @@ class Bucket:
     def _index(self) -> Any:
         if self.index is None:
             places = [tensor.first for tensor in self.tensors]
-            self.index = slice(None) if places == list(range(self.run.size)) else np.array(places)
+            first = list(range(len(places)))
+            self.index = slice(len(places)) if places == first else np.array(places)
         return self.index
 
     def keep(self, key: Any, make: Callable[[], list[Any]]) -> list[Any]:

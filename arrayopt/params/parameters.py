@@ -187,12 +187,9 @@ class Parameters:
         self._objects: bytes | None = object_addresses(self._held).tobytes()
         named = flatten(tree) if self._parted else local_leaves
         given = [leaf for _, leaf in named if leaf is not None]
-        self._shared, watched = list[Tensor](), list[Any]()
-        for tensor, leaf in zip(self.all, given, strict=True):
-            if tensor.share is not None:
-                self._shared.append(tensor)
-                watched.append(leaf)
-        self._writes = Writes(watched)
+        pairs = [(x, leaf) for x, leaf in zip(self.all, given, strict=True) if x.share is not None]
+        self._shared = [tensor for tensor, _ in pairs]
+        self._writes = Writes([leaf for _, leaf in pairs])
 
     def _local(self, tree: Any) -> Any:
         """Return a tree of what this rank has of its leaves."""
@@ -211,15 +208,13 @@ class Parameters:
         """
         if self._lent is not None:
             self._lent = self._lent.follow(self.all)
-        now = leaves(self._matcher.template, self._local(self._tree))
-        if now is None:
-            now = [leaf for _, leaf in flatten(self._local(self._tree))]
+        tree = self._local(self._tree)
+        now = leaves(self._matcher.template, tree) or [leaf for _, leaf in flatten(tree)]
         if self._objects is None:  # of a copy
             self._objects = object_addresses(self._held).tobytes()
         if object_addresses(now).tobytes() != self._objects or self._watch.changed():
             self.exchange(self._tree, "Optimizer")
-        written = self._writes.made()
-        if written:
+        if written := self._writes.made():
             self.replaced.wrote(self._shared[i] for i in written)
             self._writes.reset()
 

@@ -86,27 +86,30 @@ class GivenStep(Step):
             took()
         return None
 
-    def collect(self) -> list[Array | None]:
-        """Wait for what was taken to be added up, in the last micro-step; all ranks call it."""
+    def collect(self) -> tuple[list[Array | None], list[Array | None]]:
+        """Wait for all that was taken; zeros in place of it, and the sums. All ranks call it."""
         accumulator, tensors, ranks = self.accumulator, self._parameters.all, self._ranks
+        places, several = self._parameters.places, accumulator.every > 1
+        given: list[Array | None] = list(map(self.release.given.get, places))
+        rooms, names = list(given), list(self.release.given)
         if not accumulator.last:
-            return []
+            return given, rooms
         ranks.refuse_torn("Optimizer.step")
         with ranks.answered("Optimizer.step"):
-            several, release = accumulator.every > 1, self.release
-            places = map(self._parameters.places.__getitem__, release.given)
-            taken = dict(zip(places, release.given.values(), strict=True))
             for name, total in accumulator.sums().items():
-                place = accumulator.tensors[name].place
-                if place not in taken and name not in release.refused:
+                place = places[name]
+                if rooms[place] is None and name not in self.release.refused:
                     ranks.gradients.take(tensors, place, total, wide=several)
-                    taken[place] = total
-            return ranks.gradients.finish(tensors, taken, wide=several)
+                    rooms[place] = total
+                    names.append(name)
+            ranks.gradients.finish(tensors, rooms, map(places.__getitem__, names), wide=several)
+        return given, rooms
 
-    def begin_taken(self, coming: Coming, rooms: list[Array | None], *, stats: bool) -> Begun:
+    def begin_taken(
+        self, coming: Coming, given: list[Array | None], rooms: list[Array | None], *, stats: bool
+    ) -> Begun:
         """Let what may fail do so before ranks vote on a step whose gradients they have taken."""
-        release, accumulator, tensors = self.release, self.accumulator, self._parameters.all
-        given = list(map(release.given.get, self._parameters.places))
+        accumulator, tensors = self.accumulator, self._parameters.all
         if not accumulator.last:
             adding = Adding([None] * len(given), Ready(self._engine), scaled=False)
             return Begun(given, given, given, adding)
