@@ -78,13 +78,10 @@ class Writes:
 
     def reset(self) -> None:
         """Leave out what has been written so far."""
-        if self._asked:
-            self._was = self._now()
+        self._was = self._now()
 
     def made(self) -> list[int]:
         """Return the positions of the arrays that may have been written to."""
-        if not self._asked:
-            return []
         now = self._now()
         if now == self._was:
             return []
