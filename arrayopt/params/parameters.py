@@ -187,7 +187,6 @@ class Parameters:
         self._tree, self._held = tree, [leaf for _, leaf in local_leaves]
         self._names = [path if leaf is None else next(tensors).name for path, leaf in local_leaves]
         self._watch = Watch(leaf for leaf in self._held if leaf is not None)
-        self._watches = dict[int, Watch]()  # of single arrays
         self._looks = list(map(form, self._watch.arrays))
         self._objects: bytes | None = object_addresses(self._held).tobytes()
         named = flatten(tree) if self._parted else local_leaves
@@ -230,9 +229,7 @@ class Parameters:
             same = self._lent is None and self._tree[key] is self._watch.arrays[place]
         except (LookupError, TypeError):
             same = False
-        if same and place not in self._watches:
-            self._watches[place] = Watch([self._watch.arrays[place]])
-        return same and not self._watches[place].changed()
+        return same and self._watch.stays(place)
 
     def lend(self) -> None:
         """Watch slots from now on: the user has them, and may change them."""
@@ -301,4 +298,4 @@ class Parameters:
 
     def __getstate__(self) -> dict[str, Any]:
         looks = [look[:2] for look in self._looks]  # not all libraries can pickle a device
-        return {**self.__dict__, "_lent": None, "_objects": None, "_looks": looks, "_watches": {}}
+        return {**self.__dict__, "_lent": None, "_objects": None, "_looks": looks}
