@@ -264,8 +264,7 @@ class Parameters:
         self.replaced.wrote(self.all[i] for i in moved)
         alike = type(tree) is type(self._tree) and template(tree) == self._matcher.template
         if tree is not self._tree and not alike:
-            leaf_of = dict(given)
-            tree = self.tree_of([leaf_of[tensor.name] for tensor in self.all])
+            tree = self.tree_of(list(map(dict(given).__getitem__, self.places)))
         self._hold(tree)
 
     def _leaves(self, tree: Any) -> list[tuple[str, Any]]:
