@@ -107,7 +107,7 @@ def _interval(given: Any) -> str:
             return f"{parts[1]}{low}, {high}{parts[4]}"
     except ValueError:
         pass
-    raise ValueError(f"real: `interval` must be a string such as '[0, 1)', from the lower end; got {given!r}")
+    raise ValueError(f"real: `interval` must be a string such as '[0, 1)', with the lower end first; got {given!r}")
 
 
 def flag(default: bool) -> Any:
@@ -127,12 +127,12 @@ def flag(default: bool) -> Any:
     return made
 
 
-def choice(*options: bool | str | None) -> Any:
+def choice(*options: bool | int | str | None) -> Any:
     """Declare a structural field of a rule that takes one of a few values, fixed while a rule is in use.
 
     Parameters
     ----------
-    *options : str, bool or None
+    *options : str, int, bool or None
         The values; the first one is the default.
 
     Returns

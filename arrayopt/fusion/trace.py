@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,13 @@ from arrayopt.fusion.graph import CLIP, ELEMENT, KEY, LETTERS, POSITION, TOTAL, 
 from arrayopt.fusion.namespace import NAMESPACE
 from arrayopt.fusion.simplify import Graph
 from arrayopt.fusion.symbol import Symbol, lift
+from arrayopt.hyper import is_number
 from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS
 from arrayopt.rules.faults import in_words, line_of, own_fault
 from arrayopt.rules.fields import hypers
 from arrayopt.rules.names import VALUE, NameInRuleError, Values
-from arrayopt.rules.returned import ReturnedError, WritesError, check_value
+from arrayopt.rules.returned import ODD, ReturnedError, WritesError, check_value
 from arrayopt.rules.totals import TOTALS
 
 __all__ = ["RetraceError", "Trace", "TraceError", "trace"]
@@ -72,6 +74,21 @@ class _Draws:
 def _one(graph: Graph, node: Node) -> Node:
     """The value of a tensor, which may be seen as an element where the rank is 0."""
     return graph.make("sum", node, axes="") if node.axes else node
+
+
+class _On(Symbol):
+    """A number that is off where it is zero, and is on: `self.momentum == 0` is known of it."""
+
+    __hash__ = Symbol.__hash__
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __eq__(self, other: object) -> Any:
+        return False if is_number(other) and other == 0 else super().__eq__(other)
+
+    def __ne__(self, other: object) -> Any:
+        return True if is_number(other) and other == 0 else super().__ne__(other)
 
 
 class _Totals:
@@ -134,7 +151,7 @@ def trace(
     Parameters
     ----------
     rule : Rule
-        The rule; of its numbers only matters which are None or zero.
+        The rule; of its numbers only matters which are off.
     rank : int
         The tensor's number of dimensions.
     dtype : str
@@ -163,9 +180,7 @@ def trace(
     TraceError
         If the rule does something that cannot be traced, saying what, and what to do instead.
     RetraceError
-        With `flat`, if the rule looks at rows, columns or batches; without `folded`, if it sees a
-        tensor of rank ≥ 3 as a matrix; without `tall` or `sides`, if it compares rows with columns,
-        or with a number.
+        If the trace must know more of the tensor.
     ValueError
         If the rule does not return every slot, or changes a shape.
     """
@@ -207,8 +222,16 @@ def trace(
         return Symbol(graph, graph.make("host", data=name), (), real)
 
     param, grad = source("p", dims, working), source("g", dims, working)
+    values, off = dict[str, Symbol | None](), rule.structure[-1]
+    seen = copy(rule)  # its `self.lr` is `h.lr`
+    for field in (field for field in fields(rule) if field.name in hypers(type(rule))):
+        name, zero_is_off = field.name, field.metadata.get("zero_is_off")
+        values[name] = None if getattr(rule, name) is None else scalar(name)
+        if name not in off:
+            own = _On(graph, scalar(name).node, (), real) if zero_is_off else values[name]
+            object.__setattr__(seen, name, own)
     with _clear_errors(rule, rank):
-        fresh, narrow = rule.all_slots(NAMESPACE, param, dtype), rule.storage(rank, dtype)
+        fresh, narrow = seen.all_slots(NAMESPACE, param, dtype), rule.storage(rank, dtype)
     if any(symbol.dtype in NARROW or symbol.dtype not in WORKING for symbol in fresh.values()):
         raise TraceError("16-bit and bool slots are not fused; use engine='array_api'")
     if flat and any(symbol.dims not in (dims, ()) for symbol in fresh.values()):
@@ -218,23 +241,16 @@ def trace(
     storage |= {name: narrow.get(name, symbol.dtype) for name, symbol in slots.items()}
     if "master" in slots and rule.master_weights == "split":
         storage["master"] = SPLIT
-    values = dict[str, Symbol | None]()
-    for name in hypers(type(rule)):
-        values[name] = None if getattr(rule, name) is None else scalar(name)
     totals = _Totals(graph)
-    given_too = {
-        VALUE: scalar(VALUE) if valued else None,
-        DRAWS: _Draws(param, dtype),
-        TOTALS: totals,
-    }
-    hyper = Values(**values, t=scalar(UPDATES), **given_too)
+    more = {VALUE: scalar(VALUE) if valued else None, DRAWS: _Draws(param, dtype), TOTALS: totals}
+    hyper = Values(**values, t=scalar(UPDATES), **more)
     given = NAMESPACE.multiply(grad, scalar(CLIP)) if clip else grad
     now = dict(slots)
     if "master" in now:
         how = "joined" if rule.master_weights == "split" else "current"
         now["master"] = getattr(NAMESPACE, f"{how}_{dtype}")(slots["master"], param)
     with _clear_errors(rule, rank):
-        new_p, out = rule(NAMESPACE, param, given, now.copy(), hyper)
+        new_p, out = seen(NAMESPACE, param, given, now.copy(), hyper)
 
     def form(symbol: Any) -> tuple[tuple[str, ...], str]:
         node, shape, _ = lift(graph, symbol)
@@ -247,15 +263,14 @@ def trace(
         check_value(type(rule).__name__, what, old, new, form)
     reports = {name: symbol for name, symbol in out.items() if name not in slots}
     if stats:
-        reports |= rule.norms(NAMESPACE, now.get("master", param), given, new_p)
+        reports |= seen.norms(NAMESPACE, now.get("master", param), given, new_p)
     nodes = {name: lift(graph, symbol)[0] for name, symbol in reports.items()} if stats else {}
     # a total is known before the pass that reports
     nodes |= {name: graph.make("copy", x) for name, x in nodes.items() if x.op == TOTAL}
     nodes = nodes if rank else {name: _one(graph, x) for name, x in nodes.items()}
     odd = [name for name, node in nodes.items() if node.axes]
     if odd:
-        said = f"got {', '.join(odd)}; what is no slot of the rule's `slots` is a statistic"
-        raise TraceError(f"statistics must be one value per tensor; {said}")
+        raise TraceError(ODD.format(type(rule).__name__, ", ".join(odd)))
     if storage.get("master") == SPLIT:
         out["master"] = getattr(NAMESPACE, f"low_{dtype}")(out["master"], new_p)
     after = {"p": param, **slots} if stats else {"p": new_p} | {name: out[name] for name in slots}

@@ -116,26 +116,26 @@ class Step:
 
         `only` is the place of the one tensor that is updated by itself.
         """
-        known, team = coming.known, self._team
-        judged, adding, given = known.check or known.limit is not None, None, grads
+        known, team, adding, given = coming.known, self._team, None, grads
+        self._parameters.first.follow(grads)
         if self.accumulator.every > 1:
-            early = team.size > 1 and (judged or team.sums)
+            early = team.size > 1 and (known.measures or team.sums)
             factor = self.judging.inverse(known)
             adding = self.accumulator.prepare(
-                coming.buckets, grads, factor, early=early, judged=judged, only=only
+                coming.buckets, grads, factor, early=early, judged=known.measures, only=only
             )
             grads = adding.means
         if team.size == 1 or (adding is not None and not self.accumulator.last):
             return Begun(given, grads, grads, adding)
         rooms = self._ranks.rooms(self._parameters.all, grads)
         ready = self._foresee(coming, rooms, stats=stats)
-        final = adding is None and not judged and not team.sums and not self._ranks.has_homes
+        final = not (adding is not None or known.measures or team.sums or self._ranks.has_homes)
         return Begun(given, grads, rooms, adding, ready if final else None)
 
     def _foresee(self, coming: Coming, rooms: list[Array | None], *, stats: bool) -> Ready:
         """Prepare a step of ranks for gradients that will be in these rooms."""
         known = coming.known
-        if known.check or known.limit is not None:
+        if known.measures:
             asked = measures(coming.buckets, rooms)
             Ready(self._engine, asked) if known.judge is None else known.judge.prepare(asked)
         scaled = self.accumulator.every == 1
@@ -170,7 +170,7 @@ class Step:
     ) -> bool:
         """See `make`: all that may fail, then one section that writes."""
         team, known, adding = self._team, coming.known, begun.adding
-        wanted, done = stats, self.accumulator.done
+        wanted, done, every = stats, self.accumulator.done, self._parameters.all
         if not (counted and self.capturing):  # what is captured has been agreed on in `advance`
             wanted = team.agree(
                 "Optimizer.step",
@@ -192,7 +192,7 @@ class Step:
                 if self._run.captured or self.capturing:
                     self._run.record(begun.grads)
             if team.size > 1:
-                self._ranks.bring(self._parameters.all, begun.grads, grads)
+                self._ranks.bring(self._parameters, begun.grads, grads)
             norms_of: Callable[[], Measures] = partial(measures, coming.buckets, grads)
             if adding is not None and team.size == 1:
                 norms_of = partial(getattr, adding, "measures")
@@ -208,12 +208,12 @@ class Step:
                 self._last = ready if ready.form is not None else None
                 self.accumulator.clear(None if adding is None else adding.only)
                 self.judging.end(verdict, known)
-                for x in self._parameters.all if verdict.left else ():
+                for x in every if verdict.left else ():
                     if x.layers and grads[x.place] is not None:
                         x.count(verdict.left, skipped=True)
                 self._run.steps += not counted
                 if verdict.skip is not True and team.size > 1:
-                    updated = [x for x in self._parameters.all if grads[x.place] is not None]
+                    updated = [x for x, g in zip(every, grads, strict=True) if g is not None]
                     if coming.wait:
                         self._ranks.gather(updated)
                     else:
