@@ -57,10 +57,10 @@ class CPlusPlus(Words, Printer):
         match statement:
             case program.Fold():
                 self.statements(depth, statement.serial)
-            case program.Loop(name, first, end, inside, turned):
+            case program.Loop(name, first, end, inside, backwards):
                 a, b = self.index(first), self.index(end)
                 head = f"{self.whole} {name} = {a}; {name} < {b}; ++{name}"
-                if turned:
+                if backwards:
                     head = f"{self.whole} {name} = {self.index(end - 1)}; {name} >= {a}; --{name}"
                 self.block(depth, f"for ({head})", inside)
             case program.When(left, right, then, otherwise):

@@ -12,7 +12,7 @@ from arrayopt.arrays import Ints
 from arrayopt.engines.base import Asked, Partials, Stops
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.layers import Layers, layers_with
-from arrayopt.fusion.phases import Meets, in_rounds
+from arrayopt.fusion.plan import Total, in_rounds
 from arrayopt.rules.stretches import stretches
 from arrayopt.state.tensors import Tensor
 
@@ -64,7 +64,7 @@ class Meeting:
     def __init__(
         self,
         several: Sequence[tuple[Bucket, Asked]],
-        totals: Sequence[tuple[Meets, ...]],
+        totals: Sequence[tuple[Total, ...]],
         rank: int,
         ranks: int,
     ) -> None:

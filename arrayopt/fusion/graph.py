@@ -32,8 +32,10 @@ __all__ = [
     "SCRATCH",
     "TOTAL",
     "UPDATES",
+    "Factors",
     "Node",
     "Spare",
+    "Summed",
     "evaluate",
     "is_whole",
     "operands",
@@ -82,6 +84,32 @@ class Spare(NamedTuple):
     high: float
 
 
+class Factors(NamedTuple):
+    """What a product makes of its operands.
+
+    Attributes
+    ----------
+    left_transposed, right_transposed : bool
+        Whether an operand is transposed first.
+    symmetric : bool
+        Whether the result is symmetric.
+    narrow : str
+        The 16-bit dtype that operands and result are rounded to, or empty.
+    """
+
+    left_transposed: bool
+    right_transposed: bool
+    symmetric: bool
+    narrow: str
+
+
+class Summed(NamedTuple):
+    """What a total is called, and how it is made of the numbers of tensors: sum or max."""
+
+    name: str
+    how: str
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Node:
     """One value of the graph.
@@ -100,8 +128,8 @@ class Node:
     dtype : str
         ``real``, ``complex`` or ``bool``.
     data : object
-        The name of an input or of a scalar, or the value of a constant; of a sum perhaps a `Spare`.
-        Of a product: whether each operand is turned, whether the result is symmetric, and `narrow`.
+        The name of an input or of a scalar, or the value of a constant; of a sum perhaps a `Spare`,
+        of a product `Factors`, of a total `Summed`.
     """
 
     op: str
@@ -127,13 +155,13 @@ class Node:
     @property
     def narrow(self) -> str:
         """The 16-bit dtype that its values are rounded to, as in bfloat16 arithmetic, or empty."""
-        return str(self.data[3]) if self.op == PRODUCT else self.op if self.op in NARROW else ""
+        return str(self.data.narrow) if self.op == PRODUCT else self.op if self.op in NARROW else ""
 
     @property
     def multiplied(self) -> str:
         """The axes of a product: those of the result, and the one that is summed over."""
-        axes, turned = self.args[0].axes, self.data[0]
-        return f"{self.axes}{axes[-2] if turned else axes[-1]}".upper()
+        axes = self.args[0].axes
+        return f"{self.axes}{axes[-2] if self.data.left_transposed else axes[-1]}".upper()
 
     @property
     def symmetric(self) -> bool:
@@ -141,7 +169,7 @@ class Node:
         if not any(x in self.axes for x in "RrCc"):
             return True
         if self.op == PRODUCT:
-            return bool(self.data[2])
+            return bool(self.data.symmetric)
         return self.op in OPS and all(a.symmetric for a in self.args)
 
 

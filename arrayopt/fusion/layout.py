@@ -117,7 +117,7 @@ def flops(plan: Plan, geo: Any, *, halves: bool = True) -> Any:
     products: list[Node] = []
     for pass_ in plan.passes:
         products += pass_.nodes if pass_.multiplies else ()
-    made = [extent(n.multiplied, geo) * (1 if n.data[2] and halves else 2) for n in products]
+    made = [extent(n.multiplied, geo) * (1 if n.data.symmetric and halves else 2) for n in products]
     return np.sum(made, axis=0, dtype=np.int64) if made else np.zeros(len(geo), np.int64)
 
 

@@ -14,8 +14,7 @@ import numpy as np
 from arrayopt.arrays import REAL, WORKING
 from arrayopt.codecs import PAIR
 from arrayopt.fusion.graph import KEPT
-from arrayopt.fusion.phases import Meets
-from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.plan import Plan, Total
 from arrayopt.fusion.planning import plan
 from arrayopt.fusion.trace import RetraceError, trace
 from arrayopt.rules.base import Rule
@@ -121,7 +120,7 @@ def ways(rule: Rule) -> list[dict[str, bool]]:
 
 def totals_for(
     rule: Rule, shape: tuple[int, ...], dtype: str, *, valued: bool = True
-) -> tuple[Meets, ...]:
+) -> tuple[Total, ...]:
     """When tensors meet for the totals of a rule; one after the other if it cannot be traced."""
     try:
         return plan_for(rule, len(shape), dtype, shape=shape, valued=valued).totals
@@ -132,12 +131,12 @@ def totals_for(
 
 
 @lru_cache(maxsize=KEPT)
-def _counted(key: _ByStructure, rank: int, valued: bool) -> tuple[Meets, ...]:
+def _counted(key: _ByStructure, rank: int, valued: bool) -> tuple[Total, ...]:
     """The totals that a rule asks for of a small tensor of ones, as it is written."""
     heard = Heard({}, np.asarray)
     with suppress(Exception):  # which the step itself will raise
         update_of_ones(key.rule, rank, heard, valued=valued)
-    return tuple(Meets(1, j, how) for j, how in enumerate(heard.how))
+    return tuple(Total(1, j, how) for j, how in enumerate(heard.how))
 
 
 @lru_cache(maxsize=KEPT)

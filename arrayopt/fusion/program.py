@@ -142,13 +142,13 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Do statements for each number of a range, from its end if it is turned."""
+    """Do statements for each number of a range, from its end if `backwards`."""
 
     name: str
     first: Index
     end: Index
     body: "tuple[Statement, ...]"
-    turned: bool = False
+    backwards: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,17 @@ import numpy as np
 from arrayopt.arrays import NARROW, REAL, WORKING
 from arrayopt.codecs import SPLIT
 from arrayopt.fusion.dims import RAISED, WAY_OUT, RetraceError, TraceError
-from arrayopt.fusion.graph import CLIP, ELEMENT, KEY, LETTERS, POSITION, TOTAL, UPDATES, Node
+from arrayopt.fusion.graph import (
+    CLIP,
+    ELEMENT,
+    KEY,
+    LETTERS,
+    POSITION,
+    TOTAL,
+    UPDATES,
+    Node,
+    Summed,
+)
 from arrayopt.fusion.namespace import NAMESPACE
 from arrayopt.fusion.simplify import Graph
 from arrayopt.fusion.symbol import Symbol, lift
@@ -20,7 +30,7 @@ from arrayopt.rules.faults import in_words, line_of, own_fault
 from arrayopt.rules.fields import hypers
 from arrayopt.rules.names import VALUE, NameInRuleError, Values
 from arrayopt.rules.returned import ReturnedError, WritesError, check_value
-from arrayopt.rules.totals import TOTALS
+from arrayopt.rules.totals import TOTALS, of_total
 
 __all__ = ["RetraceError", "Trace", "TraceError", "trace"]
 
@@ -84,7 +94,11 @@ class _Totals:
         graph, node = self.graph, lift(self.graph, x)[0]
         node = graph.make("float", node) if node.dtype == "bool" else node
         made = graph.make(
-            TOTAL, _one(graph, node), axes="", dtype="real", data=(len(self.made), how)
+            TOTAL,
+            _one(graph, node),
+            axes="",
+            dtype="real",
+            data=Summed(of_total(len(self.made)), how),
         )
         self.made.append(made)
         return Symbol(graph, made, (), graph.real)

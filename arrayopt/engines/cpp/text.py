@@ -95,11 +95,11 @@ class Text(CPlusPlus):
                 self.put(depth, f"{self.take(reduction, self.value(into), self.place(value))};")
             case program.Write(place, value):
                 self.put(depth, f"{self.place(place)} = {self.value(value)};")
-            case bulk.Multiply(a, b, out, first, end, sides, turned, symmetric):
+            case bulk.Multiply(a, b, out, first, end, sides, factors):
                 given = ["(void*)t[BLAS]"]
                 given += [f"(W*)t[AT_{array}] + {index(start)}" for array, start in (a, b, out)]
                 given += map(index, (first, end, *sides))
-                given += [str(int(flag)) for flag in (*turned, symmetric)]
+                given += [str(int(flag)) for flag in factors[:3]]
                 self.put(depth, f"multiply({', '.join(given)});")
             case bulk.Spread(back, array, first, end, planes, each):
                 way, count = "give" if back else "take", index((end - first) // each)

@@ -69,10 +69,10 @@ class Stack(Small):
     ) -> dict[Node, Any]:
         """A product: at once where the matrices are small, else in bands of rows."""
         (node,), names = pass_.nodes, list(pass_.loads)
-        first_turned, second_turned, symmetric = node.data[:3]
+        factors, symmetric = node.data, node.data.symmetric
         left, right = arrays[names[0]], arrays[names[-1]]
-        left = left.mT if first_turned else left
-        right = right.mT if second_turned else right
+        left = left.mT if factors.left_transposed else left
+        right = right.mT if factors.right_transposed else right
         out = arrays[next(iter(pass_.stores))]
 
         def band(first: int, end: int) -> None:
