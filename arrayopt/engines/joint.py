@@ -10,7 +10,7 @@ from arrayopt.arrays import Array, Grads, Ints
 from arrayopt.engines.base import Asked, Report, Stops
 from arrayopt.engines.batch import Batch, Kind, Rows
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.meeting import Meeting, There, numbers_of
+from arrayopt.engines.meeting import DeviceTotals, Meeting, numbers_of
 from arrayopt.fusion.layout import extent
 from arrayopt.fusion.phases import is_vector
 from arrayopt.fusion.plan import Plan
@@ -59,7 +59,7 @@ class Joint:
         return np.empty(size, dtype)
 
     @property
-    def there(self) -> There | None:
+    def device_totals(self) -> DeviceTotals | None:
         """These tensors, where a device can make their totals; None where the host does."""
         return None
 

@@ -21,10 +21,10 @@ from arrayopt.arrays import NARROW
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 
 __all__ = [
+    "CACHED",
     "CLIP",
     "COUNT",
     "ELEMENT",
-    "KEPT",
     "KEY",
     "LETTERS",
     "POSITION",
@@ -58,7 +58,7 @@ POSITION = "position"
 LETTERS = "ABRrCc"
 """All axes, in the order in which what varies over them lies in memory."""
 
-KEPT = 1024
+CACHED = 1024
 """The number of plans, and of things made from each, that are kept: a rule may make them anew."""
 
 PRODUCT = "matmul"

@@ -17,12 +17,12 @@ from functools import lru_cache
 import numpy as np
 
 from arrayopt.arrays import Ints
-from arrayopt.fusion.graph import ELEMENT, KEPT, Node, operands, reachable
+from arrayopt.fusion.graph import CACHED, ELEMENT, Node, operands, reachable
 from arrayopt.fusion.layout import GEOMETRY, Layout, geometry, layout
 from arrayopt.fusion.passes import Between, loops
 from arrayopt.fusion.plan import Plan
 
-__all__ = ["Lanes", "Segment", "lane_geometry", "lanes", "suits"]
+__all__ = ["Lanes", "Segment", "in_lanes", "lane_geometry", "suits"]
 
 LANES = 256
 """Matrices of up to so many elements are laid side by side."""
@@ -66,14 +66,14 @@ class Lanes:
         The segments, in order.
     after : Between
         Values per tensor, computed once for the tensor at the end.
-    where : Layout
+    layout : Layout
         Where the values per tensor lie, the sums that are carried from segment to segment, and
         partial sums.
     """
 
     segments: tuple[Segment, ...]
     after: Between
-    where: Layout
+    layout: Layout
 
 
 FEW = 64
@@ -97,8 +97,8 @@ def lane_geometry(shapes: list[tuple[int, ...]], element: str, room: int) -> Int
     return rows
 
 
-@lru_cache(maxsize=KEPT)
-def lanes(plan: Plan) -> Lanes | None:
+@lru_cache(maxsize=CACHED)
+def in_lanes(plan: Plan) -> Lanes | None:
     """A plan in segments; None if a value is not over matrices, their rows or their columns."""
     if not plan.passes or not _local_throughout(plan):
         return None

@@ -16,7 +16,7 @@ import numpy as np
 
 from arrayopt.arrays import Ints
 from arrayopt.codecs import BLOCK
-from arrayopt.fusion.graph import ELEMENT, KEPT, Node, operands
+from arrayopt.fusion.graph import CACHED, ELEMENT, Node, operands
 from arrayopt.fusion.passes import Between, Pass
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.ring_members import in_order
@@ -221,7 +221,7 @@ def partial_length(kind: str, col: dict[str, Any]) -> Any:
     }[kind]
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=CACHED)
 def layout(plan: Plan, *, device: bool = False) -> Layout:
     """Lay out the values of a plan; only on a `device` there are waves."""
     partials: dict[Node, str] = {}

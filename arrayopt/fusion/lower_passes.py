@@ -18,9 +18,12 @@ from arrayopt.fusion.index import (
     product,
 )
 from arrayopt.fusion.layout import BANDS, CHUNK
-from arrayopt.fusion.lower_between import LoopsBetween, Statements
+from arrayopt.fusion.lower_between import LoweredBetween, Statements
 from arrayopt.fusion.lower_rings import STRETCH, in_turns, kept_room, of_members, started
-from arrayopt.fusion.passes import Pass
+from arrayopt.fusion.lowering import Lowering
+from arrayopt.fusion.passes import Between, Pass
+from arrayopt.fusion.ring_members import LEAST
+from arrayopt.fusion.rings import Rolled
 from arrayopt.fusion.windows import WINDOW
 from arrayopt.state.quantized import scale_of
 
@@ -32,10 +35,20 @@ AT_ONCE = 16
 Slices = dict[str, tuple[str, Index, Index]]
 
 
-class Loops(LoopsBetween):
-    """A program for CPUs, which is being made."""
+class Loops(Lowering):
+    """The functions of a program for CPUs."""
 
-    # ---- passes ----------------------------------------------------------------------------------
+    least = LEAST
+
+    def rings(self, pass_: Pass, body: program.Body) -> Rolled | None:
+        """See `Lowering.rings`; real numbers alone, as loops over others are not quicker."""
+        if body.codes or any(n.dtype == "complex" for n in (*pass_.loads.values(), *pass_.nodes)):
+            return None
+        return super().rings(pass_, body)
+
+    def between(self, index: int, between: Between) -> program.Function:
+        """What comes before pass k."""
+        return LoweredBetween(self.plan, self.layout, self.kept).function(index, between)
 
     def units(self, index: int, pass_: Pass) -> program.Function:
         """Pass k over units lo to hi of one tensor."""
@@ -48,7 +61,7 @@ class Loops(LoopsBetween):
         lets = ["size", "TC", *("ABRC" if matrices else "")]
         made: Statements = [program.Let(x, column(f"IN_{x.upper()}")) for x in lets]
         rings = self.rings(pass_, body)
-        of_rings = {} if rings is None else rings.of.member_of
+        of_rings = {} if rings is None else rings.members.member_of
         made += [program.Array(x, size) for x, size in body.arrays.items() if x not in of_rings]
         wide = CHUNK if matrices else STRETCH
         made += [bulk.Buffer(f"wide_{x}", wide) for x in body.codes]
@@ -229,7 +242,7 @@ def _product(index: int, pass_: Pass) -> program.Function:
     (made,), names = pass_.nodes, list(pass_.loads)
     rows, columns, length = map(name, (*pass_.axes[-2:].upper(), made.multiplied[-1]))
     ab, band, bands, high, turn = map(name, ("ab", "band", "bands", "high", "turn"))
-    body: list[program.Statement] = [program.Let(x, column(f"IN_{x}")) for x in "ABRC"]
+    body: Statements = [program.Let(x, column(f"IN_{x}")) for x in "ABRC"]
     body.append(program.Let("high", least(greatest(rows // 4, BANDS[0]), BANDS[1])))
     body.append(program.Let("bands", (rows + high - 1) // high))
     body.append(program.Let("total", name("A") * name("B") * bands))
@@ -237,7 +250,7 @@ def _product(index: int, pass_: Pass) -> program.Function:
     operands = zip((names[0], names[-1], *pass_.stores), (*made.args, made), strict=True)
     starts = [(x, ab * product(node.axes[-2:].upper())) for x, node in operands]
     first, end, sides = name("i0"), name("i1"), (rows, columns, length)
-    here = [
+    here: Statements = [
         program.Let("ab", name("unit") // bands),
         program.Let("turn", name("unit") % bands),
         program.Let("band", (ONE - odd) * half + odd * (bands - 1 - half)),

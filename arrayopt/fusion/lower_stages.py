@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from arrayopt.fusion import bulk, program
-from arrayopt.fusion.graph import KEPT, Node, operands
+from arrayopt.fusion.graph import CACHED, Node, operands
 from arrayopt.fusion.index import ONE, ZERO, Index, Place, name, number, product, ranges_of
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.lower_between import Statements
@@ -35,7 +35,7 @@ MOST = 640
 """A pass over rings has no more sums: they are to fit into a block's memory."""
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=CACHED)
 def in_stages(plan: Plan) -> program.Program:
     """The program of a plan in stages. Passes that differ in nothing but their scratch arrays have
     one function.
@@ -53,10 +53,10 @@ class Stages(Lowering):
     """A program, which is being made."""
 
     def __init__(self, plan: Plan) -> None:
-        where = layout(plan, device=True)
-        super().__init__(plan, where, {*where.vectors, *where.tensor})
+        laid_out = layout(plan, device=True)
+        super().__init__(plan, laid_out, {*laid_out.vectors, *laid_out.tensor})
         self.staging = Staging(plan)
-        self.kept &= {*where.tensor, *self.staging.needed}
+        self.kept &= {*laid_out.tensor, *self.staging.needed}
         self.made: list[program.Stage] = []
         self.functions: dict[Any, program.Function] = {}
         self.of_rings = set[Node]()  # what is reduced over rings
@@ -91,21 +91,21 @@ class Stages(Lowering):
             return Place("sums", own if after is None else own + after)
 
         made: Statements = []
-        for one, values in rings.of.each.items():
+        for one, values in rings.members.each.items():
             if all(n.op == "const" for n in values):
                 made.append(bulk.Listed(str(one.data), values))
             elif any(n.op == "const" for n in values):
                 return []
             else:
                 made.append(bulk.Listed(str(one.data), tuple(map(self.place, values))))
-        members = {*rings.of.member_of, *map(scale_of, rings.of.member_of)}
+        members = {*rings.members.member_of, *map(scale_of, rings.members.member_of)}
         for x, size in body.arrays.items():
             if x not in members:
                 made.append(program.Array(x, size))
         turn = in_turns(index, pass_, rings, into, body.codes)
         read = dict[Node, None]()
         for elements in program.elements_of([turn]):
-            read |= {n: None for n in elements.scalars if n not in rings.of.each}
+            read |= {n: None for n in elements.scalars if n not in rings.members.each}
         return [*made, *self.reads(read), *kept_room(rings), turn]
 
     def loop(self, loop: Loop) -> program.Stage:
@@ -129,7 +129,7 @@ class Stages(Lowering):
         for summed in sums:
             body += self._got(f"sum{summed.id}", summed)
         made |= {*sums}
-        waving = bool(self.where.leaves) and in_waves(nodes, loop.axes, self.plan.element)
+        waving = bool(self.layout.leaves) and in_waves(nodes, loop.axes, self.plan.element)
         if waving or (self.waving and wide and not loop.nodes):
             waves = self.waves(nodes, loop.stores)
             return self._between("positions", loop.axes, [*body, waves])
@@ -165,7 +165,7 @@ class Stages(Lowering):
     def waves(self, nodes: Iterable[Node], stores: Mapping[str, Node]) -> bulk.Waves:
         """Values of the tensor in waves, and the slots written then; the first wave reads."""
         self.waving += 1
-        made = Waving(f"numbers{self.waving}", self.where, self.plan.storage)
+        made = Waving(f"numbers{self.waving}", self.layout, self.plan.storage)
         if self.waving == 1:
             made.read()
         made.make(nodes)

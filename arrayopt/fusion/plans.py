@@ -13,7 +13,7 @@ import numpy as np
 
 from arrayopt.arrays import REAL, WORKING
 from arrayopt.codecs import PAIR
-from arrayopt.fusion.graph import KEPT
+from arrayopt.fusion.graph import CACHED
 from arrayopt.fusion.plan import Plan, Total
 from arrayopt.fusion.planning import plan
 from arrayopt.fusion.trace import RetraceError, trace
@@ -47,7 +47,7 @@ _PLANS: WeakValueDictionary[tuple[Any, ...], Plan] = WeakValueDictionary()
 _LOCK = threading.Lock()
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=CACHED)
 def _made(key: _ByStructure, rank: int, dtype: str, calls: bool, options: _Options) -> Plan | str:
     """The plan of a structure of rule; or what a trace must know more of the shape.
 
@@ -130,7 +130,7 @@ def totals_for(
         return _counted(_ByStructure(rule), len(shape), valued or not rule.value_optional)
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=CACHED)
 def _counted(key: _ByStructure, rank: int, valued: bool) -> tuple[Total, ...]:
     """The totals that a rule asks for of a small tensor of ones, as it is written."""
     heard = Heard({}, np.asarray)
@@ -139,7 +139,7 @@ def _counted(key: _ByStructure, rank: int, valued: bool) -> tuple[Total, ...]:
     return tuple(Total(1, j, how) for j, how in enumerate(heard.how))
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=CACHED)
 def widened(plan: Plan) -> Plan:
     """The plan for slots of codes that are widened before the step and encoded after it."""
     if not plan.quantized:

@@ -25,13 +25,13 @@ class Rolled(NamedTuple):
 
     Attributes
     ----------
-    of : Members
+    members : Members
         What is done with the members.
     parts : list of Part
         The parts, in order.
     """
 
-    of: Members
+    members: Members
     parts: list[Part]
 
 
@@ -99,13 +99,15 @@ class _Rolling(Members):
         sums, at = in_order(self.one), 0
         while at < len(sums):
             value = sums[at].args[0]
-            if not self.of[value]:
+            if not self.made_of[value]:
                 self.once[self.stage[value]].sums[sums[at]] = value
                 at += 1
                 continue
-            members, _ = next(iter(self.of[value]))
+            members, _ = next(iter(self.made_of[value]))
             values = [s.args[0] for s in sums[at : at + members]]
-            if [self.of[x] for x in values] == [frozenset([(members, j)]) for j in range(members)]:
+            if [self.made_of[x] for x in values] == [
+                frozenset([(members, j)]) for j in range(members)
+            ]:
                 for part in self._of_members(self.stage[value], members):
                     for j in range(part.at_once):
                         part.sums[sums[at + j]] = self.same(tuple(values), j)
@@ -193,7 +195,7 @@ class _Rolling(Members):
         when = dict[str, int]()
         for name, node in self.one.stores.items():
             if name not in self.member_of:
-                if self.of.get(node):
+                if self.made_of.get(node):
                     raise UnlikeError
                 when[name] = self.stage.get(node, 0)  # a number is in no stage
         ready = {*self.terms}
@@ -246,7 +248,7 @@ class _Rolling(Members):
             done.add(id(node))
             if node in self.array:
                 part.loads[self.array[node]] = node
-            elif node in there or (common and node in self.of and not self.of[node]):
+            elif node in there or (common and node in self.made_of and not self.made_of[node]):
                 part.taken.append(node)
             else:
                 for a in node.args:

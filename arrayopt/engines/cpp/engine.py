@@ -14,7 +14,7 @@ from arrayopt.engines.cpp.compiler import compiler
 from arrayopt.engines.cpp.emit import emit
 from arrayopt.engines.native.engine import Native
 from arrayopt.engines.native.table import Code, Table
-from arrayopt.fusion.graph import KEPT
+from arrayopt.fusion.graph import CACHED
 
 __all__ = ["Cpp"]
 
@@ -27,10 +27,10 @@ class _Table(Table):
         return Code(bound(_text(kind), self.about(kind)), np.dtype(real).type)
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=CACHED)
 def _text(kind: Kind) -> str:
     """The source of what tensors of a kind need."""
-    return emit(kind.plan, kind.dtype, kind.grad_dtype, split=kind.split)
+    return emit(kind.plan, kind.dtype, kind.grad_dtype, lanes=kind.lanes)
 
 
 class Cpp(Native):

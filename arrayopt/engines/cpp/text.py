@@ -32,8 +32,8 @@ class Text(CPlusPlus):
     words: ClassVar[dict[str, str]] = {"min": "least", "max": "greatest", "//": "/"}
     whole = "int64_t"
 
-    def __init__(self, plan: Plan, dtype: str, grad_dtype: str, where: Layout) -> None:
-        super().__init__(plan, dtype, grad_dtype, where, native_columns(plan, where))
+    def __init__(self, plan: Plan, dtype: str, grad_dtype: str, layout: Layout) -> None:
+        super().__init__(plan, dtype, grad_dtype, layout, native_columns(plan, layout))
         self.known: set[str] = set()
 
     def name(self, node: Node) -> str:

@@ -80,17 +80,17 @@ class Table(Located):
             self.cut.keep_own(self.pieces)
         self.hyper_names = hypers_of(plan)
         self.given = {name: f"GIVEN{i}" for i, name in enumerate(given(plan))}
-        lengths = self.where.lengths(self.geo)
+        lengths = self.layout.lengths(self.geo)
         self.sized = self.filled.copy()  # here or elsewhere
         if bucket.kind == "none":  # other ranks have them; here they are counted
             self.filled[:], self.pieces[:], lengths = False, 0, 0 * lengths
             self.whole = self._made_rows(self.whole.all)
         self.windows = None if self.cut is None else self.cut.windows_here()
-        self.lay_out(columns(plan, self.where, windows=self.windows is not None))
+        self.lay_out(columns(plan, self.layout, windows=self.windows is not None))
         self.put("IN_GROUP", self.step_scalars.groups)
         self.put("IN_COUNT", members)
         starts = np.cumsum(lengths).reshape(lengths.shape) - lengths
-        for name, start in zip(value_columns(self.where), starts.T, strict=True):
+        for name, start in zip(value_columns(self.layout), starts.T, strict=True):
             self.put(name, start)
         for i, name in enumerate(keys(plan) if plan.draws else ()):
             self.put(f"KEY{i}", self.step_scalars.fixed[name])

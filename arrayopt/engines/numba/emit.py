@@ -24,7 +24,7 @@ def emit(
     dtype: str,
     grad_dtype: str | None = None,
     *,
-    split: Lanes | None = None,
+    lanes: Lanes | None = None,
     about: str = ".",
 ) -> str:
     """The text of a module that runs a plan.
@@ -35,13 +35,13 @@ def emit(
         The plan.
     dtype, grad_dtype : str
         What parameters and gradients are stored in.
-    split : Lanes, optional
+    lanes : Lanes, optional
         The plan in segments, for matrices that are laid side by side.
     about : str
         What to say in the first line.
     """
     plan.check_wide()
-    text = Text(plan, dtype, grad_dtype or dtype, split.where if split else layout(plan))
+    text = Text(plan, dtype, grad_dtype or dtype, lanes.layout if lanes else layout(plan))
     text.put_text(HEADER.format(about=about, real=text.real))
     if any(STORED[kind].numba for kind in text.storage.values()):
         text.put_text(HALF)
@@ -55,9 +55,9 @@ def emit(
     if plan.multiplies:
         text.put_text(PRODUCT.format(real=text.real, tile=TILE))
     text.put(0, f"{', '.join(text.columns)} = range({len(text.columns)})")
-    if split:
+    if lanes:
         text.copies()
-    program = lowered(plan, split)
+    program = lowered(plan, lanes)
     for function in program.functions:
         text.function(function)
     _entry(text, program)

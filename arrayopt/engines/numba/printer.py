@@ -60,8 +60,8 @@ class Text(Printer):
     language = "numba"
     infinity = "np.inf"
 
-    def __init__(self, plan: Plan, dtype: str, grad_dtype: str, where: Layout) -> None:
-        super().__init__(plan, dtype, grad_dtype, where, native_columns(plan, where))
+    def __init__(self, plan: Plan, dtype: str, grad_dtype: str, layout: Layout) -> None:
+        super().__init__(plan, dtype, grad_dtype, layout, native_columns(plan, layout))
         self.position = "(start + i)"
 
     # ---- values ----------------------------------------------------------------------------------

@@ -14,15 +14,15 @@ from arrayopt.fusion.graph import Node, Spare, operands
 from arrayopt.fusion.ops import OPS
 from arrayopt.fusion.passes import Pass
 
-__all__ = ["Program", "program"]
+__all__ = ["PassFunction", "pass_function"]
 
 VIEWS = ("real", "imag")
 """Operations whose results are views of their operands."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Program:
-    """What a pass does with a block.
+class PassFunction:
+    """A pass over a block, as a function.
 
     Attributes
     ----------
@@ -42,8 +42,8 @@ class Program:
 
 
 @lru_cache(maxsize=512)
-def program(pass_: Pass, storage: tuple[tuple[str, str], ...]) -> Program:
-    """The program of a pass.
+def pass_function(pass_: Pass, storage: tuple[tuple[str, str], ...]) -> PassFunction:
+    """The function of a pass.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def program(pass_: Pass, storage: tuple[tuple[str, str], ...]) -> Program:
     text.calls(n for n in order if n not in spare)
     text.reductions(summed, extras)
     text.stores(copies)
-    return Program(text.compiled(dict(storage)), small, tuple(buffers))
+    return PassFunction(text.compiled(dict(storage)), small, tuple(buffers))
 
 
 def _needed(roots: Iterable[Node], p: Pass) -> set[Node]:
@@ -150,7 +150,7 @@ def _plain(p: Pass) -> dict[tuple[int, str], Node]:
 
 
 class _Text:
-    """The text of `Program.run`, being written."""
+    """The text of `PassFunction.run`, being written."""
 
     def __init__(self, pass_: Pass, targets: dict[Node, str], small: Iterable[Node]) -> None:
         self.pass_, self.targets = pass_, targets
