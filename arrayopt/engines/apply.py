@@ -9,15 +9,7 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import (
-    Array,
-    array_namespace,
-    dtype_name,
-    is_array,
-    place,
-    sharded_like,
-    size,
-)
+from arrayopt.arrays import Array, array_namespace, dtype_name, is_array, place, sharded_like, size
 from arrayopt.engines.apply_one import Done, apply_one
 from arrayopt.engines.layers import split
 from arrayopt.rules.base import Rule

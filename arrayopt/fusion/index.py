@@ -1,11 +1,8 @@
 """Whole numbers that a program computes, and places: where things lie, how far loops go."""
 
-import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 __all__ = [
     "INDEX",
@@ -15,7 +12,6 @@ __all__ = [
     "Place",
     "column",
     "entry",
-    "evaluated",
     "greatest",
     "least",
     "name",
@@ -111,25 +107,6 @@ def product(factors: Iterable[str]) -> Index:
     for factor in names[1:]:
         made = made * factor
     return made
-
-
-def evaluated(x: Index, names: Mapping[str, Any]) -> Any:
-    """What a number is, where names stand for these."""
-    if x.op in ("name", "number"):
-        return names[x.args[0]] if x.op == "name" else x.args[0]
-    return OPERATORS[x.op](*(evaluated(a, names) for a in x.args))
-
-
-OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "//": operator.floordiv,
-    "%": operator.mod,
-    "min": np.minimum,
-    "max": np.maximum,
-}
-"""What indices are computed by."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,19 +75,8 @@ def geometry(shapes: list[tuple[int, ...]], element: str, chunk: int = CHUNK) ->
         whole = tr == height and tc == width
         group = min(batches * inner, max(1, 4 * chunk // (height * width))) if whole else 1
         nr, nc = -(-height // tr), -(-width // tc)
-        row[:] = (
-            batches * inner * height * width,
-            batches,
-            inner,
-            height,
-            width,
-            tr,
-            tc,
-            group,
-            nr,
-            nc,
-            -(-batches * inner // group) * nr * nc,
-        )
+        units = -(-batches * inner // group) * nr * nc
+        row[:] = (math.prod(shape), batches, inner, height, width, tr, tc, group, nr, nc, units)
     return rows
 
 

@@ -48,11 +48,11 @@ def _in_segments(plan: Plan, lanes: Lanes) -> Program:
     """The program of a plan in segments."""
     lowering = Loops(plan, lanes.layout, {*lanes.layout.tensor, *lanes.layout.vectors})
     stages: list[Stage] = []
-    planes = []
+    planes = list[tuple[str, ...]]()
     for k, s in enumerate(lanes.segments):
         segment = LoweredSegment(lowering, s)
         stages.append(Stage("between", "", lowering.between(k, s.before)))
         stages.append(Stage("pass", plan.element, segment.units(k)))
-        planes.append(segment.planes)
+        planes.append(tuple(segment.counts.values()))
     stages.append(Stage("between", "", lowering.between(len(lanes.segments), lanes.after)))
     return Program(tuple(stages), tuple(planes))

@@ -9,16 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import POSITION, Node, operands
-from arrayopt.fusion.index import (
-    Index,
-    Place,
-    column,
-    least,
-    name,
-    number,
-    position_of,
-    product,
-)
+from arrayopt.fusion.index import Index, Place, column, least, name, number, position_of, product
 from arrayopt.fusion.lanes import Segment
 from arrayopt.fusion.layout import outliving
 from arrayopt.fusion.lower_between import loops_over
@@ -77,11 +68,6 @@ class LoweredSegment:
                 self.planes_of[n] = f"v{n.id}"
                 self.counts[f"v{n.id}"] = _inside(n.axes)
         self.scalars: dict[Node, None] = {}
-
-    @property
-    def planes(self) -> Index:
-        """How many planes a thread needs."""
-        return _total(list(self.counts.values()))
 
     def _size(self, array: str) -> Index:
         """How many numbers a matrix has in a stored array."""
@@ -182,7 +168,8 @@ class LoweredSegment:
         body += [program.Array(x, name("count") * self._size(x)) for x in [*self.elements, *slots]]
         body += [program.Array(n.data, number(1)) for n in self.scalars if n.op == "input"]
         body += lowering.reads(self.scalars)
-        body.append(program.Let("own", column("OWN") + name("thread") * name("G") * self.planes))
+        every = _total(list(self.counts.values()))
+        body.append(program.Let("own", column("OWN") + name("thread") * name("G") * every))
         # every other segment runs backwards, so that it begins with what the one before has left in
         # the cache
         body.append(program.Loop("unit", name("lo"), name("hi"), tuple(inside), index % 2 == 1))

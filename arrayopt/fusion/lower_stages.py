@@ -109,26 +109,11 @@ class Stages(Lowering):
         return [*made, *self.reads(read), *kept_room(rings), turn]
 
     def loop(self, loop: Loop) -> program.Stage:
-        """A loop between passes."""
-        wide, made = not loop.axes, set[Node]()
+        """A loop between passes: what it reduces, then what it computes, then what it writes."""
+        wide, reductions = not loop.axes, [n for n in loop.nodes if n.reduces]
         nodes = [n for n in loop.nodes if not n.reduces]
-        reduced = [n for n in loop.nodes if n.reduces and n.args[0].axes != self.plan.element]
-        rolled = [n for n in loop.nodes if n in self.of_rings]
-        body: Statements = [*self._arrays(operands(reduced))] if wide else []
-        if loop.reduces:
-            body += [self.folded("sum", reduced[0]), *self._got("sum", reduced[0])]
-            made |= {*reduced}
-        for alone in reduced if wide else ():
-            fold = self.folded("sum", alone), program.Write(self.place(alone), "sum")
-            body.append(program.Loop("which", ZERO, ONE, fold))
-        for run in self.runs(rolled):
-            each = number(len(run))
-            body.append(program.Loop("which", ZERO, each, self.combined_all(run)))
-        sums = [n for n in loop.nodes if n.reduces and n not in (*reduced, *rolled)]
-        body += [self.combined(f"sum{n.id}", n) for n in sums]
-        for summed in sums:
-            body += self._got(f"sum{summed.id}", summed)
-        made |= {*sums}
+        small = [n for n in reductions if n.args[0].axes != self.plan.element]
+        body, made = self._reductions(loop, reductions, small)
         waving = bool(self.layout.leaves) and in_waves(nodes, loop.axes, self.plan.element)
         if waving or (self.waving and wide and not loop.nodes):
             waves = self.waves(nodes, loop.stores)
@@ -139,20 +124,46 @@ class Stages(Lowering):
             body += self._arrays(read if wide else ())
             body += [*self.reads(read, wide=wide), program.Compute(node), *self._kept(node)]
             made |= {*read, node}
-        held = {n.data for n in made if n.op == "input"}
-        for slot, value in loop.stores.items():
-            read = dict.fromkeys({value} - made)
-            new = [program.Array(slot, ONE)] if slot not in held else []
-            body += [*self._arrays(read), *new] if wide else []
-            at = Place(f"at_{slot}", name("i") if loop.axes else ZERO)
-            body += [*self.reads(read, wide=wide), program.Write(at, value)]
-            made.add(value)
+        body += self._stores(loop, made)
         if loop.axes:
-            reads = [*operands([*nodes, *reduced]), *loop.stores.values()]
+            reads = [*operands([*nodes, *small]), *loop.stores.values()]
             arrays = {x.name: x for x in self._arrays(reads)}
             arrays |= {x: program.Array(x, product(loop.axes)) for x in loop.stores}
             body = [*arrays.values(), *body]
         return self._between("folds" if loop.reduces else "positions", loop.axes, body)
+
+    def _reductions(
+        self, loop: Loop, reductions: Sequence[Node], small: Sequence[Node]
+    ) -> tuple[Statements, set[Node]]:
+        """What reduces values, some of which are over few axes; and those that are read by now."""
+        wide, made = not loop.axes, set[Node]()
+        body: Statements = [*self._arrays(operands(small))] if wide else []
+        if loop.reduces:
+            body += [self.folded("sum", small[0]), *self._got("sum", small[0])]
+            made |= {*small}
+        for alone in small if wide else ():
+            fold = self.folded("sum", alone), program.Write(self.place(alone), "sum")
+            body.append(program.Loop("which", ZERO, ONE, fold))
+        for run in self.runs(n for n in reductions if n in self.of_rings):
+            body.append(program.Loop("which", ZERO, number(len(run)), self.combined_all(run)))
+        sums = [n for n in reductions if n not in (*small, *self.of_rings)]
+        body += [self.combined(f"sum{n.id}", n) for n in sums]
+        for summed in sums:
+            body += self._got(f"sum{summed.id}", summed)
+        return body, made | {*sums}
+
+    def _stores(self, loop: Loop, made: set[Node]) -> Statements:
+        """What writes slots; some values are read by now."""
+        wide, body = not loop.axes, list[program.Statement]()
+        held, there = {n.data for n in made if n.op == "input"}, {*made}
+        for slot, value in loop.stores.items():
+            read = dict.fromkeys({value} - there)
+            new = [program.Array(slot, ONE)] if slot not in held else []
+            body += [*self._arrays(read), *new] if wide else []
+            at = Place(f"at_{slot}", name("i") if loop.axes else ZERO)
+            body += [*self.reads(read, wide=wide), program.Write(at, value)]
+            there.add(value)
+        return body
 
     def _got(self, variable: str, node: Node) -> Statements:
         """A reduction is what a variable has."""

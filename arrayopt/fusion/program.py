@@ -278,12 +278,12 @@ class Program:
     ----------
     stages : tuple of Stage
         On a CPU, 2k comes before pass k, and may do nothing; 2k + 1 is pass k.
-    planes : tuple of Index
-        How many planes a thread needs for each segment, for matrices of R rows and C columns.
+    planes : tuple of tuple of str
+        For each segment the axes along which a thread needs a plane for each position.
     """
 
     stages: tuple[Stage, ...]
-    planes: tuple[Index, ...] = ()
+    planes: tuple[tuple[str, ...], ...] = ()
 
     @property
     def functions(self) -> list[Function]:

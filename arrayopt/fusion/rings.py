@@ -118,10 +118,7 @@ class _Rolling(Members):
     def _pairs(self, sums: list[Node], members: int) -> int:
         """Put products of all pairs of members into a part; how many there are."""
         pairs = list(product(range(members), range(members)))
-        for over, each in (
-            ("square", pairs),
-            ("triangle", [(i, j) for i, j in pairs if j <= i]),
-        ):
+        for over, each in (("square", pairs), ("triangle", [(i, j) for i, j in pairs if j <= i])):
             values = [s.args[0] for s in sums[: len(each)]]
             value = self._of_pairs(each, values) if len(values) == len(each) else None
             if value is not None:

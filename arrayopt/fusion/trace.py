@@ -186,90 +186,39 @@ def trace(
     element = "C" if flat else ELEMENT[max(1, min(rank, 2 if folded else 4))]
     working = WORKING[dtype]
     real = REAL.get(working, working)
-    tiny = float(np.finfo(real).tiny)
     graph = Graph(
         element=element,
         flat=flat,
-        tiny=tiny,
+        tiny=float(np.finfo(real).tiny),
         lean=lean,
         tall=tall,
         sides=sides,
         ordinary=rule.branches,
         rooted=any(slot in rule.squares for slot in rule.storage(rank, dtype)),
     )
-    if flat:
-        dims = tuple(str(number) for number in range(rank))
-    elif folded and rank > 2:
-        dims = ("R", *(f"C{number}" for number in range(rank - 1)))
-    elif rank > 4:
-        dims = ("A", *(f"B{number}" for number in range(rank - 3)), "R", "C")
-    else:
-        dims = tuple(element)
-
-    def source(name: str, shape: tuple[str, ...], name_of_dtype: str) -> Symbol:
-        first = {label[:1] for label in shape}
-        axes = "".join(letter for letter in LETTERS if letter in first)
-        if flat:
-            axes = element if shape == dims else ""
-        node_kind = "complex" if name_of_dtype.startswith("complex") else "real"
-        node = graph.make("input", axes=axes, dtype=node_kind, data=name)
-        made = Symbol(graph, node, shape, name_of_dtype)
-        made.is_given = True
-        return made
-
-    def scalar(name: str) -> Symbol:
-        return Symbol(graph, graph.make("host", data=name), (), real)
-
-    param, grad = source("p", dims, working), source("g", dims, working)
-    with _clear_errors(rule, rank):
-        fresh, narrow = rule.all_slots(NAMESPACE, param, dtype), rule.storage(rank, dtype)
-    if any(symbol.dtype in NARROW or symbol.dtype not in WORKING for symbol in fresh.values()):
-        raise TraceError("16-bit and bool slots are not fused; use engine='array_api'")
-    if flat and any(symbol.dims not in (dims, ()) for symbol in fresh.values()):
-        raise RetraceError("flat")
-    slots = {slot: source(slot, symbol.dims, symbol.dtype) for slot, symbol in fresh.items()}
-    storage = {"p": dtype}
-    storage |= {name: narrow.get(name, symbol.dtype) for name, symbol in slots.items()}
-    if "master" in slots and rule.master_weights == "split":
-        storage["master"] = SPLIT
-    values = dict[str, Symbol | None]()
+    given = _Given(graph, _dims_of(rank, element, flat=flat, folded=folded))
+    param, grad = given.array("p", given.dims, working), given.array("g", given.dims, working)
+    slots, storage = _slots(rule, rank, dtype, given, param)
+    values = dict[str, Any]()
     for name in hypers(type(rule)):
-        values[name] = None if getattr(rule, name) is None else scalar(name)
+        values[name] = None if getattr(rule, name) is None else given.scalar(name)
     totals = _Totals(graph)
-    given_too = {
-        VALUE: scalar(VALUE) if valued else None,
-        DRAWS: _Draws(param, dtype),
-        TOTALS: totals,
-    }
-    hyper = Values(**values, t=scalar(UPDATES), **given_too)
-    given = NAMESPACE.multiply(grad, scalar(CLIP)) if clip else grad
+    values |= {VALUE: given.scalar(VALUE) if valued else None, TOTALS: totals}
+    hyper = Values(**values, t=given.scalar(UPDATES), **{DRAWS: _Draws(param, dtype)})
+    grad = NAMESPACE.multiply(grad, given.scalar(CLIP)) if clip else grad
     now = dict(slots)
     if "master" in now:
-        how = "joined" if rule.master_weights == "split" else "current"
+        how = "joined" if storage["master"] == SPLIT else "current"
         now["master"] = getattr(NAMESPACE, f"{how}_{dtype}")(slots["master"], param)
     with _clear_errors(rule, rank):
-        new_p, out = rule(NAMESPACE, param, given, now.copy(), hyper)
-
-    def form(symbol: Any) -> tuple[tuple[str, ...], str]:
-        node, shape, _ = lift(graph, symbol)
-        return shape, node.dtype
-
-    for what, old, new in [
-        ("the parameter", param, new_p),
-        *((f"slot {name!r}", slots[name], out[name]) for name in slots),
-    ]:
-        check_value(type(rule).__name__, what, old, new, form)
-    reports = {name: symbol for name, symbol in out.items() if name not in slots}
+        new_p, out = rule(NAMESPACE, param, grad, now.copy(), hyper)
+    _check_values(rule, graph, {"the parameter": (param, new_p)})
+    _check_values(rule, graph, {f"slot {x!r}": (old, out[x]) for x, old in slots.items()})
+    reports = {}
     if stats:
-        reports |= rule.norms(NAMESPACE, now.get("master", param), given, new_p)
-    nodes = {name: lift(graph, symbol)[0] for name, symbol in reports.items()} if stats else {}
-    # a total is known before the pass that reports
-    nodes |= {name: graph.make("copy", x) for name, x in nodes.items() if x.op == TOTAL}
-    nodes = nodes if rank else {name: _one(graph, x) for name, x in nodes.items()}
-    odd = [name for name, node in nodes.items() if node.axes]
-    if odd:
-        said = f"got {', '.join(odd)}; what is no slot of the rule's `slots` is a statistic"
-        raise TraceError(f"statistics must be one value per tensor; {said}")
+        reports = {name: symbol for name, symbol in out.items() if name not in slots}
+        reports |= rule.norms(NAMESPACE, now.get("master", param), grad, new_p)
+    nodes = _reported(graph, reports, one=not rank)
     if storage.get("master") == SPLIT:
         out["master"] = getattr(NAMESPACE, f"low_{dtype}")(out["master"], new_p)
     after = {"p": param, **slots} if stats else {"p": new_p} | {name: out[name] for name in slots}
@@ -281,3 +230,79 @@ def trace(
         element,
         tuple(totals.made),
     )
+
+
+def _dims_of(rank: int, element: str, *, flat: bool, folded: bool) -> tuple[str, ...]:
+    """What the dimensions of a tensor are; see `Symbol`."""
+    if flat:
+        return tuple(str(number) for number in range(rank))
+    if folded and rank > 2:
+        return ("R", *(f"C{number}" for number in range(rank - 1)))
+    if rank > 4:
+        return ("A", *(f"B{number}" for number in range(rank - 3)), "R", "C")
+    return tuple(element)
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """Makes the symbols that a rule is given for a tensor of some dimensions."""
+
+    graph: Graph
+    dims: tuple[str, ...]
+
+    def array(self, name: str, dims: tuple[str, ...], dtype: str) -> Symbol:
+        """A parameter, gradient or slot."""
+        first = {label[:1] for label in dims}
+        axes = "".join(letter for letter in LETTERS if letter in first)
+        if self.graph.flat:
+            axes = self.graph.element if dims == self.dims else ""
+        kind = "complex" if dtype.startswith("complex") else "real"
+        node = self.graph.make("input", axes=axes, dtype=kind, data=name)
+        made = Symbol(self.graph, node, dims, dtype)
+        made.is_given = True
+        return made
+
+    def scalar(self, name: str) -> Symbol:
+        """A scalar of the step."""
+        return Symbol(self.graph, self.graph.make("host", data=name), (), self.graph.real)
+
+
+def _slots(
+    rule: Rule, rank: int, dtype: str, given: _Given, param: Symbol
+) -> tuple[dict[str, Symbol], dict[str, str]]:
+    """The slots of a rule, and what they and the parameter are stored in."""
+    with _clear_errors(rule, rank):
+        fresh, narrow = rule.all_slots(NAMESPACE, param, dtype), rule.storage(rank, dtype)
+    if any(symbol.dtype in NARROW or symbol.dtype not in WORKING for symbol in fresh.values()):
+        raise TraceError("16-bit and bool slots are not fused; use engine='array_api'")
+    if given.graph.flat and any(x.dims not in (given.dims, ()) for x in fresh.values()):
+        raise RetraceError("flat")
+    slots = {slot: given.array(slot, symbol.dims, symbol.dtype) for slot, symbol in fresh.items()}
+    storage = {"p": dtype} | {name: narrow.get(name, x.dtype) for name, x in slots.items()}
+    if "master" in slots and rule.master_weights == "split":
+        storage["master"] = SPLIT
+    return slots, storage
+
+
+def _check_values(rule: Rule, graph: Graph, values: dict[str, tuple[Symbol, Any]]) -> None:
+    """Raise where a value that the rule returned cannot take the place of an old one."""
+
+    def form(symbol: Any) -> tuple[tuple[str, ...], str]:
+        node, dims, _ = lift(graph, symbol)
+        return dims, node.dtype
+
+    for what, (old, new) in values.items():
+        check_value(type(rule).__name__, what, old, new, form)
+
+
+def _reported(graph: Graph, reports: dict[str, Any], *, one: bool) -> dict[str, Node]:
+    """What is reported, a value for each tensor; of tensors of rank 0 it is `one` element."""
+    nodes = {name: lift(graph, symbol)[0] for name, symbol in reports.items()}
+    # a total is known before the pass that reports
+    nodes |= {name: graph.make("copy", x) for name, x in nodes.items() if x.op == TOTAL}
+    nodes = {name: _one(graph, x) for name, x in nodes.items()} if one else nodes
+    odd = [name for name, node in nodes.items() if node.axes]
+    if odd:
+        said = f"got {', '.join(odd)}; what is no slot of the rule's `slots` is a statistic"
+        raise TraceError(f"statistics must be one value per tensor; {said}")
+    return nodes

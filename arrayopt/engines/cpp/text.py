@@ -12,7 +12,7 @@ from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import POSITION, Node, Spare
 from arrayopt.fusion.index import Place
 from arrayopt.fusion.layout import Layout
-from arrayopt.fusion.ops import REDUCTIONS
+from arrayopt.fusion.ops import OPS, REDUCTIONS
 from arrayopt.fusion.plan import Plan
 
 __all__ = ["Text"]
@@ -213,7 +213,7 @@ class Text(CPlusPlus):
                 text = self._fused(node, first=min(node.args, key=products.__getitem__))
             if node.op == "where" and node.dtype == "real" and not node.args[0].axes:
                 text = f"chosen({', '.join(map(self.name, node.args))})"
-            integers = node.dtype == "bool" or node.op == "low_bfloat16"
+            integers = node.dtype == "bool" or OPS[node.op].integers
             made = "Integers" if kind and integers else kind or self.kind(node)
             self.put(depth, f"const {made} {self.name(node)} = {text};")
 

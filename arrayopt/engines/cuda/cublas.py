@@ -107,9 +107,7 @@ def library() -> Any:
     """
     try:
         # by its package, which loads the library where pip has put it
-        from cupy_backends.cuda.libs import (
-            cublas,
-        )
+        from cupy_backends.cuda.libs import cublas
     except ImportError as error:
         raise ValueError(f"matrix products need cuBLAS, which CuPy cannot find: {error}") from error
     major = cupy.cuda.runtime.runtimeGetVersion() // 1000

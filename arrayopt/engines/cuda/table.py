@@ -7,16 +7,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from arrayopt.arrays import (
-    NARROW,
-    REAL,
-    WORKING,
-    Grads,
-    Ints,
-    detached,
-    is_array,
-    place,
-)
+from arrayopt.arrays import NARROW, REAL, WORKING, Grads, Ints, detached, is_array, place
 from arrayopt.engines.base import Asked, Stops
 from arrayopt.engines.batch import Kind, Rows
 from arrayopt.engines.bucket import Bucket
@@ -61,11 +52,7 @@ class Table(Located):
     """Tensors as a table in device memory, and the kernels that work through it."""
 
     def __init__(
-        self,
-        kind: Kind,
-        bucket: Bucket,
-        members: list[int],
-        options: tuple[str, ...],
+        self, kind: Kind, bucket: Bucket, members: list[int], options: tuple[str, ...]
     ) -> None:
         super().__init__(kind, bucket, members)
         plan, dtype, self.grad_dtype = kind.plan, kind.dtype, kind.grad_dtype

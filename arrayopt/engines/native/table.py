@@ -4,7 +4,7 @@ import contextlib
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from arrayopt.engines.columns import TableBatch, native_columns, value_columns
 from arrayopt.engines.native.cut import Cut
 from arrayopt.engines.native.gradients import Gradients
 from arrayopt.engines.threads import divide, run
-from arrayopt.fusion.index import evaluated
 from arrayopt.fusion.layout import GEOMETRY, extent, flops
 from arrayopt.fusion.lower import lowered
 from arrayopt.fusion.windows import WINDOW, undivided
@@ -116,9 +115,10 @@ class Table(TableBatch):
             self.cut.begin()
         self.own = np.zeros(len(members), np.int64)  # what each thread needs for itself
         if lanes is not None:
-            extents = dict(zip(GEOMETRY, self.geo.T, strict=True))
-            planes = [evaluated(x, extents) for x in lowered(plan, lanes).planes]
-            self.own += extents["G"] * reduce(np.maximum, planes)
+            planes = []
+            for each in lowered(plan, lanes).planes:
+                planes.append(sum(extent(axes, self.geo) for axes in each))
+            self.own += self.geo[:, GEOMETRY.index("G")] * np.max(planes, axis=0)
         self.scratch: dict[str, Any] = {}
         self.staged: list[tuple[int, str]] = []
         self.copies: list[tuple[int, str, Any]] = []
