@@ -11,7 +11,7 @@ second time they are called r and c. Its values are elements too, of a space of 
 or ``"Cc"``, after the batches.
 """
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -40,6 +40,7 @@ __all__ = [
     "is_whole",
     "operands",
     "reachable",
+    "within",
 ]
 
 ELEMENT = {1: "C", 2: "RC", 3: "ARC", 4: "ABRC"}
@@ -200,6 +201,17 @@ def reachable(roots: Iterable[Node], stop: Iterable[Node] = ()) -> list[Node]:
             if node.id not in ends:
                 stack += [(a, False) for a in node.args[::-1] if a.id not in seen]
     return list(seen.values())
+
+
+def within(roots: Iterable[Node], own: Iterable[Node], stop: Container[Node] = ()) -> set[Node]:
+    """Those of some values that the roots are computed from, and roots; not past those in `stop`."""
+    found, stack, inside = set[Node](), list(roots), {*own}
+    while stack:
+        n = stack.pop()
+        if n in inside and n not in found:
+            found.add(n)
+            stack += () if n in stop else n.args
+    return found
 
 
 def evaluate(nodes: Iterable[Node], given: dict[str, Any]) -> dict[Node, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from arrayopt.codecs import BLOCK
 from arrayopt.fusion import bulk, program
-from arrayopt.fusion.graph import POSITION, Node
+from arrayopt.fusion.graph import POSITION, Node, within
 from arrayopt.fusion.index import (
     ONE,
     Index,
@@ -127,10 +127,7 @@ class Lowering:
         scalars = list[Node]()
         for kind in ("host", "tensor", "row", "batch"):
             scalars += pass_.using(kind)
-        used = {*stores.values(), *sums.values()}
-        for node in reversed(pass_.nodes):
-            if node in used:
-                used |= {*node.args}
+        used = within([*stores.values(), *sums.values()], pass_.nodes)
         return bulk.Elements(
             function,
             {},

@@ -30,7 +30,7 @@ def _matmul(left: Symbol, right: Symbol) -> Symbol:
     """
     if not (isinstance(left, Symbol) and isinstance(right, Symbol)):
         raise TraceError(f"only products of arrays can be traced{WAY_OUT}")
-    if left.graph.flat:
+    if left.graph.view.flat:
         raise RetraceError("flat")
     if (
         left.ndim < 2
@@ -80,7 +80,7 @@ def _in_order(dims: tuple[str, ...]) -> bool:
 
 def _reshape(symbol: Symbol, /, shape: Any, *, copy: Any = None) -> Symbol:
     """A tensor as the matrix of its first axis and all others; or such a matrix as the tensor."""
-    if symbol.graph.flat:
+    if symbol.graph.view.flat:
         raise RetraceError("flat")
     shape, dims = tuple(shape), symbol.dims
     axes = [dim[:1] for dim in dims]

@@ -9,7 +9,7 @@ import numpy as np
 
 from arrayopt.arrays import NARROW, REAL, WORKING
 from arrayopt.codecs import SPLIT
-from arrayopt.fusion.dims import RAISED, WAY_OUT, RetraceError, TraceError
+from arrayopt.fusion.dims import RAISED, WAY_OUT, RetraceError, TraceError, View
 from arrayopt.fusion.graph import (
     CLIP,
     ELEMENT,
@@ -133,15 +133,12 @@ def trace(
     rule: Rule,
     rank: int,
     dtype: str,
+    view: View = View(),  # noqa: B008 - it does not change
     *,
-    flat: bool = False,
     clip: bool = False,
     valued: bool = True,
     stats: bool = False,
     lean: bool = False,
-    folded: bool = False,
-    tall: int | None = None,
-    sides: tuple[int, int] | None = None,
 ) -> Trace:
     """Trace a rule's update of a tensor.
 
@@ -153,9 +150,8 @@ def trace(
         The tensor's number of dimensions.
     dtype : str
         The dtype that the tensor is stored in.
-    flat : bool
-        Whether to see the tensor as one row of elements, which no sum over rows or columns may
-        contradict.
+    view : View
+        How it is seen.
     valued : bool
         Whether `h.value` is the step's value; else it is None.
     clip : bool
@@ -165,38 +161,24 @@ def trace(
         apart, so that a report can change nothing of the update.
     lean : bool
         Whether registers are few: then norms make do with less; see `arrayopt.rules.words.PAIR`.
-    folded : bool
-        Whether to see a tensor of rank ≥ 2 as the matrix of its first axis and all others.
-    tall : int, optional
-        The sign of rows - columns.
-    sides : tuple of int, optional
-        The numbers of rows and of columns, for a rule that compares them with numbers.
 
     Raises
     ------
     TraceError
         If the rule does something that cannot be traced, saying what, and what to do instead.
     RetraceError
-        With `flat`, if the rule looks at rows, columns or batches; without `folded`, if it sees a
-        tensor of rank ≥ 3 as a matrix; without `tall` or `sides`, if it compares rows with columns,
-        or with a number.
+        If the rule asks for more than the view says; see `View`.
     ValueError
         If the rule does not return every slot, or changes a shape.
     """
-    element = "C" if flat else ELEMENT[max(1, min(rank, 2 if folded else 4))]
     working = WORKING[dtype]
-    real = REAL.get(working, working)
+    tiny = float(np.finfo(REAL.get(working, working)).tiny)
+    element = "C" if view.flat else ELEMENT[max(1, min(rank, 2 if view.folded else 4))]
+    rooted = any(slot in rule.squares for slot in rule.storage(rank, dtype))
     graph = Graph(
-        element=element,
-        flat=flat,
-        tiny=float(np.finfo(real).tiny),
-        lean=lean,
-        tall=tall,
-        sides=sides,
-        ordinary=rule.branches,
-        rooted=any(slot in rule.squares for slot in rule.storage(rank, dtype)),
+        element=element, view=view, tiny=tiny, lean=lean, ordinary=rule.branches, rooted=rooted
     )
-    given = _Given(graph, _dims_of(rank, element, flat=flat, folded=folded))
+    given = _Given(graph, _dims_of(rank, element, view))
     param, grad = given.array("p", given.dims, working), given.array("g", given.dims, working)
     slots, storage = _slots(rule, rank, dtype, given, param)
     values = dict[str, Any]()
@@ -232,11 +214,11 @@ def trace(
     )
 
 
-def _dims_of(rank: int, element: str, *, flat: bool, folded: bool) -> tuple[str, ...]:
+def _dims_of(rank: int, element: str, view: View) -> tuple[str, ...]:
     """What the dimensions of a tensor are; see `Symbol`."""
-    if flat:
+    if view.flat:
         return tuple(str(number) for number in range(rank))
-    if folded and rank > 2:
+    if view.folded and rank > 2:
         return ("R", *(f"C{number}" for number in range(rank - 1)))
     if rank > 4:
         return ("A", *(f"B{number}" for number in range(rank - 3)), "R", "C")
@@ -254,7 +236,7 @@ class _Given:
         """A parameter, gradient or slot."""
         first = {label[:1] for label in dims}
         axes = "".join(letter for letter in LETTERS if letter in first)
-        if self.graph.flat:
+        if self.graph.view.flat:
             axes = self.graph.element if dims == self.dims else ""
         kind = "complex" if dtype.startswith("complex") else "real"
         node = self.graph.make("input", axes=axes, dtype=kind, data=name)
@@ -275,7 +257,7 @@ def _slots(
         fresh, narrow = rule.all_slots(NAMESPACE, param, dtype), rule.storage(rank, dtype)
     if any(symbol.dtype in NARROW or symbol.dtype not in WORKING for symbol in fresh.values()):
         raise TraceError("16-bit and bool slots are not fused; use engine='array_api'")
-    if given.graph.flat and any(x.dims not in (given.dims, ()) for x in fresh.values()):
+    if given.graph.view.flat and any(x.dims not in (given.dims, ()) for x in fresh.values()):
         raise RetraceError("flat")
     slots = {slot: given.array(slot, symbol.dims, symbol.dtype) for slot, symbol in fresh.items()}
     storage = {"p": dtype} | {name: narrow.get(name, x.dtype) for name, x in slots.items()}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from arrayopt.codecs import STORED
-from arrayopt.fusion.graph import Node, Spare, operands
+from arrayopt.fusion.graph import Node, Spare, operands, within
 from arrayopt.fusion.ops import OPS
 from arrayopt.fusion.passes import Pass
 
@@ -57,7 +57,7 @@ def pass_function(pass_: Pass, storage: tuple[tuple[str, str], ...]) -> PassFunc
     extras = _extras(pass_, summed)
     spare = list(chain(*extras.values()))
     kept = {*chain(*summed.values()), *pass_.stores.values()}
-    wanted = _needed(kept, pass_).difference(spare)
+    wanted = within(kept, pass_.nodes).difference(spare)
     order = [n for n in pass_.nodes if n in wanted] + spare
     last = dict[Node, int]()
     for number, node in enumerate(order):
@@ -108,17 +108,6 @@ def pass_function(pass_: Pass, storage: tuple[tuple[str, str], ...]) -> PassFunc
     return PassFunction(text.compiled(dict(storage)), small, tuple(buffers))
 
 
-def _needed(roots: Iterable[Node], p: Pass) -> set[Node]:
-    """What of a pass's own values some are computed from, and these."""
-    found, stack, own = set[Node](), list(roots), set(p.nodes)
-    while stack:
-        n = stack.pop()
-        if n in own and n not in found:
-            found.add(n)
-            stack += n.args
-    return found
-
-
 def _factors(r: Node, p: Pass) -> tuple[Node, ...]:
     """What a reduction is of: two factors, where it is a sum of products over a whole tensor."""
     (x,) = r.args
@@ -134,8 +123,8 @@ def _extras(pass_: Pass, summed: dict[Node, tuple[Node, ...]]) -> dict[Node, lis
     spare = [r for r in pass_.reductions if isinstance(r.data, Spare)]
     can = [r for r in spare if (r.data.plain, r.axes) in plain]
     others = chain(*(factors for r, factors in summed.items() if r not in can))
-    found = [_needed([*pass_.stores.values(), *others], pass_)]
-    found += [_needed(summed[r], pass_) for r in can]
+    found = [within([*pass_.stores.values(), *others], pass_.nodes)]
+    found += [within(summed[r], pass_.nodes) for r in can]
     needed = Counter(chain(*found))
     alone = {}
     for r, some in zip(can, found[1:], strict=True):
