@@ -65,15 +65,8 @@ def bucketed(groups: Sequence[Group], run: Run) -> list[Bucket]:
     for group in groups:
         for tensor in group.tensors:
             xp, device = place(tensor.array)
-            alone = group.rule.several and writable(tensor.array)
-            key = (
-                group.rule.structure,
-                dtype_name(tensor.array),
-                xp,
-                str(device),
-                tensor.kind,
-                alone,
-            )
+            alone, dtype = group.rule.several and writable(tensor.array), dtype_name(tensor.array)
+            key = group.rule.structure, dtype, xp, str(device), tensor.kind, alone
             bucket = buckets.setdefault(key, Bucket(run=run))
             if group not in bucket.groups:
                 bucket.groups.append(group)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
-    "INDEX",
     "ONE",
     "ZERO",
     "Index",
@@ -20,9 +19,6 @@ __all__ = [
     "product",
     "ranges_of",
 ]
-
-INDEX = {"A": "a", "B": "b", "R": "r", "C": "c"}
-"""What the position along an axis is called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +129,10 @@ def position_of(axes: str) -> Index:
     """The number of a value over some axes, as it lies in memory, at the positions along these."""
     found = ZERO
     for x in axes:
-        found = found * name(x) + name(INDEX[x])
+        found = found * name(x) + name(x.lower())
     return found
 
 
 def ranges_of(axes: Iterable[str]) -> tuple[tuple[str, Index], ...]:
     """The name of the position along each axis, and its end."""
-    return tuple((INDEX[x], name(x)) for x in axes)
+    return tuple((x.lower(), name(x)) for x in axes)

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from arrayopt.fusion import program
 from arrayopt.fusion.graph import Node, operands
 from arrayopt.fusion.index import (
-    INDEX,
     ONE,
     ZERO,
     Index,
@@ -115,5 +114,5 @@ def loops_over(axes: str, body: Sequence[program.Statement]) -> Statements:
     """Statements in a loop for each axis."""
     made = list(body)
     for x in reversed(axes):
-        made = [program.Loop(INDEX[x], ZERO, name(x), tuple(made))]
+        made = [program.Loop(x.lower(), ZERO, name(x), tuple(made))]
     return made

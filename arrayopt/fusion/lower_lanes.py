@@ -6,6 +6,7 @@ back what has changed. Planes are in the part of ``work`` that is the thread's o
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import POSITION, Node, operands
@@ -97,23 +98,16 @@ class LoweredSegment:
     def _fill(self, reduction: Node) -> program.Fill:
         """All planes of a reduction begin anew."""
         planes = self.planes_of[reduction]
-        return program.Fill(
-            planes, name("n") * product((self.counts | self.carried)[planes]), reduction
-        )
+        size = name("n") * product((self.counts | self.carried)[planes])
+        return program.Fill(planes, size, reduction)
 
     def _pass(self, function: str, pass_: Pass) -> Iterator[program.Statement]:
         """A pass over the elements: over lanes, for each place."""
         yield from (self._fill(x) for x in pass_.sums if x.axes)
         loads = {f"q_{x}": n for x, n in pass_.loads.items()}
         stores = {f"q_{x}": n for x, n in pass_.stores.items()}
-        yield from self._over(
-            function,
-            self.lowering.plan.element,
-            loads,
-            pass_.nodes,
-            stores,
-            {x: x.args[0] for x in pass_.sums},
-        )
+        sums = {x: x.args[0] for x in pass_.sums}
+        yield from self._over(function, pass_.axes, loads, pass_.nodes, stores, sums)
 
     def _over(
         self,
@@ -140,20 +134,11 @@ class LoweredSegment:
         position = None
         if any(n.op == POSITION for n in used):
             position = name("start") + name("r") * name("C") + name("c")
-        each = bulk.Elements(
-            function,
-            slices,
-            scalars,
-            reads,
-            tuple(nodes),
-            stores,
-            sums,
-            into,
-            position=position,
-            stride=product("RC"),
-        )
-        totals = [s for s in sums if s not in into]
-        takes = [program.Take(s, f"t{s.id}", Place("got", number(i))) for i, s in enumerate(totals)]
+        made = bulk.Elements(function, slices, scalars, reads, tuple(nodes), stores, sums, into)
+        each = replace(made, position=position, stride=product("RC"))
+        takes = list[program.Statement]()
+        for i, s in enumerate(each.totals):
+            takes.append(program.Take(s, f"t{s.id}", Place("got", number(i))))
         return loops_over(_inside(axes), [each, *takes])
 
     # ---- all of it -------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ class Loops(Lowering):
         lets = ["size", "TC", *("ABRC" if matrices else "")]
         made: Statements = [program.Let(x, column(f"IN_{x.upper()}")) for x in lets]
         rings = self.rings(pass_, body)
-        of_rings = {} if rings is None else rings.members.member_of
+        of_rings = {} if rings is None else rings.member_of
         made += [program.Array(x, size) for x, size in body.arrays.items() if x not in of_rings]
         wide = CHUNK if matrices else STRETCH
         made += [bulk.Buffer(f"wide_{x}", wide) for x in body.codes]

@@ -91,21 +91,21 @@ class Stages(Lowering):
             return Place("sums", own if after is None else own + after)
 
         made: Statements = []
-        for one, values in rings.members.each.items():
+        for one, values in rings.each.items():
             if all(n.op == "const" for n in values):
                 made.append(bulk.Listed(str(one.data), values))
             elif any(n.op == "const" for n in values):
                 return []
             else:
                 made.append(bulk.Listed(str(one.data), tuple(map(self.place, values))))
-        members = {*rings.members.member_of, *map(scale_of, rings.members.member_of)}
+        members = {*rings.member_of, *map(scale_of, rings.member_of)}
         for x, size in body.arrays.items():
             if x not in members:
                 made.append(program.Array(x, size))
         turn = in_turns(index, pass_, rings, into, body.codes)
         read = dict[Node, None]()
         for elements in program.elements_of([turn]):
-            read |= {n: None for n in elements.scalars if n not in rings.members.each}
+            read |= {n: None for n in elements.scalars if n not in rings.each}
         return [*made, *self.reads(read), *kept_room(rings), turn]
 
     def loop(self, loop: Loop) -> program.Stage:

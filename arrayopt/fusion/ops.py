@@ -6,7 +6,9 @@ operation is a row.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -97,6 +99,13 @@ def _function(ufunc: np.ufunc, *, real_only: bool = False) -> Op:
     return Op(ufunc, f"math.{call}", call, (ufunc.__name__,), real_only=real_only)
 
 
+def _part(name: str, numba: str, cuda: str) -> Op:
+    """The real or the imaginary part."""
+    function, view = getattr(np, name), attrgetter(name)
+    made = Op(function, numba, cuda, (name,), result="real", numba_complex=f"{{0}}.{name}")
+    return replace(made, into=lambda x, out: view(x))
+
+
 def _extreme(ufunc: np.ufunc) -> Op:
     """The smaller or the larger of two; NumPy wants where to write by name."""
     call = f"{ufunc.__name__}({{0}}, {{1}})"
@@ -108,6 +117,8 @@ def _whole(ufunc: np.ufunc) -> Op:
     call = f"{ufunc.__name__}({{0}})"
     return Op(ufunc, f"np.{call}", call, (ufunc.__name__,), real_only=True)
 
+
+UNIFORM = "uniform({0}, {1}, {2}, {3}, {4}, {5}, {6})"
 
 OPS = {
     "add": _binary(np.add, "+", "add", "add"),
@@ -171,24 +182,8 @@ OPS = {
         result="bool",
         numba_complex="math.isfinite({0}.real) & math.isfinite({0}.imag)",
     ),
-    "real": Op(
-        np.real,
-        "{0}",
-        "real_part({0})",
-        ("real",),
-        result="real",
-        into=lambda x, out: x.real,
-        numba_complex="{0}.real",
-    ),
-    "imag": Op(
-        np.imag,
-        "W(0.0)",
-        "imaginary_part({0})",
-        ("imag",),
-        result="real",
-        into=lambda x, out: x.imag,
-        numba_complex="{0}.imag",
-    ),
+    "real": _part("real", "{0}", "real_part({0})"),
+    "imag": _part("imag", "W(0.0)", "imaginary_part({0})"),
     "conj": Op(np.conjugate, "{0}", "conjugate({0})", ("conj",), numba_complex="{0}.conjugate()"),
     "abs2": Op(
         lambda x: x.real * x.real + x.imag * x.imag,
@@ -222,13 +217,7 @@ OPS = {
         real_only=True,
         into=_to_bfloat16,
     ),
-    "uniform": Op(
-        position_uniform,
-        "uniform({0}, {1}, {2}, {3}, {4}, {5}, {6})",
-        "uniform({0}, {1}, {2}, {3}, {4}, {5}, {6})",
-        result="real",
-        into=position_uniform,
-    ),
+    "uniform": Op(position_uniform, UNIFORM, UNIFORM, result="real", into=position_uniform),
     "round_bfloat16": _on_float32(round_bfloat16),
     "round_float16": _on_float32(round_float16),
     "joined_bfloat16": _on_float32(randomness.joined_bfloat16),

@@ -8,7 +8,6 @@ each pair of members.
 
 from collections.abc import Iterable, Sequence
 from itertools import chain, count, product
-from typing import NamedTuple
 
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.passes import Pass
@@ -20,22 +19,7 @@ AT_ONCE = 4
 """Members taken at a time: several arrays are read faster. Half if they need more registers."""
 
 
-class Rolled(NamedTuple):
-    """A pass over rings.
-
-    Attributes
-    ----------
-    members : Members
-        What is done with the members.
-    parts : list of Part
-        The parts, in order.
-    """
-
-    members: Members
-    parts: list[Part]
-
-
-def rolled(one: Pass, slots: Sequence[str], least: int, *, heavy: bool = False) -> Rolled | None:
+def rolled(one: Pass, slots: Sequence[str], least: int, *, heavy: bool = False) -> "Rolled | None":
     """A pass as loops over members; None where it has no rings, or they are not treated alike.
 
     `slots` are all stored arrays, in the order of their addresses. Rings have so many members at
@@ -51,22 +35,30 @@ def rolled(one: Pass, slots: Sequence[str], least: int, *, heavy: bool = False) 
         if list(slots[first : first + members]) != [f"{ring}_{j}" for j in range(members)]:
             return None
     try:
-        return _Rolling(one, rings, AT_ONCE // 2 if heavy else AT_ONCE).made()
+        return Rolled(one, rings, AT_ONCE // 2 if heavy else AT_ONCE)
     except UnlikeError:
         return None
 
 
-class _Rolling(Members):
-    """A pass that is being put into parts: those of each stage that are made once, and others."""
+class Rolled(Members):
+    """A pass over rings, in parts.
+
+    Attributes
+    ----------
+    parts : list of Part
+        The parts, in order: of each stage what is done once, then what with pairs, and with
+        members.
+    """
 
     def __init__(self, one: Pass, rings: dict[str, int], at_once: int) -> None:
         super().__init__(one, rings)
         self.at_once = at_once
         self.numbers = count(1 << 29)
         self.once, self.others = dict[int, Part](), dict[int, list[Part]]()
+        self.parts = self._made()
 
-    def made(self) -> Rolled:
-        """The parts: of each stage what is done once, then what with pairs, and with members."""
+    def _made(self) -> list[Part]:
+        """See `parts`."""
         at_once = self.at_once
         for stage in range(max(self.stage.values()) + 2):
             self.once[stage] = Part("once")
@@ -92,7 +84,7 @@ class _Rolling(Members):
                 others = part.over == "several" and later.over == "rest"  # other members
                 if not others and rings & {self.arrays.get(x) for x in later.loads}:
                     raise UnlikeError
-        return Rolled(self, made)
+        return made
 
     def _sums(self) -> None:
         """Put each reduction into a part."""

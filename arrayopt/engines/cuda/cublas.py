@@ -184,22 +184,10 @@ def strided(dtype: str, of: Alike) -> Call:
     size = CODECS[dtype].itemsize
     lie = zip(of.first, of.steps, of.apart, strict=True)
     left, right, out = ((x, kind, step, apart // size) for x, step, apart in lie)
-    transposed = map(int, reversed(of.transposed))
+    shape = (*map(int, reversed(of.transposed)), columns, rows, length)
     one, zero = ctypes.byref(real(1.0)), ctypes.byref(real(0.0))
-    return STRIDED, (
-        *transposed,
-        columns,
-        rows,
-        length,
-        one,
-        *right,
-        *left,
-        zero,
-        *out,
-        of.number,
-        compute,
-        DEFAULT_ALGORITHM,
-    )
+    arrays = (one, *right, *left, zero, *out)
+    return STRIDED, (*shape, *arrays, of.number, compute, DEFAULT_ALGORITHM)
 
 
 _users: "weakref.WeakKeyDictionary[Run, dict[int, Blas]]" = weakref.WeakKeyDictionary()

@@ -138,14 +138,8 @@ class Table(Located):
         self.hypers_there = Upload((groups, max(1, len(self.hyper_names))), np.float64)
         self.factor_there = Upload((1,), np.float64)
         self.step_there = np.zeros((), STEP)
-        there = (
-            self.table_there.array,
-            self.scalars_there,
-            self.values_there,
-            self.work,
-            self.working,
-        )
-        for name, x in zip(STEP.names or (), there, strict=True):
+        there = self.table_there.array, self.scalars_there, self.values_there
+        for name, x in zip(STEP.names or (), (*there, self.work, self.working), strict=True):
             self.step_there[name] = x.data.ptr
 
     def _scratch(self) -> dict[str, tuple[Ints, int]]:

@@ -69,20 +69,13 @@ def _entry(text: Text, program: Program) -> None:
 
     There is one only, so that each loop is compiled once and sums in the same order for everyone.
     """
-    text.put(
-        0,
-        "",
-        "",
-        "@jit",
-        f"def run({REST}, rows, first, last, thread, threads):",
-        "    for row in rows:",
-    )
+    text.put(0, "", "", "@jit", f"def run({REST}, rows, first, last, thread, threads):")
+    text.put(1, "for row in rows:")
     text.put(2, "f, n = table[row, FIRST], table[row, LAST] - table[row, FIRST]")
     text.put(2, "lo, hi = f + n * thread // threads, f + n * (thread + 1) // threads")
     text.put(2, "for stage in range(first, last):")
     for number, stage in enumerate(program.stages):
         if stage.function.body:
-            given = ", ".join(
-                [ARGUMENTS[stage.function.shared], *(f"AT_{x}" for x in stage.scratch)]
-            )
-            text.put(3, f"if stage == {number}:", f"    {stage.function.name}({given})")
+            given = [ARGUMENTS[stage.function.shared], *(f"AT_{x}" for x in stage.scratch)]
+            text.put(3, f"if stage == {number}:")
+            text.put(4, f"{stage.function.name}({', '.join(given)})")
