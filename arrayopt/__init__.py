@@ -126,4 +126,5 @@ if not TYPE_CHECKING:  # or type checkers would take every name
             raise AttributeError(
                 f"module {__name__!r} has no attribute {name!r}; import arrayopt.{name} first", name=name
             )
-        raise _no_attribute(__name__, __all__, name)
+        inner = [f"{part.__name__}.{x}" for part in (projections, schedules) for x in part.__all__]
+        raise _no_attribute(__name__, [*__all__, *inner], name)

@@ -79,7 +79,10 @@ def _given(fields: Sequence[str], values: list[Any] | None) -> str:
 
 def got(value: Any) -> str:
     """What was given, as errors show it; of a class given for an instance also how to make one."""
-    return f"{value!r}; create an instance: {value.__name__}(...)" if isinstance(value, type) else repr(value)
+    said = repr(value)
+    if isinstance(value, type):
+        return f"{said}; create an instance: {value.__name__}(...)"
+    return said if len(said) <= 200 else f"{said[:200]}..."
 
 
 def no_attribute(module: str, names: Sequence[str], name: str, other: Any = None) -> AttributeError:
@@ -97,7 +100,7 @@ def no_attribute(module: str, names: Sequence[str], name: str, other: Any = None
         The library that the module stands in for.
     """
     folded = name.lower().replace("_", "")
-    same = next((x for x in names if x.lower().replace("_", "") == folded), None)
+    same = next((x for x in names if x.rpartition(".")[2].lower().replace("_", "") == folded), None)
     close = same or (None if folded in ABSENT else close_to(names, name))
     said = f"module {module!r} has no attribute {name!r}"
     if name.startswith("_"):

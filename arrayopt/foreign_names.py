@@ -134,7 +134,12 @@ RULE: Mapping[str, str] = {
         ),
         _SCHEDULED,
     ),
+    **dict.fromkeys(
+        ("bits", "optim_bits", "precision", "quantize", "state", "state_bits", "storage"),
+        'give the rule state_dtype="int8" for a state in 8 bits',
+    ),
     "beta2_decay": "it is -decay_rate here",
+    "bounds": "give project=projections.box(low, high)",
     "corrected_weight_decay": "no field does that; leave it out, or give weight_decay a schedule",
     "decoupled_decay": "its decay is of one kind, which its page describes; leave it out",
     "decay": "give weight_decay; or, for a learning rate that decays, lr=InverseTime(0.1, 1.0, decay_steps=1000)",
@@ -233,6 +238,12 @@ INNER: Mapping[str, str] = {
 ABSENT = {
     **dict.fromkeys(("adadelta", "adagrad", "adamax", "asgd", "rprop"), "RMSprop or AdamW, or a Rule of your own"),
     **dict.fromkeys(("momentum", "nesterov", "sgdm"), "SGD(lr=0.1, momentum=0.9)"),
+    **dict.fromkeys(
+        ("adam8bit", "adamw4bit", "adamw8bit", "ademamix8bit", "lamb8bit", "lars8bit", "lion8bit", "pagedadamw8bit"),
+        'the rule with state_dtype="int8"',
+    ),
+    "load": "opt.load(path)",
+    "save": "opt.save(path)",
     "yogi": "AdaBelief or AdamW, or a Rule of your own",
 }
-"""What to take in place of optimizers that there are not here, by their names in lower case."""
+"""What to take in place of names that there are not here, in lower case."""

@@ -127,12 +127,12 @@ def flag(default: bool) -> Any:
     return made
 
 
-def choice(*options: bool | str | None) -> Any:
+def choice(*options: bool | int | str | None) -> Any:
     """Declare a structural field of a rule that takes one of a few values, fixed while a rule is in use.
 
     Parameters
     ----------
-    *options : str, bool or None
+    *options : str, int, bool or None
         The values; the first one is the default.
 
     Returns

@@ -116,8 +116,9 @@ typedef signed char Bytes __attribute__((vector_size(16), aligned(1), may_alias)
 typedef short Shorts __attribute__((vector_size(32), aligned(2), may_alias));
 static __forceinline__ Floats not_lost(Floats x, signed char) { return x; }
 static __forceinline__ Floats not_lost(Floats x, unsigned char) {
-    const Integers small = (x > 0x1p-100f) & (x < 1.0f);
-    return small ? Floats{} + 1.0f : x;
+    asm("vcmpps $0x1e, %1, %0, %%k1\n\tvmaxps %2, %0, %0 %{%%k1%}"  // at least 1 where it is greater than 2^-100
+        : "+v"(x) : "v"(Floats{} + 0x1p-100f), "v"(Floats{} + 1.0f) : "k1");
+    return x;
 }
 #define BLOCKS_OF(C, wider, narrower)                                                                               \
     static __forceinline__ Floats decoded(const C* codes, float step) {                                             \
@@ -244,12 +245,13 @@ static __forceinline__ void scale_blocks(const float* x, BFloat16* scales, float
 }
 #endif
 
-// Asks memory for a block that is read later, into the second cache: the first one is full of what is computed now.
-// Nothing is read, so an address after the array's end does no harm.
-template <class T>
+// Asks memory for a block that is read later: into the first cache, or into the second where a loop stores what it
+// computes, which fills the first. Nothing is read, so an address after the array's end does no harm.
+template <bool stores, class T>
 static __forceinline__ void ask_for(const T* block) {
     enum { kAhead = 1024, kLine = 64 };
-    for (int i = 0; i < kBlock * (int)sizeof(T); i += kLine) __builtin_prefetch((const char*)(block + kAhead) + i, 0, 2);
+    const char* const later = (const char*)(block + kAhead);
+    for (int i = 0; i < kBlock * (int)sizeof(T); i += kLine) __builtin_prefetch(later + i, 0, stores ? 2 : 3);
 }
 
 // Reads codes as numbers; the first element of a stretch is the first of a block. The arrays beside are what a loop reads
@@ -259,8 +261,8 @@ static void dequantize(const C* __restrict codes, const BFloat16* __restrict sca
                        const Beside*... beside) {
     int64_t first = 0;
     for (; first + kBlock <= count; first += kBlock) {
-        ask_for(codes + first);
-        (ask_for(beside + first), ...);
+        ask_for<true>(codes + first);
+        (ask_for<true>(beside + first), ...);
         widen_block(codes + first, step_of<C>(scales[first / kBlock]), to + first);
     }
     for (; first < count; ++first) to[first] = (float)codes[first] * step_of<C>(scales[first / kBlock]);

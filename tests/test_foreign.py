@@ -92,6 +92,7 @@ OPTIONS = {
     "scheduler": "Optimizer has no `scheduler`; give lr a schedule",
     "fused": "Optimizer has no `fused`; leave it out",
     "clipnrom": "Optimizer has no `clipnrom`; did you mean `clip_norm`?",
+    "state": 'Optimizer has no `state`; give the rule state_dtype="int8"',
     "zzz": "Optimizer has no `zzz`; it has groups, engine, clip_norm",
 }
 

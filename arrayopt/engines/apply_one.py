@@ -28,7 +28,7 @@ from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS, Drawn
 from arrayopt.rules.names import VALUE, Values
 from arrayopt.rules.namespace import current, is_split, low_bits, rule_namespace
-from arrayopt.rules.returned import ReturnedError, check_value, form_of
+from arrayopt.rules.returned import ODD, ReturnedError, check_value, form_of
 from arrayopt.rules.totals import PREFIX, TOTALS, Heard
 from arrayopt.state.quantized import dequantized, narrowed, quantized, scale_of
 
@@ -161,10 +161,7 @@ def _one_each(who: str, report: Report, shape: tuple[int, ...]) -> Report:
         elif not is_number(x):
             many.append(name)
     if many:
-        raise ReturnedError(
-            f"{who}.update: statistics must be one value per tensor; got {', '.join(many)};"
-            " what is no slot of the rule's `slots` is a statistic"
-        )
+        raise ReturnedError(ODD.format(who, ", ".join(many)))
     return made
 
 

@@ -168,7 +168,7 @@ def _check(opt: Optimizer) -> None:
         if type(rule) is not first:
             wrong.append(f"{who} is under {type(rule).__name__}, and {opt.groups[0].label!r} under {first.__name__}")
         elif isinstance(rule, Muon):
-            wrong += [f"{x.name!r}, which is no matrix" for x in group.tensors if len(x.shape) != 2]
+            wrong += [f"{x.name!r}, which is not a matrix" for x in group.tensors if len(x.shape) != 2]
             several = isinstance(rule.ns_coefficients[0], tuple)
             wrong += [f"ns_coefficients={rule.ns_coefficients!r} in {who}"] if several else []
             wrong += [f"scale='none' in {who}"] if rule.scale == "none" else []

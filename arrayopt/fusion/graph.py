@@ -86,16 +86,8 @@ class Spare(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """What a product makes of its operands.
-
-    Attributes
-    ----------
-    left_transposed, right_transposed : bool
-        Whether an operand is transposed first.
-    symmetric : bool
-        Whether the result is symmetric.
-    narrow : str
-        The 16-bit dtype that operands and result are rounded to, or empty.
+    """Which operands of a product are transposed, whether it is symmetric, and the 16-bit dtype that
+    operands and result are rounded to, or empty.
     """
 
     left_transposed: bool

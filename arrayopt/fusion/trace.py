@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -24,12 +25,13 @@ from arrayopt.fusion.graph import (
 from arrayopt.fusion.namespace import NAMESPACE
 from arrayopt.fusion.simplify import Graph
 from arrayopt.fusion.symbol import Symbol, lift
+from arrayopt.hyper import is_number
 from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS
 from arrayopt.rules.faults import in_words, line_of, own_fault
 from arrayopt.rules.fields import hypers
 from arrayopt.rules.names import VALUE, NameInRuleError, Values
-from arrayopt.rules.returned import ReturnedError, WritesError, check_value
+from arrayopt.rules.returned import ODD, ReturnedError, WritesError, check_value
 from arrayopt.rules.totals import TOTALS, of_total
 
 __all__ = ["RetraceError", "Trace", "TraceError", "trace"]
@@ -82,6 +84,21 @@ class _Draws:
 def _one(graph: Graph, node: Node) -> Node:
     """The value of a tensor, which may be seen as an element where the rank is 0."""
     return graph.make("sum", node, axes="") if node.axes else node
+
+
+class _On(Symbol):
+    """A number that is off where it is zero, and is on: `self.momentum == 0` is known of it."""
+
+    __hash__ = Symbol.__hash__
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __eq__(self, other: object) -> Any:
+        return False if is_number(other) and other == 0 else super().__eq__(other)
+
+    def __ne__(self, other: object) -> Any:
+        return True if is_number(other) and other == 0 else super().__ne__(other)
 
 
 class _Totals:
@@ -145,7 +162,7 @@ def trace(
     Parameters
     ----------
     rule : Rule
-        The rule; of its numbers only matters which are None or zero.
+        The rule; of its numbers only matters which are off.
     rank : int
         The tensor's number of dimensions.
     dtype : str
@@ -180,10 +197,10 @@ def trace(
     )
     given = _Given(graph, _dims_of(rank, element, view))
     param, grad = given.array("p", given.dims, working), given.array("g", given.dims, working)
-    slots, storage = _slots(rule, rank, dtype, given, param)
-    values = dict[str, Any]()
-    for name in hypers(type(rule)):
-        values[name] = None if getattr(rule, name) is None else given.scalar(name)
+    values, seen = _numbers(rule, given)
+    with _clear_errors(rule, rank):
+        fresh = seen.all_slots(NAMESPACE, param, dtype)
+    slots, storage = _slots(rule, rank, dtype, given, fresh)
     totals = _Totals(graph)
     values |= {VALUE: given.scalar(VALUE) if valued else None, TOTALS: totals}
     hyper = Values(**values, t=given.scalar(UPDATES), **{DRAWS: _Draws(param, dtype)})
@@ -193,14 +210,14 @@ def trace(
         how = "joined" if storage["master"] == SPLIT else "current"
         now["master"] = getattr(NAMESPACE, f"{how}_{dtype}")(slots["master"], param)
     with _clear_errors(rule, rank):
-        new_p, out = rule(NAMESPACE, param, grad, now.copy(), hyper)
+        new_p, out = seen(NAMESPACE, param, grad, now.copy(), hyper)
     _check_values(rule, graph, {"the parameter": (param, new_p)})
     _check_values(rule, graph, {f"slot {x!r}": (old, out[x]) for x, old in slots.items()})
     reports = {}
     if stats:
         reports = {name: symbol for name, symbol in out.items() if name not in slots}
-        reports |= rule.norms(NAMESPACE, now.get("master", param), grad, new_p)
-    nodes = _reported(graph, reports, one=not rank)
+        reports |= seen.norms(NAMESPACE, now.get("master", param), grad, new_p)
+    nodes = _reported(type(rule).__name__, graph, reports, one=not rank)
     if storage.get("master") == SPLIT:
         out["master"] = getattr(NAMESPACE, f"low_{dtype}")(out["master"], new_p)
     after = {"p": param, **slots} if stats else {"p": new_p} | {name: out[name] for name in slots}
@@ -249,12 +266,24 @@ class _Given:
         return Symbol(self.graph, self.graph.make("host", data=name), (), self.graph.real)
 
 
+def _numbers(rule: Rule, given: _Given) -> tuple[dict[str, Any], Rule]:
+    """The numbers of a rule as scalars of the step; and the rule, whose `self.lr` is `h.lr`."""
+    values, off, seen = dict[str, Any](), rule.structure[-1], copy(rule)
+    for field in (field for field in fields(rule) if field.name in hypers(type(rule))):
+        name, zero_is_off = field.name, field.metadata.get("zero_is_off")
+        values[name] = None if getattr(rule, name) is None else given.scalar(name)
+        if name not in off:
+            scalar, real = given.scalar(name), given.graph.real
+            own = _On(given.graph, scalar.node, (), real) if zero_is_off else values[name]
+            object.__setattr__(seen, name, own)
+    return values, seen
+
+
 def _slots(
-    rule: Rule, rank: int, dtype: str, given: _Given, param: Symbol
+    rule: Rule, rank: int, dtype: str, given: _Given, fresh: dict[str, Any]
 ) -> tuple[dict[str, Symbol], dict[str, str]]:
     """The slots of a rule, and what they and the parameter are stored in."""
-    with _clear_errors(rule, rank):
-        fresh, narrow = rule.all_slots(NAMESPACE, param, dtype), rule.storage(rank, dtype)
+    narrow = rule.storage(rank, dtype)
     if any(symbol.dtype in NARROW or symbol.dtype not in WORKING for symbol in fresh.values()):
         raise TraceError("16-bit and bool slots are not fused; use engine='array_api'")
     if given.graph.view.flat and any(x.dims not in (given.dims, ()) for x in fresh.values()):
@@ -277,7 +306,7 @@ def _check_values(rule: Rule, graph: Graph, values: dict[str, tuple[Symbol, Any]
         check_value(type(rule).__name__, what, old, new, form)
 
 
-def _reported(graph: Graph, reports: dict[str, Any], *, one: bool) -> dict[str, Node]:
+def _reported(who: str, graph: Graph, reports: dict[str, Any], *, one: bool) -> dict[str, Node]:
     """What is reported, a value for each tensor; of tensors of rank 0 it is `one` element."""
     nodes = {name: lift(graph, symbol)[0] for name, symbol in reports.items()}
     # a total is known before the pass that reports
@@ -285,6 +314,5 @@ def _reported(graph: Graph, reports: dict[str, Any], *, one: bool) -> dict[str, 
     nodes = {name: _one(graph, x) for name, x in nodes.items()} if one else nodes
     odd = [name for name, node in nodes.items() if node.axes]
     if odd:
-        said = f"got {', '.join(odd)}; what is no slot of the rule's `slots` is a statistic"
-        raise TraceError(f"statistics must be one value per tensor; {said}")
+        raise TraceError(ODD.format(who, ", ".join(odd)))
     return nodes

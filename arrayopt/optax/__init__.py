@@ -51,6 +51,11 @@ __all__ += sorted(_MADE)
 __all__.sort(key=lambda name: (not name[0].isupper(), name))
 
 
+def __dir__() -> list[str]:
+    """What tab completion shows."""
+    return __all__
+
+
 def __getattr__(name: str) -> Callable[..., optax.GradientTransformationExtraArgs]:
     """What makes the transformation of a rule; those of whole functions have another way."""
     if name.upper() in rules.SOLVERS:

@@ -151,7 +151,7 @@ def transform(form: Form) -> optax.GradientTransformationExtraArgs:
     slots_of: dict[Any, tuple[str, ...]] = {}
 
     def init(params: Any) -> State:
-        names, tree = _named(params)
+        names, tree = _named(_jax(params))
         leaves = _leaves(form, names, params)
         tensors: dict[str, dict[str, Any]] = {}
         with advising("give it another rule, by optax.multi_transform"):
@@ -171,6 +171,7 @@ def transform(form: Form) -> optax.GradientTransformationExtraArgs:
                 f"{who}: `state` must be what init or update of this rule returned; got"
                 f" {type(state).__name__}. Make one with tx.init(params)"
             )
+        grads, state, params = _jax(grads), _jax(state), _jax(params)
         step = concrete(state.count)
         if listed and step is not None:
             rule.at(int(step))  # a sequence that has run out is an error where that can be known
@@ -206,6 +207,11 @@ def transform(form: Form) -> optax.GradientTransformationExtraArgs:
         return tree.unflatten(difference), type(state)(count, slots)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _jax(tree: Any) -> Any:
+    """A tree with JAX's arrays in place of NumPy's, as a restored checkpoint has."""
+    return jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray | np.generic) else x, tree)
 
 
 def _leaves(form: Form, names: dict[str, Any], params: Any) -> dict[str, Leaf]:

@@ -61,7 +61,7 @@ def lying(p: Array) -> float:
 def refused(xp: Any, p: Array, dtype: str | None) -> str:
     """Why a rule of matrices with steps in some dtype cannot update a tensor; empty where it can."""
     if p.ndim < 2:
-        return "is no matrix"
+        return "is not a matrix"
     # CuPy has no name for bfloat16, and engine "cupy" needs none
     if dtype is not None and not hasattr(xp, dtype) and not array_api_compat.is_cupy_namespace(xp):
         return f"is of a library that has no {dtype}; leave out `ns_dtype`"

@@ -11,6 +11,7 @@ from arrayopt.rules.names import NameInRuleError, ReturnedError, check_slots
 from arrayopt.rules.rings import Ring, expanded
 
 __all__ = [
+    "ODD",
     "Given",
     "ReturnedError",
     "Slots",
@@ -23,6 +24,10 @@ __all__ = [
 
 _WORDS = {"bool": "bools", "integer": "integers", "real": "real numbers", "complex": "complex numbers"}
 """Kinds of dtypes: a value may be stored as one of a later kind, but for bools."""
+
+
+ODD = "{}.update: {} must be among the names that `slots` returns or, as a statistic, be one number per tensor"
+"""What is said of a rule whose update returns more than slots and numbers, and of the names."""
 
 
 class Slots(dict[str, Any]):

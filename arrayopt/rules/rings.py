@@ -24,6 +24,11 @@ class Ring:
         return len(self.members)
 
     def __getitem__(self, i: int) -> Array:
+        if not isinstance(i, int):
+            raise TypeError(
+                "a member's index must be a Python integer; for a number, use arrayopt.combined with the coefficients"
+                " xp.where(i == j, 1.0, 0.0)"
+            )
         return self.members[i]
 
     def __iter__(self) -> Iterator[Array]:
@@ -53,7 +58,9 @@ def ring(xp: Any, p: Array, k: int) -> Ring:
         If `k` is not an integer, or is below 1.
     """
     if isinstance(k, bool) or not isinstance(k, int):
-        raise TypeError(f"arrayopt.ring: `k` must be an integer; got {k!r}")
+        raise TypeError(
+            f"arrayopt.ring: `k` must be an integer; got {k!r}; a field for it is declared by arrayopt.choice(3, 2, 4)"
+        )
     if k < 1:
         raise ValueError(f"arrayopt.ring: `k` must be at least 1; got {k}")
     return Ring(tuple(xp.zeros_like(p) for _ in range(k)))
@@ -112,7 +119,7 @@ def combined(ring: Ring, coefficients: Sequence[Any]) -> Array:
     _check("combined", ring)
     if len(coefficients) != len(ring):
         raise ValueError(
-            f"arrayopt.combined: a ring of {len(ring)} needs as many coefficients; got {len(coefficients)}"
+            f"arrayopt.combined: a ring of {len(ring)} needs {len(ring)} coefficients; got {len(coefficients)}"
         )
     total = coefficients[0] * ring[0]
     for x, c in zip(ring.members[1:], coefficients[1:], strict=True):
@@ -140,9 +147,11 @@ def put(ring: Ring, i: Any, x: Array) -> Ring:
     Raises
     ------
     TypeError
-        If `ring` is not a ring.
+        If `ring` is not a ring, or `x` not an array.
     """
     _check("put", ring)
+    if not is_array(x):
+        raise TypeError(f"arrayopt.put: `x` must be an array like a member: put(ring, index, x); got {x!r:.40}")
     return Ring(tuple(choose(i == j, x, old) for j, old in enumerate(ring)))
 
 

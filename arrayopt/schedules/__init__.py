@@ -40,6 +40,12 @@ __all__ = [
     "plot",
 ]
 
+
+def __dir__() -> list[str]:
+    """What tab completion shows."""
+    return __all__
+
+
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:

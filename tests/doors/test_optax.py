@@ -369,6 +369,15 @@ def test_a_state_is_its_rules_own():
     assert type(pickle.loads(pickle.dumps(plain))) is door.State
 
 
+def test_restored_arrays_of_numpy_are_taken():
+    """As from a checkpoint, outside of `jax.jit`."""
+    params, tx = {"w": jnp.ones((3, 2))}, door.lamb(0.1)
+    _, state = tx.update(params, tx.init(params), params)
+    restored = [jax.tree.map(np.asarray, x) for x in (params, state, params)]
+    close(tx.update(*restored)[0], tx.update(params, state, params)[0])
+    assert isinstance(tx.init(restored[0]).slots["m"]["w"], jax.Array)
+
+
 def test_a_state_of_optax_goes_on():
     """The recipe of the page."""
     params, grads = {"w": jnp.ones((3, 2))}, {"w": jnp.full((3, 2), 0.5)}
@@ -446,7 +455,7 @@ ERRORS = [
         "LAMB: an update needs the parameters",
     ),
     refusals.row(
-        "vector", lambda: door.normuon(0.1).init(jnp.ones(2)), ValueError, "is no matrix", "optax.multi_transform"
+        "vector", lambda: door.normuon(0.1).init(jnp.ones(2)), ValueError, "is not a matrix", "optax.multi_transform"
     ),
     *(
         refusals.row(name, lambda g=grads: door.sgd(0.1).update(g, door.sgd(0.1).init(PAIR), PAIR), ValueError, words)

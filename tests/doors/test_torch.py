@@ -423,7 +423,7 @@ ROWS = [
     refusals.row("mask", lambda: door.LAMB(one(), mask=None), TypeError, "give group dicts: [{"),
     refusals.row("mean", lambda: door.LAMB(one(), accumulate=2), TypeError, "call backward() several times"),
     refusals.row("scale", lambda: door.LAMB(one(), loss_scale=2.0), TypeError, "use torch.amp.GradScaler"),
-    refusals.row("a vector", lambda: door.Muon(one(), 0.1), ValueError, "no matrix; give them a group"),
+    refusals.row("a vector", lambda: door.Muon(one(), 0.1), ValueError, "not a matrix; give vectors a group"),
     refusals.row("integers", lambda: door.LAMB([torch.ones(2, dtype=torch.int64)]), TypeError, "floating-point"),
     refusals.row("class", lambda: door.optimizer(3), TypeError, "`rule` must be a class of rules", "got 3"),
     refusals.row("base", lambda: door.optimizer(ao.Rule), TypeError, "`rule` must be a class of rules"),

@@ -259,7 +259,7 @@ def test_blocks_that_cannot_be(blocks, message):
 def test_tensors_that_have_no_blocks():
     with pytest.raises(ValueError, match=r"`blocks=3` cannot cut 'number', of shape \(\): it has no axis"):
         ao.Optimizer({"number": np.array(1.0)}, ao.LAMB(blocks=3))
-    with pytest.raises(ValueError, match=r"Muon: a block of 'w', of shape \(4,\), is no matrix"):
+    with pytest.raises(ValueError, match=r"Muon: a block of 'w', of shape \(4,\), is not a matrix"):
         ao.Optimizer({"w": np.ones(12)}, ao.Muon(lr=0.1, blocks=3))
     with pytest.raises(ValueError, match="`stacked` and `blocks` both define the first axis"):
         ao.LAMB(blocks=3, stacked=True)

@@ -1,6 +1,8 @@
 """Tracing: what is recorded of a rule, checked against the rule itself on plain NumPy arrays, and what is refused."""
 
 import math
+from dataclasses import dataclass
+from typing import final
 
 import array_api_compat.numpy as xnp
 import numpy as np
@@ -439,3 +441,38 @@ def test_a_slot_without_the_axes_of_batches_is_refused(engine):
     rule = made(lambda xp, p, g, s, h: (p - g * s["a"], {"a": s["a"]}), lambda xp, p: {"a": xp.sum(p, axis=0)})()
     with pytest.raises(ValueError, match="a value over RC of ARC is not fused"):
         ao.Optimizer(np.ones((2, 3, 4)), rule, engine=engine)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Selfish(ao.Rule):
+    """Reads its numbers from itself, and not from `h`."""
+
+    lr: ao.Hyper = ao.real("[0, inf)", 0.1)
+    momentum: ao.Hyper = ao.real("[0, 1)", 0.5, zero_is_off=True)
+
+    def slots(self, xp, p):
+        return {"m": xp.zeros_like(p)} if self.momentum else {}
+
+    def update(self, xp, p, g, s, h):
+        g = g if self.momentum == 0.0 else self.momentum * s["m"] + g
+        return p - self.lr * g, {"m": g} if self.momentum != 0.0 else {}
+
+
+@pytest.mark.parametrize("engine", ["numpy", "cpp"])
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_numbers_that_a_rule_reads_from_itself_are_those_of_the_step(engine, momentum):
+    """Were they constants of the trace, all groups and steps would have those of the first."""
+    after = []
+    for name in ("array_api", engine):
+        params = {"a": np.ones(2), "b": np.ones(2)}
+        opt = ao.Optimizer(params, Selfish(momentum=momentum), groups={"b": {"lr": 0.3}}, engine=name)
+        grads = {name: np.ones(2) for name in params}
+        opt.step(grads)
+        opt.lr = 1.0
+        after.append(opt.step(grads))
+    assert all(np.allclose(after[0][name], after[1][name]) for name in params)
+    assert after[0]["a"][0] != after[0]["b"][0]
+    opt = ao.Optimizer(np.ones(2), Selfish(lr=lambda step: 0.5**step, momentum=momentum), engine=engine)
+    opt.step(np.zeros(2))
+    assert opt.step(np.ones(2))[0] == 0.5

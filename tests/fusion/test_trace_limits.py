@@ -92,7 +92,7 @@ def test_a_rule_must_keep_shapes(update):
 def test_reports_that_are_not_per_tensor_are_refused_where_they_are_asked_for():
     rule = made(lambda xp, p, g, s, h: (p, {"rows": xp.mean(g, axis=-1)}))()
     trace(rule, 2, "float32")
-    with pytest.raises(TraceError, match=r"statistics must be one value per tensor; got rows"):
+    with pytest.raises(TraceError, match=r"rows must be among the names that `slots` returns"):
         trace(rule, 2, "float32", stats=True)
 
 

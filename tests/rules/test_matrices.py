@@ -250,7 +250,9 @@ def test_a_vector_is_refused_in_words(name, row):
     for shape in ((), (3,), (0,)):
         params = {"weight": np.ones((2, 2)), "bias": np.ones(shape)}
         for call in (lambda p: ao.Optimizer(p, rule), lambda p: ao.init(rule, p)):
-            with pytest.raises(ValueError, match=rf"{name}: 'bias', of shape .* is no matrix; use another rule for it"):
+            with pytest.raises(
+                ValueError, match=rf"{name}: 'bias', of shape .* is not a matrix; use another rule for it"
+            ):
                 call(params)
 
 

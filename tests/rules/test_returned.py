@@ -63,7 +63,7 @@ ONLY_WHOLE = {
     "a slot of another shape": (lambda xp, p, g, s, h: (p, {"m": xp.sum(g)}), "must keep shapes; "),
     "more than there is": (
         lambda xp, p, g, s, h: (p, {**s, "v": g}),
-        "statistics must be one value per tensor; got v; what is no slot",
+        "v must be among the names that `slots` returns",
     ),
 }
 """What engines find that run rules as they are; those that trace refuse it, if not all in these words."""

@@ -96,7 +96,7 @@ def begun(opt):
         (
             lambda p: ao.Optimizer({"k": np.ones((2, 2, 3))}, ao.Muon(lr=0.1, scale="none")),
             ValueError,
-            "torch.optim.Muon has no counterpart for 'k', which is no matrix; scale='none' in group 'all'",
+            "torch.optim.Muon has no counterpart for 'k', which is not a matrix; scale='none' in group 'all'",
         ),
         (
             lambda p: ao.Optimizer(p, ao.AdamW(eps_root=1e-8, clip_value=1.0, project=ao.projections.nonnegative)),

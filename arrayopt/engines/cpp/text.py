@@ -170,8 +170,7 @@ class Text(CPlusPlus):
         self.put(1, *(f"W s{s.id} = {self.start(s)};" for s in totals))
         stored = {self.stored(loop.storage[name]) for name in loop.stores if name in loop.storage}
         vectors = bool(loop.codes or loop.sums) and in_vectors(loop, {self.real, *stored})
-        begin = "first" if vectors or loop.codes else "0"
-        self.put(1, *(["int64_t first = 0;"] if begin == "first" else []))
+        self.put(1, "int64_t first = 0;")
         if vectors:
             self._vectors(loop, spare)
         self._decoded(loop)
@@ -179,7 +178,7 @@ class Text(CPlusPlus):
         if totals:
             clauses.append(" simdlen(kSums)")
         self.put(0, f"#pragma omp simd{''.join(clauses)}")
-        self.put(1, f"for (int64_t i = {begin}; i < count; ++i) {{")
+        self.put(1, "for (int64_t i = first; i < count; ++i) {")
         if loop.position is not None:
             self.put(2, "const int64_t position = start + i * each;")
         for name, node in loop.loads.items():
@@ -262,10 +261,11 @@ class Text(CPlusPlus):
         self.put(1, f"for (; first + {size} <= count; first += {size}) {{")
         if arrays:
             for name in (*self._beside(loop), *(f"codes_{x}" for x in arrays)):
-                self.put(2, f"ask_for({name} + first);")
-        for x in arrays:
-            step = f"step_of<{self.stored(x)}>(scales_{x}[first / kBlock])"
-            self.put(2, f"const float step_{x} = {step};")
+                self.put(2, f"ask_for<{int(bool(loop.stores))}>({name} + first);")
+            for x in arrays:
+                step = f"step_{x} = step_of<{self.stored(x)}>(scales_{x}[first / kBlock])"
+                self.put(2, f"const float {step};")
+            self.put(0, "#pragma GCC unroll 2")
         self.put(2, f"for (int64_t i = first; i < first + {size}; i += kLanes) {{")
         for name, node in loop.loads.items():
             here = f"decoded({steps[name]})" if name in steps else f"vector_at({name} + i)"
