@@ -86,8 +86,8 @@ class Spare(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """Which operands of a product are transposed, whether it is symmetric, and the 16-bit dtype that
-    operands and result are rounded to, or empty.
+    """Which operands of a product are transposed; whether it is symmetric; and the 16-bit dtype that
+    its numbers are rounded to, or empty.
     """
 
     left_transposed: bool
@@ -196,7 +196,7 @@ def reachable(roots: Iterable[Node], stop: Iterable[Node] = ()) -> list[Node]:
 
 
 def within(roots: Iterable[Node], own: Iterable[Node], stop: Container[Node] = ()) -> set[Node]:
-    """Those of some values that the roots are computed from, and roots; not past those in `stop`."""
+    """Those of some values that the roots are computed from, with roots; not past `stop`."""
     found, stack, inside = set[Node](), list(roots), {*own}
     while stack:
         n = stack.pop()
