@@ -291,8 +291,9 @@ class Optimizer(Settings):
                 begun = step.begin(coming, matched, stats=False, only=only)
                 took = partial(step.release.took, name)
                 step.make(coming, begun, stats=False, record=lambda *_: took(), counted=True)
-            except Exception as error:
-                step.release.refused[name] = str(error)
+            except BaseException as error:
+                if name not in step.release.given:
+                    step.release.refused[name] = str(error) or type(error).__name__
                 raise
 
     def wait(self, name: str | None = None) -> Any:

@@ -161,6 +161,7 @@ class Settings(Saved):
             with self._team.warned("Optimizer.averaged"):
                 self._parameters.take_up()
                 self._team.check_complete(self._parameters.all)
+                self._parameters.first.follow()
             self._team.agree("Optimizer.averaged")
             rules, found = {x.name: group.rule for group in self.groups for x in group.tensors}, []
             for x in self._parameters.all:
@@ -189,6 +190,9 @@ class Settings(Saved):
     def rule(self) -> Rule:
         """The rule of all tensors whose group has no other value."""
         return self._rule
+
+    def __copy__(self) -> Self:
+        raise TypeError("Optimizer: a shallow copy would share parameters and state; use copy.deepcopy")
 
     def __getstate__(self) -> Any:
         self._run.streams.meet("Optimizer")

@@ -14,6 +14,7 @@ from arrayopt.params.replaced import Lent, Replaced, check_slots_unshared, excha
 from arrayopt.params.trees import flatten, leaves, rebuild, template
 from arrayopt.params.watch import Watch, Writes
 from arrayopt.rules.base import Rule
+from arrayopt.state.first import FirstValues
 from arrayopt.state.run import Run
 from arrayopt.state.shares import Block
 from arrayopt.state.tensors import Tensor
@@ -37,6 +38,8 @@ class Parameters:
         How often a tensor's dtype, shape or device has changed: a version of these.
     replaced : Replaced
         What the user put in the place of parameters; ranks compare it.
+    first : FirstValues
+        Slots that follow parameters until the first update.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Parameters:
             self.groups.append(Group(own.label, rule, own.given, members))
         self._has_state, self.kinds, self.replaced = False, 0, Replaced(self.all)
         self._lent: Lent | None = None
+        self.first = FirstValues(self.groups)
         self._prepare(self.groups)
         self._join()
         self._expect(tree)
@@ -123,6 +127,7 @@ class Parameters:
                 counted += max(1, layers)
             self._run.streams.note(tensor.array)
         self._run.extend(counted - self._run.size)
+        self.first.note()
 
     def _expect(self, tree: Any) -> None:
         """Take a tree as the structure of parameters and gradients."""

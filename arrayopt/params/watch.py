@@ -57,9 +57,6 @@ class Watch:
 
     def changed(self) -> list[int]:
         """Return the positions of the arrays that have changed."""
-        if len(self._parts) == 1:
-            places, part = self._parts[0]
-            return [places[i] for i in part()]
         return [places[i] for places, part in self._parts for i in part()]
 
     def __reduce__(self) -> Any:
@@ -81,13 +78,10 @@ class Writes:
 
     def reset(self) -> None:
         """Leave out what has been written so far."""
-        if self._asked:
-            self._was = self._now()
+        self._was = self._now()
 
     def made(self) -> list[int]:
         """Return the positions of the arrays that may have been written to."""
-        if not self._asked:
-            return []
         now = self._now()
         if now == self._was:
             return []

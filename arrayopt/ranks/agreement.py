@@ -21,8 +21,6 @@ __all__ = ["Agreement"]
 WISH, CHANGED, CHECKED, HOOKED = 1, 2, 4, 8
 """Flags of a vote: the rank wants statistics, has changed parameters, compares, has hooks."""
 
-IN_HOOKS = {"the part of the step": "its hooks"}
-
 
 class Agreement(Alone):
     """The votes of ranks, and the errors that they raise together; a base of `Team`.
@@ -114,10 +112,8 @@ class Agreement(Alone):
         done, where = "nothing was changed, for", ""
         if after:
             done, where = "the step was made, but", " in a hook after it"
-        failed = []
-        for r, said in enumerate(every):
-            if said["error"]:
-                failed.append(f"rank {r} failed{where}: {said['error']}")
+        told = [(r, said["error"]) for r, said in enumerate(every) if said["error"]]
+        failed = [f"rank {r} failed{where}: {text}" for r, text in told]
         if failed:
             self._told = RankError(f"{what}: {done} {'; '.join(failed)}")
             raise self._told
@@ -193,7 +189,8 @@ class Agreement(Alone):
                 error = caught
             if self._met:
                 with uninterrupted():
-                    self.agree(what, lambda: dict(IN_HOOKS), error, after=True)
+                    here = {"the part of the step": "its hooks"}
+                    self.agree(what, lambda: here, error, after=True)
         finally:
             self._inside -= 1
             self._told = self._told if self._inside else None
@@ -210,8 +207,8 @@ class Agreement(Alone):
 
     def break_off(self, what: str, error: BaseException) -> None:
         """Note that this rank was interrupted, and in which call; have others fail soon."""
-        if isinstance(error, RankError) and not str(error).startswith("Optimizer"):
-            error.args = (f"{what}: {error}",)
+        if isinstance(error, RankError) and not error.what:
+            error.what, error.args = what, (f"{what}: {error}",)
         self.torn = f"rank {self.rank} broke off {what} ({_text(error)})"
         self._comm.give_up()
 

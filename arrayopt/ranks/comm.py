@@ -30,7 +30,9 @@ Pending = Callable[[], list[Bytes]]
 
 
 class RankError(RuntimeError):
-    """Another rank has failed, has ended, or did not answer in time."""
+    """Another rank has failed or did not answer in time; `what` is the call that its text names."""
+
+    what = ""
 
 
 def as_bytes(array: "np.ndarray[Any, Any]") -> Bytes:

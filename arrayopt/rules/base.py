@@ -71,7 +71,7 @@ class Rule(ABC):
         rounded.
     ema_decay : number, schedule or sequence, optional
         Keep an exponential moving average of the parameter, with this decay in [0, 1), in the slot ``ema``. It starts
-        as the parameter. See `Optimizer.averaged`.
+        as the parameter is before its first update. See `Optimizer.averaged`.
     stacked : bool, default False
         The first axis of each tensor counts layers, as in models for ``jax.lax.scan``. The rule treats each layer as a
         tensor, with its own norms and ratios. The layers of a tensor share one update count, except layers that

@@ -1,5 +1,6 @@
 """Files that are replaced at once: whenever the writer is killed, the old or the new one is there, whole (POSIX)."""
 
+import errno
 import fcntl
 import os
 import re
@@ -53,11 +54,22 @@ def replacing(who: str, path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    folder = os.open(target.parent, os.O_RDONLY)
+    with _where_possible():
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+@contextmanager
+def _where_possible() -> Iterator[None]:
+    """What not every file system can do with a folder: list it, bring it to disk."""
     try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM):
+            raise
 
 
 def created(target: Path) -> tuple[IO[bytes], Path]:
@@ -74,7 +86,8 @@ def created(target: Path) -> tuple[IO[bytes], Path]:
         if old is not None:
             with suppress(OSError):  # as where it is another's
                 os.fchown(file.fileno(), old.st_uid, old.st_gid)
-            os.fchmod(file.fileno(), stat.S_IMODE(old.st_mode))
+            with suppress(OSError):  # as on a file system without modes
+                os.fchmod(file.fileno(), stat.S_IMODE(old.st_mode))
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
         if os.fstat(file.fileno()).st_nlink:  # if not, another writer has cleared it away before it was locked
@@ -91,7 +104,10 @@ def _stem(target: Path) -> str:
 def _clear(target: Path) -> None:
     """Remove what dead writers of the same target left."""
     ours = re.compile(rf"{re.escape(_stem(target))}[0-9a-f]{{16}}\.arrayopt-tmp")
-    for entry in target.parent.iterdir():
+    entries = list[Path]()
+    with _where_possible():  # not in a folder that cannot be listed
+        entries += target.parent.iterdir()
+    for entry in entries:
         if ours.fullmatch(entry.name):
             with suppress(OSError):  # the lock of a live writer raises BlockingIOError
                 if not stat.S_ISREG(os.lstat(entry).st_mode):  # as a pipe, which nobody may ever write to

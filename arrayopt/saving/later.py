@@ -1,5 +1,6 @@
 """Checkpoints that are written while the run goes on."""
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -29,6 +30,7 @@ class Writer:
 
     def __init__(self) -> None:
         self._last: Saving | None = None
+        self._process = os.getpid()
 
     def start(self, write: Callable[[], object] | None) -> Saving:
         """Begin to write; None where another rank does."""
@@ -43,6 +45,8 @@ class Writer:
 
     def wait(self) -> None:
         """Wait until the last file is written, or could not be."""
+        if self._process != os.getpid():  # a fork has no threads: its parent writes the file
+            self._last, self._process = None, os.getpid()
         if self._last is not None:
             super(Saving, self._last).exception()
 

@@ -90,6 +90,7 @@ class Saved:
         with self._team.warned(what):
             self._parameters.take_up()
             self._whole_sums(what)
+            self._parameters.first.follow()
         self._team.agree(what)
         return call()
 
@@ -204,6 +205,7 @@ class Saved:
                 self._writer.check()
                 self._parameters.take_up()
                 self._whole_sums("Optimizer.save")
+                self._parameters.first.follow()
                 state = self._dump(partial(slot_of, self._team))
                 file = writing.File(path, state, self._params() if params else None)
                 warn_of_name("Optimizer.save", file.path)

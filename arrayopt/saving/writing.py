@@ -55,6 +55,7 @@ class File:
     def __init__(self, path: str | os.PathLike[str], state: dict[str, Any], params: dict[str, Any] | None) -> None:
         reader("Optimizer.save")  # what is saved here can be loaded here
         self.path = checked_path("Optimizer.save", path)
+        self._place = os.path.realpath(self.path)  # a thread may write it when the process is in another folder
         document = {"checkpoint": FORMAT, "arrayopt": __version__, "state": state}
         if params is not None:
             document["params"] = params
@@ -98,7 +99,7 @@ class File:
         def first() -> str | None:
             if team.rank:
                 return None
-            files.append(stack.enter_context(replacing(who, self.path)))
+            files.append(stack.enter_context(replacing(who, self._place)))
             files[0].write(self.head)
             files[0].flush()
             return str(files[0].name)
@@ -193,7 +194,7 @@ class File:
         """Write the file in one process."""
         from arrayopt.saving.atomic import replacing  # for POSIX systems only
 
-        with replacing("Optimizer.save", self.path) as file:
+        with replacing("Optimizer.save", self._place) as file:
             file.write(self.head)
             for about, array in values:
                 about["blake2b"], written = _write(file, array)

@@ -42,7 +42,7 @@ def check_gradient(problem: Problem, probe: Rule, groups: dict[str, Any] | None 
         The groups of `probe`.
     """
     xp, start = problem.xp, problem.arrays
-    value, grads = problem(start)
+    value, grads = problem(start, apart=True)
     eps = float(xp.finfo(problem.real).eps)
     for at, (name, leaf) in enumerate(problem.named):
         for direction in range(DIRECTIONS):
@@ -53,7 +53,7 @@ def check_gradient(problem: Problem, probe: Rule, groups: dict[str, Any] | None 
                 leaves[at] = _signs(leaf, direction, -size)
                 state = init(probe, start, groups=groups)
                 away, _ = update(probe, start, problem.given(leaves), state, groups=groups)
-                there, more = problem(away)
+                there, more = problem(away, apart=True)
                 said = xp.zeros_like(value)
                 for key, p in start.items():
                     said = said + 0.5 * _along(problem, grads[key] + more[key], away[key] - p)

@@ -16,6 +16,7 @@ from arrayopt.arrays import (
     size,
     to_host,
     working_dtype,
+    writable,
 )
 from arrayopt.hyper import is_number
 from arrayopt.params.given import named_params
@@ -120,10 +121,16 @@ class Problem:
         leaves = iter(arrays)
         return rebuild(self._tree, lambda leaf: leaf if leaf is None else next(leaves))
 
-    def __call__(self, point: Point) -> tuple[Array, Point]:
-        """The values, one for each problem or a 0-d array, and gradients by the names of arrays."""
+    def __call__(self, point: Point, *, apart: bool = False) -> tuple[Array, Point]:
+        """The values, one for each problem or a 0-d array, and gradients by the names of arrays.
+
+        `f` may write its point, and return the same arrays of gradients each time. If they are used
+        after the next call, pass ``apart=True``: `f` has none of these arrays then.
+        """
+        point = _apart(point) if apart else point
         value, grads = self.ranks.evaluated(lambda: self._evaluated(point))
-        return value, dict(zip(point, grads, strict=True))
+        found = dict(zip(point, grads, strict=True))
+        return value, _apart(found) if apart else found
 
     def _evaluated(self, point: Point) -> tuple[Array, list[Array]]:
         """What this rank's function returns."""
@@ -173,7 +180,12 @@ class Problem:
         value = detached(value)
         if place(value) != (self.xp, self._device):
             return self.xp.asarray(to_host(value), dtype=self.real, device=self._device)
-        return self.xp.astype(value, self.real, copy=False)
+        return self.xp.astype(value, self.real)
+
+
+def _apart(point: Point) -> Point:
+    """Copies of arrays that can be written."""
+    return {name: copied(x) if writable(x) else x for name, x in point.items()}
 
 
 def _said(x: Any) -> str:

@@ -78,8 +78,9 @@ class Run:
         """Step until all problems have ended; what ended those for which nothing else is known."""
         xp, opt, problem = self._problem.xp, self._opt, self._problem
         for step in count():
-            value, grads = problem(self._shown(opt.params))
-            if self._apart and step:
+            both = self._apart and step > 0
+            value, grads = problem(self._shown(opt.params), apart=both)
+            if both:
                 inside = opt.averaged()
                 self._seen = self._judged(inside, *problem(self._shown(inside)), 2)
             else:

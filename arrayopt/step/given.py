@@ -102,6 +102,7 @@ class GivenStep(Step):
         """Let what may fail do so before ranks vote on a step whose gradients they have taken."""
         release, accumulator, tensors = self.release, self.accumulator, self._parameters.all
         given = list(map(release.given.get, self._parameters.places))
+        self._parameters.first.follow(enumerate(given))
         if not accumulator.last:
             adding = Adding([None] * len(given), Ready(self._engine), scaled=False)
             return Begun(given, given, given, adding)
@@ -110,7 +111,7 @@ class GivenStep(Step):
         whole = self._ranks.whole_rooms(tensors, rooms)
         ready = self._foresee(coming, whole, stats=stats)
         known, several = coming.known, accumulator.every > 1
-        final = not (several or known.check or known.limit is not None or self._ranks.has_homes)
+        final = not (several or known.measures or self._ranks.has_homes)
         return Begun(given, rooms, whole, ready=ready if final else None, reduced=True)
 
     def drop_taken(self, *, failed: bool) -> None:

@@ -11,7 +11,9 @@ def attach(hooks: list[Any], hook: Any) -> Callable[[], None]:
     """Add a hook, and return what takes it away."""
     if not callable(hook):
         raise TypeError(f"Optimizer: a hook must be a function; got {hook!r}")
-    entry = _Hook(hook)
+    entry = partial(
+        hook
+    )  # the same function may be there several times, and be taken away one by one
     hooks.append(entry)
     return partial(_detach, hooks, entry)
 
@@ -20,13 +22,3 @@ def _detach(hooks: list[Any], entry: Any) -> None:
     """Take a hook away, if it is still there."""
     if entry in hooks:
         hooks.remove(entry)
-
-
-class _Hook:
-    """One registration of a hook; the same function may have several, removed one by one."""
-
-    def __init__(self, hook: Any) -> None:
-        self.hook = hook
-
-    def __call__(self, *args: Any) -> Any:
-        return self.hook(*args)

@@ -46,6 +46,11 @@ class Known(NamedTuple):
     verdict: Verdict | None = None
     stacks: Sequence[Bucket] = ()
 
+    @property
+    def measures(self) -> bool:
+        """Whether gradients are to be measured."""
+        return self.check or self.limit is not None
+
 
 _NOTHING, _AS_IT_IS = Known(), Verdict()
 """What is known of a step whose gradients nobody judges, and what they mean for it."""
@@ -150,7 +155,7 @@ class Judging:
         own = self.scaling is not None
         if known.verdict is not None:
             return known.verdict
-        if not known.check and known.limit is None:
+        if not known.measures:
             return _AS_IT_IS
         if known.judge is not None:
             scale = "scale" if own else None if known.scale is None else "given_scale"
@@ -185,7 +190,7 @@ class Judging:
     def end(self, verdict: Verdict, known: Known) -> None:
         """The step is made, or skipped."""
         self._norms = self._judged
-        if known.judge is not None and (known.check or known.limit is not None):
+        if known.judge is not None and known.measures:
             known.judge.commit()
         if known.judge is not None or not known.check:
             return

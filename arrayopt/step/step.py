@@ -116,26 +116,26 @@ class Step:
 
         `only` is the place of the one tensor that is updated by itself.
         """
-        known, team = coming.known, self._team
-        judged, adding, given = known.check or known.limit is not None, None, grads
+        known, team, adding, given = coming.known, self._team, None, grads
+        self._parameters.first.follow(enumerate(grads))
         if self.accumulator.every > 1:
-            early = team.size > 1 and (judged or team.sums)
+            early = team.size > 1 and (known.measures or team.sums)
             factor = self.judging.inverse(known)
             adding = self.accumulator.prepare(
-                coming.buckets, grads, factor, early=early, judged=judged, only=only
+                coming.buckets, grads, factor, early=early, judged=known.measures, only=only
             )
             grads = adding.means
         if team.size == 1 or (adding is not None and not self.accumulator.last):
             return Begun(given, grads, grads, adding)
         rooms = self._ranks.rooms(self._parameters.all, grads)
         ready = self._foresee(coming, rooms, stats=stats)
-        final = adding is None and not judged and not team.sums and not self._ranks.has_homes
+        final = not (adding is not None or known.measures or team.sums or self._ranks.has_homes)
         return Begun(given, grads, rooms, adding, ready if final else None)
 
     def _foresee(self, coming: Coming, rooms: list[Array | None], *, stats: bool) -> Ready:
         """Prepare a step of ranks for gradients that will be in these rooms."""
         known = coming.known
-        if known.check or known.limit is not None:
+        if known.measures:
             asked = measures(coming.buckets, rooms)
             Ready(self._engine, asked) if known.judge is None else known.judge.prepare(asked)
         scaled = self.accumulator.every == 1

@@ -352,6 +352,7 @@ class Optimizer(torch.optim.Optimizer):
         inner = self.inner
         if inner is not None:
             inner._step.release.check_whole(f"{type(self).__name__}: {what}")
+            inner._parameters.first.follow()
 
     def __getstate__(self) -> dict[str, Any]:
         self._check_whole("a copy")

@@ -124,7 +124,10 @@ class Below:
         """Have parameters go on from states."""
         who = self._who if copies else f"{self._who}: groups have changed"
         pairs = zip(params, made._parameters.all, strict=True)
-        given = [(f"parameter {x.name}", x, states[p]) for p, x in pairs if p in states]
+        given = []
+        for p, x in pairs:
+            if p in states and (copies or _goes_on(x, states[p])):
+                given.append((f"parameter {x.name}", x, states[p]))
         if put(who, given, copies=copies):
             made._parameters.keep_state()
 
@@ -159,8 +162,10 @@ class Below:
                 for group, rule in zip(own, rules, strict=True):
                     self._check_switched(group, rule)
         kept = {}
+        if self.made is not None:
+            self.made._parameters.first.follow()
         for p, x in zip(self.params, self.tensors, strict=True):
-            if x.t and self.made is not None:
+            if self.made is not None and (x.t or not same):  # a new rule makes the first state anew
                 kept[p] = {"step": as_tensor(x.updates), **complete(x, self.made._team)}
         self._make(groups, kept, self.steps, copies=False)
         return self.made
@@ -236,6 +241,12 @@ class Below:
         if x.numel() != 1:
             raise ValueError(f"{self._who}: `{name}` as a tensor must have one element; got {x!r}")
         return x.item()
+
+
+def _goes_on(tensor: Known, state: Mapping[str, Any]) -> bool:
+    """Whether a tensor goes on from a state; from one without an update, which users may have written, if it fits."""
+    now = {slot: (x.dtype, x.shape) for slot, x in tensor.slots.items()}
+    return bool(state["step"].any()) or now == {slot: (x.dtype, x.shape) for slot, x in state.items() if slot != "step"}
 
 
 def _wide(rule: Rule) -> Any:

@@ -1,5 +1,6 @@
 """Checkpoints as files: modes, names, what is no file; writers that are killed, or have other threads beside them."""
 
+import errno
 import os
 import resource
 import signal
@@ -378,3 +379,23 @@ def test_a_name_of_another_format_is_warned_of(name, tmp_path):
         small().save(tmp_path / name)
     assert found[0].filename == __file__
     small().load(tmp_path / name)
+
+
+@pytest.mark.parametrize("call", ["fsync", "fchmod"])
+def test_what_a_file_system_cannot_do_is_left_out(tmp_path, monkeypatch, call):
+    small().save(tmp_path / "x")
+    real, code = getattr(os, call), errno.EINVAL
+
+    def refused(number, *args):
+        if call == "fchmod" or os.path.isdir(f"/proc/self/fd/{number}"):
+            raise OSError(code, "not here")
+        real(number, *args)
+
+    monkeypatch.setattr(os, call, refused)
+    small().save(tmp_path / "x")
+    if call == "fsync":
+        code = errno.EIO
+        with pytest.raises(OSError, match="not here"):
+            small().save(tmp_path / "x")
+    assert small().load(tmp_path / "x")
+    assert os.listdir(tmp_path) == ["x"]

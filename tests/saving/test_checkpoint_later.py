@@ -1,7 +1,9 @@
 """Checkpoints that are written while the run goes on."""
 
 import copy
+import os
 import pickle
+import signal
 import threading
 
 import numpy as np
@@ -97,3 +99,31 @@ def test_ranks_write_one_file(tmp_path):
 
     ao.ranks.run(3, rank)
     assert (tmp_path / "later").read_bytes() == (tmp_path / "now").read_bytes()
+
+
+def test_the_file_is_where_it_was_asked_for(tmp_path, slow, monkeypatch):
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "one")
+    later = optimizer().save("run.safetensors", wait=False)
+    monkeypatch.chdir(tmp_path / "other")
+    slow.set()
+    later.result(30)
+    assert os.listdir(tmp_path / "one") == ["run.safetensors"]
+    assert os.listdir(tmp_path / "other") == []
+
+
+def test_a_child_process_does_not_wait_for_what_its_parent_writes(tmp_path, slow):
+    opt = optimizer()
+    later = opt.save(tmp_path / "parent", wait=False)
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        slow.set()
+        opt.save(tmp_path / "child")
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    slow.set()
+    later.result(30)
+    for name in ("parent", "child"):
+        assert optimizer().load(tmp_path / name)

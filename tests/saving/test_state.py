@@ -212,3 +212,8 @@ def test_a_hyper_parameter_that_was_off_does_not_fit_one_that_is_on():
     saved = ao.Optimizer(ones(), ao.LAMB(max_ratio=1.0)).state_dict()
     with pytest.raises(ValueError, match=r"had max_ratio=1\.0, here None"):
         ao.Optimizer(ones(), ao.LAMB(min_norm=1.0)).load_state_dict(saved)
+
+
+def test_a_shallow_copy_is_refused():
+    with pytest.raises(TypeError, match=r"use copy\.deepcopy"):
+        copy.copy(ao.Optimizer(np.ones(2), ao.SGD(lr=0.1), engine="numpy"))

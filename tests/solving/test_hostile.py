@@ -277,3 +277,37 @@ def test_squares_of_gradients_may_leave_the_range(dtype, size, rule):
     assert found.converged
     assert abs(found.evaluations - usual.evaluations) <= 2
     np.testing.assert_allclose(found.params, usual.params, rtol=1e-3)
+
+
+QUADRATIC = np.array([[1.0], [30.0]])
+
+
+def in_the_same_arrays(writes):
+    """½‖A(x - 1)‖² of each row, or of one; its results in the same arrays each time, and its point overwritten."""
+    rooms = {}
+
+    def f(x):
+        found = QUADRATIC[: x.size // 2].reshape((*x.shape[:-1], 1)) * (x - 1.0)
+        results = {"value": 0.5 * ((x - 1.0) * found).sum(-1), "grad": found}
+        if not writes:
+            return results["value"], results["grad"]
+        for name, x_ in results.items():
+            rooms.setdefault(name, np.empty_like(x_))[...] = x_
+        x[...] = 7.0
+        return rooms["value"], rooms["grad"]
+
+    return f
+
+
+@pytest.mark.parametrize(
+    ("rule", "start", "options"),
+    [
+        (ao.FISTA(lr=0.1), np.array([-1.0, 0.3]), {"project": ao.projections.box(-2.0, 3.0), "max_steps": 9}),
+        (ao.SGD(lr=0.02), np.zeros((2, 2)), {"stacked": True, "max_steps": 1}),
+        (ao.SGD(lr=0.02), np.array([-1.0, 0.3]), {"max_steps": 0, "check_gradient": True}),
+    ],
+)
+def test_the_function_may_write_what_it_has(rule, start, options):
+    plain, writing = (ao.minimize(in_the_same_arrays(w), start, rule, engine="numpy", **options) for w in (False, True))
+    assert np.array_equal(plain.params, writing.params)
+    assert np.array_equal(plain.value, writing.value)

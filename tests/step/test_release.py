@@ -248,3 +248,21 @@ def test_a_gradient_that_is_given_may_not_be_where_others_are_written():
         opt.give("b", opt.state["a"]["buf"])
     opt.give("b", np.ones(4))
     opt.step()
+
+
+def test_a_gradient_that_was_interrupted_is_not_left_out_silently():
+    stop = [True]
+
+    def lr(step):
+        if stop and stop.pop():
+            raise KeyboardInterrupt
+        return 0.5
+
+    opt = ao.Optimizer({"w": np.zeros(2), "b": np.zeros(2)}, ao.SGD(lr=lr), engine="numpy")
+    with pytest.raises(KeyboardInterrupt):
+        opt.give("w", np.ones(2))
+    opt.give("b", np.ones(2))
+    with pytest.raises(RuntimeError, match="the gradient of 'w' was refused"):
+        opt.step()
+    opt.give("w", np.ones(2))
+    assert np.array_equal(opt.step()["w"], [-0.5, -0.5])

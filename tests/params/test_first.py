@@ -1,0 +1,163 @@
+"""What users write into parameters before the first update is what slots begin as."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+import arrayopt as ao
+import arrayopt.torch as door
+
+RULES = {
+    "lookahead": ao.SGD(lr=0.1, lookahead_steps=2),
+    "ema": ao.AdamW(lr=0.1, ema_decay=0.5),
+    "Prodigy": ao.Prodigy(d0=0.01),
+    "ScheduleFreeAdamW": ao.ScheduleFreeAdamW(lr=0.1),
+}
+SHAPES = {"w": (4, 3), "b": (3,), "number": (), "empty": (0, 2)}
+
+
+def arrays(seed):
+    rng = np.random.default_rng(seed)
+    return {name: np.asarray(rng.normal(size=shape)).astype("float32") for name, shape in SHAPES.items()}
+
+
+def write(opt):
+    for name, x in arrays(1).items():
+        opt.params[name][...] = x
+    return opt
+
+
+def put(opt):
+    opt.params = arrays(1)
+    return opt
+
+
+def write_and_copy(opt):
+    return copy.deepcopy(write(opt))
+
+
+def copy_and_write(opt):
+    return write(copy.deepcopy(opt))
+
+
+def write_and_save(opt, make, path):
+    write(opt).save(path)
+    other = make(arrays(2))
+    other.load(path)
+    return other
+
+
+def run(opt, seed=3):
+    for step in range(3):
+        opt.step(arrays((seed, step)))
+    return {**opt.params, **{f"averaged {name}": x for name, x in opt.averaged().items()}}
+
+
+def check_same(found, expected):
+    for name, x in expected.items():
+        assert np.array_equal(found[name], x), name
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("how", [write, put, write_and_copy, copy_and_write, write_and_save])
+def test_slots_begin_as_what_was_written(name, how, tmp_path):
+    def make(params):
+        return ao.Optimizer(params, RULES[name], engine="numpy", groups={"b": {"lr": 0.2}})
+
+    more = [make, tmp_path / "run.safetensors"] if how is write_and_save else []
+    changed, expected = how(make(arrays(0)), *more), make(arrays(1))
+    check_same(changed.averaged(), expected.averaged())
+    check_same(run(changed), run(expected))
+
+
+@pytest.mark.parametrize("mode", ["reduced", "sum"])
+def test_over_ranks(mode):
+    def train(comm):
+        found = []
+        for seed, how in ((0, write), (1, lambda opt: opt)):
+            opt = how(ao.Optimizer(arrays(seed), RULES["lookahead"], engine="numpy", comm=ao.Ranks(comm, grads=mode)))
+            if mode == "sum":
+                for name, x in arrays(9).items():
+                    opt.give(name, x)
+                opt.step()
+            found.append(run(opt))
+        return found
+
+    for late, early in ao.ranks.run(2, train):
+        check_same(late, early)
+
+
+def test_a_tensor_follows_until_its_own_first_update():
+    opts = [ao.Optimizer(arrays(seed), RULES["ema"], engine="numpy") for seed in (0, 1)]
+    for opt in opts:
+        opt.params["w"][...] = arrays(0)["w"]
+        opt.step({**arrays(5), "b": None})
+    opts[0].params["b"][...] = opts[1].params["b"]
+    opts[0].add_group({"more": np.zeros(2)})
+    opts[1].add_group({"more": np.ones(2)})
+    opts[0].params["more"][...] = 1
+    for opt in opts:
+        opt.step({**arrays(6), "more": np.ones(2)})
+    averaged = [opt.averaged() for opt in opts]
+    for name in ("w", "b", "more"):
+        assert np.array_equal(averaged[0][name], averaged[1][name])
+
+
+@pytest.mark.parametrize("given", ["assigned", "in place"])
+def test_a_slot_that_was_written_stays(given):
+    opt = ao.Optimizer(arrays(0), ao.SGD(lr=0.1, ema_decay=0.5), engine="numpy")
+    average = np.full((4, 3), 3.0, np.float32)
+    if given == "assigned":
+        opt.state["w"]["ema"] = average
+    else:
+        opt.state["w"]["ema"][...] = average
+    write(opt)
+    opt.step(arrays(4))
+    assert np.array_equal(opt.state["w"]["ema"], 0.5 * average + 0.5 * opt.params["w"])
+
+
+def linear():
+    torch.manual_seed(0)
+    return torch.nn.Linear(3, 2)
+
+
+def train(model, opt):
+    for step in range(4):
+        torch.manual_seed(step)
+        opt.zero_grad()
+        model(torch.randn(5, 3)).square().sum().backward()
+        opt.step()
+
+
+@pytest.mark.parametrize("before", ["step", "add_param_group", "deepcopy"])
+def test_a_model_may_be_loaded_after_its_optimizer_was_made(before):
+    models = []
+    for late in (False, True):
+        model = linear()
+        weights = copy.deepcopy(model.state_dict())
+        for p in model.parameters() if late else ():
+            torch.nn.init.normal_(p, std=9.0)
+        opt = door.SGD(model.parameters(), lr=0.01, lookahead_steps=2, engine="array_api")
+        model.load_state_dict(weights)
+        if before == "add_param_group":
+            opt.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+        elif before == "deepcopy":
+            model, opt = copy.deepcopy((model, opt))
+        train(model, opt)
+        models.append(model)
+    assert torch.equal(models[0].weight, models[1].weight)
+    assert torch.equal(models[0].bias, models[1].bias)
+
+
+def test_what_was_written_before_the_first_update_outlives_new_groups():
+    model = linear()
+    opt = door.AdamW([model.weight], lr=0.1, engine="array_api")
+    opt.state[model.weight]["m"] = torch.full((2, 3), 2.0)
+    opt.state[model.weight]["v"].fill_(3.0)
+    opt.add_param_group({"params": [model.bias], "lr": 0.2})
+    assert opt.state[model.weight]["m"].unique().tolist() == [2.0]
+    assert opt.state[model.weight]["v"].unique().tolist() == [3.0]
+    opt.param_groups[0]["amsgrad"] = True  # state of another rule begins anew
+    assert opt.state[model.weight]["m"].unique().tolist() == [0.0]
