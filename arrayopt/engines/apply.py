@@ -110,8 +110,8 @@ class _Update:
 
     def _of_one(
         self,
-        p: Array,
-        g: Array,
+        param: Array,
+        grad: Array,
         slots: dict[str, Array],
         first: Any,
         own: Mapping[str, Any] = MappingProxyType({}),
@@ -120,19 +120,23 @@ class _Update:
     ) -> Done:
         """One update of a tensor or layer with numbers of its own; or of layers `together`."""
         now = {"t": self.t, **self.hypers, **own}  # no field is called t
-        origin, about = (self.name, first), {"clip": self.clip, "stats": self.stats}
+        about: dict[str, Any] = {
+            "origin": (self.name, first),
+            "clip": self.clip,
+            "stats": self.stats,
+        }
         t = now.pop("t")
-        return apply_one(self.rule, p, g, slots, t, now, origin=origin, together=together, **about)
+        return apply_one(self.rule, param, grad, slots, t, now, together=together, **about)
 
-    def _one_by_one(self, p: Array, g: Array, slots: dict[str, Array], first: int) -> Done:
+    def _one_by_one(self, param: Array, grad: Array, slots: dict[str, Array], first: int) -> Done:
         """One update of each layer."""
         done, each = [], self._of_layers
-        for i, (q, h) in enumerate(zip(split(p), split(g), strict=True)):
+        for i, (q, h) in enumerate(zip(split(param), split(grad), strict=True)):
             of_layer = {name: x[i, ...] for name, x in slots.items()}
             own = {key: x[i, ...] for key, x in each.items()}
             own |= {"t": int(self.t[i])} if self._differs else {}
             done.append(self._of_one(q, h, of_layer, first + i * size(q), own))
-        xp, device = place(p)
+        xp, device = place(param)
 
         def join(values: list[Any]) -> Array:
             """Arrays, or numbers of Python, as a switched-off trust ratio is."""
@@ -140,18 +144,18 @@ class _Update:
 
         return _joined(done, join)
 
-    def _by_number(self, p: Array, g: Array, slots: dict[str, Array]) -> Done:
+    def _by_number(self, param: Array, grad: Array, slots: dict[str, Array]) -> Done:
         """One update of all layers: of those at once that have the same number of updates."""
-        (xp, device), numbers = place(p), np.array([int(number) for number in self.t])
+        (xp, device), numbers = place(param), np.array([int(number) for number in self.t])
         order, done = np.argsort(numbers, kind="stable"), []
         for rows in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
             there = xp.asarray(rows, device=device)
             own: dict[str, Any] = {"t": int(numbers[rows[0]])}
             for key, x in self._of_layers.items():
                 own[key] = x[rows] if isinstance(x, np.ndarray) else xp.take(x, there, axis=0)
-            mine, of_mine, *rest = (xp.take(x, there, axis=0) for x in (p, g, *slots.values()))
-            of_layers = dict(zip(slots, rest, strict=True))
-            done.append(self._of_one(mine, of_mine, of_layers, None, own, together=True))
+            every = [xp.take(x, there, axis=0) for x in (param, grad, *slots.values())]
+            of_layers = dict(zip(slots, every[2:], strict=True))
+            done.append(self._of_one(every[0], every[1], of_layers, None, own, together=True))
         back = xp.asarray(np.argsort(order), device=device)
         return _joined(done, lambda parts: xp.take(xp.concat(parts), back, axis=0))
 

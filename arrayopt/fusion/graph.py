@@ -86,8 +86,8 @@ class Spare(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """Which operands of a product are transposed; whether it is symmetric; and the 16-bit dtype that
-    its numbers are rounded to, or empty.
+    """Which operands of a product are transposed; whether it is symmetric; and the 16-bit dtype
+    that its numbers are rounded to, or empty.
     """
 
     left_transposed: bool

@@ -186,9 +186,8 @@ class LoweredSegment:
         for x in self.totals:
             yield program.Write(Place("part", lowering.part(x) + name("unit")), f"t{x.id}")
         yield from (self._spread(x, f"q_{x}", back=True) for x in self.stored)
-        yield from (
-            self._spread(x, self.planes_of[n], back=True) for x, n in segment.writes.items()
-        )
+        for slot, node in segment.writes.items():
+            yield self._spread(slot, self.planes_of[node], back=True)
 
     def _spread(self, array: str, planes: str, *, back: bool = False) -> bulk.Spread:
         """Copy some matrices' part of a stored array to planes, or back."""

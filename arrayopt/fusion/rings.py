@@ -97,9 +97,8 @@ class Rolled(Members):
                 continue
             members, _ = next(iter(self.made_of[value]))
             values = [s.args[0] for s in sums[at : at + members]]
-            if [self.made_of[x] for x in values] == [
-                frozenset([(members, j)]) for j in range(members)
-            ]:
+            each = [frozenset([(members, j)]) for j in range(members)]
+            if [self.made_of[x] for x in values] == each:
                 for part in self._of_members(self.stage[value], members):
                     for j in range(part.at_once):
                         part.sums[sums[at + j]] = self.same(tuple(values), j)

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import copy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,28 +10,24 @@ import numpy as np
 from arrayopt.arrays import NARROW, REAL, WORKING
 from arrayopt.codecs import SPLIT
 from arrayopt.fusion.dims import RAISED, WAY_OUT, RetraceError, TraceError, View
-from arrayopt.fusion.graph import (
-    CLIP,
-    ELEMENT,
-    KEY,
-    LETTERS,
-    POSITION,
-    TOTAL,
-    UPDATES,
-    Node,
-    Summed,
+from arrayopt.fusion.graph import CLIP, ELEMENT, TOTAL, UPDATES, Node
+from arrayopt.fusion.inputs import (
+    Inputs,
+    SymbolicDraws,
+    SymbolicTotals,
+    dims_of,
+    numbers_of,
+    one_of,
 )
 from arrayopt.fusion.namespace import NAMESPACE
 from arrayopt.fusion.simplify import Graph
 from arrayopt.fusion.symbol import Symbol, lift
-from arrayopt.hyper import is_number
 from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS
 from arrayopt.rules.faults import in_words, line_of, own_fault
-from arrayopt.rules.fields import hypers
 from arrayopt.rules.names import VALUE, NameInRuleError, Values
 from arrayopt.rules.returned import ODD, ReturnedError, WritesError, check_value
-from arrayopt.rules.totals import TOTALS, of_total
+from arrayopt.rules.totals import TOTALS
 
 __all__ = ["RetraceError", "Trace", "TraceError", "trace"]
 
@@ -63,62 +58,6 @@ class Trace:
     reports: dict[str, Node]
     element: str
     totals: tuple[Node, ...] = ()
-
-
-@dataclass(frozen=True)
-class _Draws:
-    """Random numbers as symbols of the parameter's dimensions; see `arrayopt.rules.draws.Draws`."""
-
-    p: Symbol
-    stored: str
-
-    def __call__(self, stream: int | str) -> Symbol:
-        graph, real = self.p.graph, self.p.graph.real
-        t, half = graph.make("host", data=UPDATES), graph.const(65536.0)
-        position = graph.make(POSITION, axes=graph.element)
-        keys = [graph.make("host", data=f"{KEY}{stream}:{i}") for i in range(4)]
-        halves = graph.make("floor", graph.make("div", t, half)), graph.make("mod", t, half)
-        return Symbol(graph, graph.make("uniform", position, *keys, *halves), self.p.dims, real)
-
-
-def _one(graph: Graph, node: Node) -> Node:
-    """The value of a tensor, which may be seen as an element where the rank is 0."""
-    return graph.make("sum", node, axes="") if node.axes else node
-
-
-class _On(Symbol):
-    """A number that is off where it is zero, and is on: `self.momentum == 0` is known of it."""
-
-    __hash__ = Symbol.__hash__
-
-    def __bool__(self) -> bool:
-        return True
-
-    def __eq__(self, other: object) -> Any:
-        return False if is_number(other) and other == 0 else super().__eq__(other)
-
-    def __ne__(self, other: object) -> Any:
-        return True if is_number(other) and other == 0 else super().__ne__(other)
-
-
-class _Totals:
-    """Totals as symbols; see `arrayopt.rules.totals.Heard`."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph, self.made = graph, list[Node]()
-
-    def __call__(self, x: Any, how: str) -> Symbol:
-        graph, node = self.graph, lift(self.graph, x)[0]
-        node = graph.make("float", node) if node.dtype == "bool" else node
-        made = graph.make(
-            TOTAL,
-            _one(graph, node),
-            axes="",
-            dtype="real",
-            data=Summed(of_total(len(self.made)), how),
-        )
-        self.made.append(made)
-        return Symbol(graph, made, (), graph.real)
 
 
 @contextmanager
@@ -195,16 +134,16 @@ def trace(
     graph = Graph(
         element=element, view=view, tiny=tiny, lean=lean, ordinary=rule.branches, rooted=rooted
     )
-    given = _Given(graph, _dims_of(rank, element, view))
-    param, grad = given.array("p", given.dims, working), given.array("g", given.dims, working)
-    values, seen = _numbers(rule, given)
+    inputs = Inputs(graph, dims_of(rank, element, view))
+    param, grad = inputs.array("p", inputs.dims, working), inputs.array("g", inputs.dims, working)
+    values, seen = numbers_of(rule, inputs)
     with _clear_errors(rule, rank):
         fresh = seen.all_slots(NAMESPACE, param, dtype)
-    slots, storage = _slots(rule, rank, dtype, given, fresh)
-    totals = _Totals(graph)
-    values |= {VALUE: given.scalar(VALUE) if valued else None, TOTALS: totals}
-    hyper = Values(**values, t=given.scalar(UPDATES), **{DRAWS: _Draws(param, dtype)})
-    grad = NAMESPACE.multiply(grad, given.scalar(CLIP)) if clip else grad
+    slots, storage = _slots(rule, rank, dtype, inputs, fresh)
+    totals = SymbolicTotals(graph)
+    values |= {VALUE: inputs.scalar(VALUE) if valued else None, TOTALS: totals}
+    hyper = Values(**values, t=inputs.scalar(UPDATES), **{DRAWS: SymbolicDraws(param, dtype)})
+    grad = NAMESPACE.multiply(grad, inputs.scalar(CLIP)) if clip else grad
     now = dict(slots)
     if "master" in now:
         how = "joined" if storage["master"] == SPLIT else "current"
@@ -231,64 +170,16 @@ def trace(
     )
 
 
-def _dims_of(rank: int, element: str, view: View) -> tuple[str, ...]:
-    """What the dimensions of a tensor are; see `Symbol`."""
-    if view.flat:
-        return tuple(str(number) for number in range(rank))
-    if view.folded and rank > 2:
-        return ("R", *(f"C{number}" for number in range(rank - 1)))
-    if rank > 4:
-        return ("A", *(f"B{number}" for number in range(rank - 3)), "R", "C")
-    return tuple(element)
-
-
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """Makes the symbols that a rule is given for a tensor of some dimensions."""
-
-    graph: Graph
-    dims: tuple[str, ...]
-
-    def array(self, name: str, dims: tuple[str, ...], dtype: str) -> Symbol:
-        """A parameter, gradient or slot."""
-        first = {label[:1] for label in dims}
-        axes = "".join(letter for letter in LETTERS if letter in first)
-        if self.graph.view.flat:
-            axes = self.graph.element if dims == self.dims else ""
-        kind = "complex" if dtype.startswith("complex") else "real"
-        node = self.graph.make("input", axes=axes, dtype=kind, data=name)
-        made = Symbol(self.graph, node, dims, dtype)
-        made.is_given = True
-        return made
-
-    def scalar(self, name: str) -> Symbol:
-        """A scalar of the step."""
-        return Symbol(self.graph, self.graph.make("host", data=name), (), self.graph.real)
-
-
-def _numbers(rule: Rule, given: _Given) -> tuple[dict[str, Any], Rule]:
-    """The numbers of a rule as scalars of the step; and the rule, whose `self.lr` is `h.lr`."""
-    values, off, seen = dict[str, Any](), rule.structure[-1], copy(rule)
-    for field in (field for field in fields(rule) if field.name in hypers(type(rule))):
-        name, zero_is_off = field.name, field.metadata.get("zero_is_off")
-        values[name] = None if getattr(rule, name) is None else given.scalar(name)
-        if name not in off:
-            scalar, real = given.scalar(name), given.graph.real
-            own = _On(given.graph, scalar.node, (), real) if zero_is_off else values[name]
-            object.__setattr__(seen, name, own)
-    return values, seen
-
-
 def _slots(
-    rule: Rule, rank: int, dtype: str, given: _Given, fresh: dict[str, Any]
+    rule: Rule, rank: int, dtype: str, inputs: Inputs, fresh: dict[str, Any]
 ) -> tuple[dict[str, Symbol], dict[str, str]]:
     """The slots of a rule, and what they and the parameter are stored in."""
     narrow = rule.storage(rank, dtype)
     if any(symbol.dtype in NARROW or symbol.dtype not in WORKING for symbol in fresh.values()):
         raise TraceError("16-bit and bool slots are not fused; use engine='array_api'")
-    if given.graph.view.flat and any(x.dims not in (given.dims, ()) for x in fresh.values()):
+    if inputs.graph.view.flat and any(x.dims not in (inputs.dims, ()) for x in fresh.values()):
         raise RetraceError("flat")
-    slots = {slot: given.array(slot, symbol.dims, symbol.dtype) for slot, symbol in fresh.items()}
+    slots = {slot: inputs.array(slot, symbol.dims, symbol.dtype) for slot, symbol in fresh.items()}
     storage = {"p": dtype} | {name: narrow.get(name, x.dtype) for name, x in slots.items()}
     if "master" in slots and rule.master_weights == "split":
         storage["master"] = SPLIT
@@ -311,7 +202,7 @@ def _reported(who: str, graph: Graph, reports: dict[str, Any], *, one: bool) -> 
     nodes = {name: lift(graph, symbol)[0] for name, symbol in reports.items()}
     # a total is known before the pass that reports
     nodes |= {name: graph.make("copy", x) for name, x in nodes.items() if x.op == TOTAL}
-    nodes = {name: _one(graph, x) for name, x in nodes.items()} if one else nodes
+    nodes = {name: one_of(graph, x) for name, x in nodes.items()} if one else nodes
     odd = [name for name, node in nodes.items() if node.axes]
     if odd:
         raise TraceError(ODD.format(who, ", ".join(odd)))
