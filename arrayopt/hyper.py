@@ -107,7 +107,7 @@ def _interval(given: Any) -> str:
             return f"{parts[1]}{low}, {high}{parts[4]}"
     except ValueError:
         pass
-    raise ValueError(f"real: `interval` must be a string such as '[0, 1)', from the lower end; got {given!r}")
+    raise ValueError(f"real: `interval` must be a string such as '[0, 1)', with the lower end first; got {given!r}")
 
 
 def flag(default: bool) -> Any:

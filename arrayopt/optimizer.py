@@ -286,7 +286,7 @@ class Optimizer(Settings):
                     step.take(name, place, grad)
                     return
                 matched = self._parameters.match_alone(place, grad)
-                coming = step.coming_given("Optimizer.give")
+                coming = step.coming_given("Optimizer.give", place)
                 only = place if step.accumulator.every > 1 else None
                 begun = step.begin(coming, matched, stats=False, only=only)
                 took = partial(step.release.took, name)
@@ -351,7 +351,7 @@ class Optimizer(Settings):
         step, team, failed = self._step, self._team, True
         with self._guard("Optimizer.step"):
             try:
-                rooms = step.collect()
+                given, rooms = step.collect()
                 with team.warned("Optimizer.step"):
                     self._parameters.take_up()
                     stats = self._stats.wanted
@@ -359,7 +359,7 @@ class Optimizer(Settings):
                     if not (none or step.release or step.accumulator.begun):
                         raise TypeError("Optimizer.step: pass the gradients, or call `give` for each of them first")
                     step.release.check_end(incomplete=incomplete, again=step.accumulator.last)
-                    begun = step.begin_taken(coming, rooms, stats=stats)
+                    begun = step.begin_taken(coming, given, rooms, stats=stats)
                 self._made(coming, begun, stats=stats)
                 failed = False
             finally:

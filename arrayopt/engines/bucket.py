@@ -26,8 +26,7 @@ def chosen(every: Sequence[Any], places: Sequence[int] | Any) -> Sequence[Any]:
     if len(places) == len(every):
         return every
     if hasattr(every, "chosen"):  # layers, of which whole stacks are chosen
-        found: Sequence[Any] = every.chosen(places)
-        return found
+        return every.chosen(places)  # type: ignore[no-any-return]
     return list(map(every.__getitem__, places))
 
 
@@ -81,7 +80,7 @@ class Bucket:
     ordered: bool | None = None
     """Whether the gradients of all tensors are those of the bucket's, in its order."""
     index: Any = None
-    """The tensors' places among the numbers of the run; a slice if they are all, in order."""
+    """The tensors' places among the numbers of the run; a slice if they are the first."""
 
     @property
     def whole(self) -> "Bucket":
@@ -138,7 +137,7 @@ class Bucket:
                 self.tensors[i].count(left or {})
         elif len(took) == len(self.tensors):
             self.run.count(self._index())
-            self.same = None if self.same is None else (self.same[0] + 1, self.same[1])
+            self.same = None if self.same is None else (self.same[0] + 1, self.run.changes)
         else:
             index = self._index()
             self.run.count(took if isinstance(index, slice) else index[took])
@@ -147,7 +146,8 @@ class Bucket:
     def _index(self) -> Any:
         if self.index is None:
             places = [tensor.first for tensor in self.tensors]
-            self.index = slice(None) if places == list(range(self.run.size)) else np.array(places)
+            first = list(range(len(places)))
+            self.index = slice(len(places)) if places == first else np.array(places)
         return self.index
 
     def keep(self, key: Any, make: Callable[[], list[Any]]) -> list[Any]:

@@ -30,6 +30,7 @@ class Buckets:
         self._parameters, self._run, self.version = parameters, run, 0
         self._structures: list[Any] = []
         self._made: list[Bucket] = []
+        self._alone: dict[int, Bucket] = {}
         self._told: set[str] = set()
         self._advised = 0
 
@@ -39,11 +40,23 @@ class Buckets:
         structures: list[Any] = [self._parameters.kinds, *map(_STRUCTURE, groups)]
         if structures != self._structures:
             self._run.take_back()
-            self._made, self._structures = bucketed(groups, self._run), structures
+            self._made, self._alone = bucketed(groups, self._run), {}
+            self._structures = structures
             self.version += 1
         for bucket in self._made:
             bucket.refresh()
         return self._made
+
+    def alone(self, place: int) -> Bucket:
+        """A bucket of one tensor, which is updated by itself without a look at others."""
+        if not self._alone:
+            every = bucketed(self._parameters.groups, self._run, alone=True)
+            self._alone = {bucket.places[0]: bucket for bucket in every}
+            for bucket in self._made:
+                for at in bucket.places:
+                    self._alone[at].engine, self._alone[at].refused = bucket.engine, bucket.refused
+        self._alone[place].refresh()
+        return self._alone[place]
 
     def chosen(self, engine: str) -> list[Bucket]:
         """`now`, each with its engine; for new ones, warn if a user can enable a fused engine."""
@@ -56,17 +69,18 @@ class Buckets:
         return buckets
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_structures": [], "_made": []}
+        return {**self.__dict__, "_structures": [], "_made": [], "_alone": {}}
 
 
-def bucketed(groups: Sequence[Group], run: Run) -> list[Bucket]:
-    """The tensors of groups in buckets."""
+def bucketed(groups: Sequence[Group], run: Run, *, alone: bool = False) -> list[Bucket]:
+    """The tensors of groups in buckets; or each in one `alone`."""
     buckets: dict[Any, Bucket] = {}
     for group in groups:
         for tensor in group.tensors:
             xp, device = place(tensor.array)
-            alone, dtype = group.rule.several and writable(tensor.array), dtype_name(tensor.array)
-            key = group.rule.structure, dtype, xp, str(device), tensor.kind, alone
+            dtype, number = dtype_name(tensor.array), tensor.place if alone else None
+            several = group.rule.several and writable(tensor.array)
+            key = group.rule.structure, dtype, xp, str(device), tensor.kind, several, number
             bucket = buckets.setdefault(key, Bucket(run=run))
             if group not in bucket.groups:
                 bucket.groups.append(group)
@@ -94,17 +108,11 @@ def explain_buckets(buckets: Sequence[Bucket], engine: str) -> str:
         chosen, why = select(engine, bucket)
         whole = bucket.whole.tensors
         first, total = whole[0].array, sum(size(tensor.array) for tensor in whole)
-        layers = ""
-        if isinstance(bucket, Layers):
-            what = "layers" if bucket.rule.stacked else "blocks"
-            layers = f" of {len(bucket.tensors)} {what}"
-        where = f"{library(first)} on {place(first)[1]}"
-        owners = (
-            f", of {', '.join(group.label for group in bucket.groups)}" if len(groups) > 1 else ""
-        )
-        lines.append(
-            f"  {len(whole)} tensors{layers}, {total} parameters, {dtype_name(first)},"
-            f" {where}{owners}"
-        )
+        what = "layers" if bucket.rule.stacked else "blocks"
+        layers = f" of {len(bucket.tensors)} {what}" if isinstance(bucket, Layers) else ""
+        where = f"{dtype_name(first)}, {library(first)} on {place(first)[1]}"
+        labels = ", ".join(group.label for group in bucket.groups)
+        owners = f", of {labels}" if len(groups) > 1 else ""
+        lines.append(f"  {len(whole)} tensors{layers}, {total} parameters, {where}{owners}")
         lines.append(f"  engine {chosen.name} ({why}): {chosen.explain(bucket)}")
     return "\n".join(lines)

@@ -202,9 +202,8 @@ class Fused(Engine):
         common = next(iter(dtypes)) if len(dtypes) == 1 else None
 
         def made() -> list[Batch]:
-            found = self._members(bucket, asked, common)
             made = []
-            for kind, members in found.items():
+            for kind, members in self._members(bucket, asked, common).items():
                 made.append(self._batch(kind.plan)(kind, bucket, members))
             return made
 

@@ -101,9 +101,8 @@ class uninterrupted:  # noqa: N801 - a context manager, used as a function is
         global _inside
         if not self._outermost:
             return
-        _inside = (
-            False  # from here on `_hold` calls the handlers, wherever it is still in their place
-        )
+        # from here on `_hold` calls the handlers, wherever it is still in their place
+        _inside = False
         try:
             for number in list(_replaced):
                 _restore(number)

@@ -64,7 +64,8 @@ class StepScalars:
         self._names = [name for name in self._code.names if name not in self.fixed]
         self._hypers: Sequence[dict[str, Any]] = []  # of the last step
         self._numbers: list[list[float]] = []  # their values
-        self._steps: dict[int, Any] = {}  # scalars of the next steps, by the number of updates
+        self._steps: Any = []  # scalars of the next steps
+        self._first = 0  # the number of updates before the first of them
 
     def _counts(self, geo: Ints) -> dict[str, Any]:
         """The numbers of elements that means divide by."""
@@ -107,9 +108,9 @@ class StepScalars:
         updates: Any = self._bucket.updates()
         alike = self._uniform and isinstance(updates, int)
         if alike and same and clip is None:
-            if updates not in self._steps:
+            if not 0 <= updates - self._first < len(self._steps):
                 self._compute_ahead(updates)
-            self.of_tensors[:] = self._steps[updates]
+            self.of_tensors[:] = self._steps[updates - self._first]
             return
         if not (self._all or isinstance(updates, int)):
             updates = updates[self._members]
@@ -123,12 +124,11 @@ class StepScalars:
 
     def _compute_ahead(self, updates: int) -> None:
         """Compute the scalars of the next steps, in which only the number of updates changes."""
-        numbers = range(updates, updates + AHEAD)
-        values = self._code.scalars(np.array(numbers) + 1.0, None, self._constants)
-        rows = np.empty((AHEAD, len(values)))
+        numbers = np.arange(updates, updates + AHEAD) + 1.0
+        values = self._code.scalars(numbers, None, self._constants)
+        self._first, self._steps = updates, np.empty((AHEAD, len(values)))
         for i, x in enumerate(values):
-            rows[:, i] = x
-        self._steps = dict(zip(numbers, rows, strict=True))
+            self._steps[:, i] = x
 
     def _set_constants(self, hypers: Sequence[dict[str, Any]]) -> None:
         """Compute what follows from hyper-parameters and sizes alone, if it has changed."""
@@ -144,7 +144,7 @@ class StepScalars:
         for name, *column in zip(self._names, *numbers, strict=True):
             each[name] = column[0] if len(column) == 1 else np.array(column)[self.groups]
         self._constants = self._code.constants(self.fixed | each | of_layers)
-        self._numbers, self._steps = numbers, {}
+        self._numbers, self._steps = numbers, []
         self._uniform = np.ndarray not in map(type, self._constants)
 
     @cached_property

@@ -139,12 +139,14 @@ def select(name: str, bucket: Bucket) -> tuple[Engine, str]:
         If there is no engine of that name, or it cannot serve these arrays or this rule, with the
         reason.
     """
-    if bucket.engine is None or bucket.engine[0] != name:
+    last = bucket.engine
+    if last is None or last[0] != name or last[1].name in bucket.refused:
+        bucket.batches.clear()
         found = _select(name, bucket)
         if bucket.kind == "none" and not found[0].counts:  # a device counts by itself
             found = Elsewhere(), "other ranks have these tensors"
-        bucket.engine = name, *found
-    return bucket.engine[1:]
+        last = bucket.engine = name, *found
+    return last[1:]
 
 
 def instead(name: str, bucket: Bucket, error: CompilationError) -> Engine:
@@ -160,8 +162,6 @@ def instead(name: str, bucket: Bucket, error: CompilationError) -> Engine:
         raise error
     failed, _ = select(name, bucket)
     bucket.refused[failed.name] = str(error)
-    bucket.engine = None
-    bucket.batches.clear()
     chosen, _ = select(name, bucket)
     LOG.warning("arrayopt: engine %r serves instead of %r: %s", chosen.name, failed.name, error)
     return chosen
@@ -198,9 +198,8 @@ def _select(name: str, bucket: Bucket) -> tuple[Engine, str]:
             reasons.setdefault(str(error), []).append(fused)
             remedies &= not isinstance(error, NoRemedyError)
     bucket.remedy = "; ".join(_shown(reasons)) if remedies else ""
-    return ENGINES["array_api"].open(), "; ".join(
-        _shown(reasons)
-    ) or f"the only engine for {arrays} arrays"
+    why = "; ".join(_shown(reasons)) or f"the only engine for {arrays} arrays"
+    return ENGINES["array_api"].open(), why
 
 
 def _shown(reasons: dict[str, list[str]]) -> list[str]:
@@ -227,10 +226,7 @@ def advise(buckets: Sequence[Bucket], told: set[str]) -> None:
 def _calls() -> int:
     """How many frames there are up to the user's own line, for a warning."""
     frame, calls = sys._getframe(1), 1
-    while (
-        frame.f_back is not None
-        and frame.f_globals.get("__name__", "").partition(".")[0] == "arrayopt"
-    ):
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "arrayopt":
         frame, calls = frame.f_back, calls + 1
     return calls
 

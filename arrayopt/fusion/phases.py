@@ -11,11 +11,10 @@ from itertools import count
 import numpy as np
 
 from arrayopt.arrays import REAL, WORKING
-from arrayopt.fusion.assembly import assembled
 from arrayopt.fusion.dims import WAY_OUT, TraceError
 from arrayopt.fusion.graph import POSITION, TOTAL, Node, is_whole, operands, reachable
 from arrayopt.fusion.passes import Pass
-from arrayopt.fusion.plan import Plan, ordered_totals
+from arrayopt.fusion.plan import Plan, assembled, ordered_totals
 
 __all__ = ["GIVEN", "is_vector", "phases"]
 

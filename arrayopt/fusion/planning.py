@@ -12,13 +12,12 @@ from typing import Any
 
 from arrayopt.arrays import REAL, WORKING
 from arrayopt.codecs import STORED
-from arrayopt.fusion.assembly import assembled
 from arrayopt.fusion.dims import WAY_OUT, TraceError
 from arrayopt.fusion.graph import PRODUCT, SCRATCH, Node, is_whole, operands, reachable
 from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.phases import phases
 from arrayopt.fusion.placement import Placement
-from arrayopt.fusion.plan import Plan, ordered_totals
+from arrayopt.fusion.plan import Plan, assembled, ordered_totals
 from arrayopt.fusion.trace import Trace
 from arrayopt.fusion.work import Work
 

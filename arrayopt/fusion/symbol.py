@@ -46,7 +46,7 @@ class Symbol(Given):
     def __class__(self) -> Any:
         """What `isinstance` asks for; the rules of this package know what is traced."""
         if is_of_user(sys._getframe(1)):
-            raise TraceError(f"`isinstance` does not hold of what is traced{WAY_OUT}")
+            raise TraceError(f"`isinstance` cannot be asked of a traced array{WAY_OUT}")
         return type(self)
 
     @property

@@ -96,16 +96,12 @@ class WrittenMemory:
             located = self._locate(given)
             found = None if located is None else Locations(*located, complete)
         if not at_once or found is None:
-            self._compare(grads, places)
+            self.compare(grads, places)
         elif len(places) <= FEW:
             self._check_few(grads, places, found)
         else:
             self._check_many(grads, places, found)
         return found
-
-    def check_one(self, place: int, grad: Array | None) -> None:
-        """Raise if the gradient of one tensor has an element in this memory; see `check`."""
-        self._compare({place: grad}, [place])
 
     def _check_few(self, grads: Sequence[Any], places: Sequence[int], found: Locations) -> None:
         """Check gradients whose locations are known; see `check`."""
@@ -117,10 +113,10 @@ class WrittenMemory:
             for i, low in zip(places, lows, strict=True):
                 if regions.near(low, low + self._size(i, grads)):
                     near.append(i)
-            self._compare(grads, near)
+            self.compare(grads, near)
             self._seen = lows, contiguous, places
         if not all(contiguous):
-            self._compare(grads, [i for i, one in zip(places, contiguous, strict=True) if not one])
+            self.compare(grads, [i for i, one in zip(places, contiguous, strict=True) if not one])
 
     def _check_many(self, grads: Sequence[Any], places: Sequence[int], found: Locations) -> None:
         """Check as `_check_few`, where NumPy is quicker than a loop."""
@@ -135,7 +131,7 @@ class WrittenMemory:
         for i in moved[self._bytes[moved] < 0].tolist():
             self._size(i, grads)
         near = moved[regions.near_all(lows, lows + self._bytes[moved])]
-        self._compare(grads, [*near.tolist(), *loose.tolist()])
+        self.compare(grads, [*near.tolist(), *loose.tolist()])
         self._checked[moved] = marks[new]
         if found.complete:
             self._seen = None if len(loose) else seen
@@ -146,7 +142,7 @@ class WrittenMemory:
             self._bytes[i] = size(grads[i]) * CODECS[dtype_name(grads[i])].itemsize
         return int(self._bytes[i])
 
-    def _compare(self, grads: Any, places: Sequence[int]) -> None:
+    def compare(self, grads: Any, places: Sequence[int]) -> None:
         """Raise if one of these gradients has an element in this memory.
 
         A gradient may be its own parameter, as the gradient of p² / 2 is: an element is written

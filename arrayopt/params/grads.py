@@ -76,7 +76,7 @@ class GradMatcher:
     def match_alone(self, place: int, grad: Any) -> Array | None:
         """Return the gradient of one tensor that is updated by itself, checked as all are."""
         found = self.match_one(place, grad)
-        self._written_memory().check_one(place, found)
+        self._written_memory().compare({place: found}, [place])
         return found
 
     def _written_memory(self) -> WrittenMemory:

@@ -162,12 +162,11 @@ class Parameters:
         return self.match_alone(place, grad)[place]
 
     def match_alone(self, place: int, grad: Any) -> list[Array | None]:
-        """Return gradients, checked, of which there is but one: that of a tensor that is updated by
-        itself.
-        """
+        """Return gradients, of which there is but one, checked: that of a tensor by itself."""
         if self.all[place].block is not None:
             return self.match({**dict.fromkeys(self.places), self.all[place].name: grad})
-        self.take_up()
+        if not self._stays(place):
+            self.take_up()
         found: list[Array | None] = [None] * len(self.all)
         found[place] = self._matcher.match_alone(place, grad)
         self.keep_state()
@@ -192,12 +191,9 @@ class Parameters:
         self._objects: bytes | None = object_addresses(self._held).tobytes()
         named = flatten(tree) if self._parted else local_leaves
         given = [leaf for _, leaf in named if leaf is not None]
-        self._shared, watched = list[Tensor](), list[Any]()
-        for tensor, leaf in zip(self.all, given, strict=True):
-            if tensor.share is not None:
-                self._shared.append(tensor)
-                watched.append(leaf)
-        self._writes = Writes(watched)
+        pairs = [(x, leaf) for x, leaf in zip(self.all, given, strict=True) if x.share is not None]
+        self._shared = [tensor for tensor, _ in pairs]
+        self._writes = Writes([leaf for _, leaf in pairs])
 
     def _local(self, tree: Any) -> Any:
         """Return a tree of what this rank has of its leaves."""
@@ -216,17 +212,24 @@ class Parameters:
         """
         if self._lent is not None:
             self._lent = self._lent.follow(self.all)
-        now = leaves(self._matcher.template, self._local(self._tree))
-        if now is None:
-            now = [leaf for _, leaf in flatten(self._local(self._tree))]
+        tree = self._local(self._tree)
+        now = leaves(self._matcher.template, tree) or [leaf for _, leaf in flatten(tree)]
         if self._objects is None:  # of a copy
             self._objects = object_addresses(self._held).tobytes()
         if object_addresses(now).tobytes() != self._objects or self._watch.changed():
             self.exchange(self._tree, "Optimizer")
-        written = self._writes.made()
-        if written:
+        if written := self._writes.made():
             self.replaced.wrote(self._shared[i] for i in written)
             self._writes.reset()
+
+    def _stays(self, place: int) -> bool:
+        """Return whether the array of one tensor is where `take_up` found it, if its key tells."""
+        key = self.all[place].name if isinstance(self._tree, dict) else place
+        try:
+            same = self._lent is None and self._tree[key] is self._watch.arrays[place]
+        except (LookupError, TypeError):
+            same = False
+        return same and self._watch.stays(place)
 
     def lend(self) -> None:
         """Watch slots from now on: the user has them, and may change them."""
@@ -261,8 +264,7 @@ class Parameters:
         self.replaced.wrote(self.all[i] for i in moved)
         alike = type(tree) is type(self._tree) and template(tree) == self._matcher.template
         if tree is not self._tree and not alike:
-            leaf_of = dict(given)
-            tree = self.tree_of([leaf_of[tensor.name] for tensor in self.all])
+            tree = self.tree_of(list(map(dict(given).__getitem__, self.places)))
         self._hold(tree)
 
     def _leaves(self, tree: Any) -> list[tuple[str, Any]]:

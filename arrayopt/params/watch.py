@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import array_api_compat
@@ -46,6 +46,7 @@ class Watch:
         for i, x in enumerate(self.arrays):
             families.setdefault(_family(x), []).append(i)
         self._parts: list[tuple[list[int], Any]] = []
+        self._alone = dict[int, Watch]()  # of single arrays
         self.in_place = None not in families
         for family, places in families.items():
             own = [self.arrays[i] for i in places]
@@ -58,6 +59,12 @@ class Watch:
     def changed(self) -> list[int]:
         """Return the positions of the arrays that have changed."""
         return [places[i] for places, part in self._parts for i in part()]
+
+    def stays(self, place: int) -> bool:
+        """Return whether one of the arrays has not changed."""
+        if place not in self._alone:
+            self._alone[place] = Watch([self.arrays[place]])
+        return not self._alone[place].changed()
 
     def __reduce__(self) -> Any:
         return Watch, (self.arrays,)
@@ -92,12 +99,7 @@ class Writes:
         return [self.arrays[i]._version for i in self._asked]
 
     def __reduce__(self) -> Any:
-        return _unknown_writes, (self.arrays,)
-
-
-def _unknown_writes(arrays: list[Array]) -> Writes:
-    """Return the `Writes` of a copy or a pickle: each array may have been written to."""
-    return Writes(arrays, untouched=False)
+        return partial(Writes, untouched=False), (self.arrays,)  # copies: each may be written to
 
 
 def _counts_writes(x: Array) -> bool:

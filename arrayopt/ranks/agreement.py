@@ -64,7 +64,7 @@ class Agreement(Alone):
         flags |= CHANGED * self._changed(what) | CHECKED * self._due(grads, step)
         vote = np.frombuffer(bytes([error is not None, flags]) + digest, np.uint8)
         with self.answered(what):
-            votes = np.stack(self._comm.allgather(vote, [16] * self.size)())
+            votes = np.concatenate(self._comm.allgather(vote, [16] * self.size)()).reshape(-1, 16)
             flags = int(np.bitwise_or.reduce(votes[:, 1]))
             if votes[:, 0].any() or (votes[:, 2:] != votes[0, 2:]).any():
                 self._differ(what, words, error, after=after)

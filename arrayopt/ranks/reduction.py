@@ -1,6 +1,6 @@
 """Gradients of one step that ranks add up, bucket by bucket, as they arrive."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,17 +77,14 @@ class Reduction:
             while not missing[number] and self._next < len(missing) and not missing[self._next]:
                 self._send()
 
-    def finish(self, taken: Collection[int]) -> None:
-        """Send all that is left, and wait for all sums.
-
-        `taken` has the indices of gradients that have arrived; zeros are sent for others.
-        """
+    def finish(self, taken: Sequence[Array | None]) -> None:
+        """Send all that is left, with zeros where none was `taken`, and wait for all sums."""
         with self._comm.device:
             for number in range(self._next, len(self._buckets)):
                 if number not in self._packed:
                     self._packed[number] = self._room(number)
                 for piece in self._buckets[number].pieces if self._missing[number] else ():
-                    if piece.index not in taken:
+                    if taken[piece.index] is None:
                         self._packed[number][piece.at : piece.at + piece.end - piece.first] = 0
                 self._send()
             self._pass_on(self._arrived())

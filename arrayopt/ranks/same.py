@@ -117,17 +117,15 @@ def unlike(
                 was = "was replaced by other values" if put else "has other values"
                 found.append(f"{tensor.name!r} {was} on {_odd(own, values)} than on rank {own[0]}")
             if given.count(given[0]) < len(own):
-                found.append(
-                    f"the gradient of {tensor.name!r} is another on {_odd(own, given)} than on rank"
-                    f" {own[0]}"
-                )
+                odd = f"{_odd(own, given)} and rank {own[0]}"
+                found.append(f"the gradient of {tensor.name!r} differs between {odd}")
                 odd_grads = True
     shown = found[:SHOWN]
     if len(found) > SHOWN:
         shown.append(f"and {len(found) - SHOWN} more")
     if odd_grads:
         shown.append(
-            "each rank must give the same gradients: reduce them, or say Ranks(comm, grads='mean')"
+            "each rank must give the same gradients: reduce them, or pass Ranks(comm, grads='mean')"
         )
     return shown
 

@@ -1,9 +1,7 @@
-"""Gradients of ranks, added up, all at once or as they arrive: each rank gets the sums or means of
-what it updates.
-"""
+"""Gradients of ranks, added up all at once or as they arrive."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -27,6 +25,9 @@ from arrayopt.ranks.reduction import Reduction
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["Sums"]
+
+Rooms = list[Array | None]
+"""What gets the sums; None where there is no gradient."""
 
 
 class Sums:
@@ -75,6 +76,7 @@ class Sums:
         # their order and whether it is known, and the dtypes in which they are sent
         self._wide: bool | None = None
         self._order, self._learned = list[int](), False
+        self._forward = list[Tensor](), list[Tensor]()  # the last ones, and in their order
         self._sent_as = list[str]()
         self.familiar: dict[str, tuple[int, Any, Any, Any, Array]] = {}
         self.clear()
@@ -86,7 +88,7 @@ class Sums:
 
     # ---- all at once -----------------------------------------------------------------------------
 
-    def rooms(self, tensors: Sequence[Tensor], grads: list[Array | None]) -> list[Array | None]:
+    def rooms(self, tensors: Sequence[Tensor], grads: Rooms) -> Rooms:
         """Return arrays for the sums; for tensors that other ranks have, the gradients."""
         given = [g for g in grads if g is not None] if self._comm.on_device else []
         sent_as = [None if g is None else dtype_name(g) for g in grads]
@@ -97,12 +99,12 @@ class Sums:
             rooms[index] = self._room(tensors[index], index, grads[index])
         return rooms
 
-    def reduce(self, grads: list[Array | None], rooms: list[Array | None]) -> None:
+    def reduce(self, grads: list[Array | None], rooms: Rooms) -> None:
         """Fill the rooms; those that cannot be written are replaced."""
         assert self.reduction is not None
         for index in self._layout.places:
             self.reduction.take(index, grads[index])
-        self._complete(rooms, self._layout.places)
+        self._complete(rooms)
         self.reduction = None
 
     # ---- one by one ------------------------------------------------------------------------------
@@ -111,8 +113,11 @@ class Sums:
         """Return tensors in the order of a forward pass, once that of a backward pass is known."""
         if not self._learned:
             return list(tensors)
-        there = {tensor.place: tensor for tensor in tensors}
-        return [there[place] for place in reversed(self._order) if place in there]
+        if self._forward[0] != tensors:
+            there = {tensor.place: tensor for tensor in tensors}
+            found = [there[place] for place in reversed(self._order) if place in there]
+            self._forward = list(tensors), found
+        return self._forward[1]
 
     def check(self, tensors: Sequence[Tensor], index: int, grad: Any) -> None:
         """Raise ValueError if ranks have agreed to send gradients in a narrower dtype."""
@@ -140,27 +145,25 @@ class Sums:
             self.reduction.take(index, grad)
 
     def finish(
-        self, tensors: Sequence[Tensor], taken: Mapping[int, Array], *, wide: bool
-    ) -> list[Array | None]:
-        """Wait until all that has arrived on any rank is added up, and return the sums.
+        self, tensors: Sequence[Tensor], rooms: Rooms, order: Iterable[int] = (), *, wide: bool
+    ) -> None:
+        """Wait until all that has arrived on any rank is added up, and put the sums into rooms.
 
-        `taken` has arrays of the shapes of the gradients that were taken, in their order. They are
-        returned in place of the sums that other ranks get.
+        `rooms` has arrays of the shapes of the gradients that were taken, in this order. They stay
+        in place of the sums that other ranks get.
         """
         if self.reduction is None:
             self._begin(tensors, wide=wide)
-        rooms: list[Array | None] = list(map(taken.get, range(len(tensors))))
         for index in self._layout.starts:
             if rooms[index] is not None:
                 rooms[index] = self._room(tensors[index], index, rooms[index])
         for index, grad in self.parts.items():
             rooms[index] = grad
-        self._complete(rooms, taken)
+        self._complete(rooms)
         if not self._learned:
-            rest = sorted({*range(len(tensors))}.difference(taken))
-            self._order = self._comm.tell([*taken, *rest] if not self._comm.rank else [])[0]
-            self._learned = True
-        return rooms
+            every = dict.fromkeys([*order, *range(len(tensors))])
+            self._order = self._comm.tell([] if self._comm.rank else list(every))[0]
+            self._forward, self._learned = ([], []), True
 
     def _begin(self, tensors: Sequence[Tensor], *, wide: bool) -> None:
         """Begin a step; before the first one, ranks agree on the dtypes of what is sent."""
@@ -218,10 +221,10 @@ class Sums:
         found = self._sum(index, shape)
         return xp.from_numpy(found) if array_api_compat.is_torch_array(grad) else found
 
-    def _complete(self, rooms: list[Array | None], taken: Collection[int]) -> None:
+    def _complete(self, rooms: Rooms) -> None:
         """Wait for all sums, and bring them to rooms that are elsewhere than their memory."""
         assert self.reduction is not None
-        self.reduction.finish(taken)
+        self.reduction.finish(rooms)
         for index, ((_, on_device), _) in self._layout.starts.items():
             room: Any = rooms[index]
             if room is None or on_device or _is_memory(room):

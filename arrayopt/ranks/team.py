@@ -104,7 +104,7 @@ class Team(Agreement):
     def renew(self, tensors: Sequence[Tensor]) -> None:
         super().renew(tensors)
         if self.sums and self.torn is None and not self._comm.renews:
-            self.gradients.finish(tensors, {}, wide=False)  # messages can only be waited for
+            self.gradients.finish(tensors, [None] * len(tensors), wide=False)  # it waits for them
         self.gradients.renew()
         self._gather = self._processes = None
 

@@ -59,7 +59,7 @@ def ring(xp: Any, p: Array, k: int) -> Ring:
     """
     if isinstance(k, bool) or not isinstance(k, int):
         raise TypeError(
-            f"arrayopt.ring: `k` must be an integer; got {k!r}; a field for it is declared by arrayopt.choice(3, 2, 4)"
+            f"arrayopt.ring: `k` must be an integer; got {k!r}; declare a field for it with arrayopt.choice(3, 2, 4)"
         )
     if k < 1:
         raise ValueError(f"arrayopt.ring: `k` must be at least 1; got {k}")

@@ -40,7 +40,7 @@ def warn_of_name(who: str, path: str) -> None:
     stem, suffix = os.path.splitext(path)
     if suffix.lower() in OTHERS:
         warnings.warn(
-            f"{who}: the file is written in the format safetensors, but {path!r} is a name of another one; call it"
+            f"{who}: the format of the file is safetensors, but {path!r} names another one; call it"
             f" {stem + '.safetensors'!r}",
             stacklevel=3,
         )

@@ -202,8 +202,9 @@ def _rule(rule: Any, project: Any, *, stacked: bool) -> Rule:
     if rule is None:
         rule = LBFGS() if project is None else SPG()
     if not isinstance(rule, Rule):
+        both = f"; {SOLVER['jac']}" if inspect.isroutine(rule) else ""
         raise TypeError(
-            f"minimize: `rule` must be a Rule such as LBFGS(memory=20); got {got(rule)}"
+            f"minimize: `rule` must be a Rule such as LBFGS(memory=20); got {got(rule)}{both}"
         )
     given: dict[str, Any] = {"stacked": True} if stacked else {}
     if project is not None and rule.project is not None:

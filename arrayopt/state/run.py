@@ -11,7 +11,15 @@ __all__ = ["LIMIT", "Holder", "Run", "checked_count", "is_count"]
 
 
 class Holder(Protocol):
-    """Memory of a device that holds a share of a run's numbers, and where the device moves them on by itself."""
+    """Memory of a device that holds a share of a run's numbers, and where the device moves them on by itself.
+
+    Attributes
+    ----------
+    counted : array of int64
+        The places of the tensors, or layers of stacked ones, whose updates it counts.
+    """
+
+    counted: Ints
 
     def upload(self, counts: Ints, loss: dict[str, Any]) -> None:
         """Copy the holder's share to the device; of `counts` a row are updates, and a row skipped ones."""
@@ -36,7 +44,7 @@ class Run:
     arrays : int
         How often a parameter or slot was replaced by another array: a version of where they all lie.
     changes : int
-        How often numbers of updates changed other than by a step: a version for those who keep copies.
+        How often numbers of updates changed: a version for those who keep copies.
     captured : list
         What a CUDA graph has recorded: its memory must stay where it is.
     streams : Streams
@@ -49,7 +57,8 @@ class Run:
         self.streams = Streams()
         self._counts: Ints = np.zeros((2, count), np.int64)  # updates, and steps that layers of stacks have skipped
         self._loss: dict[str, Any] = {"scale": scale, "good": 0, "skipped": 0}
-        self._holders: list[Holder] = []
+        self._holders: dict[int, Holder] = {}  # by id
+        self._held: dict[int, Holder] = {}  # by the places that they count
         self._room: int | None = None
 
     def begin(self, who: str) -> None:
@@ -69,21 +78,31 @@ class Run:
     # ---- who holds the numbers --------------------------------------------------------------------------------------
 
     def give_to(self, holder: Holder) -> None:
-        """Hand a share of the numbers over to a device, unless it has them already."""
-        if not any(x is holder for x in self._holders):
-            holder.upload(self._counts, self._loss)
-            self._holders.append(holder)
+        """Hand a share of the numbers over to a device, unless it has them already; other holders of it lose theirs."""
+        if id(holder) in self._holders:
+            return
+        places = holder.counted.tolist()
+        for key in set(map(id, map(self._held.get, places))) & self._holders.keys():
+            self.streams.meet("Optimizer")
+            self._holders.pop(key).fetch(self._counts, self._loss)
+        holder.upload(self._counts, self._loss)
+        self._holders[id(holder)] = holder
+        self._held |= dict.fromkeys(places, holder)
 
     def take_back(self) -> None:
         """Have all numbers on the host again; waits for the devices."""
         self._fetch()
         if self._holders:
-            self._holders, self.changes = [], self.changes + 1
+            self._forget()
+
+    def _forget(self) -> None:
+        """Let no device hold numbers."""
+        self._holders, self._held, self.changes = {}, {}, self.changes + 1
 
     def _fetch(self) -> None:
         """Copy all numbers to the host. Who holds them goes on counting: a step may be ready that relies on it."""
         self.streams.meet("Optimizer")
-        for holder in self._holders:
+        for holder in self._holders.values():
             holder.fetch(self._counts, self._loss)
 
     # ---- what a CUDA graph has recorded -----------------------------------------------------------------------------
@@ -120,6 +139,7 @@ class Run:
         if skipped:
             self.take_back()
         self._counts[int(skipped), places] += 1
+        self.changes += 1
 
     def put_updates(self, places: Any, values: Any, skipped: Any = 0) -> None:
         """Set numbers of updates, and of skipped steps."""
@@ -130,7 +150,7 @@ class Run:
 
     def restart(self) -> None:
         """Set all numbers of updates to zero, whoever holds them, without a wait."""
-        self._holders, self.changes = [], self.changes + 1
+        self._forget()
         self._counts[:] = 0
 
     def extend(self, count: int) -> range:
@@ -157,12 +177,12 @@ class Run:
 
     def peek(self, name: str) -> Any:
         """A number of the loss scale where it is held: of Python, or a 0-d array of the device, without a wait."""
-        found = (holder.peek(name) for holder in self._holders)
+        found = (holder.peek(name) for holder in self._holders.values())
         return next((x for x in found if x is not None), self._loss.get(name))
 
     def __getstate__(self) -> dict[str, Any]:
         self.take_back()
-        return {**self.__dict__, "_holders": [], "captured": []}
+        return {**self.__dict__, "_holders": {}, "_held": {}, "captured": []}
 
 
 LIMIT = 2**53

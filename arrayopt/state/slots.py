@@ -124,7 +124,7 @@ def _of_blocks(rule: Rule, name: str, array: Array) -> dict[str, Array]:
     if reason:
         who, shape = type(rule).__name__, tuple(array.shape)
         raise ValueError(
-            f"{who}: `blocks={rule.blocks}` cannot cut {name!r}, of shape {shape}: it {reason}; {BY_GROUP}"
+            f"{who}: `blocks={rule.blocks}` cannot divide {name!r}, of shape {shape}: it {reason}; {BY_GROUP}"
         )
     cut, stacked = Cut(rule, array.shape, dtype_name(array)), replace(rule, blocks=None, stacked=True)
     return cut.joined_slots([_begun(stacked, name, stack, "block") for stack in cut.parameter(array)])

@@ -119,7 +119,7 @@ class Accumulator:
         judged : bool
             Whether the means are to be measured.
         only : int, optional
-            The place of the one tensor that is updated by itself.
+            The place of the one tensor of these that is updated by itself.
         """
         if not self.last:
             asked = [self._asked(self._sums(bucket), grads, factor) for bucket in buckets]
@@ -131,17 +131,15 @@ class Accumulator:
         for bucket in buckets:
             at_once = early or bucket.whole is not bucket or self._runs_as_written(bucket)
             sums = self._sums(bucket)
-            if only is not None and only not in sums.places:
-                continue
             if at_once:
-                sums = self._copied(sums, only)
+                sums = self._copied(sums)
                 Ready(self._engine, [self._asked(sums, grads, factor)]).run(Alone())
             else:
                 waiting.append(bucket)
                 later.append(self._asked(sums, grads, factor))
             for at, tensor in zip(sums.places, sums.tensors, strict=True):
                 given = grads[at] is not None
-                if (at in self.begun or given) and only in (None, at):
+                if at in self.begun or given:
                     means[at] = tensor.slots["sum"]
                     known[at] = means[at] if at_once or not given else None
         asked = list(measures(buckets, known)) if judged else []
@@ -152,7 +150,8 @@ class Accumulator:
     def add(self, adding: Adding) -> None:
         """Take in gradients that were made ready."""
         adding.ready.run(Alone())
-        self.begun.update(i for i, g in enumerate(adding.given) if g is not None)
+        every = range(len(adding.given)) if adding.only is None else [adding.only]
+        self.begun.update(i for i in every if adding.given[i] is not None)
         self.done += adding.only is None
         self.scaled = self.scaled or adding.scaled
 
@@ -177,10 +176,8 @@ class Accumulator:
         for tensor in tensors:
             if tensor.name in sums:
                 slots = {"sum": sums[tensor.name]}
-                self.tensors[tensor.name] = Tensor(
-                    tensor.name, tensor.array, slots, self._run, tensor.place
-                )
-                self.tensors[tensor.name].t = 1
+                mine = Tensor(tensor.name, tensor.array, slots, self._run, tensor.place)
+                mine.t, self.tensors[tensor.name] = 1, mine
                 self.begun.add(tensor.place)
 
     # ---- the tensors that hold the sums ----------------------------------------------------------
@@ -194,9 +191,8 @@ class Accumulator:
         mine = self.tensors.get(tensor.name)
         if mine is None:
             self._run.extend(max(0, tensor.place + 1 - self._run.size))
-            mine = Tensor(
-                tensor.name, tensor.array, {"sum": room_for(tensor.array)}, self._run, tensor.place
-            )
+            slots = {"sum": room_for(tensor.array)}
+            mine = Tensor(tensor.name, tensor.array, slots, self._run, tensor.place)
             self.tensors[tensor.name] = mine
         return mine
 
@@ -204,19 +200,17 @@ class Accumulator:
         """What an engine is asked for, to add gradients to sums."""
         return sums, Asked(sums.own(grads), [self._rule.at(0)], factor)
 
-    def _copied(self, sums: Bucket, only: int | None) -> Bucket:
-        """The same sums once more, or that of one tensor, in memory of their own."""
-        pairs = zip(sums.places, sums.tensors, strict=True)
-        chosen = [(at, tensor) for at, tensor in pairs if only in (None, at)]
-        run, copies = Run(len(chosen)), list[Tensor]()
-        run.put_updates(slice(None), [at in self.begun for at, _ in chosen])
-        for _, tensor in chosen:
+    def _copied(self, sums: Bucket) -> Bucket:
+        """The same sums once more, in memory of their own."""
+        run, copies = Run(len(sums.places)), list[Tensor]()
+        run.put_updates(slice(None), [at in self.begun for at in sums.places])
+        for tensor in sums.tensors:
             p, name = tensor.array, tensor.name
             with on_its_device(p):
                 copy = array_namespace(p).asarray(tensor.slots["sum"], copy=True)
             copies.append(Tensor(name, p, {"sum": copy}, run, len(copies)))
-        group, places = Group("", self._rule, {}, copies), [at for at, _ in chosen]
-        return Bucket([group], copies, [0] * len(copies), places, run)
+        group = Group("", self._rule, {}, copies)
+        return Bucket([group], copies, [0] * len(copies), sums.places, run)
 
     def _runs_as_written(self, bucket: Bucket) -> bool:
         """Whether the update of some of a bucket's tensors is computed before it is launched."""

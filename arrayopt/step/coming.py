@@ -36,14 +36,8 @@ class Coming(NamedTuple):
     def form(self) -> tuple[Any, ...]:
         """What no number can change, and so no replay of a captured step."""
         known = self.known
-        return (
-            self.version,
-            known.scale is None,
-            known.limit is None,
-            known.check,
-            known.verdict is None,
-            self.valued,
-        )
+        given = known.scale is None, known.limit is None, known.check, known.verdict is None
+        return (self.version, *given, self.valued)
 
     @property
     def valued(self) -> bool:

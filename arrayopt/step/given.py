@@ -33,13 +33,18 @@ class GivenStep(Step):
         super().__init__(*args)
         self.release = Release(self._parameters)
 
-    def coming_given(self, who: str) -> Coming:
-        """All that the host knows of a step in which tensors are updated one by one."""
+    def coming_given(self, who: str, place: int | None = None) -> Coming:
+        """What is known of a step of which tensors are updated one by one, or of one's update."""
         coming = self.coming(None, None)
         if self.accumulator.last:
             structures = [group.rule.structure for group in self._parameters.groups]
             self.release.check_settings(who, coming.hypers, structures)
-        return coming
+        return coming if place is None else self._alone(coming, place)
+
+    def _alone(self, coming: Coming, place: int) -> Coming:
+        """What is known of the update of one tensor by itself."""
+        bucket = self._buckets.alone(place)
+        return coming._replace(buckets=[bucket], hypers=[bucket.numbers(coming.step)])
 
     def take(self, name: str, place: int, given: Any) -> None:
         """Begin to add up a gradient over ranks; see `Optimizer.give`."""
@@ -67,7 +72,7 @@ class GivenStep(Step):
 
     def _added(self, place: int, grad: Array, took: Callable[[], None]) -> Array | None:
         """Add a gradient to those before it; return the mean in the last micro-step."""
-        accumulator, coming = self.accumulator, self.coming(None, None)
+        accumulator, coming = self.accumulator, self._alone(self.coming(None, None), place)
         grads: list[Array | None] = [None] * len(self._parameters.all)
         grads[place] = grad
         factor = self.judging.inverse(coming.known)
@@ -81,27 +86,30 @@ class GivenStep(Step):
             took()
         return None
 
-    def collect(self) -> list[Array | None]:
-        """Wait for what was taken to be added up, in the last micro-step; all ranks call it."""
+    def collect(self) -> tuple[list[Array | None], list[Array | None]]:
+        """Wait for all that was taken; zeros in place of it, and the sums. All ranks call it."""
         accumulator, tensors, ranks = self.accumulator, self._parameters.all, self._ranks
+        places, several = self._parameters.places, accumulator.every > 1
+        given: list[Array | None] = list(map(self.release.given.get, places))
+        rooms, names = list(given), list(self.release.given)
         if not accumulator.last:
-            return []
+            return given, rooms
         ranks.refuse_torn("Optimizer.step")
         with ranks.answered("Optimizer.step"):
-            several, release = accumulator.every > 1, self.release
-            places = map(self._parameters.places.__getitem__, release.given)
-            taken = dict(zip(places, release.given.values(), strict=True))
             for name, total in accumulator.sums().items():
-                place = accumulator.tensors[name].place
-                if place not in taken and name not in release.refused:
+                place = places[name]
+                if rooms[place] is None and name not in self.release.refused:
                     ranks.gradients.take(tensors, place, total, wide=several)
-                    taken[place] = total
-            return ranks.gradients.finish(tensors, taken, wide=several)
+                    rooms[place] = total
+                    names.append(name)
+            ranks.gradients.finish(tensors, rooms, map(places.__getitem__, names), wide=several)
+        return given, rooms
 
-    def begin_taken(self, coming: Coming, rooms: list[Array | None], *, stats: bool) -> Begun:
+    def begin_taken(
+        self, coming: Coming, given: list[Array | None], rooms: list[Array | None], *, stats: bool
+    ) -> Begun:
         """Let what may fail do so before ranks vote on a step whose gradients they have taken."""
-        release, accumulator, tensors = self.release, self.accumulator, self._parameters.all
-        given = list(map(release.given.get, self._parameters.places))
+        accumulator, tensors = self.accumulator, self._parameters.all
         self._parameters.first.follow(enumerate(given))
         if not accumulator.last:
             adding = Adding([None] * len(given), Ready(self._engine), scaled=False)

@@ -170,7 +170,7 @@ class Step:
     ) -> bool:
         """See `make`: all that may fail, then one section that writes."""
         team, known, adding = self._team, coming.known, begun.adding
-        wanted, done = stats, self.accumulator.done
+        wanted, done, every = stats, self.accumulator.done, self._parameters.all
         if not (counted and self.capturing):  # what is captured has been agreed on in `advance`
             wanted = team.agree(
                 "Optimizer.step",
@@ -192,7 +192,7 @@ class Step:
                 if self._run.captured or self.capturing:
                     self._run.record(begun.grads)
             if team.size > 1:
-                self._ranks.bring(self._parameters.all, begun.grads, grads)
+                self._ranks.bring(every, begun.grads, grads)
             norms_of: Callable[[], Measures] = partial(measures, coming.buckets, grads)
             if adding is not None and team.size == 1:
                 norms_of = partial(getattr, adding, "measures")
@@ -208,12 +208,12 @@ class Step:
                 self._last = ready if ready.form is not None else None
                 self.accumulator.clear(None if adding is None else adding.only)
                 self.judging.end(verdict, known)
-                for x in self._parameters.all if verdict.left else ():
+                for x in every if verdict.left else ():
                     if x.layers and grads[x.place] is not None:
                         x.count(verdict.left, skipped=True)
                 self._run.steps += not counted
                 if verdict.skip is not True and team.size > 1:
-                    updated = [x for x in self._parameters.all if grads[x.place] is not None]
+                    updated = [x for x, g in zip(every, grads, strict=True) if g is not None]
                     if coming.wait:
                         self._ranks.gather(updated)
                     else:

@@ -246,9 +246,12 @@ def test_a_checkpoint_and_another_storage(tmp_path):
         ("qkv", "`blocks` must be an integer; got 'qkv'"),
         (
             (7, 6),
-            r"LAMB: `blocks=\(7, 6\)` cannot cut 'w', of shape \(12, 5\): it has 12 along .* add up to 13; use",
+            r"LAMB: `blocks=\(7, 6\)` cannot divide 'w', of shape \(12, 5\): it has 12 along .* add up to 13; use",
         ),
-        (5, r"`blocks=5` cannot cut 'w', of shape \(12, 5\): it has 12 along the first axis, which 5 does not divide"),
+        (
+            5,
+            r"`blocks=5` cannot divide 'w', of shape \(12, 5\): it has 12 along the first axis, .* 5 does not divide",
+        ),
     ],
 )
 def test_blocks_that_cannot_be(blocks, message):
@@ -257,7 +260,7 @@ def test_blocks_that_cannot_be(blocks, message):
 
 
 def test_tensors_that_have_no_blocks():
-    with pytest.raises(ValueError, match=r"`blocks=3` cannot cut 'number', of shape \(\): it has no axis"):
+    with pytest.raises(ValueError, match=r"`blocks=3` cannot divide 'number', of shape \(\): it has no axis"):
         ao.Optimizer({"number": np.array(1.0)}, ao.LAMB(blocks=3))
     with pytest.raises(ValueError, match=r"Muon: a block of 'w', of shape \(4,\), is not a matrix"):
         ao.Optimizer({"w": np.ones(12)}, ao.Muon(lr=0.1, blocks=3))

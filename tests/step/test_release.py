@@ -1,6 +1,7 @@
 """Tensors that are updated one by one, each as its gradient is there."""
 
 import copy
+import sys
 
 import numpy as np
 import pytest
@@ -69,6 +70,48 @@ def test_gradients_are_accumulated_one_by_one(engine, name):
         assert other.step() is other.params
         assert held(one) == held(other)
         assert one.step_count == other.step_count == (k + 1) // 3
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@each_engine
+def test_steps_of_all_gradients_and_of_one_after_the_other_take_turns(engine, accumulate):
+    """Each kind counts the updates that the other has made."""
+    options = {"rule": RULES["AdamW"], "engine": engine, "accumulate": accumulate}
+    one, other = (ao.Optimizer(gradients(0), **options) for _ in range(2))
+    for k, all_at_once in enumerate([True, False, False, True, True, False, True, False]):
+        grads = gradients(10 + k)
+        one.step(grads)
+        if all_at_once:
+            other.step(grads)
+            continue
+        for tensor in reversed(SHAPES):
+            other.give(tensor, grads[tensor])
+        other.step()
+        assert held(one) == held(other)
+
+
+TREES = {
+    "dict": lambda a, b: {"a": a, "b": b},
+    "list": lambda a, b: [a, b],
+    "nested": lambda a, b: {"x": {"a": a}, "y": [b]},
+}
+
+
+@pytest.mark.parametrize("kind", TREES)
+def test_a_parameter_that_is_replaced_in_the_middle_of_a_step_gets_its_update(kind):
+    opt = ao.Optimizer(TREES[kind](np.ones(2), np.ones(3)), ao.SGD(lr=0.5))
+    first, second = opt.state
+    for _ in range(2):
+        opt.give(first, np.ones(2))
+        new = np.full(3, 5.0)
+        tree = opt.params
+        if kind == "nested":
+            tree["y"][0] = new
+        else:
+            tree[second if kind == "dict" else 1] = new
+        opt.give(second, np.ones(3))
+        opt.step()
+        assert new.tolist() == [4.5] * 3
 
 
 def test_sums_of_scaled_gradients_need_all_gradients():
@@ -236,6 +279,38 @@ def test_each_gradient_is_checked_by_itself(monkeypatch):
             opt.give(name, np.ones(3))
         opt.step()
     assert len(asked) == 100
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2}])
+@each_engine
+def test_a_tensor_is_updated_without_a_look_at_others(engine, options):
+    """The instructions of Python are as many for a tensor of 60 as for one of 4."""
+
+    def instructions(count):
+        opt = ao.Optimizer({str(i): np.ones(3) for i in range(count)}, ao.AdamW(), engine=engine, **options)
+        grad = np.ones(3)
+        for _ in range(3):
+            for name in opt.params:
+                opt.give(name, grad)
+            opt.step()
+        found = 0
+
+        def count_one(frame, event, argument):
+            nonlocal found
+            frame.f_trace_opcodes = True
+            found += event == "opcode"
+            return count_one
+
+        before = sys.gettrace()
+        sys.settrace(count_one)
+        try:
+            opt.give("2", grad)
+        finally:
+            sys.settrace(before)
+        return found
+
+    few, many = instructions(4), instructions(60)
+    assert abs(many - few) < 56, (few, many)
 
 
 def test_a_gradient_that_is_given_may_not_be_where_others_are_written():

@@ -37,8 +37,12 @@ def bound(text: str, what: str) -> Callable[..., Callable[[int, int, int, int], 
     CompilationError
         If there is no compiler, or it fails.
     """
-    with compiling([what], kept_in()):
-        return partial(_bind, _function(compiler(), text))
+    found = compiler()
+    call = _loaded.get((found.identity, text))
+    if call is None:
+        with compiling([what], kept_in()):
+            call = _function(found, text)
+    return partial(_bind, call)
 
 
 def ahead(texts: Iterable[tuple[str, str]]) -> None:

@@ -14,8 +14,8 @@ from hashlib import sha256
 from arrayopt._version import __version__
 from arrayopt.engines.base import CompilationError
 from arrayopt.engines.compiling import LOG, compiling
+from arrayopt.engines.cplusplus import header
 from arrayopt.engines.cpp.process import LateError, compiled, library, said
-from arrayopt.engines.headers import header
 from arrayopt.engines.native.kept import read, turn, write
 
 __all__ = ["FLAGS", "Compiler", "compiler"]

@@ -1,8 +1,11 @@
 """Emitting C++: a plan as the text of one source."""
 
+from functools import lru_cache
+
 from arrayopt.codecs import CODECS
+from arrayopt.engines.cplusplus import header
 from arrayopt.engines.cpp.text import Text
-from arrayopt.engines.headers import header
+from arrayopt.fusion.graph import CACHED
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.lower import lowered
@@ -31,6 +34,7 @@ extern "C" void run(const int64_t* call, int64_t first, int64_t last, int64_t th
 """
 
 
+@lru_cache(maxsize=CACHED)
 def emit(
     plan: Plan,
     dtype: str,

@@ -1,7 +1,6 @@
 """The C++ engine: a plan as fused loops that a C++ compiler compiles."""
 
 from collections.abc import Iterable
-from functools import lru_cache
 
 import numpy as np
 
@@ -14,7 +13,6 @@ from arrayopt.engines.cpp.compiler import compiler
 from arrayopt.engines.cpp.emit import emit
 from arrayopt.engines.native.engine import Native
 from arrayopt.engines.native.table import Code, Table
-from arrayopt.fusion.graph import CACHED
 
 __all__ = ["Cpp"]
 
@@ -24,13 +22,8 @@ class _Table(Table):
 
     def compile(self, kind: Kind) -> Code:
         real = REAL.get(WORKING[kind.dtype], WORKING[kind.dtype])
-        return Code(bound(_text(kind), self.about(kind)), np.dtype(real).type)
-
-
-@lru_cache(maxsize=CACHED)
-def _text(kind: Kind) -> str:
-    """The source of what tensors of a kind need."""
-    return emit(kind.plan, kind.dtype, kind.grad_dtype, lanes=kind.lanes)
+        text = emit(kind.plan, kind.dtype, kind.grad_dtype, lanes=kind.lanes)
+        return Code(bound(text, self.about(kind)), np.dtype(real).type)
 
 
 class Cpp(Native):
@@ -59,5 +52,6 @@ class Cpp(Native):
         for bucket, asked in coming:
             for kind in self.kinds(bucket, asked):
                 if not kind.plan.idle:
-                    texts[_text(kind)] = f"{type(bucket.rule).__name__} for {kind.dtype}"
+                    text = emit(kind.plan, kind.dtype, kind.grad_dtype, lanes=kind.lanes)
+                    texts[text] = f"{type(bucket.rule).__name__} for {kind.dtype}"
         ahead(texts.items())

@@ -17,21 +17,21 @@ class Counts:
 
     def __init__(self, bucket: Bucket) -> None:
         self.access, self.device = access(bucket.tensors[0].array)
-        self.places = np.array([tensor.first for tensor in bucket.tensors])
+        self.counted = np.array([tensor.first for tensor in bucket.tensors])
         with on_device(self.access, self.device):
-            self.table = Upload((len(self.places), 2), np.int64)
+            self.table = Upload((len(self.counted), 2), np.int64)
         self.array = self.table.array
 
     def upload(self, counts: Ints, loss: dict[str, Any]) -> None:
         """See `Holder.upload`."""
         with on_device(self.access, self.device):
-            self.table.send(counts[:, self.places].T)
+            self.table.send(counts[:, self.counted].T)
 
     def fetch(self, counts: Ints, loss: dict[str, Any]) -> None:
         """See `Holder.fetch`."""
         with on_device(self.access, self.device):
             uncaptured()
-            counts[:, self.places] = self.array.get().T
+            counts[:, self.counted] = self.array.get().T
 
     def peek(self, name: str) -> Any:
         """See `Holder.peek`."""

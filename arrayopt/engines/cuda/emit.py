@@ -7,13 +7,13 @@ matrices do, share a struct.
 """
 
 from arrayopt.codecs import STORED
+from arrayopt.engines.cplusplus import header
 from arrayopt.engines.cuda.columns import WINDOW, given, hypers, keys
 from arrayopt.engines.cuda.emit_pass import PassText
 from arrayopt.engines.cuda.emit_rings import RingsText
 from arrayopt.engines.cuda.occupancy import ahead, resident
 from arrayopt.engines.cuda.stages import OUTPUTS, SMALL_COLUMNS, SMALL_MATRIX, SQUARE, SUMS
 from arrayopt.engines.cuda.text import CudaText
-from arrayopt.engines.headers import header
 from arrayopt.fusion.graph import CLIP, COUNT, UPDATES
 from arrayopt.fusion.lower_stages import in_stages, turns_of
 from arrayopt.fusion.plan import Plan

@@ -10,10 +10,10 @@ import numpy as np
 from arrayopt.arrays import Array, Ints, place
 from arrayopt.engines.batch import Rows
 from arrayopt.engines.compiling import compiling
+from arrayopt.engines.cplusplus import header
 from arrayopt.engines.cuda.device import on_device
 from arrayopt.engines.cuda.launches import THREADS
 from arrayopt.engines.cuda.upload import Upload, lookup
-from arrayopt.engines.headers import header
 from arrayopt.engines.joint import Joint
 from arrayopt.engines.meeting import Meeting
 from arrayopt.rules.names import VALUE

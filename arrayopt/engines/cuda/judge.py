@@ -68,6 +68,8 @@ class Judge:
         The numbers of the loss scale, as in `STATE`: the end of `made`.
     """
 
+    counted = np.zeros(0, np.int64)
+
     def __init__(self, engine: Fused, buckets: Sequence[Bucket], options: Sequence[str]) -> None:
         self.engine, self.options = engine, tuple(options)
         self.access, self.device = access(buckets[0].tensors[0].array)

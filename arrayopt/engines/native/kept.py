@@ -88,12 +88,9 @@ def read(name: str, identity: str) -> bytes | None:
     """The data of a file, if it is there, is ours and whole, and has this identity."""
     try:
         path = usable_folder() / name
-        flags = (
-            os.O_RDONLY
-            | getattr(os, "O_NOFOLLOW", 0)
-            | getattr(os, "O_NONBLOCK", 0)
-            | getattr(os, "O_BINARY", 0)
-        )
+        flags = os.O_RDONLY
+        for flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"):
+            flags |= getattr(os, flag, 0)
         with open(os.open(path, flags), "rb") as file:
             about = os.fstat(file.fileno())
             _check(path, about)
@@ -204,8 +201,5 @@ def _tell(error: OSError) -> None:
     said = str(error)
     if said not in _told:
         _told.add(said)
-        LOG.log(
-            logging.WARNING if isinstance(error, _DistrustError) else logging.INFO,
-            "compiled code is not kept: %s",
-            said,
-        )
+        level = logging.WARNING if isinstance(error, _DistrustError) else logging.INFO
+        LOG.log(level, "compiled code is not kept: %s", said)

@@ -6,10 +6,13 @@ tensors, one tensor after the other: stage 2k is `between_k`, stage 2k + 1 one t
 pass k.
 """
 
+from functools import lru_cache
+
 from arrayopt.codecs import STORED
 from arrayopt.engines.numba.codes import CODES
 from arrayopt.engines.numba.header import DRAW, HALF, HEADER, PRODUCT, ROUND, SPLIT, TILE
 from arrayopt.engines.numba.printer import ARGUMENTS, REST, Text
+from arrayopt.fusion.graph import CACHED
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.lower import lowered
@@ -19,6 +22,7 @@ from arrayopt.fusion.program import Program
 __all__ = ["emit"]
 
 
+@lru_cache(maxsize=CACHED)
 def emit(
     plan: Plan,
     dtype: str,

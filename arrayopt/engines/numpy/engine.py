@@ -18,8 +18,7 @@ from arrayopt.engines.fused import Fused
 from arrayopt.engines.layers import Split, of_layers
 from arrayopt.engines.numpy.between import Runs, Values
 from arrayopt.engines.numpy.blocks import joined
-from arrayopt.engines.numpy.groups import GROUP, Grouped
-from arrayopt.engines.numpy.stacks import Ragged, Stack
+from arrayopt.engines.numpy.stacks import GROUP, Grouped, Ragged, Stack
 from arrayopt.engines.threads import run, thread_count
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.lanes import in_lanes

@@ -55,6 +55,25 @@ def test_a_loss_scale_follows_overflows_as_on_the_host(cupy, rule):
     assert saved[0]["extra"] == saved[1]["extra"]
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_steps_of_all_gradients_and_of_one_after_the_other_take_turns(cupy, accumulate):
+    """Whoever counts the updates of a tensor on the device hands them over; the loss scale stays with its judge."""
+    turns = [True, False, False, True, True, False, True, False, True]
+    one, other = (pair(cupy, ao.AdamW(), LITTLE, accumulate=accumulate)[1] for _ in range(2))
+    for k, all_at_once in enumerate(turns):
+        grads = {name: cupy.asarray(g) for name, g in trees(LITTLE, "float32", 10 * k).items()}
+        scale = {"loss_scale": 2.0} if all_at_once and accumulate == 1 else {}
+        one.step(grads, **scale or ({"loss_scale": 1.0} if accumulate == 1 else {}))
+        if all_at_once:
+            other.step(grads, **scale)
+        else:
+            for name in reversed(grads):
+                other.give(name, grads[name])
+            other.step()
+        assert bits(one) == bits(other)
+        assert [x["t"] for x in one.state.values()] == [x["t"] for x in other.state.values()]
+
+
 def test_a_skipped_step_changes_no_bit(cupy):
     opt = pair(cupy, ao.LAMB(), LITTLE, skip_nonfinite=True)[1]
     good = {name: cupy.asarray(g) for name, g in trees(LITTLE, "float32", 1).items()}
