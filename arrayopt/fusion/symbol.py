@@ -37,6 +37,7 @@ class Symbol(Given):
 
     namespace: ClassVar[Any]
     """What `xp` is for symbols; `arrayopt.fusion.namespace` says it."""
+    is_traced = True
     spare: Spare | None = None
 
     def __init__(self, graph: Graph, node: Node, dims: tuple[str, ...], dtype: str) -> None:
