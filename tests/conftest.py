@@ -30,7 +30,7 @@ def pytest_make_parametrize_id(val):
     return re.sub(r" at 0x[0-9a-f]+", "", shown) if " at 0x" in shown else None
 
 
-CASES = pytest.StashKey[dict[str, list[bool]]]()
+CASES = pytest.StashKey[dict[str, dict[str, bool]]]()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -42,7 +42,8 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.slow)
     made = config.stash.setdefault(CASES, {})
     for item in items:
-        made.setdefault(item.nodeid.partition("[")[0], []).append(item.get_closest_marker("slow") is not None)
+        test, _, case = item.nodeid.partition("[")
+        made.setdefault(test, {})[case] = item.get_closest_marker("slow") is not None
     part, slow = shard(os.environ.get("SHARD", "")), {x.nodeid: bool(x.get_closest_marker("slow")) for x in items}
     undrawn = left_out(slow, os.environ.get("DRAW", ""))
     others = {name for name in slow if name in undrawn or not part(name)}

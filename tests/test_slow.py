@@ -2,14 +2,15 @@
 
 import pytest
 
+from tests.engines.cuda.planted import PLANTED
 from tests.support.costly import COSTLY
 from tests.support.drawn import DRAWN, LIKE, left_out, shard
 
 
 def test_each_slow_test_has_a_quick_sibling(cases):
     """Of each test at least one case is quick; of those that cost too much, one of another test of its folder."""
-    quick = {_group(test) for test, slow in cases.items() if not all(slow)}
-    without = [test for test, slow in cases.items() if all(slow) and not (_costs(test) and _group(test) in quick)]
+    quick = {_group(test) for test, slow in cases.items() if not all(slow.values())}
+    without = [test for test, slow in cases.items() if all(slow.values()) and not (_costs(test) and _group(test) in quick)]
     assert not without, f"only `make test-all` runs {', '.join(without)}"
 
 
@@ -19,6 +20,13 @@ def test_what_costs_is_there(cases):
     named = {f"{file}::{test}" for file, tests in COSTLY.items() if file in files for test in tests}
     found = {f"{_file(test)}::{test.rpartition('::')[2]}" for test in cases}
     assert named <= found, f"no longer there: {', '.join(named - found)}"
+
+
+def test_what_finds_a_planted_fault_is_quick(cases):
+    quick = {f"{test}[{case}" if case else test for test, which in cases.items() for case in which if not which[case]}
+    files = {_file(test) for test in cases}
+    wanted = {test for *_, test in PLANTED if _file(test) in files}
+    assert not [test for test in wanted if not any(name.startswith(test) for name in quick)]
 
 
 def test_what_is_drawn_is_there(cases):

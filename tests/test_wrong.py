@@ -58,7 +58,7 @@ STRANGE = {
     "torch": torch.ones(2, 3),
     "iterator": None,  # made anew each time
 }
-CALLED = ("positional argument", "as an integer", "non-string")
+CALLED = ("positional argument", "as an integer", "non-string", "keyword arguments only")
 """What classes say themselves that are called with other arguments than they take."""
 EXPECTED = (TypeError, ValueError, OSError, RuntimeError, ImportError)
 

@@ -130,7 +130,7 @@ TAMPERED = {
     "header longer than the file": (lambda data: struct.pack("<Q", 10**6) + data[8:], "is damaged"),
     "overlapping": (in_header(lambda h: h["params/w"].update(data_offsets=[0, 48], shape=[6])), "invalid offset"),
     "a name twice": (in_header(twice), "is damaged"),
-    "a path as name": (in_header(lambda h: h.update({"../../x": h.pop("params/w")})), "'params/w' is not there"),
+    "a path as name": (in_header(lambda h: h.update({"../../x": h.pop("params/w")})), "'params/w' is missing"),
     "dtype in the header": (in_header(lambda h: h["params/w"].update(dtype="I64")), "('I64', [2, 3])"),
     "shape in the header": (in_header(lambda h: h["params/w"].update(shape=[3, 2])), "('F64', [3, 2])"),
     "tensors exchanged": (
@@ -155,7 +155,7 @@ TAMPERED = {
     "state without tensors": (state(["state", "tensors"], DELETED), "does not name"),
     "a tensor described twice": (forged(lambda d, h: d["params"].update(b=d["params"]["w"])), "named twice"),
     "a tensor that nobody describes": (state([*M], 1.0), "does not name its tensors 'state/tensors/w/slots/buf'"),
-    "a shape": (state([*M, "shape"], [3, 2]), "should be ('F64', [3, 2])"),
+    "a shape": (state([*M, "shape"], [3, 2]), "must be ('F64', [3, 2])"),
     "a dtype": (state([*M, "dtype"], "int64"), "must be ('I64', [2, 3])"),
     "a dtype that there is not": (state([*M, "dtype"], "float128"), "KeyError('float128')"),
     "a checksum": (state([*M, "blake2b"], None), "the checksum of tensor"),

@@ -186,11 +186,12 @@ def test_cupy_says_of_mixed_trees_what_the_host_says(cupy):
 def test_arrays_that_are_replaced():
     """JAX's, and read-only ones, are stacked as a whole."""
     rule, single = ao.AdamW(lr=0.1), both("AdamW", {"lr": 0.1}, engine="array_api")[1]
+    stacked = ao.AdamW(lr=0.1, stacked=True)
     fixed = parameters()
     for x in fixed.values():
         x.flags.writeable = False
     of_jax = {name: jnp.asarray(x) for name, x in fixed.items()}
-    opts = [ao.Optimizer(p, ao.AdamW(lr=0.1, stacked=True), skip_nonfinite=True, stats=True) for p in (fixed, of_jax)]
+    opts = [ao.Optimizer(p, stacked, skip_nonfinite=True, stats=True, engine="array_api") for p in (fixed, of_jax)]
     for k in range(STEPS):
         grads = gradients(k)
         opts[0].step(grads)
@@ -437,7 +438,8 @@ def test_over_ranks_of_arrays_that_are_replaced():
         params = parameters()
         for x in params.values():
             x.flags.writeable = False
-        opt = ao.Optimizer(params, ao.AdamW(lr=0.1, stacked=True), skip_nonfinite=True, comm=comm)
+        rule = ao.AdamW(lr=0.1, stacked=True)
+        opt = ao.Optimizer(params, rule, skip_nonfinite=True, comm=comm, engine="array_api")
         run((opt, []), range(STEPS))
         return {name: np.asarray(x) for name, x in opt.params.items()}, opt.state_dict()["tensors"]
 

@@ -65,6 +65,9 @@ NUMBERS = {
     "r": [0.0, 0.5, 1.0],
     "weight_lr_power": [0.0, 1.0, 2.0],
     "radius": [None, 1e-3, 2.0],
+    "mars": [None, 0.0, 0.025],
+    "gamma": [0.01, 1.0],
+    "clip_update": [0.5, 1.0],
     **{name: [0.0, 0.5, 0.9, 0.999] for name in ("beta1", "beta2", "beta3", "momentum")},
 }
 """For each field numbers that matter: off, the ends of its interval, what binds and what does not."""

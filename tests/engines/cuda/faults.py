@@ -33,10 +33,10 @@ FAULTS = [
     ("a 16-bit offset", "const long long begin = (long long)piece * chunk", "const short begin = (short)(piece * chunk)"),
     ("words read where they are not aligned", "t[IN_ALIGNED] != 0", "true"),
     ("swapped moments", "at_m(global(reinterpret_cast<float*>(t[AT_m]))), at_v(global(reinterpret_cast<float*>(t[AT_v])))", "at_m(global(reinterpret_cast<float*>(t[AT_v]))), at_v(global(reinterpret_cast<float*>(t[AT_m])))"),
-    ("a store forgotten", "write<N, false>(at_v + i, write_v, n, aligned);", ""),
+    ("a store forgotten", "write<N, false>(at_v + i, write_at_v, n, aligned);", ""),
     ("a partial sum in the wrong place", "step.work[t[PART1] + i] = sums.whole[1];", "step.work[t[PART0] + i] = sums.whole[1];"),
     ("a stage in between that tells nobody", "now().stop < kStages) waited", "now().stop + 1 < kStages) waited"),
-    ("partial sums of one piece left out", "for (long long k = threadIdx.x; k < t[IN_UNITS]; k += kThreads) {", "for (long long k = threadIdx.x + 1; k < t[IN_UNITS]; k += kThreads) {"),
+    ("partial sums of one piece left out", "for (long long unit = threadIdx.x; unit < t[IN_UNITS]; unit += kThreads) {", "for (long long unit = threadIdx.x + 1; unit < t[IN_UNITS]; unit += kThreads) {"),
 ]  # fmt: skip
 """In the source of LAMB in float32."""
 
