@@ -39,6 +39,7 @@ class Agreement(Alone):
         self._met = False  # whether ranks meet again after this step, because one has hooks
         self._told: BaseException | None = None  # an error that all ranks know of
         self._inside = 0  # how many sections of `warned` are open
+        self._agreed = set[str]()  # the calls on which ranks have agreed
 
     def agree(
         self,
@@ -65,6 +66,7 @@ class Agreement(Alone):
         vote = np.frombuffer(bytes([error is not None, flags]) + digest, np.uint8)
         with self.answered(what):
             votes = np.concatenate(self._comm.allgather(vote, [16] * self.size)()).reshape(-1, 16)
+            self._agreed.add(what)
             flags = int(np.bitwise_or.reduce(votes[:, 1]))
             if votes[:, 0].any() or (votes[:, 2:] != votes[0, 2:]).any():
                 self._differ(what, words, error, after=after)
@@ -210,15 +212,17 @@ class Agreement(Alone):
         if isinstance(error, RankError) and not error.what:
             error.what, error.args = what, (f"{what}: {error}",)
         self.torn = f"rank {self.rank} broke off {what} ({_text(error)})"
-        self._comm.give_up()
+        self._comm.give_up(self.torn)
 
     @contextmanager
     def warned(self, what: str) -> Iterator[None]:
-        self._inside += 1
+        self._inside, torn = self._inside + 1, self.torn
+        self._agreed.discard(what)
         try:
             yield
         except BaseException as error:
-            if error is not self._told and not isinstance(error, RankError):
+            told = error is self._told or isinstance(error, RankError) or self.torn != torn
+            if not (told or what in self._agreed):
                 with uninterrupted():
                     self.agree(what, dict, error)
             raise
