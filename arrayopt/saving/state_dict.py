@@ -149,7 +149,8 @@ def load(
     """
     if not isinstance(saved, dict) or "format" not in saved:
         torch = isinstance(saved, dict) and saved.keys() >= {"state", "param_groups"}
-        what = "the state of a PyTorch optimizer, which arrayopt.load_torch takes" if torch else type(saved).__name__
+        what = "a dict without 'format'" if isinstance(saved, dict) else type(saved).__name__
+        what = "the state of a PyTorch optimizer, which arrayopt.load_torch takes" if torch else what
         raise TypeError(f"{who}: `state` must be the result of state_dict(); got {what}")
     if type(saved["format"]) is not int or saved["format"] != FORMAT:
         raise ValueError(f"{who}: format must be {FORMAT}; got {saved['format']!r}")

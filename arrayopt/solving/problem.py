@@ -139,7 +139,7 @@ class Problem:
             raise TypeError(
                 f"minimize: `f` must return a value and gradients, as in return value, grads; got {_said(found)}"
             )
-        matched = match_grads("minimize: what `f` returns as gradients", self.named, found[1])
+        matched = match_grads("minimize: the result of `f`", self.named, found[1])
         missing = [name for name, g in matched.items() if g is None]
         if missing:
             raise ValueError(f"minimize: `f` must return a gradient of {missing[0]!r}; got None")

@@ -115,7 +115,7 @@ class Run:
         """Call back; whether the run is to end, on this rank or on another."""
         stop, error = False, None
         try:
-            callback(self._result("it goes on"))
+            callback(self._result("still running"))
         except StopIteration:
             stop = True
         except BaseException as caught:

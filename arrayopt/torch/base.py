@@ -116,13 +116,15 @@ class Optimizer(torch.optim.Optimizer):
 
     def __getattr__(self, name: str) -> Any:
         """Say where it is, if an `arrayopt.Optimizer` has it; others ask for much that no optimizer has."""
-        cls = type(self)
-        said = f"{cls.__name__!r} object has no attribute {name!r}"
-        if name in INNER:
-            said += f"; {INNER[name]}"
-        elif hasattr(cls, "rule") and name in fields_of(cls.rule):
-            said += f"; read and set opt.param_groups[i][{name!r}]"
+        instead = _elsewhere(type(self), name)
+        said = f"{type(self).__name__!r} object has no attribute {name!r}{instead}"
         raise AttributeError(said, name=name, obj=self)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse what would have no effect, such as ``opt.lr = 0.1``; classes on top may have what they like."""
+        if "rule" in vars(type(self)) and _elsewhere(type(self), name):
+            self.__getattr__(name)
+        super().__setattr__(name, value)
 
     def wait(self) -> None:
         """Wait for the parameters of other ranks that are on their way after a step with `overlap`.
@@ -185,6 +187,11 @@ class Optimizer(torch.optim.Optimizer):
         loss
             What `closure` returned, or None.
         """
+        if closure is not None and not callable(closure):
+            got = type(closure).__name__
+            raise TypeError(
+                f"{type(self).__name__}.step: gradients are in p.grad; `closure` must be a function; got {got}"
+            )
         own = type(self).step is Optimizer.step  # else PyTorch has put the hooks around that of the class on top
         step = _hooked if own and self._watched() else _step
         return step(self) if closure is None else step(self, closure)
@@ -387,6 +394,14 @@ class Optimizer(torch.optim.Optimizer):
         super().__setstate__({"defaults": Settings(self.rule, state.get("defaults") or self.defaults)})
         self.param_groups, self._below = groups, below
         self._guests = _guests(zip(below.params, below.tensors, strict=True), state["state"], moved)
+
+
+def _elsewhere(cls: type[Any], name: str) -> str:
+    """Where what an `arrayopt.Optimizer` has by this name is here; empty if it has none."""
+    if name in INNER:
+        return f"; {INNER[name]}"
+    own = hasattr(cls, "rule") and name in fields_of(cls.rule)
+    return f"; read and set opt.param_groups[i][{name!r}]" if own else ""
 
 
 def _guests(pairs: Iterable[tuple[Tensor, Any]], states: Mapping[Any, Any], taken: Callable[[Any, Any], Any]) -> Guests:

@@ -63,7 +63,7 @@ class Entry(dict[str, Any]):
         """The members of a ring along a first axis, in a copy."""
         names = self._members(ring)
         if not names:
-            raise KeyError(ring)
+            raise KeyError(f"{ring}; the state has {', '.join(self)}")
         return torch.stack([self[name] for name in names])
 
     def __setitem__(self, key: str, value: Any) -> None:

@@ -833,3 +833,18 @@ def test_engines_say_who_they_are():
     many = door.LAMB(tensors())
     chosen = re.search(r"engine (\w+)", many.inner.explain()).group(1)
     assert chosen in table.ENGINES
+
+
+def test_what_would_have_no_effect_is_refused():
+    """`opt.lr = 0.1` is how an `arrayopt.Optimizer` is set; PyTorch's keeps it in groups."""
+    opt = door.LAMB(one(), 0.1)
+    with pytest.raises(AttributeError, match=r"'LAMB' object has no attribute 'lr'; read and set opt.param_groups"):
+        opt.lr = 0.2
+    with pytest.raises(AttributeError, match=r"it is opt.inner.clip_norm here"):
+        opt.clip_norm = 1.0
+    with pytest.raises(TypeError, match=r"LAMB.step: gradients are in p.grad; `closure` must be a function; got list"):
+        opt.step([torch.ones(2)])
+    with pytest.raises(KeyError, match="exp_avg; the state has step, m, v"):
+        opt.state[opt.param_groups[0]["params"][0]]["exp_avg"]
+    mine = Mine(one(), 0.1)
+    mine.lr = "of a class on top"
