@@ -39,7 +39,7 @@ class Agreement(Alone):
         self._met = False  # whether ranks meet again after this step, because one has hooks
         self._told: BaseException | None = None  # an error that all ranks know of
         self._inside = 0  # how many sections of `warned` are open
-        self._agreed = set[str]()  # the calls on which ranks have agreed
+        self._voted = False  # whether ranks make the call of that section, so that it has no vote
 
     def agree(
         self,
@@ -66,7 +66,6 @@ class Agreement(Alone):
         vote = np.frombuffer(bytes([error is not None, flags]) + digest, np.uint8)
         with self.answered(what):
             votes = np.concatenate(self._comm.allgather(vote, [16] * self.size)()).reshape(-1, 16)
-            self._agreed.add(what)
             flags = int(np.bitwise_or.reduce(votes[:, 1]))
             if votes[:, 0].any() or (votes[:, 2:] != votes[0, 2:]).any():
                 self._differ(what, words, error, after=after)
@@ -216,18 +215,18 @@ class Agreement(Alone):
 
     @contextmanager
     def warned(self, what: str) -> Iterator[None]:
-        self._inside, torn = self._inside + 1, self.torn
-        self._agreed.discard(what)
+        torn, voted = self.torn, self._voted
+        self._inside, self._voted = self._inside + 1, False
         try:
             yield
         except BaseException as error:
             told = error is self._told or isinstance(error, RankError) or self.torn != torn
-            if not (told or what in self._agreed):
+            if not (told or self._voted):
                 with uninterrupted():
                     self.agree(what, dict, error)
             raise
         finally:
-            self._inside -= 1
+            self._inside, self._voted = self._inside - 1, voted
             self._told = self._told if self._inside else None  # the same may be raised once more
 
     def tear(self, what: str, error: BaseException) -> None:
@@ -237,6 +236,7 @@ class Agreement(Alone):
     def unbroken(self, what: str) -> Iterator[None]:
         try:
             with uninterrupted():
+                self._voted = True
                 yield
         except BaseException as error:
             self.break_off(what, error)

@@ -269,6 +269,13 @@ class FakeMPI:
         self.looks |= {request: self.looks[request] - 1 for request in requests}
         return all(self.looks[request] <= 0 for request in requests)
 
+    def Status(self):
+        """What tells of a message."""
+
+    def Iprobe(self, **_):
+        """Whether there is a message: nobody sends any."""
+        return False
+
     def Get_rank(self):
         """Return the only rank."""
         return 0
