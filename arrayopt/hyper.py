@@ -275,7 +275,9 @@ def _contains(interval: str, x: float) -> bool:
 
 
 def concrete(value: Any) -> float | None:
-    """The value of a 0-d array, or None while a library traces it."""
+    """The value of a 0-d array, or None while a library, or an engine, traces it."""
+    if getattr(type(value), "is_traced", False):
+        return None
     try:
         return float(detached(value))
     except (TypeError, RuntimeError):  # jax.errors.ConcretizationTypeError is one; torch.func raises the other

@@ -64,14 +64,6 @@ def _shown(x: Any) -> str:
     return f"<{type(x).__name__} {tuple(x.shape)}>" if is_array(x) else repr(x)
 
 
-def _axes(who: str, axis: Any) -> Any:
-    """The axes of a norm, checked: None, a number, or a tuple of them."""
-    several = axis if isinstance(axis, tuple) else () if axis is None else (axis,)
-    if any(not isinstance(a, int) or isinstance(a, bool) for a in several):
-        raise TypeError(f"{who}: `axis` must be None, an integer or a tuple of them; got {axis!r}")
-    return axis
-
-
 class _OfArrays(Projection):
     """A projection whose fields may be arrays: two are equal if all elements are, and share a plan if numbers are."""
 
@@ -244,11 +236,15 @@ class _Radius(Projection):
     def __post_init__(self) -> None:
         who = type(self).__name__
         object.__setattr__(self, "radius", float(scalar(f"{who}: `radius`", self.radius, "(0, inf)")))
-        _axes(who, self.axis)
+        if any(not isinstance(a, int) or isinstance(a, bool) for a in self._axes):
+            raise TypeError(f"{who}: `axis` must be None, an integer or a tuple of them; got {self.axis!r}")
+
+    @property
+    def _axes(self) -> tuple[Any, ...]:
+        return self.axis if isinstance(self.axis, tuple) else () if self.axis is None else (self.axis,)
 
     def refuses(self, rank: int) -> str:
-        several = self.axis if isinstance(self.axis, tuple) else () if self.axis is None else (self.axis,)
-        lacking = next((a for a in several if not -rank <= a < rank), None)
+        lacking = next((a for a in self._axes if not -rank <= a < rank), None)
         return "" if lacking is None else f"is of rank {rank} and has no axis {lacking}"
 
 

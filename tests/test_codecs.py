@@ -41,8 +41,8 @@ def test_another_way_to_round_is_another_row(monkeypatch):
     assert float(stepped()[4]) == 1.015625
     monkeypatch.setitem(STORED, "bfloat16", replace(STORED["bfloat16"], store=cut, numba_store="cut({0})"))
     assert "= cut(" in emit(plan_for(ao.SGD(lr=1.0), 1, "bfloat16"), "bfloat16")
-    from arrayopt.engines.numpy.making import program
+    from arrayopt.engines.numpy.making import pass_function
 
-    program.cache_clear()
+    pass_function.cache_clear()
     assert float(stepped()[4]) == 1.0078125
-    program.cache_clear()
+    pass_function.cache_clear()

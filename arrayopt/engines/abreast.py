@@ -37,18 +37,8 @@ LINEAR = frozenset(
 """Functions of the last two axes."""
 
 ARITHMETIC = (
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "and_",
-    "or_",
-    "xor",
-    "lshift",
-    "rshift",
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"),
+    *("and_", "or_", "xor", "lshift", "rshift"),
 )
 COMPARING = ("lt", "le", "gt", "ge", "eq", "ne")
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,7 +46,7 @@ class ArrayAPI(Engine):
                 " the host, so its steps cannot be captured in a CUDA graph"
             )
         first = _Updates(bucket, asked)
-        if not meetings and any(totals_in(report) for *_, report in first.made):
+        if not meetings and any(totals_in(x.report) for x in first.made):
             raise unforeseen(type(bucket.rule))
         for meeting in meetings:
             meeting.join()
@@ -68,6 +68,16 @@ class ArrayAPI(Engine):
         return "whole arrays, one operation of the rule after the other; each makes a temporary"
 
 
+class _Updated(NamedTuple):
+    """A tensor at a place of a bucket, with what its update has computed."""
+
+    at: int
+    tensor: Tensor
+    p: Array
+    slots: dict[str, Array]
+    report: Report
+
+
 class _Updates:
     """The updates of a bucket, which have been computed and not been written.
 
@@ -80,8 +90,8 @@ class _Updates:
 
     Attributes
     ----------
-    made : list of tuple
-        The tensors, each with its new array, its new slots, and its report.
+    made : list of _Updated
+        The updates of tensors that have a gradient.
     """
 
     def __init__(self, bucket: Bucket, asked: Asked, meeting: Meeting | None = None) -> None:
@@ -95,13 +105,13 @@ class _Updates:
             self.several = self.stacks = True
         # what measures gradients has none
         self.slotless = isinstance(bucket, Layers) and not bucket.rule.several
-        self.made: list[tuple[int, Tensor, Array, dict[str, Array], Report]] = []
+        self.made = list[_Updated]()
         # infinity and NaN are data: they reach the parameter, and are no warning
         with np.errstate(all="ignore"):
             for k, (x, g, left) in enumerate(zip(tensors, grads, self.left, strict=True)):
                 if g is not None and (left is None or not left.all()):
                     totals = {} if meeting is None else self._totals(k, x, meeting)
-                    self.made.append((k, x, *self._update(x, g, groups[k], totals, left)))
+                    self.made.append(_Updated(k, x, *self._update(x, g, groups[k], totals, left)))
 
     def _update(
         self, tensor: Tensor, g: Array, group: int, totals: dict[str, Any], left: Any
@@ -153,10 +163,10 @@ class _Updates:
         """Tell the numbers of some totals."""
         for which in some:
             numbers, values = [np.zeros(0, np.int64)], [np.zeros(0)]
-            for k, _, p, _, report in self.made:
-                if size(p):
-                    mine, here = self._numbers(k)
-                    told = report.get(of_total(which), 0.0)
+            for one in self.made:
+                if size(one.p):
+                    mine, here = self._numbers(one.at)
+                    told = one.report.get(of_total(which), 0.0)
                     told = np.asarray(to_host(told) if is_array(told) else told, np.float64)
                     values.append(np.broadcast_to(told, len(mine))[here])
                     numbers.append(mine[here])

@@ -35,14 +35,14 @@ class Kind:
     ----------
     plan : Plan
         The plan.
-    split : Lanes or None
+    lanes : Lanes or None
         The plan in segments, where small matrices are taken side by side.
     dtype, grad_dtype : str
         The dtypes of parameters and of gradients.
     """
 
     plan: Plan
-    split: Lanes | None
+    lanes: Lanes | None
     dtype: str
     grad_dtype: str
 
@@ -103,17 +103,16 @@ class Batch(ABC):
     lane_room: ClassVar[int] = 1 << 16
 
     def __init__(self, kind: Kind, bucket: Bucket, members: list[int]) -> None:
-        self.plan, self.split, self.members = kind.plan, kind.split, members
+        self.plan, self.lanes, self.members = kind.plan, kind.lanes, members
         # which keeps this: a circle would wait for the garbage collector
         self.bucket = weakref.proxy(bucket)
         self.tensors = [bucket.tensors[i] for i in members]
-        self.where = (
-            layout(self.plan, device=self.on_device) if self.split is None else self.split.where
-        )
         shapes = [x.shape for x in self.tensors]
-        if self.split is None:
+        if self.lanes is None:
+            self.layout = layout(self.plan, device=self.on_device)
             self.geo = geometry(shapes, self.plan.element, self.chunk)
         else:
+            self.layout = self.lanes.layout
             self.geo = lane_geometry(shapes, self.plan.element, self.lane_room)
         self.firsts: Ints = np.array([x.origin[1] for x in self.tensors], np.int64)
         self.stacks: dict[Tensor, Ints] = {}
@@ -125,7 +124,7 @@ class Batch(ABC):
         self.filled = self.geo[:, GEOMETRY.index("SIZE")] > 0
         self.step_scalars = StepScalars(self.plan, bucket, members, self.geo)
         self.scalars = self.step_scalars.of_tensors
-        self.values = np.zeros((len(members), self.where.values))
+        self.values = np.zeros((len(members), self.layout.values))
         self.whole = self._made_rows(np.arange(len(members)))
         self._some: dict[bytes, Rows] = {}
         self._located = -1
@@ -268,8 +267,8 @@ class Batch(ABC):
 
     def values_of(self, node: Node) -> Any:
         """A value of every tensor."""
-        if node in self.where.tensor:
-            return self.values[:, self.where.tensor[node]].copy()
+        if node in self.layout.tensor:
+            return self.values[:, self.layout.tensor[node]].copy()
         if node.op == "const":
             return np.full(len(self.tensors), float(node.data))
         return self.scalars[:, self.plan.scalars.index(node)].copy()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import Grads, Ints
-from arrayopt.fusion.phases import Meets
+from arrayopt.fusion.plan import Total
 from arrayopt.params.groups import Group
 from arrayopt.rules.base import Rule
 from arrayopt.rules.ones import reads_value
@@ -69,7 +69,7 @@ class Bucket:
     """Buckets of the same parameters under other rules; see `beside`."""
     counts: Any = None
     """The update counts on the device, shared by all tables of the bucket; see `Run.give_to`."""
-    totals: "dict[bool, set[tuple[Meets, ...]]]" = field(default_factory=dict)
+    totals: "dict[bool, set[tuple[Total, ...]]]" = field(default_factory=dict)
     """When tensors meet for totals, for each way of the rule; in steps with a value, or without."""
     members: tuple[bytes, list[Any]] | None = None
     """What took part in the last step with totals; see `arrayopt.engines.meeting`."""

@@ -12,23 +12,23 @@ from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.windows import WINDOW
 from arrayopt.state.quantized import scale_of
 
-__all__ = ["Listed", "first_columns", "native_columns", "value_columns"]
+__all__ = ["TableBatch", "first_columns", "native_columns", "value_columns"]
 
 
-def first_columns(plan: Plan, where: Layout, head: Sequence[str]) -> list[str]:
+def first_columns(plan: Plan, layout: Layout, head: Sequence[str]) -> list[str]:
     """The first columns: ``IN_`` and a name of `head`, ``AT_`` and an array's, `value_columns`."""
     arrays = ["p", "g", *plan.slots, *map(scale_of, plan.quantized), *plan.spilled]
     addresses = [f"AT_{name}" for name in arrays]
-    return [*(f"IN_{name}" for name in head), *addresses, *value_columns(where)]
+    return [*(f"IN_{name}" for name in head), *addresses, *value_columns(layout)]
 
 
-def value_columns(where: Layout) -> list[str]:
+def value_columns(layout: Layout) -> list[str]:
     """``VEC`` and ``PART`` with a number: where a vector, or partial results, begin."""
-    vectors, partials = range(len(where.vectors)), range(len(where.partials))
+    vectors, partials = range(len(layout.vectors)), range(len(layout.partials))
     return [*(f"VEC{i}" for i in vectors), *(f"PART{i}" for i in partials)]
 
 
-def native_columns(plan: Plan, where: Layout) -> list[str]:
+def native_columns(plan: Plan, layout: Layout) -> list[str]:
     """The names of the columns on CPUs, in their order.
 
     They are `first_columns`, with names of `GEOMETRY` and `WINDOW`: sizes, and the batches, rows
@@ -39,10 +39,10 @@ def native_columns(plan: Plan, where: Layout) -> list[str]:
     """
     more = [*(["START"] if plan.draws else []), *(["BLAS"] if plan.multiplies else [])]
     sizes = [f"IN_{name}" for name in WINDOW]
-    return [*first_columns(plan, where, GEOMETRY), *sizes, *more, "OWN", "FIRST", "LAST"]
+    return [*first_columns(plan, layout, GEOMETRY), *sizes, *more, "OWN", "FIRST", "LAST"]
 
 
-class Listed(Batch):
+class TableBatch(Batch):
     """Tensors that are rows of a table.
 
     Attributes

@@ -1,7 +1,9 @@
-"""Printing the statements that C++ for CPUs and CUDA have in common."""
+"""What C++ for CPUs and CUDA have in common: the headers in ``kernels/``, and statements."""
 
 import math
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 from typing import ClassVar
 
 from arrayopt.codecs import STORED
@@ -9,7 +11,22 @@ from arrayopt.engines.printer import Lines, Printer
 from arrayopt.fusion import program
 from arrayopt.fusion.graph import Node
 
-__all__ = ["CPlusPlus", "Words"]
+__all__ = ["CPlusPlus", "Words", "header"]
+
+
+@cache
+def _folder() -> Path:
+    """Where the headers lie: beside the package in a source tree, in it where it is installed."""
+    package = Path(__file__).resolve().parents[1]
+    beside = package.parent / "kernels"
+    in_tree = (package.parent / "pyproject.toml").exists() and beside.is_dir()
+    return beside if in_tree else package / "_kernels"
+
+
+@cache
+def header(name: str) -> str:
+    """The text of a header of ``kernels/``."""
+    return (_folder() / name).read_text()
 
 
 class Words(Lines):
@@ -57,10 +74,10 @@ class CPlusPlus(Words, Printer):
         match statement:
             case program.Fold():
                 self.statements(depth, statement.serial)
-            case program.Loop(name, first, end, inside, turned):
+            case program.Loop(name, first, end, inside, backwards):
                 a, b = self.index(first), self.index(end)
                 head = f"{self.whole} {name} = {a}; {name} < {b}; ++{name}"
-                if turned:
+                if backwards:
                     head = f"{self.whole} {name} = {self.index(end - 1)}; {name} >= {a}; --{name}"
                 self.block(depth, f"for ({head})", inside)
             case program.When(left, right, then, otherwise):

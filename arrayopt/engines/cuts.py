@@ -32,7 +32,7 @@ class CutTable(ABC):
 
     Parameters
     ----------
-    table : Listed
+    table : TableBatch
         The table, before its columns are filled in. The units of parts that the user gave are
         counted anew in its `geo`, for each part begins with one; its `firsts` are put back.
 
@@ -57,7 +57,7 @@ class CutTable(ABC):
 
     def __init__(self, table: Any) -> None:
         # which has this: a circle would keep an optimizer's memory when it is let go
-        self.of, self.plan = weakref.proxy(table), table.plan
+        self.table, self.plan = weakref.proxy(table), table.plan
         self.shares: list[Any] = [tensor.share for tensor in table.tensors]
         self.windows: dict[int, Ints] = {}
         self.ends = [self._units(row, tensor) for row, tensor in enumerate(table.tensors)]
@@ -74,9 +74,9 @@ class CutTable(ABC):
 
     def _units(self, row: int, tensor: Tensor) -> list[int]:
         """See `ends`."""
-        share, plan, geo = self.shares[row], self.plan, self.of.geo[row]
+        share, plan, geo = self.shares[row], self.plan, self.table.geo[row]
         element = [name for name, axes in plan.slots.items() if axes == plan.element]
-        if self.of.split is not None or not set(share.undivided).isdisjoint(element):
+        if self.table.lanes is not None or not set(share.undivided).isdisjoint(element):
             raise _unlike(tensor)
         if not isinstance(share, Shards):
             units, elements = boundaries(geo, plan.element)
@@ -90,20 +90,20 @@ class CutTable(ABC):
             except ValueError as error:
                 raise ValueError(f"Optimizer: {tensor.name!r} {error}") from None
             geo[[ROWS, COLUMNS, UNITS]] = counts[1], counts[2], math.prod(counts)
-            self.of.firsts[row] = 0  # windows' units know positions in the whole tensor
+            self.table.firsts[row] = 0  # windows' units know positions in the whole tensor
             return []
         if plan.draws:  # units have the numbers of parts that lie end to end
             assert tensor.block is not None
             if tensor.block.first(tuple(tensor.array.shape)) is None:
                 raise _unlike(tensor)
-            self.of.firsts[row] -= share.first
+            self.table.firsts[row] -= share.first
         ends = [end // int(geo[LENGTH]) for end in share.ends]
         geo[[SIZE, COLUMNS, UNITS]] = share.last, ends[-1], ends[-1]
         return ends
 
     def _own_units(self, row: int) -> Ints:
         """See `own`; of a part that the user gave, other ranks may run the units, too."""
-        share, geo = self.shares[row], self.of.geo[row]
+        share, geo = self.shares[row], self.table.geo[row]
         if row in self.windows:
             every = np.arange(geo[UNITS])
             found: Ints = views(every, "tensor", geo, self.windows[row][share.rank]).reshape(-1)
@@ -117,7 +117,7 @@ class CutTable(ABC):
 
     def lying(self) -> Ints:
         """This rank's window of each tensor; see `arrayopt.fusion.windows.WINDOW`."""
-        found = undivided(self.of.geo)
+        found = undivided(self.table.geo)
         for row, every in self.windows.items():
             found[row] = every[self.shares[row].rank]
         return found
@@ -130,13 +130,13 @@ class CutTable(ABC):
         """The elements before this rank's in the whole tensor, if an array here lacks them."""
         share = self.shares[row]
         here = isinstance(share, Shards) if name == "p" else name not in share.undivided
-        here = here and name not in self.of.vectors
+        here = here and name not in self.table.vectors
         first = self.first(row) if here else 0
         return first // BLOCK if name.startswith(SCALE) else first
 
     def gradients_before(self, rows: Ints, grads: Grads) -> Ints:
         """The same for gradients: of whole tensors, or of this rank's elements."""
-        sizes = self.of.geo[rows, SIZE].tolist()
+        sizes = self.table.geo[rows, SIZE].tolist()
         before = []
         for row, grad, count in zip(rows.tolist(), grads, sizes, strict=True):
             cut = isinstance(self.shares[row], Shards) or size(grad) != count
@@ -155,9 +155,12 @@ class CutTable(ABC):
 
     def _of_ranks(self, row: int, reduction: Node, kind: str) -> Partials:
         """The partial results of a reduction by rank; of equal windows, only the first rank's."""
-        number = list(self.of.where.partials).index(reduction)
-        room, begin = self.room(kind), int(self.of.table[row, self.of.column[f"PART{number}"]])
-        geo, share, pieces = self.of.geo[row], self.shares[row], []
+        number = list(self.table.layout.partials).index(reduction)
+        room, begin = (
+            self.room(kind),
+            int(self.table.table[row, self.table.column[f"PART{number}"]]),
+        )
+        geo, share, pieces = self.table.geo[row], self.shares[row], []
         if row not in self.windows:
             at = starts(geo, self.plan.element, np.array(self.ends[row]), kind).tolist()
             for first, end in pairwise(at):

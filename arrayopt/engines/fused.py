@@ -16,7 +16,7 @@ from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.joint import Joint
 from arrayopt.engines.launch import Launch
 from arrayopt.engines.layers import Split
-from arrayopt.fusion.lanes import Lanes, lanes, suits
+from arrayopt.fusion.lanes import Lanes, in_lanes, suits
 from arrayopt.fusion.layout import flops, geometry, in_rows, layout, moved
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.plans import plan_for, ways, widened
@@ -173,14 +173,14 @@ class Fused(Engine):
         shape = tensor.array.shape
         each = ways(bucket.rule)
         plans = [self.plan(bucket.rule, rank, dtype, shape=shape, **way) for way in each]
-        return any(self._split(plan, tensor) is not None for plan in plans)
+        return any(self._lanes(plan, tensor) is not None for plan in plans)
 
-    def _split(self, plan: Plan, tensor: Tensor) -> Lanes | None:
+    def _lanes(self, plan: Plan, tensor: Tensor) -> Lanes | None:
         """The plan in segments, where the engine takes the matrices of a tensor side by side."""
         apart = tensor.block is not None and tensor.kind == "cut"
         if apart or plan.quantized or plan.spilled or plan.phases:
             return None
-        return lanes(plan) if self.side_by_side and suits(tensor.array.shape) else None
+        return in_lanes(plan) if self.side_by_side and suits(tensor.array.shape) else None
 
     def batches(self, bucket: Bucket, asked: Asked) -> Prepared:
         """The batches of a step, made ready; with `stats`, those of the report."""
@@ -224,7 +224,7 @@ class Fused(Engine):
             if key not in seen:
                 dtype, grad = dtype_name(array), str(typed).rsplit(".", 1)[-1]
                 plan = self.plan(bucket.rule, array.ndim, dtype, shape=shape, **options)
-                seen[key] = Kind(plan, self._split(plan, tensor), dtype, grad)
+                seen[key] = Kind(plan, self._lanes(plan, tensor), dtype, grad)
             found.setdefault(seen[key], []).append(place)
         return found
 

@@ -10,7 +10,7 @@ from arrayopt.arrays import Array, Grads, Ints
 from arrayopt.engines.base import Asked, Report, Stops
 from arrayopt.engines.batch import Batch, Kind, Rows
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.meeting import Meeting, There, numbers_of
+from arrayopt.engines.meeting import DeviceTotals, Meeting, numbers_of
 from arrayopt.fusion.layout import extent
 from arrayopt.fusion.phases import is_vector
 from arrayopt.fusion.plan import Plan
@@ -50,7 +50,6 @@ class Joint:
             phase.vectors = vectors
         numbers = numbers_of(bucket)
         self.numbers = np.array([numbers[i][0] for i in members])
-        self._rows: list[Rows] = []
         self._asked: Asked | None = None
         self._known = dict[str, Any]()
 
@@ -59,32 +58,32 @@ class Joint:
         return np.empty(size, dtype)
 
     @property
-    def there(self) -> There | None:
+    def device_totals(self) -> DeviceTotals | None:
         """These tensors, where a device can make their totals; None where the host does."""
         return None
 
     def rows(self, grads: Grads, *, complete: bool) -> Rows:
-        """See `Batch.rows`; what a phase keeps for a step is its own."""
-        self._rows = [x.rows(grads, complete=complete) for x in self.phases]
-        return self._rows[-1]
+        """See `Batch.rows`; what is kept for a step are the rows of each phase."""
+        own = [x.rows(grads, complete=complete) for x in self.phases]
+        return Rows(own[-1].all, own[-1].full, own)
 
     def prepare(self, rows: Rows, grads: Grads, asked: Asked) -> None:
         """See `Batch.prepare`."""
         self._asked = asked
-        for phase, own in zip(self.phases, self._rows, strict=True):
+        for phase, own in zip(self.phases, rows.kept, strict=True):
             phase.prepare(own, grads, asked)
 
     def allocate(self, rows: Rows, threads: int) -> None:
         """See `Batch.allocate`."""
-        for phase, own in zip(self.phases, self._rows, strict=True):
+        for phase, own in zip(self.phases, rows.kept, strict=True):
             phase.allocate(own, threads)
 
     def steps(self, rows: Rows, grads: Grads, threads: int, meeting: Meeting) -> Stops:
         """All phases over the tensors that are ready; stop where others have something to do."""
-        here = self.held(self._rows[0]).full
+        here = self.held(rows).full
         waits = list[int]()
         self._known = {}
-        for phase, own in zip(self.phases, self._rows, strict=True):
+        for phase, own in zip(self.phases, rows.kept, strict=True):
             if phase is not self.phases[0]:
                 while any(which not in meeting.known for which in waits):
                     yield []

@@ -51,7 +51,7 @@ class Launch:
             for batch, rows, _ in work:
                 batch.allocate(rows, self._threads)
                 for one in meeting:
-                    one.join(batch.there)
+                    one.join(batch.device_totals)
         self.repeats = not (asked.stats or bucket.rule.branches or meetings)
         self._rows = [(batch, rows) for batch, rows, _ in self._work]
         self._shared = self.repeats and any(x.is_shared(rows) for x, rows in self._rows)

@@ -12,17 +12,17 @@ from arrayopt.arrays import Ints
 from arrayopt.engines.base import Asked, Partials, Stops
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.layers import Layers, layers_with
-from arrayopt.fusion.phases import Meets, in_rounds
+from arrayopt.fusion.plan import Total, in_rounds
 from arrayopt.rules.stretches import stretches
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["Meeting", "There", "numbers_of"]
+__all__ = ["DeviceTotals", "Meeting", "numbers_of"]
 
 MOST = 1 << 32
 """No tensor has so many layers."""
 
 
-class There(Protocol):
+class DeviceTotals(Protocol):
     """Some tensors on a device, where totals can be made without the host.
 
     Attributes
@@ -64,7 +64,7 @@ class Meeting:
     def __init__(
         self,
         several: Sequence[tuple[Bucket, Asked]],
-        totals: Sequence[tuple[Meets, ...]],
+        totals: Sequence[tuple[Total, ...]],
         rank: int,
         ranks: int,
     ) -> None:
@@ -88,17 +88,17 @@ class Meeting:
         self._how = [x.how for x in totals[0]]
         self._values = np.zeros((len(self._how), len(numbers)))
         self._at = np.zeros((len(self._how), len(numbers), 2), np.int64)
-        self._told, self._joined = Counter[int](), list[There | None]()
+        self._told, self._joined = Counter[int](), list[DeviceTotals | None]()
         self._made = np.zeros(self._values.shape)
         self.known = set[int]()
         self.rounds = in_rounds(totals)
 
-    def join(self, there: There | None = None) -> None:
+    def join(self, device_totals: DeviceTotals | None = None) -> None:
         """Have the meeting wait for one more who tells numbers, and whose tensors may be there."""
-        self._joined.append(there)
+        self._joined.append(device_totals)
 
     @cached_property
-    def there(self) -> There | None:
+    def device_totals(self) -> DeviceTotals | None:
         """What makes the totals on a device; None where the host does.
 
         The host does where ranks meet, or tensors of several devices or libraries.
@@ -112,8 +112,8 @@ class Meeting:
         self._values[self._cells(some, numbers)] = values
         self._told.update(some)
 
-    def tell_there(self, some: list[int], numbers: Ints, at: Ints) -> None:
-        """Tell where that is on the device; see `There.add`."""
+    def tell_addresses(self, some: list[int], numbers: Ints, at: Ints) -> None:
+        """Tell where that is on the device; see `DeviceTotals.add`."""
         self._at[self._cells(some, numbers)] = at
         self._told.update(some)
 
@@ -144,10 +144,10 @@ class Meeting:
                 self._values[some] = of_round
             for how in dict.fromkeys(self._how[j] for j in some):
                 alike = [j for j in some if self._how[j] == how]
-                if self.there is None:
+                if self.device_totals is None:
                     self._make(how, alike)
                 else:
-                    self._make_there(self.there, how, alike)
+                    self._make_on_device(self.device_totals, how, alike)
             self.known |= {*some}
             yield []
 
@@ -164,13 +164,13 @@ class Meeting:
                 np.maximum.at(made, cells, values)
         self._made[some] = made[into]
 
-    def _make_there(self, there: There, how: str, some: list[int]) -> None:
+    def _make_on_device(self, device: DeviceTotals, how: str, some: list[int]) -> None:
         """Make totals on the device."""
         order = np.argsort(self._kinds, kind="stable")
         ends = np.searchsorted(self._kinds[order], np.arange(1, self._count + 1))
         begins = np.arange(len(some))[:, None] * len(order)
         first = np.concatenate([[0], (begins + ends).reshape(-1)])
-        there.add(how, first, self._at[some][:, order].reshape(-1, 2))
+        device.add(how, first, self._at[some][:, order].reshape(-1, 2))
 
 
 def numbers_of(bucket: Bucket, *, stacks: bool = False) -> list[Ints]:

@@ -72,7 +72,7 @@ class Printer(Lines):
         The plan.
     dtype, grad_dtype : str
         What parameters and gradients are stored in.
-    where : Layout
+    layout : Layout
         Where values of the plan lie.
     columns : sequence of str
         The names of the table's columns.
@@ -89,10 +89,10 @@ class Printer(Lines):
     """What operations on whole numbers are called, where that differs."""
 
     def __init__(
-        self, plan: Plan, dtype: str, grad_dtype: str, where: Layout, columns: Sequence[str]
+        self, plan: Plan, dtype: str, grad_dtype: str, layout: Layout, columns: Sequence[str]
     ) -> None:
         super().__init__()
-        self.plan, self.where, self.columns = plan, where, columns
+        self.plan, self.layout, self.columns = plan, layout, columns
         self.real = REAL.get(WORKING[dtype], WORKING[dtype])
         self.storage = {"p": dtype, "g": grad_dtype}
         self.storage |= {name: plan.storage[name] for name in plan.slots}
@@ -108,7 +108,7 @@ class Printer(Lines):
     def bare(self, node: Node) -> str:
         """A value's name where it is defined; scalars keep numbers, also for truth values."""
         if node.on_host:
-            return f"h{self.where.scalars[node]}"
+            return f"h{self.layout.scalars[node]}"
         return f"{node.data}_" if node.op == "input" else f"x{node.id}"
 
     def expression(self, n: Node) -> str:

@@ -16,15 +16,7 @@ from arrayopt.engines.layers import Layers
 from arrayopt.fusion.dims import TraceError
 from arrayopt.rules.returned import ReturnedError
 
-__all__ = [
-    "ENGINES",
-    "FUSED",
-    "EngineRow",
-    "NotFusedWarning",
-    "advise",
-    "instead",
-    "select",
-]
+__all__ = ["ENGINES", "FUSED", "EngineRow", "NotFusedWarning", "advise", "instead", "select"]
 
 
 class NotFusedWarning(UserWarning):

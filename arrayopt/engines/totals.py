@@ -9,7 +9,7 @@ import numpy as np
 from arrayopt.arrays import Array, array_namespace, dtype_name, is_array
 from arrayopt.engines.apply_one import Done
 from arrayopt.engines.layers import unless
-from arrayopt.fusion.phases import Meets, in_rounds
+from arrayopt.fusion.plan import Total, in_rounds
 from arrayopt.fusion.plans import totals_for
 from arrayopt.rules.base import Rule
 from arrayopt.rules.namespace import rule_namespace
@@ -58,7 +58,7 @@ def together(work: dict[str, Work], *, valued: bool) -> dict[str, Done]:
         if totals_in(report):
             classes.setdefault(type(work[name].rule), []).append(name)
     for rule, names in classes.items():
-        plans = set[tuple[Meets, ...]]()
+        plans = set[tuple[Total, ...]]()
         for name in names:
             one = work[name]
             shape = tuple(one.p.shape)[1 if one.rule.stacked else 0 :]
@@ -86,7 +86,7 @@ def together(work: dict[str, Work], *, valued: bool) -> dict[str, Done]:
     return reported
 
 
-def as_many(rule: type[Rule], plans: set[tuple[Meets, ...]]) -> None:
+def as_many(rule: type[Rule], plans: set[tuple[Total, ...]]) -> None:
     """Raise ValueError where tensors of a class of rule ask for more totals than others."""
     counts = sorted({len(x) for x in plans})
     if len(counts) > 1:

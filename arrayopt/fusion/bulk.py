@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from arrayopt.fusion.graph import Node
+from arrayopt.fusion.graph import Factors, Node
 from arrayopt.fusion.index import Index, Place
 
 __all__ = ["Buffer", "Codes", "Elements", "Listed", "Multiply", "Spread", "Waves"]
@@ -180,11 +180,9 @@ class Multiply:
         The rows that are made.
     sides : tuple of Index
         The rows and columns of the product, and the length of its sums.
-    turned : tuple of bool
-        Whether the operands are turned.
-    symmetric : bool
-        Whether the product is symmetric: columns from `end` on are not made, and those before
-        `first` are mirrored.
+    factors : Factors
+        Which operands are transposed, and whether the product is symmetric: then columns from `end`
+        on are not made, and those before `first` are mirrored.
     """
 
     a: tuple[str, Index]
@@ -193,5 +191,4 @@ class Multiply:
     first: Index
     end: Index
     sides: tuple[Index, Index, Index]
-    turned: tuple[bool, bool]
-    symmetric: bool
+    factors: Factors

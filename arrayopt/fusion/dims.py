@@ -1,11 +1,23 @@
 """The dimensions of symbolic arrays, the axes of a reduction, and what cannot be traced."""
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from threading import local
 from typing import Any
 
 from arrayopt.fusion.graph import LETTERS
 
-__all__ = ["RAISED", "WAY_OUT", "Dtype", "RetraceError", "TraceError", "broadcast", "reduced_over"]
+__all__ = [
+    "RAISED",
+    "WAY_OUT",
+    "Dtype",
+    "RetraceError",
+    "TraceError",
+    "View",
+    "broadcast",
+    "reduced_over",
+]
 
 RAISED = local()
 """`first` is the first of these errors in a trace, which a rule may have caught."""
@@ -22,12 +34,41 @@ class TraceError(_NotedError, TypeError):
 
 
 class RetraceError(_NotedError):
-    """A trace must know more of the tensor; its argument says what, as options of `trace` do.
-
-    ``flat``: a rule looks at rows, columns or batches, so tensors cannot be seen as one row.
-    ``folded``: it sees a tensor as a matrix of its first axis and all others. ``tall``, ``sides``:
-    it compares the number of rows with that of columns, or one of the two with a number.
+    """A trace must know more of the tensor; its argument says what, by the name of a field of
+    `View`.
     """
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """How a trace sees a tensor.
+
+    Attributes
+    ----------
+    flat : bool
+        As one row of elements: no sum is over rows or columns, and shape does not matter.
+    folded : bool
+        As the matrix of its first axis and all others.
+    tall : int, optional
+        The sign of rows - columns, for a rule that compares them.
+    sides : tuple of int, optional
+        The numbers of rows and of columns, for a rule that compares them with numbers.
+    """
+
+    flat: bool = False
+    folded: bool = False
+    tall: int | None = None
+    sides: tuple[int, int] | None = None
+
+    def more(self, what: str, shape: Sequence[int]) -> "View":
+        """The view that a `RetraceError` asks for; without a shape there are fewer rows."""
+        if what in ("flat", "folded"):
+            return View(folded=what == "folded")
+        rows, columns = shape[-2:] or (0, 1)
+        if self.folded and shape:
+            rows, columns = shape[0], math.prod(shape[1:])
+        sides = (rows, columns) if what == "sides" else self.sides
+        return View(False, self.folded, (rows > columns) - (rows < columns), sides)
 
 
 WAY_OUT = (
@@ -85,7 +126,7 @@ def reduced_over(symbol: Any, axis: Any) -> tuple[list[int], str]:
                 )
         over = sorted(place % symbol.ndim for place in several)
     labels = [symbol.dims[i] for i in over if symbol.dims[i]]
-    if symbol.graph.flat:
+    if symbol.graph.view.flat:
         if labels and len(labels) < len([d for d in symbol.dims if d]):
             raise RetraceError("flat")
         if labels:

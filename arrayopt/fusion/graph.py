@@ -11,7 +11,7 @@ second time they are called r and c. Its values are elements too, of a space of 
 or ``"Cc"``, after the batches.
 """
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,10 +21,10 @@ from arrayopt.arrays import NARROW
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 
 __all__ = [
+    "CACHED",
     "CLIP",
     "COUNT",
     "ELEMENT",
-    "KEPT",
     "KEY",
     "LETTERS",
     "POSITION",
@@ -32,12 +32,15 @@ __all__ = [
     "SCRATCH",
     "TOTAL",
     "UPDATES",
+    "Factors",
     "Node",
     "Spare",
+    "Summed",
     "evaluate",
     "is_whole",
     "operands",
     "reachable",
+    "within",
 ]
 
 ELEMENT = {1: "C", 2: "RC", 3: "ARC", 4: "ABRC"}
@@ -56,7 +59,7 @@ POSITION = "position"
 LETTERS = "ABRrCc"
 """All axes, in the order in which what varies over them lies in memory."""
 
-KEPT = 1024
+CACHED = 1024
 """The number of plans, and of things made from each, that are kept: a rule may make them anew."""
 
 PRODUCT = "matmul"
@@ -82,6 +85,24 @@ class Spare(NamedTuple):
     high: float
 
 
+class Factors(NamedTuple):
+    """Which operands of a product are transposed; whether it is symmetric; and the 16-bit dtype
+    that its numbers are rounded to, or empty.
+    """
+
+    left_transposed: bool
+    right_transposed: bool
+    symmetric: bool
+    narrow: str
+
+
+class Summed(NamedTuple):
+    """What a total is called, and how it is made of the numbers of tensors: sum or max."""
+
+    name: str
+    how: str
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Node:
     """One value of the graph.
@@ -100,8 +121,8 @@ class Node:
     dtype : str
         ``real``, ``complex`` or ``bool``.
     data : object
-        The name of an input or of a scalar, or the value of a constant; of a sum perhaps a `Spare`.
-        Of a product: whether each operand is turned, whether the result is symmetric, and `narrow`.
+        The name of an input or of a scalar, or the value of a constant; of a sum perhaps a `Spare`,
+        of a product `Factors`, of a total `Summed`.
     """
 
     op: str
@@ -127,13 +148,13 @@ class Node:
     @property
     def narrow(self) -> str:
         """The 16-bit dtype that its values are rounded to, as in bfloat16 arithmetic, or empty."""
-        return str(self.data[3]) if self.op == PRODUCT else self.op if self.op in NARROW else ""
+        return str(self.data.narrow) if self.op == PRODUCT else self.op if self.op in NARROW else ""
 
     @property
     def multiplied(self) -> str:
         """The axes of a product: those of the result, and the one that is summed over."""
-        axes, turned = self.args[0].axes, self.data[0]
-        return f"{self.axes}{axes[-2] if turned else axes[-1]}".upper()
+        axes = self.args[0].axes
+        return f"{self.axes}{axes[-2] if self.data.left_transposed else axes[-1]}".upper()
 
     @property
     def symmetric(self) -> bool:
@@ -141,7 +162,7 @@ class Node:
         if not any(x in self.axes for x in "RrCc"):
             return True
         if self.op == PRODUCT:
-            return bool(self.data[2])
+            return bool(self.data.symmetric)
         return self.op in OPS and all(a.symmetric for a in self.args)
 
 
@@ -172,6 +193,17 @@ def reachable(roots: Iterable[Node], stop: Iterable[Node] = ()) -> list[Node]:
             if node.id not in ends:
                 stack += [(a, False) for a in node.args[::-1] if a.id not in seen]
     return list(seen.values())
+
+
+def within(roots: Iterable[Node], own: Iterable[Node], stop: Container[Node] = ()) -> set[Node]:
+    """Those of some values that the roots are computed from, with roots; not past `stop`."""
+    found, stack, inside = set[Node](), list(roots), {*own}
+    while stack:
+        n = stack.pop()
+        if n in inside and n not in found:
+            found.add(n)
+            stack += () if n in stop else n.args
+    return found
 
 
 def evaluate(nodes: Iterable[Node], given: dict[str, Any]) -> dict[Node, Any]:

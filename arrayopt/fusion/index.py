@@ -1,21 +1,16 @@
 """Whole numbers that a program computes, and places: where things lie, how far loops go."""
 
-import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 __all__ = [
-    "INDEX",
     "ONE",
     "ZERO",
     "Index",
     "Place",
     "column",
     "entry",
-    "evaluated",
     "greatest",
     "least",
     "name",
@@ -24,9 +19,6 @@ __all__ = [
     "product",
     "ranges_of",
 ]
-
-INDEX = {"A": "a", "B": "b", "R": "r", "C": "c"}
-"""What the position along an axis is called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,25 +105,6 @@ def product(factors: Iterable[str]) -> Index:
     return made
 
 
-def evaluated(x: Index, names: Mapping[str, Any]) -> Any:
-    """What a number is, where names stand for these."""
-    if x.op in ("name", "number"):
-        return names[x.args[0]] if x.op == "name" else x.args[0]
-    return OPERATORS[x.op](*(evaluated(a, names) for a in x.args))
-
-
-OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "//": operator.floordiv,
-    "%": operator.mod,
-    "min": np.minimum,
-    "max": np.maximum,
-}
-"""What indices are computed by."""
-
-
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a number lies.
@@ -156,10 +129,10 @@ def position_of(axes: str) -> Index:
     """The number of a value over some axes, as it lies in memory, at the positions along these."""
     found = ZERO
     for x in axes:
-        found = found * name(x) + name(INDEX[x])
+        found = found * name(x) + name(x.lower())
     return found
 
 
 def ranges_of(axes: Iterable[str]) -> tuple[tuple[str, Index], ...]:
     """The name of the position along each axis, and its end."""
-    return tuple((INDEX[x], name(x)) for x in axes)
+    return tuple((x.lower(), name(x)) for x in axes)

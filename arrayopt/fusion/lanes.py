@@ -17,12 +17,12 @@ from functools import lru_cache
 import numpy as np
 
 from arrayopt.arrays import Ints
-from arrayopt.fusion.graph import ELEMENT, KEPT, Node, operands, reachable
+from arrayopt.fusion.graph import CACHED, ELEMENT, Node, operands, reachable
 from arrayopt.fusion.layout import GEOMETRY, Layout, geometry, layout
 from arrayopt.fusion.passes import Between, loops
 from arrayopt.fusion.plan import Plan
 
-__all__ = ["Lanes", "Segment", "lane_geometry", "lanes", "suits"]
+__all__ = ["Lanes", "Segment", "in_lanes", "lane_geometry", "suits"]
 
 LANES = 256
 """Matrices of up to so many elements are laid side by side."""
@@ -66,14 +66,14 @@ class Lanes:
         The segments, in order.
     after : Between
         Values per tensor, computed once for the tensor at the end.
-    where : Layout
+    layout : Layout
         Where the values per tensor lie, the sums that are carried from segment to segment, and
         partial sums.
     """
 
     segments: tuple[Segment, ...]
     after: Between
-    where: Layout
+    layout: Layout
 
 
 FEW = 64
@@ -97,77 +97,100 @@ def lane_geometry(shapes: list[tuple[int, ...]], element: str, room: int) -> Int
     return rows
 
 
-@lru_cache(maxsize=KEPT)
-def lanes(plan: Plan) -> Lanes | None:
+@lru_cache(maxsize=CACHED)
+def in_lanes(plan: Plan) -> Lanes | None:
     """A plan in segments; None if a value is not over matrices, their rows or their columns."""
     if not plan.passes or not _local_throughout(plan):
         return None
-    of = _segment_of_pass(plan)
-    made_in, ready = dict[Node, int](), dict[Node, int]()
-    for number, pass_ in enumerate(plan.passes):
-        made_in |= dict.fromkeys(pass_.sums, number)
-        ready |= {s: of[number] + (s.axes == "") for s in pass_.sums}
-    writes = {name: n for name, n in plan.small.items() if n.axes and name in plan.written}
-    when = dict[str, int]()
-    for name, node in writes.items():
-        found = [ready[s] for s in reachable([node], stop=ready) if s in ready]
-        when[name] = max(found, default=0)
-    if any(t > of[-1] for t in when.values()):
+    made = _Segments(plan)
+    if any(at > made.last for at in made.written_in.values()):
         return None
-
-    def local(segment_at: int) -> list[Node]:
-        """The values per row, column or matrix that segment t needs, arguments first."""
-        roots: list[Node] = []
-        for one, segment in zip(plan.passes, of, strict=True):
-            if segment == segment_at:
-                roots += [a for a in one.sources if _is_local(a, plan)]
-        roots += [n for name, n in writes.items() if when[name] == segment_at]
-        held = [n for name, n in writes.items() if when[name] < segment_at]
-        return [n for n in reachable(roots, stop=[*ready, *held]) if _is_local(n, plan)]
-
-    def late() -> dict[str, int]:
-        """Slots that are written before a segment reads what they were, and the last such one."""
-        found = dict[str, int]()
-        for t in range(of[-1] + 1):
-            for n in local(t):
-                if n.op == "input" and when.get(n.data, t) < t:
-                    found[n.data] = t
-        return found
-
-    while put_off := late():
-        when.update(put_off)
-    before = _per_tensor(plan, ready, of)
-    segments = []
-    for segment_at in range(of[-1] + 1):
-        passes = [k for k in range(len(of)) if of[k] == segment_at]
-        held = {n: name for name, n in writes.items() if when[name] < segment_at}
-        step: dict[Node, int] = {}
-        parts: list[list[Node]] = [[] for _ in range(len(passes) + 1)]
-        reads, carried = {}, []
-        for node in local(segment_at):
-            if node in held or node.op == "input":
-                reads[held.get(node, node.data)] = node
-            elif node in made_in:
-                step[node] = made_in[node] - passes[0] + 1
-                if of[made_in[node]] < segment_at:
-                    step[node] = 0
-                    carried.append(node)
-            else:
-                step[node] = max((step.get(a, 0) for a in node.args), default=0)
-                parts[step[node]].append(node)
-        own = {name: n for name, n in writes.items() if when[name] == segment_at}
-        small = tuple(Between((), loops(part, plan.element)) for part in parts)
-        segments.append(
-            Segment(before[segment_at], tuple(passes), small, reads, tuple(carried), own)
-        )
+    made.put_off_stores()
+    before = _per_tensor(plan, made.ready_in, made.segment_of)
+    segments = [made.segment(at, before[at]) for at in range(made.last + 1)]
     whole = layout(plan)
     vectors: dict[Node, str] = {}
     for segment in segments:
         vectors |= {n: n.axes for n in segment.carried}
     partials = {n: kind for n, kind in whole.partials.items() if kind == "tensor"}
-    return Lanes(
-        tuple(segments), before[-1], Layout(whole.scalars, whole.tensor, vectors, partials)
-    )
+    laid_out = Layout(whole.scalars, whole.tensor, vectors, partials)
+    return Lanes(tuple(segments), before[-1], laid_out)
+
+
+class _Segments:
+    """The segments of a plan, which are being made.
+
+    Attributes
+    ----------
+    segment_of : list of int
+        The segment of each pass; `last` is that of the last one.
+    made_in : dict of Node to int
+        The pass that makes each sum.
+    ready_in : dict of Node to int
+        The first segment that can use each sum.
+    writes : dict of str to Node
+        Slots per row, column or matrix, and what they are to hold.
+    written_in : dict of str to int
+        The segment that writes each of them.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.segment_of = plan, _segment_of_pass(plan)
+        self.last = self.segment_of[-1]
+        self.made_in, self.ready_in = dict[Node, int](), dict[Node, int]()
+        for number, pass_ in enumerate(plan.passes):
+            self.made_in |= dict.fromkeys(pass_.sums, number)
+            self.ready_in |= {s: self.segment_of[number] + (s.axes == "") for s in pass_.sums}
+        self.writes = {x: n for x, n in plan.small.items() if n.axes and x in plan.written}
+        self.written_in = dict[str, int]()
+        for name, node in self.writes.items():
+            needed = reachable([node], stop=self.ready_in)
+            found = [self.ready_in[s] for s in needed if s in self.ready_in]
+            self.written_in[name] = max(found, default=0)
+
+    def local(self, at: int) -> list[Node]:
+        """The values per row, column or matrix that a segment needs, arguments first."""
+        roots: list[Node] = []
+        for one, segment in zip(self.plan.passes, self.segment_of, strict=True):
+            if segment == at:
+                roots += [a for a in one.sources if _is_local(a, self.plan)]
+        roots += [n for name, n in self.writes.items() if self.written_in[name] == at]
+        held = [n for name, n in self.writes.items() if self.written_in[name] < at]
+        needed = reachable(roots, stop=[*self.ready_in, *held])
+        return [n for n in needed if _is_local(n, self.plan)]
+
+    def put_off_stores(self) -> None:
+        """Write slots in the last segment that reads what they were, where that is later."""
+        late: dict[str, int] | None = None
+        while late is None or late:
+            late = {}
+            for at in range(self.last + 1):
+                for n in self.local(at):
+                    if n.op == "input" and self.written_in.get(n.data, at) < at:
+                        late[n.data] = at
+            self.written_in |= late
+
+    def segment(self, at: int, before: Between) -> Segment:
+        """A segment, and what comes before it."""
+        passes = [k for k, segment in enumerate(self.segment_of) if segment == at]
+        held = {n: name for name, n in self.writes.items() if self.written_in[name] < at}
+        step: dict[Node, int] = {}
+        parts: list[list[Node]] = [[] for _ in range(len(passes) + 1)]
+        reads, carried = {}, []
+        for node in self.local(at):
+            if node in held or node.op == "input":
+                reads[held.get(node, node.data)] = node
+            elif node in self.made_in:
+                step[node] = self.made_in[node] - passes[0] + 1
+                if self.segment_of[self.made_in[node]] < at:
+                    step[node] = 0
+                    carried.append(node)
+            else:
+                step[node] = max((step.get(a, 0) for a in node.args), default=0)
+                parts[step[node]].append(node)
+        own = {name: n for name, n in self.writes.items() if self.written_in[name] == at}
+        small = tuple(Between((), loops(part, self.plan.element)) for part in parts)
+        return Segment(before, tuple(passes), small, reads, tuple(carried), own)
 
 
 def _is_local(n: Node, plan: Plan) -> bool:

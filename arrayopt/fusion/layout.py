@@ -16,7 +16,7 @@ import numpy as np
 
 from arrayopt.arrays import Ints
 from arrayopt.codecs import BLOCK
-from arrayopt.fusion.graph import ELEMENT, KEPT, Node, operands
+from arrayopt.fusion.graph import CACHED, ELEMENT, Node, operands
 from arrayopt.fusion.passes import Between, Pass
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.ring_members import in_order
@@ -75,19 +75,8 @@ def geometry(shapes: list[tuple[int, ...]], element: str, chunk: int = CHUNK) ->
         whole = tr == height and tc == width
         group = min(batches * inner, max(1, 4 * chunk // (height * width))) if whole else 1
         nr, nc = -(-height // tr), -(-width // tc)
-        row[:] = (
-            batches * inner * height * width,
-            batches,
-            inner,
-            height,
-            width,
-            tr,
-            tc,
-            group,
-            nr,
-            nc,
-            -(-batches * inner // group) * nr * nc,
-        )
+        units = -(-batches * inner // group) * nr * nc
+        row[:] = (math.prod(shape), batches, inner, height, width, tr, tc, group, nr, nc, units)
     return rows
 
 
@@ -117,7 +106,7 @@ def flops(plan: Plan, geo: Any, *, halves: bool = True) -> Any:
     products: list[Node] = []
     for pass_ in plan.passes:
         products += pass_.nodes if pass_.multiplies else ()
-    made = [extent(n.multiplied, geo) * (1 if n.data[2] and halves else 2) for n in products]
+    made = [extent(n.multiplied, geo) * (1 if n.data.symmetric and halves else 2) for n in products]
     return np.sum(made, axis=0, dtype=np.int64) if made else np.zeros(len(geo), np.int64)
 
 
@@ -221,7 +210,7 @@ def partial_length(kind: str, col: dict[str, Any]) -> Any:
     }[kind]
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=CACHED)
 def layout(plan: Plan, *, device: bool = False) -> Layout:
     """Lay out the values of a plan; only on a `device` there are waves."""
     partials: dict[Node, str] = {}

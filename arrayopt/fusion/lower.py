@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from arrayopt.fusion.graph import KEPT
+from arrayopt.fusion.graph import CACHED
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import layout, outliving
 from arrayopt.fusion.lower_lanes import LoweredSegment
@@ -16,10 +16,10 @@ from arrayopt.fusion.program import Function, Program, Stage
 __all__ = ["lowered"]
 
 
-@lru_cache(maxsize=KEPT)
-def lowered(plan: Plan, split: Lanes | None = None) -> Program:
-    """The program of a plan; with `split`, in segments, for matrices side by side."""
-    return _whole(plan) if split is None else _in_segments(plan, split)
+@lru_cache(maxsize=CACHED)
+def lowered(plan: Plan, lanes: Lanes | None = None) -> Program:
+    """The program of a plan; with `lanes`, in segments, for matrices side by side."""
+    return _whole(plan) if lanes is None else _in_segments(plan, lanes)
 
 
 def _whole(plan: Plan) -> Program:
@@ -44,15 +44,15 @@ def _whole(plan: Plan) -> Program:
     return Program(tuple(stages))
 
 
-def _in_segments(plan: Plan, split: Lanes) -> Program:
+def _in_segments(plan: Plan, lanes: Lanes) -> Program:
     """The program of a plan in segments."""
-    lowering = Loops(plan, split.where, {*split.where.tensor, *split.where.vectors})
+    lowering = Loops(plan, lanes.layout, {*lanes.layout.tensor, *lanes.layout.vectors})
     stages: list[Stage] = []
-    planes = []
-    for k, s in enumerate(split.segments):
+    planes = list[tuple[str, ...]]()
+    for k, s in enumerate(lanes.segments):
         segment = LoweredSegment(lowering, s)
         stages.append(Stage("between", "", lowering.between(k, s.before)))
         stages.append(Stage("pass", plan.element, segment.units(k)))
-        planes.append(segment.planes)
-    stages.append(Stage("between", "", lowering.between(len(split.segments), split.after)))
+        planes.append(tuple(segment.counts.values()))
+    stages.append(Stage("between", "", lowering.between(len(lanes.segments), lanes.after)))
     return Program(tuple(stages), tuple(planes))

@@ -1,11 +1,10 @@
 """Lowering what is between the passes to a program for CPUs: loops over axes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from arrayopt.fusion import program
 from arrayopt.fusion.graph import Node, operands
 from arrayopt.fusion.index import (
-    INDEX,
     ONE,
     ZERO,
     Index,
@@ -16,42 +15,38 @@ from arrayopt.fusion.index import (
     position_of,
     product,
 )
+from arrayopt.fusion.layout import Layout
 from arrayopt.fusion.lowering import Lowering
-from arrayopt.fusion.passes import Between, Loop, Pass
+from arrayopt.fusion.passes import Between, Loop
+from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.ring_members import LEAST
-from arrayopt.fusion.rings import Rolled
 
-__all__ = ["LoopsBetween", "Statements", "loops_over"]
+__all__ = ["LoweredBetween", "Statements", "loops_over"]
 
 Statements = list[program.Statement]
 
 
-class LoopsBetween(Lowering):
-    """What a program for CPUs does between passes.
+class LoweredBetween(Lowering):
+    """What a program for CPUs does before a pass, or after the last one.
 
     Attributes
     ----------
-    seen : dict of Node
-        Vectors that the function that is being made has looked at, by a view.
+    views : dict of Node
+        Vectors that it has looked at, each by a view.
     """
 
-    seen: dict[Node, None] | None = None
-    least = LEAST
-
-    def rings(self, pass_: Pass, body: program.Body) -> Rolled | None:
-        """See `Lowering.rings`; real numbers alone, as loops over others are not quicker."""
-        if body.codes or any(n.dtype == "complex" for n in (*pass_.loads.values(), *pass_.nodes)):
-            return None
-        return super().rings(pass_, body)
+    def __init__(self, plan: Plan, layout: Layout, kept: Iterable[Node]) -> None:
+        super().__init__(plan, layout, kept)
+        self.views: dict[Node, None] = {}
 
     def place(self, node: Node, at: Index | None = None) -> Place:
-        """See `Lowering.place`; loops begin at 0, so vectors are views, noted in `seen`."""
-        if self.seen is None or node not in self.vector:
+        """See `Lowering.place`; loops begin at 0, so vectors are views."""
+        if node not in self.vector:
             return super().place(node, at)
-        self.seen[node] = None
+        self.views[node] = None
         return Place(f"w{self.vector[node]}", position_of(node.axes) if at is None else at)
 
-    def between(self, index: int, between: Between) -> program.Function:
+    def function(self, index: int, between: Between) -> program.Function:
         """What comes before pass k: partial results are combined, then values are computed."""
         body: Statements = [program.Let(x, column(f"IN_{x}")) for x in (*"ABRC", "NR", "NC")]
         reads = dict.fromkeys([*operands(between.nodes), *between.stores.values()])
@@ -59,7 +54,6 @@ class LoopsBetween(Lowering):
         arrays |= {x: self.plan.slots[x] for x in between.stores}
         body += [program.Array(x, product(axes)) for x, axes in arrays.items()]
         body += self.reads([n for n in reads if n.on_host], wide=True)
-        self.seen = {}
         rest: Statements = []
         for run in self.runs(between.combine):
             if len(run) >= LEAST:
@@ -79,10 +73,9 @@ class LoopsBetween(Lowering):
             value = node if node.on_host else self.place(node)
             written = program.Write(Place(f"at_{array}", position_of(axes)), value)
             rest += loops_over(axes, [written])
-        for node in self.seen:
+        for node in self.views:
             i = self.vector[node]
             body.append(program.View(f"w{i}", "work", column(f"VEC{i}"), product(node.axes)))
-        self.seen = None
         return program.Function(f"between_{index}", "", (*body, *rest))
 
     def _folded(self, fold: program.Fold, axes: str) -> Statements:
@@ -94,7 +87,7 @@ class LoopsBetween(Lowering):
         """Combine partial results in order; where there is one of each, copy them."""
         fold = self.combined("acc", reduction)
         made = self._folded(fold, reduction.axes)
-        if self.where.partials[reduction] not in ("row", "column"):
+        if self.layout.partials[reduction] not in ("row", "column"):
             return made
         length = product(reduction.axes)
         view = program.View("one", "work", self.part(reduction), length)
@@ -121,5 +114,5 @@ def loops_over(axes: str, body: Sequence[program.Statement]) -> Statements:
     """Statements in a loop for each axis."""
     made = list(body)
     for x in reversed(axes):
-        made = [program.Loop(INDEX[x], ZERO, name(x), tuple(made))]
+        made = [program.Loop(x.lower(), ZERO, name(x), tuple(made))]
     return made

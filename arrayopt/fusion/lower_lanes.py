@@ -6,19 +6,11 @@ back what has changed. Planes are in the part of ``work`` that is the thread's o
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import POSITION, Node, operands
-from arrayopt.fusion.index import (
-    Index,
-    Place,
-    column,
-    least,
-    name,
-    number,
-    position_of,
-    product,
-)
+from arrayopt.fusion.index import Index, Place, column, least, name, number, position_of, product
 from arrayopt.fusion.lanes import Segment
 from arrayopt.fusion.layout import outliving
 from arrayopt.fusion.lower_between import loops_over
@@ -43,7 +35,7 @@ class LoweredSegment:
         The views of planes, and the axes along which there is a plane for each position.
     carried : dict of str to str
         The same of what is kept from segment to segment.
-    where : dict of Node to str
+    planes_of : dict of Node to str
         In which of them a value lies.
     totals : list of Node
         What is reduced over the whole tensor.
@@ -52,7 +44,7 @@ class LoweredSegment:
     """
 
     def __init__(self, lowering: Loops, segment: Segment) -> None:
-        self.m, self.s = lowering, segment
+        self.lowering, self.segment = lowering, segment
         self.passes = [lowering.plan.passes[i] for i in segment.passes]
         sums, self.totals = list[Node](), list[Node]()
         elements, self.stored = dict[str, None](), dict[str, None]()
@@ -61,10 +53,10 @@ class LoweredSegment:
             self.totals += pass_.reducing("tensor")
             elements |= dict.fromkeys(pass_.arrays)
             self.stored |= dict.fromkeys(pass_.stores)
-        self.kept = [n for n in lowering.where.vectors if n in segment.carried or n in sums]
+        self.kept = [n for n in lowering.layout.vectors if n in segment.carried or n in sums]
         self.carried = {f"c{n.id}": _inside(n.axes) for n in self.kept}
-        self.where = {n: f"q_{x}" for x, n in segment.reads.items()}
-        self.where |= {n: f"c{n.id}" for n in self.kept}
+        self.planes_of = {n: f"q_{x}" for x, n in segment.reads.items()}
+        self.planes_of |= {n: f"c{n.id}" for n in self.kept}
         self.elements = list(elements)
         self.counts = {f"q_{x}": _inside(n.axes) for x, n in segment.reads.items()}
         self.counts |= {f"q_{x}": _inside(lowering.plan.element) for x in self.elements}
@@ -73,29 +65,24 @@ class LoweredSegment:
         for between in segment.small:
             small += [n for n in between.nodes if n in outlive and n.op != "input"]
         for n in [*small, *sums]:
-            if n not in self.where:
-                self.where[n] = f"v{n.id}"
+            if n not in self.planes_of:
+                self.planes_of[n] = f"v{n.id}"
                 self.counts[f"v{n.id}"] = _inside(n.axes)
         self.scalars: dict[Node, None] = {}
 
-    @property
-    def planes(self) -> Index:
-        """How many planes a thread needs."""
-        return _total(list(self.counts.values()))
-
     def _size(self, array: str) -> Index:
         """How many numbers a matrix has in a stored array."""
-        return product(_inside(self.m.plan.slots.get(array, self.m.plan.element)))
+        return product(_inside(self.lowering.plan.slots.get(array, self.lowering.plan.element)))
 
     # ---- loops over lanes ------------------------------------------------------------------------
 
     def _body(self, k: int) -> Iterator[program.Statement]:
         """All passes, and what is between them."""
-        for j, b in enumerate(self.s.small):
+        for j, b in enumerate(self.segment.small):
             for i, loop in enumerate(b.after):
                 yield from self._small(f"small_{k}_{j}_{i}", loop)
             if j < len(self.passes):
-                yield from self._pass(f"pass_{self.s.passes[j]}", self.passes[j])
+                yield from self._pass(f"pass_{self.segment.passes[j]}", self.passes[j])
 
     def _small(self, function: str, loop: Small) -> Iterator[program.Statement]:
         """Values per row, column or matrix: over lanes, for each place."""
@@ -105,29 +92,22 @@ class LoweredSegment:
             yield self._fill(first)
             yield from self._over(function, x.axes, {}, (), {}, {first: x})
         else:
-            stores = {self.where[n]: n for n in loop.nodes if n in self.where}
+            stores = {self.planes_of[n]: n for n in loop.nodes if n in self.planes_of}
             yield from self._over(function, loop.axes, {}, loop.nodes, stores, {})
 
     def _fill(self, reduction: Node) -> program.Fill:
         """All planes of a reduction begin anew."""
-        planes = self.where[reduction]
-        return program.Fill(
-            planes, name("n") * product((self.counts | self.carried)[planes]), reduction
-        )
+        planes = self.planes_of[reduction]
+        size = name("n") * product((self.counts | self.carried)[planes])
+        return program.Fill(planes, size, reduction)
 
     def _pass(self, function: str, pass_: Pass) -> Iterator[program.Statement]:
         """A pass over the elements: over lanes, for each place."""
         yield from (self._fill(x) for x in pass_.sums if x.axes)
         loads = {f"q_{x}": n for x, n in pass_.loads.items()}
         stores = {f"q_{x}": n for x, n in pass_.stores.items()}
-        yield from self._over(
-            function,
-            self.m.plan.element,
-            loads,
-            pass_.nodes,
-            stores,
-            {x: x.args[0] for x in pass_.sums},
-        )
+        sums = {x: x.args[0] for x in pass_.sums}
+        yield from self._over(function, pass_.axes, loads, pass_.nodes, stores, sums)
 
     def _over(
         self,
@@ -143,10 +123,10 @@ class LoweredSegment:
         known = {*nodes, *loads.values()}
         named = [n for n in dict.fromkeys(used) if n.op not in ("const", POSITION)]
         outer = [n for n in named if n not in known]
-        reads = loads | {self.where[n]: n for n in outer if n in self.where}
-        scalars = tuple(n for n in outer if n not in self.where)
+        reads = loads | {self.planes_of[n]: n for n in outer if n in self.planes_of}
+        scalars = tuple(n for n in outer if n not in self.planes_of)
         self.scalars |= dict.fromkeys(scalars)
-        into = {s: self.where[s] for s in sums if s.axes}
+        into = {s: self.planes_of[s] for s in sums if s.axes}
         slices = {}
         for planes in dict.fromkeys([*reads, *stores, *into.values()]):
             first = position_of((self.counts | self.carried)[planes]) * name("n")
@@ -154,27 +134,18 @@ class LoweredSegment:
         position = None
         if any(n.op == POSITION for n in used):
             position = name("start") + name("r") * name("C") + name("c")
-        each = bulk.Elements(
-            function,
-            slices,
-            scalars,
-            reads,
-            tuple(nodes),
-            stores,
-            sums,
-            into,
-            position=position,
-            stride=product("RC"),
-        )
-        totals = [s for s in sums if s not in into]
-        takes = [program.Take(s, f"t{s.id}", Place("got", number(i))) for i, s in enumerate(totals)]
+        made = bulk.Elements(function, slices, scalars, reads, tuple(nodes), stores, sums, into)
+        each = replace(made, position=position, stride=product("RC"))
+        takes = list[program.Statement]()
+        for i, s in enumerate(each.totals):
+            takes.append(program.Take(s, f"t{s.id}", Place("got", number(i))))
         return loops_over(_inside(axes), [each, *takes])
 
     # ---- all of it -------------------------------------------------------------------------------
 
     def units(self, index: int) -> program.Function:
         """The segment over units lo to hi of one tensor."""
-        lowering, segment = self.m, self.s
+        lowering, segment = self.lowering, self.segment
         inside = list(self._unit(index))
         body: list[program.Statement] = [program.Let(x, column(f"IN_{x}")) for x in (*"ABRC", "G")]
         body.append(program.Let("count", name("A") * name("B")))
@@ -182,7 +153,8 @@ class LoweredSegment:
         body += [program.Array(x, name("count") * self._size(x)) for x in [*self.elements, *slots]]
         body += [program.Array(n.data, number(1)) for n in self.scalars if n.op == "input"]
         body += lowering.reads(self.scalars)
-        body.append(program.Let("own", column("OWN") + name("thread") * name("G") * self.planes))
+        every = _total(list(self.counts.values()))
+        body.append(program.Let("own", column("OWN") + name("thread") * name("G") * every))
         # every other segment runs backwards, so that it begins with what the one before has left in
         # the cache
         body.append(program.Loop("unit", name("lo"), name("hi"), tuple(inside), index % 2 == 1))
@@ -190,7 +162,7 @@ class LoweredSegment:
 
     def _unit(self, k: int) -> Iterator[program.Statement]:
         """Some matrices."""
-        lowering, segment, ab = self.m, self.s, name("ab")
+        lowering, segment, ab = self.lowering, self.segment, name("ab")
         loops = list(self._body(k))
         yield program.Let("ab", name("unit") * name("G"))
         yield program.Let("n", least(name("count"), ab + name("G")) - ab)
@@ -214,7 +186,8 @@ class LoweredSegment:
         for x in self.totals:
             yield program.Write(Place("part", lowering.part(x) + name("unit")), f"t{x.id}")
         yield from (self._spread(x, f"q_{x}", back=True) for x in self.stored)
-        yield from (self._spread(x, self.where[n], back=True) for x, n in segment.writes.items())
+        for slot, node in segment.writes.items():
+            yield self._spread(slot, self.planes_of[node], back=True)
 
     def _spread(self, array: str, planes: str, *, back: bool = False) -> bulk.Spread:
         """Copy some matrices' part of a stored array to planes, or back."""

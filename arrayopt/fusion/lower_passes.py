@@ -18,9 +18,12 @@ from arrayopt.fusion.index import (
     product,
 )
 from arrayopt.fusion.layout import BANDS, CHUNK
-from arrayopt.fusion.lower_between import LoopsBetween, Statements
+from arrayopt.fusion.lower_between import LoweredBetween, Statements
 from arrayopt.fusion.lower_rings import STRETCH, in_turns, kept_room, of_members, started
-from arrayopt.fusion.passes import Pass
+from arrayopt.fusion.lowering import Lowering
+from arrayopt.fusion.passes import Between, Pass
+from arrayopt.fusion.ring_members import LEAST
+from arrayopt.fusion.rings import Rolled
 from arrayopt.fusion.windows import WINDOW
 from arrayopt.state.quantized import scale_of
 
@@ -32,10 +35,20 @@ AT_ONCE = 16
 Slices = dict[str, tuple[str, Index, Index]]
 
 
-class Loops(LoopsBetween):
-    """A program for CPUs, which is being made."""
+class Loops(Lowering):
+    """The functions of a program for CPUs."""
 
-    # ---- passes ----------------------------------------------------------------------------------
+    least = LEAST
+
+    def rings(self, pass_: Pass, body: program.Body) -> Rolled | None:
+        """See `Lowering.rings`; real numbers alone, as loops over others are not quicker."""
+        if body.codes or any(n.dtype == "complex" for n in (*pass_.loads.values(), *pass_.nodes)):
+            return None
+        return super().rings(pass_, body)
+
+    def between(self, index: int, between: Between) -> program.Function:
+        """What comes before pass k."""
+        return LoweredBetween(self.plan, self.layout, self.kept).function(index, between)
 
     def units(self, index: int, pass_: Pass) -> program.Function:
         """Pass k over units lo to hi of one tensor."""
@@ -48,7 +61,7 @@ class Loops(LoopsBetween):
         lets = ["size", "TC", *("ABRC" if matrices else "")]
         made: Statements = [program.Let(x, column(f"IN_{x.upper()}")) for x in lets]
         rings = self.rings(pass_, body)
-        of_rings = {} if rings is None else rings.of.member_of
+        of_rings = {} if rings is None else rings.member_of
         made += [program.Array(x, size) for x, size in body.arrays.items() if x not in of_rings]
         wide = CHUNK if matrices else STRETCH
         made += [bulk.Buffer(f"wide_{x}", wide) for x in body.codes]
@@ -63,9 +76,9 @@ class Loops(LoopsBetween):
         # the cache
         # in turns it would be one loop more to compile
         # codes are widened in pieces, which memory brings sooner one after the other
-        turned = index % 2 == 1 and not self.plan.multiplies and not body.codes
+        backwards = index % 2 == 1 and not self.plan.multiplies and not body.codes
         inside = self._tile(body) if matrices else self._stretch(index, pass_, body)
-        made.append(program.Loop("unit", name("lo"), name("hi"), tuple(inside), turned))
+        made.append(program.Loop("unit", name("lo"), name("hi"), tuple(inside), backwards))
         return program.Function(f"units_{index}", "units", tuple(made))
 
     def _stored(self, body: program.Body, first: Index, end: Index) -> Iterator[program.Statement]:
@@ -227,45 +240,24 @@ def _product(index: int, pass_: Pass) -> program.Function:
     Of a symmetric product the last bands take longest.
     """
     (made,), names = pass_.nodes, list(pass_.loads)
-    turned_left, turned_right, symmetric, _ = made.data
-    rows, columns = (x.upper() for x in pass_.axes[-2:])
-    left = made.args[0].axes[-2:].upper()
-    length = left[0] if turned_left else left[1]
-    ab, band, bands = name("ab"), name("band"), name("bands")
-    operands = [
-        (names[0], made.args[0]),
-        (names[-1], made.args[1]),
-        (next(iter(pass_.stores)), made),
-    ]
-    starts = [(x, ab * product(node.axes[-2:].upper())) for x, node in operands]
-    left_start, right_start, out = starts
-    body: list[program.Statement] = [program.Let(x, column(f"IN_{x}")) for x in "ABRC"]
-    body.append(program.Let("high", least(greatest(name(rows) // 4, BANDS[0]), BANDS[1])))
-    body.append(program.Let("bands", (name(rows) + name("high") - 1) // name("high")))
+    rows, columns, length = map(name, (*pass_.axes[-2:].upper(), made.multiplied[-1]))
+    ab, band, bands, high, turn = map(name, ("ab", "band", "bands", "high", "turn"))
+    body: Statements = [program.Let(x, column(f"IN_{x}")) for x in "ABRC"]
+    body.append(program.Let("high", least(greatest(rows // 4, BANDS[0]), BANDS[1])))
+    body.append(program.Let("bands", (rows + high - 1) // high))
     body.append(program.Let("total", name("A") * name("B") * bands))
-    here: list[program.Statement] = [
+    half, odd = turn // 2, turn % 2
+    operands = zip((names[0], names[-1], *pass_.stores), (*made.args, made), strict=True)
+    starts = [(x, ab * product(node.axes[-2:].upper())) for x, node in operands]
+    first, end, sides = name("i0"), name("i1"), (rows, columns, length)
+    here: Statements = [
         program.Let("ab", name("unit") // bands),
         program.Let("turn", name("unit") % bands),
+        program.Let("band", (ONE - odd) * half + odd * (bands - 1 - half)),
+        program.Let("i0", band * high),
+        program.Let("i1", least(rows, first + high)),
+        bulk.Multiply(starts[0], starts[1], starts[2], first, end, sides, made.data),
     ]
-    half, odd = name("turn") // 2, name("turn") % 2
-    here.append(program.Let("band", (ONE - odd) * half + odd * (bands - 1 - half)))
-    here += [
-        program.Let("i0", band * name("high")),
-        program.Let("i1", least(name(rows), name("i0") + name("high"))),
-    ]
-    sides = name(rows), name(columns), name(length)
-    here.append(
-        bulk.Multiply(
-            left_start,
-            right_start,
-            out,
-            name("i0"),
-            name("i1"),
-            sides,
-            (turned_left, turned_right),
-            symmetric,
-        )
-    )
     return program.Function(f"units_{index}", "threads", (*body, _shared(here)))
 
 

@@ -24,7 +24,7 @@ Into = Callable[[Node, Index | None], Place]
 
 def of_members(rolled: Rolled) -> Iterator[program.Statement]:
     """Room for the values of each member, which are put there."""
-    for one, values in rolled.of.each.items():
+    for one, values in rolled.each.items():
         yield bulk.Buffer(str(one.data), len(values))
         for j, value in enumerate(values):
             yield program.Write(Place(str(one.data), number(j)), value)
@@ -78,8 +78,8 @@ def _elements(
     before: list[program.Statement] = []
     slices = dict[str, tuple[str, Index, Index]]()
     for array in dict.fromkeys([*part.loads, *part.stores]):
-        if array in rolled.of.arrays:
-            first, which = rolled.of.arrays[array], _member(part, rolled.of.which[array])
+        if array in rolled.arrays:
+            first, which = rolled.arrays[array], _member(part, rolled.which[array])
             before.append(program.Array(array, name("size"), column(f"AT_{first}", which)))
             if array in codes:
                 scales = column(f"AT_{scale_of(first)}", which)
@@ -92,8 +92,8 @@ def _elements(
     used |= dict.fromkeys([*part.guards.values(), *part.stores.values(), *part.sums.values()])
     scalars = [node for node in used if node.axes != pass_.axes and node.op != "const"]
     for node in scalars:
-        if node in rolled.of.each:
-            where = _member(part, rolled.of.which[str(node.data)])
+        if node in rolled.each:
+            where = _member(part, rolled.which[str(node.data)])
             before.append(program.Read(node, Place(str(node.data), where)))
     loads = {f"at_{array}": node for array, node in part.loads.items()}
     loads |= {_buffer(node): node for node in part.taken}
@@ -101,18 +101,10 @@ def _elements(
     stores = {f"at_{array}": node for array, node in part.stores.items()}
     stores |= {_buffer(node): node for node in part.kept}
     stores |= {_buffer(root): new for root, (_, new) in part.added.items()}
-    made = bulk.Elements(
-        function,
-        slices,
-        tuple(scalars),
-        loads,
-        part.nodes,
-        stores,
-        part.sums,
-        storage={f"at_{array}": array for array in dict.fromkeys([*part.loads, *part.stores])},
-        guards={f"at_{array}": node for array, node in part.guards.items()},
-    )
-    return [*before, made]
+    storage = {f"at_{array}": array for array in (*part.loads, *part.stores)}
+    guards = {f"at_{array}": node for array, node in part.guards.items()}
+    given = slices, tuple(scalars), loads, part.nodes, stores, part.sums
+    return [*before, bulk.Elements(function, *given, storage=storage, guards=guards)]
 
 
 def _buffer(node: Node) -> str:

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from arrayopt.fusion import bulk, program
-from arrayopt.fusion.graph import KEPT, Node, operands
+from arrayopt.fusion.graph import CACHED, Node, operands
 from arrayopt.fusion.index import ONE, ZERO, Index, Place, name, number, product, ranges_of
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.lower_between import Statements
@@ -35,7 +35,7 @@ MOST = 640
 """A pass over rings has no more sums: they are to fit into a block's memory."""
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=CACHED)
 def in_stages(plan: Plan) -> program.Program:
     """The program of a plan in stages. Passes that differ in nothing but their scratch arrays have
     one function.
@@ -53,10 +53,10 @@ class Stages(Lowering):
     """A program, which is being made."""
 
     def __init__(self, plan: Plan) -> None:
-        where = layout(plan, device=True)
-        super().__init__(plan, where, {*where.vectors, *where.tensor})
+        laid_out = layout(plan, device=True)
+        super().__init__(plan, laid_out, {*laid_out.vectors, *laid_out.tensor})
         self.staging = Staging(plan)
-        self.kept &= {*where.tensor, *self.staging.needed}
+        self.kept &= {*laid_out.tensor, *self.staging.needed}
         self.made: list[program.Stage] = []
         self.functions: dict[Any, program.Function] = {}
         self.of_rings = set[Node]()  # what is reduced over rings
@@ -91,45 +91,30 @@ class Stages(Lowering):
             return Place("sums", own if after is None else own + after)
 
         made: Statements = []
-        for one, values in rings.of.each.items():
+        for one, values in rings.each.items():
             if all(n.op == "const" for n in values):
                 made.append(bulk.Listed(str(one.data), values))
             elif any(n.op == "const" for n in values):
                 return []
             else:
                 made.append(bulk.Listed(str(one.data), tuple(map(self.place, values))))
-        members = {*rings.of.member_of, *map(scale_of, rings.of.member_of)}
+        members = {*rings.member_of, *map(scale_of, rings.member_of)}
         for x, size in body.arrays.items():
             if x not in members:
                 made.append(program.Array(x, size))
         turn = in_turns(index, pass_, rings, into, body.codes)
         read = dict[Node, None]()
         for elements in program.elements_of([turn]):
-            read |= {n: None for n in elements.scalars if n not in rings.of.each}
+            read |= {n: None for n in elements.scalars if n not in rings.each}
         return [*made, *self.reads(read), *kept_room(rings), turn]
 
     def loop(self, loop: Loop) -> program.Stage:
-        """A loop between passes."""
-        wide, made = not loop.axes, set[Node]()
+        """A loop between passes: what it reduces, then what it computes, then what it writes."""
+        wide, reductions = not loop.axes, [n for n in loop.nodes if n.reduces]
         nodes = [n for n in loop.nodes if not n.reduces]
-        reduced = [n for n in loop.nodes if n.reduces and n.args[0].axes != self.plan.element]
-        rolled = [n for n in loop.nodes if n in self.of_rings]
-        body: Statements = [*self._arrays(operands(reduced))] if wide else []
-        if loop.reduces:
-            body += [self.folded("sum", reduced[0]), *self._got("sum", reduced[0])]
-            made |= {*reduced}
-        for alone in reduced if wide else ():
-            fold = self.folded("sum", alone), program.Write(self.place(alone), "sum")
-            body.append(program.Loop("which", ZERO, ONE, fold))
-        for run in self.runs(rolled):
-            each = number(len(run))
-            body.append(program.Loop("which", ZERO, each, self.combined_all(run)))
-        sums = [n for n in loop.nodes if n.reduces and n not in (*reduced, *rolled)]
-        body += [self.combined(f"sum{n.id}", n) for n in sums]
-        for summed in sums:
-            body += self._got(f"sum{summed.id}", summed)
-        made |= {*sums}
-        waving = bool(self.where.leaves) and in_waves(nodes, loop.axes, self.plan.element)
+        small = [n for n in reductions if n.args[0].axes != self.plan.element]
+        body, made = self._reductions(loop, reductions, small)
+        waving = bool(self.layout.leaves) and in_waves(nodes, loop.axes, self.plan.element)
         if waving or (self.waving and wide and not loop.nodes):
             waves = self.waves(nodes, loop.stores)
             return self._between("positions", loop.axes, [*body, waves])
@@ -139,20 +124,46 @@ class Stages(Lowering):
             body += self._arrays(read if wide else ())
             body += [*self.reads(read, wide=wide), program.Compute(node), *self._kept(node)]
             made |= {*read, node}
-        held = {n.data for n in made if n.op == "input"}
-        for slot, value in loop.stores.items():
-            read = dict.fromkeys({value} - made)
-            new = [program.Array(slot, ONE)] if slot not in held else []
-            body += [*self._arrays(read), *new] if wide else []
-            at = Place(f"at_{slot}", name("i") if loop.axes else ZERO)
-            body += [*self.reads(read, wide=wide), program.Write(at, value)]
-            made.add(value)
+        body += self._stores(loop, made)
         if loop.axes:
-            reads = [*operands([*nodes, *reduced]), *loop.stores.values()]
+            reads = [*operands([*nodes, *small]), *loop.stores.values()]
             arrays = {x.name: x for x in self._arrays(reads)}
             arrays |= {x: program.Array(x, product(loop.axes)) for x in loop.stores}
             body = [*arrays.values(), *body]
         return self._between("folds" if loop.reduces else "positions", loop.axes, body)
+
+    def _reductions(
+        self, loop: Loop, reductions: Sequence[Node], small: Sequence[Node]
+    ) -> tuple[Statements, set[Node]]:
+        """What reduces values, some of which are over few axes; and those that are read by now."""
+        wide, made = not loop.axes, set[Node]()
+        body: Statements = [*self._arrays(operands(small))] if wide else []
+        if loop.reduces:
+            body += [self.folded("sum", small[0]), *self._got("sum", small[0])]
+            made |= {*small}
+        for alone in small if wide else ():
+            fold = self.folded("sum", alone), program.Write(self.place(alone), "sum")
+            body.append(program.Loop("which", ZERO, ONE, fold))
+        for run in self.runs(n for n in reductions if n in self.of_rings):
+            body.append(program.Loop("which", ZERO, number(len(run)), self.combined_all(run)))
+        sums = [n for n in reductions if n not in (*small, *self.of_rings)]
+        body += [self.combined(f"sum{n.id}", n) for n in sums]
+        for summed in sums:
+            body += self._got(f"sum{summed.id}", summed)
+        return body, made | {*sums}
+
+    def _stores(self, loop: Loop, made: set[Node]) -> Statements:
+        """What writes slots; some values are read by now."""
+        wide, body = not loop.axes, list[program.Statement]()
+        held, there = {n.data for n in made if n.op == "input"}, {*made}
+        for slot, value in loop.stores.items():
+            read = dict.fromkeys({value} - there)
+            new = [program.Array(slot, ONE)] if slot not in held else []
+            body += [*self._arrays(read), *new] if wide else []
+            at = Place(f"at_{slot}", name("i") if loop.axes else ZERO)
+            body += [*self.reads(read, wide=wide), program.Write(at, value)]
+            there.add(value)
+        return body
 
     def _got(self, variable: str, node: Node) -> Statements:
         """A reduction is what a variable has."""
@@ -165,7 +176,7 @@ class Stages(Lowering):
     def waves(self, nodes: Iterable[Node], stores: Mapping[str, Node]) -> bulk.Waves:
         """Values of the tensor in waves, and the slots written then; the first wave reads."""
         self.waving += 1
-        made = Waving(f"numbers{self.waving}", self.where, self.plan.storage)
+        made = Waving(f"numbers{self.waving}", self.layout, self.plan.storage)
         if self.waving == 1:
             made.read()
         made.make(nodes)

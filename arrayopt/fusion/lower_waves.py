@@ -22,9 +22,9 @@ OWN = Place("values", name("first") + name("i"))
 class Waving:
     """Waves of a plan, whose slots are stored in these dtypes: `made` has them."""
 
-    def __init__(self, table: str, where: Layout, storage: Mapping[str, str]) -> None:
-        self.table, self.where, self.storage = table, where, storage
-        self.places = where.tensor | where.leaves
+    def __init__(self, table: str, layout: Layout, storage: Mapping[str, str]) -> None:
+        self.table, self.layout, self.storage = table, layout, storage
+        self.places = layout.tensor | layout.leaves
         self.constants, self.sources = list[Node](), list[int | str]()
         self.waves, self.levels = list[tuple[int, int, int, int]](), [0]
         self.cases = dict[Any, Body]()
@@ -38,10 +38,10 @@ class Waving:
 
     def read(self) -> None:
         """Read what no wave makes."""
-        self.constants += [n for n in self.where.leaves if n.op == "const"]
-        numbers = self.where.scalars | {n: i for i, n in enumerate(self.constants)}
+        self.constants += [n for n in self.layout.leaves if n.op == "const"]
+        numbers = self.layout.scalars | {n: i for i, n in enumerate(self.constants)}
         at = self._at(0)
-        for (op, kind), run in groupby(self.where.leaves, self._kind):
+        for (op, kind), run in groupby(self.layout.leaves, self._kind):
             same = [*run]
             sources = [f"AT_{n.data}" if kind else numbers[n] for n in same]
             place = Place(f"{self.table}_constants" if op == "const" else "scalars", at)

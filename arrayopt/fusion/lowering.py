@@ -6,7 +6,7 @@ from typing import Any
 
 from arrayopt.codecs import BLOCK
 from arrayopt.fusion import bulk, program
-from arrayopt.fusion.graph import POSITION, Node
+from arrayopt.fusion.graph import POSITION, Node, within
 from arrayopt.fusion.index import (
     ONE,
     Index,
@@ -43,10 +43,10 @@ class Lowering:
 
     least = FEWEST
 
-    def __init__(self, plan: Plan, where: Layout, kept: Iterable[Node]) -> None:
-        self.plan, self.where, self.kept = plan, where, set(kept)
-        self.vector = {n: i for i, n in enumerate(where.vectors)}
-        self.partial = {n: i for i, n in enumerate(where.partials)}
+    def __init__(self, plan: Plan, layout: Layout, kept: Iterable[Node]) -> None:
+        self.plan, self.layout, self.kept = plan, layout, set(kept)
+        self.vector = {n: i for i, n in enumerate(layout.vectors)}
+        self.partial = {n: i for i, n in enumerate(layout.partials)}
         self.rolled: dict[Pass, Rolled | None] = {}
 
     # ---- places ----------------------------------------------------------------------------------
@@ -58,9 +58,9 @@ class Lowering:
     def place(self, node: Node, at: Index | None = None) -> Place:
         """Where a value over fewer axes lies; by default at the positions along its axes."""
         if node.on_host:
-            return Place("scalars", number(self.where.scalars[node]))
-        if node in self.where.tensor:
-            return Place("values", number(self.where.tensor[node]))
+            return Place("scalars", number(self.layout.scalars[node]))
+        if node in self.layout.tensor:
+            return Place("values", number(self.layout.tensor[node]))
         at = position_of(node.axes) if at is None else at
         if node.op == "input":
             return Place(f"at_{node.data}", at)
@@ -127,10 +127,7 @@ class Lowering:
         scalars = list[Node]()
         for kind in ("host", "tensor", "row", "batch"):
             scalars += pass_.using(kind)
-        used = {*stores.values(), *sums.values()}
-        for node in reversed(pass_.nodes):
-            if node in used:
-                used |= {*node.args}
+        used = within([*stores.values(), *sums.values()], pass_.nodes)
         return bulk.Elements(
             function,
             {},
@@ -151,7 +148,7 @@ class Lowering:
     def combined(self, variable: str, reduction: Node) -> program.Fold:
         """A reduction over elements from its partial results, in their order."""
         base, element = self.part(reduction), self.plan.element
-        kind = self.where.partials[reduction]
+        kind = self.layout.partials[reduction]
         if kind == "tensor":
             units = (("unit", column("IN_UNITS")),)
             return program.Fold(variable, reduction, units, Place("part", base + name("unit")))
@@ -178,9 +175,9 @@ class Lowering:
             if (
                 last is not None
                 and last.op == reduction.op
-                and self.where.partials[last] == self.where.partials[reduction] == "tensor"
+                and self.layout.partials[last] == self.layout.partials[reduction] == "tensor"
                 and self.partial[reduction] == self.partial[last] + 1
-                and self.where.tensor[reduction] == self.where.tensor[last] + 1
+                and self.layout.tensor[reduction] == self.layout.tensor[last] + 1
             ):
                 runs[-1].append(reduction)
             else:
@@ -192,7 +189,7 @@ class Lowering:
         first, which = run[0], name("which")
         here = Place("part", self.part(first, which) + name("unit"))
         fold = program.Fold("acc", first, (("unit", column("IN_UNITS")),), here)
-        into = Place("values", number(self.where.tensor[first]) + which)
+        into = Place("values", number(self.layout.tensor[first]) + which)
         return fold, program.Write(into, "acc")
 
     def folded(self, variable: str, reduction: Node) -> program.Fold:

@@ -8,7 +8,7 @@ from typing import Any
 
 from arrayopt.arrays import NARROW, REAL
 from arrayopt.fusion.dims import WAY_OUT, RetraceError, TraceError, reduced_over
-from arrayopt.fusion.graph import COUNT, LETTERS, PRODUCT
+from arrayopt.fusion.graph import COUNT, LETTERS, PRODUCT, Factors
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 from arrayopt.fusion.symbol import Extent, Symbol, elementwise, lift
 from arrayopt.rules.faults import INSTEAD
@@ -16,7 +16,7 @@ from arrayopt.rules.faults import INSTEAD
 __all__ = ["NAMESPACE"]
 
 
-def _is_turned(matrix: Symbol) -> bool:
+def _is_transposed(matrix: Symbol) -> bool:
     """Whether the rows of a matrix are axes that come after its columns."""
     return LETTERS.index(matrix.dims[-2]) > LETTERS.index(matrix.dims[-1])
 
@@ -30,7 +30,7 @@ def _matmul(left: Symbol, right: Symbol) -> Symbol:
     """
     if not (isinstance(left, Symbol) and isinstance(right, Symbol)):
         raise TraceError(f"only products of arrays can be traced{WAY_OUT}")
-    if left.graph.flat:
+    if left.graph.view.flat:
         raise RetraceError("flat")
     if (
         left.ndim < 2
@@ -57,15 +57,18 @@ def _matmul(left: Symbol, right: Symbol) -> Symbol:
     rows, columns = rows.upper(), columns.upper()
     if columns == rows:
         columns = columns.lower()
-    left_turned, right_turned = _is_turned(left), _is_turned(right)
+    left_transposed, right_transposed = _is_transposed(left), _is_transposed(right)
     nodes = left.node, right.node
     if LETTERS.index(rows) > LETTERS.index(columns):
-        nodes, left_turned, right_turned = nodes[::-1], not right_turned, not left_turned
-    symmetric = nodes[0] is nodes[1] and (left_turned != right_turned or nodes[0].symmetric)
+        nodes, left_transposed, right_transposed = (
+            nodes[::-1],
+            not right_transposed,
+            not left_transposed,
+        )
+    symmetric = nodes[0] is nodes[1] and (left_transposed != right_transposed or nodes[0].symmetric)
     axes = "".join(sorted({*(dim[0] for dim in left.dims[:-2]), rows, columns}, key=LETTERS.index))
-    node = left.graph.make(
-        PRODUCT, *nodes, axes=axes, data=(left_turned, right_turned, symmetric, narrow)
-    )
+    factors = Factors(left_transposed, right_transposed, symmetric, narrow)
+    node = left.graph.make(PRODUCT, *nodes, axes=axes, data=factors)
     return Symbol(left.graph, node, (*left.dims[:-2], rows, columns), max(left.dtype, right.dtype))
 
 
@@ -77,7 +80,7 @@ def _in_order(dims: tuple[str, ...]) -> bool:
 
 def _reshape(symbol: Symbol, /, shape: Any, *, copy: Any = None) -> Symbol:
     """A tensor as the matrix of its first axis and all others; or such a matrix as the tensor."""
-    if symbol.graph.flat:
+    if symbol.graph.view.flat:
         raise RetraceError("flat")
     shape, dims = tuple(shape), symbol.dims
     axes = [dim[:1] for dim in dims]

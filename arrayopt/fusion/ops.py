@@ -6,7 +6,9 @@ operation is a row.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -60,7 +62,9 @@ def _to_bfloat16(values: Any, out: Any = None) -> Any:
     return np.copyto(out, np.where(np.isnan(values), values, made))
 
 
-def _on_float32(function: Callable[..., Any], cuda: str = "{name}({{0}}, {{1}})") -> Op:
+def _on_float32(
+    function: Callable[..., Any], cuda: str = "{name}({{0}}, {{1}})", *, integers: bool = False
+) -> Op:
     """A function of two arrays of float32, of the same name everywhere but perhaps in CUDA."""
     name, made = function.__name__, partial(function, np)
     return Op(
@@ -73,6 +77,7 @@ def _on_float32(function: Callable[..., Any], cuda: str = "{name}({{0}}, {{1}})"
         into=lambda x, y, out: np.copyto(
             out, made(np.asarray(x, np.float32), np.asarray(y, np.float32))
         ),
+        integers=integers,
     )
 
 
@@ -94,6 +99,13 @@ def _function(ufunc: np.ufunc, *, real_only: bool = False) -> Op:
     return Op(ufunc, f"math.{call}", call, (ufunc.__name__,), real_only=real_only)
 
 
+def _part(name: str, numba: str, cuda: str) -> Op:
+    """The real or the imaginary part."""
+    function, view = getattr(np, name), attrgetter(name)
+    made = Op(function, numba, cuda, (name,), result="real", numba_complex=f"{{0}}.{name}")
+    return replace(made, into=lambda x, out: view(x))
+
+
 def _extreme(ufunc: np.ufunc) -> Op:
     """The smaller or the larger of two; NumPy wants where to write by name."""
     call = f"{ufunc.__name__}({{0}}, {{1}})"
@@ -105,6 +117,8 @@ def _whole(ufunc: np.ufunc) -> Op:
     call = f"{ufunc.__name__}({{0}})"
     return Op(ufunc, f"np.{call}", call, (ufunc.__name__,), real_only=True)
 
+
+UNIFORM = "uniform({0}, {1}, {2}, {3}, {4}, {5}, {6})"
 
 OPS = {
     "add": _binary(np.add, "+", "add", "add"),
@@ -168,24 +182,8 @@ OPS = {
         result="bool",
         numba_complex="math.isfinite({0}.real) & math.isfinite({0}.imag)",
     ),
-    "real": Op(
-        np.real,
-        "{0}",
-        "real_part({0})",
-        ("real",),
-        result="real",
-        into=lambda x, out: x.real,
-        numba_complex="{0}.real",
-    ),
-    "imag": Op(
-        np.imag,
-        "W(0.0)",
-        "imaginary_part({0})",
-        ("imag",),
-        result="real",
-        into=lambda x, out: x.imag,
-        numba_complex="{0}.imag",
-    ),
+    "real": _part("real", "{0}", "real_part({0})"),
+    "imag": _part("imag", "W(0.0)", "imaginary_part({0})"),
     "conj": Op(np.conjugate, "{0}", "conjugate({0})", ("conj",), numba_complex="{0}.conjugate()"),
     "abs2": Op(
         lambda x: x.real * x.real + x.imag * x.imag,
@@ -219,19 +217,13 @@ OPS = {
         real_only=True,
         into=_to_bfloat16,
     ),
-    "uniform": Op(
-        position_uniform,
-        "uniform({0}, {1}, {2}, {3}, {4}, {5}, {6})",
-        "uniform({0}, {1}, {2}, {3}, {4}, {5}, {6})",
-        result="real",
-        into=position_uniform,
-    ),
+    "uniform": Op(position_uniform, UNIFORM, UNIFORM, result="real", into=position_uniform),
     "round_bfloat16": _on_float32(round_bfloat16),
     "round_float16": _on_float32(round_float16),
     "joined_bfloat16": _on_float32(randomness.joined_bfloat16),
     "joined_float16": _on_float32(randomness.joined_float16),
-    "low_bfloat16": _on_float32(randomness.low_bfloat16),
-    "low_float16": _on_float32(randomness.low_float16),
+    "low_bfloat16": _on_float32(randomness.low_bfloat16, integers=True),
+    "low_float16": _on_float32(randomness.low_float16, integers=True),
     "current_bfloat16": _on_float32(
         current_bfloat16, "(to_bfloat16({{0}}) == {{1}} ? {{0}} : {{1}})"
     ),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 
-from arrayopt.fusion.graph import POSITION, PRODUCT, Node, is_whole, operands
+from arrayopt.fusion.graph import POSITION, PRODUCT, Node, is_whole, operands, within
 
 __all__ = ["KINDS", "Between", "Loop", "Pass", "loops"]
 
@@ -130,13 +130,8 @@ class Pass:
 
     def _part(self, sums: tuple[Node, ...], stores: dict[str, Node]) -> "Pass":
         """The pass with some of its sums and stores."""
-        own, found = {*self.nodes, *self.loads.values()}, set[Node]()
-        stack = [*stores.values(), *(s.args[0] for s in sums)]
-        while stack:
-            n = stack.pop()
-            if n in own and n not in found:
-                found.add(n)
-                stack += [] if n in self.loads.values() else n.args
+        read, ends = {*self.loads.values()}, [*stores.values(), *(s.args[0] for s in sums)]
+        found = within(ends, [*self.nodes, *read], stop=read)
         return replace(
             self,
             loads={name: n for name, n in self.loads.items() if n in found},

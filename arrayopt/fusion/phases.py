@@ -4,10 +4,9 @@ What a phase computes of a tensor as a whole, and a later one needs, goes on as 
 step, as the totals do. Values per row or column lie in slots that are the step's alone.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,9 +14,9 @@ from arrayopt.arrays import REAL, WORKING
 from arrayopt.fusion.dims import WAY_OUT, TraceError
 from arrayopt.fusion.graph import POSITION, TOTAL, Node, is_whole, operands, reachable
 from arrayopt.fusion.passes import Pass
-from arrayopt.rules.totals import of_total
+from arrayopt.fusion.plan import Plan, assembled, ordered_totals
 
-__all__ = ["GIVEN", "Meets", "in_rounds", "is_vector", "meetings", "phases"]
+__all__ = ["GIVEN", "is_vector", "phases"]
 
 KEPT, GIVEN = ":kept", (":kept", ":total")
 """How scalars are named that an earlier phase computed; and all that a meeting brings."""
@@ -25,52 +24,8 @@ KEPT, GIVEN = ":kept", (":kept", ":total")
 VECTOR = "kept"
 """What the names of slots begin with that hold values per row or column until a later phase."""
 
-PutTogether = Callable[[tuple[Pass, ...], dict[str, Node], dict[str, Node]], Any]
-"""Makes a plan of passes, of what slots of fewer axes are to hold, and of reports."""
 
-
-class Meets(NamedTuple):
-    """When tensors meet for a total: before pass `level`, as the `turn`-th; and what it is."""
-
-    level: int
-    turn: int
-    how: str
-
-
-def meetings(totals: Sequence[Node]) -> tuple[Meets, ...]:
-    """When tensors meet for each total."""
-    found: dict[Node, Meets] = {}
-    for x in totals:
-        before = [found[n].turn for n in reachable(x.args) if n.op == TOTAL and n.level == x.level]
-        found[x] = Meets(x.level, max(before, default=-1) + 1, x.data[1])
-    return tuple(found.values())
-
-
-def in_rounds(several: Iterable[tuple[Meets, ...]]) -> list[list[int]]:
-    """The totals that are added up together, round after round, for tensors of several plans.
-
-    Raises
-    ------
-    ValueError
-        If the plans have no order in common.
-    """
-    plans = list(several)
-    waiting, made = set(range(len(plans[0]))), list[list[int]]()
-    while waiting:
-        ready = set(waiting)
-        for plan in plans:
-            soonest = min(plan[j][:2] for j in waiting)
-            ready &= {j for j in waiting if plan[j][:2] == soonest}
-        if not ready:
-            raise ValueError("total: tensors of all shapes must use totals in the same order")
-        made.append(sorted(ready))
-        waiting -= set(ready)
-    return made
-
-
-def phases(
-    whole: Any, totals: Sequence[Node], levels: Sequence[int], put_together: PutTogether
-) -> tuple[Any, ...]:
+def phases(whole: Plan, totals: Sequence[Node], levels: Sequence[int]) -> tuple[Plan, ...]:
     """The phases of a plan.
 
     What a phase is to tell the others is among its reports: the numbers of the totals that tensors
@@ -84,15 +39,13 @@ def phases(
         The totals, in order.
     levels : sequence of int
         The level of each pass.
-    put_together : callable
-        See `PutTogether`.
 
     Raises
     ------
     TraceError
         If a truth value per row or column would have to wait for a total.
     """
-    meets = dict(zip(totals, meetings(totals), strict=True))
+    meets = dict(zip(totals, ordered_totals(totals), strict=True))
     rounds = sorted({x[:2] for x in meets.values()})
     phase_of = np.searchsorted([level for level, _ in rounds], levels, "right").tolist()
     made_in: dict[Node, int] = {}
@@ -109,7 +62,7 @@ def phases(
         else:
             small = [first[a] for a in node.args if not is_whole(a.axes, whole.element)]
             first[node] = max(small, default=-1)
-    made, wanted = list[Any](), set[str]()
+    made, wanted = list[Plan](), set[str]()
     copies = count(1 << 30)
     for phase in reversed(range(len(rounds) + 1)):
         now = _within(every, first, phase, whole.element)
@@ -117,7 +70,7 @@ def phases(
         last = phase == len(rounds)
         slots = {name: now[node] for name, node in whole.small.items()} if last else {}
         told = {name: node for name, node in whole.reports.items() if last and node.op != TOTAL}
-        told |= {of_total(x.data[0]): x.args[0] for x in totals if first[x] == phase + 1}
+        told |= {x.data.name: x.args[0] for x in totals if first[x] == phase + 1}
         for node in every:
             if first[node] == phase and _kept(node) in wanted:
                 (slots if node.axes else told)[_kept(node)] = now[node] if node.axes else node
@@ -128,7 +81,7 @@ def phases(
             reports[name] = (
                 Node("copy", (x,), x.axes, x.level, x.dtype, None, next(copies)) if copied else x
             )
-        plan = _with_vectors(put_together(tuple(passes), slots, reports))
+        plan = _with_vectors(assembled(whole, tuple(passes), slots, reports))
         wanted |= {node.data for node in reachable(plan.scalars) if node.op == "host"}
         wanted |= set(plan.slots)
         made.append(plan)
@@ -146,7 +99,7 @@ def _within(
         earlier = not is_whole(node.axes, element) and 0 <= first[node] < phase
         # truth values per row are made again, of numbers
         if known or (earlier and (node.dtype == "real" or node.reduces or not node.axes)):
-            name = of_total(node.data[0]) if known else _kept(node)
+            name = node.data.name if known else _kept(node)
             op = "input" if node.axes else "host"
             if node.axes and node.dtype != "real":
                 raise TraceError(f"it uses a total after a reduction of booleans per row{WAY_OUT}")
@@ -172,7 +125,7 @@ def _now(one: Pass, now: dict[Node, Node]) -> Pass:
     return made.guarded() if one.guards else made
 
 
-def _with_vectors(plan: Any) -> Any:
+def _with_vectors(plan: Plan) -> Plan:
     """A phase, in whose slots are the values per row or column that it takes and leaves."""
     used = [*operands(plan.between_nodes), *plan.small.values()]
     for pass_ in plan.passes:

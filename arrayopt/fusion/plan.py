@@ -1,16 +1,55 @@
 """A plan: the passes over the elements of a tensor, and what is computed between them."""
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from arrayopt.codecs import QUANTIZED, STORED
 from arrayopt.fusion.dims import TraceError
-from arrayopt.fusion.graph import Node, reachable
-from arrayopt.fusion.passes import Between, Pass
-from arrayopt.fusion.phases import Meets
+from arrayopt.fusion.graph import TOTAL, Factors, Node, is_whole, operands, reachable
+from arrayopt.fusion.passes import Between, Pass, loops
 from arrayopt.state.quantized import scale_of
 
-__all__ = ["Plan"]
+__all__ = ["Plan", "Total", "assembled", "in_rounds", "ordered_totals"]
+
+
+class Total(NamedTuple):
+    """A total of a plan: tensors meet for it before pass `level`, as the `turn`-th there."""
+
+    level: int
+    turn: int
+    how: str
+
+
+def ordered_totals(nodes: Sequence[Node]) -> tuple[Total, ...]:
+    """When tensors meet for each total."""
+    found: dict[Node, Total] = {}
+    for x in nodes:
+        before = [found[n].turn for n in reachable(x.args) if n.op == TOTAL and n.level == x.level]
+        found[x] = Total(x.level, max(before, default=-1) + 1, x.data.how)
+    return tuple(found.values())
+
+
+def in_rounds(several: Iterable[tuple[Total, ...]]) -> list[list[int]]:
+    """The totals that are added up together, round after round, for tensors of several plans.
+
+    Raises
+    ------
+    ValueError
+        If the plans have no order in common.
+    """
+    plans = list(several)
+    waiting, made = set(range(len(plans[0]))), list[list[int]]()
+    while waiting:
+        ready = set(waiting)
+        for plan in plans:
+            soonest = min(plan[j][:2] for j in waiting)
+            ready &= {j for j in waiting if plan[j][:2] == soonest}
+        if not ready:
+            raise ValueError("total: tensors of all shapes must use totals in the same order")
+        made.append(sorted(ready))
+        waiting -= set(ready)
+    return made
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
@@ -43,8 +82,8 @@ class Plan:
         rounded to before; see `Node.narrow`. Nothing is left in them for the next step.
     extents : dict of str to str
         The axes of scratch arrays: those of an element, where there are no products.
-    totals : tuple of Meets
-        When tensors meet for each total.
+    totals : tuple of Total
+        The totals.
     phases : tuple of Plan
         What is done before the first meeting, between two, and after the last; see
         `arrayopt.fusion.phases`.
@@ -60,7 +99,7 @@ class Plan:
     storage: dict[str, str]
     spilled: dict[str, str]
     extents: dict[str, str]
-    totals: tuple[Meets, ...] = ()
+    totals: tuple[Total, ...] = ()
     phases: "tuple[Plan, ...]" = ()
 
     @property
@@ -187,11 +226,67 @@ class Plan:
     def _product(self, pass_: Pass) -> str:
         """What a product multiplies, of which axes, and how many FLOPs that takes."""
         node, names = pass_.nodes[0], list(pass_.loads)
-        left, right = names[0] + "ᵀ" * node.data[0], names[-1] + "ᵀ" * node.data[1]
-        how, count = (", symmetric", "") if node.data[2] else ("", "2 ")
+        factors: Factors = node.data
+        left = names[0] + "ᵀ" * factors.left_transposed
+        right = names[-1] + "ᵀ" * factors.right_transposed
+        how, count = (", symmetric", "") if factors.symmetric else ("", "2 ")
         how = f" in {node.narrow}{how}" if node.narrow else how
         stored = next(iter(pass_.stores))
         flops = " ".join(node.multiplied)
         return (
             f"product {left} {right} over {pass_.axes}{how}; store {stored}; {count}{flops} FLOPs"
         )
+
+
+def assembled(
+    frame: Plan, passes: tuple[Pass, ...], small: dict[str, Node], reports: dict[str, Node]
+) -> Plan:
+    """The plan of some passes, and of what slots and reports are to hold after them; all else is as
+    in another plan.
+    """
+    results = [*small.values(), *reports.values()]
+    between = _between(results, small, passes, frame.element)
+    computed, summed, stored = list[Node](), list[Node](), list[Node]()
+    for pass_ in passes:
+        computed += pass_.nodes
+        summed += pass_.sums
+        stored += pass_.stores.values()
+    used = [*operands((*computed, *summed)), *stored]
+    for each in between:
+        used += operands(each.nodes)
+    scalars = {n.id: n for n in (*used, *results) if n.on_host and n.op != "const"}
+    return replace(
+        frame,
+        passes=passes,
+        between=between,
+        scalars=tuple(scalars.values()),
+        small=small,
+        reports=reports,
+    )
+
+
+def _between(
+    results: Iterable[Node], small: dict[str, Node], passes: tuple[Pass, ...], element: str
+) -> tuple[Between, ...]:
+    """Values over fewer axes than the elements, each before the first pass that is possible."""
+    wanted, when = list[Node](), dict[Node, int]()
+    for number, pass_ in enumerate(passes):
+        wanted += operands(pass_.nodes)
+        when |= dict.fromkeys(pass_.sums, number + 1)
+    for pass_ in passes:
+        wanted += [s.args[0] for s in pass_.sums]
+    wanted += results
+    for pass_ in passes:
+        wanted += pass_.stores.values()
+    parts: list[list[Node]] = [[] for _ in range(len(passes) + 1)]
+    for node in reachable([n for n in wanted if not is_whole(n.axes, element)], stop=list(when)):
+        if node in when or node.on_host or is_whole(node.axes, element) or node.op == "complex":
+            continue
+        when[node] = max((when.get(a, 0) for a in node.args), default=0)
+        if node.op != "input":
+            parts[when[node]].append(node)
+    made = []
+    for combine, part in zip([(), *(p.sums for p in passes)], parts, strict=True):
+        made.append(Between(combine, loops(part, element)))
+    stores = {name: n for name, n in small.items() if not (n.op == "input" and n.data == name)}
+    return (*made[:-1], replace(made[-1], stores=stores))

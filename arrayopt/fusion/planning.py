@@ -6,7 +6,7 @@ share a pass out by elements, and meet between the passes. A product of matrices
 passes: it reads what one has stored, and stores.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,13 +14,12 @@ from arrayopt.arrays import REAL, WORKING
 from arrayopt.codecs import STORED
 from arrayopt.fusion.dims import WAY_OUT, TraceError
 from arrayopt.fusion.graph import PRODUCT, SCRATCH, Node, is_whole, operands, reachable
-from arrayopt.fusion.passes import Between, Pass, loops
-from arrayopt.fusion.phases import meetings, phases
+from arrayopt.fusion.passes import Pass
+from arrayopt.fusion.phases import phases
 from arrayopt.fusion.placement import Placement
-from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.plan import Plan, assembled, ordered_totals
 from arrayopt.fusion.trace import Trace
 from arrayopt.fusion.work import Work
-from arrayopt.rules.totals import of_total
 
 __all__ = ["plan"]
 
@@ -42,87 +41,97 @@ def plan(traced: Trace, *, calls: bool = False) -> Plan:
     which are planned for each space of elements by itself, and put in order by their levels.
     """
     element = traced.element
-    whole = dict[str, Node]()
+    elements = dict[str, Node]()
     for name, x in traced.outputs.items():
         if name == "p" or is_whole(traced.slots[name], element):
-            whole[name] = x
+            elements[name] = x
     copies: dict[Node, Node] = {}
-    small = {n: _own(n, x, copies) for n, x in traced.outputs.items() if n not in whole}
+    small = {n: _own(n, x, copies) for n, x in traced.outputs.items() if n not in elements}
     reports = {n: _own("", x, copies) for n, x in traced.reports.items()}
-    totals = {of_total(j): x for j, x in enumerate(traced.totals)}
+    totals = {x.data.name: x for x in traced.totals}
     # the others stay as they are
-    outputs = {n: x for n, x in whole.items() if not (x.op == "input" and x.data == n)}
-    roots = [*outputs.values(), *small.values(), *reports.values(), *totals.values()]
-    products = sorted((n for n in reachable(roots) if n.op == PRODUCT), key=lambda n: n.level)
-    made = {n: f"product{i}" for i, n in enumerate(products)}
-    multiplied = dict.fromkeys(a for a in operands(products) if a not in made)
-    given = {a: f"operand{i}" for i, a in enumerate(multiplied)}
-    multiplied_axes = [x.axes for x in (*products, *operands(products))]
-    spaces = list(dict.fromkeys([element, *multiplied_axes]))
-    narrow = frozenset(name for name, dtype in traced.storage.items() if STORED[dtype].rounds)
-    narrow |= {"g"} if "p" in narrow else set()
-    sums = {n for n in reachable(roots) if n.reduces and is_whole(n.args[0].axes, element)}
-    order: list[tuple[int, Pass]] = []
-    scratch = {name: n for n, name in (made | given).items()}
-    gradient = "complex" if traced.storage["p"].startswith("complex") else "real"
-    for space in spaces:
-        here = [name for name in outputs if traced.slots.get(name, element) == space]
-        stored = {name: outputs[name] for name in here}
-        stored |= {name: n for n, name in given.items() if n.axes == space}
-        own = [n for n in reachable(roots) if n in sums and n.args[0].axes == space]
-        placed = _placed(Work(space, stored, own, narrow, made, calls=calls), traced.totals)
-        for k, p in enumerate(placed.passes):
-            if p.stores or p.sums:
-                order.append((k, p.within(element, gradient)))
-        scratch |= placed.scratch
-    for n in products:
-        loads = {made.get(a) or given[a]: a for a in n.args}
-        order.append((n.level - 1, Pass(loads, (n,), {made[n]: n}, (), n.axes, element)))
-    if products and totals:
+    outputs = {n: x for n, x in elements.items() if not (x.op == "input" and x.data == n)}
+    needed = reachable([*outputs.values(), *small.values(), *reports.values(), *totals.values()])
+    products = _Products(needed)
+    if products.nodes and totals:
         raise TraceError("products of matrices and totals in one rule are not fused")
-    # products after what is of a lower level than they are
-    order.sort(key=lambda x: (x[0], x[1].multiplies))
+    order, scratch = _ordered(traced, outputs, needed, products, calls=calls)
     passes = tuple(p if calls else p.guarded() for _, p in order)
-    extents = {name: n.axes for name, n in scratch.items()}
-    if products:
+    if products.nodes:
         room = _shared(passes, {name: (n.axes, n.narrow or n.dtype) for name, n in scratch.items()})
         passes = tuple(_renamed(p, room) for p in passes)
         scratch = {room[name]: n for name, n in scratch.items()}
-        extents = {name: n.axes for name, n in scratch.items()}
         _check_spaces(passes, element)
+    frame = _frame(traced, scratch)
+    whole = assembled(frame, passes, small, reports | totals)
+    if not totals:
+        return whole
+    parts = phases(whole, traced.totals, [level for level, _ in order])
+    return replace(whole, totals=ordered_totals(traced.totals), phases=parts)
+
+
+class _Products:
+    """The products of matrices in a plan.
+
+    Attributes
+    ----------
+    nodes : list of Node
+        The products.
+    made, taken : dict of Node to str
+        The products, and what else they multiply, with the scratch arrays that these are in.
+    """
+
+    def __init__(self, needed: Iterable[Node]) -> None:
+        self.nodes = sorted((n for n in needed if n.op == PRODUCT), key=lambda n: n.level)
+        self.made = {n: f"product{i}" for i, n in enumerate(self.nodes)}
+        taken = dict.fromkeys(a for a in operands(self.nodes) if a not in self.made)
+        self.taken = {a: f"operand{i}" for i, a in enumerate(taken)}
+
+    def passes(self, element: str) -> Iterator[tuple[int, Pass]]:
+        """The passes that multiply, with their levels."""
+        for n in self.nodes:
+            loads = {self.made.get(a) or self.taken[a]: a for a in n.args}
+            yield n.level - 1, Pass(loads, (n,), {self.made[n]: n}, (), n.axes, element)
+
+
+def _ordered(
+    traced: Trace,
+    outputs: dict[str, Node],
+    needed: Sequence[Node],
+    products: _Products,
+    *,
+    calls: bool,
+) -> tuple[list[tuple[int, Pass]], dict[str, Node]]:
+    """The passes over each space, and products, by level; and what scratch arrays hold."""
+    element, order = traced.element, list[tuple[int, Pass]]()
+    narrow = frozenset(name for name, dtype in traced.storage.items() if STORED[dtype].rounds)
+    narrow |= {"g"} if "p" in narrow else set()
+    gradient = "complex" if traced.storage["p"].startswith("complex") else "real"
+    scratch = {name: n for n, name in (products.made | products.taken).items()}
+    multiplied = [x.axes for x in (*products.nodes, *operands(products.nodes))]
+    for space in dict.fromkeys([element, *multiplied]):
+        stored = {n: x for n, x in outputs.items() if traced.slots.get(n, element) == space}
+        stored |= {name: n for n, name in products.taken.items() if n.axes == space}
+        sums = [n for n in needed if n.reduces and n.args[0].axes == space]
+        work = Work(space, stored, sums, narrow, products.made, calls=calls)
+        placed = _placed(work, traced.totals)
+        for level, pass_ in enumerate(placed.passes):
+            if pass_.stores or pass_.sums:
+                order.append((level, pass_.within(element, gradient)))
+        scratch |= placed.scratch
+    # products after what is of a lower level than they are
+    order += products.passes(element)
+    return sorted(order, key=lambda x: (x[0], x[1].multiplies)), scratch
+
+
+def _frame(traced: Trace, scratch: dict[str, Node]) -> Plan:
+    """A plan that has slots and scratch arrays, and no passes yet."""
     working = WORKING[traced.storage["p"]]
     wide = {"real": REAL.get(working, working), "complex": working}
     storage = traced.storage | {name: n.narrow or wide[n.dtype] for name, n in scratch.items()}
     spilled = {name: n.dtype for name, n in scratch.items()}
-
-    def put_together(
-        passes: tuple[Pass, ...], small: dict[str, Node], reports: dict[str, Node]
-    ) -> Plan:
-        """The plan of some passes, and of what is to be known after them."""
-        results = [*small.values(), *reports.values()]
-        ready: dict[Node, int] = {}
-        for number, pass_ in enumerate(passes):
-            ready |= dict.fromkeys(pass_.sums, number + 1)
-        between = _between(results, small, passes, ready, element)
-        computed, summed, stored = list[Node](), list[Node](), list[Node]()
-        for pass_ in passes:
-            computed += pass_.nodes
-            summed += pass_.sums
-            stored += pass_.stores.values()
-        used = [*operands((*computed, *summed)), *stored]
-        for each in between:
-            used += operands(each.nodes)
-        used += results
-        scalars = {n.id: n for n in used if n.on_host and n.op != "const"}
-        rest = traced.slots, small, reports, storage, spilled, extents
-        return Plan(element, passes, between, tuple(scalars.values()), *rest)
-
-    complete = put_together(passes, small, reports | totals)
-    if not totals:
-        return complete
-    levels = [k for k, p in order]
-    parts = phases(complete, traced.totals, levels, put_together)
-    return replace(complete, totals=meetings(traced.totals), phases=parts)
+    extents = {name: n.axes for name, n in scratch.items()}
+    return Plan(traced.element, (), (), (), traced.slots, {}, {}, storage, spilled, extents)
 
 
 def _placed(work: Work, totals: Sequence[Node]) -> Placement:
@@ -161,38 +170,6 @@ def _last_chance(s: Node, sinks: Iterable[tuple[Node, frozenset[Node]]], count: 
     made = s.args[0].level
     before = [n.level - 1 for n, needed in sinks if n.level > made and s in needed]
     return min(before, default=count - 1)
-
-
-def _between(
-    roots: list[Node],
-    small: dict[str, Node],
-    passes: tuple[Pass, ...],
-    ready: dict[Node, int],
-    element: str,
-) -> tuple[Between, ...]:
-    """Values over fewer axes than the elements, each before the first pass that is possible."""
-    wanted: list[Node] = []
-    for each in passes:
-        wanted += operands(each.nodes)
-    for each in passes:
-        wanted += [s.args[0] for s in each.sums]
-    wanted += roots
-    for each in passes:
-        wanted += each.stores.values()
-    parts: list[list[Node]] = [[] for _ in range(len(passes) + 1)]
-    when: dict[Node, int] = dict(ready)
-    for node in reachable([n for n in wanted if not is_whole(n.axes, element)], stop=list(ready)):
-        if node in ready or node.on_host or is_whole(node.axes, element) or node.op == "complex":
-            continue
-        when[node] = max((when.get(a, 0) for a in node.args), default=0)
-        if node.op != "input":
-            parts[when[node]].append(node)
-    sums = [(), *(p.sums for p in passes)]
-    stores = {name: n for name, n in small.items() if not (n.op == "input" and n.data == name)}
-    made = []
-    for combine, part in zip(sums, parts, strict=True):
-        made.append(Between(combine, loops(part, element)))
-    return (*made[:-1], Between(made[-1].combine, made[-1].after, stores))
 
 
 def _shared(passes: Sequence[Pass], kinds: dict[str, tuple[str, str]]) -> dict[str, str]:

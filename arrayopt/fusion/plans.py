@@ -1,6 +1,5 @@
 """The plans of rules: one for all rules of a structure, and for all ranks that it suits."""
 
-import math
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,11 +12,11 @@ import numpy as np
 
 from arrayopt.arrays import REAL, WORKING
 from arrayopt.codecs import PAIR
-from arrayopt.fusion.graph import KEPT
-from arrayopt.fusion.phases import Meets
-from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.dims import RetraceError, View
+from arrayopt.fusion.graph import CACHED
+from arrayopt.fusion.plan import Plan, Total
 from arrayopt.fusion.planning import plan
-from arrayopt.fusion.trace import RetraceError, trace
+from arrayopt.fusion.trace import trace
 from arrayopt.rules.base import Rule
 from arrayopt.rules.ones import update_of_ones
 from arrayopt.rules.returned import WritesError
@@ -39,23 +38,22 @@ class _ByStructure:
         return hash(self.rule.structure)
 
 
-_Options = tuple[tuple[str, Any], ...]
-"""What `trace` is asked for."""
-
 _PLANS: WeakValueDictionary[tuple[Any, ...], Plan] = WeakValueDictionary()
 """Each plan that somebody has, by what it does."""
 
 _LOCK = threading.Lock()
 
 
-@lru_cache(maxsize=KEPT)
-def _made(key: _ByStructure, rank: int, dtype: str, calls: bool, options: _Options) -> Plan | str:
+@lru_cache(maxsize=CACHED)
+def _made(
+    key: _ByStructure, rank: int, dtype: str, view: View, calls: bool, **options: bool
+) -> Plan | str:
     """The plan of a structure of rule; or what a trace must know more of the shape.
 
     It is one plan for all that do the same, as for ranks where shape does not matter.
     """
     try:
-        made = plan(trace(key.rule, rank, dtype, **dict(options)), calls=calls)
+        made = plan(trace(key.rule, rank, dtype, view, **options), calls=calls)
     except RetraceError as error:
         return str(error)
     with _LOCK:
@@ -87,28 +85,15 @@ def plan_for(
     alone that compare rows with columns, or either with a number; where it is not given there are
     fewer rows.
     """
-    key, view = _ByStructure(rule), dict[str, Any](flat=True)
-    without = () if valued or not rule.value_optional else (("valued", False),)
+    key, view = _ByStructure(rule), View(flat=True)
+    valued = valued or not rule.value_optional
     while True:
         made = _made(
-            key,
-            rank,
-            dtype,
-            calls,
-            (("clip", clip), ("stats", stats), ("lean", lean), *view.items(), *without),
+            key, rank, dtype, view, calls, clip=clip, stats=stats, valued=valued, lean=lean
         )
         if isinstance(made, Plan):
             return made
-        view.pop("flat", None)
-        if made == "folded":
-            view = {"folded": True}
-        elif made != "flat":
-            rows, columns = shape[-2:] or (0, 1)
-            if view.get("folded") and shape:
-                rows, columns = shape[0], math.prod(shape[1:])
-            view["tall"] = (rows > columns) - (rows < columns)
-            if made == "sides":
-                view["sides"] = (rows, columns)
+        view = view.more(made, shape)
 
 
 def ways(rule: Rule) -> list[dict[str, bool]]:
@@ -121,7 +106,7 @@ def ways(rule: Rule) -> list[dict[str, bool]]:
 
 def totals_for(
     rule: Rule, shape: tuple[int, ...], dtype: str, *, valued: bool = True
-) -> tuple[Meets, ...]:
+) -> tuple[Total, ...]:
     """When tensors meet for the totals of a rule; one after the other if it cannot be traced."""
     try:
         return plan_for(rule, len(shape), dtype, shape=shape, valued=valued).totals
@@ -131,16 +116,16 @@ def totals_for(
         return _counted(_ByStructure(rule), len(shape), valued or not rule.value_optional)
 
 
-@lru_cache(maxsize=KEPT)
-def _counted(key: _ByStructure, rank: int, valued: bool) -> tuple[Meets, ...]:
+@lru_cache(maxsize=CACHED)
+def _counted(key: _ByStructure, rank: int, valued: bool) -> tuple[Total, ...]:
     """The totals that a rule asks for of a small tensor of ones, as it is written."""
     heard = Heard({}, np.asarray)
     with suppress(Exception):  # which the step itself will raise
         update_of_ones(key.rule, rank, heard, valued=valued)
-    return tuple(Meets(1, j, how) for j, how in enumerate(heard.how))
+    return tuple(Total(1, j, how) for j, how in enumerate(heard.how))
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=CACHED)
 def widened(plan: Plan) -> Plan:
     """The plan for slots of codes that are widened before the step and encoded after it."""
     if not plan.quantized:

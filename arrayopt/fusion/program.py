@@ -142,13 +142,13 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Do statements for each number of a range, from its end if it is turned."""
+    """Do statements for each number of a range, from its end if `backwards`."""
 
     name: str
     first: Index
     end: Index
     body: "tuple[Statement, ...]"
-    turned: bool = False
+    backwards: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,12 +278,12 @@ class Program:
     ----------
     stages : tuple of Stage
         On a CPU, 2k comes before pass k, and may do nothing; 2k + 1 is pass k.
-    planes : tuple of Index
-        How many planes a thread needs for each segment, for matrices of R rows and C columns.
+    planes : tuple of tuple of str
+        For each segment the axes along which a thread needs a plane for each position.
     """
 
     stages: tuple[Stage, ...]
-    planes: tuple[Index, ...] = ()
+    planes: tuple[tuple[str, ...], ...] = ()
 
     @property
     def functions(self) -> list[Function]:

@@ -83,7 +83,7 @@ class Members:
 
     Attributes
     ----------
-    of : dict of Node to set of (int, int)
+    made_of : dict of Node to set of (int, int)
         Of which members each value is made: how many its ring has, and which it is.
     stage : dict of Node to int
         How many sums over members come before a value.
@@ -105,44 +105,44 @@ class Members:
         self.member_of = dict[str, tuple[str, int]]()
         for ring, members in rings.items():
             self.member_of |= {f"{ring}_{j}": (ring, j) for j in range(members)}
-        self.of: dict[Node, frozenset[tuple[int, int]]] = {}
+        self.made_of: dict[Node, frozenset[tuple[int, int]]] = {}
         self.stage: dict[Node, int] = {}
         self.terms: dict[Node, list[Node]] = {}
         self.alike: dict[Any, Node] = {}
         for node, name in self.array.items():
             self.stage[node] = 0
             ring, j = self.member_of.get(name, ("", 0))
-            self.of[node] = frozenset([(rings[ring], j)] if ring else [])
+            self.made_of[node] = frozenset([(rings[ring], j)] if ring else [])
         for node in one.nodes:
             self._classify(node)
 
     def _classify(self, node: Node) -> None:
-        whole = [a for a in node.args if a in self.of]
+        whole = [a for a in node.args if a in self.made_of]
         self.stage[node] = max((self.stage[a] for a in whole), default=0)
-        self.of[node] = frozenset[tuple[int, int]]().union(*(self.of[a] for a in whole))
-        if {k for k, _ in self.of[node]} == {len(self.of[node])}:
+        self.made_of[node] = frozenset[tuple[int, int]]().union(*(self.made_of[a] for a in whole))
+        if {k for k, _ in self.made_of[node]} == {len(self.made_of[node])}:
             terms = self._terms(node)
             if terms is not None:
-                self.terms[node], self.of[node] = terms, frozenset()
+                self.terms[node], self.made_of[node] = terms, frozenset()
                 self.stage[node] = max(self.stage[x] for x in terms) + 1
 
     def _terms(self, node: Node) -> list[Node] | None:
         """What a sum over all members is of, in their order; None of anything else."""
         terms = list[Node]()
-        while len(self.of[node]) > 1:
-            if node.op != "add" or any(a not in self.of for a in node.args):
+        while len(self.made_of[node]) > 1:
+            if node.op != "add" or any(a not in self.made_of for a in node.args):
                 return None
             node, last = node.args
             terms.append(last)
         terms = [node, *reversed(terms)]
         each = [frozenset([(len(terms), j)]) for j in range(len(terms))]
-        return terms if [self.of[x] for x in terms] == each else None
+        return terms if [self.made_of[x] for x in terms] == each else None
 
     def same(self, nodes: tuple[Node, ...], which: int = 0) -> Node:
         """What stands for a value of each member, in names of one of them."""
         first = nodes[which]
         if all(n is first for n in nodes):
-            if len(self.of.get(first, ())) > 0:
+            if len(self.made_of.get(first, ())) > 0:
                 raise UnlikeError
             return first
         key = nodes, which
@@ -160,14 +160,14 @@ class Members:
             self.arrays[names[which]] = f"{ring}_0"
             self.which[names[which]] = which
             return first
-        if not any(n in self.of for n in nodes):
+        if not any(n in self.made_of for n in nodes):
             name = f"_each{len(self.each)}"
             made = Node("input", (), "", first.level, first.dtype, name, -1)
             self.each[made] = nodes
             self.which[name] = which
             return made
         kinds = {(n.op, n.dtype, len(n.args), n.data, n in self.array) for n in nodes}
-        if len(kinds) > 1 or any(n not in self.of or n in self.terms for n in nodes):
+        if len(kinds) > 1 or any(n not in self.made_of or n in self.terms for n in nodes):
             raise UnlikeError
         args = list[Node]()
         for i in range(len(first.args)):

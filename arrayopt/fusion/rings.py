@@ -8,7 +8,6 @@ each pair of members.
 
 from collections.abc import Iterable, Sequence
 from itertools import chain, count, product
-from typing import NamedTuple
 
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.passes import Pass
@@ -20,22 +19,7 @@ AT_ONCE = 4
 """Members taken at a time: several arrays are read faster. Half if they need more registers."""
 
 
-class Rolled(NamedTuple):
-    """A pass over rings.
-
-    Attributes
-    ----------
-    of : Members
-        What is done with the members.
-    parts : list of Part
-        The parts, in order.
-    """
-
-    of: Members
-    parts: list[Part]
-
-
-def rolled(one: Pass, slots: Sequence[str], least: int, *, heavy: bool = False) -> Rolled | None:
+def rolled(one: Pass, slots: Sequence[str], least: int, *, heavy: bool = False) -> "Rolled | None":
     """A pass as loops over members; None where it has no rings, or they are not treated alike.
 
     `slots` are all stored arrays, in the order of their addresses. Rings have so many members at
@@ -51,22 +35,30 @@ def rolled(one: Pass, slots: Sequence[str], least: int, *, heavy: bool = False) 
         if list(slots[first : first + members]) != [f"{ring}_{j}" for j in range(members)]:
             return None
     try:
-        return _Rolling(one, rings, AT_ONCE // 2 if heavy else AT_ONCE).made()
+        return Rolled(one, rings, AT_ONCE // 2 if heavy else AT_ONCE)
     except UnlikeError:
         return None
 
 
-class _Rolling(Members):
-    """A pass that is being put into parts: those of each stage that are made once, and others."""
+class Rolled(Members):
+    """A pass over rings, in parts.
+
+    Attributes
+    ----------
+    parts : list of Part
+        The parts, in order: of each stage what is done once, then what with pairs, and with
+        members.
+    """
 
     def __init__(self, one: Pass, rings: dict[str, int], at_once: int) -> None:
         super().__init__(one, rings)
         self.at_once = at_once
         self.numbers = count(1 << 29)
         self.once, self.others = dict[int, Part](), dict[int, list[Part]]()
+        self.parts = self._made()
 
-    def made(self) -> Rolled:
-        """The parts: of each stage what is done once, then what with pairs, and with members."""
+    def _made(self) -> list[Part]:
+        """See `parts`."""
         at_once = self.at_once
         for stage in range(max(self.stage.values()) + 2):
             self.once[stage] = Part("once")
@@ -92,20 +84,21 @@ class _Rolling(Members):
                 others = part.over == "several" and later.over == "rest"  # other members
                 if not others and rings & {self.arrays.get(x) for x in later.loads}:
                     raise UnlikeError
-        return Rolled(self, made)
+        return made
 
     def _sums(self) -> None:
         """Put each reduction into a part."""
         sums, at = in_order(self.one), 0
         while at < len(sums):
             value = sums[at].args[0]
-            if not self.of[value]:
+            if not self.made_of[value]:
                 self.once[self.stage[value]].sums[sums[at]] = value
                 at += 1
                 continue
-            members, _ = next(iter(self.of[value]))
+            members, _ = next(iter(self.made_of[value]))
             values = [s.args[0] for s in sums[at : at + members]]
-            if [self.of[x] for x in values] == [frozenset([(members, j)]) for j in range(members)]:
+            each = [frozenset([(members, j)]) for j in range(members)]
+            if [self.made_of[x] for x in values] == each:
                 for part in self._of_members(self.stage[value], members):
                     for j in range(part.at_once):
                         part.sums[sums[at + j]] = self.same(tuple(values), j)
@@ -116,10 +109,7 @@ class _Rolling(Members):
     def _pairs(self, sums: list[Node], members: int) -> int:
         """Put products of all pairs of members into a part; how many there are."""
         pairs = list(product(range(members), range(members)))
-        for over, each in (
-            ("square", pairs),
-            ("triangle", [(i, j) for i, j in pairs if j <= i]),
-        ):
+        for over, each in (("square", pairs), ("triangle", [(i, j) for i, j in pairs if j <= i])):
             values = [s.args[0] for s in sums[: len(each)]]
             value = self._of_pairs(each, values) if len(values) == len(each) else None
             if value is not None:
@@ -193,7 +183,7 @@ class _Rolling(Members):
         when = dict[str, int]()
         for name, node in self.one.stores.items():
             if name not in self.member_of:
-                if self.of.get(node):
+                if self.made_of.get(node):
                     raise UnlikeError
                 when[name] = self.stage.get(node, 0)  # a number is in no stage
         ready = {*self.terms}
@@ -246,7 +236,7 @@ class _Rolling(Members):
             done.add(id(node))
             if node in self.array:
                 part.loads[self.array[node]] = node
-            elif node in there or (common and node in self.of and not self.of[node]):
+            elif node in there or (common and node in self.made_of and not self.made_of[node]):
                 part.taken.append(node)
             else:
                 for a in node.args:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from arrayopt.fusion.graph import CLIP, KEPT, UPDATES, Node, evaluate, operands, reachable
+from arrayopt.fusion.graph import CACHED, CLIP, UPDATES, Node, evaluate, operands, reachable
 from arrayopt.fusion.ops import OPS
 from arrayopt.fusion.plan import Plan
 
@@ -84,7 +84,7 @@ class ScalarCode:
         return tuple(known[node] for node in self.nodes)
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=CACHED)
 def scalar_code(plan: Plan) -> ScalarCode:
     """The compiled scalars of a plan; made once."""
     found = reachable(plan.scalars)
@@ -131,7 +131,7 @@ class Straight(NamedTuple):
     function: Callable[..., tuple[Any, ...]]
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=CACHED)
 def straight(nodes: tuple[Node, ...], read: frozenset[Node]) -> Straight:
     """Code for values per tensor. Those not `read` elsewhere are freed after their last use."""
     inner, last = set(nodes), dict[Node, Node]()
@@ -147,7 +147,7 @@ def straight(nodes: tuple[Node, ...], read: frozenset[Node]) -> Straight:
     return Straight(outer, results, _compiled(text)["made"])
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=CACHED)
 def read_elsewhere(plan: Plan) -> frozenset[Node]:
     """What is read outside of the loop that computes it."""
     found = {*plan.reports.values()}

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from arrayopt.fusion.dims import View
 from arrayopt.fusion.graph import COUNT, LETTERS, PRODUCT, TOTAL, UPDATES, Node, is_whole
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 
@@ -23,9 +24,9 @@ def _axes_of_all(nodes: Iterable[Node]) -> str:
 class Graph:
     """Makes nodes, each distinct one once, in simplest form.
 
-    In a flat graph, `element` is ``"C"`` whatever the tensor's rank, and sums are over whole
+    In a flat `view`, `element` is ``"C"`` whatever the tensor's rank, and sums are over whole
     tensors only. `tiny` is the smallest normal number of the dtype that arithmetic is done in; for
-    `lean`, `tall` and `sides` see `arrayopt.fusion.trace.trace`. In an `ordinary` graph no
+    `lean` see `arrayopt.fusion.trace.trace`. In an `ordinary` graph no
     condition of `arrayopt.rules.words.branch` holds. Where roots of second moments are stored
     (`rooted`), the root of a scaled moment is the stored root, scaled: roots take longest of a
     CPU's operations.
@@ -33,11 +34,9 @@ class Graph:
 
     nodes: dict[Any, Node] = field(default_factory=dict)
     element: str = "C"
-    flat: bool = False
+    view: View = field(default_factory=View)
     tiny: float = float(np.finfo("float64").tiny)
     lean: bool = False
-    tall: int | None = None
-    sides: tuple[int, int] | None = None
     ordinary: bool = False
     rooted: bool = False
 

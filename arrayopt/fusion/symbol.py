@@ -37,6 +37,7 @@ class Symbol(Given):
 
     namespace: ClassVar[Any]
     """What `xp` is for symbols; `arrayopt.fusion.namespace` says it."""
+    is_traced = True
     spare: Spare | None = None
 
     def __init__(self, graph: Graph, node: Node, dims: tuple[str, ...], dtype: str) -> None:
@@ -75,16 +76,16 @@ class Symbol(Given):
 
     @property
     def shape(self) -> Any:
-        if self.graph.flat and self.ndim > 1:
+        if self.graph.view.flat and self.ndim > 1:
             raise RetraceError("flat")
-        if self.graph.flat or "" in self.dims:
+        if self.graph.view.flat or "" in self.dims:
             said = "the shape of a vector, or of what was summed, is unknown; use xp.sum, xp.mean"
             raise TraceError(f"{said}{WAY_OUT}")
         return tuple(Extent(self.graph, d) for d in self.dims)
 
     @property
     def mT(self) -> "Symbol":  # noqa: N802 - the standard's name
-        if self.graph.flat:
+        if self.graph.view.flat:
             raise RetraceError("flat")
         if self.ndim < 2:
             raise TraceError(f"only matrices can be transposed{WAY_OUT}")
@@ -171,19 +172,19 @@ def _comparison(method: str) -> Any:
         if not isinstance(other, Extent):
             if self.letter.upper() not in ("R", "C") or isinstance(other, Symbol):
                 return getattr(Symbol, method)(self, other)
-            if self.graph.sides is None:
+            if self.graph.view.sides is None:
                 raise RetraceError("sides")
-            side = self.graph.sides["RC".index(self.letter.upper())]
+            side = self.graph.view.sides["RC".index(self.letter.upper())]
             return getattr(operator, method)(side, other)
         pair = self.letter.upper(), other.letter.upper()
         if pair[0] == pair[1]:
             sign = 0
         elif set(pair) != set("RC"):
             raise TraceError(f"only the numbers of rows and columns can be compared{WAY_OUT}")
-        elif self.graph.tall is None:
+        elif self.graph.view.tall is None:
             raise RetraceError("tall")
         else:
-            sign = self.graph.tall if pair[0] == "R" else -self.graph.tall
+            sign = self.graph.view.tall if pair[0] == "R" else -self.graph.view.tall
         return getattr(operator, method)(sign, 0)
 
     return compare
@@ -263,7 +264,7 @@ def elementwise(op: str, *operands: Any) -> Any:
     labels = [label for label in dims if label]
     repeated = len(labels) - len(set(labels))
     square = len(dims) > 1 and dims[-1] != "" and dims[-1] == dims[-2]
-    if repeated and graph.flat:
+    if repeated and graph.view.flat:
         raise RetraceError("flat")
     if repeated > square:
         raise TraceError(f"an axis cannot be along several dimensions{WAY_OUT}")

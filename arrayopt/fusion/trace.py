@@ -2,24 +2,29 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import copy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from arrayopt.arrays import NARROW, REAL, WORKING
 from arrayopt.codecs import SPLIT
-from arrayopt.fusion.dims import RAISED, WAY_OUT, RetraceError, TraceError
-from arrayopt.fusion.graph import CLIP, ELEMENT, KEY, LETTERS, POSITION, TOTAL, UPDATES, Node
+from arrayopt.fusion.dims import RAISED, WAY_OUT, RetraceError, TraceError, View
+from arrayopt.fusion.graph import CLIP, ELEMENT, TOTAL, UPDATES, Node
+from arrayopt.fusion.inputs import (
+    Inputs,
+    SymbolicDraws,
+    SymbolicTotals,
+    dims_of,
+    numbers_of,
+    one_of,
+)
 from arrayopt.fusion.namespace import NAMESPACE
 from arrayopt.fusion.simplify import Graph
 from arrayopt.fusion.symbol import Symbol, lift
-from arrayopt.hyper import is_number
 from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS
 from arrayopt.rules.faults import in_words, line_of, own_fault
-from arrayopt.rules.fields import hypers
 from arrayopt.rules.names import VALUE, NameInRuleError, Values
 from arrayopt.rules.returned import ODD, ReturnedError, WritesError, check_value
 from arrayopt.rules.totals import TOTALS
@@ -55,58 +60,6 @@ class Trace:
     totals: tuple[Node, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Draws:
-    """Random numbers as symbols of the parameter's dimensions; see `arrayopt.rules.draws.Draws`."""
-
-    p: Symbol
-    stored: str
-
-    def __call__(self, stream: int | str) -> Symbol:
-        graph, real = self.p.graph, self.p.graph.real
-        t, half = graph.make("host", data=UPDATES), graph.const(65536.0)
-        position = graph.make(POSITION, axes=graph.element)
-        keys = [graph.make("host", data=f"{KEY}{stream}:{i}") for i in range(4)]
-        halves = graph.make("floor", graph.make("div", t, half)), graph.make("mod", t, half)
-        return Symbol(graph, graph.make("uniform", position, *keys, *halves), self.p.dims, real)
-
-
-def _one(graph: Graph, node: Node) -> Node:
-    """The value of a tensor, which may be seen as an element where the rank is 0."""
-    return graph.make("sum", node, axes="") if node.axes else node
-
-
-class _On(Symbol):
-    """A number that is off where it is zero, and is on: `self.momentum == 0` is known of it."""
-
-    __hash__ = Symbol.__hash__
-
-    def __bool__(self) -> bool:
-        return True
-
-    def __eq__(self, other: object) -> Any:
-        return False if is_number(other) and other == 0 else super().__eq__(other)
-
-    def __ne__(self, other: object) -> Any:
-        return True if is_number(other) and other == 0 else super().__ne__(other)
-
-
-class _Totals:
-    """Totals as symbols; see `arrayopt.rules.totals.Heard`."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph, self.made = graph, list[Node]()
-
-    def __call__(self, x: Any, how: str) -> Symbol:
-        graph, node = self.graph, lift(self.graph, x)[0]
-        node = graph.make("float", node) if node.dtype == "bool" else node
-        made = graph.make(
-            TOTAL, _one(graph, node), axes="", dtype="real", data=(len(self.made), how)
-        )
-        self.made.append(made)
-        return Symbol(graph, made, (), graph.real)
-
-
 @contextmanager
 def _clear_errors(rule: Rule, rank: int) -> Iterator[None]:
     """Errors of a traced rule name its line; a fault that it has untraced too is raised as is."""
@@ -136,15 +89,12 @@ def trace(
     rule: Rule,
     rank: int,
     dtype: str,
+    view: View = View(),  # noqa: B008 - it does not change
     *,
-    flat: bool = False,
     clip: bool = False,
     valued: bool = True,
     stats: bool = False,
     lean: bool = False,
-    folded: bool = False,
-    tall: int | None = None,
-    sides: tuple[int, int] | None = None,
 ) -> Trace:
     """Trace a rule's update of a tensor.
 
@@ -156,9 +106,8 @@ def trace(
         The tensor's number of dimensions.
     dtype : str
         The dtype that the tensor is stored in.
-    flat : bool
-        Whether to see the tensor as one row of elements, which no sum over rows or columns may
-        contradict.
+    view : View
+        How it is seen.
     valued : bool
         Whether `h.value` is the step's value; else it is None.
     clip : bool
@@ -168,109 +117,46 @@ def trace(
         apart, so that a report can change nothing of the update.
     lean : bool
         Whether registers are few: then norms make do with less; see `arrayopt.rules.words.PAIR`.
-    folded : bool
-        Whether to see a tensor of rank ≥ 2 as the matrix of its first axis and all others.
-    tall : int, optional
-        The sign of rows - columns.
-    sides : tuple of int, optional
-        The numbers of rows and of columns, for a rule that compares them with numbers.
 
     Raises
     ------
     TraceError
         If the rule does something that cannot be traced, saying what, and what to do instead.
     RetraceError
-        If the trace must know more of the tensor.
+        If the rule asks for more than the view says; see `View`.
     ValueError
         If the rule does not return every slot, or changes a shape.
     """
-    element = "C" if flat else ELEMENT[max(1, min(rank, 2 if folded else 4))]
     working = WORKING[dtype]
-    real = REAL.get(working, working)
-    tiny = float(np.finfo(real).tiny)
+    tiny = float(np.finfo(REAL.get(working, working)).tiny)
+    element = "C" if view.flat else ELEMENT[max(1, min(rank, 2 if view.folded else 4))]
+    rooted = any(slot in rule.squares for slot in rule.storage(rank, dtype))
     graph = Graph(
-        element=element,
-        flat=flat,
-        tiny=tiny,
-        lean=lean,
-        tall=tall,
-        sides=sides,
-        ordinary=rule.branches,
-        rooted=any(slot in rule.squares for slot in rule.storage(rank, dtype)),
+        element=element, view=view, tiny=tiny, lean=lean, ordinary=rule.branches, rooted=rooted
     )
-    if flat:
-        dims = tuple(str(number) for number in range(rank))
-    elif folded and rank > 2:
-        dims = ("R", *(f"C{number}" for number in range(rank - 1)))
-    elif rank > 4:
-        dims = ("A", *(f"B{number}" for number in range(rank - 3)), "R", "C")
-    else:
-        dims = tuple(element)
-
-    def source(name: str, shape: tuple[str, ...], name_of_dtype: str) -> Symbol:
-        first = {label[:1] for label in shape}
-        axes = "".join(letter for letter in LETTERS if letter in first)
-        if flat:
-            axes = element if shape == dims else ""
-        node_kind = "complex" if name_of_dtype.startswith("complex") else "real"
-        node = graph.make("input", axes=axes, dtype=node_kind, data=name)
-        made = Symbol(graph, node, shape, name_of_dtype)
-        made.is_given = True
-        return made
-
-    def scalar(name: str) -> Symbol:
-        return Symbol(graph, graph.make("host", data=name), (), real)
-
-    param, grad = source("p", dims, working), source("g", dims, working)
-    values, off = dict[str, Symbol | None](), rule.structure[-1]
-    seen = copy(rule)  # its `self.lr` is `h.lr`
-    for field in (field for field in fields(rule) if field.name in hypers(type(rule))):
-        name, zero_is_off = field.name, field.metadata.get("zero_is_off")
-        values[name] = None if getattr(rule, name) is None else scalar(name)
-        if name not in off:
-            own = _On(graph, scalar(name).node, (), real) if zero_is_off else values[name]
-            object.__setattr__(seen, name, own)
+    inputs = Inputs(graph, dims_of(rank, element, view))
+    param, grad = inputs.array("p", inputs.dims, working), inputs.array("g", inputs.dims, working)
+    values, seen = numbers_of(rule, inputs)
     with _clear_errors(rule, rank):
-        fresh, narrow = seen.all_slots(NAMESPACE, param, dtype), rule.storage(rank, dtype)
-    if any(symbol.dtype in NARROW or symbol.dtype not in WORKING for symbol in fresh.values()):
-        raise TraceError("16-bit and bool slots are not fused; use engine='array_api'")
-    if flat and any(symbol.dims not in (dims, ()) for symbol in fresh.values()):
-        raise RetraceError("flat")
-    slots = {slot: source(slot, symbol.dims, symbol.dtype) for slot, symbol in fresh.items()}
-    storage = {"p": dtype}
-    storage |= {name: narrow.get(name, symbol.dtype) for name, symbol in slots.items()}
-    if "master" in slots and rule.master_weights == "split":
-        storage["master"] = SPLIT
-    totals = _Totals(graph)
-    more = {VALUE: scalar(VALUE) if valued else None, DRAWS: _Draws(param, dtype), TOTALS: totals}
-    hyper = Values(**values, t=scalar(UPDATES), **more)
-    given = NAMESPACE.multiply(grad, scalar(CLIP)) if clip else grad
+        fresh = seen.all_slots(NAMESPACE, param, dtype)
+    slots, storage = _slots(rule, rank, dtype, inputs, fresh)
+    totals = SymbolicTotals(graph)
+    values |= {VALUE: inputs.scalar(VALUE) if valued else None, TOTALS: totals}
+    hyper = Values(**values, t=inputs.scalar(UPDATES), **{DRAWS: SymbolicDraws(param, dtype)})
+    grad = NAMESPACE.multiply(grad, inputs.scalar(CLIP)) if clip else grad
     now = dict(slots)
     if "master" in now:
-        how = "joined" if rule.master_weights == "split" else "current"
+        how = "joined" if storage["master"] == SPLIT else "current"
         now["master"] = getattr(NAMESPACE, f"{how}_{dtype}")(slots["master"], param)
     with _clear_errors(rule, rank):
-        new_p, out = seen(NAMESPACE, param, given, now.copy(), hyper)
-
-    def form(symbol: Any) -> tuple[tuple[str, ...], str]:
-        node, shape, _ = lift(graph, symbol)
-        return shape, node.dtype
-
-    for what, old, new in [
-        ("the parameter", param, new_p),
-        *((f"slot {name!r}", slots[name], out[name]) for name in slots),
-    ]:
-        check_value(type(rule).__name__, what, old, new, form)
-    reports = {name: symbol for name, symbol in out.items() if name not in slots}
+        new_p, out = seen(NAMESPACE, param, grad, now.copy(), hyper)
+    _check_values(rule, graph, {"the parameter": (param, new_p)})
+    _check_values(rule, graph, {f"slot {x!r}": (old, out[x]) for x, old in slots.items()})
+    reports = {}
     if stats:
-        reports |= seen.norms(NAMESPACE, now.get("master", param), given, new_p)
-    nodes = {name: lift(graph, symbol)[0] for name, symbol in reports.items()} if stats else {}
-    # a total is known before the pass that reports
-    nodes |= {name: graph.make("copy", x) for name, x in nodes.items() if x.op == TOTAL}
-    nodes = nodes if rank else {name: _one(graph, x) for name, x in nodes.items()}
-    odd = [name for name, node in nodes.items() if node.axes]
-    if odd:
-        raise TraceError(ODD.format(type(rule).__name__, ", ".join(odd)))
+        reports = {name: symbol for name, symbol in out.items() if name not in slots}
+        reports |= seen.norms(NAMESPACE, now.get("master", param), grad, new_p)
+    nodes = _reported(type(rule).__name__, graph, reports, one=not rank)
     if storage.get("master") == SPLIT:
         out["master"] = getattr(NAMESPACE, f"low_{dtype}")(out["master"], new_p)
     after = {"p": param, **slots} if stats else {"p": new_p} | {name: out[name] for name in slots}
@@ -282,3 +168,42 @@ def trace(
         element,
         tuple(totals.made),
     )
+
+
+def _slots(
+    rule: Rule, rank: int, dtype: str, inputs: Inputs, fresh: dict[str, Any]
+) -> tuple[dict[str, Symbol], dict[str, str]]:
+    """The slots of a rule, and what they and the parameter are stored in."""
+    narrow = rule.storage(rank, dtype)
+    if any(symbol.dtype in NARROW or symbol.dtype not in WORKING for symbol in fresh.values()):
+        raise TraceError("16-bit and bool slots are not fused; use engine='array_api'")
+    if inputs.graph.view.flat and any(x.dims not in (inputs.dims, ()) for x in fresh.values()):
+        raise RetraceError("flat")
+    slots = {slot: inputs.array(slot, symbol.dims, symbol.dtype) for slot, symbol in fresh.items()}
+    storage = {"p": dtype} | {name: narrow.get(name, x.dtype) for name, x in slots.items()}
+    if "master" in slots and rule.master_weights == "split":
+        storage["master"] = SPLIT
+    return slots, storage
+
+
+def _check_values(rule: Rule, graph: Graph, values: dict[str, tuple[Symbol, Any]]) -> None:
+    """Raise where a value that the rule returned cannot take the place of an old one."""
+
+    def form(symbol: Any) -> tuple[tuple[str, ...], str]:
+        node, dims, _ = lift(graph, symbol)
+        return dims, node.dtype
+
+    for what, (old, new) in values.items():
+        check_value(type(rule).__name__, what, old, new, form)
+
+
+def _reported(who: str, graph: Graph, reports: dict[str, Any], *, one: bool) -> dict[str, Node]:
+    """What is reported, a value for each tensor; of tensors of rank 0 it is `one` element."""
+    nodes = {name: lift(graph, symbol)[0] for name, symbol in reports.items()}
+    # a total is known before the pass that reports
+    nodes |= {name: graph.make("copy", x) for name, x in nodes.items() if x.op == TOTAL}
+    nodes = {name: one_of(graph, x) for name, x in nodes.items()} if one else nodes
+    odd = [name for name, node in nodes.items() if node.axes]
+    if odd:
+        raise TraceError(ODD.format(who, ", ".join(odd)))
+    return nodes

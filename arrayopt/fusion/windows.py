@@ -109,12 +109,10 @@ def views(room: Any, kind: str, geo: Any, window: Any) -> Any:
         slice(rt, rt + -(-(r1 - r0) // sizes["TR"])),
         slice(ct, ct + -(-(c1 - c0) // sizes["TC"])),
     )
+    batches = slice(a0, a1)
     if kind == "tensor":
-        return room.reshape(-1, sizes["NR"], sizes["NC"])[
-            at : at + -(-(a1 - a0) // sizes["G"]), tiles[0], tiles[1]
-        ]
-    if kind == "row":
-        return room.reshape(-1, sizes["R"], sizes["NC"])[a0:a1, r0:r1, tiles[1]]
-    if kind == "column":
-        return room.reshape(-1, sizes["NR"], sizes["C"])[a0:a1, tiles[0], c0:c1]
-    return room.reshape(-1, sizes["NR"], sizes["NC"])[a0:a1, tiles[0], tiles[1]]
+        batches = slice(at, at + -(-(a1 - a0) // sizes["G"]))
+    rows = slice(r0, r1) if kind == "row" else tiles[0]
+    columns = slice(c0, c1) if kind == "column" else tiles[1]
+    extents = ("R" if kind == "row" else "NR"), ("C" if kind == "column" else "NC")
+    return room.reshape(-1, *map(sizes.__getitem__, extents))[batches, rows, columns]

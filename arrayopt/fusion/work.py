@@ -90,14 +90,8 @@ class Work:
     ) -> Pass:
         """The pass that stores and sums this; `there`: what it can read, with name and price."""
         key = (*stores.items(), *sums, frozenset(there.items()))
-        if key not in self.passes:
-            self.passes[key] = self._done(stores, sums, there)
-        return self.passes[key]
-
-    def _done(
-        self, stores: dict[str, Node], sums: tuple[Node, ...], there: dict[Node, tuple[str, int]]
-    ) -> Pass:
-        """See `done`."""
+        if key in self.passes:
+            return self.passes[key]
         roots = self.roots(stores, sums)
         price = {n: x[1] for n, x in there.items()}.get
         read = {n: there[n][0] for n in cheapest(roots, self.args.__getitem__, price)}
@@ -116,7 +110,8 @@ class Work:
         loads = {read[n]: n for n in sorted(read, key=place)}
         needed = reachable(roots, stop=[*read, *self.sums])
         nodes = [n for n in needed if n in found and n not in read]
-        return Pass(loads, tuple(nodes), stores, sums, self.element)
+        self.passes[key] = Pass(loads, tuple(nodes), stores, sums, self.element)
+        return self.passes[key]
 
 
 TOP, BOTTOM = 0, 1

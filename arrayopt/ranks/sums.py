@@ -105,9 +105,8 @@ class Sums:
         if not self._learned:
             return list(tensors)
         if self._forward[0] != tensors:
-            there = {tensor.place: tensor for tensor in tensors}
-            found = [there[place] for place in reversed(self._order) if place in there]
-            self._forward = list(tensors), found
+            at = {place: -i for i, place in enumerate(self._order)}  # what was added later is last
+            self._forward = list(tensors), sorted(tensors, key=lambda x: at.get(x.place, 1))
         return self._forward[1]
 
     def check(self, tensors: Sequence[Tensor], index: int, grad: Any) -> None:

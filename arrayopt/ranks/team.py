@@ -10,6 +10,7 @@ import numpy as np
 from arrayopt.arrays import Array, library, like, place, to_host
 from arrayopt.engines.base import Partials, Report
 from arrayopt.params.groups import Group
+from arrayopt.params.parameters import Parameters
 from arrayopt.ranks import homes
 from arrayopt.ranks.agreement import Agreement
 from arrayopt.ranks.alone import Alone
@@ -84,12 +85,11 @@ class Team(Agreement):
         """Return the arrays that `bring` will fill."""
         return homes.rooms(tensors, grads) if self.has_homes else grads
 
-    def bring(
-        self, tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]
-    ) -> None:
+    def bring(self, own: Parameters, grads: list[Array | None], rooms: list[Array | None]) -> None:
         """Bring parts of tensors that one rank updates, and of their gradients, to that rank."""
         if self.has_homes:
-            homes.bring(self._comm, tensors, grads, rooms)
+            homes.bring(self._comm, own.all, grads, rooms)
+            own.first.follow(grads, at_home=True)
 
     def reduce(self, grads: list[Array | None], rooms: list[Array | None]) -> None:
         """Put the gradients of a step into their rooms."""

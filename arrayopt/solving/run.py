@@ -115,7 +115,7 @@ class Run:
         """Call back; whether the run is to end, on this rank or on another."""
         stop, error = False, None
         try:
-            callback(self._result("still running"))
+            callback(self._result("still running", copies=True))
         except StopIteration:
             stop = True
         except BaseException as caught:
@@ -240,8 +240,8 @@ class Run:
         """A number of the rule's, for each problem."""
         return self._problem.ranks.known(self._opt.state[self._first][slot])
 
-    def _result(self, otherwise: str) -> Result:
-        """What is known, as it is returned."""
+    def _result(self, otherwise: str, *, copies: bool = False) -> Result:
+        """What is known, as it is returned; with `copies`, to a callback, which may write it."""
         seen, problem = self._seen, self._problem
         assert seen is not None
         numbers = [seen.value, seen.norm, seen.steps, seen.evaluations, seen.converged]
@@ -250,7 +250,8 @@ class Run:
             numbers = [kind(x) for kind, x in zip(kinds, numbers, strict=True)]
         names = ("value", "grad_norm", "steps", "evaluations", "converged")
         found = dict(zip(names, numbers, strict=True))
-        return Result(params=problem.tree(seen.best), message=self._said(seen, otherwise), **found)
+        best = {name: copied(x) for name, x in seen.best.items()} if copies else seen.best
+        return Result(params=problem.tree(best), message=self._said(seen, otherwise), **found)
 
     def _said(self, seen: _Seen, otherwise: str) -> str:
         """The message."""

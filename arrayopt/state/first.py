@@ -1,13 +1,12 @@
 """Slots that begin as the parameter: before the first update they follow what users write into it."""
 
 import zlib
-from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import Array, array_namespace, dtype_name, is_on_host, kind, memory, on_its_device
+from arrayopt.arrays import Array, Grads, array_namespace, dtype_name, is_on_host, kind, memory, on_its_device
 from arrayopt.rules.base import Rule
 from arrayopt.state.quantized import scale_of
 from arrayopt.state.tensors import Tensor
@@ -19,8 +18,6 @@ class FirstValues:
     """What users write into a parameter before its first update, such as pretrained weights, is what its slots begin
     as: slow weights, averages, and slots that a rule makes from values. A slot that users write is left as it is.
 
-    A tensor that one rank updates and others have parts of is left out.
-
     Parameters
     ----------
     groups : list of Group
@@ -29,7 +26,7 @@ class FirstValues:
 
     def __init__(self, groups: "list[Any]") -> None:
         self._groups, self._seen = groups, set[Tensor]()
-        self._marks: dict[Tensor, dict[str, tuple[Array, int]]] = {}
+        self._marks: dict[Tensor, tuple[Any, dict[str, tuple[Array, int]]]] = {}  # with the tensor's group
 
     def note(self) -> None:
         """Take note of new tensors, whose slots have been made."""
@@ -41,25 +38,26 @@ class FirstValues:
                 if form not in known:
                     known[form] = _from_values(group.rule, tensor.array)
                 names = [name for slot in known[form] for name in (slot, scale_of(slot)) if name in tensor.slots]
-                if names and tensor.home is None:
-                    self._marks[tensor] = {name: _marked(tensor.slots[name]) for name in names}
+                if names:
+                    self._marks[tensor] = group, {name: _marked(tensor.slots[name]) for name in names}
 
-    def follow(self, grads: Iterable[tuple[int, Any]] | None = None) -> None:
-        """Have slots follow; for the last time with `grads`, those of a step by the tensors' places."""
-        if not self._marks:
-            return
-        places = None if grads is None else {place for place, grad in grads if grad is not None}
-        for group in self._groups:
-            for tensor in group.tensors:
-                if tensor in self._marks and (places is None or tensor.place in places):
-                    if not tensor.t:
-                        self._renew(tensor, group.rule)
-                    if places is not None:
-                        del self._marks[tensor]
+    def follow(self, grads: Grads | None = None, *, at_home: bool = False) -> None:
+        """Have slots follow; for the last time those of tensors that have one of a step's `grads`.
 
-    def _renew(self, tensor: Tensor, rule: Rule) -> None:
+        Those of a tensor of which ranks have parts, and one updates it, do so `at_home`: once it was brought there.
+        """
+        for tensor in [x for x in self._marks if (x.home is not None) is at_home]:
+            if grads is not None and grads[tensor.place] is None:
+                continue
+            if not tensor.t:
+                self._renew(tensor)
+            if grads is not None:
+                del self._marks[tensor]
+
+    def _renew(self, tensor: Tensor) -> None:
         """Have the slots of a tensor that nobody has written begin as the parameter is now."""
-        marks, made = self._marks[tensor], tensor.fresh(rule)
+        group, marks = self._marks[tensor]
+        made = (tensor.home or tensor).fresh(group.rule)
         for slot, (was, written) in marks.items():
             now, new = tensor.slots.get(slot), made.get(slot)
             if now is None or new is None or _form(now) != _form(new):

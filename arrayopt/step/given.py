@@ -110,7 +110,7 @@ class GivenStep(Step):
     ) -> Begun:
         """Let what may fail do so before ranks vote on a step whose gradients they have taken."""
         accumulator, tensors = self.accumulator, self._parameters.all
-        self._parameters.first.follow(enumerate(given))
+        self._parameters.first.follow(given)
         if not accumulator.last:
             adding = Adding([None] * len(given), Ready(self._engine), scaled=False)
             return Begun(given, given, given, adding)

@@ -14,7 +14,7 @@ from arrayopt.engines.layers import Layers
 from arrayopt.engines.meeting import Meeting
 from arrayopt.engines.table import instead, select
 from arrayopt.engines.totals import as_many
-from arrayopt.fusion.phases import Meets
+from arrayopt.fusion.plan import Total
 from arrayopt.fusion.plans import totals_for
 from arrayopt.ranks.alone import Alone
 from arrayopt.ranks.team import Team
@@ -119,16 +119,16 @@ def _meetings(
     return made
 
 
-def totals_of(bucket: Bucket, *, valued: bool) -> set[tuple[Meets, ...]]:
+def totals_of(bucket: Bucket, *, valued: bool) -> set[tuple[Total, ...]]:
     """When the tensors of a bucket meet, for each way that its rule takes them."""
     if valued not in bucket.totals:
         bucket.totals[valued] = _totals(bucket, valued=valued)
     return bucket.totals[valued]
 
 
-def _totals(bucket: Bucket, *, valued: bool) -> set[tuple[Meets, ...]]:
+def _totals(bucket: Bucket, *, valued: bool) -> set[tuple[Total, ...]]:
     """See `totals_of`."""
-    dtype, found = dtype_name(bucket.tensors[0].array), set[tuple[Meets, ...]]()
+    dtype, found = dtype_name(bucket.tensors[0].array), set[tuple[Total, ...]]()
     stacks = bucket.rule.stacked and not isinstance(bucket, Layers)
     for shape in {x.shape[1 if stacks else 0 :] for x in bucket.tensors}:
         found.add(totals_for(bucket.rule, shape, dtype, valued=valued))

@@ -117,7 +117,7 @@ class Step:
         `only` is the place of the one tensor that is updated by itself.
         """
         known, team, adding, given = coming.known, self._team, None, grads
-        self._parameters.first.follow(enumerate(grads))
+        self._parameters.first.follow(grads)
         if self.accumulator.every > 1:
             early = team.size > 1 and (known.measures or team.sums)
             factor = self.judging.inverse(known)
@@ -192,7 +192,7 @@ class Step:
                 if self._run.captured or self.capturing:
                     self._run.record(begun.grads)
             if team.size > 1:
-                self._ranks.bring(every, begun.grads, grads)
+                self._ranks.bring(self._parameters, begun.grads, grads)
             norms_of: Callable[[], Measures] = partial(measures, coming.buckets, grads)
             if adding is not None and team.size == 1:
                 norms_of = partial(getattr, adding, "measures")

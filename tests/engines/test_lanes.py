@@ -7,7 +7,7 @@ import arrayopt as ao
 from arrayopt.engines.table import ENGINES
 from arrayopt.fusion import lanes as module
 from arrayopt.fusion.dims import TraceError
-from arrayopt.fusion.lanes import lane_geometry, lanes, suits
+from arrayopt.fusion.lanes import in_lanes, lane_geometry, suits
 from arrayopt.fusion.layout import GEOMETRY
 from arrayopt.fusion.plans import plan_for
 from tests.support.aliases import ALIASES
@@ -42,7 +42,7 @@ FULL = tuple((name, shape) for name, shape in RANK_FOUR if 0 not in shape)  # wh
 
 
 def split(rule, rank=4):
-    return lanes(plan_for(rule, rank, "float32"))
+    return in_lanes(plan_for(rule, rank, "float32"))
 
 
 def test_only_sums_over_whole_tensors_end_a_segment():
@@ -57,7 +57,7 @@ def test_only_sums_over_whole_tensors_end_a_segment():
 def test_what_a_slot_holds_is_not_carried_and_what_none_holds_is():
     for rule in (ao.CAME(lr=0.1), ao.Adafactor()):
         assert all(not s.carried for s in split(rule).segments)
-        assert split(rule).where.vectors == {}
+        assert split(rule).layout.vectors == {}
     first, second = split(ao.CAME(lr=0.1, grad_centralization=True), rank=3).segments
     assert [n.axes for n in second.carried] == ["A"]
     assert not first.carried
@@ -199,5 +199,5 @@ def test_the_text_for_every_alias_can_be_read(name):
         plan = plan_for(made(update, slots)(), 3, "float32", shape=(4, 2, 3))
     except TraceError:
         return
-    if lanes(plan) is not None:
-        compile(ENGINES["numba"].emitter()(plan, "float32", split=lanes(plan)), "<lanes>", "exec")
+    if in_lanes(plan) is not None:
+        compile(ENGINES["numba"].emitter()(plan, "float32", lanes=in_lanes(plan)), "<lanes>", "exec")

@@ -96,12 +96,12 @@ CASES = [
 def test_what_is_not_computed_changes_no_bit(monkeypatch, name, options, shapes, dtype, change):
     found = run(name, options, shapes, dtype, change)
     monkeypatch.setattr(making, "idle", lambda *_: None)
-    making.program.cache_clear()
+    making.pass_function.cache_clear()
     try:
         for k, bits in run(name, options, shapes, dtype, change).items():
             assert found[k] == bits, k
     finally:
-        making.program.cache_clear()
+        making.pass_function.cache_clear()
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (60, 70), (3, 7000), (300003,)], ids=str)

@@ -145,10 +145,11 @@ def test_a_plan_for_each_orientation_and_one_for_all_ranks_that_are_flattened():
 
 
 def test_grams_and_their_polynomials_are_known_to_be_symmetric_and_other_products_are_not():
-    flags = [p.nodes[0].data[2] for p in plan_for(ao.Muon(lr=0.1, ns_steps=2), 2, "float32").passes if p.multiplies]
+    passes = plan_for(ao.Muon(lr=0.1, ns_steps=2), 2, "float32").passes
+    flags = [p.nodes[0].data.symmetric for p in passes if p.multiplies]
     assert flags == [True, True, False] * 2
     made = plan_for(RULES["general"], 2, "float32")
-    assert not any(p.nodes[0].data[2] for p in made.passes if p.multiplies)
+    assert not any(p.nodes[0].data.symmetric for p in made.passes if p.multiplies)
 
 
 def test_bands_cover_all_rows_once():

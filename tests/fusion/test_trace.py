@@ -1,7 +1,7 @@
 """Tracing: what is recorded of a rule, checked against the rule itself on plain NumPy arrays, and what is refused."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import array_api_compat.numpy as xnp
@@ -476,3 +476,27 @@ def test_numbers_that_a_rule_reads_from_itself_are_those_of_the_step(engine, mom
     opt = ao.Optimizer(np.ones(2), Selfish(lr=lambda step: 0.5**step, momentum=momentum), engine=engine)
     opt.step(np.zeros(2))
     assert opt.step(np.ones(2))[0] == 0.5
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Twice(ao.Rule):
+    """Updates as another rule, which it makes of itself."""
+
+    lr: ao.Hyper = ao.real("[0, inf)", 0.1)
+    momentum: ao.Hyper = ao.real("[0, 1)", 0.5, zero_is_off=True)
+    twice: bool = ao.flag(True)
+
+    def slots(self, xp, p):
+        return {}
+
+    def update(self, xp, p, g, s, h):
+        if self.twice:
+            return replace(self, twice=False).update(xp, p, 2.0 * g, s, h)
+        return p - self.lr * g, s
+
+
+@pytest.mark.parametrize("engine", ["numpy", "cpp"])
+def test_a_rule_may_make_another_one_of_itself(engine):
+    """Its numbers are symbols then, which are checked as little as traced arrays are."""
+    assert ao.Optimizer(np.ones(2), Twice(), engine=engine).step(np.ones(2))[0] == 0.8

@@ -74,10 +74,16 @@ SHAPES = {  # what a rule makes of a shape, and what is said of it
     "PyTorch's": (lambda xp, p, g, h: p - (0.1 if p.dtype != torch.float64 else 0.2) * g, r"with those of `xp`"),
     "is array": (
         lambda xp, p, g, h: p - (0.1 if isinstance(p, np.ndarray) else 0.2) * g,
-        r"`isinstance` does not hold",
+        r"`isinstance` cannot be asked of a traced array",
     ),
-    "is number": (lambda xp, p, g, h: p - (0.1 if isinstance(h.lr, float) else 0.2) * g, r"`isinstance` does not hold"),
-    "is real": (lambda xp, p, g, h: p - (0.1 if isinstance(h.lr, numbers.Real) else 0.2) * g, r"`isinstance` does not"),
+    "is number": (
+        lambda xp, p, g, h: p - (0.1 if isinstance(h.lr, float) else 0.2) * g,
+        r"`isinstance` cannot be asked of a traced array",
+    ),
+    "is real": (
+        lambda xp, p, g, h: p - (0.1 if isinstance(h.lr, numbers.Real) else 0.2) * g,
+        r"`isinstance` cannot be asked",
+    ),
     "has": (lambda xp, p, g, h: p - (0.1 if hasattr(p, "device") else 0.2) * g, r"no attribute `device`"),
     "caught": (caught, r"the length of a traced array has no value"),
     "compared": (lambda xp, p, g, h: p - (0.1 if p.shape[0] > 2.5 and p.shape[1] else 0.2) * g, ""),  # which is fused

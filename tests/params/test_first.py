@@ -89,6 +89,25 @@ def test_over_ranks(mode):
         check_same(late, early)
 
 
+def test_a_tensor_of_which_ranks_have_parts_and_one_updates_it():
+    def train(comm):
+        found = []
+        for late in (True, False):
+            half = slice(2 * comm.rank, 2 * comm.rank + 2)
+            begin, grad = (arrays(seed)["w"][half].copy() for seed in (0, 1))
+            part = ao.Part(begin * 0 if late else begin.copy(), offset=(2 * comm.rank, 0), shape=(4, 3))
+            rule = ao.Muon(lr=0.1, lookahead_steps=2, ema_decay=0.5)
+            opt = ao.Optimizer({"w": part}, rule, engine="numpy", comm=comm)
+            assert opt._team.has_homes
+            part.array[...] = begin
+            for step in range(3):
+                opt.step({"w": grad + step})
+            found.append((part.array.copy(), opt.averaged()["w"]))
+        return all(map(np.array_equal, *found))
+
+    assert ao.ranks.run(2, train) == [True, True]
+
+
 def test_a_tensor_follows_until_its_own_first_update():
     opts = [ao.Optimizer(arrays(seed), RULES["ema"], engine="numpy") for seed in (0, 1)]
     for opt in opts:

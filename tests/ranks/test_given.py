@@ -250,3 +250,34 @@ def test_conjugate_and_negative_views_in_later_steps():
         return [torch.equal(one.params[name], other.params[name]) for name in "ab"], other.params["b"].tolist()
 
     assert ao.ranks.run(2, rank) == [([True, True], [0.0] * 5)] * 2
+
+
+@pytest.mark.parametrize("later", ["step", "step without waiting", "give"])
+def test_a_group_that_is_added_after_gradients_were_given(later):
+    def train(comm):
+        opt = ao.Optimizer(parameters(), ao.AdamW(lr=0.01), engine="numpy", comm=comm and ao.Ranks(comm, grads="sum"))
+        share = 1 if comm is None or comm.rank == 0 else 0
+
+        def grads(k, more):
+            found = {name: g * share for name, g in gradients(k).items()}
+            return {**found, **{name: np.full(shape, share, np.float32) for name, shape in more.items()}}
+
+        def give(given):
+            for name, g in given.items():
+                opt.give(name, g)
+            opt.step()
+
+        give(grads(0, {}))
+        opt.add_group({"more": np.ones((90, 70), np.float32), "one": np.ones(1, np.float32)})
+        more = {"more": (90, 70), "one": (1,)}
+        for k in (1, 2):
+            if later == "give":
+                give(grads(k, more))
+            else:
+                opt.step(grads(k, more), wait=later == "step")
+        return {name: x.copy() for name, x in opt.params.items()}
+
+    alone = train(None)
+    for found in ao.ranks.run(3, train):
+        for name, x in alone.items():
+            assert np.array_equal(found[name], x), name

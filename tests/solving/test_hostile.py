@@ -311,3 +311,11 @@ def test_the_function_may_write_what_it_has(rule, start, options):
     plain, writing = (ao.minimize(in_the_same_arrays(w), start, rule, engine="numpy", **options) for w in (False, True))
     assert np.array_equal(plain.params, writing.params)
     assert np.array_equal(plain.value, writing.value)
+
+
+def test_a_callback_may_write_what_it_gets():
+    def write(result):
+        result.params[...] = 7.0
+
+    plain, written = (ao.minimize(rosen, np.array([-1.2, 1.0]), callback=call) for call in (None, write))
+    assert np.array_equal(plain.params, written.params)

@@ -14,8 +14,8 @@ from hashlib import sha256
 from arrayopt._version import __version__
 from arrayopt.engines.base import CompilationError
 from arrayopt.engines.compiling import LOG, compiling
+from arrayopt.engines.cplusplus import header
 from arrayopt.engines.cpp.process import LateError, compiled, library, said
-from arrayopt.engines.headers import header
 from arrayopt.engines.native.kept import read, turn, write
 
 __all__ = ["FLAGS", "Compiler", "compiler"]
@@ -171,14 +171,8 @@ def _probed(command: tuple[str, ...]) -> Compiler:
     except OSError as error:
         raise CompilationError(f"{command[0]} cannot be read: {error}") from error
     version = said((*command, "--version"))
-    depends = [
-        __version__,
-        *command,
-        os.path.realpath(command[0]),
-        str(about.st_size),
-        str(about.st_mtime_ns),
-        version,
-    ]
+    depends = [__version__, *command, os.path.realpath(command[0])]
+    depends += [str(about.st_size), str(about.st_mtime_ns), version]
     identity = "\n".join([*depends, *FLAGS, *map(str, TARGETS), *processor(), source])
     name = f"compiler-{sha256(identity.encode()).hexdigest()[:24]}.so"
     kept = read(name, identity)

@@ -3,9 +3,9 @@
 from functools import lru_cache
 
 from arrayopt.codecs import CODECS
+from arrayopt.engines.cplusplus import header
 from arrayopt.engines.cpp.text import Text
-from arrayopt.engines.headers import header
-from arrayopt.fusion.graph import KEPT
+from arrayopt.fusion.graph import CACHED
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.lower import lowered
@@ -34,18 +34,18 @@ extern "C" void run(const int64_t* call, int64_t first, int64_t last, int64_t th
 """
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=CACHED)
 def emit(
     plan: Plan,
     dtype: str,
     grad_dtype: str | None = None,
     *,
-    split: Lanes | None = None,
+    lanes: Lanes | None = None,
     about: str = ".",
 ) -> str:
     """The text of a C++ source that runs a plan; see `arrayopt.engines.numba.emit.emit`."""
     plan.check_wide()
-    text = Text(plan, dtype, grad_dtype or dtype, split.where if split else layout(plan))
+    text = Text(plan, dtype, grad_dtype or dtype, lanes.layout if lanes else layout(plan))
     text.comment(f"Fused loops{about}")
     text.put_text(header("cpu.h"))
     text.put(0, "", f"typedef {CODECS[text.real].cuda} W;", "")
@@ -54,10 +54,10 @@ def emit(
         text.put_text(header(name))
         text.put(0, "")
     text.put(0, f"enum {{ {', '.join(text.columns)}, kColumns }};")
-    program = lowered(plan, split)
+    program = lowered(plan, lanes)
     for function in program.functions:
         text.function(function)
-    scalars, values = len(text.where.scalars), text.where.values
+    scalars, values = len(text.layout.scalars), text.layout.values
     text.put_text(RUN.format(scalars=scalars, values=values))
     for number, stage in enumerate(program.stages):
         if stage.function.body:

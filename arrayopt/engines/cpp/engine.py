@@ -22,7 +22,7 @@ class _Table(Table):
 
     def compile(self, kind: Kind) -> Code:
         real = REAL.get(WORKING[kind.dtype], WORKING[kind.dtype])
-        text = emit(kind.plan, kind.dtype, kind.grad_dtype, split=kind.split)
+        text = emit(kind.plan, kind.dtype, kind.grad_dtype, lanes=kind.lanes)
         return Code(bound(text, self.about(kind)), np.dtype(real).type)
 
 
@@ -52,6 +52,6 @@ class Cpp(Native):
         for bucket, asked in coming:
             for kind in self.kinds(bucket, asked):
                 if not kind.plan.idle:
-                    text = emit(kind.plan, kind.dtype, kind.grad_dtype, split=kind.split)
+                    text = emit(kind.plan, kind.dtype, kind.grad_dtype, lanes=kind.lanes)
                     texts[text] = f"{type(bucket.rule).__name__} for {kind.dtype}"
         ahead(texts.items())

@@ -12,7 +12,7 @@ from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import POSITION, Node, Spare
 from arrayopt.fusion.index import Place
 from arrayopt.fusion.layout import Layout
-from arrayopt.fusion.ops import REDUCTIONS
+from arrayopt.fusion.ops import OPS, REDUCTIONS
 from arrayopt.fusion.plan import Plan
 
 __all__ = ["Text"]
@@ -32,8 +32,8 @@ class Text(CPlusPlus):
     words: ClassVar[dict[str, str]] = {"min": "least", "max": "greatest", "//": "/"}
     whole = "int64_t"
 
-    def __init__(self, plan: Plan, dtype: str, grad_dtype: str, where: Layout) -> None:
-        super().__init__(plan, dtype, grad_dtype, where, native_columns(plan, where))
+    def __init__(self, plan: Plan, dtype: str, grad_dtype: str, layout: Layout) -> None:
+        super().__init__(plan, dtype, grad_dtype, layout, native_columns(plan, layout))
         self.known: set[str] = set()
 
     def name(self, node: Node) -> str:
@@ -95,11 +95,11 @@ class Text(CPlusPlus):
                 self.put(depth, f"{self.take(reduction, self.value(into), self.place(value))};")
             case program.Write(place, value):
                 self.put(depth, f"{self.place(place)} = {self.value(value)};")
-            case bulk.Multiply(a, b, out, first, end, sides, turned, symmetric):
+            case bulk.Multiply(a, b, out, first, end, sides, factors):
                 given = ["(void*)t[BLAS]"]
                 given += [f"(W*)t[AT_{array}] + {index(start)}" for array, start in (a, b, out)]
                 given += map(index, (first, end, *sides))
-                given += [str(int(flag)) for flag in (*turned, symmetric)]
+                given += [str(int(flag)) for flag in factors[:3]]
                 self.put(depth, f"multiply({', '.join(given)});")
             case bulk.Spread(back, array, first, end, planes, each):
                 way, count = "give" if back else "take", index((end - first) // each)
@@ -212,7 +212,7 @@ class Text(CPlusPlus):
                 text = self._fused(node, first=min(node.args, key=products.__getitem__))
             if node.op == "where" and node.dtype == "real" and not node.args[0].axes:
                 text = f"chosen({', '.join(map(self.name, node.args))})"
-            integers = node.dtype == "bool" or node.op == "low_bfloat16"
+            integers = node.dtype == "bool" or OPS[node.op].integers
             made = "Integers" if kind and integers else kind or self.kind(node)
             self.put(depth, f"const {made} {self.name(node)} = {text};")
 

@@ -16,9 +16,9 @@ WINDOW = ("A_FROM", "R_FROM", "C_FROM", "A_END", "R_END", "C_END", "STRIDE", "MA
 """What it ends with where matrices are cut: see ``Tile`` in ``matrix.cuh``."""
 
 
-def columns(plan: Plan, where: Layout, *, windows: bool) -> list[str]:
+def columns(plan: Plan, layout: Layout, *, windows: bool) -> list[str]:
     """The columns: `first_columns`, position and keys of random numbers, `GIVEN`s, `WINDOW`."""
-    found = first_columns(plan, where, COLUMNS)
+    found = first_columns(plan, layout, COLUMNS)
     if plan.draws:
         found += ["START", *(f"KEY{i}" for i in range(len(keys(plan))))]
     found += [f"GIVEN{i}" for i in range(len(given(plan)))]

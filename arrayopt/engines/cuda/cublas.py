@@ -34,7 +34,7 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "cublasSetStream_v2": (POINTER, POINTER),
     "cublasSetWorkspace_v2": (POINTER, POINTER, ctypes.c_size_t),
     "cublasSetMathMode": (POINTER, INT),
-    # handle; whether a and b are turned; m, n, k; alpha; a, b, with type, leading dimension and
+    # handle; whether a and b are transposed; m, n, k; alpha; a, b, with type, leading dimension and
     # stride; beta; c, the same; count; types of arithmetic and algorithm
     STRIDED: _arguments("P II III P PIIL PIIL P PIIL I II"),
 }
@@ -63,7 +63,7 @@ class Alike(NamedTuple):
 
     Attributes
     ----------
-    turned : tuple of bool
+    transposed : tuple of bool
         Whether A and B are the transposes of what is stored.
     extents : tuple of int
         The rows and columns of the product, and the length of the sums.
@@ -75,7 +75,7 @@ class Alike(NamedTuple):
         How many products.
     """
 
-    turned: tuple[bool, bool]
+    transposed: tuple[bool, bool]
     extents: tuple[int, int, int]
     first: tuple[int, int, int]
     apart: tuple[int, int, int]
@@ -85,7 +85,11 @@ class Alike(NamedTuple):
     def steps(self) -> tuple[int, int, int]:
         """The lengths of the rows of A, B and C as they are stored."""
         rows, columns, length = self.extents
-        return rows if self.turned[0] else length, length if self.turned[1] else columns, columns
+        return (
+            rows if self.transposed[0] else length,
+            length if self.transposed[1] else columns,
+            columns,
+        )
 
 
 class BlasError(RuntimeError):
@@ -103,9 +107,7 @@ def library() -> Any:
     """
     try:
         # by its package, which loads the library where pip has put it
-        from cupy_backends.cuda.libs import (
-            cublas,
-        )
+        from cupy_backends.cuda.libs import cublas
     except ImportError as error:
         raise ValueError(f"matrix products need cuBLAS, which CuPy cannot find: {error}") from error
     major = cupy.cuda.runtime.runtimeGetVersion() // 1000
@@ -182,22 +184,10 @@ def strided(dtype: str, of: Alike) -> Call:
     size = CODECS[dtype].itemsize
     lie = zip(of.first, of.steps, of.apart, strict=True)
     left, right, out = ((x, kind, step, apart // size) for x, step, apart in lie)
-    turned = (int(of.turned[1]), int(of.turned[0]))
+    shape = (*map(int, reversed(of.transposed)), columns, rows, length)
     one, zero = ctypes.byref(real(1.0)), ctypes.byref(real(0.0))
-    return STRIDED, (
-        *turned,
-        columns,
-        rows,
-        length,
-        one,
-        *right,
-        *left,
-        zero,
-        *out,
-        of.number,
-        compute,
-        DEFAULT_ALGORITHM,
-    )
+    arrays = (one, *right, *left, zero, *out)
+    return STRIDED, (*shape, *arrays, of.number, compute, DEFAULT_ALGORITHM)
 
 
 _users: "weakref.WeakKeyDictionary[Run, dict[int, Blas]]" = weakref.WeakKeyDictionary()

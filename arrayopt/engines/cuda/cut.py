@@ -27,12 +27,12 @@ class Cut(CutTable):
         _, rows, columns = (end - first).T
         matrix = rows * columns
         before = first[:, 0] * matrix + first[:, 1] * columns + first[:, 2]
-        sizes = self.of.geo[:, [GEOMETRY.index(name) for name in ("G", "TR", "TC")]]
+        sizes = self.table.geo[:, [GEOMETRY.index(name) for name in ("G", "TR", "TC")]]
         return np.column_stack([first - tile * sizes, end, columns, matrix, before])
 
     def keep_own(self, pieces: Ints) -> None:
         """Keep this rank's pieces of each stage: its units of passes, and none if it has none."""
-        passes = [stage.kind == "pass" for stage in self.of.stages]
+        passes = [stage.kind == "pass" for stage in self.table.stages]
         counts = np.array(list(map(len, self.own)))
         pieces[:, passes] = counts[:, None]
         pieces[counts == 0] = 0
@@ -46,9 +46,9 @@ class Cut(CutTable):
 
     def passes(self, rows: Rows) -> Stops:
         """See `Batch.passes`."""
-        going = self.of.launches(rows)
+        going = self.table.launches(rows)
         while True:
-            with on_device(self.of.access, self.of.device):  # not while others are at work
+            with on_device(self.table.access, self.table.device):  # not while others are at work
                 k = next(going, None)
                 if k is None:
                     return
@@ -57,7 +57,7 @@ class Cut(CutTable):
                 yield wanted
 
     def room(self, kind: str) -> Any:
-        return self.of.work
+        return self.table.work
 
     def shown(self, pieces: tuple[Any, ...]) -> Partials:
-        return Partials(pieces, partial(on_device, self.of.access, self.of.device))
+        return Partials(pieces, partial(on_device, self.table.access, self.table.device))

@@ -7,13 +7,13 @@ matrices do, share a struct.
 """
 
 from arrayopt.codecs import STORED
+from arrayopt.engines.cplusplus import header
 from arrayopt.engines.cuda.columns import WINDOW, given, hypers, keys
 from arrayopt.engines.cuda.emit_pass import PassText
 from arrayopt.engines.cuda.emit_rings import RingsText
 from arrayopt.engines.cuda.occupancy import ahead, resident
 from arrayopt.engines.cuda.stages import OUTPUTS, SMALL_COLUMNS, SMALL_MATRIX, SQUARE, SUMS
 from arrayopt.engines.cuda.text import CudaText
-from arrayopt.engines.headers import header
 from arrayopt.fusion.graph import CLIP, COUNT, UPDATES
 from arrayopt.fusion.lower_stages import in_stages, turns_of
 from arrayopt.fusion.plan import Plan
@@ -88,12 +88,12 @@ def emit(
 
 def _constants(text: CudaText, blocks: int) -> None:
     """The sizes that the headers and the rest of the text share."""
-    plan, where = text.plan, text.where
+    plan = text.plan
     text.put(0, f"typedef {STORED[text.real].cuda} W;  // the dtype of arithmetic", "")
     columns = ", ".join(text.columns)
     text.put(0, f"enum {{ {columns}, kColumns }};  // what the table has of a tensor")
-    values = {"kHypers": len(hypers(plan)), "kScalars": len(where.scalars)}
-    values |= {"kValues": where.values, "kBlocks": blocks}
+    values = {"kHypers": len(hypers(plan)), "kScalars": len(text.layout.scalars)}
+    values |= {"kValues": text.layout.values, "kBlocks": blocks}
     values["kStages"] = len(in_stages(plan).stages)
     values["kMostSums"] = max([1, *(len(p.sums) for p in plan.passes)])
     if plan.element != "C":
@@ -167,7 +167,7 @@ def _scalars(text: CudaText) -> None:
         return " * ".join(extents) or "1.0"
 
     known = text.straight(list(plan.scalars), leaf)
-    for node, number in text.where.scalars.items():
+    for node, number in text.layout.scalars.items():
         text.put(1, f"working[{number}] = (W)(scalar[{number}] = {known[node]});")
     text.put(0, "}")
     text.type = "W"

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from arrayopt.engines.cplusplus import header
 from arrayopt.engines.cuda.text import CudaWords
-from arrayopt.engines.headers import header
 from arrayopt.fusion.namespace import NAMESPACE
 from arrayopt.fusion.simplify import Graph
 from arrayopt.fusion.symbol import Symbol, lift

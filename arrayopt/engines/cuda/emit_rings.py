@@ -58,7 +58,7 @@ class RingsText(CudaText):
         self.put(1, f'static_assert(kThreads * kVector == {STRETCH}, "a turn");')
         self.put(1, "const long long o = (long long)piece * t[IN_TC];")
         self.put(1, "const long long e = minimum(t[IN_SIZE], o + t[IN_TC]);")
-        sums = [s for s in self.where.partials if s in body.sums["tensor"]]
+        sums = [s for s in self.layout.partials if s in body.sums["tensor"]]
         if sums:
             self.fold(1, "Of", sums)
             self.put(1, f"begin_sums<Of>({len(sums)});")
@@ -75,7 +75,7 @@ class RingsText(CudaText):
         self.statements(2, turn.body[2:])
         self.put(1, "}")
         if sums:
-            first = f"t + PART{[*self.where.partials].index(sums[0])}"
+            first = f"t + PART{[*self.layout.partials].index(sums[0])}"
             self.put(1, f"keep_all<Of>({len(sums)}, step.work, {first}, piece);")
         self.put(0, "}", "")
         self.open(f"stage{number}")

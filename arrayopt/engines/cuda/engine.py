@@ -12,7 +12,7 @@ from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.cuda.cublas import library
 from arrayopt.engines.cuda.device import access, on_device
 from arrayopt.engines.cuda.emit import LEAN
-from arrayopt.engines.cuda.joint import JointThere
+from arrayopt.engines.cuda.joint import DeviceJoint
 from arrayopt.engines.cuda.judge import Judge
 from arrayopt.engines.cuda.stages import tiles
 from arrayopt.engines.cuda.table import Table
@@ -41,7 +41,7 @@ class CuPy(Fused):
 
     def _batch(self, plan: Plan) -> Any:
         if plan.phases:
-            return partial(JointThere, self._batch)
+            return partial(DeviceJoint, self._batch)
         return partial(Table, options=CuPy.options)
 
     def describe(self) -> str:

@@ -10,16 +10,16 @@ import numpy as np
 from arrayopt.arrays import Array, Ints, place
 from arrayopt.engines.batch import Rows
 from arrayopt.engines.compiling import compiling
+from arrayopt.engines.cplusplus import header
 from arrayopt.engines.cuda.device import on_device
 from arrayopt.engines.cuda.launches import THREADS
 from arrayopt.engines.cuda.upload import Upload, lookup
-from arrayopt.engines.headers import header
 from arrayopt.engines.joint import Joint
 from arrayopt.engines.meeting import Meeting
 from arrayopt.rules.names import VALUE
 from arrayopt.rules.totals import of_total
 
-__all__ = ["JointThere"]
+__all__ = ["DeviceJoint"]
 
 
 @lru_cache(maxsize=16)
@@ -30,7 +30,7 @@ def _kernel(how: str, device: int) -> Any:
         return module.get_function(f"total_{how}")
 
 
-class JointThere(Joint):
+class DeviceJoint(Joint):
     """See `Joint`. No number passes through the host, unless ranks or devices meet.
 
     Attributes
@@ -66,7 +66,7 @@ class JointThere(Joint):
                 known.setdefault(name, phase.places_of(node))
 
     @property
-    def there(self) -> "JointThere":
+    def device_totals(self) -> "DeviceJoint":
         return self
 
     def vector(self, size: int, dtype: Any) -> Array:
@@ -83,16 +83,16 @@ class JointThere(Joint):
         nodes = [phase.plan.reports[of_total(which)] for which in totals]
         if not totals:
             return
-        if meeting.there is None:
+        if meeting.device_totals is None:
             values = np.array([phase.values_of(node) for node in nodes])
             meeting.tell(totals, self.numbers[here], values[:, here])
         else:
             places = np.array([phase.places_of(node) for node in nodes])
             at = np.stack([places, self.wanted_at[totals]], axis=-1)
-            meeting.tell_there(totals, self.numbers[here], at[:, here])
+            meeting.tell_addresses(totals, self.numbers[here], at[:, here])
 
     def take(self, meeting: Meeting, totals: list[int], here: Ints) -> None:
-        if meeting.there is not None:
+        if meeting.device_totals is not None:
             return
         self.values[np.array(totals, np.int64)[:, None], here] = meeting.totals(
             totals, self.numbers[here]
@@ -104,7 +104,7 @@ class JointThere(Joint):
         """See `Joint.enter`: the device finds all that is known where it is."""
 
     def add(self, how: str, first: Ints, at: Ints) -> None:
-        """See `arrayopt.engines.meeting.There.add`."""
+        """See `arrayopt.engines.meeting.DeviceTotals.add`."""
         if len(at):
             with on_device(self.access, self.device):
                 numbers = first.astype(np.int32), *at.T

@@ -147,17 +147,10 @@ class Judge:
             tables = every, self.places.layer
             norms, layer = lookup(self, self.run, self.norms, 1, *tables)
             kernel = _kernel(scaling, scale, limit, check, self.options, self.device)
-            places = (
-                norms,
-                np.int32(len(every) - 1),
-                layer if alone else NOTHING,
-                np.int32(self.flags.count),
-            )
-            kernel(
-                (1,),
-                (THREADS,),
-                (*places, self.given.array, self.state.array, self.verdict, self.flags.array),
-            )
+            layer, layers = layer if alone else NOTHING, np.int32(self.flags.count)
+            given = norms, np.int32(len(every) - 1), layer, layers, self.given.array
+            made = self.state.array, self.verdict, self.flags.array
+            kernel((1,), (THREADS,), (*given, *made))
         factor = self.factor if limit or scale is not None else None
         skip = self.flags if alone else self.flags.whole
         return Verdict(factor, skip if check else False, self.joint_norm)

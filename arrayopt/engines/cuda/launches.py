@@ -89,15 +89,8 @@ class Launches:
             apart = table.plan.multiplies or table.cut is not None
             owned = table.cut and table.cut.own
             lag = None if apart else self._lag()
-            made = tickets(
-                table.stages,
-                table.pieces,
-                table.whole.all,
-                lag,
-                apart=apart,
-                owned=owned,
-                spans=None if owned else self._spans(lag),
-            )
+            spans, given = None if owned else self._spans(lag), (table.stages, table.pieces)
+            made = tickets(*given, table.whole.all, lag, apart=apart, owned=owned, spans=spans)
             self.line = Line(*made, count)
             self.line_there = cupy.asarray(self.line.queue.view(np.int32))
             self.counters = cupy.empty(len(self.line.ends) + count, np.uint32)

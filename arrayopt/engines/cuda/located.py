@@ -11,7 +11,7 @@ from arrayopt.codecs import CODECS
 from arrayopt.engines.base import Report
 from arrayopt.engines.batch import Rows
 from arrayopt.engines.bucket import chosen
-from arrayopt.engines.columns import Listed
+from arrayopt.engines.columns import TableBatch
 from arrayopt.engines.cuda.columns import WINDOW
 from arrayopt.engines.cuda.cut import Cut
 from arrayopt.engines.cuda.device import Access, on_device, uncaptured
@@ -30,7 +30,7 @@ WORD = 16
 STRIDE = WINDOW.index("STRIDE")
 
 
-class Located(Listed):
+class Located(TableBatch):
     """Tensors whose addresses are in a table, and whose values are in device memory.
 
     Attributes
@@ -197,8 +197,8 @@ class Located(Listed):
 
     def _column(self, node: Node) -> tuple[bool, int]:
         """Whether a value is among the values, or the scalars; and its column there."""
-        if node in self.where.tensor:
-            return True, self.where.tensor[node]
+        if node in self.layout.tensor:
+            return True, self.layout.tensor[node]
         return False, self.plan.scalars.index(node)
 
     def places_of(self, node: Node) -> Ints:

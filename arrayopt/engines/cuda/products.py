@@ -74,6 +74,7 @@ def _alike(
 ) -> Iterator[Alike]:
     """The products of a pass over tensors of one shape, in stretches at equal distances."""
     (node,), names, size = p.nodes, [*p.loads, *p.stores], CODECS[dtype].itemsize
+    transposed = node.data.left_transposed, node.data.right_transposed
     rows, columns, length = (sides[x.upper()] for x in (*node.axes[-2:], node.multiplied[-1]))
     operands = [
         (names[0], node.args[0].axes),
@@ -84,7 +85,7 @@ def _alike(
         [_each(at[name][members], sides, axes, size) for name, axes in operands], axis=1
     )
     for first, apart, count in _runs(places):
-        yield Alike(node.data[:2], (rows, columns, length), first, apart, count)
+        yield Alike(transposed, (rows, columns, length), first, apart, count)
 
 
 def _each(addresses: Ints, sides: dict[str, int], axes: str, size: int) -> Ints:

@@ -7,16 +7,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from arrayopt.arrays import (
-    NARROW,
-    REAL,
-    WORKING,
-    Grads,
-    Ints,
-    detached,
-    is_array,
-    place,
-)
+from arrayopt.arrays import NARROW, REAL, WORKING, Grads, Ints, detached, is_array, place
 from arrayopt.engines.base import Asked, Stops
 from arrayopt.engines.batch import Kind, Rows
 from arrayopt.engines.bucket import Bucket
@@ -61,11 +52,7 @@ class Table(Located):
     """Tensors as a table in device memory, and the kernels that work through it."""
 
     def __init__(
-        self,
-        kind: Kind,
-        bucket: Bucket,
-        members: list[int],
-        options: tuple[str, ...],
+        self, kind: Kind, bucket: Bucket, members: list[int], options: tuple[str, ...]
     ) -> None:
         super().__init__(kind, bucket, members)
         plan, dtype, self.grad_dtype = kind.plan, kind.dtype, kind.grad_dtype
@@ -80,17 +67,17 @@ class Table(Located):
             self.cut.keep_own(self.pieces)
         self.hyper_names = hypers_of(plan)
         self.given = {name: f"GIVEN{i}" for i, name in enumerate(given(plan))}
-        lengths = self.where.lengths(self.geo)
+        lengths = self.layout.lengths(self.geo)
         self.sized = self.filled.copy()  # here or elsewhere
         if bucket.kind == "none":  # other ranks have them; here they are counted
             self.filled[:], self.pieces[:], lengths = False, 0, 0 * lengths
             self.whole = self._made_rows(self.whole.all)
         self.windows = None if self.cut is None else self.cut.windows_here()
-        self.lay_out(columns(plan, self.where, windows=self.windows is not None))
+        self.lay_out(columns(plan, self.layout, windows=self.windows is not None))
         self.put("IN_GROUP", self.step_scalars.groups)
         self.put("IN_COUNT", members)
         starts = np.cumsum(lengths).reshape(lengths.shape) - lengths
-        for name, start in zip(value_columns(self.where), starts.T, strict=True):
+        for name, start in zip(value_columns(self.layout), starts.T, strict=True):
             self.put(name, start)
         for i, name in enumerate(keys(plan) if plan.draws else ()):
             self.put(f"KEY{i}", self.step_scalars.fixed[name])
@@ -151,14 +138,8 @@ class Table(Located):
         self.hypers_there = Upload((groups, max(1, len(self.hyper_names))), np.float64)
         self.factor_there = Upload((1,), np.float64)
         self.step_there = np.zeros((), STEP)
-        there = (
-            self.table_there.array,
-            self.scalars_there,
-            self.values_there,
-            self.work,
-            self.working,
-        )
-        for name, x in zip(STEP.names or (), there, strict=True):
+        there = self.table_there.array, self.scalars_there, self.values_there
+        for name, x in zip(STEP.names or (), (*there, self.work, self.working), strict=True):
             self.step_there[name] = x.data.ptr
 
     def _scratch(self) -> dict[str, tuple[Ints, int]]:

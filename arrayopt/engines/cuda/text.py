@@ -61,8 +61,9 @@ class CudaText(CudaWords, CPlusPlus):
     whole = "long long"
 
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, *, windows: bool = False) -> None:
-        where = layout(plan, device=True)
-        super().__init__(plan, dtype, grad_dtype, where, columns(plan, where, windows=windows))
+        laid_out = layout(plan, device=True)
+        names = columns(plan, laid_out, windows=windows)
+        super().__init__(plan, dtype, grad_dtype, laid_out, names)
         self.windows, self.type = windows, "W"
         self.sums: dict[str, str] = {}  # by the names of folds, what all threads have made
 

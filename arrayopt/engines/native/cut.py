@@ -19,15 +19,15 @@ class Cut(CutTable):
 
     def begin(self) -> None:
         """Fill in the columns that are other than where no rank shares a tensor."""
-        of = self.of
+        table = self.table
         for row, own in enumerate(self.own):
             first = int(own[0]) if len(own) and row not in self.windows else 0
-            of.put("FIRST", first, row)
-            of.put("LAST", first + len(own), row)
-        ends = {room: np.cumsum(lengths) for room, lengths in of.room.items()}
-        for name, room in of.rooms.items():  # room of each tensor's own, for all wait together
-            of.table[:, of.column[name]] += ends[room] - of.room[room]
-        self.work = np.empty(ends["work"][-1], of.compiled.real)
+            table.put("FIRST", first, row)
+            table.put("LAST", first + len(own), row)
+        ends = {room: np.cumsum(lengths) for room, lengths in table.room.items()}
+        for name, room in table.rooms.items():  # room of each tensor's own, for all wait together
+            table.table[:, table.column[name]] += ends[room] - table.room[room]
+        self.work = np.empty(ends["work"][-1], table.compiled.real)
         self.parts = np.empty(ends["part"][-1])
         self.scratch: list[Any] = []
 
@@ -35,28 +35,28 @@ class Cut(CutTable):
         """Put the addresses of this rank's parts of slots back."""
         for row in range(len(self.shares)):
             for name in self.plan.touched:
-                x = memory(self.of.stored(row, name))
+                x = memory(self.table.stored(row, name))
                 before = self.elements_before(row, name) * x.itemsize
-                self.of.put(f"AT_{name}", x.ctypes.data - before, row)
+                self.table.put(f"AT_{name}", x.ctypes.data - before, row)
         self.scratch = []
         for name, kind in self.plan.spilled.items():
             for row, share in enumerate(self.shares):
-                self.scratch.append(np.empty(share.last - share.first, self.of.wide_type(kind)))
+                self.scratch.append(np.empty(share.last - share.first, self.table.wide_type(kind)))
                 before = self.first(row) * self.scratch[-1].itemsize
-                self.of.put(f"AT_{name}", self.scratch[-1].ctypes.data - before, row)
+                self.table.put(f"AT_{name}", self.scratch[-1].ctypes.data - before, row)
 
     def passes(self, rows: Rows, threads: int) -> Stops:
         """See `Batch.passes`."""
-        of, held = self.of, self.of.held(rows)
-        call = of.bound((self.work, self.parts), held.full)
-        for stage in of.stages:
+        table, held = self.table, self.table.held(rows)
+        call = table.bound((self.work, self.parts), held.full)
+        for stage in table.stages:
             n = threads if stage % 2 else 1
             if len(held.full):
                 run([functools.partial(call, stage, stage + 1, i, n) for i in range(n)])
             wanted = self.wanted(stage // 2, rows.full) if stage % 2 else []
             if wanted:
                 yield wanted
-        of.write_back()
+        table.write_back()
 
     def room(self, kind: str) -> Any:
         return self.work if kind in ("row", "column") else self.parts

@@ -28,7 +28,7 @@ class Gradients:
 
     def __init__(self, table: Any, itemsize: int) -> None:
         # which has this: a circle would keep an optimizer's memory when it is let go
-        self.of, self.itemsize = weakref.proxy(table), itemsize
+        self.table, self.itemsize = weakref.proxy(table), itemsize
         # the rows and gradients whose addresses are in the table
         self._last: tuple[Ints, Locations] | None = None
 
@@ -49,7 +49,7 @@ class Gradients:
         for i in np.flatnonzero(~lies).tolist():
             given[i] = _in_order(memory(given[i]))
             addresses[i] = given[i].ctypes.data
-        self.of.put("AT_g", addresses, rows)
+        self.table.put("AT_g", addresses, rows)
         return given
 
     def _of_stacks(self, rows: Ints, grads: Split) -> Sequence[Any]:
@@ -67,7 +67,7 @@ class Gradients:
         counts = np.array(grads.counts)
         nth = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         addresses = np.repeat(firsts, counts) + nth * np.repeat(steps, counts)
-        self.of.put("AT_g", addresses[rows], rows)
+        self.table.put("AT_g", addresses[rows], rows)
         return given
 
     def _known(self, rows: Ints, grads: Grads) -> bool:
@@ -85,8 +85,8 @@ class Gradients:
             addresses = np.asarray(found.addresses)
             if not in_order.all() or (addresses % self.itemsize).any():
                 return False
-            self.of.put("AT_g", addresses, rows)
-        if self.of.cut is None:  # which shifts them
+            self.table.put("AT_g", addresses, rows)
+        if self.table.cut is None:  # which shifts them
             self._last = rows, found
         return True
 

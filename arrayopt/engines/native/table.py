@@ -4,7 +4,7 @@ import contextlib
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,10 @@ from arrayopt.engines.base import Asked, Stops
 from arrayopt.engines.batch import Kind, Rows, plain
 from arrayopt.engines.blas import blas_address, one_thread
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.columns import Listed, native_columns, value_columns
+from arrayopt.engines.columns import TableBatch, native_columns, value_columns
 from arrayopt.engines.native.cut import Cut
 from arrayopt.engines.native.gradients import Gradients
 from arrayopt.engines.threads import divide, run
-from arrayopt.fusion.index import evaluated
 from arrayopt.fusion.layout import GEOMETRY, extent, flops
 from arrayopt.fusion.lower import lowered
 from arrayopt.fusion.windows import WINDOW, undivided
@@ -79,7 +78,7 @@ class _Shares:
     own_calls: list[Callable[[], Any]] = field(default_factory=list)
 
 
-class Table(Listed):
+class Table(TableBatch):
     """Tensors as a table of sizes, addresses and offsets, and the compiled code that works through
     it.
 
@@ -91,19 +90,19 @@ class Table(Listed):
 
     def __init__(self, kind: Kind, bucket: Bucket, members: list[int]) -> None:
         super().__init__(kind, bucket, members)
-        plan, split = kind.plan, kind.split
+        plan, lanes = kind.plan, kind.lanes
         self.cut = Cut(self) if bucket.kind == "cut" else None
         self.compiled, self.multiplies = self.compile(kind), plan.multiplies
-        self.lay_out(native_columns(plan, self.where))
+        self.lay_out(native_columns(plan, self.layout))
         windows = undivided(self.geo) if self.cut is None else self.cut.lying()
         for name, column in zip(WINDOW, windows.T, strict=True):
             self.put(f"IN_{name}", column)
         self.room = {name: np.zeros(len(members), np.int64) for name in ("work", "part")}
         # in which room each vector and each reduction's partial results lie, by the column
         self.rooms: dict[str, str] = {}
-        kinds = ["row"] * len(self.where.vectors) + [*self.where.partials.values()]
-        lengths = self.where.lengths(self.geo).T
-        for name, what, length in zip(value_columns(self.where), kinds, lengths, strict=True):
+        kinds = ["row"] * len(self.layout.vectors) + [*self.layout.partials.values()]
+        lengths = self.layout.lengths(self.geo).T
+        for name, what, length in zip(value_columns(self.layout), kinds, lengths, strict=True):
             room = self.rooms[name] = "work" if what in ("row", "column") else "part"
             self.put(name, self.room[room])
             self.room[room] += length
@@ -115,14 +114,15 @@ class Table(Listed):
         if self.cut is not None:
             self.cut.begin()
         self.own = np.zeros(len(members), np.int64)  # what each thread needs for itself
-        if split is not None:
-            extents = dict(zip(GEOMETRY, self.geo.T, strict=True))
-            planes = [evaluated(x, extents) for x in lowered(plan, split).planes]
-            self.own += extents["G"] * reduce(np.maximum, planes)
+        if lanes is not None:
+            planes = []
+            for each in lowered(plan, lanes).planes:
+                planes.append(sum(extent(axes, self.geo) for axes in each))
+            self.own += self.geo[:, GEOMETRY.index("G")] * np.max(planes, axis=0)
         self.scratch: dict[str, Any] = {}
         self.staged: list[tuple[int, str]] = []
         self.copies: list[tuple[int, str, Any]] = []
-        count = len(plan.passes if split is None else split.segments)
+        count = len(plan.passes if lanes is None else lanes.segments)
         self.stages = list(range(2 * count + 1))
         self.gradients = Gradients(self, CODECS[kind.grad_dtype].itemsize)
         # the gradients that a step that is ready has the addresses of

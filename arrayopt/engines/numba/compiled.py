@@ -121,20 +121,8 @@ class _Disk(NullCache):
 
     def place(self, signature: Any, codegen: Any) -> tuple[str, str]:
         """The name of a file, and all that its data depends on."""
-        depends = [
-            __version__,
-            numba.__version__,
-            llvmlite.__version__,
-            np.__version__,
-            sys.version,
-            str(CHECKS),
-        ]
-        depends += [
-            repr(codegen.magic_tuple()),
-            str(NUMBA.OPT),
-            str(NUMBA.BOUNDSCHECK),
-            str(signature),
-            self.digest,
-        ]
+        depends = [__version__, numba.__version__, llvmlite.__version__, np.__version__]
+        depends += [sys.version, str(CHECKS), repr(codegen.magic_tuple())]
+        depends += [str(NUMBA.OPT), str(NUMBA.BOUNDSCHECK), str(signature), self.digest]
         identity = "\n".join(depends)
         return f"{self.name}-{hashlib.sha256(identity.encode()).hexdigest()[:24]}.code", identity

@@ -12,7 +12,7 @@ from arrayopt.codecs import STORED
 from arrayopt.engines.numba.codes import CODES
 from arrayopt.engines.numba.header import DRAW, HALF, HEADER, PRODUCT, ROUND, SPLIT, TILE
 from arrayopt.engines.numba.printer import ARGUMENTS, REST, Text
-from arrayopt.fusion.graph import KEPT
+from arrayopt.fusion.graph import CACHED
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.lower import lowered
@@ -22,13 +22,13 @@ from arrayopt.fusion.program import Program
 __all__ = ["emit"]
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=CACHED)
 def emit(
     plan: Plan,
     dtype: str,
     grad_dtype: str | None = None,
     *,
-    split: Lanes | None = None,
+    lanes: Lanes | None = None,
     about: str = ".",
 ) -> str:
     """The text of a module that runs a plan.
@@ -39,13 +39,13 @@ def emit(
         The plan.
     dtype, grad_dtype : str
         What parameters and gradients are stored in.
-    split : Lanes, optional
+    lanes : Lanes, optional
         The plan in segments, for matrices that are laid side by side.
     about : str
         What to say in the first line.
     """
     plan.check_wide()
-    text = Text(plan, dtype, grad_dtype or dtype, split.where if split else layout(plan))
+    text = Text(plan, dtype, grad_dtype or dtype, lanes.layout if lanes else layout(plan))
     text.put_text(HEADER.format(about=about, real=text.real))
     if any(STORED[kind].numba for kind in text.storage.values()):
         text.put_text(HALF)
@@ -59,9 +59,9 @@ def emit(
     if plan.multiplies:
         text.put_text(PRODUCT.format(real=text.real, tile=TILE))
     text.put(0, f"{', '.join(text.columns)} = range({len(text.columns)})")
-    if split:
+    if lanes:
         text.copies()
-    program = lowered(plan, split)
+    program = lowered(plan, lanes)
     for function in program.functions:
         text.function(function)
     _entry(text, program)
@@ -73,20 +73,13 @@ def _entry(text: Text, program: Program) -> None:
 
     There is one only, so that each loop is compiled once and sums in the same order for everyone.
     """
-    text.put(
-        0,
-        "",
-        "",
-        "@jit",
-        f"def run({REST}, rows, first, last, thread, threads):",
-        "    for row in rows:",
-    )
+    text.put(0, "", "", "@jit", f"def run({REST}, rows, first, last, thread, threads):")
+    text.put(1, "for row in rows:")
     text.put(2, "f, n = table[row, FIRST], table[row, LAST] - table[row, FIRST]")
     text.put(2, "lo, hi = f + n * thread // threads, f + n * (thread + 1) // threads")
     text.put(2, "for stage in range(first, last):")
     for number, stage in enumerate(program.stages):
         if stage.function.body:
-            given = ", ".join(
-                [ARGUMENTS[stage.function.shared], *(f"AT_{x}" for x in stage.scratch)]
-            )
-            text.put(3, f"if stage == {number}:", f"    {stage.function.name}({given})")
+            given = [ARGUMENTS[stage.function.shared], *(f"AT_{x}" for x in stage.scratch)]
+            text.put(3, f"if stage == {number}:")
+            text.put(4, f"{stage.function.name}({', '.join(given)})")

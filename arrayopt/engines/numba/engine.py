@@ -20,7 +20,7 @@ class _Table(Table):
     """A table, and a module of Numba."""
 
     def compile(self, kind: Kind) -> Code:
-        text = emit(kind.plan, kind.dtype, kind.grad_dtype, split=kind.split)
+        text = emit(kind.plan, kind.dtype, kind.grad_dtype, lanes=kind.lanes)
         module = load(text, self.about(kind))
         try:
             ready(module)

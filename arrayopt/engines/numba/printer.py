@@ -60,8 +60,8 @@ class Text(Printer):
     language = "numba"
     infinity = "np.inf"
 
-    def __init__(self, plan: Plan, dtype: str, grad_dtype: str, where: Layout) -> None:
-        super().__init__(plan, dtype, grad_dtype, where, native_columns(plan, where))
+    def __init__(self, plan: Plan, dtype: str, grad_dtype: str, layout: Layout) -> None:
+        super().__init__(plan, dtype, grad_dtype, layout, native_columns(plan, layout))
         self.position = "(start + i)"
 
     # ---- values ----------------------------------------------------------------------------------
@@ -145,9 +145,9 @@ class Text(Printer):
                 self.put(depth, self.take(reduction, self.value(into), self.place(value)))
             case program.Write(place, value):
                 self.put(depth, f"{self.place(place)} = {self.value(value)}")
-            case program.Loop(name, first, end, inside, turned):
+            case program.Loop(name, first, end, inside, backwards):
                 stretch = [*([] if first == ZERO else [index(first)]), index(end)]
-                if turned:
+                if backwards:
                     stretch = [index(end - 1), index(first - 1), "-1"]
                 self.put(depth, f"for {name} in range({', '.join(stretch)}):")
                 self.statements(depth + 1, inside)
@@ -162,12 +162,12 @@ class Text(Printer):
                 self.put(depth, self._codes(statement))
             case bulk.Elements():
                 self.put(depth, *map(self._codes, statement.codes), self._call(statement))
-            case bulk.Multiply(a, b, out, first, end, sides, turned, symmetric):
+            case bulk.Multiply(a, b, out, first, end, sides, factors):
                 given = ["table[row, BLAS]"]
                 for array, begin in (a, b, out):
                     given.append(f"table[row, AT_{array}] + {index(begin, 1)} * SIZE")
                 given += map(index, (first, end, *sides))
-                given += [str(int(flag)) for flag in (*turned, symmetric)]
+                given += [str(int(flag)) for flag in factors[:3]]
                 self.put(depth, f"multiply({', '.join(given)})")
             case bulk.Spread(back, array, first, end, planes, each):
                 stretch_of = f"at_{array}[{index(first)} : {index(end)}]"

@@ -15,9 +15,9 @@ from arrayopt.fusion.graph import Node
 from arrayopt.fusion.ops import OPS
 from arrayopt.fusion.passes import Between, Pass
 from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.scalars import straight
+from arrayopt.fusion.scalars import read_elsewhere, straight
 
-__all__ = ["Readers", "Runs", "Small", "drop", "last_readers"]
+__all__ = ["Readers", "Runs", "Small", "Values", "last_readers"]
 
 Readers = dict[Node | Between | Pass, list[Node]]
 """Values over rows or columns, by what reads them last."""
@@ -48,12 +48,38 @@ class Runs:
     scratch: threading.local
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Values:
+    """What a step has of some tensors.
+
+    Attributes
+    ----------
+    arrays : dict of str to array
+        Stored arrays by name.
+    known : dict of Node
+        Values over fewer axes: scalars of the step, and what has been computed.
+    """
+
+    arrays: dict[str, Any]
+    known: dict[Node, Any]
+
+    def __getitem__(self, node: Node) -> Any:
+        if node.op == "const":
+            return node.data
+        return self.known[node] if node in self.known else self.arrays[node.data]
+
+    def drop(self, nodes: Sequence[Node]) -> None:
+        """Forget values."""
+        for node in nodes:
+            self.known.pop(node, None)
+
+
 class Small:
     """Values of some tensors of one shape, over fewer axes than their elements.
 
     Parameters
     ----------
-    of : Runs
+    runs : Runs
         What is to be done.
     extents : sequence of int
         How many tensors there are, and the lengths of A, B, R and C.
@@ -63,9 +89,9 @@ class Small:
         How many threads share each pass.
     """
 
-    def __init__(self, of: Runs, extents: Sequence[int], firsts: Ints, threads: int = 1) -> None:
-        self.of, self.extents, self.firsts, self.threads = of, tuple(extents), firsts, threads
-        self.most = of.chunk
+    def __init__(self, runs: Runs, extents: Sequence[int], firsts: Ints, threads: int = 1) -> None:
+        self.runs, self.extents, self.firsts, self.threads = runs, tuple(extents), firsts, threads
+        self.most = runs.chunk
 
     def shape(self, axes: str) -> tuple[int, ...]:
         """The shape of values over some axes."""
@@ -79,40 +105,31 @@ class Small:
         same = (values == values[0]).all()
         return values[0].item() if same else values.reshape(-1, 1, 1, 1, 1)
 
-    def _between(
-        self,
-        between: Between,
-        partials: dict[Node, Any],
-        arrays: dict[str, Any],
-        known: dict[Node, Any],
-        read: frozenset[Node],
-        last: Readers,
-    ) -> None:
-        """Compute and store what is between passes; `last`: what can be dropped after each."""
+    @property
+    def last(self) -> Readers:
+        """What can be dropped after each value, `Between` and pass."""
+        return last_readers(self.runs.plan)
+
+    def _between(self, between: Between, partials: dict[Node, Any], values: Values) -> None:
+        """Compute and store what is between passes."""
         for reduction in between.combine:
-            known[reduction] = partials.pop(reduction)
+            values.known[reduction] = partials.pop(reduction)
         for loop in between.after:
             per_tensor = not loop.axes and not loop.reduces
-            if not (per_tensor and self._scalars(loop.nodes, read, arrays, known)):
+            if not (per_tensor and self._scalars(loop.nodes, values)):
                 for node in loop.nodes:
-                    known[node] = self._computed(node, arrays, known)
-                    drop(known, last.get(node, ()))
+                    values.known[node] = self._computed(node, values)
+                    values.drop(self.last.get(node, ()))
         for name, node in between.stores.items():
-            arrays[name][...] = self._value(node, arrays, known)
-        drop(known, last.get(between, ()))
+            values.arrays[name][...] = values[node]
+        values.drop(self.last.get(between, ()))
 
-    def _scalars(
-        self,
-        nodes: tuple[Node, ...],
-        read: frozenset[Node],
-        arrays: dict[str, Any],
-        known: dict[Node, Any],
-    ) -> bool:
+    def _scalars(self, nodes: tuple[Node, ...], values: Values) -> bool:
         """Compute values per tensor by one function, if that is possible; whether it was."""
-        outer, results, function = straight(nodes, read)
+        outer, results, function = straight(nodes, read_elsewhere(self.runs.plan))
         given = []
         for node in outer:
-            value = self._value(node, arrays, known)
+            value = values[node]
             if self.extents[0] == 1 and np.ndim(value):
                 value = value.item() if np.size(value) == 1 else value
             given.append(value)
@@ -128,19 +145,14 @@ class Small:
             if isinstance(value, np.ndarray):
                 # before the array that it may be, or be a view of, is overwritten
                 shares = value.base is not None or id(value) in stored
-                known[node] = value.copy() if shares else value
+                values.known[node] = value.copy() if shares else value
             else:
-                known[node] = value.item() if isinstance(value, np.generic) else value
+                values.known[node] = value.item() if isinstance(value, np.generic) else value
         return True
 
-    def _value(self, node: Node, arrays: dict[str, Any], known: dict[Node, Any]) -> Any:
-        if node.op == "const":
-            return node.data
-        return known[node] if node in known else arrays[node.data]
-
-    def _computed(self, node: Node, arrays: dict[str, Any], known: dict[Node, Any]) -> Any:
+    def _computed(self, node: Node, values: Values) -> Any:
         """A value over fewer axes than the elements; those per tensor are in float64."""
-        args = [self._value(arg, arrays, known) for arg in node.args]
+        args = [values[arg] for arg in node.args]
         if node.reduces:
             (made,) = args
             gone = "".join(axis for axis in node.args[0].axes if axis not in node.axes)
@@ -156,13 +168,13 @@ class Small:
             ):
                 made = made.copy()
         if node.axes:
-            return made.astype(self.of.real, copy=False) if node.dtype == "real" else made
+            return made.astype(self.runs.real, copy=False) if node.dtype == "real" else made
         return made if np.ndim(made) else made.item()
 
     def _narrowed(self, value: Any) -> Any:
         """An array in double precision in the dtype of arithmetic; others as they are."""
         double = isinstance(value, np.ndarray) and value.dtype == np.float64
-        return np.asarray(value, self.of.real) if double else value
+        return np.asarray(value, self.runs.real) if double else value
 
 
 @lru_cache(maxsize=64)
@@ -181,12 +193,6 @@ def last_readers(plan: Plan) -> Readers:
         if node.axes:
             found.setdefault(reader, []).append(node)
     return found
-
-
-def drop(known: dict[Node, Any], nodes: Sequence[Node]) -> None:
-    """Forget values."""
-    for node in nodes:
-        known.pop(node, None)
 
 
 def _real(value: Any) -> bool:

@@ -16,13 +16,12 @@ from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.fused import Fused
 from arrayopt.engines.layers import Split, of_layers
-from arrayopt.engines.numpy.between import Runs
+from arrayopt.engines.numpy.between import Runs, Values
 from arrayopt.engines.numpy.blocks import joined
-from arrayopt.engines.numpy.groups import GROUP, Grouped
-from arrayopt.engines.numpy.stacks import Ragged, Stack
+from arrayopt.engines.numpy.stacks import GROUP, Grouped, Ragged, Stack
 from arrayopt.engines.threads import run, thread_count
 from arrayopt.fusion.graph import Node
-from arrayopt.fusion.lanes import lanes
+from arrayopt.fusion.lanes import in_lanes
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.plans import plan_for, widened
 from arrayopt.rules.base import Rule
@@ -91,7 +90,7 @@ class _Blocks(Batch):
             if len(rows) >= FEW:
                 self.stack_of |= dict.fromkeys(rows.tolist(), tensor)
             self.place_of[tensor] = place
-        self.reported = [n for n in plan.reports.values() if n in self.where.tensor]
+        self.reported = [n for n in plan.reports.values() if n in self.layout.tensor]
 
     def bind(self) -> None:
         self.outside: set[int] = set()
@@ -199,9 +198,9 @@ class _Blocks(Batch):
             if name not in chunk.views:
                 arrays[name] = self._copied(name, chunk).reshape(stack.shape(axes))
         known = self._known(rows, stack)
-        stack.run(arrays, known)
+        stack.run(Values(arrays, known))
         for node in self.reported:
-            self.values[rows, self.where.tensor[node]] = np.ravel(known[node])
+            self.values[rows, self.layout.tensor[node]] = np.ravel(known[node])
         for name in self.plan.written:
             if name not in chunk.views:
                 self._put(name, chunk, arrays[name].reshape(-1))
@@ -234,7 +233,7 @@ class _Blocks(Batch):
             chunk.stack = Ragged(self.runs, self.geo[rows, 0], firsts)
             return chunk.stack
         large = self.geo[rows[0], 0] > GROUP
-        kind = Grouped if large and lanes(self.plan) is not None else Stack
+        kind = Grouped if large and in_lanes(self.plan) is not None else Stack
         chunk.stack = kind(self.runs, (len(rows), *self.geo[rows[0], 1:5].tolist()), firsts)
         for name, axes in self.axes.items() if not self.widens else ():
             if chunk.layers is not None and isinstance(chunk.layers[1], slice):
@@ -281,7 +280,7 @@ class NumPy(Fused):
 
     def plan(self, rule: Rule, rank: int, dtype: str, **options: Any) -> Plan:
         plan = plan_for(rule, rank, dtype, lean=self.lean, **options)
-        if lanes(plan) is None:  # else no value is kept for all elements
+        if in_lanes(plan) is None:  # else no value is kept for all elements
             plan = plan_for(rule, rank, dtype, lean=self.lean, calls=True, **options)
         return widened(plan)
 

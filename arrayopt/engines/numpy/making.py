@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 
 from arrayopt.codecs import STORED
-from arrayopt.fusion.graph import Node, Spare, operands
+from arrayopt.fusion.graph import Node, Spare, operands, within
 from arrayopt.fusion.ops import OPS
 from arrayopt.fusion.passes import Pass
 
-__all__ = ["Program", "program"]
+__all__ = ["PassFunction", "pass_function"]
 
 VIEWS = ("real", "imag")
 """Operations whose results are views of their operands."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Program:
-    """What a pass does with a block.
+class PassFunction:
+    """A pass over a block, as a function.
 
     Attributes
     ----------
@@ -42,8 +42,8 @@ class Program:
 
 
 @lru_cache(maxsize=512)
-def program(pass_: Pass, storage: tuple[tuple[str, str], ...]) -> Program:
-    """The program of a pass.
+def pass_function(pass_: Pass, storage: tuple[tuple[str, str], ...]) -> PassFunction:
+    """The function of a pass.
 
     Parameters
     ----------
@@ -52,52 +52,18 @@ def program(pass_: Pass, storage: tuple[tuple[str, str], ...]) -> Program:
     storage : tuple of (str, str)
         Stored arrays, and their dtypes. Those that do not round can be written by a call itself.
     """
-    rounding = {name for name, dtype in storage if STORED[dtype].rounds}
-    read, summed = dict(pass_.loads), {r: _factors(r, pass_) for r in pass_.reductions}
+    summed = {r: _factors(r, pass_) for r in pass_.reductions}
     extras = _extras(pass_, summed)
     spare = list(chain(*extras.values()))
     kept = {*chain(*summed.values()), *pass_.stores.values()}
-    wanted = _needed(kept, pass_).difference(spare)
+    wanted = within(kept, pass_.nodes).difference(spare)
     order = [n for n in pass_.nodes if n in wanted] + spare
     last = dict[Node, int]()
     for number, node in enumerate(order):
         last |= dict.fromkeys(node.args, number)
-    bases = {n: n.args[0] for n in order if n.op in VIEWS}
-    direct: dict[Node, str] = {}
-    for name, node in pass_.stores.items():
-        if name not in rounding and node in order and node not in direct and node.op not in VIEWS:
-            old, at = read.get(name), order.index(node)
-            still_read = (
-                -1 if old is None else max(last.get(old, -1), len(order) if old in kept else -1)
-            )
-            if old in bases.values():
-                continue  # a view of what is stored is read later
-            if still_read < at or (still_read == at and OPS[node.op].in_place):
-                direct[node] = name
-    buffers: list[str] = []
-    free: dict[str, list[int]] = {"real": [], "complex": [], "bool": []}
-    where: dict[Node, int] = {}
-    targets: dict[Node, str] = {}
-    for i, node in enumerate(order):
-        dying = []
-        for operand in dict.fromkeys(node.args):
-            if operand in where and last[operand] == i and operand not in kept:
-                dying.append(operand)
-        dying = [a for a in dying if a not in bases.values()]
-        over = OPS[node.op].in_place
-        if over:
-            for operand in dying:
-                free[operand.dtype].append(where.pop(operand))
-        if node in direct:
-            targets[node] = f"block[{direct[node]!r}]"
-        elif node not in bases:
-            if not free[node.dtype]:
-                free[node.dtype].append(len(buffers))
-                buffers.append(node.dtype)
-            where[node] = free[node.dtype].pop()
-            targets[node] = f"buffers[{where[node]}]"
-        for operand in () if over else dying:
-            free[operand.dtype].append(where.pop(operand))
+    last |= dict.fromkeys(kept, len(order))
+    direct = _in_place(pass_, dict(storage), order, last)
+    targets, buffers = _targets(order, direct, last)
     copies = {name: node for name, node in pass_.stores.items() if direct.get(node) != name}
     taken = {*operands(order), *chain(*summed.values()), *copies.values()}
     small = tuple(n for n in pass_.uses if n in taken)
@@ -105,18 +71,58 @@ def program(pass_: Pass, storage: tuple[tuple[str, str], ...]) -> Program:
     text.calls(n for n in order if n not in spare)
     text.reductions(summed, extras)
     text.stores(copies)
-    return Program(text.compiled(dict(storage)), small, tuple(buffers))
+    return PassFunction(text.compiled(dict(storage)), small, tuple(buffers))
 
 
-def _needed(roots: Iterable[Node], p: Pass) -> set[Node]:
-    """What of a pass's own values some are computed from, and these."""
-    found, stack, own = set[Node](), list(roots), set(p.nodes)
-    while stack:
-        n = stack.pop()
-        if n in own and n not in found:
-            found.add(n)
-            stack += n.args
-    return found
+def _viewed(order: Iterable[Node]) -> set[Node]:
+    """Values of which others are views."""
+    return {n.args[0] for n in order if n.op in VIEWS}
+
+
+def _in_place(
+    pass_: Pass, storage: dict[str, str], order: list[Node], last: dict[Node, int]
+) -> dict[Node, str]:
+    """The values that the calls which compute them write to stored arrays; `last` says which call
+    reads each value last.
+    """
+    direct: dict[Node, str] = {}
+    for name, node in pass_.stores.items():
+        free = node in order and node not in direct and node.op not in VIEWS
+        old = pass_.loads.get(name)
+        if STORED[storage[name]].rounds or not free or old in _viewed(order):
+            continue
+        at, still_read = order.index(node), -1 if old is None else last.get(old, -1)
+        if still_read < at or (still_read == at and OPS[node.op].in_place):
+            direct[node] = name
+    return direct
+
+
+def _targets(
+    order: list[Node], direct: dict[Node, str], last: dict[Node, int]
+) -> tuple[dict[Node, str], list[str]]:
+    """Where calls write, and what each buffer holds; each is free after its last reader."""
+    buffers, targets, viewed = list[str](), dict[Node, str](), _viewed(order)
+    free: dict[str, list[int]] = {"real": [], "complex": [], "bool": []}
+    buffer_of: dict[Node, int] = {}
+    for at, node in enumerate(order):
+        dying = []
+        for operand in dict.fromkeys(node.args):
+            if operand in buffer_of and last[operand] == at and operand not in viewed:
+                dying.append(operand)
+        over = OPS[node.op].in_place
+        for operand in dying if over else ():
+            free[operand.dtype].append(buffer_of.pop(operand))
+        if node in direct:
+            targets[node] = f"block[{direct[node]!r}]"
+        elif node.op not in VIEWS:
+            if not free[node.dtype]:
+                free[node.dtype].append(len(buffers))
+                buffers.append(node.dtype)
+            buffer_of[node] = free[node.dtype].pop()
+            targets[node] = f"buffers[{buffer_of[node]}]"
+        for operand in () if over else dying:
+            free[operand.dtype].append(buffer_of.pop(operand))
+    return targets, buffers
 
 
 def _factors(r: Node, p: Pass) -> tuple[Node, ...]:
@@ -134,8 +140,8 @@ def _extras(pass_: Pass, summed: dict[Node, tuple[Node, ...]]) -> dict[Node, lis
     spare = [r for r in pass_.reductions if isinstance(r.data, Spare)]
     can = [r for r in spare if (r.data.plain, r.axes) in plain]
     others = chain(*(factors for r, factors in summed.items() if r not in can))
-    found = [_needed([*pass_.stores.values(), *others], pass_)]
-    found += [_needed(summed[r], pass_) for r in can]
+    found = [within([*pass_.stores.values(), *others], pass_.nodes)]
+    found += [within(summed[r], pass_.nodes) for r in can]
     needed = Counter(chain(*found))
     alone = {}
     for r, some in zip(can, found[1:], strict=True):
@@ -150,7 +156,7 @@ def _plain(p: Pass) -> dict[tuple[int, str], Node]:
 
 
 class _Text:
-    """The text of `Program.run`, being written."""
+    """The text of `PassFunction.run`, being written."""
 
     def __init__(self, pass_: Pass, targets: dict[Node, str], small: Iterable[Node]) -> None:
         self.pass_, self.targets = pass_, targets

@@ -17,41 +17,45 @@ import numpy as np
 
 from arrayopt.arrays import Ints
 from arrayopt.engines.blas import bands
-from arrayopt.engines.numpy.between import Runs, Small, drop, last_readers
+from arrayopt.engines.numpy.between import Readers, Runs, Small, Values
 from arrayopt.engines.numpy.blocks import blocks, buffers_of, dims, part, reduced, totals
-from arrayopt.engines.numpy.making import program
+from arrayopt.engines.numpy.making import pass_function
 from arrayopt.engines.threads import run
 from arrayopt.fusion.graph import POSITION, Node
+from arrayopt.fusion.lanes import Segment, in_lanes
 from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.passes import Pass
-from arrayopt.fusion.scalars import read_elsewhere
 
-__all__ = ["Ragged", "Stack"]
+__all__ = ["GROUP", "Grouped", "Ragged", "Stack"]
+
+GROUP = 16384
+"""So many elements are taken together, or one matrix."""
 
 
 class Stack(Small):
     """A step of some tensors of one shape; see `Small`."""
 
     @np.errstate(all="ignore")
-    def run(self, arrays: dict[str, Any], known: dict[Node, Any]) -> None:
-        """All passes and products over arrays by name; `known` scalars, to which results go."""
-        spilled, axes = self.of.plan.spilled, self.of.plan.extents
+    def run(self, values: Values) -> None:
+        """All passes and products; results go to the values that are known."""
+        spilled, axes = self.runs.plan.spilled, self.runs.plan.extents
         sizes = [math.prod(self.shape(axes[name])) for name in spilled]
-        rooms = buffers_of(spilled.values(), self.of.real, max(sizes, default=0), self.of.scratch)
+        rooms = buffers_of(
+            spilled.values(), self.runs.real, max(sizes, default=0), self.runs.scratch
+        )
         for name, room, size in zip(spilled, rooms, sizes, strict=True):
-            arrays[name] = room[:size].reshape(self.shape(axes[name]))
-        self._passes(arrays, known)
+            values.arrays[name] = room[:size].reshape(self.shape(axes[name]))
+        self._passes(values)
 
-    def _passes(self, arrays: dict[str, Any], known: dict[Node, Any]) -> None:
+    def _passes(self, values: Values) -> None:
         """All passes and products, and what lies between them."""
-        plan, partials = self.of.plan, dict[Node, Any]()
-        read, last = read_elsewhere(plan), last_readers(plan)
+        plan, partials = self.runs.plan, dict[Node, Any]()
         for between, pass_ in zip_longest(plan.between, plan.passes):
-            self._between(between, partials, arrays, known, read, last)
+            self._between(between, partials, values)
             if pass_ is not None:
                 make = self._multiply if pass_.multiplies else self._pass
-                partials = make(pass_, arrays, known)
-                drop(known, last.get(pass_, ()))
+                partials = make(pass_, values)
+                values.drop(self.last.get(pass_, ()))
 
     def _shared(self, tasks: list[Callable[[], None]]) -> None:
         """Run tasks, which take about as long as each other, on all threads."""
@@ -64,15 +68,13 @@ class Stack(Small):
 
         run([partial(some, i) for i in range(threads)])
 
-    def _multiply(
-        self, pass_: Pass, arrays: dict[str, Any], known: dict[Node, Any]
-    ) -> dict[Node, Any]:
+    def _multiply(self, pass_: Pass, values: Values) -> dict[Node, Any]:
         """A product: at once where the matrices are small, else in bands of rows."""
-        (node,), names = pass_.nodes, list(pass_.loads)
-        first_turned, second_turned, symmetric = node.data[:3]
+        (node,), names, arrays = pass_.nodes, list(pass_.loads), values.arrays
+        factors, symmetric = node.data, node.data.symmetric
         left, right = arrays[names[0]], arrays[names[-1]]
-        left = left.mT if first_turned else left
-        right = right.mT if second_turned else right
+        left = left.mT if factors.left_transposed else left
+        right = right.mT if factors.right_transposed else right
         out = arrays[next(iter(pass_.stores))]
 
         def band(first: int, end: int) -> None:
@@ -84,20 +86,20 @@ class Stack(Small):
         self._shared([partial(band, first, end) for first, end in bands(out.shape[-2])])
         return {}
 
-    def _pass(self, pass_: Pass, arrays: dict[str, Any], known: dict[Node, Any]) -> dict[Node, Any]:
+    def _pass(self, pass_: Pass, values: Values) -> dict[Node, Any]:
         """A pass, block by block; what it reduces."""
-        made = program(pass_, self.of.storage)
+        made = pass_function(pass_, self.runs.storage)
         small = list[Any]()  # None: positions
         for node in made.small:
             is_position = node.op == POSITION
-            small.append(None if is_position else self._spread(self._value(node, arrays, known)))
-        cuts, real = blocks(self.shape(pass_.axes), self.most), self.of.real
+            small.append(None if is_position else self._spread(values[node]))
+        cuts, real = blocks(self.shape(pass_.axes), self.most), self.runs.real
         found: list[dict[Node, Any]] = [{} for _ in cuts]
 
         def one(index: int) -> None:
-            block, given, cut = arrays, small, cuts[index]
+            block, given, cut = values.arrays, small, cuts[index]
             if len(cuts) > 1:
-                block = {name: arrays[name][cut] for name in pass_.arrays}
+                block = {name: block[name][cut] for name in pass_.arrays}
                 given = [part(x, cut) for x in small]
             given = [self._positions(cut) if x is None else x for x in given]
             here = tuple(axis.stop - axis.start for axis in cut)
@@ -116,7 +118,7 @@ class Stack(Small):
         """A value of fewer axes for a pass: an array in the dtype of arithmetic."""
         if isinstance(value, bool) or (np.ndim(value) and value.dtype == bool):
             return value
-        return np.asarray(value, self.of.real)
+        return np.asarray(value, self.runs.real)
 
     def _positions(self, cuts: tuple[slice, ...]) -> Any:
         """The positions of a block's elements."""
@@ -159,14 +161,14 @@ class Stack(Small):
         made = parts[0]
         if len(parts) > 1:
             row, kept = REDUCTIONS[reduction.op], dims(reduction.axes)
-            dtype = np.float64 if kind in ("tensor", "batch") else self.of.real
+            dtype = np.float64 if kind in ("tensor", "batch") else self.runs.real
             made = np.full(self.shape(reduction.axes), row.initial, dtype)
             for cuts, found in zip(blocks, parts, strict=True):
                 where = tuple(cut if i in kept else slice(None) for i, cut in enumerate(cuts))
                 row.ufunc(made[where], found, out=made[where])
             if kind == "tensor" and made.size == 1:
                 return made.item()
-        return made.astype(self.of.real, copy=False) if kind == "batch" else made
+        return made.astype(self.runs.real, copy=False) if kind == "batch" else made
 
 
 class Ragged(Stack):
@@ -175,14 +177,14 @@ class Ragged(Stack):
 
     Parameters
     ----------
-    of, firsts
+    runs, firsts
         As of `Stack`.
     sizes : array of int64
         How many elements each has; equal sizes follow each other.
     """
 
-    def __init__(self, of: Runs, sizes: Ints, firsts: Ints) -> None:
-        super().__init__(of, (1, 1, 1, 1, int(sizes.sum())), firsts)
+    def __init__(self, runs: Runs, sizes: Ints, firsts: Ints) -> None:
+        super().__init__(runs, (1, 1, 1, 1, int(sizes.sum())), firsts)
         self.sizes, self.starts, self.most = sizes, np.cumsum(sizes) - sizes, self.extents[-1]
 
     def column(self, x: Any) -> Any:
@@ -213,4 +215,68 @@ class Ragged(Stack):
             made[row : row + count] = self._totals(
                 reduction, left[some].reshape(count, size), factor
             )
+        return made
+
+
+class Grouped(Stack):
+    """A step of some tensors of one shape, under a plan in lanes, group by group.
+
+    The passes of a segment (see `arrayopt.fusion.lanes`) follow each other over some whole
+    matrices. So what lies between them takes room for these, and none for the tensor.
+    """
+
+    @property
+    def last(self) -> Readers:
+        return {}
+
+    def _passes(self, values: Values) -> None:
+        lanes = in_lanes(self.runs.plan)
+        assert lanes is not None
+        cuts, whole, size = list[tuple[slice, ...]](), slice(None), math.prod(self.extents[3:])
+        for of_a, of_b in blocks(self.extents[1:3], max(1, GROUP // size)):
+            cuts.append((whole, of_a, of_b, whole, whole))
+        partials, kept = dict[Node, Any](), dict[Node, Any]()
+        for segment in lanes.segments:
+            for node in segment.carried:
+                kept[node] = np.empty(self.shape(node.axes), self.runs.real)
+        for segment in lanes.segments:
+            self._between(segment.before, partials, values)
+            found = [dict[Node, Any]() for _ in cuts]
+
+            def group(index: int, segment: Segment = segment, found: Any = found) -> None:
+                found[index] = self._group(segment, cuts[index], values, kept)
+
+            self._shared([partial(group, index) for index in range(len(cuts))])
+            for total in found[0]:
+                partials[total] = self._joined(total, "tensor", [x[total] for x in found], cuts)
+        self._between(lanes.after, partials, values)
+
+    def _group(
+        self, segment: Segment, cut: tuple[slice, ...], values: Values, kept: dict[Node, Any]
+    ) -> dict[Node, Any]:
+        """A segment's passes over some matrices; what they reduce per tensor."""
+        extents = [self.extents[0], *(x.stop - x.start for x in cut[1:3]), *self.extents[3:]]
+        first = (cut[1].start * self.extents[2] + cut[2].start) * math.prod(self.extents[3:])
+        group = Grouped(self.runs, extents, self.firsts + first)
+        known = {node: part(value, cut) for node, value in values.known.items()}
+        known |= {node: part(kept[node], cut) for node in segment.carried}
+        arrays = {name: part(x, cut) for name, x in values.arrays.items()}
+        made = group._segment(segment, Values(arrays, known))
+        for node in kept.keys() & known.keys() - {*segment.carried}:
+            part(kept[node], cut)[...] = known[node]
+        return made
+
+    def _segment(self, segment: Segment, values: Values) -> dict[Node, Any]:
+        """A segment's passes over these matrices; what they reduce per tensor."""
+        made = dict[Node, Any]()
+        for name, node in segment.reads.items():
+            if node.op != "input":
+                values.known[node] = values.arrays[name]
+        for small, number in zip_longest(segment.small, segment.passes):
+            self._between(small, {}, values)
+            sums = {} if number is None else self._pass(self.runs.plan.passes[number], values)
+            for node, found in sums.items():
+                (values.known if node.axes else made)[node] = found
+        for name, node in segment.writes.items():
+            values.arrays[name][...] = values[node]
         return made

@@ -12,7 +12,7 @@ import numpy as np
 
 from arrayopt.arrays import NARROW
 from arrayopt.codecs import QUANTIZED
-from arrayopt.fusion.dims import RetraceError
+from arrayopt.fusion.dims import RetraceError, View
 from arrayopt.fusion.graph import PRODUCT, UPDATES, Node, reachable
 from arrayopt.fusion.layout import as_matrices
 from arrayopt.fusion.ops import OPS, REDUCTIONS
@@ -194,15 +194,15 @@ class _Block:
 
 def _traced(rule: Rule, shape: tuple[int, ...], dtype: str) -> Trace:
     """A rule's graph for tensors of a shape, each traced once; flat where it sees no rows or columns."""
-    ways: list[dict[str, Any]] = [{"flat": True}, {}]
+    views = [View(flat=True), View()]
     if rule.refuses(np, np.zeros(1)) and len(shape) > 1:  # one for matrices asks which way these lie
         tall, folded = (int(np.sign(rows - columns)) for rows, columns in (shape[-2:], (shape[0], prod(shape[1:]))))
-        ways = [{"tall": tall}, {"tall": folded, "folded": True}]
+        views = [View(tall=tall), View(tall=folded, folded=True)]
     rank = max(len(shape), 1)
-    key = (rule.structure, rank, dtype, repr(ways))
-    for way in ways if key not in _TRACES else ():
+    key = (rule.structure, rank, dtype, repr(views))
+    for view in views if key not in _TRACES else ():
         try:
-            made = trace(rule, rank, dtype, lean=True, **way)
+            made = trace(rule, rank, dtype, view, lean=True)
         except (RetraceError, TraceError):
             continue
         nodes = reachable(made.outputs.values())

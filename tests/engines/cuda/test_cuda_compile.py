@@ -6,9 +6,9 @@ import re
 import pytest
 
 import arrayopt as ao
+from arrayopt.engines.cplusplus import header
 from arrayopt.engines.cuda.emit import emit
 from arrayopt.engines.cuda.emit_judge import emit_judge
-from arrayopt.engines.headers import header
 from arrayopt.fusion.plans import plan_for
 from tests.cudacpu import nvrtc
 from tests.support.cases import CASES, MATRICES, make

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from arrayopt import randomness
-from arrayopt.engines.headers import header
+from arrayopt.engines.cplusplus import header
 from tests.cudacpu import Module
 from tests.support.draws import WORD, block
 

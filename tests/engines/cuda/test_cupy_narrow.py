@@ -121,7 +121,7 @@ def test_what_is_multiplied_is_kept_in_bfloat16():
     assert len(narrow.passes) == len(wide.passes)
     made = [n for p in narrow.passes if p.axes == "Rr" and not p.multiplies for n in p.nodes]
     assert [n.op for n in made] == ["mul", "bfloat16", "mul", "bfloat16", "add", "bfloat16"] * 5
-    assert [p.nodes[0].data[2] for p in narrow.passes if p.multiplies] == [True, True, False] * 5
+    assert [p.nodes[0].data.symmetric for p in narrow.passes if p.multiplies] == [True, True, False] * 5
     assert all(n.narrow for p in narrow.passes for n in p.nodes if n.op == PRODUCT)
     halves = sum(len(p.loads) + len(p.stores) for p in narrow.passes if p.axes == "RC" and not p.multiplies)
     assert narrow.bytes_per_parameter() < wide.bytes_per_parameter() <= 4 * halves + 12
