@@ -9,6 +9,10 @@ from arrayopt.arrays import Array
 __all__ = ["Streams"]
 
 
+DEFAULT = (0, 1)
+"""Pointers of the default stream. That of a thread (2) can be captured."""
+
+
 class Streams:
     """For each library and device the stream that was current in the last call: `last`.
 
@@ -67,7 +71,9 @@ def _current(library: str, device: int) -> Any:
 
 
 def _captured(library: str, device: int, stream: Any) -> bool:
-    """Whether a stream is being captured."""
+    """Whether a stream is being captured; the default one never is, and may not be asked while others are."""
+    if (stream.ptr if library == "cupy" else stream.cuda_stream) in DEFAULT:
+        return False
     if library == "cupy":
         return bool(stream.is_capturing())
     import torch

@@ -104,7 +104,8 @@ def _arrays(case: Case, dtype: str, scale: float, seed: int) -> list[Any]:
     import cupy
 
     numbers = np.random.default_rng(seed).standard_normal(100_003, np.float32) * np.float32(scale)
-    made = [cupy.asarray(np.resize(numbers, shape)) for shape in case.shapes]
+    source = cupy.asarray(np.resize(numbers, max(map(math.prod, case.shapes))))
+    made = [source[: math.prod(shape)].reshape(shape).copy() for shape in case.shapes]
     return made if dtype == "float32" else [_torch().from_dlpack(x).to(getattr(_torch(), dtype)) for x in made]
 
 
@@ -199,18 +200,19 @@ def race(rule: str, case: Case, dtype: str, seconds: float) -> dict[str, Any]:
     left_out: dict[str, str] = {}
     with _on(stream):
         copy, copied = copying(case)
-        running = {COPY: copy, EAGER: eager(rule, case, dtype), CAPTURED: captured(rule, case, dtype, stream)}
-        for name, build in peers(rule, case, dtype).items():
+        running = {COPY: copy}
+        builds = {EAGER: lambda: eager(rule, case, dtype), CAPTURED: lambda: captured(rule, case, dtype, stream)}
+        for name, build in (builds | peers(rule, case, dtype)).items():
             module = name.split()[0]
             try:
                 if module in ("torch", "apex") and find_spec(module) is None:
                     raise ModuleNotFoundError(f"{module} is not installed")
-                running[name] = build()
-            except Exception as error:  # what cannot be built is left out, whatever it says
-                left_out[name] = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        for step in running.values():
-            step()
-        stream.synchronize()
+                step = build()
+                step()
+                stream.synchronize()
+                running[name] = step
+            except Exception as error:  # what cannot be built, or makes no step, is left out, whatever it says
+                left_out[name] = _said(error)
         times: dict[str, list[tuple[float, float]]] = {name: [] for name in running}
         for turn in range(MOST):
             if turn >= LEAST and time.perf_counter() > until:
@@ -237,6 +239,11 @@ def race(rule: str, case: Case, dtype: str, seconds: float) -> dict[str, Any]:
         "times": found,
         "left_out": left_out,
     }
+
+
+def _said(error: Exception) -> str:
+    """The first line of an error's text."""
+    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
 
 
 def _timed(step: Step, stream: Any) -> tuple[float, float]:
@@ -267,7 +274,7 @@ def table(result: dict[str, Any]) -> list[str]:
     for name, t in times.items():
         if name != COPY:
             cells = f"{t['ms']:.3f} | {t['least_ms']:.3f} to {t['most_ms']:.3f} | {t['host_ms']:.3f}"
-            ratio = t["ms"] / max(times[EAGER]["ms"], 1e-9)
+            ratio = t["ms"] / max(times[EAGER]["ms"], 1e-9) if EAGER in times else math.nan
             lines.append(f"| {name} | {cells} | {ratio:.2f} | {t['ms'] / 1e3 * speed / n:.1f} |")
     plan = result["plan_bytes_per_parameter"]
     lines += ["", f"Copy: {speed / 1e9:.0f} GB/s read and written. The plan moves {plan:.1f} bytes per parameter."]
@@ -303,7 +310,7 @@ def write(folder: Path, made: dict[str, Any], lines: list[str]) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark; the exit status is 2 where there is no GPU."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rules", default="LAMB,LANS,CAME,AdamW,SGD")
+    parser.add_argument("--rules", default="LAMB,AdamW,LANS,CAME,SGD")
     parser.add_argument("--cases", help=f"of {', '.join(CASES)}; those that fit into the device's memory, if not given")
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--seconds", type=float, default=200.0, help="for all together (default: %(default)s)")
@@ -324,7 +331,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write("benchmarks/gpu.py: CuPy finds no CUDA device\n")
         return 2
     names = given.cases.split(",") if given.cases else chosen(0.8 * cupy.cuda.Device().mem_info[0])
-    runs = [(r, c, d) for c in names for d in given.dtypes.split(",") for r in given.rules.split(",")]
+    runs = [(r, c, d) for d in given.dtypes.split(",") for r in given.rules.split(",") for c in names]
     made, lines = about() | {"results": [], "left_out": []}, []
     given.output.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
@@ -336,8 +343,11 @@ def main(arguments: list[str] | None = None) -> int:
             made["left_out"].append(f"{rule}, {CASES[name].title}, {dtype}: PyTorch is not installed")
             continue
         sys.stderr.write(f"{i + 1}/{len(runs)} {rule}, {CASES[name].title}, {dtype}\n")
-        made["results"].append(race(rule, CASES[name], dtype, given.seconds / len(runs)))
-        lines += table(made["results"][-1])
+        try:
+            made["results"].append(race(rule, CASES[name], dtype, given.seconds / len(runs)))
+            lines += table(made["results"][-1])
+        except Exception as error:  # the next may go, and what there is stays
+            made["left_out"].append(f"{rule}, {CASES[name].title}, {dtype}: {_said(error)}")
         write(given.output, made, lines)
         cupy.get_default_memory_pool().free_all_blocks()
         if find_spec("torch"):

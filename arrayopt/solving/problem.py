@@ -82,7 +82,8 @@ class Problem:
         self.count: int | None = None
         if stacked:
             self.count = self._counted()
-        if len({(library(x), place(x)[1]) for _, x in self.named}) > 1:
+        # by name, since CuPy's devices cannot be hashed
+        if len({(library(x), str(place(x)[1])) for _, x in self.named}) > 1:
             listed = ", ".join(f"{name!r} {_said(x)} on {place(x)[1]}" for name, x in self.named)
             raise ValueError(f"minimize: params must be of one library and device; got {listed}")
         dtypes = {dtype_name(x) for _, x in self.named}

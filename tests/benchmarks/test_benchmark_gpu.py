@@ -36,6 +36,28 @@ def test_every_table_is_written_and_who_cannot_run_is_left_out(cupy, tmp_path, m
     assert f"| {gpu.CAPTURED} |" in text
 
 
+def test_who_fails_is_left_out_and_the_others_go_on(cupy, tmp_path, monkeypatch):
+    def fail(rule, *args):
+        if rule == "LAMB":
+            raise MemoryError("out of memory\nin all")
+        return list
+
+    monkeypatch.setattr(gpu, "eager", fail)
+    monkeypatch.setattr(gpu, "captured", lambda *args: list)
+    monkeypatch.setattr(gpu, "peers", lambda *args: {"torch": lambda: 1 / 0})
+    monkeypatch.setattr(gpu, "bytes_per_parameter", lambda rule, *args: 1.0 if rule != "SGD" else 1 / 0)
+    there = ["--cases", "tiny", "--dtypes", "float32", "--output", str(tmp_path)]
+    assert gpu.main([*there, "--rules", "LAMB,SGD,AdamW"]) == 0
+    made = json.loads((tmp_path / "gpu.json").read_text("utf-8"))
+    assert [(x["rule"], [*x["left_out"]]) for x in made["results"]] == [
+        ("LAMB", [gpu.EAGER, "torch"]),
+        ("AdamW", ["torch"]),
+    ]
+    assert made["left_out"] == ["SGD, tiny, float32: division by zero"]
+    text = (tmp_path / "gpu.md").read_text("utf-8")
+    assert f"Left out: {gpu.EAGER} (out of memory)." in text
+
+
 def test_what_there_is_is_written_as_it_comes(tmp_path, monkeypatch, cupy):
     def race(rule, *args):
         if rule == "AdamW":

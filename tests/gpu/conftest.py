@@ -1,9 +1,9 @@
 """Tests for a machine with a GPU: ``python -m pytest tests/gpu``, and with ``-m ''`` for all of them.
 
 They need CuPy and pytest beside what the library needs, of which array-api-compat may be SciPy's; bfloat16 is tested
-where ml_dtypes is, PyTorch where it is. Without ``-m ''`` no test begins after seven minutes. With
-``ARRAYOPT_TEST_GPU=standin`` they run over the stand-in for CuPy, with ``ARRAYOPT_TEST_GPU=unpooled`` without CuPy's
-memory pool, in which compute-sanitizer sees nothing.
+where ml_dtypes is, PyTorch where it is, several devices where there are two. Without ``-m ''`` no test begins after
+seven minutes. With ``ARRAYOPT_TEST_GPU=standin`` they run over the stand-in for CuPy, which has one device then, with
+``ARRAYOPT_TEST_GPU=unpooled`` without CuPy's memory pool, in which compute-sanitizer sees nothing.
 """
 
 import importlib
@@ -37,6 +37,7 @@ def cupy(compiling, monkeypatch):
         from tests.cudacpu import standin
 
         standin.install()
+        monkeypatch.setattr(standin.memory, "DEVICES", 1)
     found = importlib.import_module("cupy")
     if os.environ.get("ARRAYOPT_TEST_GPU") == "unpooled":
         found.cuda.set_allocator(None)

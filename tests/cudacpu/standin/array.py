@@ -62,6 +62,7 @@ def _write(a, key, value):
 class ndarray:
     """An array on a device. `_a` is its memory as NumPy sees it, which only the device may look at."""
 
+    __module__ = "cupy"  # which says whose array it is
     __array_priority__ = 100
     __array_ufunc__ = None
     __hash__ = None

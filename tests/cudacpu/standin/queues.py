@@ -101,11 +101,16 @@ class Queue:
         default = default_queue(self.device)
         if self is not default:
             return [default.works[-1]] if self.blocking and default.works else []
-        if any(x.blocking and x.device == self.device for made in _recordings for x in made.last):
+        self.check_explicit()
+        return [x.works[-1] for x in _busy if x.blocking and x.device == self.device]
+
+    def check_explicit(self):
+        """Raise where this is the default stream, which may not be used or asked while one that blocks is captured."""
+        blocking = any(x.blocking and x.device == self.device for made in _recordings for x in made.last)
+        if blocking and self is default_queue(self.device):
             raise CUDARuntimeError(
                 "cudaErrorStreamCaptureImplicit: the default stream is used while a stream that blocks is capturing"
             )
-        return [x.works[-1] for x in _busy if x.blocking and x.device == self.device]
 
     def step(self):
         """Do the first of the works. What fails is not tried again."""

@@ -155,6 +155,7 @@ class _BaseStream:
         return made.graph
 
     def is_capturing(self):
+        self._queue.check_explicit()
         return self._recording is not None
 
 

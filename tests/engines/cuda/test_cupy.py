@@ -77,6 +77,11 @@ def compare(opts, dtype="float32", loose=1.0):
             assert np.abs(x - y).max() <= within * max(np.abs(x).max(), 1e-30), (name, slot)
 
 
+def needs_two_devices(cupy):
+    if cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("needs two devices")
+
+
 @pytest.mark.parametrize("row", marked(((row,) for row in ROWS), lambda row: row in FIRST and row != "Adafactor-0"))
 def test_every_option_of_every_rule(cupy, row, unchecked):
     opts = pair(cupy, make(*ROWS[row]), SHAPES)
@@ -256,8 +261,7 @@ def test_the_current_stream_is_used(cupy):
 
 
 def test_several_devices(cupy):
-    if cupy.cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("needs two devices")
+    needs_two_devices(cupy)
     host = trees({"a": (300,), "b": (5, 6)}, "float32", 1)
     there = {}
     for i, (name, x) in enumerate(host.items()):
@@ -280,6 +284,7 @@ def test_several_devices(cupy):
 @pytest.mark.parametrize("options", [{"clip_norm": 0.5}, {"loss_scale": 4.0, "accumulate": 2}], ids=str)
 def test_another_device_is_current(cupy, engine, options, unchecked, tmp_path):
     """In any call: what is made anew lies where its tensor does."""
+    needs_two_devices(cupy)
     shapes, rule = {"w": (6, 5), "b": (6,)}, ao.LAMB(ema_decay=0.5)
     opts = pair(cupy, rule, shapes, **options)
     with cupy.cuda.Device(1):

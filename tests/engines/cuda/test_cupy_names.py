@@ -121,7 +121,8 @@ def offered(cupy):
     modules = {"cupy": cupy, "cupy.cuda": cupy.cuda, "cupy.cuda.runtime": cupy.cuda.runtime}
     for prefix, module in modules.items():
         for name, value in vars(module).items():
-            if not getattr(value, "__module__", "").startswith("tests.cudacpu") or hasattr(value, "__wrapped__"):
+            own = value is cupy.ndarray or getattr(value, "__module__", "").startswith("tests.cudacpu")
+            if not own or hasattr(value, "__wrapped__"):
                 continue
             yield f"{prefix}.{name}", value
             if isinstance(value, type) and not issubclass(value, Exception):

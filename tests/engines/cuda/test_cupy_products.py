@@ -9,7 +9,7 @@ import pytest
 import arrayopt as ao
 from arrayopt import projections as P
 from tests.cudacpu import standin
-from tests.engines.cuda.test_cupy import awkward, bits, trees
+from tests.engines.cuda.test_cupy import awkward, bits, needs_two_devices, trees
 from tests.engines.cuda.test_cupy_steps import on_host_only
 from tests.support.cases import FAR, LARGE, MATRICES, ROWS, SMALL, make
 from tests.support.slow import marked
@@ -197,8 +197,7 @@ def test_scratch_memory_and_a_handle_are_shared_by_the_steps_of_an_optimizer(cup
 
 
 def test_the_current_stream_and_device_are_used(cupy, unchecked):
-    if cupy.cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("needs two devices")
+    needs_two_devices(cupy)
     host, there = trees({"a": (12, 20), "b": (12, 20)}, "float32", 1), {}
     for i, (name, x) in enumerate(host.items()):
         with cupy.cuda.Device(i):

@@ -204,10 +204,12 @@ def test_a_step_on_the_stream_of_the_last_one_waits_for_nothing(cupy):
         kind.wait_event = plain
 
 
-def test_the_stream_of_the_last_call_is_being_captured(cupy):
+@pytest.mark.parametrize("default", [False, True], ids=["another stream", "the default stream"])
+def test_the_stream_of_the_last_call_is_being_captured(cupy, default):
     opt = made(cupy)[1]
     grads = {name: cupy.asarray(g) for name, g in trees(SHAPES, "float32", 1).items()}
-    stream, other = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+    stream = cupy.cuda.Stream(non_blocking=not default)
+    other = cupy.cuda.Stream.null if default else cupy.cuda.Stream(non_blocking=True)
     with stream:
         opt.step(grads)
         opt.advance()

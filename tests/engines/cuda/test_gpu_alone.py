@@ -1,7 +1,9 @@
 """What is meant for a machine with a GPU runs where there is nothing but what it says it needs: over the stand-in."""
 
+import inspect
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,18 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.engines.cuda import test_cupy, test_cupy_products, test_cupy_steps
+
 ROOT = Path(__file__).parents[3]
 NEEDED = ("numpy>=2", "scipy>=1.16", "pytest>=8")  # SciPy has array-api-compat
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not shutil.which("g++"), reason="g++ compiles the kernels for the CPU"),
-]
 
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
     """The interpreter of a new environment, which has what is needed, and the stand-in in the place of CuPy."""
+    if not shutil.which("g++"):
+        pytest.skip("g++ compiles the kernels for the CPU")
     folder = tmp_path_factory.mktemp("alone")
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     made = folder / "bin" / "python"
@@ -45,15 +46,25 @@ def run(python, *arguments):
     return ran.stdout
 
 
+@pytest.mark.slow
 def test_the_tests_for_a_gpu(python):
     said = run(python, "-m", "pytest", "tests/gpu", "-q", "-p", "no:cacheprovider")
     assert " passed" in said
     assert "failed" not in said
 
 
+@pytest.mark.slow
 def test_the_benchmark_for_a_gpu(python, tmp_path):
     run(python, "benchmarks/gpu.py", "--standin", "--output", str(tmp_path))
     made = json.loads((tmp_path / "gpu.json").read_text())
     assert {(x["rule"], x["dtype"]) for x in made["results"]} == {("LAMB", "float32"), ("AdamW", "float32")}
     assert all(set(x["times"]) >= {"copy", "arrayopt eager", "arrayopt captured"} for x in made["results"])
     assert "| arrayopt captured |" in (tmp_path / "gpu.md").read_text("utf-8")
+
+
+def test_what_takes_two_devices_says_so():
+    """A machine with a GPU may have one."""
+    for module in (test_cupy, test_cupy_steps, test_cupy_products):
+        for name, test in inspect.getmembers(module, inspect.isfunction):
+            text = inspect.getsource(test)
+            assert "needs_two_devices(cupy)" in text or not re.search(r"Device\([1i]\)", text), name
