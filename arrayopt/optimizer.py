@@ -228,7 +228,7 @@ class Optimizer(Settings):
                 matched, stats = self._parameters.match(grads), self._stats.wanted
                 coming = self._step.coming(loss_scale, self._limit(), value, wait=wait)
                 begun = self._step.begin(coming, matched, stats=stats)
-            self._made(coming, begun, stats=stats)
+                self._made(coming, begun, stats=stats)
             return self.params if wait else None
 
     def give(self, name: str, grad: Any) -> None:
@@ -360,7 +360,7 @@ class Optimizer(Settings):
                         raise TypeError("Optimizer.step: pass the gradients, or call `give` for each of them first")
                     step.release.check_end(incomplete=incomplete, again=step.accumulator.last)
                     begun = step.begin_taken(coming, given, rooms, stats=stats)
-                self._made(coming, begun, stats=stats)
+                    self._made(coming, begun, stats=stats)
                 failed = False
             finally:
                 step.drop_taken(failed=failed)
@@ -445,8 +445,7 @@ class Optimizer(Settings):
         """
         with self._guard("Optimizer.launch"):
             with nullcontext() if self._step.capturing else self._team.warned("Optimizer.step"):
-                launch = self._step.launched(self._parameters.match(grads), lambda *_: None)
-            launch()
+                self._step.launched(self._parameters.match(grads), lambda *_: None)()
             return self.params
 
     # ---- parameters and groups --------------------------------------------------------------------------------------

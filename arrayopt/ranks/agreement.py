@@ -39,6 +39,7 @@ class Agreement(Alone):
         self._met = False  # whether ranks meet again after this step, because one has hooks
         self._told: BaseException | None = None  # an error that all ranks know of
         self._inside = 0  # how many sections of `warned` are open
+        self._voted = False  # whether ranks make the call of that section, so that it has no vote
 
     def agree(
         self,
@@ -210,20 +211,22 @@ class Agreement(Alone):
         if isinstance(error, RankError) and not error.what:
             error.what, error.args = what, (f"{what}: {error}",)
         self.torn = f"rank {self.rank} broke off {what} ({_text(error)})"
-        self._comm.give_up()
+        self._comm.give_up(self.torn)
 
     @contextmanager
     def warned(self, what: str) -> Iterator[None]:
-        self._inside += 1
+        torn, voted = self.torn, self._voted
+        self._inside, self._voted = self._inside + 1, False
         try:
             yield
         except BaseException as error:
-            if error is not self._told and not isinstance(error, RankError):
+            told = error is self._told or isinstance(error, RankError) or self.torn != torn
+            if not (told or self._voted):
                 with uninterrupted():
                     self.agree(what, dict, error)
             raise
         finally:
-            self._inside -= 1
+            self._inside, self._voted = self._inside - 1, voted
             self._told = self._told if self._inside else None  # the same may be raised once more
 
     def tear(self, what: str, error: BaseException) -> None:
@@ -233,6 +236,7 @@ class Agreement(Alone):
     def unbroken(self, what: str) -> Iterator[None]:
         try:
             with uninterrupted():
+                self._voted = True
                 yield
         except BaseException as error:
             self.break_off(what, error)

@@ -7,14 +7,7 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import (
-    Array,
-    dtype_name,
-    like,
-    place,
-    size,
-    to_host,
-)
+from arrayopt.arrays import Array, dtype_name, like, place, size, to_host
 from arrayopt.ranks.alone import Alone
 from arrayopt.ranks.comm import Comm, as_bytes, cut
 from arrayopt.ranks.partition import fills

@@ -76,9 +76,7 @@ class Comm(ABC):
     def start_broadcast(self, pieces: Sequence[tuple[int, Any]]) -> Callable[[], None]:
         """Start to copy each piece of memory from its rank into the same piece of all others.
 
-        They travel together; the returned function waits for them.
-
-        Broadcasts are waited for in the order in which they were started.
+        They travel together; the returned function waits for them, in the order of the calls.
         """
         if self.on_device or len(pieces) == 1:  # into their places
             return self.start_rows(pieces)
@@ -132,8 +130,8 @@ class Comm(ABC):
     def poll(self) -> None:  # noqa: B027
         """Let messages that were started make progress, where the library does so only in calls."""
 
-    def give_up(self) -> None:  # noqa: B027
-        """Have other ranks fail soon instead of waiting for this one, where the library can."""
+    def give_up(self, why: str) -> None:  # noqa: B027
+        """Have other ranks fail soon, and say why, where the library can."""
 
     def renew(self) -> None:  # noqa: B027
         """Forget messages that are on their way; all ranks call it, even if their calls worked."""

@@ -100,10 +100,7 @@ def rooms(tensors: Sequence[Tensor], grads: Grads) -> list[Array | None]:
 
 
 def bring(
-    comm: Comm,
-    tensors: Iterable[Tensor],
-    grads: Grads = (),
-    whole: list[Array | None] | None = None,
+    comm: Comm, tensors: Iterable[Tensor], grads: Grads = (), whole: list[Any] | None = None
 ) -> None:
     """Bring parts of parameters to their owners; with gradients, theirs too, into their rooms.
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -16,8 +17,8 @@ __all__ = ["MPIComm"]
 PIECE = 1 << 30
 """The most bytes of a message: counts are 32-bit integers in MPI before version 4."""
 
-SPIN = 2e-3
-"""Seconds for which a rank polls without a pause. Then it sleeps between polls."""
+SPIN, ENDED = 2e-3, 1
+"""Seconds of polls without a pause; and the tag of what a rank says that breaks off a call."""
 
 
 @dataclass(eq=False)
@@ -35,8 +36,8 @@ class _Duplicate:
         any more. MPI may still write into their memory, so none may be lost.
     broken : bool
         Whether a call was interrupted, so that its messages may be on their way.
-    users : int
-        The number of objects that have started to use it.
+    users, renewed : int
+        The number of objects that have started to use it, and how often it was replaced.
     """
 
     comm: Any = None
@@ -45,6 +46,7 @@ class _Duplicate:
     abandoned: list[tuple[list[Any], Any]] = field(default_factory=list)
     broken: bool = False
     users: int = 0
+    renewed: int = 0
 
 
 @cache
@@ -96,8 +98,26 @@ class MPIComm(AddingComm):
             )
         return self._duplicate.comm
 
-    def give_up(self) -> None:
-        self._duplicate.broken = True
+    def give_up(self, why: str) -> None:
+        duplicate = self._duplicate
+        if duplicate.broken:
+            return
+        duplicate.broken, text = True, f"{duplicate.renewed} {why[:400]}".encode()
+        with suppress(self._mpi.Exception):
+            for rank in {*range(self.size)} - {self.rank}:
+                request = duplicate.comm.Isend([text, self._mpi.BYTE], rank, ENDED)
+                duplicate.abandoned.append(([request], text))
+
+    def _hear(self) -> None:
+        """Raise RankError if another rank has broken off a call."""
+        duplicate, status = self._duplicate, self._mpi.Status()
+        while duplicate.comm.Iprobe(tag=ENDED, status=status):
+            text = bytearray(status.Get_count(self._mpi.BYTE))
+            duplicate.comm.Recv([text, self._mpi.BYTE], status.Get_source(), ENDED)
+            renewed, _, why = text.decode(errors="replace").partition(" ")
+            if int(renewed) == duplicate.renewed:
+                duplicate.broken = True
+                raise RankError(why)
 
     def renew(self) -> None:
         duplicate = self._duplicate
@@ -106,20 +126,23 @@ class MPIComm(AddingComm):
         if duplicate.pending is None:  # others may have completed one that this rank gave up on
             duplicate.pending = self._given.Idup()  # Dup would wait without a limit
         made, request = duplicate.pending
-        self._wait([request])
+        self._wait([request], hear=False)
         old, duplicate.comm = duplicate.comm, made
         duplicate.pending, duplicate.broken = None, False
+        duplicate.renewed += 1
         if old is not None:
             old.Free()
 
-    def _wait(self, requests: list[Any]) -> None:
-        """Wait for messages, up to the time limit."""
+    def _wait(self, requests: list[Any], *, hear: bool = True) -> None:
+        """Wait for messages, up to the time limit; or, to `hear`, until another rank breaks off."""
         try:
             start = time.monotonic()
             while not self._mpi.Request.Testall(requests):
                 passed = time.monotonic() - start
                 if passed > self.timeout:
                     raise RankError(f"another rank did not answer within {self.timeout:g} s")
+                if hear and passed >= SPIN:
+                    self._hear()
                 time.sleep(0.0 if passed < SPIN else 1e-4)
         except self._mpi.Exception as error:
             raise RankError(f"MPI: {error}") from error
@@ -159,7 +182,9 @@ class MPIComm(AddingComm):
         self, sent: Bytes, counts: Sequence[int], room: Bytes, received: Sequence[int]
     ) -> Callable[[], None]:
         if max(sent.size, room.size) > PIECE:
-            calls = self._each(self._comm.Irecv, list(enumerate(cut(room, received))))
+            calls = self._each(
+                partial(self._comm.Irecv, tag=0), list(enumerate(cut(room, received)))
+            )
             calls += self._each(self._comm.Isend, list(enumerate(cut(sent, counts))))
             return self._started(calls, sent)
         messages = self._message(sent, counts), self._message(room, received)

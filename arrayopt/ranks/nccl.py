@@ -119,10 +119,9 @@ class NcclComm(DeviceComm):
                     first = min(piece.data.ptr for piece in held)
                     rooms.append((first, sum(piece.nbytes for piece in held) // 4))
             self._event(main, self._side)
+            calls = [partial(self._comm.allReduce, at, at, n, kind, total) for at, n in rooms]
             with self._side:
-                self._call(
-                    [partial(self._comm.allReduce, at, at, n, kind, total) for at, n in rooms]
-                )
+                self._call(calls)
         return lambda: self._event(self._side, main)
 
     def _event(self, first: Any, then: Any) -> None:
@@ -181,7 +180,7 @@ class NcclComm(DeviceComm):
 
         return finish
 
-    def give_up(self) -> None:
+    def give_up(self, why: str) -> None:
         self._comm.abort()
 
 

@@ -42,12 +42,8 @@ class ProcessGroup(Comm):
         import torch
         import torch.distributed as dist
 
-        self._torch, self._dist, self._group = torch, dist, group
-        self.rank, self.size, self.timeout = (
-            dist.get_rank(group),
-            dist.get_world_size(group),
-            timeout,
-        )
+        self._torch, self._dist, self._group, self.timeout = torch, dist, group, timeout
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self._broken = False
         self._roots = dist.get_process_group_ranks(group)
         backend = dist.get_backend_config(group)
@@ -58,9 +54,8 @@ class ProcessGroup(Comm):
 
         PyTorch knows no memory that cannot.
         """
-        return self._torch.from_numpy(memory if memory.flags.writeable else memory.copy()).to(
-            self._device
-        )
+        mine = memory if memory.flags.writeable else memory.copy()
+        return self._torch.from_numpy(mine).to(self._device)
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -75,10 +70,7 @@ class ProcessGroup(Comm):
             ) from error
 
     def _wait(
-        self,
-        works: Sequence[Any],
-        sent: Sequence[Any],
-        received: Sequence[tuple[Any, Any]] = (),
+        self, works: Sequence[Any], sent: Sequence[Any], received: Sequence[tuple[Any, Any]] = ()
     ) -> None:
         """Wait for a call to end.
 

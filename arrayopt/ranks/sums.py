@@ -8,16 +8,7 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import (
-    WORKING,
-    Array,
-    dtype_name,
-    is_captured,
-    is_on_host,
-    like,
-    place,
-    store,
-)
+from arrayopt.arrays import WORKING, Array, dtype_name, is_captured, is_on_host, like, place, store
 from arrayopt.ranks.comm import Comm
 from arrayopt.ranks.kept import Kept
 from arrayopt.ranks.layout import Layout, layout

@@ -134,7 +134,7 @@ class ThreadComm(Comm):
             self._mail.again.reset()
             raise RankError(f"another rank did not answer within {self.timeout:g} s") from None
 
-    def give_up(self) -> None:
+    def give_up(self, why: str) -> None:
         self._mail.give_up()
 
 
@@ -203,7 +203,7 @@ def run(n: int, f: Callable[[Any], T]) -> list[T]:
             results[rank] = f(comms[rank])
         except BaseException as error:
             errors[rank] = error
-            comms[rank].give_up()
+            comms[rank].give_up("")
 
     started = []
     for rank in range(n):

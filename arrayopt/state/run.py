@@ -1,5 +1,6 @@
 """The numbers of a run: steps, updates of each tensor, loss scale, skipped steps; and who holds them now."""
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import numpy as np
@@ -82,9 +83,9 @@ class Run:
         if id(holder) in self._holders:
             return
         places = holder.counted.tolist()
-        for key in set(map(id, map(self._held.get, places))) & self._holders.keys():
-            self.streams.meet("Optimizer")
-            self._holders.pop(key).fetch(self._counts, self._loss)
+        others = set(map(id, map(self._held.get, places))) & self._holders.keys()
+        if others:
+            self._fetch([self._holders.pop(key) for key in others])
         holder.upload(self._counts, self._loss)
         self._holders[id(holder)] = holder
         self._held |= dict.fromkeys(places, holder)
@@ -99,10 +100,10 @@ class Run:
         """Let no device hold numbers."""
         self._holders, self._held, self.changes = {}, {}, self.changes + 1
 
-    def _fetch(self) -> None:
-        """Copy all numbers to the host. Who holds them goes on counting: a step may be ready that relies on it."""
+    def _fetch(self, holders: Iterable[Holder] | None = None) -> None:
+        """Copy numbers to the host. Who holds them goes on counting: a step may be ready that relies on it."""
         self.streams.meet("Optimizer")
-        for holder in self._holders.values():
+        for holder in self._holders.values() if holders is None else holders:
             holder.fetch(self._counts, self._loss)
 
     # ---- what a CUDA graph has recorded -----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 ``gloo WHAT FOLDER RANK SIZE``.
 """
 
+import contextlib
 import os
 import sys
 import time
@@ -186,7 +187,7 @@ def shared(comm, rank):
     assert len(made) == 1
     with pytest.raises(ValueError, match="which Optimizer over the communicator is 1 on rank 0, 2 on rank 1"):
         opts[min(rank, 1)].step({"w": np.ones(2)})
-    opts[1]._team._comm.give_up()
+    opts[1]._team._comm.give_up("")
     with pytest.raises(ao.RankError, match="with this communicator was interrupted"):
         opts[2].step({"w": np.ones(2)})
     opts[1]._team.renew(opts[1]._parameters.all)
@@ -375,6 +376,54 @@ def dies(comm, rank, size, folder):
         os._exit(3)
 
 
+def interrupted(comm, rank, size, folder):
+    """The last rank has a wrong gradient, is interrupted before a vote, and then while messages are on their way.
+
+    Others hear of it before the time limit. After a load all go on, but over gloo.
+    """
+    last, path = rank == size - 1, os.path.join(folder, "before")
+
+    def optimizer(comm=None):
+        there = {} if comm is None else {"comm": ao.Ranks(comm, grads="mean", timeout=100)}
+        return ao.Optimizer(parameters(), ao.LAMB(lr=0.01), engine=ENGINE, **there)
+
+    def step(opt, grads, *, wrong=False):
+        for name, grad in grads.items():
+            with contextlib.suppress(ValueError):
+                opt.give(name, np.zeros(999, "f4") if wrong and name == "bias" else grad)
+        opt.step()
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt("by the user")
+
+    opt, one = optimizer(comm), optimizer()
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match="the gradient of 'bias' was refused"):
+        step(opt, gradients(0), wrong=last)
+    with pytest.MonkeyPatch.context() as patch:
+        if last:
+            patch.setattr(opt._step, "make", stop)
+        with pytest.raises(KeyboardInterrupt if last else ao.RankError, match=r"by the user"):
+            opt.step(gradients(0))
+    opt.save(path)
+    with pytest.MonkeyPatch.context() as patch:
+        if last:
+            patch.setattr(opt._team._comm, "_wait", stop)
+        with pytest.raises(KeyboardInterrupt if last else ao.RankError) as caught:
+            opt.step(gradients(0))
+    if last and not hasattr(comm, "Idup"):
+        os._exit(0)
+    if hasattr(comm, "Idup"):
+        assert time.monotonic() - began < 90, "the time limit was waited for"
+        assert last or f"rank {size - 1} broke off Optimizer.step (KeyboardInterrupt: by the user)" in str(caught.value)
+        opt.load(path)
+        for k in range(2):
+            step(opt, gradients(k))
+            one.step({name: np.asarray(sum([g] * size) / np.float32(size)) for name, g in gradients(k).items()})
+        assert differing(contents(one), contents(opt)) == []
+    print(f"rank {rank}: went on", flush=True)
+
+
 def hangs(comm, rank, size, folder):
     """The last rank does not come; the others are to say so in time."""
     opt = train(parameters(), ao.LAMB(lr=0.01), [gradients(0)], ao.Ranks(comm, timeout=1.0), engine=ENGINE)
@@ -392,9 +441,15 @@ def hangs(comm, rank, size, folder):
 
 if __name__ == "__main__":
     library, what, folder, *place = sys.argv[1:]
-    {"equal": equal, "ends": ends, "dies": dies, "hangs": hangs, "nccl": nccl, "sums": sums}[what](
-        *ranks(library, folder, *place), folder
-    )
+    {
+        "equal": equal,
+        "ends": ends,
+        "dies": dies,
+        "hangs": hangs,
+        "interrupted": interrupted,
+        "nccl": nccl,
+        "sums": sums,
+    }[what](*ranks(library, folder, *place), folder)
     if library == "gloo":
         import torch.distributed as dist
 

@@ -269,6 +269,13 @@ class FakeMPI:
         self.looks |= {request: self.looks[request] - 1 for request in requests}
         return all(self.looks[request] <= 0 for request in requests)
 
+    def Status(self):
+        """What tells of a message."""
+
+    def Iprobe(self, **_):
+        """Whether there is a message: nobody sends any."""
+        return False
+
     def Get_rank(self):
         """Return the only rank."""
         return 0
@@ -301,3 +308,33 @@ def test_a_request_that_is_interrupted_is_kept(call, monkeypatch):
             assert at > 5
             return
     raise AssertionError("it never ended")
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_a_rank_that_is_interrupted_before_the_vote_votes(one_by_one):
+    """The others need not wait for the time limit, and nothing has changed anywhere."""
+
+    def step(opt):
+        grads = {"a": np.ones(3)}
+        if one_by_one:
+            opt.give("a", grads["a"])
+        return opt.step(*[] if one_by_one else [grads])
+
+    def rank(comm):
+        opt = ao.Optimizer({"a": np.zeros(3)}, ao.SGD(lr=1.0), comm=ao.Ranks(comm, grads="mean", timeout=20))
+        make = opt._step.make
+
+        def interrupted(*given, **options):
+            opt._step.make = make
+            raise KeyboardInterrupt("by the user")
+
+        if comm.rank == 1:
+            opt._step.make = interrupted
+        text = (
+            "by the user" if comm.rank == 1 else "nothing was changed, .*rank 1 failed: KeyboardInterrupt: by the user"
+        )
+        with pytest.raises(KeyboardInterrupt if comm.rank == 1 else ao.RankError, match=text):
+            step(opt)
+        return step(opt)["a"].tolist()
+
+    assert ao.ranks.run(2, rank) == [[-1.0] * 3] * 2

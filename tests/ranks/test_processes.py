@@ -122,3 +122,10 @@ def test_a_process_that_ends_between_give_and_step_ends_the_others(label, tmp_pa
     status, said = start(label, 3, "dies", tmp_path)
     assert status != 0, said
     assert label != "gloo" or said.count("RankError, unchanged: True") == 2, said
+
+
+@pytest.mark.parametrize("label", marked([(label,) for label in STARTERS], lambda label: label == "mpich"))
+def test_ranks_go_on_after_failures(label, tmp_path):
+    status, said = start(label, 2, "interrupted", tmp_path)
+    assert status == 0, said
+    assert said.count("went on") == 1 + (label != "gloo"), said
