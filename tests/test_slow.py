@@ -10,7 +10,9 @@ from tests.support.drawn import DRAWN, LIKE, left_out, shard
 def test_each_slow_test_has_a_quick_sibling(cases):
     """Of each test at least one case is quick; of those that cost too much, one of another test of its folder."""
     quick = {_group(test) for test, slow in cases.items() if not all(slow.values())}
-    without = [test for test, slow in cases.items() if all(slow.values()) and not (_costs(test) and _group(test) in quick)]
+    without = [
+        test for test, slow in cases.items() if all(slow.values()) and not (_costs(test) and _group(test) in quick)
+    ]
     assert not without, f"only `make test-all` runs {', '.join(without)}"
 
 
