@@ -401,7 +401,7 @@ class Optimizer(Settings):
 
         Call it before each replay of a step that was captured in a CUDA graph: the replay then uses new learning rates
         and step counts. See the documentation, "On a GPU". ``step(grads)`` is ``advance()`` and ``launch(grads)``, with
-        hooks and statistics.
+        hooks and reports; `launch` leaves `stats` without reports, but with the joint norm.
 
         Parameters
         ----------
@@ -445,7 +445,7 @@ class Optimizer(Settings):
         """
         with self._guard("Optimizer.launch"):
             with nullcontext() if self._step.capturing else self._team.warned("Optimizer.step"):
-                self._step.launched(self._parameters.match(grads), lambda *_: None)()
+                self._step.launched(self._parameters.match(grads), lambda _, norm: self._record({}, norm))()
             return self.params
 
     # ---- parameters and groups --------------------------------------------------------------------------------------

@@ -73,5 +73,9 @@ def test_engines_agree(engine, name, changes):
         if key[1:] == ("master",) and "split" in changes and set(STORAGES) & set(changes):
             continue  # bits below the parameter's, which differ where narrow state is rounded the other way
         x, y = (np.asarray(a, np.float64) for a in (x, found[key]))
+        if key[1:] == ("master",) and "split" in changes:  # of other parameters, the bits below say nothing
+            same = np.equal(expected[key[0]], found[key[0]])
+            assert np.abs(x - y)[same].max(initial=0) <= 32, key
+            continue
         near = {"float64": 1e-9}.get(case.dtype, 0.1 if coarse else 1e-3) * max(1e-3, np.abs(x).max(initial=0))
         np.testing.assert_allclose(y, x, rtol=0, atol=near, err_msg=str(key))

@@ -375,7 +375,9 @@ def test_saving_needs_no_second_copy_of_the_state(tmp_path):
 
 @pytest.mark.parametrize("name", ["x.npz", "x.PT", "x.tar.h5"])
 def test_a_name_of_another_format_is_warned_of(name, tmp_path):
-    with pytest.warns(UserWarning, match=r"in the format safetensors, but .* call it '.*x\S*\.safetensors'") as found:
+    with pytest.warns(
+        UserWarning, match=r"the format of the file is safetensors, but .* call it '.*x\S*\.safetensors'"
+    ) as found:
         small().save(tmp_path / name)
     assert found[0].filename == __file__
     small().load(tmp_path / name)

@@ -113,6 +113,8 @@ def test_the_file_is_where_it_was_asked_for(tmp_path, slow, monkeypatch):
     assert os.listdir(tmp_path / "other") == []
 
 
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # of JAX, if another test has imported it
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of Python 3.12 and later
 def test_a_child_process_does_not_wait_for_what_its_parent_writes(tmp_path, slow):
     opt = optimizer()
     later = opt.save(tmp_path / "parent", wait=False)

@@ -76,10 +76,6 @@ COSTLY = {
     },
     "tests/engines/cuda/test_cupy_steps.py": {"test_masters_half_precision_state_averages_and_lookahead": "bfloat16"},
     "tests/engines/cuda/test_cupy_streams.py": {"test_calls_on_any_streams_do_what_calls_on_one_do": "array_api-1|-2"},
-    "tests/engines/cuda/test_cupy_strict.py": {
-        "test_a_matrix_of_more_elements_than_32_bits_count": "",
-        "test_the_nan_of_a_gpu_stays_nan": "",
-    },
     "tests/engines/cuda/test_cupy_watching.py": {"test_rules_with_little_to_do": "True"},
     "tests/engines/cuda/test_gpu_alone.py": {"test_the_benchmark_for_a_gpu": "", "test_the_tests_for_a_gpu": ""},
     "tests/engines/cuda/test_sass.py": {

@@ -169,7 +169,7 @@ GOLDENS = {
     "ms_sgd/default": Golden(MS_SGD, NO_DECAY),
     "ms_sgd/groups": Golden(MS_SGD, DENSE),
     "ms_sgd/nesterov": Golden(ao.SGD(lr=0.05, momentum=0.9, weight_decay=0.01, nesterov=True), NO_DECAY),
-    "ms_adafactor/default": Golden(ao.Adafactor(beta1=0.9)),
+    "ms_adafactor/default": Golden(ao.Adafactor(beta1=0.9, lr_in_momentum=True)),
     "tf_lamb/default": Golden(tf_lamb(lr=0.01, weight_decay=0.01)),
     "tf_lamb/exclude": Golden(tf_lamb(lr=0.02, weight_decay=0.1), EXCLUDED),
     "tf_lamb/lrs": Golden(tf_lamb(lr=RISING_SLOWLY, weight_decay=0.01)),
@@ -220,10 +220,6 @@ LEFT_OUT = {
     ),
     "optax_adafactor/default": LeftOut(
         ("conv.weight", "conv16.weight"), "optax factors the two largest axes; here it is always the last two"
-    ),
-    "ms_adafactor/default": LeftOut(
-        ("dense.bias", "bn.gamma", "scalar.w"),
-        "MindSpore's m averages lr_t·u, here m averages u; in the other tensors RMS(p), and so lr_t, hardly changes",
     ),
     **golden_more.LEFT_OUT,
     "po_lamb/default_f64": LeftOut(

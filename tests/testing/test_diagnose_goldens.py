@@ -37,7 +37,6 @@ NOT_NAMED = {
     "optax_adan/default": "optax multiplies differences by b2, which is neither a switch nor a twist",
     "optax_schedulefree/warmup": "z moves by the learning rate of the step before",
     "po_schedulefree/default": "1e-15 is added under the root, which shows in one tensor",
-    "ms_adafactor/default": "m averages lr_t u; in small tensors that is not lr_t times the average",
     "optax_adafactor/default": "the decay is computed in float32, and the two largest axes are factored",
     "torch_adafactor/default_f64": "no eps is added to g²; this shows in the tensors that are tiny",
     "optax_radam/default": "its rectification loses five digits where ρ is near its threshold",

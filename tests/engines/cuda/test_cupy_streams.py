@@ -117,6 +117,17 @@ def grown(cupy, opts, k):
         opt.groups[0].weight_decay = 0.02 * k
 
 
+def test_a_launch_leaves_no_reports_of_an_earlier_step(cupy):
+    opts = made(cupy, rule=RULE, **OPTIONS | {"stats": True})
+    for k, call in ((3, step), (4, halves)):
+        call(cupy, opts, k)
+        cupy.cuda.Device().synchronize()
+        norm(cupy, opts, k)
+        bad(cupy, opts, k)
+    assert [opt.stats.read() for opt in opts] == [{}, {}]
+    assert np.isfinite(float(opts[0].stats.global_norm))
+
+
 CALLS = [step, halves, look, count, saved, loaded, averaged, scale, norm, bad, read, copied, grown]
 
 

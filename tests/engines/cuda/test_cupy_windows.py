@@ -156,7 +156,7 @@ def test_parts_that_end_where_tiles_do_give_what_one_process_does(cupy, label, r
     assert (tmp_path / "one").read_bytes() == (tmp_path / "many").read_bytes()
 
 
-@pytest.mark.parametrize("which", marked([(x,) for x in UNEVEN], lambda which: which == "matrices"))
+@pytest.mark.parametrize("which", marked([(x,) for x in UNEVEN], lambda which: which in ("matrices", "batches")))
 def test_parts_that_end_anywhere_have_the_sums_of_whole_tensors(cupy, which):
     rule, cuts = Centred(lr=0.1), UNEVEN[which]
     one = trained(cupy, rule, cuts)
