@@ -116,7 +116,6 @@ def test_ties_are_rounded_to_even_and_nan_stays_nan(cupy, dtype):
     np.testing.assert_array_equal(x.get().astype("f4"), expected.astype("f4"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16], ids=["bfloat16", "float16"])
 def test_the_nan_of_a_gpu_stays_nan(cupy, dtype):
     """All its bits are set: rounded like a number, it would be a zero."""
@@ -191,7 +190,6 @@ def test_a_row_of_more_elements_than_32_bits_count():
     np.testing.assert_array_equal(arrays["p"][-tail:], 0.5 * ones)
 
 
-@pytest.mark.slow
 def test_a_matrix_of_more_elements_than_32_bits_count():
     rows, columns = 2**16 + 1, 2**15
     _, work = last_piece(ao.Adafactor(), (rows, columns), {"g": np.full(128, 2.0)})
