@@ -67,7 +67,7 @@ def test_it_is_the_step_that_all_gradients_make(engine, label):
         assert found == [[]] * 3
 
 
-@settled(24)
+@settled(12)
 @given(
     st.sampled_from(COMPILED),
     st.sampled_from(sorted(RULES)),

@@ -125,7 +125,7 @@ def _one_thread():
         yield
 
 
-@settled(16)
+@settled(10)
 @given(
     st.sampled_from(COMPILED),
     st.sampled_from(sorted(OPTIONS)),

@@ -186,7 +186,7 @@ def test_registers_do_not_grow_with_the_members_of_rings(kind, k, dtype, arch):
     for source in re.split(r"(?m)^(?=// Fused kernels)", text)[1:]:  # one for each part between totals
         used = nvrtc.usage(nvrtc.compile(source, arch=arch, options=OPTIONS)[2])["run"]
         assert used.registers <= (255 if dtype in WIDE else 128)
-        assert used.spill_stores <= (192 if (kind, dtype) in HEAVY else 0)
+        assert used.spill_stores <= (192 if (kind, dtype) in HEAVY else 32 if dtype == "bfloat16" else 0)
 
 
 def test_sources_name_nothing_outside():
