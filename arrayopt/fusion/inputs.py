@@ -54,12 +54,13 @@ class Inputs:
 def numbers_of(rule: Rule, inputs: Inputs) -> tuple[dict[str, Any], Rule]:
     """The numbers of a rule as scalars of the step; and the rule, whose `self.lr` is `h.lr`."""
     values, off, seen = dict[str, Any](), rule.structure[-1], copy(rule)
-    for field in (field for field in fields(rule) if field.name in hypers(type(rule))):
-        name, zero_is_off = field.name, field.metadata.get("zero_is_off")
-        values[name] = None if getattr(rule, name) is None else inputs.scalar(name)
+    zero_is_off = {field.name for field in fields(rule) if field.metadata.get("zero_is_off")}
+    for name in hypers(type(rule)):
+        scalar = None if getattr(rule, name) is None else inputs.scalar(name)
+        values[name] = own = scalar
+        if scalar is not None and name in zero_is_off:
+            own = _On(inputs.graph, scalar.node, (), inputs.graph.real)
         if name not in off:
-            scalar, real = inputs.scalar(name), inputs.graph.real
-            own = _On(inputs.graph, scalar.node, (), real) if zero_is_off else values[name]
             object.__setattr__(seen, name, own)
     return values, seen
 
@@ -104,13 +105,8 @@ class SymbolicTotals:
     def __call__(self, x: Any, how: str) -> Symbol:
         graph, node = self.graph, lift(self.graph, x)[0]
         node = graph.make("float", node) if node.dtype == "bool" else node
-        made = graph.make(
-            TOTAL,
-            one_of(graph, node),
-            axes="",
-            dtype="real",
-            data=Summed(of_total(len(self.made)), how),
-        )
+        summed = Summed(of_total(len(self.made)), how)
+        made = graph.make(TOTAL, one_of(graph, node), axes="", dtype="real", data=summed)
         self.made.append(made)
         return Symbol(graph, made, (), graph.real)
 

@@ -112,17 +112,17 @@ class Small:
 
     def _between(self, between: Between, partials: dict[Node, Any], values: Values) -> None:
         """Compute and store what is between passes."""
+        last = self.last
         for reduction in between.combine:
             values.known[reduction] = partials.pop(reduction)
         for loop in between.after:
-            per_tensor = not loop.axes and not loop.reduces
-            if not (per_tensor and self._scalars(loop.nodes, values)):
+            if loop.axes or loop.reduces or not self._scalars(loop.nodes, values):
                 for node in loop.nodes:
                     values.known[node] = self._computed(node, values)
-                    values.drop(self.last.get(node, ()))
+                    values.drop(last.get(node, ()))
         for name, node in between.stores.items():
             values.arrays[name][...] = values[node]
-        values.drop(self.last.get(between, ()))
+        values.drop(last.get(between, ()))
 
     def _scalars(self, nodes: tuple[Node, ...], values: Values) -> bool:
         """Compute values per tensor by one function, if that is possible; whether it was."""

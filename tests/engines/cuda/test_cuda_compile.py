@@ -169,6 +169,7 @@ HEAVY = [("ring", "complex64"), ("ring", "complex128"), ("LBFGS", "complex64"), 
 HEAVY += [("LBFGS, int8", "float32"), ("LBFGS, int8", "bfloat16")]
 RINGS |= {"ring, int8": lambda k: ringed(k)(state_dtype="int8")}
 RINGS |= {"LBFGS, int8": lambda k: ao.LBFGS(memory=k, state_dtype="int8")}
+LITTLE = {("LBFGS", "bfloat16"): 28}
 PLAIN = [(rule, dtype) for rule in ("ring", "LBFGS", "LBFGS, apart") for dtype in ("float32", "bfloat16", "float64")]
 WIDE = "float64", "complex128"
 REGISTERS = [(rule, k, dtype, arch) for rule, dtype in PLAIN for k in (3, 5, 10) for arch in ARCHS]
@@ -186,7 +187,7 @@ def test_registers_do_not_grow_with_the_members_of_rings(kind, k, dtype, arch):
     for source in re.split(r"(?m)^(?=// Fused kernels)", text)[1:]:  # one for each part between totals
         used = nvrtc.usage(nvrtc.compile(source, arch=arch, options=OPTIONS)[2])["run"]
         assert used.registers <= (255 if dtype in WIDE else 128)
-        assert used.spill_stores <= (192 if (kind, dtype) in HEAVY else 32 if dtype == "bfloat16" else 0)
+        assert used.spill_stores <= (192 if (kind, dtype) in HEAVY else LITTLE.get((kind, dtype), 0))
 
 
 def test_sources_name_nothing_outside():
