@@ -136,8 +136,9 @@ class Bucket:
             for i in took:
                 self.tensors[i].count(left or {})
         elif len(took) == len(self.tensors):
+            same = self.same if self.same and self.same[1] == self.run.changes else None
             self.run.count(self._index())
-            self.same = None if self.same is None else (self.same[0] + 1, self.run.changes)
+            self.same = same and (same[0] + 1, self.run.changes)
         else:
             index = self._index()
             self.run.count(took if isinstance(index, slice) else index[took])
@@ -145,9 +146,9 @@ class Bucket:
 
     def _index(self) -> Any:
         if self.index is None:
-            places = [tensor.first for tensor in self.tensors]
-            first = list(range(len(places)))
-            self.index = slice(len(places)) if places == first else np.array(places)
+            places = np.array([tensor.first for tensor in self.tensors], int)
+            whole = (places == np.arange(len(places))).all()
+            self.index = slice(len(places)) if whole else places
         return self.index
 
     def keep(self, key: Any, make: Callable[[], list[Any]]) -> list[Any]:

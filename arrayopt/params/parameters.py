@@ -226,10 +226,10 @@ class Parameters:
         """Return whether the array of one tensor is where `take_up` found it, if its key tells."""
         key = self.all[place].name if isinstance(self._tree, dict) else place
         try:
-            same = self._lent is None and self._tree[key] is self._watch.arrays[place]
+            same = self._tree[key] is self._watch.arrays[place]
         except (LookupError, TypeError):
-            same = False
-        return same and self._watch.stays(place)
+            same = False  # as where arrays cannot be written: then a step replaces all of them
+        return same and self._lent is None and self._watch.in_place and self._watch.stays(place)
 
     def lend(self) -> None:
         """Watch slots from now on: the user has them, and may change them."""

@@ -25,33 +25,42 @@ class FirstValues:
     """
 
     def __init__(self, groups: "list[Any]") -> None:
-        self._groups, self._seen = groups, set[Tensor]()
+        self._groups, self._seen = groups, dict[Tensor, Any]()  # with the form of its array
         self._marks: dict[Tensor, tuple[Any, dict[str, tuple[Array, int]]]] = {}  # with the tensor's group
 
     def note(self) -> None:
-        """Take note of new tensors, whose slots have been made."""
-        known = dict[Any, list[str]]()
+        """Take note of tensors whose slots have been made: of new ones, and of another dtype or shape."""
         for group in self._groups:
-            for tensor in (x for x in group.tensors if x not in self._seen):
-                self._seen.add(tensor)
-                form = group.rule.structure, tensor.array.ndim, dtype_name(tensor.array)
-                if form not in known:
-                    known[form] = _from_values(group.rule, tensor.array)
-                names = [name for slot in known[form] for name in (slot, scale_of(slot)) if name in tensor.slots]
+            known = dict[Any, list[str]]()
+            for tensor in group.tensors:
+                form = _form(tensor.array)
+                if self._seen.get(tensor) == form:
+                    continue
+                self._seen[tensor] = form
+                kind_of = len(form[1]), form[0]
+                if kind_of not in known:
+                    known[kind_of] = _from_values(group.rule, tensor.array)
+                names = [name for slot in known[kind_of] for name in (slot, scale_of(slot)) if name in tensor.slots]
                 if names:
                     self._marks[tensor] = group, {name: _marked(tensor.slots[name]) for name in names}
 
-    def follow(self, grads: Grads | None = None, *, at_home: bool = False) -> None:
-        """Have slots follow; for the last time those of tensors that have one of a step's `grads`.
+    def forget(self) -> None:
+        """Let slots stay as they are: they have been loaded."""
+        self._marks.clear()
 
+    def follow(self, grads: Grads | None = None, *, at_home: bool = False) -> None:
+        """Have slots follow of tensors without an update; in a step, of those that have one of its `grads`.
+
+        On a device, which counts updates by itself, it is for the last time then.
         Those of a tensor of which ranks have parts, and one updates it, do so `at_home`: once it was brought there.
         """
         for tensor in [x for x in self._marks if (x.home is not None) is at_home]:
             if grads is not None and grads[tensor.place] is None:
                 continue
-            if not tensor.t:
+            updated = bool(tensor.t)
+            if not updated:
                 self._renew(tensor)
-            if grads is not None:
+            if updated or (grads is not None and not is_on_host(tensor.array)):
                 del self._marks[tensor]
 
     def _renew(self, tensor: Tensor) -> None:
@@ -64,18 +73,18 @@ class FirstValues:
                 continue
             with on_its_device(now):
                 same = is_on_host(now) and bool(array_namespace(now).all(now == new))  # a device would be waited for
-                anew = _form(was) != _form(now)  # with a parameter of another dtype or shape
-                if not same and (anew or (was is now and written == _written(now))):
+                if not same and was is now and written == _written(now):
                     tensor.put(slot, new)
                     marks[slot] = _marked(tensor.slots[slot])
 
 
 def _from_values(rule: Rule, array: Array) -> list[str]:
     """The slots that the values of a parameter determine, but for masters, which follow it all the time."""
-    shape, dtype = (1,) * (array.ndim - rule.stacked), complex if kind(array) == "complex" else float
+    shape, dtype = (2,) * (array.ndim - rule.stacked), complex if kind(array) == "complex" else float
+    ones = np.linspace(0.5, 1.0, 2 ** len(shape), dtype=dtype).reshape(shape)
     found: list[str] = []
     with suppress(Exception):  # of a rule that does not take such a tensor
-        several = [rule.all_slots(np, np.full(shape, x, dtype), dtype_name(array)) for x in (0.7, 0.0, -0.3)]
+        several = [rule.all_slots(np, x * ones, dtype_name(array)) for x in (1.7, 0.0, -0.3)]
         for slot, first in several[0].items():
             if slot != "master" and not all(np.array_equal(first, x[slot]) for x in several):
                 found.append(slot)
@@ -83,7 +92,7 @@ def _from_values(rule: Rule, array: Array) -> list[str]:
 
 
 def _form(x: Array) -> Any:
-    return x.dtype, tuple(x.shape)
+    return dtype_name(x), tuple(x.shape)
 
 
 def _marked(x: Array) -> tuple[Array, int]:

@@ -135,6 +135,7 @@ class GivenStep(Step):
         """
         release, accumulator = self.release, self.accumulator
         release.check_end(incomplete=incomplete)
+        self._parameters.take_up()
         last, coming = accumulator.last, self.coming_given("Optimizer.step")
         for x in self._parameters.all if last else ():
             if x.name in release.refused:

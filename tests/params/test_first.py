@@ -1,6 +1,7 @@
 """What users write into parameters before the first update is what slots begin as."""
 
 import copy
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -180,3 +181,66 @@ def test_what_was_written_before_the_first_update_outlives_new_groups():
     assert opt.state[model.weight]["v"].unique().tolist() == [3.0]
     opt.param_groups[0]["amsgrad"] = True  # state of another rule begins anew
     assert opt.state[model.weight]["m"].unique().tolist() == [0.0]
+
+
+EMA = ao.SGD(lr=0.1, ema_decay=0.5)
+
+
+def made(x, rule=EMA, **options):
+    return ao.Optimizer({"w": x}, rule, **options)
+
+
+def test_what_was_loaded_stays_though_it_is_what_a_slot_begins_as(tmp_path):
+    opt, other = made(np.ones(2)), made(np.zeros(2))
+    opt.state["w"]["ema"][...] = 0.0
+    opt.save(tmp_path / "x")
+    other.load(tmp_path / "x")
+    for x in (opt, other):
+        x.step({"w": np.ones(2)})
+    assert opt.averaged()["w"].tolist() == other.averaged()["w"].tolist() == [0.45, 0.45]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("written", [True, False])
+def test_after_a_change_of_dtype(dtype, written):
+    w = torch.ones(2)
+    opt = made(w)
+    w.data = w.data.to(dtype)
+    opt.params  # noqa: B018 - takes the new arrays up
+    if written:
+        opt.state["w"]["ema"][...] = 0.0
+    else:
+        w.data.fill_(3.0)
+    opt.step({"w": torch.zeros(2, dtype=dtype)})
+    assert float(opt.state["w"]["ema"][0]) == (0.5 if written else 3.0)
+
+
+def test_a_step_that_is_skipped_is_no_update():
+    opt = made(np.ones(2), skip_nonfinite=True)
+    opt.step({"w": np.full(2, np.nan)})
+    opt.params["w"][...] = 3.0
+    opt.step({"w": np.zeros(2)})
+    assert opt.state["w"]["ema"].tolist() == [3.0, 3.0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaled(ao.Rule):
+    """Has a number in its first state, and the distance from a mean, which of one element is zero."""
+
+    a: float = ao.real("[0, 1]", 0.0)
+
+    def slots(self, xp, p):
+        return {"scaled": self.a * p, "centred": p - xp.mean(p)}
+
+    def update(self, xp, p, g, s, h):
+        return p - g, {"scaled": s["scaled"], "centred": s["centred"]}
+
+
+def test_slots_follow_in_each_group_with_its_own_numbers():
+    params = {"v": np.array([1.0, 3.0]), "w": np.array([1.0, 3.0])}
+    opt = ao.Optimizer(params, Scaled(), groups={"w": {"a": 1.0}}, engine="array_api")
+    for x in params.values():
+        x[...] = [2.0, 6.0]
+    opt.step({name: np.zeros(2) for name in params})
+    assert {name: opt.state[name]["scaled"].tolist() for name in params} == {"v": [0.0, 0.0], "w": [2.0, 6.0]}
+    assert opt.state["v"]["centred"].tolist() == opt.state["w"]["centred"].tolist() == [-2.0, 2.0]

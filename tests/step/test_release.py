@@ -3,13 +3,14 @@
 import copy
 import sys
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import arrayopt as ao
 from arrayopt.params import grads as matching
 from tests.conftest import BACKENDS
-from tests.support.engines import each_engine
+from tests.support.engines import each_engine, each_fused
 
 SHAPES = {"w": (6, 40), "b": (40,), "k": (4, 3, 3, 3), "s": (), "e": (0, 3)}
 
@@ -341,3 +342,39 @@ def test_a_gradient_that_was_interrupted_is_not_left_out_silently():
         opt.step()
     opt.give("w", np.ones(2))
     assert np.array_equal(opt.step()["w"], [-0.5, -0.5])
+
+
+@each_fused
+def test_after_one_was_given_alone_counts_are_of_each(engine):
+    """Of several tensors with different numbers of updates, in the steps after that."""
+    rule = ao.AdamW(lr=0.1, weight_decay=0.0)
+    opts = [ao.Optimizer({"a": np.ones(2), "b": np.ones(2)}, rule, engine=x) for x in ("array_api", engine)]
+    for opt in opts:
+        opt.step({"a": np.ones(2), "b": np.ones(2)})
+        opt.give("a", np.ones(2))
+        opt.step()
+        for k in range(3):
+            opt.step({"a": np.full(2, 1.0 + k), "b": np.full(2, 2.0 - k)})
+    for name in "ab":
+        np.testing.assert_allclose(opts[1].params[name], opts[0].params[name], rtol=1e-12)
+
+
+def test_what_is_put_in_the_place_of_another_tensor_is_kept():
+    """Arrays that cannot be written are replaced in each update, and with them the tree."""
+    opt = ao.Optimizer({"w": jnp.ones(2), "v": jnp.ones(2)}, ao.SGD(lr=0.5))
+    opt.params["v"] = jnp.full(2, 5.0)
+    for name in "wv":
+        opt.give(name, jnp.ones(2))
+    opt.step()
+    assert [opt.params[name].tolist() for name in "wv"] == [[0.5, 0.5], [4.5, 4.5]]
+
+
+def test_a_sum_is_applied_to_what_was_put_there():
+    opt = ao.Optimizer({"w": np.ones(2), "v": np.ones(2)}, ao.SGD(lr=0.5), accumulate=2)
+    for name in "wv":
+        opt.give(name, np.ones(2))
+    opt.step()
+    opt.params["w"] = np.full(2, 5.0)
+    opt.give("v", np.ones(2))
+    opt.step()
+    assert [opt.params[name].tolist() for name in "wv"] == [[4.75, 4.75], [0.5, 0.5]]
