@@ -272,7 +272,8 @@ class Text(CPlusPlus):
             self.put(3, f"const auto {self.name(node)} = {here};")
         self._computed(3, loop, "Floats")
         for name, node in loop.stores.items():
-            self.put(3, f"put_vector({self.name(node)}, {name} + i);")
+            value = self.name(node) if node.axes else f"all_of({self.name(node)})"
+            self.put(3, f"put_vector({value}, {name} + i);")
         self._summed(3, loop, spare, "v")
         self.put(2, "}")
         self.put(1, "}", *(f"s{s.id} += sum_of(v{s.id});" for s in loop.totals))
