@@ -62,7 +62,7 @@ def numbers_of(rule: Rule, inputs: Inputs) -> tuple[dict[str, Any], Rule]:
             own = _On(inputs.graph, scalar.node, (), inputs.graph.real)
         if name not in off:
             seen.__dict__[name] = own
-    seen.__dict__["_not_floats"] = ()
+    seen.__dict__["_not_floats"] = {}
     return values, seen
 
 

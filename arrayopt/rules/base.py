@@ -261,7 +261,7 @@ class Rule(ABC):
         try:
             made = self.slots(xp, p)
         except TypeError as error:
-            later = ", ".join(f.name for f in self._not_floats)
+            later = ", ".join(self._not_floats)
             if later:
                 error.add_note(f"In `slots`, a number that is a schedule or an array has no value yet: {later}")
             raise
@@ -320,16 +320,17 @@ class Rule(ABC):
         if not self._not_floats:
             return self
         made = copy(self)
-        for f in self._not_floats:
-            x = getattr(h, f.name)
-            made.__dict__[f.name] = OnFloat(x) if f.metadata.get("zero_is_off") and isinstance(x, float) else x
+        for name, may_be_off in self._not_floats.items():
+            x = getattr(h, name)
+            made.__dict__[name] = OnFloat(x) if may_be_off and isinstance(x, float) else x
         return made
 
     @cached_property
-    def _not_floats(self) -> tuple[Any, ...]:
-        """The fields that are numbers, but schedules or arrays as they are given."""
-        found = (f for f in dataclasses.fields(self) if not is_flag(f))
-        return tuple(f for f in found if not isinstance(getattr(self, f.name), float | None))
+    def _not_floats(self) -> dict[str, bool]:
+        """The numbers that are given as schedules or arrays, and whether zero would turn them off."""
+        found = {f.name: f for f in dataclasses.fields(self) if not is_flag(f)}
+        odd = [name for name in found if not isinstance(getattr(self, name), float | None)]
+        return {name: bool(found[name].metadata.get("zero_is_off")) for name in odd}
 
     def norms(self, xp: Any, p: Array, g: Array, new_p: Array) -> dict[str, Array]:
         """What is reported of every step beside what `update` reports, where that is asked for."""
