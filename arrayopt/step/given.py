@@ -139,7 +139,7 @@ class GivenStep(Step):
         With `accumulate`, tensors that had no gradient in this last micro-step are updated here.
         """
         release, accumulator = self.release, self.accumulator
-        release.check_end(incomplete=incomplete)
+        release.check_end("Optimizer.step", incomplete=incomplete)
         self._parameters.take_up()
         last, coming = accumulator.last, self.coming_given("Optimizer.step")
         for x in self._parameters.all if last else ():

@@ -1,5 +1,6 @@
 """What cannot be traced is told in the words of who wrote the rule: which line, and what to use."""
 
+import itertools
 import math
 import numbers
 import warnings
@@ -297,3 +298,28 @@ def test_functions_of_numbers_and_small_ones_run_everywhere(name):
         opt = ao.Optimizer(make(np.ones((2, 3))), rule, engine=engine)
         found.append(np.asarray(opt.step(make(g))))
     np.testing.assert_allclose(found[1:], [found[0]] * 2, rtol=1e-14)
+
+
+DRAWN = np.random.default_rng(0)
+CALLS = itertools.count()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda xp, p, g, h: p - np.random.rand() * g,
+        lambda xp, p, g, h: p - DRAWN.random() * g,
+        lambda xp, p, g, h: p - 0.5 ** next(CALLS) * g,
+    ],
+    ids=["NumPy's", "a generator's", "a counter"],
+)
+def test_what_changes_from_call_to_call_is_not_frozen(function):
+    """A trace is one call, whose numbers all steps would have."""
+    rule, _ = written(function)
+    with pytest.raises(ValueError, match=r"Mine: the same arguments give something else .* `ao.random\(h\)`"):
+        ao.Optimizer(np.ones(2), rule, engine="numpy").step(np.ones(2))
+    opt = ao.Optimizer(np.ones(2), rule)
+    with pytest.warns(ao.NotFusedWarning, match=r"the same arguments give something else"):
+        steps = [opt.step(np.ones(2)).copy()]
+    steps += [opt.step(np.ones(2)).copy() for _ in range(2)]
+    assert not np.array_equal(steps[1] - steps[0], steps[2] - steps[1])
