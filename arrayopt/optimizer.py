@@ -281,8 +281,8 @@ class Optimizer(Settings):
         with self._guard("Optimizer.give"):
             step, places = self._step, self._parameters.places
             waits = self._waits() if self._before or not self._team.sums else []
-            step.release.check(name, places, waits)
             try:
+                step.release.check(name, places, waits)
                 place = places[name]
                 if self._team.size > 1:
                     step.take(name, place, grad)
@@ -294,7 +294,8 @@ class Optimizer(Settings):
                 took = partial(step.release.took, name)
                 step.make(coming, begun, stats=False, record=lambda *_: took(), counted=True)
             except BaseException as error:
-                if name not in step.release.given:
+                given = step.release.given
+                if isinstance(name, str) and name in places and name not in given and (given or not waits):
                     step.release.refused[name] = str(error) or type(error).__name__
                 raise
 
@@ -446,6 +447,7 @@ class Optimizer(Settings):
             If `advance` has not been called, or groups have changed since.
         """
         with self._guard("Optimizer.launch"):
+            self._step.release.check_whole("Optimizer.launch")
             with nullcontext() if self._step.capturing else self._team.warned("Optimizer.step"):
                 self._step.launched(self._parameters.match(grads), lambda _, norm: self._record({}, norm))()
             return self.params
