@@ -1,8 +1,10 @@
 """What cannot be traced is told in the words of who wrote the rule: which line, and what to use."""
 
 import itertools
+import linecache
 import math
 import numbers
+import re
 import warnings
 from dataclasses import dataclass
 
@@ -28,6 +30,11 @@ def written(f):
             return f(xp, p, g, h), {}
 
     return Mine(), f.__code__.co_firstlineno
+
+
+def words(error, line):
+    """What an error says beside the line of code that it quotes, in which `match` may stand, too."""
+    return str(error).replace(linecache.getline(__file__, line).strip(), "")
 
 
 def puts(xp, p, g, h):
@@ -99,8 +106,9 @@ def test_a_shape_is_told_of_or_taken_and_never_mistaken(name):
     expected = ao.Optimizer(p.copy(), rule, engine="array_api").step(g)
     if match:
         for engine in ("numpy", "cpp", "numba"):
-            with pytest.raises(ValueError, match=match) as told:
+            with pytest.raises(ValueError, match="line") as told:
                 ao.Optimizer(p.copy(), rule, engine=engine)
+            assert re.search(match, words(told.value, line))
             later = 2 if f is caught else f in (loops, by_rows, named)
             assert f", line {line + later}" in str(told.value)
         with pytest.warns(UserWarning, match=match):
@@ -111,7 +119,7 @@ def test_a_shape_is_told_of_or_taken_and_never_mistaken(name):
 
 
 CASES = {
-    "eigh": (lambda xp, p, g, h: p - xp.linalg.eigh(g)[1], r"xp.linalg.eigh cannot be traced; use iterations"),
+    "eigh": (lambda xp, p, g, h: p - xp.linalg.eigh(g)[1], r"xp.linalg.eigh cannot be traced; use an iteration"),
     "method": (lambda xp, p, g, h: p - g.sum(), r"no attribute `sum`; use xp.sum\(x\)"),
     "T": (lambda xp, p, g, h: p - g.T, r"no attribute `T`; use xp.matrix_transpose"),
     "item": (lambda xp, p, g, h: p - g.item(), r"no attribute `item`; use functions of `xp`"),
@@ -165,11 +173,12 @@ OWN = {
 @pytest.mark.parametrize("name", OWN)
 def test_a_fault_of_the_rule_itself_is_raised_as_what_it_is(name, engine):
     f, kind, match = OWN[name]
-    rule, _ = written(f)
+    rule, line = written(f)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # nor is it said that the rule is not fused
-        with pytest.raises(kind, match=match) as caught:
+        with pytest.raises(kind) as caught:
             ao.Optimizer(np.ones((3, 2)), rule, engine=engine)
+    assert re.search(match, words(caught.value, line))
     assert "engine=" not in str(caught.value)
     assert match == "^$" or "line " in str(caught.value)
 
@@ -187,8 +196,9 @@ def test_an_update_that_takes_other_arguments_is_named():
 def test_which_line_and_what_to_use(name):
     f, match = CASES[name]
     rule, line = written(f)
-    with pytest.raises(ValueError, match=match) as caught:
+    with pytest.raises(ValueError, match="line") as caught:
         ao.Optimizer(np.ones((3, 2)), rule, engine="numpy")
+    assert re.search(match, words(caught.value, line))
     said = str(caught.value)
     at = line + 1 if f in (puts, loops) else line
     assert f"Mine.update, line {rule.update.__code__.co_firstlineno + 1}" in said or f", line {at}" in said
@@ -319,8 +329,8 @@ def test_what_changes_from_call_to_call_is_not_frozen(function):
     rule, _ = written(function)
     with pytest.raises(ValueError, match=r"Mine: the same arguments give something else .* `ao.random\(h\)`"):
         ao.Optimizer(np.ones(2), rule, engine="numpy").step(np.ones(2))
-    opt = ao.Optimizer(np.ones(2), rule)
     with pytest.warns(ao.NotFusedWarning, match=r"the same arguments give something else"):
-        steps = [opt.step(np.ones(2)).copy()]
+        opt = ao.Optimizer(np.ones(2), rule)
+    steps = [opt.step(np.ones(2)).copy()]
     steps += [opt.step(np.ones(2)).copy() for _ in range(2)]
     assert not np.array_equal(steps[1] - steps[0], steps[2] - steps[1])
