@@ -33,8 +33,8 @@ class Parts(Grads):
     @cached_property
     def _each(self) -> list[Array | None]:
         found: list[Array | None] = []
-        for g, count, cut in zip(self.wholes, self.counts, self.cut, strict=True):
-            found += [None] * count if g is None else cut(g)
+        for whole, count, cut in zip(self.wholes, self.counts, self.cut, strict=True):
+            found += [None] * count if whole is None else cut(whole)
         return found
 
     def __len__(self) -> int:
@@ -91,7 +91,7 @@ class Stacks(Bucket):
     def first_layer(self, k: int) -> int:
         return self.firsts[k]
 
-    def own(self, every: Grads, left: Left | None = None) -> Grads:
+    def own(self, every: Grads, left: Left | None = None) -> Parts:
         counts = [len(cut.stretches) for cut in self.cuts]
         return Parts(self.given.own(every, left), counts, [cut.parameter for cut in self.cuts])
 

@@ -117,26 +117,27 @@ class Split(Parts):
     ----------
     wholes : sequence of array or None
         The gradients of the stacked tensors.
-    lying : sequence of (array or None, array of int)
+    lying : (sequence of array or None, sequence of array of int)
         Gradients, and the first element of each layer in them: these, or what stacks are cut from.
     left : list of array of bool, or None
         Which layers of each are left out, as if they had no gradient.
     """
 
     def __init__(
-        self, stacks: Grads, counts: list[int], left: Sequence[Any] = (), lying: Any = ()
+        self, stacks: Grads, counts: list[int], left: Sequence[Any] = (), lying: Any = None
     ) -> None:
         super().__init__(stacks, counts, [split] * len(counts))
         self.left = list(left) or [None] * len(counts)
-        self.lying = lying or [
-            (g, np.arange(n) * (0 if g is None else size(g) // n))
-            for g, n in zip(stacks, counts, strict=True)
-        ]
+        firsts = []
+        for whole, count in () if lying else zip(stacks, counts, strict=True):
+            firsts.append(np.arange(count) * (0 if whole is None else size(whole) // count))
+        self.lying = lying or (stacks, firsts)
 
     @property
     def there(self) -> Any:
         """Whether each layer has a gradient."""
-        found = np.concatenate([np.full(len(own), g is not None) for g, own in self.lying])
+        wholes, firsts = self.lying
+        found = np.repeat([x is not None for x in wholes], list(map(len, firsts)))
         for first, mask in zip(np.cumsum([0, *self.counts]), self.left, strict=False):
             if mask is not None:
                 found[first : first + len(mask)] &= ~np.asarray(mask)
@@ -222,12 +223,10 @@ class Layers(Bucket):
     def own(self, every: Grads, left: Left | None = None) -> Grads:
         counts = list(map(_count, self.stacks.tensors))
         masks = [(left or {}).get(tensor.layers) for tensor in self.stacks.tensors]
-        stacks, lying = self.stacks.own(every), list[Any]()
-        if isinstance(self.stacks, Stacks) and isinstance(stacks, Parts):
-            lying = [
-                (g, cut.firsts) for g, cut in zip(stacks.wholes, self.stacks.cuts, strict=True)
-            ]
-        return Split(stacks, counts, masks, lying)
+        if not isinstance(self.stacks, Stacks):
+            return Split(self.stacks.own(every), counts, masks)
+        stacks, firsts = self.stacks.own(every), [cut.firsts for cut in self.stacks.cuts]
+        return Split(stacks, counts, masks, (stacks.wholes, firsts))
 
     def sibling(self, group: Group, tensors: list[Tensor], run: Run) -> Bucket:
         made = Layers([group], tensors, [0] * len(tensors), self.places, run)

@@ -55,7 +55,7 @@ class Gradients:
     def _of_stacks(self, rows: Ints, grads: Split) -> Sequence[Any]:
         """As `bind`, for layers, which lie in others."""
         given, addresses = [], []
-        for whole, firsts in grads.lying:
+        for whole, firsts in zip(*grads.lying, strict=True):
             if whole is None:
                 addresses.append(0 * firsts)
                 continue
