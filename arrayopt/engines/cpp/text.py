@@ -210,6 +210,8 @@ class Text(CPlusPlus):
             text = self.expression(node)
             if node.op in ("add", "sub") and products.keys() >= {*node.args}:
                 text = self._fused(node, first=min(node.args, key=products.__getitem__))
+            if (node.op, node.dtype) == ("add", "complex"):
+                text = self._fused_complex(node, loop) or text
             if node.op == "where" and node.dtype == "real" and not node.args[0].axes:
                 text = f"chosen({', '.join(map(self.name, node.args))})"
             integers = node.dtype == "bool" or OPS[node.op].integers
@@ -226,6 +228,14 @@ class Text(CPlusPlus):
             return f"fused({a}, {b}, -{self.name(right)})"
         return f"fused(-{a}, {b}, {self.name(left)})"
 
+    def _fused_complex(self, node: Node, loop: bulk.Elements) -> str:
+        """The sum of a complex number and a real multiple of one, which is not rounded; else none."""
+        for x, product in (node.args, node.args[::-1]):
+            kinds = {factor.dtype for factor in product.args} if product in loop.nodes else set()
+            if product.op == "mul" and x.dtype == "complex" and kinds == {"real", "complex"}:
+                return f"fused({', '.join(map(self.name, (*product.args, x)))})"
+        return ""
+
     def _summed(self, depth: int, loop: bulk.Elements, spare: list[Node], kept: str) -> None:
         """Print what a loop adds up, in variables whose names begin so."""
         for s, node in loop.sums.items():
@@ -234,6 +244,10 @@ class Text(CPlusPlus):
             if kept == "v" and s in loop.into:
                 at = f"{loop.into[s]} + i"
                 self.put(depth, f"put_vector(vector_at({at}) + {self.name(node)}, {at});")
+                continue
+            if (s.op, node.op, node.dtype) == ("sum", "mul", "real") and node in loop.nodes:
+                a, b = map(self.name, node.args)  # g++ alone may round it in the last elements
+                self.put(depth, f"{only}{into} = fused({a}, {b}, {into});")
                 continue
             self.put(depth, f"{only}{self.take(s, into, self.name(node))};")
 
