@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Never
 
 from arrayopt.engines.base import Report
 from arrayopt.engines.interrupts import uninterrupted
@@ -161,7 +161,7 @@ class Optimizer(Settings):
     def step(
         self,
         grads: Any = NOT_GIVEN,
-        *,
+        *more: Never,
         loss_scale: float | None = None,
         value: float | None = None,
         incomplete: bool = False,
@@ -198,7 +198,7 @@ class Optimizer(Settings):
         Raises
         ------
         TypeError
-            If `loss_scale` or `value` is not a number.
+            If `loss_scale` or `value` is not a number, or parameters are passed too.
         RuntimeError
             If another thread is using the Optimizer; or if `give` has refused a gradient.
         ValueError
@@ -208,6 +208,8 @@ class Optimizer(Settings):
         RankError
             If another rank has failed or did not answer in time; the message says whether anything has changed.
         """
+        if more:
+            raise TypeError("Optimizer.step: pass gradients alone, opt.step(grads); the optimizer has the parameters")
         if value is not None:
             value = data("Optimizer.step: `value`", value, rank=1)
         if grads is NOT_GIVEN and self._team.size > 1:
@@ -279,8 +281,8 @@ class Optimizer(Settings):
         with self._guard("Optimizer.give"):
             step, places = self._step, self._parameters.places
             waits = self._waits() if self._before or not self._team.sums else []
-            step.release.check(name, places, waits)
             try:
+                step.release.check(name, places, waits)
                 place = places[name]
                 if self._team.size > 1:
                     step.take(name, place, grad)
@@ -292,7 +294,8 @@ class Optimizer(Settings):
                 took = partial(step.release.took, name)
                 step.make(coming, begun, stats=False, record=lambda *_: took(), counted=True)
             except BaseException as error:
-                if name not in step.release.given:
+                given = step.release.given
+                if isinstance(name, str) and name in places and name not in given and (given or not waits):
                     step.release.refused[name] = str(error) or type(error).__name__
                 raise
 
@@ -358,7 +361,7 @@ class Optimizer(Settings):
                     coming = step.coming(loss_scale, self._limit(), value, wait=wait)
                     if not (none or step.release or step.accumulator.begun):
                         raise TypeError("Optimizer.step: pass the gradients, or call `give` for each of them first")
-                    step.release.check_end(incomplete=incomplete, again=step.accumulator.last)
+                    step.release.check_end("Optimizer.step", incomplete=incomplete, again=step.accumulator.last)
                     begun = step.begin_taken(coming, given, rooms, stats=stats)
                     self._made(coming, begun, stats=stats)
                 failed = False
@@ -444,6 +447,7 @@ class Optimizer(Settings):
             If `advance` has not been called, or groups have changed since.
         """
         with self._guard("Optimizer.launch"):
+            self._step.release.check_whole("Optimizer.launch")
             with nullcontext() if self._step.capturing else self._team.warned("Optimizer.step"):
                 self._step.launched(self._parameters.match(grads), lambda _, norm: self._record({}, norm))()
             return self.params

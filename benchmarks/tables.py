@@ -45,7 +45,8 @@ def in_short(sheets: Iterable[Sheet]) -> Sheet:
         others = [line for line in found[title].lines if line[0] == case and _is_peer(line[1])]
         if others:
             best = min(others, key=lambda line: float(line[3]))
-            faster = best[1].partition(",")[0] if float(best[3]) < 1 else "arrayopt"
+            theirs, ratio = best[1].partition(",")[0], float(best[3])
+            faster = theirs if ratio < 1 else "arrayopt" if ratio > 1 else "neither"
             lines.append((rule, shapes, best[1], faster, best[3]))
     columns = ("rule", "shapes", "fastest other optimizer", "faster", "its time / ours")
     return Sheet(IN_SHORT, columns, lines, names=4)

@@ -35,7 +35,7 @@ GRADS = {
     "other names": (lambda g: {"W": g["w"], "b": g["b"]}, ["missing 'w'", "unexpected 'W'"]),
     "one array for two": (lambda g: g["w"], ["missing 'w'; missing 'b'; unexpected 'param'"]),
     "a list for a dict": (lambda g: [g["w"], g["b"]], ["missing 'w'; missing 'b'; unexpected '0'; unexpected '1'"]),
-    "deeper": (lambda g: {"w": [g["w"]], "b": g["b"]}, ["missing 'w'", "unexpected 'w.0'"]),
+    "deeper": (lambda g: {"w": [g["w"]], "b": g["b"]}, ["a list, tuple or dict at 'w', expected an array or None"]),
     "shape": (lambda g: {**g, "w": g["w"].T}, ["shape (3, 2) at 'w', expected (2, 3)"]),
     "shape that would broadcast": (lambda g: {**g, "w": g["b"]}, ["shape (3,) at 'w', expected (2, 3)"]),
     "a number": (lambda g: {**g, "b": 1.0}, ["float at 'b', expected an array or None"]),

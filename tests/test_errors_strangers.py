@@ -85,6 +85,27 @@ def value(x):
     return (x**2).sum(), 2 * x
 
 
+def optimizer():
+    return ao.Optimizer({"w": np.ones(2), "b": np.ones(2)}, ao.SGD(lr=1.0))
+
+
+LISTS = r"a list, tuple or dict at '{}', expected .*{}; make arrays of numbers, such as numpy.asarray"
+
+
+def test_after_a_refused_gradient_every_call_says_why():
+    opt = optimizer()
+    with pytest.raises(ValueError, match="shape"):
+        opt.give("w", np.ones(3))
+    for call in (lambda: opt.step({"w": np.ones(2), "b": np.ones(2)}), opt.state_dict, opt.step):
+        with pytest.raises(
+            RuntimeError, match=r"the gradient of 'w' was refused .*shape.* 0 gradients were given.*again"
+        ):
+            call()
+    opt.give("w", np.ones(2))
+    opt.give("b", np.ones(2))
+    assert (opt.step()["w"] == 0.0).all()
+
+
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [
@@ -98,6 +119,16 @@ def value(x):
         (lambda: door.LAMB([{"params": torch.nn.Linear(2, 2).parameters}]), TypeError, r"pass model.parameters\(\)"),
         (lambda: ao.minimize(value, np.ones(2), project=np.clip), TypeError, r"`project` is called .*f\(xp, p, h\)"),
         (lambda: ao.SGD(lr=0.1, project=np.maximum), TypeError, r"`project` is called .*f\(xp, p, h\)"),
+        (lambda: optimizer().step({}, {}), TypeError, r"gradients alone, opt.step\(grads\)"),
+        (lambda: optimizer().step({"w": [1, 2], "b": {"c": [3, 4]}}), ValueError, LISTS.format("w", "'b', .* None")),
+        (
+            lambda: optimizer().step({"w": [1.0, 2.0], "c": np.ones(2)}),
+            ValueError,
+            f"missing 'b'; unexpected 'c'; {LISTS[:20]}",
+        ),
+        (lambda: ao.Optimizer(np.ones(2), ao.SGD(lr=1)).step([1.0, 2.0]), ValueError, LISTS.format("param", "None")),
+        (lambda: optimizer().give("w", [1.0, 2.0]), ValueError, LISTS.format("w", "None")),
+        (lambda: ao.minimize(lambda x: (x.sum(), [1.0, 1.0]), np.ones(2)), ValueError, LISTS.format("param", "None")),
         (lambda: ao.adagrad, AttributeError, "use RMSprop or AdamW"),
         (lambda: ao.Adamw, AttributeError, "did you mean `AdamW`"),
         (lambda: door.lamb, AttributeError, "did you mean `LAMB`"),

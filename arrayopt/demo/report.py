@@ -152,16 +152,14 @@ def figure(found: Sequence[Sequence[Run]], path: Path) -> None:
     adaptive = [runs[0] for runs in largest if runs[0].trust_ratios]
     with matplotlib.rc_context(STYLE):
         layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12)
-        made = Figure(figsize=(10.0, 7.2 if adaptive else 3.8), dpi=150, layout=layout)
-        rows = made.subfigures(2 if adaptive else 1, 1, squeeze=False)[:, 0]
-        left, right = rows[0].subplots(1, 2)
-        _accuracies(left, found)
-        _losses(right, largest)
-        if adaptive:
-            axes = rows[1].subplots(1, len(adaptive), sharey=True, squeeze=False)[0]
-            for axis, run in zip(axes, adaptive, strict=True):
-                _trust_ratios(axis, run)
-            axes[0].set_ylabel("‖p‖ / ‖u‖")
+        panels = 2 + len(adaptive)
+        made = Figure(figsize=(6.0, 2.5 * panels), dpi=150, layout=layout)  # one column, to be read on phones
+        axes = made.subplots(panels)
+        _accuracies(axes[0], found)
+        _losses(axes[1], largest)
+        for axis, run in zip(axes[2:], adaptive, strict=True):
+            axis.sharey(axes[2])
+            _trust_ratios(axis, run)
         made.savefig(path)
 
 
@@ -198,6 +196,7 @@ def _losses(axis: Axes, largest: Sequence[Sequence[Run]]) -> None:
 def _trust_ratios(axis: Axes, run: Run) -> None:
     axis.set_title(f"{run.rule}: trust ratio of each weight, batch {run.batch:,}")
     axis.set_ylim(bottom=0.0)
+    axis.set_ylabel("‖p‖ / ‖u‖")
     axis.set_xlabel("step")
     curves = {}
     for (tensor, (steps, ratios)), colour in zip(run.trust_ratios.items(), LAYER_COLOURS, strict=True):
@@ -214,7 +213,7 @@ def _label_ends(axis: Axes, curves: dict[str, tuple[float, str]]) -> None:
     axis.autoscale_view()
     ends = axis.transData.transform([(0.0, curves[name][0]) for name in names])
     wanted = np.clip(axis.transAxes.inverted().transform(ends)[:, 1], 0.0, 1.0)
-    for name, end, height in zip(names, wanted, _spread(wanted, gap=0.075), strict=True):
+    for name, end, height in zip(names, wanted, _spread(wanted, gap=0.11), strict=True):
         look: Any = {"color": curves[name][1], "transform": axis.transAxes}
         axis.plot([1.0, 1.03], [end, height], linewidth=0.8, clip_on=False, scalex=False, scaley=False, **look)
         axis.text(1.04, height, name, va="center", weight="bold", **look)

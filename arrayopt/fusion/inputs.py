@@ -8,9 +8,9 @@ from arrayopt.fusion.dims import View
 from arrayopt.fusion.graph import KEY, LETTERS, POSITION, TOTAL, UPDATES, Node, Summed
 from arrayopt.fusion.simplify import Graph
 from arrayopt.fusion.symbol import Symbol, lift
-from arrayopt.hyper import is_number
 from arrayopt.rules.base import Rule
 from arrayopt.rules.fields import hypers
+from arrayopt.rules.names import On
 from arrayopt.rules.totals import of_total
 
 __all__ = ["Inputs", "SymbolicDraws", "SymbolicTotals", "dims_of", "numbers_of", "one_of"]
@@ -61,23 +61,13 @@ def numbers_of(rule: Rule, inputs: Inputs) -> tuple[dict[str, Any], Rule]:
         if scalar is not None and name in zero_is_off:
             own = _On(inputs.graph, scalar.node, (), inputs.graph.real)
         if name not in off:
-            object.__setattr__(seen, name, own)
+            seen.__dict__[name] = own
+    seen.__dict__["_not_floats"] = {}
     return values, seen
 
 
-class _On(Symbol):
-    """A number that is off where it is zero, and is on: `self.momentum == 0` is known of it."""
-
-    __hash__ = Symbol.__hash__
-
-    def __bool__(self) -> bool:
-        return True
-
-    def __eq__(self, other: object) -> Any:
-        return False if is_number(other) and other == 0 else super().__eq__(other)
-
-    def __ne__(self, other: object) -> Any:
-        return True if is_number(other) and other == 0 else super().__ne__(other)
+class _On(On, Symbol):
+    """A number of which is known that it is on: `self.momentum == 0`."""
 
 
 @dataclass(frozen=True)

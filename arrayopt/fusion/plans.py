@@ -12,7 +12,7 @@ import numpy as np
 
 from arrayopt.arrays import REAL, WORKING
 from arrayopt.codecs import PAIR
-from arrayopt.fusion.dims import RetraceError, View
+from arrayopt.fusion.dims import WAY_OUT, RetraceError, TraceError, View
 from arrayopt.fusion.graph import CACHED
 from arrayopt.fusion.plan import Plan, Total
 from arrayopt.fusion.planning import plan
@@ -43,6 +43,13 @@ _PLANS: WeakValueDictionary[tuple[Any, ...], Plan] = WeakValueDictionary()
 
 _LOCK = threading.Lock()
 
+_CHANGES = (
+    "the same arguments give something else at each call, and a fused step would repeat the"
+    " first one; random numbers are `ao.random(h)`, and what changes from step to step is a field"
+    " of the rule, a slot or `h.t`"
+)
+"""What is said of a rule of which two traces differ, as with random numbers of NumPy."""
+
 
 @lru_cache(maxsize=CACHED)
 def _made(
@@ -52,8 +59,13 @@ def _made(
 
     It is one plan for all that do the same, as for ranks where shape does not matter.
     """
+    rule = key.rule
     try:
-        made = plan(trace(key.rule, rank, dtype, view, **options), calls=calls)
+        made = plan(trace(rule, rank, dtype, view, **options), calls=calls)
+        if rule.project is not None or not type(rule).__module__.startswith("arrayopt."):
+            again = plan(trace(rule, rank, dtype, view, **options), calls=calls)
+            if again.key != made.key:
+                raise TraceError(_CHANGES + WAY_OUT)
     except RetraceError as error:
         return str(error)
     with _LOCK:

@@ -117,10 +117,15 @@ class Symbol(Given):
         raise TraceError(f"a traced array cannot be written to; {instead}{WAY_OUT}")
 
     __len__ = _refused("a traced array has no length; use xp.sum and xp.mean")
-    __bool__ = _refused(
-        "`if`, `and`, and Python's `min` and `max` cannot depend on an array's value; use xp.where"
-        " or &, xp.minimum or xp.maximum"
-    )
+
+    def __bool__(self) -> bool:
+        said = "`if`, `and`, and Python's `min` and `max` cannot depend on an array's value"
+        instead, more = "use xp.where or &, xp.minimum or xp.maximum", ""
+        if self.node.on_host and not isinstance(self, Extent):
+            said = f"{said} or a number"
+            more = "; for what 0 removes see zero_is_off of ao.real, for switches ao.flag"
+        raise TraceError(f"{said}; {instead}{more}{WAY_OUT}")
+
     __int__ = __index__ = __array__ = __float__ = _refused(
         "a traced array has no value; use functions of `xp`, not of math or NumPy, on arrays and"
         " on `h`"

@@ -11,7 +11,7 @@ from arrayopt.params.aliasing import WrittenMemory
 from arrayopt.params.given import as_tree
 from arrayopt.params.headers import LocatedGrads, Locations, form_checker
 from arrayopt.params.kinds import refusal, resolved
-from arrayopt.params.trees import flatten, leaves, template
+from arrayopt.params.trees import LONE, flatten, leaves, template
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["GradMatcher", "match_grads"]
@@ -157,10 +157,11 @@ def match_grads(
                 f"{who}: grads must hold {len(params)} gradients (or None); got {len(given)}"
             )
         given = dict(zip(names, given.values(), strict=True))
-    wrong = [f"missing {name!r}" for name in names if name not in given]
-    for name, grad in given.items():
-        if name not in names and grad is not None:
-            wrong.append(f"unexpected {name!r}")
+    strange = {x: _above(x, names) for x in given if x not in names and given[x] is not None}
+    split = dict.fromkeys(above for above in strange.values() if above is not None)
+    wrong = [f"missing {name!r}" for name in names if name not in given and name not in split]
+    wrong += [f"unexpected {name!r}" for name, above in strange.items() if above is None]
+    wrong += [f"a list, tuple or dict at {name!r}, expected an array or None" for name in split]
     for name, param in params:
         grad = given.get(name)
         reason = refusal(grad, functional=not devices)
@@ -171,6 +172,8 @@ def match_grads(
                 wrong.append(f"{what} at {name!r}, expected {expected}")
     if wrong:
         todo = ""
+        if any(type(x) in (int, float, complex) for x in given.values()):
+            todo = "; make arrays of numbers, such as numpy.asarray([1.0, 2.0])"
         unnamed = isinstance(grads, list | tuple) and not given.keys() & names.keys()
         if unnamed and len(given) == len(params):
             todo = "; give a dict by name: dict(zip(names, grads))"
@@ -178,6 +181,13 @@ def match_grads(
             todo = "; give a list in the order of the parameters"
         raise ValueError(f"{who}: grads do not match params: {'; '.join(wrong)}{todo}")
     return {name: given[name] for name in names}
+
+
+def _above(name: str, names: dict[str, Array]) -> str | None:
+    """Return the parameter in whose place a container with this leaf is, if there is one."""
+    while "." in name and name not in names:
+        name = name.rpartition(".")[0]
+    return name if name in names else LONE if list(names) == [LONE] else None
 
 
 def _differences(param: Array, grad: Any, devices: bool) -> Sequence[tuple[str, Any]]:

@@ -47,10 +47,7 @@ def _refused_by_torch(tensor: Any, parameter: bool) -> str | None:
     """See `refusal`."""
     torch = sys.modules["torch"]  # private names are not in the compatible namespace
     if getattr(tensor, "_fsdp_flattened", False):
-        return (
-            "a piece of FSDP's flat parameter, without its shape and norm; use FSDP2, or a torch"
-            " optimizer"
-        )
+        return "a piece of FSDP's flat parameter, without shape and norm; use FSDP2, or torch.optim"
     names = [kind.__name__ for kind in type(tensor).__mro__]
     if "DTensor" in names:
         return (
@@ -75,10 +72,7 @@ def _refused_by_torch(tensor: Any, parameter: bool) -> str | None:
     if not parameter:
         return None
     if tensor.is_meta:
-        return (
-            "a tensor on the meta device, which has no elements; give it some first, as by"
-            " module.to_empty"
-        )
+        return "a tensor on the meta device, which has no elements; call module.to_empty first"
     if tensor.is_inference():
         return (
             "a tensor made in torch.inference_mode, which cannot be written outside; give x.clone()"

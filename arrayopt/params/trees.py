@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["Template", "flatten", "leaves", "rebuild", "template"]
+__all__ = ["LONE", "Template", "flatten", "leaves", "rebuild", "template"]
 
 LONE = "param"
 """The name of a tree that is a single leaf."""
@@ -63,15 +63,9 @@ def template(tree: Any) -> Template:
         return None
     nodes = list(children)
     below = [template(node) for _, node in nodes]
-    keys = (
-        [key for key, _ in nodes]
-        if isinstance(tree, dict)
-        else getattr(tree, "_fields", len(nodes))
-    )
+    keys = list(tree) if isinstance(tree, dict) else getattr(tree, "_fields", len(nodes))
     if isinstance(keys, list) and not all(isinstance(key, str) for key in keys):
-        return [
-            object()
-        ], None  # 1 and True are equal, but not the same name: nothing has such containers
+        return [object()], None  # 1 and True are equal keys, but two names: nothing has such
     return keys, below if any(x is not None for x in below) else None
 
 

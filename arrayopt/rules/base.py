@@ -3,6 +3,7 @@
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -15,7 +16,7 @@ from arrayopt.foreign_names import RULE
 from arrayopt.hyper import Hyper, choice, evaluate, flag, is_number, real, structural, whole
 from arrayopt.rules.draws import rounded
 from arrayopt.rules.fields import function, hypers, is_flag, is_off, read
-from arrayopt.rules.names import AROUND, VALUE, Numbers, Values, check_class, check_fields
+from arrayopt.rules.names import AROUND, VALUE, Numbers, OnFloat, Values, check_class, check_fields
 from arrayopt.rules.returned import Slots, returned_slots, returned_update
 from arrayopt.rules.rings import expanded, gathered
 from arrayopt.rules.storage import code_of, read_storage, storage_for
@@ -257,7 +258,14 @@ class Rule(ABC):
             "slow": self.lookahead_steps is not None,
             "ema": self.ema_decay is not None,
         }
-        own = returned_slots(type(self).__name__, p, self.slots(xp, p), self.rings)
+        try:
+            made = self.slots(xp, p)
+        except TypeError as error:
+            later = ", ".join(self._not_floats)
+            if later:
+                error.add_note(f"In `slots`, a number that is a schedule or an array has no value yet: {later}")
+            raise
+        own = returned_slots(type(self).__name__, p, made, self.rings)
         copies = {name: xp.astype(p, p.dtype) for name in AROUND if around[name]}
         fixed = {n: xp.zeros_like(p) if kind(x) == "complex" else zeros_abs2(xp, p) for n, x in self.constants.items()}
         return {**own, **copies, **fixed}
@@ -294,7 +302,7 @@ class Rule(ABC):
         own = {name: x for name, x in s.items() if name not in AROUND and name not in fixed}
         given = Slots(gathered(self.rings, {**own, **{name: s[name] * s[name] for name in roots}}))
         with unwritten(self, {"p": p, "g": g, **expanded(given)}, h.t):
-            made = self.update(xp, p, g, given, h)
+            made = self.seen(h).update(xp, p, g, given, h)
         p, new = returned_update(type(self).__name__, made, given)
         new = {**new, **{name: xp.sqrt(new[name]) for name in roots}, **fixed}
         if "slow" in s:
@@ -306,6 +314,23 @@ class Rule(ABC):
         if "master" in s:
             new["master"] = p
         return p if self.rounding == "nearest" else rounded(xp, p, h), new
+
+    def seen(self, h: Any) -> "Rule":
+        """Return the rule as its own functions see it in a step: `self.lr` is `h.lr`, even if it is a schedule."""
+        if not self._not_floats:
+            return self
+        made = copy(self)
+        for name, may_be_off in self._not_floats.items():
+            x = getattr(h, name)
+            made.__dict__[name] = OnFloat(x) if may_be_off and isinstance(x, float) else x
+        return made
+
+    @cached_property
+    def _not_floats(self) -> dict[str, bool]:
+        """The numbers that are given as schedules or arrays, and whether zero would turn them off."""
+        found = {f.name: f for f in dataclasses.fields(self) if not is_flag(f)}
+        odd = [name for name in found if not isinstance(getattr(self, name), float | None)]
+        return {name: bool(found[name].metadata.get("zero_is_off")) for name in odd}
 
     def norms(self, xp: Any, p: Array, g: Array, new_p: Array) -> dict[str, Array]:
         """What is reported of every step beside what `update` reports, where that is asked for."""

@@ -18,6 +18,8 @@ __all__ = [
     "VALUE",
     "NameInRuleError",
     "Numbers",
+    "On",
+    "OnFloat",
     "ReturnedError",
     "Values",
     "check_class",
@@ -89,6 +91,26 @@ class Numbers(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         raise ValueError(NO_VALUE) if name == VALUE else KeyError(name)
+
+
+class On:
+    """A number that is off where it is plainly zero, and is on: so much is known of it, whatever its value is."""
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __eq__(self, other: object) -> Any:
+        return False if isinstance(other, int | float) and other == 0 else super().__eq__(other)
+
+    def __ne__(self, other: object) -> Any:
+        return True if isinstance(other, int | float) and other == 0 else super().__ne__(other)
+
+    def __hash__(self) -> int:
+        return super().__hash__()
+
+
+class OnFloat(On, float):
+    """A float that is on, even as a schedule has it at zero in some steps."""
 
 
 class Values(SimpleNamespace):

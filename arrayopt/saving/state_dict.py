@@ -193,7 +193,7 @@ def load(
         extra = saved["extra"]
         run.steps = saved["step"]
         run.loss = {**(extra["loss_scale"] or {}), "skipped": extra["skipped"]}
-        step.release.clear()
+        step.forget()
         step.accumulator.load(new_sums, list(tensors.values()))
         step.accumulator.done, step.accumulator.scaled = extra["micro_steps"], extra["scaled"]
         return clip_norm, new_rule

@@ -2,12 +2,14 @@
 
 import zlib
 from contextlib import suppress
+from copy import copy
 from typing import Any
 
 import numpy as np
 
 from arrayopt.arrays import Array, Grads, array_namespace, dtype_name, is_on_host, kind, memory, on_its_device
 from arrayopt.rules.base import Rule
+from arrayopt.rules.fields import hypers
 from arrayopt.state.quantized import scale_of
 from arrayopt.state.tensors import Tensor
 
@@ -79,12 +81,19 @@ class FirstValues:
 
 
 def _from_values(rule: Rule, array: Array) -> list[str]:
-    """The slots that the values of a parameter determine, but for masters, which follow it all the time."""
+    """The slots that the values of a parameter, or numbers of the rule, determine; but for masters, which follow it
+    all the time.
+    """
+    numbers = [name for name in hypers(type(rule)) if name not in rule.structure[-1]]
     shape, dtype = (2,) * (array.ndim - rule.stacked), complex if kind(array) == "complex" else float
     ones = np.linspace(0.5, 1.0, 2 ** len(shape), dtype=dtype).reshape(shape)
     found: list[str] = []
     with suppress(Exception):  # of a rule that does not take such a tensor
-        several = [rule.all_slots(np, x * ones, dtype_name(array)) for x in (1.7, 0.0, -0.3)]
+        several = []
+        for x in (1.7, 0.0, -0.3):
+            seen = copy(rule)
+            seen.__dict__.update(dict.fromkeys(numbers, 1.0 + x))
+            several.append(seen.all_slots(np, x * ones, dtype_name(array)))
         for slot, first in several[0].items():
             if slot != "master" and not all(np.array_equal(first, x[slot]) for x in several):
                 found.append(slot)

@@ -122,6 +122,11 @@ class GivenStep(Step):
         final = not (several or known.measures or self._ranks.has_homes)
         return Begun(given, rooms, whole, ready=ready if final else None, reduced=True)
 
+    def forget(self) -> None:
+        """Forget what was given, and what `advance` has prepared: a state has been loaded."""
+        self.release.clear()
+        self._coming = None
+
     def drop_taken(self, *, failed: bool) -> None:
         """Forget what was taken; but not what is in sums already, where a micro-step has failed."""
         self._ranks.gradients.clear()
@@ -134,7 +139,7 @@ class GivenStep(Step):
         With `accumulate`, tensors that had no gradient in this last micro-step are updated here.
         """
         release, accumulator = self.release, self.accumulator
-        release.check_end(incomplete=incomplete)
+        release.check_end("Optimizer.step", incomplete=incomplete)
         self._parameters.take_up()
         last, coming = accumulator.last, self.coming_given("Optimizer.step")
         for x in self._parameters.all if last else ():

@@ -64,7 +64,7 @@ class Release:
                 " Change settings between step() and the next gradients"
             )
 
-    def check_end(self, *, incomplete: bool, again: bool = False) -> None:
+    def check_end(self, who: str, *, incomplete: bool = False, again: bool = False) -> None:
         """Raise RuntimeError where a gradient was refused, unless the step may be incomplete.
 
         With `again`, all gradients must be given again.
@@ -75,7 +75,7 @@ class Release:
             if again:
                 done = "nothing was changed; give all gradients of the step again,"
             raise RuntimeError(
-                f"Optimizer.step: the gradient of {first!r} was refused ({error}), and {done}"
+                f"{who}: the gradient of {first!r} was refused ({error}), and {done}"
                 " load a checkpoint, or call step(incomplete=True) to skip it"
             )
 
@@ -85,12 +85,12 @@ class Release:
 
     def check_whole(self, who: str) -> None:
         """Raise RuntimeError in the middle of a step."""
+        self.check_end(who)
         if self:
-            names = self._parameters.places
-            missing = [name for name in names if name not in self.given]
+            missing = [name for name in self._parameters.places if name not in self.given]
             lists = [", ".join(x[:4]) + ", ..." * (len(x) > 4) for x in (list(self.given), missing)]
-            done = f"{len(self.given)} gradients were given in an unfinished step"
             raise RuntimeError(
-                f"{who}: {done} ({lists[0]}; not: {lists[1]}); call step() first, which leaves"
-                " tensors without a gradient as they are, or load a checkpoint"
+                f"{who}: {len(self.given)} gradients were given in an unfinished step ({lists[0]};"
+                f" not: {lists[1]}); call step() first, which leaves tensors without a gradient as"
+                " they are, or load a checkpoint"
             )

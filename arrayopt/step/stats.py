@@ -119,8 +119,5 @@ class Stats(Mapping[str, Mapping[str, Array]]):
         return table(repr(self), ("tensor", *names), rows)
 
     def __repr__(self) -> str:
-        return (
-            f"Stats({len(self._reports)} tensors)"
-            if self.enabled
-            else "Stats(off; make the Optimizer with stats=True)"
-        )
+        off = "off; make the Optimizer with stats=True"
+        return f"Stats({f'{len(self._reports)} tensors' if self.enabled else off})"

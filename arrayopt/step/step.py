@@ -280,7 +280,7 @@ class Step:
         self._buckets.now()
         if self._coming is None or self._coming.version != self._buckets.version:
             raise RuntimeError(
-                "Optimizer.launch: call `advance` first, and again after groups have changed"
+                "Optimizer.launch: call `advance` first, and again after a load or new groups"
             )
         begun = self.begin(self._coming, grads, stats=False)
         return partial(self.make, self._coming, begun, stats=False, record=record, counted=True)

@@ -256,8 +256,11 @@ def put(who: str, given: Iterable[tuple[str, Tensor, Mapping[str, Any]]], *, cop
         found = _differences(tensor, state)
         wrong += [f"{name}: {what}" for what in found]
         if not found:
+            t = torch.as_tensor(state[STEP]).cpu().numpy().astype(np.int64)
             slots = {slot: _own(tensor, slot, state[slot], copies) for slot in tensor.slots}
-            ready.append((tensor, torch.as_tensor(state[STEP]).cpu().numpy().astype(np.int64), slots))
+            if not t.any():  # those that nobody has written follow the parameter, as `arrayopt.state.first` says
+                slots = {slot: mine if _same(x, mine := tensor.slots[slot]) else x for slot, x in slots.items()}
+            ready.append((tensor, t, slots))
     if wrong:
         raise ValueError(f"{who}: the state does not fit: {'; '.join(wrong)}")
     for tensor, t, slots in ready:
@@ -306,6 +309,11 @@ def _own(tensor: Tensor, slot: str, x: Param, copies: bool) -> Param:
     part = part.reshape(tuple(mine.shape)) if tuple(part.shape) != tuple(mine.shape) else part
     same = part.dtype == mine.dtype and part.device == mine.device
     return part if part is mine or (same and not copies) else like(mine, part)
+
+
+def _same(x: Param, y: Param) -> bool:
+    """Whether two slots have the same values."""
+    return x.dtype == y.dtype and x.device == y.device and torch.equal(x, y)
 
 
 def moved(p: Param, x: Any) -> Any:

@@ -473,9 +473,34 @@ def test_numbers_that_a_rule_reads_from_itself_are_those_of_the_step(engine, mom
         after.append(opt.step(grads))
     assert all(np.allclose(after[0][name], after[1][name]) for name in params)
     assert after[0]["a"][0] != after[0]["b"][0]
-    opt = ao.Optimizer(np.ones(2), Selfish(lr=lambda step: 0.5**step, momentum=momentum), engine=engine)
-    opt.step(np.zeros(2))
-    assert opt.step(np.ones(2))[0] == 0.5
+
+
+def twice_on_itself(rule, name):
+    """Two steps of a rule, of gradients 0 and 1."""
+    if name != "update":
+        opt = ao.Optimizer(np.ones(2), rule, engine=name)
+        opt.step(np.zeros(2))
+        return opt.step(np.ones(2))
+    params, state = ao.update(rule, np.ones(2), np.zeros(2), rule.init(np.ones(2)))
+    return ao.update(rule, params, np.ones(2), state)[0]
+
+
+@pytest.mark.parametrize("name", ["numpy", "cpp", "array_api", "update"])
+@pytest.mark.parametrize("momentum", [0.0, 0.5, lambda step: 0.5 * step])
+def test_schedules_that_a_rule_reads_from_itself_are_numbers(name, momentum):
+    """A momentum that is zero in the first step is on: the rule has a slot for it."""
+    assert twice_on_itself(Selfish(lr=lambda step: 0.5**step, momentum=momentum), name)[0] == 0.5
+
+
+class Slotted(Selfish):
+    def slots(self, xp, p):
+        return {"m": p * self.lr}
+
+
+def test_slots_that_cannot_be_made_with_a_schedule_say_so():
+    with pytest.raises(TypeError) as caught:
+        ao.Optimizer(np.ones(2), Slotted(lr=lambda step: 1.0))
+    assert caught.value.__notes__ == ["In `slots`, a number that is a schedule or an array has no value yet: lr"]
 
 
 @final

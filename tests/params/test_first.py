@@ -1,6 +1,7 @@
 """What users write into parameters before the first update is what slots begin as."""
 
 import copy
+import pickle
 from dataclasses import dataclass
 
 import numpy as np
@@ -151,7 +152,11 @@ def train(model, opt):
         opt.step()
 
 
-@pytest.mark.parametrize("before", ["step", "add_param_group", "deepcopy"])
+def grown(opt):
+    opt.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+
+
+@pytest.mark.parametrize("before", ["step", "add_param_group", "deepcopy", "grown, and loaded", "copied, and loaded"])
 def test_a_model_may_be_loaded_after_its_optimizer_was_made(before):
     models = []
     for late in (False, True):
@@ -160,9 +165,13 @@ def test_a_model_may_be_loaded_after_its_optimizer_was_made(before):
         for p in model.parameters() if late else ():
             torch.nn.init.normal_(p, std=9.0)
         opt = door.SGD(model.parameters(), lr=0.01, lookahead_steps=2, engine="array_api")
+        if before == "grown, and loaded":
+            grown(opt)
+        elif before == "copied, and loaded":
+            model, opt = pickle.loads(pickle.dumps((model, opt)))
         model.load_state_dict(weights)
         if before == "add_param_group":
-            opt.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+            grown(opt)
         elif before == "deepcopy":
             model, opt = copy.deepcopy((model, opt))
         train(model, opt)
@@ -230,10 +239,10 @@ class Scaled(ao.Rule):
     a: float = ao.real("[0, 1]", 0.0)
 
     def slots(self, xp, p):
-        return {"scaled": self.a * p, "centred": p - xp.mean(p)}
+        return {"scaled": self.a * p, "centred": p - xp.mean(p), "number": xp.full_like(p, self.a)}
 
     def update(self, xp, p, g, s, h):
-        return p - g, {"scaled": s["scaled"], "centred": s["centred"]}
+        return p - g, dict(s)
 
 
 def test_slots_follow_in_each_group_with_its_own_numbers():
@@ -244,3 +253,13 @@ def test_slots_follow_in_each_group_with_its_own_numbers():
     opt.step({name: np.zeros(2) for name in params})
     assert {name: opt.state[name]["scaled"].tolist() for name in params} == {"v": [0.0, 0.0], "w": [2.0, 6.0]}
     assert opt.state["v"]["centred"].tolist() == opt.state["w"]["centred"].tolist() == [-2.0, 2.0]
+
+
+def test_slots_follow_numbers_that_are_set_before_the_first_update():
+    opt = ao.Optimizer(np.array([1.0, 3.0]), Scaled(), engine="numpy")
+    for a in (0.5, 1.0):  # the first step has it; later ones change nothing
+        opt.a = a
+        opt.step(np.zeros(2))
+    state = opt.state["param"]
+    assert state["scaled"].tolist() == [0.5, 1.5]
+    assert state["number"].tolist() == [0.5, 0.5]

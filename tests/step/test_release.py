@@ -378,3 +378,32 @@ def test_a_sum_is_applied_to_what_was_put_there():
     opt.give("v", np.ones(2))
     opt.step()
     assert [opt.params[name].tolist() for name in "wv"] == [[4.75, 4.75], [0.5, 0.5]]
+
+
+def test_a_gradient_that_an_option_refuses_in_the_middle_of_a_step_is_not_left_out_silently():
+    opt = ao.Optimizer({"w": np.ones(2), "b": np.ones(2)}, ao.SGD(lr=0.1))
+    opt.give("w", np.ones(2))
+    opt.clip_norm = 1.0
+    with pytest.raises(ValueError, match="with `clip_norm`, a step needs all gradients"):
+        opt.give("b", np.ones(2))
+    with pytest.raises(RuntimeError, match="the gradient of 'b' was refused"):
+        opt.step()
+    opt.clip_norm = None
+    opt.give("b", np.ones(2))
+    assert opt.step()["b"].tolist() == [0.9, 0.9]
+
+
+@pytest.mark.parametrize("engine", ["array_api", "numpy"])
+def test_what_was_prepared_for_a_launch_does_not_outlive_a_load(engine):
+    """The update would have the settings and the number of the step of another run, and be counted in no step."""
+    opt, grads = ao.Optimizer({"w": np.ones(2)}, ao.SGD(lr=0.1), engine=engine), {"w": np.ones(2)}
+    saved = opt.state_dict()
+    opt.lr = 0.5
+    opt.advance()
+    opt.load_state_dict(saved)
+    with pytest.raises(RuntimeError, match="call `advance` first, and again after a load"):
+        opt.launch(grads)
+    opt.advance()
+    opt.give("w", np.ones(2))
+    with pytest.raises(RuntimeError, match=r"Optimizer.launch: 1 gradients were given in an unfinished step"):
+        opt.launch(grads)
