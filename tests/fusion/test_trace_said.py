@@ -318,8 +318,8 @@ def test_what_changes_from_call_to_call_is_not_frozen(function):
     rule, _ = written(function)
     with pytest.raises(ValueError, match=r"Mine: the same arguments give something else .* `ao.random\(h\)`"):
         ao.Optimizer(np.ones(2), rule, engine="numpy").step(np.ones(2))
-    opt = ao.Optimizer(np.ones(2), rule)
     with pytest.warns(ao.NotFusedWarning, match=r"the same arguments give something else"):
+        opt = ao.Optimizer(np.ones(2), rule)
         steps = [opt.step(np.ones(2)).copy()]
     steps += [opt.step(np.ones(2)).copy() for _ in range(2)]
     assert not np.array_equal(steps[1] - steps[0], steps[2] - steps[1])
