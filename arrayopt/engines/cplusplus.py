@@ -11,7 +11,7 @@ from arrayopt.engines.printer import Lines, Printer
 from arrayopt.fusion import program
 from arrayopt.fusion.graph import Node
 
-__all__ = ["CPlusPlus", "Words", "header"]
+__all__ = ["CPlusPlusPrinter", "CppLines", "header"]
 
 
 @cache
@@ -29,8 +29,8 @@ def header(name: str) -> str:
     return (_folder() / name).read_text()
 
 
-class Words(Lines):
-    """The words of a source: types, and numbers."""
+class CppLines(Lines):
+    """Lines of C++: comments, types and numbers."""
 
     language = "cuda"  # its texts are C++, with the functions of the headers
     special: ClassVar[dict[str, str]] = {"nan": "NAN", "inf": "INFINITY", "-inf": "-INFINITY"}
@@ -51,7 +51,7 @@ class Words(Lines):
         return f"({self.type}){n.data!r}" if finite else f"({self.type}){self.special[str(n.data)]}"
 
 
-class CPlusPlus(Words, Printer):
+class CPlusPlusPrinter(CppLines, Printer):
     """Prints statements that are the same on CPUs and on a device."""
 
     whole: ClassVar[str]

@@ -51,6 +51,7 @@ class Joint:
         numbers = numbers_of(bucket)
         self.numbers = np.array([numbers[i][0] for i in members])
         self._asked: Asked | None = None
+        self._meeting: Meeting | None = None
         self._known = dict[str, Any]()
 
     def vector(self, size: int, dtype: Any) -> Array:
@@ -69,7 +70,7 @@ class Joint:
 
     def prepare(self, rows: Rows, grads: Grads, asked: Asked) -> None:
         """See `Batch.prepare`."""
-        self._asked = asked
+        self._asked = asked._replace(grads=[])  # which the user may free after the step
         for phase, own in zip(self.phases, rows.kept, strict=True):
             phase.prepare(own, grads, asked)
 
@@ -78,8 +79,15 @@ class Joint:
         for phase, own in zip(self.phases, rows.kept, strict=True):
             phase.allocate(own, threads)
 
-    def steps(self, rows: Rows, grads: Grads, threads: int, meeting: Meeting) -> Stops:
+    def meet(self, meeting: Meeting) -> None:
+        """Tell numbers to a meeting, in the next `steps`."""
+        meeting.join(self.device_totals)
+        self._meeting = meeting
+
+    def steps(self, rows: Rows, grads: Grads, threads: int) -> Stops:
         """All phases over the tensors that are ready; stop where others have something to do."""
+        meeting, self._meeting = self._meeting, None
+        assert meeting is not None
         here = self.held(rows).full
         waits = list[int]()
         self._known = {}

@@ -45,13 +45,12 @@ class Launch:
         self._engine, self._bucket, self._threads = engine, bucket, thread_count()
         self._work = engine.batches(bucket, asked._replace(stats=False))
         self._watched = engine.batches(bucket, asked) if asked.stats else []
-        self._meetings = meetings[:1], meetings[-1:]
         self._waits = bool(meetings) or bucket.kind == "cut"
-        for work, meeting in zip((self._watched, self._work), self._meetings, strict=True):
+        for work, its in ((self._watched, meetings[:1]), (self._work, meetings[-1:])):
             for batch, rows, _ in work:
                 batch.allocate(rows, self._threads)
-                for one in meeting:
-                    one.join(batch.device_totals)
+                for meeting in its:
+                    batch.meet(meeting)
         self.repeats = not (asked.stats or bucket.rule.branches or meetings)
         self._rows = [(batch, rows) for batch, rows, _ in self._work]
         self._shared = self.repeats and any(x.is_shared(rows) for x, rows in self._rows)
@@ -73,10 +72,10 @@ class Launch:
         """See `Engine.prepare`."""
         for one in self._written:
             yield from one(reports)
-        for work, meeting in zip((self._watched, self._work), self._meetings, strict=True):
+        for work in (self._watched, self._work):
             if self._waits:
-                going = [x.steps(rows, given, self._threads, *meeting) for x, rows, given in work]
-                yield from interleaved(going)
+                steps = (x.steps(rows, given, self._threads) for x, rows, given in work)
+                yield from interleaved(steps)
             for batch, rows, given in work:
                 held = rows
                 if self._waits:

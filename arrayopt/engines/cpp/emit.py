@@ -4,7 +4,7 @@ from functools import lru_cache
 
 from arrayopt.codecs import CODECS
 from arrayopt.engines.cplusplus import header
-from arrayopt.engines.cpp.text import Text
+from arrayopt.engines.cpp.printer import CppPrinter
 from arrayopt.fusion.graph import CACHED
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import layout
@@ -45,7 +45,7 @@ def emit(
 ) -> str:
     """The text of a C++ source that runs a plan; see `arrayopt.engines.numba.emit.emit`."""
     plan.check_wide()
-    text = Text(plan, dtype, grad_dtype or dtype, lanes.layout if lanes else layout(plan))
+    text = CppPrinter(plan, dtype, grad_dtype or dtype, lanes.layout if lanes else layout(plan))
     text.comment(f"Fused loops{about}")
     text.put_text(header("cpu.h"))
     text.put(0, "", f"typedef {CODECS[text.real].cuda} W;", "")

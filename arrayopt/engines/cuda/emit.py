@@ -9,11 +9,11 @@ matrices do, share a struct.
 from arrayopt.codecs import STORED
 from arrayopt.engines.cplusplus import header
 from arrayopt.engines.cuda.columns import WINDOW, given, hypers, keys
-from arrayopt.engines.cuda.emit_pass import PassText
-from arrayopt.engines.cuda.emit_rings import RingsText
+from arrayopt.engines.cuda.emit_pass import PassPrinter
+from arrayopt.engines.cuda.emit_rings import RingsPrinter
 from arrayopt.engines.cuda.occupancy import ahead, resident
+from arrayopt.engines.cuda.printer import CudaPrinter
 from arrayopt.engines.cuda.stages import OUTPUTS, SMALL_COLUMNS, SMALL_MATRIX, SQUARE, SUMS
-from arrayopt.engines.cuda.text import CudaText
 from arrayopt.fusion.graph import CLIP, COUNT, UPDATES
 from arrayopt.fusion.lower_stages import in_stages, turns_of
 from arrayopt.fusion.plan import Plan
@@ -46,7 +46,7 @@ def emit(
     windows : bool
         Whether it is of matrices that the user has cut; see `arrayopt.fusion.windows`.
     """
-    text = RingsText(plan, dtype, grad_dtype or dtype, windows=windows)
+    text = RingsPrinter(plan, dtype, grad_dtype or dtype, windows=windows)
     stages, blocks = in_stages(plan).stages, resident(plan, dtype, text.real)
     text.comment(f"Fused kernels{about}")
     _constants(text, blocks)
@@ -66,7 +66,7 @@ def emit(
             if turns_of(stage):
                 text.rings(number, stage.function)
             elif len(same) == 1:
-                struct = PassText(text, stage.function)
+                struct = PassPrinter(text, stage.function)
                 struct.write(ahead(plan, struct.body, text.storage, blocks))
     for same in alike.values():
         if not turns_of(stages[same[0]]):
@@ -86,7 +86,7 @@ def emit(
     return text.text()
 
 
-def _constants(text: CudaText, blocks: int) -> None:
+def _constants(text: CudaPrinter, blocks: int) -> None:
     """The sizes that the headers and the rest of the text share."""
     plan = text.plan
     text.put(0, f"typedef {STORED[text.real].cuda} W;  // the dtype of arithmetic", "")
@@ -133,7 +133,7 @@ def _scratch(numbers: list[int], stages: list[Stage]) -> str:
     return arguments
 
 
-def _pass(text: CudaText, numbers: list[int], same: list[Stage]) -> None:
+def _pass(text: CudaPrinter, numbers: list[int], same: list[Stage]) -> None:
     """One piece of a pass; passes that are alike have one function."""
     stage, function = same[0], same[0].function
     text.open(f"stage{numbers[0]}", ", int stage" if same[1:] else "")
@@ -147,7 +147,7 @@ def _pass(text: CudaText, numbers: list[int], same: list[Stage]) -> None:
     text.put(0, "}", "")
 
 
-def _scalars(text: CudaText) -> None:
+def _scalars(text: CudaPrinter) -> None:
     """The scalars of a step, from hyper-parameters, the tensor's count and its extents."""
     text.type, plan = "double", text.plan
     head = "const long long* t, const double* hyper, double count, double factor,"

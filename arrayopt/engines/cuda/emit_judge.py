@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from arrayopt.engines.cplusplus import header
-from arrayopt.engines.cuda.text import CudaWords
+from arrayopt.engines.cuda.printer import CudaLines
 from arrayopt.fusion.namespace import NAMESPACE
 from arrayopt.fusion.simplify import Graph
 from arrayopt.fusion.symbol import Symbol, lift
@@ -40,7 +40,7 @@ def emit_judge(scaling: LossScale | None, *, scale: str | None, limit: bool, che
     check : bool
         Whether a step with a gradient that is not finite is skipped.
     """
-    graph, text = Graph(tiny=float(np.finfo("float64").tiny)), CudaWords()
+    graph, text = Graph(tiny=float(np.finfo("float64").tiny)), CudaLines()
     known: dict[str, Any] = {}
     for name in (*GIVEN, *STATE, "square", "shrunk"):
         known[name] = Symbol(graph, graph.make("host", data=name), (), "float64")

@@ -2,30 +2,30 @@
 
 from collections.abc import Iterable
 
-from arrayopt.engines.cuda.text import CudaText
+from arrayopt.engines.cuda.printer import CudaPrinter
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.index import Place, name
 from arrayopt.fusion.program import Body, Function, Read
 from arrayopt.state.quantized import scale_of
 
-__all__ = ["PassText"]
+__all__ = ["PassPrinter"]
 
 RESULTS = {"Whole": "tensor", "Row": "row", "Column": "column", "Batch": "batch"}
 """By what each kind of result is called in the headers, what partial results are kept for."""
 
 
-class PassText:
-    """The struct of a pass, being written.
+class PassPrinter:
+    """Prints the struct of a pass into a source.
 
     Parameters
     ----------
-    text : CudaText
-        The source that it is written into.
+    text : CudaPrinter
+        The source.
     function : Function
         The pass.
     """
 
-    def __init__(self, text: CudaText, function: Function) -> None:
+    def __init__(self, text: CudaPrinter, function: Function) -> None:
         (body,) = function.body
         assert isinstance(body, Body)
         self.text, self.function, self.body = text, function, body

@@ -7,7 +7,7 @@ its elements leave from loop to loop in registers; sums of members lie in the bl
 from collections.abc import Iterable
 from itertools import chain
 
-from arrayopt.engines.cuda.text import CudaText
+from arrayopt.engines.cuda.printer import CudaPrinter
 from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.index import Place
@@ -15,13 +15,13 @@ from arrayopt.fusion.lower_rings import STRETCH
 from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.state.quantized import scale_of
 
-__all__ = ["RingsText"]
+__all__ = ["RingsPrinter"]
 
 EACH = "for (int j = 0; j < kVector; ++j)"
 
 
-class RingsText(CudaText):
-    """The text of a CUDA source, which may have passes over rings.
+class RingsPrinter(CudaPrinter):
+    """Prints passes over rings, too.
 
     Attributes
     ----------

@@ -11,7 +11,7 @@ from functools import lru_cache
 from arrayopt.codecs import STORED
 from arrayopt.engines.numba.codes import CODES
 from arrayopt.engines.numba.header import DRAW, HALF, HEADER, PRODUCT, ROUND, SPLIT, TILE
-from arrayopt.engines.numba.printer import ARGUMENTS, REST, Text
+from arrayopt.engines.numba.printer import ARGUMENTS, REST, NumbaPrinter
 from arrayopt.fusion.graph import CACHED
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import layout
@@ -45,7 +45,7 @@ def emit(
         What to say in the first line.
     """
     plan.check_wide()
-    text = Text(plan, dtype, grad_dtype or dtype, lanes.layout if lanes else layout(plan))
+    text = NumbaPrinter(plan, dtype, grad_dtype or dtype, lanes.layout if lanes else layout(plan))
     text.put_text(HEADER.format(about=about, real=text.real))
     if any(STORED[kind].numba for kind in text.storage.values()):
         text.put_text(HALF)
@@ -68,7 +68,7 @@ def emit(
     return text.text()
 
 
-def _entry(text: Text, program: Program) -> None:
+def _entry(text: NumbaPrinter, program: Program) -> None:
     """The one entry, with the call of each stage.
 
     There is one only, so that each loop is compiled once and sums in the same order for everyone.

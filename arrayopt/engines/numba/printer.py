@@ -12,7 +12,7 @@ from arrayopt.fusion.index import ONE, ZERO, Place
 from arrayopt.fusion.layout import Layout
 from arrayopt.fusion.plan import Plan
 
-__all__ = ["ARGUMENTS", "REST", "Text"]
+__all__ = ["ARGUMENTS", "REST", "NumbaPrinter"]
 
 REST = "table, scalars, values, work, part"
 """Where everything lies."""
@@ -54,8 +54,8 @@ BLOCK = 4096
 """Elements copied at a time: they stay in the first cache while planes take theirs."""
 
 
-class Text(Printer):
-    """The text of a module, being written."""
+class NumbaPrinter(Printer):
+    """Prints a program as a Python module of loops."""
 
     language = "numba"
     infinity = "np.inf"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar
 
-from arrayopt.engines.cplusplus import CPlusPlus, Words
+from arrayopt.engines.cplusplus import CPlusPlusPrinter, CppLines
 from arrayopt.engines.cuda.columns import columns
 from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import POSITION, Node, reachable
@@ -14,7 +14,7 @@ from arrayopt.fusion.lower_stages import apart
 from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.plan import Plan
 
-__all__ = ["CudaText", "CudaWords"]
+__all__ = ["CudaLines", "CudaPrinter"]
 
 BEFORE = ", int before"
 """The argument of a part of a stage: how many pieces the parts before it have."""
@@ -23,8 +23,8 @@ EACH = {"positions": "kOutputs", "folds": "kResults"}
 """How many positions a piece has."""
 
 
-class CudaWords(Words):
-    """The words of a CUDA source."""
+class CudaLines(CppLines):
+    """Lines of CUDA."""
 
     type = "double"
     special: ClassVar[dict[str, str]] = {
@@ -48,8 +48,8 @@ class CudaWords(Words):
         return known
 
 
-class CudaText(CudaWords, CPlusPlus):
-    """The text of a CUDA source, being written.
+class CudaPrinter(CudaLines, CPlusPlusPrinter):
+    """Prints a program as CUDA.
 
     Attributes
     ----------

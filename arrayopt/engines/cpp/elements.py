@@ -1,0 +1,227 @@
+"""Printing a loop over elements as a function of C++."""
+
+import math
+
+from arrayopt.engines.cplusplus import CPlusPlusPrinter
+from arrayopt.fusion.bulk import Elements
+from arrayopt.fusion.graph import Node, Spare
+from arrayopt.fusion.ops import OPS, REDUCTIONS
+
+__all__ = ["ElementsPrinter"]
+
+COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne"}
+ARITHMETIC = {"add", "sub", "mul", "div", "over", "sqrt", "neg", "where", "minimum", "maximum"}
+ARITHMETIC |= {"current_bfloat16", "joined_bfloat16", "low_bfloat16"}
+"""Operations that the headers have for vectors of numbers in single precision."""
+TYPES = {"float32", "float", "BFloat16", "Half", "Low8"}
+
+
+class ElementsPrinter:
+    """Prints the function of a loop into a source.
+
+    The function first takes whole vectors, or blocks of codes, where the headers have all that it
+    computes. Then it decodes the codes that are left, and takes the other elements one by one.
+
+    Parameters
+    ----------
+    text : CPlusPlusPrinter
+        The source.
+    loop : Elements
+        The loop.
+    """
+
+    def __init__(self, text: CPlusPlusPrinter, loop: Elements) -> None:
+        self.text, self.loop, self.put = text, loop, text.put
+        self.coded = {f"at_{codes.array}": codes.array for codes in loop.codes}
+        self.spare = [] if loop.stores or loop.into else _spare_sums(loop)
+
+    def print(self) -> None:
+        """Print it; where it has spare sums, a template and the function that calls it."""
+        loop, parameters = self.loop, self._parameters()
+        declared = ", ".join(parameters.values())
+        function = f"{loop.function}_of" if self.spare else loop.function
+        self.put(0, "", *(["template <bool all>"] if self.spare else []))
+        self.put(0, f"static __attribute__((noinline)) void {function}({declared}) {{")
+        self.put(1, *(f"W s{s.id} = {self.text.start(s)};" for s in loop.totals))
+        self.put(1, "int64_t first = 0;")
+        if self._is_in_vectors():
+            self._vectors()
+        self._decode()
+        self._one_by_one()
+        self.put(1, *(f"got[{i}] = s{s.id};" for i, s in enumerate(loop.totals)))
+        self.put(0, "}")
+        if self.spare:
+            self._call_twice(declared, ", ".join(parameters))
+
+    def _parameters(self) -> dict[str, str]:
+        """The declarations of what it takes, by name."""
+        text, loop = self.text, self.loop
+        written = {*loop.stores, *loop.into.values(), *self.coded}
+        given = {"count": "int64_t count"}
+        for name in loop.slices:
+            kind = text.stored(loop.storage[name]) if name in loop.storage else "W"
+            given[name] = f"{'' if name in written else 'const '}{kind}* __restrict {name}"
+        for x in self.coded.values():
+            given[f"codes_{x}"] = f"const {text.stored(x)}* __restrict codes_{x}"
+            given[f"scales_{x}"] = f"const BFloat16* __restrict scales_{x}"
+        for node in loop.scalars:
+            kind = "W" if node.on_host else text.kind(node)
+            given[text.bare(node)] = f"const {kind} {text.bare(node)}"
+        if loop.position is not None:
+            given |= {"start": "int64_t start", "each": "int64_t each"}
+        if loop.totals:
+            given["got"] = "W* __restrict got"
+        return given
+
+    def _is_in_vectors(self) -> bool:
+        """Whether it takes whole vectors first: where that is quicker than g++'s own vectors.
+
+        The order of its sums then depends on the length alone.
+        """
+        loop = self.loop
+        if not (loop.codes or loop.sums) or loop.guards or loop.position is not None:
+            return False
+        stored = [loop.storage[name] for name in loop.stores if name in loop.storage]
+        types = {self.text.real, *map(self.text.stored, stored)}
+        reals = all(n.dtype == "real" for n in (*loop.loads.values(), *loop.scalars))
+        sums = all(s.op == "sum" for s in (*loop.totals, *loop.into))
+        return types <= TYPES and reals and sums and all(map(_is_of_vectors, loop.nodes))
+
+    def _vectors(self) -> None:
+        """Print the loops over vectors."""
+        loop, text = self.loop, self.text
+        size = "kBlock" if loop.codes else "kLanes"
+        self.put(0, "#ifdef VECTORS")
+        self.put(1, *(f"Floats v{s.id} = {{}};" for s in loop.totals))
+        self.put(1, f"for (; first + {size} <= count; first += {size}) {{")
+        if loop.codes:
+            for name in (*self._uncoded(), *(f"codes_{x}" for x in self.coded.values())):
+                self.put(2, f"ask_for<{int(bool(loop.stores))}>({name} + first);")
+            for x in self.coded.values():
+                step = f"step_of<{text.stored(x)}>(scales_{x}[first / kBlock])"
+                self.put(2, f"const float step_{x} = {step};")
+            self.put(0, "#pragma GCC unroll 2")
+        self.put(2, f"for (int64_t i = first; i < first + {size}; i += kLanes) {{")
+        for name, node in loop.loads.items():
+            here = f"vector_at({name} + i)"
+            if name in self.coded:
+                here = f"decoded(codes_{self.coded[name]} + i, step_{self.coded[name]})"
+            self.put(3, f"const auto {text.name(node)} = {here};")
+        self._compute(3, "Floats")
+        for name, node in loop.stores.items():
+            self.put(3, f"put_vector({text.name(node)}, {name} + i);")
+        self._add_up(3, "v")
+        self.put(2, "}")
+        self.put(1, "}", *(f"s{s.id} += sum_of(v{s.id});" for s in loop.totals))
+        self.put(0, "#endif")
+
+    def _decode(self) -> None:
+        """Print what decodes the codes that are left; other arrays are asked for meanwhile."""
+        beside, count = self._uncoded(), len(self.coded)
+        for i, x in enumerate(self.coded.values()):
+            given = [f"codes_{x} + first", f"scales_{x} + first / kBlock", f"at_{x} + first"]
+            given += ["count - first", *(f"{name} + first" for name in beside[i::count])]
+            self.put(1, f"dequantize({', '.join(given)});")
+
+    def _one_by_one(self) -> None:
+        """Print the loop over the elements that are left."""
+        loop, text = self.loop, self.text
+        clauses = [f" reduction({REDUCTIONS[s.op].simd}:s{s.id})" for s in loop.totals]
+        clauses += [" simdlen(kSums)"] if loop.totals else []
+        self.put(0, f"#pragma omp simd{''.join(clauses)}")
+        self.put(1, "for (int64_t i = first; i < count; ++i) {")
+        if loop.position is not None:
+            self.put(2, "const int64_t position = start + i * each;")
+        for name, node in loop.loads.items():
+            here = f"{name}[i]"
+            if name in loop.storage:
+                here = f"widen({here})"
+            elif node.dtype == "bool":
+                here = f"{here} != 0"
+            self.put(2, f"const {text.kind(node)} {text.name(node)} = {here};")
+        self._compute(2, "")
+        for name, node in loop.stores.items():
+            here, value = f"{name}[i]", text.name(node)
+            only = f"if ({text.name(loop.guards[name])}) " if name in loop.guards else ""
+            if name in loop.storage:
+                self.put(2, f"{only}narrow({value}, {here});")
+            else:  # g++ makes no vectors of a conversion
+                value += " ? (W)1 : (W)0" if node.dtype == "bool" else ""
+                self.put(2, f"{only}{here} = {value};")
+        self._add_up(2, "s")
+        self.put(1, "}")
+
+    def _compute(self, depth: int, kind: str) -> None:
+        """Print what is computed of an element, or of a vector of a kind."""
+        text, nodes = self.text, self.loop.nodes
+        products = {n: i for i, n in enumerate(nodes) if (n.op, n.dtype) == ("mul", "real")}
+        multiples = [n for n in nodes if (n.op, n.dtype) == ("mul", "complex")]
+        multiples = [n for n in multiples if n.args[0].dtype != n.args[1].dtype]
+        for node in nodes:
+            made = text.expression(node)
+            if node.op in ("add", "sub") and products.keys() >= {*node.args}:
+                made = self._fused(node, first=min(node.args, key=products.__getitem__))
+            if node.op == "add" and all(x.dtype == "complex" for x in node.args):
+                scaled = [x for x in node.args if x in multiples]
+                made = self._fused(node, first=scaled[0]) if scaled else made
+            if node.op == "where" and node.dtype == "real" and not node.args[0].axes:
+                made = f"chosen({', '.join(map(text.name, node.args))})"
+            integers = node.dtype == "bool" or OPS[node.op].integers
+            of = "Integers" if kind and integers else kind or text.kind(node)
+            self.put(depth, f"const {of} {text.name(node)} = {made};")
+
+    def _fused(self, node: Node, first: Node) -> str:
+        """A sum or difference with a product, the first of two, that is not rounded."""
+        left, right = node.args
+        a, b, other = map(self.text.name, (*first.args, right if first is left else left))
+        if node.op == "add":
+            return f"fused({a}, {b}, {other})"
+        return f"fused({a}, {b}, -{other})" if first is left else f"fused(-{a}, {b}, {other})"
+
+    def _add_up(self, depth: int, kept: str) -> None:
+        """Print what is reduced, into variables whose names begin with `kept`."""
+        text, loop = self.text, self.loop
+        for s, node in loop.sums.items():
+            if kept == "v" and s in loop.into:
+                at = f"{loop.into[s]} + i"
+                self.put(depth, f"put_vector(vector_at({at}) + {text.name(node)}, {at});")
+                continue
+            into = f"{loop.into[s]}[i]" if s in loop.into else f"{kept}{s.id}"
+            only = "if (all) " if s in self.spare else ""
+            taken = text.take(s, into, text.name(node))
+            if (s.op, node.op, node.dtype) == ("sum", "mul", "real") and node in loop.nodes:
+                a, b = map(text.name, node.args)  # g++ alone may round it in the last elements
+                taken = f"{into} = fused({a}, {b}, {into})"
+            self.put(depth, f"{only}{taken};")
+
+    def _uncoded(self) -> list[str]:
+        """What is read beside codes."""
+        return [name for name in self.loop.loads if name not in self.coded]
+
+    def _call_twice(self, declared: str, given: str) -> None:
+        """Print the function that makes spare sums only if the plain ones need them."""
+        function, totals = self.loop.function, self.loop.totals
+        at = {s.args[0].id: i for i, s in enumerate(totals) if s not in self.spare}
+        enough = dict[str, None]()
+        for s in self.spare:
+            i, low, high = at[s.data.plain], s.data.low, s.data.high
+            enough[f"got[{i}] >= (W){low!r}"] = None
+            if math.isfinite(high):
+                enough[f"got[{i}] <= (W){high!r}"] = None
+        self.put(0, "", f"static void {function}({declared}) {{")
+        self.put(1, f"{function}_of<false>({given});")
+        self.put(1, f"if (!({' && '.join(enough)})) {function}_of<true>({given});")
+        self.put(0, "}")
+
+
+def _spare_sums(loop: Elements) -> list[Node]:
+    """The sums that are looked at only if a plain one, which the loop makes, is out of range."""
+    plain = {s.args[0].id for s in loop.totals if not isinstance(s.data, Spare)}
+    return [s for s in loop.totals if isinstance(s.data, Spare) and s.data.plain in plain]
+
+
+def _is_of_vectors(node: Node) -> bool:
+    """Whether the headers have an operation for vectors, here of one at least."""
+    if not any(a.axes for a in node.args):
+        return False
+    return node.op in (ARITHMETIC if node.dtype == "real" else COMPARISONS)
