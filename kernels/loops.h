@@ -23,8 +23,8 @@ static __forceinline__ double chosen(bool first, double a, double b) {
 #pragma omp declare reduction(largest : W : omp_out = maximum(omp_out, omp_in)) initializer(omp_priv = -INFINITY)
 #pragma omp declare reduction(smallest : W : omp_out = minimum(omp_out, omp_in)) initializer(omp_priv = INFINITY)
 
-// a * b + c, rounded once. Of a sum of two products a compiler may round either, one in a loop over vectors and the other in
-// what is left of it.
+// a * b + c, rounded once. Left to itself, a compiler may do so in a loop over vectors and not in what is left of it, or with
+// the other of two products.
 #if defined(__FMA__) || defined(__FP_FAST_FMAF) || defined(__ARM_FEATURE_FMA)
 static __forceinline__ float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 static __forceinline__ double fused(double a, double b, double c) { return __builtin_fma(a, b, c); }
@@ -32,6 +32,10 @@ static __forceinline__ double fused(double a, double b, double c) { return __bui
 static __forceinline__ float fused(float a, float b, float c) { return a * b + c; }
 static __forceinline__ double fused(double a, double b, double c) { return a * b + c; }
 #endif
+static __forceinline__ Complex fused(W a, Complex b, Complex c) {
+    return {fused(a, b.real, c.real), fused(a, b.imag, c.imag)};
+}
+static __forceinline__ Complex fused(Complex a, W b, Complex c) { return fused(b, a, c); }
 
 // So many sums a loop has side by side: those of one vector of W. Left to itself, a compiler may take more where something
 // is read in 16 bits, and then the order of a sum depends on what the numbers are stored in.

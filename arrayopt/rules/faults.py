@@ -84,5 +84,5 @@ def in_words(said: str) -> str:
     said = re.sub(r"'(Symbol|Extent)'", "a traced array", said)
     for sign, instead in _OPERATORS.items():
         said += f"; use {instead}" if f"operand type(s) for {sign}: " in said else ""
-    named = r"\b_?\w+\(\) (got an unexpected keyword)"
+    named = r"\b[\w.<>]+\(\) (got an unexpected keyword)"
     return re.sub(named, r"a function of `xp` that is traced \1", said)

@@ -1,6 +1,7 @@
 """Tracing: what cannot be traced, ranks, and tracing once."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import arrayopt as ao
 from arrayopt.fusion.plans import plan_for
 from arrayopt.fusion.trace import TraceError, trace
 from tests.support.engines import each_fused
-from tests.support.tracing import made, of
+from tests.support.tracing import made, of, words
 
 # ---- what cannot be traced ------------------------------------------------------------------------------------------
 
@@ -58,8 +59,9 @@ REFUSED_SO = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_traced_says_why_and_what_to_do(name):
     function, why = REFUSED[name]
-    with pytest.raises(TraceError, match=why) as caught:
+    with pytest.raises(TraceError) as caught:
         trace(of(function), 2, "float32")
+    assert re.search(why, words(caught.value, function))
     assert "engine='array_api' runs any rule" in str(caught.value)
 
 

@@ -3,6 +3,7 @@
 import itertools
 import math
 import numbers
+import re
 import warnings
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import arrayopt as ao
-from tests.support.tracing import made, with_m
+from tests.support.tracing import made, with_m, words
 
 
 def written(f):
@@ -99,8 +100,9 @@ def test_a_shape_is_told_of_or_taken_and_never_mistaken(name):
     expected = ao.Optimizer(p.copy(), rule, engine="array_api").step(g)
     if match:
         for engine in ("numpy", "cpp", "numba"):
-            with pytest.raises(ValueError, match=match) as told:
+            with pytest.raises(ValueError, match="line") as told:
                 ao.Optimizer(p.copy(), rule, engine=engine)
+            assert re.search(match, words(told.value, f))
             later = 2 if f is caught else f in (loops, by_rows, named)
             assert f", line {line + later}" in str(told.value)
         with pytest.warns(UserWarning, match=match):
@@ -111,7 +113,7 @@ def test_a_shape_is_told_of_or_taken_and_never_mistaken(name):
 
 
 CASES = {
-    "eigh": (lambda xp, p, g, h: p - xp.linalg.eigh(g)[1], r"xp.linalg.eigh cannot be traced; use iterations"),
+    "eigh": (lambda xp, p, g, h: p - xp.linalg.eigh(g)[1], r"xp.linalg.eigh cannot be traced; use an iteration"),
     "method": (lambda xp, p, g, h: p - g.sum(), r"no attribute `sum`; use xp.sum\(x\)"),
     "T": (lambda xp, p, g, h: p - g.T, r"no attribute `T`; use xp.matrix_transpose"),
     "item": (lambda xp, p, g, h: p - g.item(), r"no attribute `item`; use functions of `xp`"),
@@ -128,6 +130,7 @@ CASES = {
     "zeros": (lambda xp, p, g, h: p - xp.zeros(p.shape), r"xp.zeros_like\(p\)"),
     "sorts": (lambda xp, p, g, h: p - xp.sort(g), r"xp.sort cannot be traced; use element-wise functions"),
     "dtype": (lambda xp, p, g, h: p - xp.sum(g, dtype=g.dtype), r"a function of `xp` that is traced got an unexpected"),
+    "copy": (lambda xp, p, g, h: p - np.array(g, copy=True), r": a function of `xp` that is traced got an unexpected"),
     "len": (lambda xp, p, g, h: p - len(g) * g, r"has no length"),
     "list": (lambda xp, p, g, h: p - [1] * g, r"cannot trace an operation with a list"),
     "if": (lambda xp, p, g, h: p if xp.sum(g) > 0 else g, r"use xp.where or &"),
@@ -167,8 +170,9 @@ def test_a_fault_of_the_rule_itself_is_raised_as_what_it_is(name, engine):
     rule, _ = written(f)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # nor is it said that the rule is not fused
-        with pytest.raises(kind, match=match) as caught:
+        with pytest.raises(kind) as caught:
             ao.Optimizer(np.ones((3, 2)), rule, engine=engine)
+    assert re.search(match, words(caught.value, f))
     assert "engine=" not in str(caught.value)
     assert match == "^$" or "line " in str(caught.value)
 
@@ -186,8 +190,9 @@ def test_an_update_that_takes_other_arguments_is_named():
 def test_which_line_and_what_to_use(name):
     f, match = CASES[name]
     rule, line = written(f)
-    with pytest.raises(ValueError, match=match) as caught:
+    with pytest.raises(ValueError, match="line") as caught:
         ao.Optimizer(np.ones((3, 2)), rule, engine="numpy")
+    assert re.search(match, words(caught.value, f))
     said = str(caught.value)
     at = line + 1 if f in (puts, loops) else line
     assert f"Mine.update, line {rule.update.__code__.co_firstlineno + 1}" in said or f", line {at}" in said

@@ -1,10 +1,11 @@
 """Rules made for the tests of tracing and planning."""
 
+import linecache
 from dataclasses import dataclass
 
 import arrayopt as ao
 
-__all__ = ["made", "of", "with_m"]
+__all__ = ["made", "of", "with_m", "words"]
 
 
 def made(update, slots=lambda xp, p: {}, **extra):
@@ -29,3 +30,9 @@ def with_m(xp, p):
 def of(function):
     """A rule whose new parameter is a function of (xp, p, g)."""
     return made(lambda xp, p, g, s, h: (function(xp, p, g), {}))()
+
+
+def words(error, function):
+    """What an error says beside the line of a function that it quotes, in which the expected words may stand, too."""
+    code = function.__code__
+    return str(error).replace(linecache.getline(code.co_filename, code.co_firstlineno).strip(), "")

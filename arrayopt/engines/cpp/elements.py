@@ -155,10 +155,15 @@ class ElementsPrinter:
         """Print what is computed of an element, or of a vector of a kind."""
         text, nodes = self.text, self.loop.nodes
         products = {n: i for i, n in enumerate(nodes) if (n.op, n.dtype) == ("mul", "real")}
+        multiples = [n for n in nodes if (n.op, n.dtype) == ("mul", "complex")]
+        multiples = [n for n in multiples if n.args[0].dtype != n.args[1].dtype]
         for node in nodes:
             made = text.expression(node)
             if node.op in ("add", "sub") and products.keys() >= {*node.args}:
                 made = self._fused(node, first=min(node.args, key=products.__getitem__))
+            if node.op == "add" and all(x.dtype == "complex" for x in node.args):
+                scaled = [x for x in node.args if x in multiples]
+                made = self._fused(node, first=scaled[0]) if scaled else made
             if node.op == "where" and node.dtype == "real" and not node.args[0].axes:
                 made = f"chosen({', '.join(map(text.name, node.args))})"
             integers = node.dtype == "bool" or OPS[node.op].integers
@@ -166,14 +171,12 @@ class ElementsPrinter:
             self.put(depth, f"const {of} {text.name(node)} = {made};")
 
     def _fused(self, node: Node, first: Node) -> str:
-        """The sum or difference of two products, of which the first is not rounded."""
+        """A sum or difference with a product, the first of two, that is not rounded."""
         left, right = node.args
-        a, b = map(self.text.name, first.args)
+        a, b, other = map(self.text.name, (*first.args, right if first is left else left))
         if node.op == "add":
-            return f"fused({a}, {b}, {self.text.name(right if first is left else left)})"
-        if first is left:
-            return f"fused({a}, {b}, -{self.text.name(right)})"
-        return f"fused(-{a}, {b}, {self.text.name(left)})"
+            return f"fused({a}, {b}, {other})"
+        return f"fused({a}, {b}, -{other})" if first is left else f"fused(-{a}, {b}, {other})"
 
     def _add_up(self, depth: int, kept: str) -> None:
         """Print what is reduced, into variables whose names begin with `kept`."""
@@ -185,7 +188,11 @@ class ElementsPrinter:
                 continue
             into = f"{loop.into[s]}[i]" if s in loop.into else f"{kept}{s.id}"
             only = "if (all) " if s in self.spare else ""
-            self.put(depth, f"{only}{text.take(s, into, text.name(node))};")
+            taken = text.take(s, into, text.name(node))
+            if (s.op, node.op, node.dtype) == ("sum", "mul", "real") and node in loop.nodes:
+                a, b = map(text.name, node.args)  # g++ alone may round it in the last elements
+                taken = f"{into} = fused({a}, {b}, {into})"
+            self.put(depth, f"{only}{taken};")
 
     def _uncoded(self) -> list[str]:
         """What is read beside codes."""
