@@ -79,7 +79,7 @@ class Monitor:
         self._every = _positive("every", every)
         self._steps = steps
         self._records: deque[Record] = deque(maxlen=None if keep is None else min(_positive("keep", keep), sys.maxsize))
-        self._sent = -1
+        self._unsent: deque[Record] = deque(maxlen=self._records.maxlen)
         self._coming: Any = None  # the next step, and what it is of
         self._streams = opt._run.streams
         self._remove = opt.before_step(_Watching(self))
@@ -97,7 +97,7 @@ class Monitor:
 
     def before(self, opt: Optimizer) -> None:
         """Ask for the reports of this step, if it is one to keep."""
-        step = opt.step_count
+        step, self._coming = opt.step_count, None
         if self._steps(step) if self._steps is not None else step % self._every == 0:
             self._coming = step, opt.groups, {name: i for i, name in enumerate(opt.state)}
             opt.stats.request(self._keep)
@@ -111,7 +111,9 @@ class Monitor:
         tensor_of = {name: name if name in names else stack_of(name) for name in reports}
         ordered = sorted(reports, key=lambda name: names[tensor_of[name]])
         kept = {name: {**rates.get(tensor_of[name], {}), **reports[name]} for name in ordered}
-        self._records.append(Record(step, kept))
+        record = Record(step, kept)
+        self._records.append(record)
+        self._unsent.append(record)
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
@@ -218,11 +220,11 @@ class Monitor:
         if not callable(sink):
             raise TypeError(f"Monitor.send: `sink` must be a function; got {sink!r}")
         self._streams.meet("Monitor.send")
-        for record in self._records:
-            if record.step > self._sent:
-                reports = record.read().items()
-                sink(record.step, {f"{name}/{key}": value for name, x in reports for key, value in x.items()})
-                self._sent = record.step
+        while self._unsent:
+            record = self._unsent[0]
+            reports = record.read().items()
+            sink(record.step, {f"{name}/{key}": value for name, x in reports for key, value in x.items()})
+            self._unsent.popleft()
 
     def plot(self, quantities: str | Iterable[str] | None = None, *, path: Any = None) -> Any:
         """Draw a heat map for each quantity, with layers as rows and steps as columns; waits for the device.

@@ -122,7 +122,7 @@ class Saved:
         with uninterrupted():
             self.clip_norm, self._rule = put()
             self._parameters.keep_state()
-            self._parameters.first.forget()
+            self._parameters.first.loaded()
             if self._team.size == 1:  # parameters are the user's to put back; ranks must read the same file
                 self._team.mend()
 
@@ -274,10 +274,10 @@ class Saved:
             with uninterrupted():  # all of it, or nothing
                 self.clip_norm, self._rule = put()
                 self._parameters.keep_state()
-                self._parameters.first.forget()
                 for tensor in tensors if params else ():
                     tensor.put(None, params[tensor.name])
                 self._parameters.settle()
+                self._parameters.first.loaded()
             self._team.mend()
             if params:
                 self._parameters.replaced.agreed()

@@ -43,12 +43,19 @@ class FirstValues:
                 if kind_of not in known:
                     known[kind_of] = _from_values(group.rule, tensor.array)
                 names = [name for slot in known[kind_of] for name in (slot, scale_of(slot)) if name in tensor.slots]
-                if names:
+                if names and not tensor.t:
                     self._marks[tensor] = group, {name: _marked(tensor.slots[name]) for name in names}
 
-    def forget(self) -> None:
-        """Let slots stay as they are: they have been loaded."""
+    def loaded(self) -> None:
+        """Let slots that have been loaded stay as they are, but for those that are what they begin as."""
+        self._seen.clear()
         self._marks.clear()
+        self.note()
+        for tensor, (group, marks) in self._marks.items():
+            made = (tensor.home or tensor).fresh(group.rule)
+            for slot in list(marks):
+                if slot not in made or not _same(tensor.slots[slot], made[slot]):
+                    del marks[slot]
 
     def follow(self, grads: Grads | None = None, *, at_home: bool = False) -> None:
         """Have slots follow of tensors without an update; in a step, of those that have one of its `grads`.
@@ -73,9 +80,9 @@ class FirstValues:
             now, new = tensor.slots.get(slot), made.get(slot)
             if now is None or new is None or _form(now) != _form(new):
                 continue
-            with on_its_device(now):
-                same = is_on_host(now) and bool(array_namespace(now).all(now == new))  # a device would be waited for
-                if not same and was is now and written == _written(now):
+            same = is_on_host(now) and _same(now, new)  # a device would be waited for
+            if not same and was is now and written == _written(now):
+                with on_its_device(now):
                     tensor.put(slot, new)
                     marks[slot] = _marked(tensor.slots[slot])
 
@@ -102,6 +109,12 @@ def _from_values(rule: Rule, array: Array) -> list[str]:
 
 def _form(x: Array) -> Any:
     return dtype_name(x), tuple(x.shape)
+
+
+def _same(x: Array, y: Array) -> bool:
+    """Whether arrays of one form have the same values; a device is waited for."""
+    with on_its_device(x):
+        return _form(x) == _form(y) and bool(array_namespace(x).all(x == y))
 
 
 def _marked(x: Array) -> tuple[Array, int]:

@@ -309,6 +309,29 @@ def test_a_sink_that_fails_is_given_the_step_again(monitor):
     assert got == [0, 1, 2]
 
 
+def test_a_sink_has_the_steps_that_are_made_again_after_a_load():
+    opt, grads, got = ao.Optimizer({"w": np.ones(2)}, ao.SGD(lr=0.1)), {"w": np.ones(2)}, []
+    monitor, saved = ao.Monitor(opt), opt.state_dict()
+    for _ in range(2):
+        opt.load_state_dict(saved)
+        for _ in range(2):
+            opt.step(grads)
+        monitor.send(lambda step, values: got.append(step))
+    assert got == [0, 1, 0, 1]
+
+
+def test_the_request_of_a_step_that_has_failed_is_not_met_by_another_one():
+    opt, grads = ao.Optimizer({"w": np.ones(2)}, ao.SGD(lr=0.1)), {"w": np.ones(2)}
+    monitor = ao.Monitor(opt, every=2)
+    with pytest.raises(ValueError, match="grads do not match"):
+        opt.step({"w": np.ones(3)})
+    opt.advance()
+    opt.launch(grads)  # step 0, of which monitors know nothing
+    opt.step(grads)
+    opt.step(grads)
+    assert [row["step"] for row in monitor.read()] == [2]
+
+
 # ---- what is drawn ---------------------------------------------------------------------------------------------------
 
 

@@ -209,6 +209,27 @@ def test_what_was_loaded_stays_though_it_is_what_a_slot_begins_as(tmp_path):
     assert opt.averaged()["w"].tolist() == other.averaged()["w"].tolist() == [0.45, 0.45]
 
 
+@pytest.mark.parametrize("how", ["load_state_dict", "load"])
+@pytest.mark.parametrize("t", [0, 1])
+def test_a_run_that_was_loaded_goes_on_as_the_one_that_was_saved(how, t, tmp_path):
+    """Also if it is loaded into one that has made steps: what follows the parameters follows them again."""
+    opt, other = made(np.ones(2)), made(np.ones(2))
+    other.step({"w": np.ones(2)})
+    for _ in range(t):
+        opt.step({"w": np.ones(2)})
+    opt.save(tmp_path / "x")
+    if how == "load":
+        other.load(tmp_path / "x")
+    else:
+        other.params["w"][...] = opt.params["w"]
+        other.load_state_dict(opt.state_dict())
+    for x in (opt, other):
+        x.params["w"][...] = 3.0
+        x.step({"w": np.ones(2)})
+    assert opt.averaged()["w"].tolist() == other.averaged()["w"].tolist()
+    assert abs(opt.averaged()["w"][0] - (1.925 if t else 2.95)) < 1e-12
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("written", [True, False])
 def test_after_a_change_of_dtype(dtype, written):

@@ -158,7 +158,7 @@ def test_a_gradient_that_is_refused_changes_nothing_and_can_be_given_again():
     grads = gradients(1)
     opt.give("w", grads["w"])
     before = held(opt)
-    with pytest.raises(ValueError, match="b"):
+    with pytest.raises(ValueError, match=r"^Optimizer\.give: grads do not match params: shape \(3,\) at 'b'"):
         opt.give("b", np.ones(3, "float32"))
     assert held(opt) == before
     with pytest.raises(RuntimeError, match=r"the gradient of 'b' was refused .*, and 1 gradients were given"):
