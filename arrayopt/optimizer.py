@@ -161,7 +161,7 @@ class Optimizer(Settings):
     def step(
         self,
         grads: Any = NOT_GIVEN,
-        *more: Never,
+        *_: Never,
         loss_scale: float | None = None,
         value: float | None = None,
         incomplete: bool = False,
@@ -208,7 +208,7 @@ class Optimizer(Settings):
         RankError
             If another rank has failed or did not answer in time; the message says whether anything has changed.
         """
-        if more:
+        if _:
             raise TypeError("Optimizer.step: pass gradients alone, opt.step(grads); the optimizer has the parameters")
         if value is not None:
             value = data("Optimizer.step: `value`", value, rank=1)

@@ -90,6 +90,8 @@ class _Update:
             own = self._of_layers | ({"t": jax.numpy.asarray(self.t)} if self._differs else {})
             mapped: Done = jax.vmap(self._of_one)(p, g, slots, firsts, own)
             return mapped
+        if p.shape[0] == 1:  # of a block as long as no other beside it
+            return self._one_by_one(p, g, slots, first)
         # whatever the rule does otherwise, it does of each layer by itself, and raises there
         with suppress(Exception):
             if self._differs:

@@ -101,7 +101,7 @@ class _Updates:
         self.left = [(asked.left or {}).get(tensor.layers) for tensor in tensors]
         if isinstance(bucket, Layers) and isinstance(grads, Split):
             tensors, groups = bucket.stacks.tensors, bucket.group_of_stacks
-            self.left, grads = grads.left, grads.stacks
+            self.left, grads = grads.left, grads.wholes
             self.several = self.stacks = True
         # what measures gradients has none
         self.slotless = isinstance(bucket, Layers) and not bucket.rule.several

@@ -1,6 +1,9 @@
 """Blocks of tensors, as stacked tensors that lie in them."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
 from arrayopt.arrays import Array, Grads, detached, dtype_name
 from arrayopt.engines.bucket import Bucket
@@ -8,7 +11,40 @@ from arrayopt.state.blocks import Cut
 from arrayopt.state.shares import Share
 from arrayopt.state.tensors import Left, Tensor
 
-__all__ = ["Stacks", "share_of"]
+__all__ = ["Parts", "Stacks", "share_of"]
+
+
+class Parts(Grads):
+    """Gradients in parts, into which they are cut when a part is asked for, if it is.
+
+    Attributes
+    ----------
+    wholes : sequence of array or None
+        The gradients.
+    counts : list of int
+        How many parts each has.
+    cut : sequence of callable
+        For each what makes its parts.
+    """
+
+    def __init__(self, wholes: Grads, counts: list[int], cut: Sequence[Any]) -> None:
+        self.wholes, self.counts, self.cut = wholes, counts, cut
+
+    @cached_property
+    def _each(self) -> list[Array | None]:
+        found: list[Array | None] = []
+        for whole, count, cut in zip(self.wholes, self.counts, self.cut, strict=True):
+            found += [None] * count if whole is None else cut(whole)
+        return found
+
+    def __len__(self) -> int:
+        return sum(self.counts)
+
+    def __getitem__(self, i: Any) -> Any:
+        return self._each[i]
+
+    def __iter__(self) -> Iterator[Array | None]:
+        return iter(self._each)
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -55,11 +91,9 @@ class Stacks(Bucket):
     def first_layer(self, k: int) -> int:
         return self.firsts[k]
 
-    def own(self, every: Grads, left: Left | None = None) -> Grads:
-        found: list[Array | None] = []
-        for cut, g in zip(self.cuts, self.given.own(every, left), strict=True):
-            found += [None] * len(cut.stretches) if g is None else cut.parameter(g)
-        return found
+    def own(self, every: Grads, left: Left | None = None) -> Parts:
+        counts = [len(cut.stretches) for cut in self.cuts]
+        return Parts(self.given.own(every, left), counts, [cut.parameter for cut in self.cuts])
 
     def refresh(self) -> None:
         stacks = iter(self.tensors)

@@ -185,7 +185,7 @@ class Fused(Engine):
     def batches(self, bucket: Bucket, asked: Asked) -> Prepared:
         """The batches of a step, made ready; with `stats`, those of the report."""
         grads, work = asked.grads, []
-        found, complete = dtypes(grads.stacks if isinstance(grads, Split) else grads)
+        found, complete = dtypes(grads.lying[0] if isinstance(grads, Split) else grads)
         if isinstance(grads, Split):
             complete = complete and bool(grads.there.all())
         for batch in self._sorted(bucket, asked, found):

@@ -22,7 +22,7 @@ from arrayopt.arrays import (
     size,
     writable,
 )
-from arrayopt.engines.blocks import Stacks, share_of
+from arrayopt.engines.blocks import Parts, Stacks, share_of
 from arrayopt.engines.bucket import Bucket
 from arrayopt.params.groups import Group
 from arrayopt.rules.base import Rule
@@ -110,27 +110,34 @@ def unless(left: Array, new: Array, old: Array) -> Array:
     return xp.where(xp.reshape(xp.asarray(left, **where), (-1, *[1] * (new.ndim - 1))), old, new)
 
 
-class Split(Grads):
+class Split(Parts):
     """The gradients of all layers; a stack is split when a layer is asked for, if it is.
 
     Attributes
     ----------
-    stacks : sequence of array or None
+    wholes : sequence of array or None
         The gradients of the stacked tensors.
-    counts : list of int
-        How many layers each has.
+    lying : (sequence of array or None, sequence of array of int)
+        Gradients, and the first element of each layer in them: these, or what stacks are cut from.
     left : list of array of bool, or None
         Which layers of each are left out, as if they had no gradient.
     """
 
-    def __init__(self, stacks: Grads, counts: list[int], left: Sequence[Any] = ()) -> None:
-        self.stacks, self.counts = stacks, counts
+    def __init__(
+        self, stacks: Grads, counts: list[int], left: Sequence[Any] = (), lying: Any = None
+    ) -> None:
+        super().__init__(stacks, counts, [split] * len(counts))
         self.left = list(left) or [None] * len(counts)
+        firsts = []
+        for whole, count in () if lying else zip(stacks, counts, strict=True):
+            firsts.append(np.arange(count) * (0 if whole is None else size(whole) // count))
+        self.lying = lying or (stacks, firsts)
 
     @property
     def there(self) -> Any:
         """Whether each layer has a gradient."""
-        found = np.repeat([g is not None for g in self.stacks], self.counts)
+        wholes, firsts = self.lying
+        found = np.repeat([x is not None for x in wholes], list(map(len, firsts)))
         for first, mask in zip(np.cumsum([0, *self.counts]), self.left, strict=False):
             if mask is not None:
                 found[first : first + len(mask)] &= ~np.asarray(mask)
@@ -138,35 +145,20 @@ class Split(Grads):
 
     @cached_property
     def _each(self) -> list[Array | None]:
-        found: list[Array | None] = []
-        for g, count in zip(self.stacks, self.counts, strict=True):
-            found += [None] * count if g is None else split(g)
-        there = self.there
-        return (
-            found if there.all() else [g if x else None for g, x in zip(found, there, strict=True)]
-        )
-
-    def __len__(self) -> int:
-        return sum(self.counts)
-
-    def __getitem__(self, i: Any) -> Any:
-        return self._each[i]
-
-    def __iter__(self) -> Iterator[Array | None]:
-        return iter(self._each)
+        return [g if x else None for g, x in zip(super()._each, self.there, strict=True)]
 
     def chosen(self, places: Sequence[int]) -> "Split":
         """The gradients at some places, which are all layers of some of the stacks."""
         of = np.repeat(np.arange(len(self.counts)), self.counts)[np.asarray(places, np.int64)]
         some = np.unique(of).tolist()
-        stacks, counts = [self.stacks[at] for at in some], [self.counts[at] for at in some]
+        stacks, counts = [self.wholes[at] for at in some], [self.counts[at] for at in some]
         return Split(stacks, counts, [self.left[at] for at in some])
 
     def where(self, which: Sequence[bool]) -> "Split":
         """These gradients, but for those that are to count as left out."""
         ends = np.cumsum(self.counts)[:-1]
         left = [~mask for mask in np.split(self.there & np.asarray(which, bool), ends)]
-        return Split(self.stacks, self.counts, left)
+        return Split(self.wholes, self.counts, left, self.lying)
 
 
 def layers_with(grads: Grads) -> Ints:
@@ -231,7 +223,10 @@ class Layers(Bucket):
     def own(self, every: Grads, left: Left | None = None) -> Grads:
         counts = list(map(_count, self.stacks.tensors))
         masks = [(left or {}).get(tensor.layers) for tensor in self.stacks.tensors]
-        return Split(self.stacks.own(every), counts, masks)
+        if not isinstance(self.stacks, Stacks):
+            return Split(self.stacks.own(every), counts, masks)
+        stacks, firsts = self.stacks.own(every), [cut.firsts for cut in self.stacks.cuts]
+        return Split(stacks, counts, masks, (stacks.wholes, firsts))
 
     def sibling(self, group: Group, tensors: list[Tensor], run: Run) -> Bucket:
         made = Layers([group], tensors, [0] * len(tensors), self.places, run)

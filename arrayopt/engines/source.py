@@ -1,9 +1,10 @@
 """The generated code of a rule, as text."""
 
 from arrayopt.arrays import WORKING
+from arrayopt.codecs import PAIR
 from arrayopt.engines.table import ENGINES
 from arrayopt.foreign import got
-from arrayopt.fusion.plans import plan_for
+from arrayopt.fusion.plans import plan_for, widened
 from arrayopt.rules.base import Rule
 
 __all__ = ["source"]
@@ -64,6 +65,8 @@ def source(rule: Rule, *, engine: str = "numba", dtype: str = "float32", rank: i
     if not 0 <= rank <= MOST:
         raise ValueError(f"source: `rank` must be in [0, {MOST}]; got {rank}")
     plan = plan_for(rule, rank, dtype, lean=ENGINES[engine].lean)
+    if PAIR in plan.storage.values():  # which engines decode before the step
+        plan = widened(plan)
     emit, texts = ENGINES[engine].emitter(), list[str]()
     for phase in plan.phases or (plan,):
         texts.append(emit(phase, dtype, about=f": {rule!r}, {dtype}, rank {rank}.\n\n{phase}"))

@@ -70,7 +70,7 @@ class GradMatcher:
     def match_one(self, place: int, grad: Any) -> Array | None:
         """Return the gradient of one tensor that is copied, checked."""
         tensor = self._tensors[place]
-        named = match_grads("Optimizer.step", [(tensor.name, tensor.array)], {tensor.name: grad})
+        named = match_grads("Optimizer.give", [(tensor.name, tensor.array)], {tensor.name: grad})
         return resolved(list(named.values()))[0]
 
     def match_alone(self, place: int, grad: Any) -> Array | None:

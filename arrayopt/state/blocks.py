@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from arrayopt.arrays import Array, array_namespace
+from arrayopt.arrays import Array, Ints, array_namespace
 from arrayopt.codecs import SCALE
 from arrayopt.rules.base import Rule
 from arrayopt.rules.stretches import stretches
@@ -55,6 +55,15 @@ class Cut:
         """The shapes of the slots of a block of each stretch."""
         rule, dtype = self._of
         return [_slot_shapes(rule, block, dtype) for block in self._blocks]
+
+    @cached_property
+    def firsts(self) -> Ints:
+        """The first element of each block; blocks without elements are one."""
+        found = []
+        for stretch in self.stretches:
+            count = stretch.count if stretch.length * self.row else 1
+            found.append(stretch.start + np.arange(count) * stretch.length)
+        return np.concatenate(found) * self.row
 
     def parameter(self, x: Array) -> list[Array]:
         """The stacks of an array of the tensor's shape, as views where its library has these."""

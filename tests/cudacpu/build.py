@@ -4,6 +4,7 @@ import ctypes
 import fcntl
 import hashlib
 import os
+import shutil
 import subprocess
 import tempfile
 from functools import cache
@@ -36,7 +37,7 @@ def _sources():
 
 def kept(name, words, make):
     """The path of a file of that name that follows from some words; unless it has been made already, `make` does it."""
-    stem, _, kind = name.partition(".")
+    stem, _, kind = name.partition(".")  # as in cudacpu and h.gch
     key = hashlib.sha256("\0".join(map(str, words)).encode()).hexdigest()[:20]
     path = CACHE / f"{stem}-{key}.{kind}"
     CACHE.mkdir(mode=0o700, exist_ok=True)
@@ -50,18 +51,33 @@ def kept(name, words, make):
     return path
 
 
+LANGUAGE = ["-std=c++20", "-fPIC", "-I", HERE / "include"]
+
+
+@cache
+def precompiled(flags):
+    """The flags to include ``cudacpu.h`` precompiled, which takes a third off the time of a kernel."""
+    compiler = os.stat(shutil.which("g++") or "g++")
+
+    def make(path):
+        run("g++", *flags, *LANGUAGE, "-x", "c++-header", HERE / "include" / "cudacpu.h", "-o", path)
+
+    made = kept("cudacpu.h.gch", [_sources(), *flags, compiler.st_size, compiler.st_mtime_ns], make)
+    return ["-include", str(made).removesuffix(".gch")]
+
+
 def build(name, flags, texts, libraries=()):
     """The path of a shared library of C++ texts (or files), compiled unless it has been already."""
 
     def make(path):
         objects = []
         for number, text in enumerate(texts):
-            source = text
+            source, first = text, []
             if isinstance(text, str):
-                source = path.parent / f"{number}.cpp"
+                source, first = path.parent / f"{number}.cpp", precompiled(tuple(flags))
                 source.write_text(text)
             objects.append(path.parent / f"{number}.o")
-            run("g++", *flags, "-std=c++20", "-fPIC", "-I", HERE / "include", "-c", source, "-o", objects[-1])
+            run("g++", *flags, *LANGUAGE, *first, "-c", source, "-o", objects[-1])
         run("g++", "-shared", *objects, *libraries, "-o", path)
 
     return kept(f"{name}.so", [_sources(), *flags, *texts, *libraries], make)

@@ -15,11 +15,13 @@ import arrayopt as ao
 import arrayopt.optax
 import arrayopt.torch
 from arrayopt import rules
+from arrayopt.engines import apply
 from arrayopt.engines.numpy.stacks import Ragged, Stack
 from arrayopt.rules.fields import hypers
-from tests.support.engines import each_engine
+from arrayopt.state.blocks import Cut
+from tests.support.engines import COMPILED, EVERY, SLOW, each_compiled, each_engine
 from tests.support.optimizing import drawn
-from tests.support.slow import settled
+from tests.support.slow import PROFILE, settled
 
 LENGTHS = (6, 6, 2, 4)
 SHAPES = {"w": (18, 5), "b": (18,), "t": (18, 2, 3)}
@@ -101,23 +103,30 @@ def test_of_matrices(rule, engine):
         same(*both(getattr(ao, rule), MATRICES[rule], blocks, shapes={"w": (18, 5)}, engine=engine), blocks)
 
 
-@settled(6)
+@settled(12)
 @given(
     name=st.sampled_from(sorted(set(rules.__all__) - {"Rule"})),
     cuts=st.lists(st.integers(1, 3), min_size=1, max_size=6),
-    engine=st.sampled_from(["array_api", "numpy"]),
+    engine=st.sampled_from([e for e in EVERY if e not in COMPILED or (PROFILE != "quick" and e not in SLOW)]),
     ranks=st.integers(1, 4),
+    absent=st.none() | st.tuples(st.integers(0, 1), st.sampled_from(["w", "v"])),
     options=st.sampled_from([{}, {"accumulate": 2}, {"clip_norm": 0.3}, {"skip_nonfinite": True}]),
     dtype=st.sampled_from(["float32", "float64"]),
 )
-@example(name="CAME", cuts=[1, 1], engine="numpy", ranks=3, options={}, dtype="float32")
-def test_any_rule_on_any_ranks(name, cuts, engine, ranks, options, dtype):
+@example(name="CAME", cuts=[1, 1], engine="numpy", ranks=3, absent=None, options={}, dtype="float32")
+def test_any_rule_on_any_ranks(name, cuts, engine, ranks, absent, options, dtype):
+    """Two calls that follow each other may lack the gradient of a tensor."""
     kind, blocks = getattr(ao, name), tuple(cuts)
     fields = {"lr": 0.1} if "lr" in hypers(kind) and name != "Adafactor" else {}
     shapes = {"w": (sum(cuts), 4), "v": (sum(cuts), 3)}
 
+    def lacking(grads, call):
+        return {key: None if (call // 2, key) == absent else g for key, g in grads.items()}
+
+    options = {"engine": engine, "of": lacking, **options}
+
     def run(comm):
-        one, other = both(kind, fields, blocks, dtype=dtype, shapes=shapes, engine=engine, comm=comm, **options)
+        one, other = both(kind, fields, blocks, dtype=dtype, shapes=shapes, comm=comm, **options)
         state = one.state_dict()
         for tensor, x in one.params.items():
             for i, part in enumerate(apart({tensor: x}, blocks).values()):
@@ -277,6 +286,29 @@ def test_what_a_plan_says_of_blocks():
     opt = ao.Optimizer({"w": np.ones((18, 5)), "b": np.ones(18)}, ao.LAMB(lr=0.1, blocks=LENGTHS), engine="numpy")
     assert "2 tensors of 8 blocks, 108 parameters" in opt.explain()
     assert "blocks=(6, 6, 2, 4)" in opt.explain()
+
+
+@each_compiled
+def test_compiled_engines_are_told_where_blocks_lie(engine, monkeypatch):
+    """They cut no gradient, which takes longer than the step if there are many blocks."""
+    opt = ao.Optimizer(arrays(), ao.LAMB(lr=0.1, blocks=LENGTHS), engine=engine)
+    opt.step(arrays(9))
+    monkeypatch.setattr(Cut, "parameter", None)
+    opt.step({**arrays(10), "b": None})
+    assert [opt.state[name]["t"] for name in SHAPES] == [2, 1, 2]
+
+
+def test_a_block_without_equals_beside_it_is_updated_as_a_tensor(monkeypatch):
+    """That is quicker than as a stack of one."""
+    seen, one = [], apply.apply_one
+
+    def recorded(*args, together=False, **options):
+        seen.append(together)
+        return one(*args, together=together, **options)
+
+    monkeypatch.setattr(apply, "apply_one", recorded)
+    ao.Optimizer(np.ones(18), ao.LAMB(blocks=LENGTHS), engine="array_api").step(np.ones(18))
+    assert seen == [True, False, False]
 
 
 def test_blocks_of_many_lengths_are_worked_through_together(monkeypatch):

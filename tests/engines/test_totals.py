@@ -354,20 +354,22 @@ def test_at_the_door_of_torch():
 
 @pytest.mark.parametrize("engine", ["array_api", "numpy", "cpp"])
 def test_a_total_is_a_statistic_and_a_slot(engine):
-    """As it is, with nothing computed from it."""
+    """As it is, with nothing computed from it; of a number, too, whose slots have an element as it has."""
 
     @dataclass(frozen=True, kw_only=True)
     class Told(ao.Rule):
         def slots(self, xp, p):
-            return {"last": xp.sum(xp.zeros_like(p))}
+            return {name: xp.sum(xp.zeros_like(p)) for name in ("last", "again")}
 
         def update(self, xp, p, g, s, h):
             total = ao.total(h, xp.sum(g))
-            return p - g, {"last": total, "total": total, "most": ao.total(h, xp.max(g), "max"), "before": s["last"]}
+            new = {"last": total, "again": ao.total(h, s["last"] * total)}
+            return p - g, {**new, "total": total, "most": ao.total(h, xp.max(g), "max"), "before": s["last"]}
 
-    opt = ao.Optimizer({"a": np.ones(3), "b": np.ones(4)}, Told(), engine=engine, stats=True)
+    grads = {"a": np.ones(3), "b": np.full((), 8.0, np.float32)}
+    opt = ao.Optimizer({"a": np.ones(3), "b": np.ones((), np.float32)}, Told(), engine=engine, stats=True)
     for _ in range(2):
-        opt.step({"a": np.ones(3), "b": np.full(4, 2.0)})
+        opt.step(grads)
     for name in "ab":
-        assert opt.state[name]["last"] == 11.0
-        assert [opt.stats.read()[name][key] for key in ("total", "most", "before")] == [11.0, 2.0, 11.0]
+        assert (opt.state[name]["last"], opt.state[name]["again"]) == (11.0, 242.0)
+        assert [opt.stats.read()[name][key] for key in ("total", "most", "before")] == [11.0, 8.0, 11.0]

@@ -297,7 +297,7 @@ def captured(cupy, shapes, arrays):
 
 
 def captured_sums(cupy, shapes, arrays, rank, order):
-    """A graph adds up the gradients of ranks: of float16 in float32, and as often as it is replayed."""
+    """A graph adds up the gradients of ranks: of float16 in float32, and as often as it is replayed; so does `give`."""
     from tests.cudacpu import standin
     from tests.ranks import fake_nccl
 
@@ -312,9 +312,14 @@ def captured_sums(cupy, shapes, arrays, rank, order):
         params["k"] = params["k"].astype(np.float16)
         return ao.Optimizer(params, ao.LAMB(lr=lambda t: 0.01 / (1 + t)), comm=comm, clip_norm=0.1)
 
-    one, opt, grads = optimizer(), optimizer(), own(0)
+    one, given, opt, grads = optimizer(), optimizer(), optimizer(), own(0)
     for k in range(5):
         one.step(own(k))
+        for n in np.random.default_rng([k, rank]).permutation(list(shapes)):
+            given.give(str(n), own(k)[n])
+        given.step(wait=k % 2 == 0)
+    for n, x in given.params.items():
+        assert x.get().tobytes() == one.params[n].get().tobytes(), (order, n)
     opt.step(grads)
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device().synchronize()

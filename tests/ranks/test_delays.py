@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import arrayopt as ao
 from arrayopt.ranks import gather, layout
 from benchmarks.late import late
-from tests.support.engines import COMPILED
+from tests.support.engines import EVERY
 from tests.support.entered import Fault, Raising
 from tests.support.ranks import contents, differing, gradients, parameters
 from tests.support.slow import marked, settled
@@ -56,7 +56,7 @@ def mean(every):
 
 @settled(16)
 @given(
-    engine=st.sampled_from(COMPILED),
+    engine=st.sampled_from(EVERY),
     name=st.sampled_from(sorted(RULES)),
     options=st.sampled_from(OPTIONS),
     reduction=st.sampled_from(["ordered", "fast"]),

@@ -279,6 +279,7 @@ def test_random_problems(problem):
         (ao.LANS(lr=0.01), {}, 2),
         (ao.CAME(lr=0.01), {}, 3),
         (ao.AdamW(lr=0.01), {"clip_norm": 1.0}, 2),  # partial norms, and the norms of all tensors
+        (ao.Prodigy(growth_rate=1.1), {}, 2),  # partial sums, and four totals in one
     ],
 )
 def test_messages_are_counted(engine, rule, options, sums, monkeypatch):

@@ -15,7 +15,7 @@ import arrayopt as ao
 from arrayopt.engines import interrupts
 from arrayopt.ranks import gather, layout, mpi
 from arrayopt.step import guard
-from tests.support.engines import COMPILED
+from tests.support.engines import EVERY
 from tests.support.entered import Fault, Raising
 from tests.support.ranks import contents, differing, gradients, parameters
 from tests.support.slow import settled
@@ -170,7 +170,7 @@ class Program:
 @given(
     name=st.sampled_from(sorted(RULES)),
     options=st.sampled_from(OPTIONS),
-    engine=st.sampled_from(COMPILED),
+    engine=st.sampled_from(EVERY),
     ranks=st.integers(2, 4),
     seed=st.integers(0, 2**20),
 )

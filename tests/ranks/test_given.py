@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import arrayopt as ao
 from arrayopt.ranks import layout
-from tests.support.engines import COMPILED, each_compiled
+from tests.support.engines import EVERY, each_compiled
 from tests.support.ranks import SHAPES, contents, differing, gradients, parameters
 from tests.support.slow import settled
 
@@ -69,7 +69,7 @@ def test_it_is_the_step_that_all_gradients_make(engine, label):
 
 @settled(12)
 @given(
-    st.sampled_from(COMPILED),
+    st.sampled_from(EVERY),
     st.sampled_from(sorted(RULES)),
     st.sampled_from(sorted(OPTIONS)),
     st.sampled_from(["mean", "sum"]),

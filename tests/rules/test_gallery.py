@@ -10,6 +10,8 @@ import pytest
 
 import arrayopt as ao
 from tests.support.gallery import WITNESSES
+from tests.support.recorded import recorded
+from tests.support.slow import marked
 
 FOLDER = Path(__file__).parents[2] / "docs" / "gallery"
 
@@ -101,8 +103,8 @@ def test_zeros_train_or_stand_still(name):
         assert np.isfinite(opt.params).all()
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_each_rule_equals_that_of_pytorch_optimizer(name):
+def of_pytorch_optimizer(name):
+    """The parameters that it makes."""
     torch, theirs = pytest.importorskip("torch"), pytest.importorskip("pytorch_optimizer")
     title, options = THEIRS[name]
     tensors = {tensor: torch.tensor(x, requires_grad=True) for tensor, x in drawn(0).items()}
@@ -111,5 +113,20 @@ def test_each_rule_equals_that_of_pytorch_optimizer(name):
         for tensor, g in drawn(t).items():
             tensors[tensor].grad = torch.tensor(g)
         opt.step()
+    return {tensor: x.detach().numpy() for tensor, x in tensors.items()}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_each_rule_equals_that_of_pytorch_optimizer(name):
+    made = recorded("pytorch_optimizer", f"gallery {name}", lambda: of_pytorch_optimizer(name))
     for tensor, x in expected(name).items():
-        np.testing.assert_allclose(tensors[tensor].detach().numpy(), x, rtol=1e-6, atol=1e-8, err_msg=tensor)
+        np.testing.assert_allclose(made[tensor], x, rtol=1e-6, atol=1e-8, err_msg=tensor)
+
+
+@pytest.mark.parametrize("name", marked([(name,) for name in RULES], lambda name: name == "NovoGrad"))
+def test_each_rule_equals_its_formula_on_a_device(name, cupy):
+    opt = ao.Optimizer({tensor: cupy.asarray(x) for tensor, x in drawn(0).items()}, RULES[name](**OPTIONS[name]))
+    for t in range(1, STEPS + 1):
+        opt.step({tensor: cupy.asarray(g) for tensor, g in drawn(t).items()})
+    for tensor, x in expected(name).items():
+        np.testing.assert_allclose(opt.params[tensor].get(), x, rtol=1e-9, atol=1e-12, err_msg=tensor)

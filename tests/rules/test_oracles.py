@@ -1,10 +1,11 @@
-"""AdaBelief, Sophia, caution and MARS beside published code: optax, timm and pytorch_optimizer, where installed."""
+"""AdaBelief, Sophia, caution and MARS beside published code: optax, timm and pytorch_optimizer."""
 
 import numpy as np
 import pytest
 
 import arrayopt as ao
 from tests.support.engines import NOW
+from tests.support.recorded import recorded
 from tests.support.timms import timms
 from tests.support.wide import wide_numbers
 
@@ -63,10 +64,14 @@ def test_adabelief_of_optax(nesterov):
 
 @pytest.mark.parametrize("decoupled", [False, True])
 def test_adabelief_of_timm(decoupled):
-    theirs = timms("adabelief").AdaBelief
     options = {"lr": 0.01, "weight_decay": 0.1, "eps": 1e-12}
     rule = ao.AdaBelief(**options, eps_root=1e-12, decoupled=decoupled)
-    made = of_torch(lambda p: theirs(p, **options, rectify=False, decoupled_decay=decoupled), drawn(0))
+
+    def theirs():
+        kind = timms("adabelief").AdaBelief
+        return of_torch(lambda p: kind(p, **options, rectify=False, decoupled_decay=decoupled), drawn(0))
+
+    made = recorded("timm", f"AdaBelief decoupled={decoupled}", theirs)
     same(ours(rule, drawn(0)), made, 1e-7 if decoupled else 1e-9)  # which decays before, not after
 
 
@@ -108,16 +113,25 @@ CAUTIOUS = {
 @pytest.mark.parametrize("name", CAUTIOUS)
 def test_caution_of_timm(name):
     title, rule, options = CAUTIOUS[name]
-    theirs = getattr(timms(name), title)
-    made = of_torch(lambda p: theirs(p, lr=0.01, weight_decay=0.1, caution=True, foreach=False, **options), drawn(0))
+    options = {"lr": 0.01, "weight_decay": 0.1, "caution": True, "foreach": False, **options}
+
+    def theirs():
+        kind = getattr(timms(name), title)
+        return of_torch(lambda p: kind(p, **options), drawn(0))
+
+    made = recorded("timm", f"cautious {name}", theirs)
     same(ours(rule, drawn(0)), made, 1e-6 if name == "adamw" else 1e-9)
 
 
 @pytest.mark.parametrize("kind", ["adamw", "lion"])
 def test_mars_of_pytorch_optimizer(kind):
-    theirs = pytest.importorskip("pytorch_optimizer").MARS
     options = {"lr": 0.01, "weight_decay": 0.1, "betas": (0.95, 0.99), "gamma": 0.05, "optimize_1d": True}
-    made = of_torch(lambda p: theirs(p, mars_type=kind, eps=1e-12, **options), drawn(0))
+
+    def theirs():
+        mars = pytest.importorskip("pytorch_optimizer").MARS
+        return of_torch(lambda p: mars(p, mars_type=kind, eps=1e-12, **options), drawn(0))
+
+    made = recorded("pytorch_optimizer", f"MARS {kind}", theirs)
     more = {"lr": 0.01, "weight_decay": 0.1, "beta1": 0.95, "mars": 0.05}
     rule = ao.AdamW(**more, beta2=0.99, eps=1e-12) if kind == "adamw" else ao.Lion(**more, beta2=0.95)
     same(ours(rule, drawn(0)), made, 1e-6)

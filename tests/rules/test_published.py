@@ -1,4 +1,4 @@
-"""What the pages say of published optimizers that are at hand: of PyTorch always, of timm and optax where installed."""
+"""What the pages say of published optimizers: of PyTorch and timm always, of optax where it is installed."""
 
 import contextlib
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
+from tests.support.recorded import recorded
 from tests.support.timms import timms
 
 START, LR, DECAY = 10.0, 0.1, 0.5
@@ -57,12 +58,16 @@ def test_adafactor_of_optax_decays_without_its_lr_and_averages_whole_steps():
 
 @pytest.mark.parametrize(("always", "decay"), [(False, 0.0), (False, 0.01), (True, 0.0)])
 def test_lars_of_timm_adapts_only_what_decays(always, decay):
-    torch, lars = pytest.importorskip("torch"), timms("lars")
-    theirs = torch.full((4, 3), START, requires_grad=True)
-    theirs.grad = torch.ones(4, 3)
-    lars.Lars([theirs], lr=LR, weight_decay=decay, always_adapt=always).step()
+    def theirs():
+        torch, lars = pytest.importorskip("torch"), timms("lars")
+        p = torch.full((4, 3), START, requires_grad=True)
+        p.grad = torch.ones(4, 3)
+        lars.Lars([p], lr=LR, weight_decay=decay, always_adapt=always).step()
+        return {"p": p.detach().numpy()}
+
+    made = recorded("timm", f"LARS always={always} decay={decay}", theirs)
     rule = ao.LARS(lr=LR, momentum=0.0, eps=1e-8, weight_decay=decay, adapt=always or decay > 0)
-    np.testing.assert_allclose(ours(rule, 1.0), theirs.detach(), rtol=1e-6)
+    np.testing.assert_allclose(ours(rule, 1.0), made["p"], rtol=1e-6)
 
 
 TORCH = {

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import arrayopt as ao
+from tests.support.engines import each_compiled
 from tests.support.optimizing import CONSTANTS, drawn, norm
 
 
@@ -112,15 +113,16 @@ def test_clip_norm_of_complex_gradients_is_that_of_their_magnitudes():
     assert opt.stats.read()["param"]["grad_norm"] == pytest.approx(1)
 
 
+@each_compiled
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
-def test_the_norm_is_that_of_the_mean_to_the_last_bit(dtype):
+def test_the_norm_is_that_of_the_mean_to_the_last_bit(engine, dtype):
     """It is measured before the mean is there, by another program; over ranks it is measured of the mean.
 
-    Left to itself, g++ rounded products in one of the two programs, and not in the other: in the last elements, or in
-    complex numbers.
+    Left to themselves, compilers rounded products in one of the two programs, and not in the other: in the last
+    elements, or in complex numbers.
     """
     for n in (1, 5, 7, 12, 40, 101):
-        options = {"rule": ao.SGD(lr=1.0, momentum=0.0), "engine": "cpp", "clip_norm": 1e9}
+        options = {"rule": ao.SGD(lr=1.0, momentum=0.0), "engine": engine, "clip_norm": 1e9}
         summed, whole = (ao.Optimizer(np.zeros(n, dtype), accumulate=every, **options) for every in (3, 1))
         rng, turn = np.random.default_rng(n), 1 + 2j if dtype == "complex64" else 1
         for _ in range(20):

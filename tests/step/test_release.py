@@ -158,7 +158,7 @@ def test_a_gradient_that_is_refused_changes_nothing_and_can_be_given_again():
     grads = gradients(1)
     opt.give("w", grads["w"])
     before = held(opt)
-    with pytest.raises(ValueError, match="b"):
+    with pytest.raises(ValueError, match=r"^Optimizer\.give: grads do not match params: shape \(3,\) at 'b'"):
         opt.give("b", np.ones(3, "float32"))
     assert held(opt) == before
     with pytest.raises(RuntimeError, match=r"the gradient of 'b' was refused .*, and 1 gradients were given"):
@@ -285,9 +285,9 @@ def test_each_gradient_is_checked_by_itself(monkeypatch):
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}])
 @each_engine
 def test_a_tensor_is_updated_without_a_look_at_others(engine, options):
-    """The instructions of Python are as many for a tensor of 60 as for one of 4."""
+    """The lines of Python that run are as many for a tensor of 60 as for one of 4; each turn of a loop is one more."""
 
-    def instructions(count):
+    def lines(count):
         opt = ao.Optimizer({str(i): np.ones(3) for i in range(count)}, ao.AdamW(), engine=engine, **options)
         grad = np.ones(3)
         for _ in range(3):
@@ -298,8 +298,7 @@ def test_a_tensor_is_updated_without_a_look_at_others(engine, options):
 
         def count_one(frame, event, argument):
             nonlocal found
-            frame.f_trace_opcodes = True
-            found += event == "opcode"
+            found += event == "line"
             return count_one
 
         before = sys.gettrace()
@@ -310,7 +309,8 @@ def test_a_tensor_is_updated_without_a_look_at_others(engine, options):
             sys.settrace(before)
         return found
 
-    few, many = instructions(4), instructions(60)
+    few, many = lines(4), lines(60)
+    assert few > 0
     assert abs(many - few) < 56, (few, many)
 
 

@@ -245,7 +245,10 @@ LEFT_OUT = {
     ),
 }
 
-ELSEWHERE = {"ms_schedules/schedules": "tests/schedules/test_schedules.py"}
+ELSEWHERE = {
+    "ms_schedules/schedules": "tests/schedules/test_schedules.py",
+    "published/results": "tests/support/recorded.py",
+}
 
 # What a file holds besides: the slots that moments are compared with, what else is compared, and why the rest is not
 SLOTS = {"m": "m", "v": "v", "mean": "m", "var": "v"}

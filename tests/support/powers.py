@@ -34,6 +34,8 @@ RULES: dict[str, dict[str, Any]] = {
     "LBFGS": {"lr": 0.05, "memory": 2},  # both
 }
 SHAPES = {"w": (6, 5), "b": (6,), "stack": (3, 4, 2), "number": (), "empty": (0, 3)}
+ADDED = 3
+"""The call after which a group is added."""
 
 
 @dataclass
@@ -56,6 +58,8 @@ class Case:
         What the user does with the optimizer after some calls.
     valued : bool
         Whether steps are given a value, for a line search.
+    later : bool
+        Whether a group is added in the middle.
     calls : int
         How often `step` is called.
     """
@@ -70,18 +74,20 @@ class Case:
     absent: dict[int, str] = field(default_factory=dict)
     after: dict[int, Callable[[Any], None]] = field(default_factory=dict)
     valued: bool = False
+    later: bool = False
     calls: int = 7
 
-    def arrays(self, seed: Any) -> dict[str, Any]:
+    def arrays(self, seed: Any, shapes: dict[str, Any] = SHAPES) -> dict[str, Any]:
         """Random arrays of the parameters' shapes."""
         rng = np.random.default_rng(seed)
         dtype = ml_dtypes.bfloat16 if self.dtype == "bfloat16" else self.dtype
-        made = {name: np.asarray(rng.standard_normal(shape)).astype(dtype) for name, shape in SHAPES.items()}
+        made = {name: np.asarray(rng.standard_normal(shape)).astype(dtype) for name, shape in shapes.items()}
         return {name: np.asfortranarray(x) if self.turned else x for name, x in made.items()}
 
     def grads(self, call: int, scale: float) -> dict[str, Any]:
         """The gradients of a call, of a loss that was multiplied by a scale."""
-        made: dict[str, Any] = {name: (x * x.dtype.type(scale)) for name, x in self.arrays((1, call)).items()}
+        shapes = SHAPES | ({"later": (4, 5)} if self.later and call > ADDED else {})
+        made: dict[str, Any] = {name: (x * x.dtype.type(scale)) for name, x in self.arrays((1, call), shapes).items()}
         if call in self.bad:
             made["w"][1, 2] = self.bad[call]
         if call in self.absent:
@@ -93,6 +99,10 @@ class Case:
         kind = ringed(2) if self.name == "ring" else getattr(ao, self.name)
         rule = kind(**RULES[self.name], **self.rule)
         return ao.Optimizer(self.arrays(0), rule, engine=engine, groups=self.groups, comm=comm, **self.options)
+
+    def add(self, opt: ao.Optimizer) -> None:
+        """Add a group."""
+        opt.add_group(self.arrays(2, {"later": (4, 5)}))
 
 
 # ---- what changes what is computed ----------------------------------------------------------------------------------
@@ -137,6 +147,10 @@ def _written(opt: Any) -> None:
     np.clip(opt.params["w"], -0.5, 0.5, out=opt.params["w"])
 
 
+def _added(case: Case) -> None:
+    case.later, case.after[ADDED] = True, case.add
+
+
 CHANGES: dict[str, Callable[[Case], Any]] = {
     "value": lambda case: setattr(case, "valued", True),
     "accumulate": lambda case: case.options.update(accumulate=3),
@@ -163,6 +177,7 @@ CHANGES: dict[str, Callable[[Case], Any]] = {
     "turned": lambda case: setattr(case, "turned", True),
     "replaced": lambda case: case.after.update({2: _replaced}),
     "written": lambda case: case.after.update({4: _written}),
+    "add_group": _added,
 }
 """What is switched on in a case."""
 
@@ -191,9 +206,12 @@ class Place:
         """This rank."""
         return int(getattr(self.comm, "comm", self.comm).rank)
 
-    def fresh(self) -> Any:
-        """An optimizer as before the first call."""
-        return self.case.make(self.engine, self.comm)
+    def fresh(self, opt: Any = None) -> Any:
+        """An optimizer as before the first call; with the parameters that another one has by now."""
+        made = self.case.make(self.engine, self.comm)
+        if opt is not None and "later" in opt.params:
+            self.case.add(made)
+        return made
 
     def step(self, opt: Any, *grads: Any, **options: Any) -> Any:
         """A step; its value falls from step to step, where it is given one."""
@@ -267,7 +285,7 @@ def _faulty(place: Place, opt: Any, grads: Any) -> Any:
 
 
 def _state_dict(place: Place, opt: Any, grads: Any) -> Any:
-    other = place.fresh()
+    other = place.fresh(opt)
     other.load_state_dict(opt.state_dict())
     for name, p in opt.params.items():
         other.params[name][...] = p
@@ -276,7 +294,7 @@ def _state_dict(place: Place, opt: Any, grads: Any) -> Any:
 
 def _checkpoint(place: Place, opt: Any, grads: Any) -> Any:
     opt.save(place.folder / "run.safetensors")
-    other = place.fresh()
+    other = place.fresh(opt)
     other.load(place.folder / "run.safetensors")
     return _straight(place, other, grads)
 

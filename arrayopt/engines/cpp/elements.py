@@ -109,7 +109,8 @@ class ElementsPrinter:
             self.put(3, f"const auto {text.name(node)} = {here};")
         self._compute(3, "Floats")
         for name, node in loop.stores.items():
-            self.put(3, f"put_vector({text.name(node)}, {name} + i);")
+            value = text.name(node) if node.axes else f"all_of({text.name(node)})"
+            self.put(3, f"put_vector({value}, {name} + i);")
         self._add_up(3, "v")
         self.put(2, "}")
         self.put(1, "}", *(f"s{s.id} += sum_of(v{s.id});" for s in loop.totals))

@@ -53,21 +53,17 @@ class Gradients:
         return given
 
     def _of_stacks(self, rows: Ints, grads: Split) -> Sequence[Any]:
-        """As `bind`, for layers, which lie in stacks."""
-        given, firsts, steps = [], list[int](), list[int]()
-        for stack, count in zip(grads.stacks, grads.counts, strict=True):
-            if stack is None:
-                firsts.append(0)
-                steps.append(0)
+        """As `bind`, for layers, which lie in others."""
+        given, addresses = [], []
+        for whole, firsts in zip(*grads.lying, strict=True):
+            if whole is None:
+                addresses.append(0 * firsts)
                 continue
-            array = memory(stack)
+            array = memory(whole)
             given.append(array if array.flags.carray else _in_order(array))
-            firsts.append(given[-1].__array_interface__["data"][0])
-            steps.append(given[-1].nbytes // count)
-        counts = np.array(grads.counts)
-        nth = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        addresses = np.repeat(firsts, counts) + nth * np.repeat(steps, counts)
-        self.table.put("AT_g", addresses[rows], rows)
+            begin = given[-1].__array_interface__["data"][0]
+            addresses.append(begin + firsts * given[-1].itemsize)
+        self.table.put("AT_g", np.concatenate(addresses)[rows], rows)
         return given
 
     def _known(self, rows: Ints, grads: Grads) -> bool:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from arrayopt.codecs import STORED
 from arrayopt.engines.numba.codes import CODES
 from arrayopt.engines.numba.header import DRAW, HALF, HEADER, PRODUCT, ROUND, SPLIT, TILE
-from arrayopt.engines.numba.printer import ARGUMENTS, REST, NumbaPrinter
+from arrayopt.engines.numba.printer import ARGUMENTS, NumbaPrinter
 from arrayopt.fusion.graph import CACHED
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import layout
@@ -20,6 +20,9 @@ from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.program import Program
 
 __all__ = ["emit"]
+
+ALL = "table, numbers, results, work, part"
+"""Where everything lies, of all tensors."""
 
 
 @lru_cache(maxsize=CACHED)
@@ -73,9 +76,10 @@ def _entry(text: NumbaPrinter, program: Program) -> None:
 
     There is one only, so that each loop is compiled once and sums in the same order for everyone.
     """
-    text.put(0, "", "", "@jit", f"def run({REST}, rows, first, last, thread, threads):")
+    text.put(0, "", "", "@jit", f"def run({ALL}, rows, first, last, thread, threads):")
     text.put(1, "for row in rows:")
-    text.put(2, "f, n = table[row, FIRST], table[row, LAST] - table[row, FIRST]")
+    text.put(2, "t, scalars, values = table[row], numbers[row], results[row]")
+    text.put(2, "f, n = t[FIRST], t[LAST] - t[FIRST]")
     text.put(2, "lo, hi = f + n * thread // threads, f + n * (thread + 1) // threads")
     text.put(2, "for stage in range(first, last):")
     for number, stage in enumerate(program.stages):

@@ -6,9 +6,9 @@ __all__ = ["DRAW", "HALF", "HEADER", "PRODUCT", "ROUND", "SPLIT", "TILE"]
 
 HEADER = '''"""Fused loops{about}
 
-Arguments: `table`, a row of integers per tensor (the columns are named below: sizes, addresses,
-offsets); `scalars`, a row of float64 per tensor; `values`, what is computed between passes, per
-tensor; `work` and `part`, values over rows and columns, and partial sums. Columns IN_A_0 to IN_C_T
+Of a tensor, `t` is a row of integers (the columns are named below: sizes, addresses, offsets),
+`scalars` one of float64, and `values` what is computed between passes; `work` and `part` are values
+over rows and columns, and partial sums, of all tensors. Columns IN_A_0 to IN_C_T
 are the batches, rows and columns that are here, with their first units; OWN is where in `work` the
 threads' own parts begin; FIRST and LAST are the units to run: all, but where several processes
 share a tensor.

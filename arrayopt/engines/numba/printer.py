@@ -14,13 +14,13 @@ from arrayopt.fusion.plan import Plan
 
 __all__ = ["ARGUMENTS", "REST", "NumbaPrinter"]
 
-REST = "table, scalars, values, work, part"
-"""Where everything lies."""
+REST = "t, scalars, values, work, part"
+"""Where everything of a tensor lies."""
 
 ARGUMENTS = {
-    "": f"row, {REST}",
-    "units": f"row, lo, hi, thread, {REST}",
-    "threads": f"row, thread, threads, {REST}",
+    "": REST,
+    "units": f"lo, hi, thread, {REST}",
+    "threads": f"thread, threads, {REST}",
 }
 """What a function takes, by how threads share it."""
 
@@ -76,12 +76,17 @@ class NumbaPrinter(Printer):
             return repr(node.data)
         return f"W({node.data!r})" if math.isfinite(node.data) else f"W(float('{node.data}'))"
 
+    def expression(self, n: Node) -> str:
+        if (n.op, n.dtype) != ("mul", "complex") or n.args[0].dtype == n.args[1].dtype:
+            return super().expression(n)
+        scale, number = map(self.name, sorted(n.args, key=lambda x: x.dtype == "complex"))
+        return f"complex({scale} * {number}.real, {scale} * {number}.imag)"
+
     def column(self, name: str) -> str:
-        return f"table[row, {name}]"
+        return f"t[{name}]"
 
     def place(self, place: Place) -> str:
-        row = "row, " if place.room in ("values", "scalars") else ""
-        return f"{place.room}[{row}{self.index(place.index)}]"
+        return f"{place.room}[{self.index(place.index)}]"
 
     def _typed(self, n: Node, text: str, cast: str = "W") -> str:
         """What is read of a value that lies somewhere as a float, in the value's own type."""
@@ -124,7 +129,7 @@ class NumbaPrinter(Printer):
                 self.put(depth, f"{name} = {index(value)}")
             case program.Array(name, size, address):
                 kind = STORED[self.storage[name]].numba or self.storage[name]
-                where = f"table[row, AT_{name}]" if address is None else index(address)
+                where = self.column(f"AT_{name}") if address is None else index(address)
                 made = f"nb.carray(pointer({where}), ({index(size)},), np.{kind})"
                 self.put(depth, f"at_{name} = {made}")
             case program.View(name, room, first, size):
@@ -163,9 +168,9 @@ class NumbaPrinter(Printer):
             case bulk.Elements():
                 self.put(depth, *map(self._codes, statement.codes), self._call(statement))
             case bulk.Multiply(a, b, out, first, end, sides, factors):
-                given = ["table[row, BLAS]"]
+                given = [self.column("BLAS")]
                 for array, begin in (a, b, out):
-                    given.append(f"table[row, AT_{array}] + {index(begin, 1)} * SIZE")
+                    given.append(f"{self.column(f'AT_{array}')} + {index(begin, 1)} * SIZE")
                 given += map(index, (first, end, *sides))
                 given += [str(int(flag)) for flag in factors[:3]]
                 self.put(depth, f"multiply({', '.join(given)})")

@@ -179,7 +179,7 @@ class _Blocks(Batch):
         """The gradient of a chunk, in one array."""
         if chunk.layers is not None and isinstance(grads, Split):
             stack, layers = chunk.layers
-            return np.ascontiguousarray(np.asarray(grads.stacks[self.place_of[stack]])[layers])
+            return np.ascontiguousarray(np.asarray(grads.wholes[self.place_of[stack]])[layers])
         given = [np.asarray(grads[row]) for row in chunk.rows]
         return np.ascontiguousarray(given[0]) if len(given) == 1 else joined("g", given)
 

@@ -167,6 +167,7 @@ def apart(k):
 RINGS = {"ring": lambda k: ringed(k)(), "LBFGS": lambda k: ao.LBFGS(memory=k), "LBFGS, apart": apart}
 HEAVY = [("ring", "complex64"), ("ring", "complex128"), ("LBFGS", "complex64"), ("ring, int8", "float32")]
 HEAVY += [("LBFGS, int8", "float32"), ("LBFGS, int8", "bfloat16")]
+HEAVY += [("ring, int8", "complex64"), ("LBFGS, int8", "complex64")]
 RINGS |= {"ring, int8": lambda k: ringed(k)(state_dtype="int8")}
 RINGS |= {"LBFGS, int8": lambda k: ao.LBFGS(memory=k, state_dtype="int8")}
 LITTLE = {("LBFGS", "bfloat16"): 28}
@@ -175,6 +176,7 @@ WIDE = "float64", "complex128"
 REGISTERS = [(rule, k, dtype, arch) for rule, dtype in PLAIN for k in (3, 5, 10) for arch in ARCHS]
 REGISTERS += [(rule, k, dtype, arch) for rule, dtype in HEAVY for k in (3, 5, 10, 20) for arch in (OLDEST, NEWEST)]
 EACH_RUN = [("ring", 10, "float32", NEWEST), ("LBFGS", 5, "float32", "sm_90"), ("ring, int8", 5, "float32", NEWEST)]
+EACH_RUN += [("ring, int8", 3, "complex64", NEWEST)]
 
 
 @pytest.mark.parametrize(

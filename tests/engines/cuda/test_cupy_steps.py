@@ -471,7 +471,7 @@ def test_what_is_no_launch():
     opt = ao.Optimizer([np.ones(3)], ao.LAMB())
     opt.advance()
     opt.add_group([np.ones(2)])
-    with pytest.raises(RuntimeError, match=r"Optimizer.launch: call `advance` first, and again after groups have"):
+    with pytest.raises(RuntimeError, match=r"Optimizer.launch: call `advance` first, and again after a load or new"):
         opt.launch([np.ones(3), np.ones(2)])
     with pytest.raises(RuntimeError, match=r"Optimizer.launch: call `advance` first"):
         ao.Optimizer(np.ones(3), ao.LAMB()).launch(np.ones(3))

@@ -1,0 +1,35 @@
+"""What published optimizers made of a test's problem: run where they are installed, else as it was recorded."""
+
+import os
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+__all__ = ["FILE", "recorded"]
+
+FILE = Path(__file__).parents[1] / "goldens" / "published" / "results.npz"
+
+
+def recorded(package, case, run):
+    """What `run` returns, arrays by name; with ``RECORD=1`` in the environment it is written to `FILE`.
+
+    `run` skips the test where `package` is not installed: then this is what it returned when it was recorded. Where it
+    is installed, both must be the same.
+    """
+    with np.load(FILE) as saved:
+        kept = dict(saved)
+    try:
+        found = run()
+    except pytest.skip.Exception:
+        found = None
+    if found is not None and os.environ.get("RECORD"):
+        kept |= {f"{case}/{name}": np.asarray(x, np.float64) for name, x in found.items()}
+        kept[f"version of {package}"] = np.array(version(package))
+        np.savez_compressed(FILE, **dict(sorted(kept.items())))
+    made = {key.removeprefix(f"{case}/"): x for key, x in kept.items() if key.startswith(f"{case}/")}
+    assert made, f"{case} was never recorded"
+    for name, x in ({} if found is None else found).items():
+        np.testing.assert_allclose(x, made[name], rtol=1e-10, atol=1e-14, err_msg=f"{case}: {name}")
+    return made
