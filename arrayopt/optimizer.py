@@ -504,9 +504,10 @@ class Optimizer(Settings):
         """
         return attach(self._after, hook)
 
-    def _take_hooks(self, old: "Optimizer | None") -> None:
-        """Have the hooks of the optimizer in whose place this one is; what removes them still does."""
+    def _take_place(self, old: "Optimizer | None") -> None:
+        """Have the hooks of an old optimizer, which can still be removed, and its number of skipped steps."""
         if old is not None:
+            self._run.loss = old._run.loss
             self._before, self._after = old._before, old._after
             self._again = None if self._again is None else Again(self._guard, self._step, self._before)
 

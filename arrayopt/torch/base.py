@@ -393,7 +393,7 @@ class Optimizer(torch.optim.Optimizer):
         """Go on from what `_made` made of a state."""
         super().__setstate__({"defaults": Settings(self.rule, state.get("defaults") or self.defaults)})
         if below.made is not None and self._below is not None:
-            below.made._take_hooks(self._below.made)
+            below.made._take_place(self._below.made)
         self.param_groups, self._below = groups, below
         self._guests = _guests(zip(below.params, below.tensors, strict=True), state["state"], moved)
 

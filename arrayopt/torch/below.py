@@ -100,9 +100,7 @@ class Below:
             counts = {"the numbers of steps and updates": (steps, [x.t for x in made._parameters.all])}
             made._team.agree(self._who, lambda: counts)
             made.__setattr__("step_count", steps)
-            made._take_hooks(self.made)
-            if self.made is not None:
-                made._run.loss = self.made._run.loss  # how many steps were skipped
+            made._take_place(self.made)
         self.made, self.params = made, params
         self._see(groups, values)
 

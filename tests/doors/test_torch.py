@@ -872,11 +872,12 @@ def test_hooks_and_monitors_of_the_inner_optimizer_go_on():
     assert [row["step"] for row in monitor.read()] == [0, 1, 2, 3]
 
 
-def test_skipped_steps_are_counted_on_with_new_groups():
+def test_skipped_steps_are_counted_on_with_new_groups_and_after_a_load():
     (w,) = one()
     opt = door.SGD([w], 0.1, engine=ENGINE, skip_nonfinite=True)
     for k in range(2):
         w.grad = torch.full_like(w, torch.nan)
         opt.step()
         opt.add_param_group({"params": one()})
+        opt.load_state_dict(opt.state_dict())
         assert int(opt.inner.stats.skipped) == k + 1
