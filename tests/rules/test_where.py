@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import arrayopt as ao
 from tests.support.engines import each_engine
@@ -64,6 +65,7 @@ def test_conditions_under_jit():
     np.testing.assert_allclose(params, exact(P, GRADS), rtol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:Bitwise inversion:DeprecationWarning")  # which Python says from 3.12 on
 @each_engine
 def test_the_opposite_of_a_condition(engine):
     """Of Python's bools ~ makes -1 and -2, which are both true."""
