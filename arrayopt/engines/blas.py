@@ -82,7 +82,7 @@ def one_thread() -> Iterator[None]:
             _before[:] = [(x, x.num_threads) for x in _libraries()]
             for library, count in _before:
                 if count != 1:
-                    library.set_num_threads(1)
+                    _set(library, 1)
     try:
         yield
     finally:
@@ -91,4 +91,9 @@ def one_thread() -> Iterator[None]:
             if _users == 0:
                 for library, count in _before:
                     if count != 1:
-                        library.set_num_threads(count)
+                        _set(library, count)
+
+
+def _set(library: Any, count: int) -> None:
+    """Set the threads of a library, in any thread: `threadpoolctl` 3.8 lets only the first do so."""
+    getattr(library, "_real_set_num_threads", library.set_num_threads)(count)

@@ -1,5 +1,6 @@
 """Products of matrices in traced rules: what is planned, what is refused, and that engines compute it."""
 
+import threading
 from dataclasses import dataclass
 from typing import final
 
@@ -158,6 +159,23 @@ def test_bands_cover_all_rows_once():
         assert covered[0][0] == 0
         assert covered[-1][1] == rows
         assert [a[1] for a in covered[:-1]] == [b[0] for b in covered[1:]]
+
+
+def test_blas_has_one_thread_in_whatever_thread_multiplies():
+    """Only the first thread that asked for it had: ranks that are threads had other bits than one process."""
+    pytest.importorskip("threadpoolctl")
+    found = []
+
+    def work():
+        with blas.one_thread():
+            found.extend(library.num_threads for library in blas._libraries())
+
+    for made in (threading.Thread(target=work), threading.Thread(target=work)):
+        with blas.one_thread():
+            pass  # here first
+        made.start()
+        made.join()
+    assert set(found) <= {1}
 
 
 def test_blas_has_its_threads_again_after_the_last_user():
