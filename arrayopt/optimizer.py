@@ -148,7 +148,7 @@ class Optimizer(Settings):
                 engine, self._parameters, self._run, self._team, loss_scale, skip_nonfinite, accumulate
             )
             self._guard.arrive = self._step.arrive
-            self._stats, self.clip_norm = Stats(enabled=stats), clip_norm
+            self._stats, self.clip_norm = Stats(partial(self._run.peek, "skipped"), enabled=stats), clip_norm
             self._before: list[Callable[[Optimizer, Any], Any]] = []
             self._after: list[Callable[[Optimizer], Any]] = []
             self._again = Again(self._guard, self._step, self._before) if self._team.size > 1 else None
@@ -391,7 +391,7 @@ class Optimizer(Settings):
 
     def _record(self, reports: dict[str, Report], norm: Any) -> None:
         """Take down what a step reports."""
-        self._stats.replace(partial(self._run.peek, "skipped"), reports, norm)
+        self._stats.replace(reports, norm)
 
     def _limit(self) -> float | None:
         """The limit of the joint norm in the next step."""
@@ -503,6 +503,13 @@ class Optimizer(Settings):
             Call it to remove the hook.
         """
         return attach(self._after, hook)
+
+    def _take_place(self, old: "Optimizer | None") -> None:
+        """Have the hooks of an old optimizer, which can still be removed, and its number of skipped steps."""
+        if old is not None:
+            self._run.loss = old._run.loss
+            self._before, self._after = old._before, old._after
+            self._again = None if self._again is None else Again(self._guard, self._step, self._before)
 
     # ---- showing -----------------------------------------------------------------------------------------------------
 

@@ -184,7 +184,7 @@ class Settings(Saved):
         t = x.updates
         t = t if isinstance(t, int) else xp.asarray(t.reshape(-1, *[1] * (p.ndim - 1)), device=place(p)[1])
         now = Values(**rule.at(max(self.step_count - 1, 0)), t=t)
-        return rule.seen(now).evaluated(xp.astype(p, working_dtype(xp, p), copy=False), slots, now)
+        return rule._as_seen(now).evaluated(xp.astype(p, working_dtype(xp, p), copy=False), slots, now)
 
     @property
     def rule(self) -> Rule:

@@ -73,7 +73,8 @@ class Monitor:
         keep: int | None = None,
     ) -> None:
         if not isinstance(opt, Optimizer):
-            raise TypeError(f"Monitor: `opt` must be an Optimizer; got {opt!r}")
+            inner = "; pass opt.inner" if isinstance(getattr(opt, "inner", None), Optimizer) else ""
+            raise TypeError(f"Monitor: `opt` must be an Optimizer; got {type(opt).__name__}{inner}")
         if steps is not None and not callable(steps):
             raise TypeError(f"Monitor: `steps` must be a function of the step; got {steps!r}")
         self._every = _positive("every", every)
@@ -97,7 +98,7 @@ class Monitor:
 
     def before(self, opt: Optimizer) -> None:
         """Ask for the reports of this step, if it is one to keep."""
-        step, self._coming = opt.step_count, None
+        step, self._coming, self._streams = opt.step_count, None, opt._run.streams
         if self._steps(step) if self._steps is not None else step % self._every == 0:
             self._coming = step, opt.groups, {name: i for i, name in enumerate(opt.state)}
             opt.stats.request(self._keep)

@@ -302,7 +302,7 @@ class Rule(ABC):
         own = {name: x for name, x in s.items() if name not in AROUND and name not in fixed}
         given = Slots(gathered(self.rings, {**own, **{name: s[name] * s[name] for name in roots}}))
         with unwritten(self, {"p": p, "g": g, **expanded(given)}, h.t):
-            made = self.seen(h).update(xp, p, g, given, h)
+            made = self._as_seen(h).update(xp, p, g, given, h)
         p, new = returned_update(type(self).__name__, made, given)
         new = {**new, **{name: xp.sqrt(new[name]) for name in roots}, **fixed}
         if "slow" in s:
@@ -315,7 +315,7 @@ class Rule(ABC):
             new["master"] = p
         return p if self.rounding == "nearest" else rounded(xp, p, h), new
 
-    def seen(self, h: Any) -> "Rule":
+    def _as_seen(self, h: Any) -> "Rule":
         """Return the rule as its own functions see it in a step: `self.lr` is `h.lr`, even if it is a schedule."""
         if not self._not_floats:
             return self

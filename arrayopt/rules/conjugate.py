@@ -83,7 +83,7 @@ class CG(Searching):
         falls = slope < 0
         beta = xp.where(falls, beta, 0.0)
         slope = xp.where(falls, slope, -square)
-        alike = s["step"] * s["slope"] / nonzero(xp, slope)
+        alike = s["length"] * s["slope"] / nonzero(xp, slope)
         first = xp.where((since > 0) & (alike > 0), alike, h.first_step / xp.sqrt(nonzero(xp, square)))
         return Turn(beta * s["d"] - g, slope, h.lr * first, xp.where(falls, since, 0.0), {})
 
@@ -145,7 +145,7 @@ class SPG(OneUnknown):
     complex_ok: ClassVar[bool] = True
     begins_at_zero: ClassVar[bool] = True
     numbers: ClassVar[tuple[str, ...]] = (
-        *("average", "weight", "slope", "step", "trials", "accepted", "ended"),
+        *("average", "weight", "slope", "length", "trials", "accepted", "ended"),
         *("value", "off"),
     )
     wide: ClassVar[tuple[str, ...]] = ("x", "grad", *numbers, *COMPANY)
@@ -161,7 +161,7 @@ class SPG(OneUnknown):
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
         first, later, company = self.begins(s, h)
         f, going = h.value, first | (s["ended"] == 0)
-        enough = f <= s["average"] + ARMIJO * s["step"] * s["slope"]
+        enough = f <= s["average"] + ARMIJO * s["length"] * s["slope"]
         there = self.over(h, dot(xp, g, s["d"]))
         finite = xp.isfinite(there) & (xp.abs(f) < np.inf)
         taken = going & (first | (enough & finite))
@@ -181,22 +181,22 @@ class SPG(OneUnknown):
 
         weight = xp.where(first, 1.0, self._kept(s["weight"], h) + 1.0)
         average = xp.where(first, f, (self._kept(s["weight"], h) * s["average"] + f) / weight)
-        rise = f - s["average"] - s["step"] * s["slope"]
-        least = -0.5 * s["step"] * s["step"] * s["slope"] / xp.where(rise > 0, rise, np.nan)
-        within = (least >= 0.1 * s["step"]) & (least <= 0.5 * s["step"])
-        shorter = xp.where(within, least, 0.3 * s["step"])
+        rise = f - s["average"] - s["length"] * s["slope"]
+        least = -0.5 * s["length"] * s["length"] * s["slope"] / xp.where(rise > 0, rise, np.nan)
+        within = (least >= 0.1 * s["length"]) & (least <= 0.5 * s["length"])
+        shorter = xp.where(within, least, 0.3 * s["length"])
         numbers = {
             "average": xp.where(taken, average, s["average"]),
             "weight": xp.where(taken, weight, s["weight"]),
             "slope": xp.where(taken, self.over(h, dot(xp, grad, d)), s["slope"]),
-            "step": xp.where(ended > 0, 0.0, xp.where(taken, 1.0, shorter)),
+            "length": xp.where(ended > 0, 0.0, xp.where(taken, 1.0, shorter)),
             "trials": xp.where(taken, 0.0, s["trials"] + 1.0),
             "accepted": xp.where(taken & later, s["accepted"] + 1.0, s["accepted"]),
             "ended": ended,
             "value": xp.where(taken, f, s["value"]),
             "off": xp.where(taken, np.inf, disagreement(xp, s, f, there, finite)),
         }
-        new = xp.where(taken, to, x + numbers["step"] * d)  # x + d, rounded, may lie outside
+        new = xp.where(taken, to, x + numbers["length"] * d)  # x + d, rounded, may lie outside
         return new, {"x": x, "grad": grad, "d": d, **numbers, **company}
 
     def _kept(self, weight: Array, h: Any) -> Array:

@@ -124,7 +124,7 @@ class LBFGS(Searching):
         # those of a new direction begin at 0; so does `since`, where it goes along the gradient
         slots = forgotten(xp, slots["since"] == 0, slots)
         begins = slots["trials"] == 0
-        return new, remembered(xp, s, slots, begins, slots.pop("d"), slots["step"])
+        return new, remembered(xp, s, slots, begins, slots.pop("d"), slots["length"])
 
     def _along(self, xp: Any, p: Array, g: Array, s: dict[str, Any], h: Any) -> tuple[Array, dict[str, Any]]:
         """A step of length `lr`, as PyTorch's rule."""

@@ -18,7 +18,7 @@ from arrayopt.rules.words import dot, nonzero, number, real_name
 __all__ = ["ARMIJO", "MOST", "NUMBERS", "Searching", "Turn", "disagreement"]
 
 NUMBERS = (
-    *("value", "slope", "step", "trials", "width", "off"),
+    *("value", "slope", "length", "trials", "width", "off"),
     *("low", "low_value", "low_slope", "high", "high_value", "high_slope"),
 )
 """What is kept of a search: f and its slope at x, the step that is tried, how many were, the width
@@ -111,7 +111,7 @@ class Searching(OneUnknown):
         first, later, company = self.begins(s, h)
         found = search(xp, s, h.value, self.over(h, dot(xp, g, s["d"])), h.curvature)
         going = first | (s["ended"] == 0)
-        still = s["step"] == 0  # where lr was 0
+        still = s["length"] == 0  # where lr was 0
         taken = going & (first | still | found.taken)
         failed = going & ~taken & found.failed
         # by steepest descent, where the direction was another
@@ -125,13 +125,13 @@ class Searching(OneUnknown):
         begins, since = taken | again, xp.where(taken, turned.since, 0.0)
         value = xp.where(taken, h.value, s["value"])
         numbers = started(xp, begins, found.numbers, value, slope, length)
-        numbers["step"] = xp.where(ended > 0, 0.0, numbers["step"])
+        numbers["length"] = xp.where(ended > 0, 0.0, numbers["length"])
         numbers["since"] = xp.where(begins, since, s["since"] + 1.0)
         numbers["accepted"] = xp.where(taken & later, s["accepted"] + 1.0, s["accepted"])
         x, grad = xp.where(taken, p, s["x"]), xp.where(taken, g, s["grad"])
         d = xp.where(taken, turned.d, xp.where(again, -s["grad"], s["d"]))
         new = {"x": x, "grad": grad, "d": d, "ended": ended, **numbers, **turned.slots, **company}
-        return x + numbers["step"] * d, new
+        return x + numbers["length"] * d, new
 
 
 class Found(NamedTuple):
@@ -158,7 +158,7 @@ def begun(xp: Any, p: Array) -> dict[str, Array]:
 def started(xp: Any, where: Array, numbers: dict[str, Array], f: Any, slope: Array, step: Any) -> dict[str, Array]:
     """The numbers of a new search where it begins, of the old one elsewhere."""
     new = dict.fromkeys(NUMBERS, 0.0)
-    new |= {"value": f, "slope": slope, "step": step, "low_value": f, "low_slope": slope}
+    new |= {"value": f, "slope": slope, "length": step, "low_value": f, "low_slope": slope}
     new["width"] = new["off"] = np.inf
     return {name: xp.where(where, new[name], numbers[name]) for name in NUMBERS}
 
@@ -170,9 +170,9 @@ def search(xp: Any, s: dict[str, Array], f: Any, slope: Array, curvature: Any) -
     3.7); or, where the difference of two values of f is within its rounding, the approximate ones
     of Hager and Zhang (SIAM J. Optimization 16, 2005, equation 4.1).
     """
-    rounding = 10.0 * float(np.finfo(real_name(s["step"])).eps)
+    rounding = 10.0 * float(np.finfo(real_name(s["length"])).eps)
     steep = xp.abs(slope) <= curvature * xp.abs(s["slope"])
-    falls = f <= s["value"] + ARMIJO * s["step"] * s["slope"]
+    falls = f <= s["value"] + ARMIJO * s["length"] * s["slope"]
     same = f <= s["value"] + rounding * xp.abs(s["value"])
     close = same & (slope <= (2.0 * ARMIJO - 1.0) * s["slope"])
     finite = xp.isfinite(slope) & (xp.abs(f + 0.0 * slope) < np.inf)
@@ -182,7 +182,7 @@ def search(xp: Any, s: dict[str, Array], f: Any, slope: Array, curvature: Any) -
     spent = (numbers["trials"] >= MOST) | tight
     improved = numbers["low_value"] < s["value"]
     # the best step is taken in its turn, and evaluated once more
-    numbers["step"] = xp.where(spent, numbers["low"], numbers["step"])
+    numbers["length"] = xp.where(spent, numbers["low"], numbers["length"])
     numbers["trials"] = xp.where(spent, float(MOST), numbers["trials"])
     return Found(taken, ~taken & spent & ~improved, numbers)
 
@@ -192,7 +192,7 @@ def _refined(xp: Any, s: dict[str, Array], f: Any, slope: Array, finite: Array) 
 
     The four cases are those of Moré and Thuente (ACM Trans. Math. Software 20, 1994, section 4).
     """
-    step, low, low_slope = s["step"], s["low"], s["low_slope"]
+    step, low, low_slope = s["length"], s["low"], s["low_slope"]
     bracketed = s["width"] < np.inf
     rises = ~finite | (f > s["low_value"]) | (f > s["value"] + ARMIJO * step * s["slope"])
     turns = ~rises & (slope * low_slope < 0)
@@ -232,7 +232,7 @@ def _refined(xp: Any, s: dict[str, Array], f: Any, slope: Array, finite: Array) 
     then = xp.where(bracketed & ~within, 0.5 * (left + right), then)
     then = xp.where(finite, then, low + 0.2 * way)
     off = disagreement(xp, s, f, slope, finite)
-    return {**s, **new, "width": width, "step": then, "trials": s["trials"] + 1.0, "off": off}
+    return {**s, **new, "width": width, "length": then, "trials": s["trials"] + 1.0, "off": off}
 
 
 def disagreement(xp: Any, s: dict[str, Array], f: Any, slope: Array, finite: Array) -> Array:
@@ -244,9 +244,9 @@ def disagreement(xp: Any, s: dict[str, Array], f: Any, slope: Array, finite: Arr
     by at most ten times what they say. Along a longer step, it may change by chance as a wrong gradient says.
     It is negative after a step that counts, and NaN after one to where something is not finite.
     """
-    change, said = f - s["value"], 0.5 * s["step"] * (s["slope"] + slope)
+    change, said = f - s["value"], 0.5 * s["length"] * (s["slope"] + slope)
     both = xp.abs(change) + xp.abs(said)
-    rounding = 100.0 * float(np.finfo(real_name(s["step"])).eps) * xp.abs(s["value"])
+    rounding = 100.0 * float(np.finfo(real_name(s["length"])).eps) * xp.abs(s["value"])
     now, old = xp.abs(change - said) / nonzero(xp, both), xp.abs(s["off"])
     before = xp.where(old >= 2.0, old - 2.0, old)
     contradicts = (now > 0.5) & (xp.abs(change) <= 10.0 * xp.abs(said))

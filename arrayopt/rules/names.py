@@ -67,7 +67,7 @@ RESERVED |= {"label", "names", "overridden", "tensors", "checked", "replace_rule
 Group has."""
 
 _SLOT = re.compile(r"(?!at_)[A-Za-z][A-Za-z0-9_]*")
-_TAKEN = re.compile(rf"{'|'.join(AROUND)}|p|g|t|accumulated|spill\d+|kept\d+|project_.*|{SCALE}.*")
+_TAKEN = re.compile(rf"{'|'.join(AROUND)}|p|g|t|step|accumulated|spill\d+|kept\d+|project_.*|{SCALE}.*")
 
 
 NO_VALUE = (

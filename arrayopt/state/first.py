@@ -99,7 +99,7 @@ def _from_values(rule: Rule, array: Array) -> list[str]:
         several = []
         for x in (1.7, 0.0, -0.3):
             seen = copy(rule)
-            seen.__dict__.update(dict.fromkeys(numbers, 1.0 + x))
+            seen.__dict__.update(dict.fromkeys(numbers, 0.5 + x / 8))
             several.append(seen.all_slots(np, x * ones, dtype_name(array)))
         for slot, first in several[0].items():
             if slot != "master" and not all(np.array_equal(first, x[slot]) for x in several):

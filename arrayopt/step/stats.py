@@ -27,12 +27,12 @@ class Stats(Mapping[str, Mapping[str, Array]]):
     alone are in neither: see `Optimizer.skipped_layers`.
     """
 
-    def __init__(self, *, enabled: bool) -> None:
+    def __init__(self, skipped: Callable[[], Any], *, enabled: bool) -> None:
         if not isinstance(enabled, bool):
             raise TypeError(f"Optimizer: `stats` must be True or False; got {enabled!r}")
         self.enabled = enabled
         self._norm: Any = None
-        self._skipped: Callable[[], Any] = int
+        self._skipped = skipped
         self._reports: dict[str, dict[str, Array]] = {}
         self._last: dict[str, dict[str, Array]] = {}  # what has not been delivered yet
         self._requests: list[Callable[[dict[str, dict[str, Array]]], object]] = []
@@ -63,14 +63,12 @@ class Stats(Mapping[str, Mapping[str, Array]]):
     def skipped(self) -> Any:
         return self._skipped()
 
-    def replace(
-        self, skipped: Callable[[], Any], reports: dict[str, dict[str, Array]], norm: Any
-    ) -> None:
+    def replace(self, reports: dict[str, dict[str, Array]], norm: Any) -> None:
         """Put a new step's reports in the place of the last one's.
 
         What only a device knows is asked for by functions, when somebody looks.
         """
-        self._norm, self._skipped = norm, skipped
+        self._norm = norm
         self._last = {name: report for name, report in reports.items() if report} if reports else {}
         if self.enabled:
             self._reports = self._last

@@ -392,6 +392,8 @@ class Optimizer(torch.optim.Optimizer):
     def _go_on(self, state: dict[str, Any], groups: list[dict[str, Any]], below: Below) -> None:
         """Go on from what `_made` made of a state."""
         super().__setstate__({"defaults": Settings(self.rule, state.get("defaults") or self.defaults)})
+        if below.made is not None and self._below is not None:
+            below.made._take_place(self._below.made)
         self.param_groups, self._below = groups, below
         self._guests = _guests(zip(below.params, below.tensors, strict=True), state["state"], moved)
 

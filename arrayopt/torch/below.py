@@ -100,6 +100,7 @@ class Below:
             counts = {"the numbers of steps and updates": (steps, [x.t for x in made._parameters.all])}
             made._team.agree(self._who, lambda: counts)
             made.__setattr__("step_count", steps)
+            made._take_place(self.made)
         self.made, self.params = made, params
         self._see(groups, values)
 

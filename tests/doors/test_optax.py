@@ -28,6 +28,7 @@ FIRST = marked(
     lambda name, row: name in ("LAMB", "SGD") and row is cases.CASES[name][0],
     lambda x: x if isinstance(x, str) else "",
 )
+MEETING = marked([("Prodigy", cases.JOINT["Prodigy"][1]), ("LBFGS", cases.JOINT["LBFGS"][0])], lambda *_: False)
 LAMB = marked(ROWS, lambda name, row: name == "SGD" and row is cases.CASES[name][0], lambda x: str(x))
 
 
@@ -54,7 +55,7 @@ def close(a, b, **tolerance):
 # ---- what optax asks of its own --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "row"), FIRST)
+@pytest.mark.parametrize(("name", "row"), FIRST + MEETING)
 def test_updates_lead_to_the_new_parameters_and_states_keep_their_form(name, row):
     tx, rule = made(name, row), cases.make(name, row)
     params, theirs = tree(), tree()

@@ -92,7 +92,7 @@ def alike(a, b):
 # ---- what it computes ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "options"), cases.ALL, ids=cases.IDS)
+@pytest.mark.parametrize(("name", "options"), cases.RUNS, ids=cases.RUN_IDS)
 def test_every_rule_computes_what_it_does_elsewhere(name, options):
     a, b = twins()
     rule = getattr(ao, name)
@@ -101,7 +101,7 @@ def test_every_rule_computes_what_it_does_elsewhere(name, options):
     if name == "SGD" and not given.get("momentum"):
         given["dampening"] = 0.0  # as in PyTorch
     one = ao.Optimizer(a, rule(**given), engine=ENGINE)
-    many = getattr(door, name)(b, **options, engine=ENGINE)
+    many = (getattr(door, name, None) or door.optimizer(rule))(b, **options, engine=ENGINE)
     for step in range(3):
         one.step(give(step, a, b, without=(1,)))
         many.step()
@@ -848,3 +848,36 @@ def test_what_would_have_no_effect_is_refused():
         opt.state[opt.param_groups[0]["params"][0]]["exp_avg"]
     mine = Mine(one(), 0.1)
     mine.lr = "of a class on top"
+
+
+def test_hooks_and_monitors_of_the_inner_optimizer_go_on():
+    """It is another one after parameters have come, or a state has been loaded."""
+    (w,), steps = one(), []
+    opt = door.LAMB([w], 0.1, engine=ENGINE)
+    with pytest.raises(TypeError, match=r"must be an Optimizer; got LAMB; pass opt.inner"):
+        ao.Monitor(opt)
+    monitor, remove = ao.Monitor(opt.inner), opt.inner.after_step(lambda inner: steps.append(inner.step_count))
+    changes = [
+        lambda: None,
+        lambda: opt.add_param_group({"params": one()}),
+        lambda: opt.load_state_dict(opt.state_dict()),
+    ]
+    for change in changes:
+        change()
+        w.grad = torch.ones_like(w)
+        opt.step()
+    remove()
+    opt.step()
+    assert steps == [1, 2, 3]
+    assert [row["step"] for row in monitor.read()] == [0, 1, 2, 3]
+
+
+def test_skipped_steps_are_counted_on_with_new_groups_and_after_a_load():
+    (w,) = one()
+    opt = door.SGD([w], 0.1, engine=ENGINE, skip_nonfinite=True)
+    for k in range(2):
+        w.grad = torch.full_like(w, torch.nan)
+        opt.step()
+        opt.add_param_group({"params": one()})
+        opt.load_state_dict(opt.state_dict())
+        assert int(opt.inner.stats.skipped) == k + 1

@@ -193,3 +193,32 @@ WRONG = [
 @pytest.mark.parametrize(("call", "exception", "words"), WRONG)
 def test_wrong_calls_of_split(call, exception, words):
     refusals.raises(call, exception, *words)
+
+
+@pytest.mark.parametrize("kind", [ao.LBFGS, ao.CG])
+def test_a_line_search_goes_on_where_its_state_is_loaded(kind):
+    """After any step: the first one is in the middle of a line."""
+
+    def made(start):
+        p = torch.nn.Parameter(torch.tensor(start, dtype=torch.float64))
+        return p, door.optimizer(kind)([p], engine="array_api")
+
+    def steps(p, opt, count):
+        def closure():
+            opt.zero_grad()
+            value = 100.0 * (p[1] - p[0] ** 2) ** 2 + (1.0 - p[0]) ** 2
+            value.backward()
+            return value
+
+        for _ in range(count):
+            opt.step(closure)
+
+    for before in (1, 2, 3):
+        p, straight = made([-1.2, 1.0])
+        steps(p, straight, before)
+        q, resumed = made(p.detach().tolist())
+        resumed.load_state_dict(straight.state_dict())
+        assert resumed.state[q]["step"] == before
+        steps(p, straight, 5)
+        steps(q, resumed, 5)
+        assert torch.equal(p, q)

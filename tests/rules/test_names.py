@@ -80,7 +80,7 @@ def test_class_variables_are_no_fields_and_fields_of_rule_may_be_given_other_def
     assert replace(Fine(), lr=2.0).lr == pickle.loads(pickle.dumps(ao.SGD(lr=2.0))).lr == 2.0
 
 
-WRONG = ["p", "g", "t", "master", "slow", "ema", "accumulated", "spill0", "spill12"]
+WRONG = ["p", "g", "t", "step", "master", "slow", "ema", "accumulated", "spill0", "spill12"]
 ODD = ["not a name", "", "at_m", "µ", "_m", "1m", 3, None]
 
 

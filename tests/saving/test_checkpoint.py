@@ -15,7 +15,7 @@ import arrayopt as ao
 from arrayopt.ranks.alone import Alone
 from arrayopt.saving import checkpoint, writing
 from tests.conftest import BACKENDS
-from tests.support.cases import ALL, IDS, make
+from tests.support.cases import RUN_IDS, RUNS, make
 from tests.support.checkpoints import ROOT, SHAPES, START, S, contents, run, small, to_bytes
 from tests.support.engines import EVERY, SLOW
 from tests.support.slow import marked
@@ -23,7 +23,7 @@ from tests.support.slow import marked
 # ---- going on bit for bit -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "options"), ALL, ids=IDS)
+@pytest.mark.parametrize(("name", "options"), RUNS, ids=RUN_IDS)
 def test_every_rule_goes_on_as_if_nothing_had_been(name, options, tmp_path):
     def new(values):
         params = {k: x.copy() for k, x in values.items()}

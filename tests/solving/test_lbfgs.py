@@ -106,7 +106,7 @@ def test_what_is_taken_satisfies_the_strong_wolfe_conditions(rule):
             slope = state["slope"]
             d = state["d"] if "d" in state else state["s"][int(state["place"])]
             assert slope == pytest.approx(optimize.rosen_der(state["x"]) @ d, rel=1e-6)
-            assert value <= optimize.rosen(state["x"]) + 1e-4 * state["step"] * slope
+            assert value <= optimize.rosen(state["x"]) + 1e-4 * state["length"] * slope
             assert abs(g @ d) <= curvature * abs(slope)
             checked += 1
     assert checked >= 10

@@ -1,5 +1,6 @@
 """The Optimizer: hooks, statistics, and what it says of itself."""
 
+import copy
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -185,3 +186,10 @@ def test_one_value_is_a_statistic_whatever_its_shape(engine, shape, stacked):
     assert found
     for one in found.values():
         assert (one["prev"], one["kept"]) == (1.0, each)
+
+
+def test_skipped_steps_are_known_after_a_load():
+    opt, other = (ao.Optimizer({"w": np.ones(2)}, ao.SGD(lr=0.1), skip_nonfinite=True) for _ in range(2))
+    opt.step({"w": np.full(2, np.nan)})
+    other.load_state_dict(opt.state_dict())
+    assert other.stats.skipped == copy.deepcopy(other).stats.skipped == 1

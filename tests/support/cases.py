@@ -181,6 +181,20 @@ BRANCHED = {
 }
 """Rules that make some updates as they are written: their common tests are those of `MATRICES`, as written too."""
 
+JOINT = {
+    "Prodigy": [
+        {"d0": 0.01},
+        {"d0": 0.01, "weight_decay": 0.1, "decouple": False, "growth_rate": 1.5},
+        {"d0": 0.01, "bias_correction": True, "safeguard_warmup": True},
+    ],
+    "LBFGS": [
+        {"lr": 0.1, "memory": 2, "line_search": None},
+        {"lr": 0.1, "memory": 1, "line_search": None, "joint": False},
+        {"lr": 0.1, "memory": 3},
+    ],
+}
+"""Rules under which all tensors meet: they are in the common tests that compare whole runs."""
+
 REFERENCE = "array_api"  # the engine that runs a rule as it is written, and so gives the functional form's bits
 # the libraries whose arrays each engine takes: every common test runs on all of these
 ENGINES = {REFERENCE: ("numpy", "array_api_strict", "torch", "jax")}
@@ -189,6 +203,9 @@ PLACES = [(engine, library) for engine, libraries in ENGINES.items() for library
 ALL = [(name, options) for name, rows in CASES.items() for options in rows]
 IDS = [f"{name}-{i}" for name, rows in CASES.items() for i in range(len(rows))]
 
+RUNS = ALL + [(name, options) for name, rows in JOINT.items() for options in rows]
+"""For tests that compare whole runs."""
+RUN_IDS = IDS + [f"{name}-{i}" for name, rows in JOINT.items() for i in range(len(rows))]
 
 QUICK_ROWS = marked(((row,) for row in range(len(ALL))), lambda row: int(IDS[row][-1]) < 3, lambda row: IDS[row])
 """All rows, of which each run has the first three of each rule: for tests that take long, if not to compile."""
