@@ -95,5 +95,5 @@ def one_thread() -> Iterator[None]:
 
 
 def _set(library: Any, count: int) -> None:
-    """Set the threads of a library, in any thread: `threadpoolctl` 3.8 lets only the first do so."""
+    """Set the threads of a library; `threadpoolctl` itself lets just one thread do so."""
     getattr(library, "_real_set_num_threads", library.set_num_threads)(count)
