@@ -74,7 +74,7 @@ class SOAP(Rule):
 
     In directions that gradients have no part in, such as all but one where the rows of a matrix are alike, both moments
     are rounding errors, and so is their quotient, unless `eps` is above them. In float32, with gradients near 1, steps
-    there may be longer than others; they depend on the order of sums, and so on engine, library and number of ranks.
+    there may be longer than others; they depend on the order of sums, and so on engine and library.
     There, give a larger `eps`, such as 1e-4, or a `max_precondition_dim` below the side that is alike.
 
     The first update of a tensor, and those that change the basis, are made as they are written. The others are fused,

@@ -118,13 +118,6 @@ def run(engine, label, rule, ranks, seed, library=np.asarray, dtype=np.float32, 
     return ao.ranks.run(ranks, rank)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threadpoolctl = pytest.importorskip("threadpoolctl")
-    with threadpoolctl.threadpool_limits(1):  # else BLAS sums in another order in threads than in ranks
-        yield
-
-
 @settled(10)
 @given(
     st.sampled_from(COMPILED),
