@@ -205,6 +205,11 @@ def freed(base, block):
         _freed[base] = next(_given)
 
 
+def held(base):
+    """Somebody has an allocation, or again the memory that another library gives: work on it is no fault."""
+    _freed.pop(base, None)
+
+
 def gone(base):
     """An allocation is no more."""
     _uses.pop(base, None)

@@ -193,6 +193,7 @@ class Memory:
         self.ptr, self.size = view.ctypes.data, view.size
         live.add(self)
         if self.size:
+            clocks.held(self.ptr)
             name = f"array of {self.size} bytes on device {device_id}".encode()
             runtime().cudacpu_memory_add(ctypes.c_size_t(self.ptr), ctypes.c_size_t(self.size), written, 1, name)
             runtime().cudacpu_memory_device(ctypes.c_size_t(self.ptr), device_id)
