@@ -199,9 +199,10 @@ def freed(base, block):
     """Nobody has an allocation from now on; what has been given to do may use it, as CuPy's pool allows.
 
     The garbage collector may have told of the end of its registered block, a weak reference, first: then the same
-    address may be of another by now.
+    address may be of another by now, as it is where there is a newer block.
     """
-    if block() is not None:
+    found = block()
+    if found is not None and found.is_newest:
         _freed[base] = next(_given)
 
 

@@ -1,6 +1,7 @@
 """Devices and their memory: who has what, what was written, and what tests count or forbid."""
 
 import ctypes
+import itertools
 import threading
 import weakref
 from collections import Counter
@@ -157,22 +158,37 @@ class Device:
         return f"<CUDA Device {self.id}>"
 
 
+_newest = {}
+"""The number of the newest block at an address."""
+_numbers = itertools.count()
+
+
 class _Block:
-    """Memory that is registered, until nobody has it and all work is done that was given before that."""
+    """Memory that is registered, until nobody has it and all work is done that was given before that.
+
+    Another library may have given an address to others meanwhile: what becomes of an older block does not matter then.
+    """
 
     def __init__(self, ptr, owner, view, device_id):
         self.ptr, self.view, self.device_id = ptr, view, device_id
+        self.number = _newest[ptr] = next(_numbers)
         blocks.add(self)
-        weakref.finalize(self, _gone_from, ptr, owner).atexit = False
+        weakref.finalize(self, _gone_from, ptr, self.number, owner).atexit = False
+
+    @property
+    def is_newest(self):
+        return _newest.get(self.ptr) == self.number
 
 
-def _gone_from(address, owner):
+def _gone_from(address, number, owner):
     """Nobody has that memory now, and no work will use it.
 
     While there is a graph, nobody gets it anew: what the graph does there is a fault.
     """
-    runtime().cudacpu_memory_remove(ctypes.c_size_t(address))
-    clocks.gone(address)
+    if _newest.get(address) == number:
+        del _newest[address]
+        runtime().cudacpu_memory_remove(ctypes.c_size_t(address))
+        clocks.gone(address)
     if graphs:
         _gone.append(owner)
     else:

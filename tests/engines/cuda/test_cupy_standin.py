@@ -457,3 +457,16 @@ def test_other_threads_may_have_memory_while_a_launch_is_checked(cupy, module):
     finally:
         ended.set()
         thread.join()
+
+
+def test_memory_that_another_library_gives_again_stays_known(cupy, module):
+    """Its older view is forgotten later: that of a tensor which has been freed, at the same address."""
+    x, y = np.ones(64, "f4"), cupy.zeros(64, "f4")
+    older = cupy.cuda.UnownedMemory(x.ctypes.data, x.nbytes, x)
+    block = older.block  # as work that is still to be done keeps it
+    del older
+    newer = cupy.cuda.UnownedMemory(x.ctypes.data, x.nbytes, x)
+    del block
+    view = cupy.ndarray(64, "f4", cupy.cuda.MemoryPointer(newer, 0))
+    module.get_function("copy")((1,), (64,), (view, y, np.int64(64)))
+    assert y.get().tolist() == [1.0] * 64
