@@ -153,8 +153,10 @@ class Judging:
         """
         self._judged = None
         own = self.scaling is not None
-        if known.verdict is not None or not known.measures:
-            return known.verdict or _AS_IT_IS
+        if known.verdict is not None:
+            return known.verdict
+        if not known.measures:
+            return _AS_IT_IS
         if known.judge is not None:
             scale = "scale" if own else None if known.scale is None else "given_scale"
             self.advance(known)
