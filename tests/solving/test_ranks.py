@@ -126,6 +126,50 @@ def test_an_error_of_one_rank_ends_the_run_on_all() -> None:
         assert "rank 1 failed: ZeroDivisionError: the wave has left the grid" in said
 
 
+@pytest.mark.parametrize("where", ["f", "callback"])
+@pytest.mark.parametrize("rule", [ao.LBFGS(), ao.Adam(lr=0.05)], ids=lambda x: type(x).__name__)
+def test_an_interrupt_of_one_rank_leaves_the_best_point_to_all(rule: Any, where: str) -> None:
+    def solve(comm: Any) -> Any:
+        calls = []
+
+        def interrupt(me: str) -> None:
+            calls.extend([0] if where == me else [])
+            if where == me and comm.rank == 1 and len(calls) == 6:
+                raise KeyboardInterrupt
+
+        def f(x: Any) -> Any:
+            interrupt("f")
+            return valley(x)
+
+        start, callback = np.linspace(-1.0, 2.0, 40), lambda result: interrupt("callback")
+        return ao.minimize(f, start, rule, comm=comm, callback=callback if where == "callback" else None)
+
+    one, *others = run(3, solve)
+    assert one.message == "not converged: it was interrupted"
+    assert one.evaluations == (5 if where == "f" else 6)
+    for found in others:
+        same(found, one)
+
+
+def test_an_interrupt_beside_an_error_or_before_the_first_value_is_raised() -> None:
+    def solve(comm: Any, at: int, errors: tuple[Any, Any]) -> Any:
+        calls = []
+
+        def f(x: Any) -> Any:
+            calls.append(0)
+            if len(calls) == at and errors[comm.rank]:
+                raise errors[comm.rank]
+            return valley(x)
+
+        with pytest.raises((KeyboardInterrupt, ValueError, RankError)) as caught:
+            ao.minimize(f, np.zeros(8), comm=comm)
+        return type(caught.value)
+
+    both = KeyboardInterrupt(), ValueError("no")
+    assert run(2, lambda comm: solve(comm, 3, both)) == [KeyboardInterrupt, ValueError]
+    assert run(2, lambda comm: solve(comm, 1, (KeyboardInterrupt(), None))) == [KeyboardInterrupt, RankError]
+
+
 def test_ranks_that_do_not_agree_are_told_so() -> None:
     def other_value(comm: Any) -> Any:
         return ao.minimize(lambda x: (valley(x)[0] + comm.rank, valley(x)[1]), np.zeros(8), comm=comm)
