@@ -72,9 +72,9 @@ class Monitor:
         every: int = 1,
         steps: Callable[[int], bool] | None = None,
         keep: int | None = None,
-        **others: Never,
+        **kwargs: Never,
     ) -> None:
-        check_names("Monitor", ["every", "steps", "keep"], others, {})
+        check_names("Monitor", ["every", "steps", "keep"], kwargs, {})
         if not isinstance(opt, Optimizer):
             inner = "; pass opt.inner" if isinstance(getattr(opt, "inner", None), Optimizer) else ""
             raise TypeError(f"Monitor: `opt` must be an Optimizer; got {type(opt).__name__}{inner}")
