@@ -5,9 +5,8 @@ import threading
 # Those of `signal` are ten times slower.
 from _signal import getsignal, signal, valid_signals  # type: ignore[import-not-found]
 from collections import deque
-from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any
 
 __all__ = ["uninterrupted"]
 
@@ -70,14 +69,11 @@ class uninterrupted:  # noqa: N801 - a context manager, used as a function is
 
     __slots__ = ("_outermost",)
 
-    def __init__(self) -> None:
-        self._outermost = False
-
-    def __enter__(self) -> Self:
+    def __enter__(self) -> None:
         global _inside, _left
         self._outermost = False
         if _inside or threading.get_ident() != threading.main_thread().ident:
-            return self
+            return
         now = list(map(getsignal, SIGNALS))
         if now != _looked:
             _looked[:] = now
@@ -92,10 +88,9 @@ class uninterrupted:  # noqa: N801 - a context manager, used as a function is
                     signal(number, _hold)
                 except ValueError:  # the main thread of another interpreter than the first
                     self._outermost = False
-                    return self
+                    return
             if not _left:  # no handler is called between these two lines
                 _inside = True
-        return self
 
     def __exit__(
         self,
@@ -113,16 +108,3 @@ class uninterrupted:  # noqa: N801 - a context manager, used as a function is
                 _restore(number)
         finally:
             _handle()
-
-    def pause(self, call: Callable[[], Any]) -> Any:
-        """Call a function of the user's in the middle of the section, which signals may interrupt.
-
-        Handlers of signals that came before are called first.
-        """
-        if not self._outermost:
-            return call()
-        try:
-            self.__exit__(None, None, None)
-            return call()
-        finally:
-            self.__enter__()

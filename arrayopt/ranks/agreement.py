@@ -29,11 +29,7 @@ class Agreement(Alone):
     ----------
     torn : str or None
         Why ranks may hold different parameters or state: a step was interrupted.
-    stopped : bool
-        Whether the last errors that ranks told each other were the user's Ctrl-C alone.
     """
-
-    stopped = False
 
     def __init__(self, comm: Comm, check: int | None) -> None:
         self._comm, self._check = comm, check
@@ -111,14 +107,13 @@ class Agreement(Alone):
         after: bool = False,
     ) -> None:
         """Raise this rank's own error, or one that lists the errors of others."""
-        told = [(r, said["error"]) for r, said in enumerate(every) if said["error"]]
-        self.stopped = all(text.startswith(KeyboardInterrupt.__name__) for _, text in told)
         if error is not None:
             self._told = error
             raise error
         done, where = "nothing was changed, for", ""
         if after:
             done, where = "the step was made, but", " in a hook after it"
+        told = [(r, said["error"]) for r, said in enumerate(every) if said["error"]]
         failed = [f"rank {r} failed{where}: {text}" for r, text in told]
         if failed:
             self._told = RankError(f"{what}: {done} {'; '.join(failed)}")

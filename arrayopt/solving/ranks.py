@@ -60,19 +60,35 @@ class Several(Agreement, One):
 
     def __init__(self, ranks: Ranks) -> None:
         super().__init__(ranks.open(), None)
-        self._grads, self._section = ranks.grads, uninterrupted()
+        self._grads, self._stopped = ranks.grads, False
+        self._section: uninterrupted | None = None
         self.ranks = dataclasses.replace(ranks, grads="reduced")
 
     @contextmanager
     def together(self) -> Iterator[None]:
+        self._section = uninterrupted()
         with self._section:
             yield
 
     def own(self, call: Callable[[], Any]) -> Any:
-        return self._section.pause(call)
+        section = self._section
+        if section is None:
+            return call()
+        try:
+            section.__exit__(None, None, None)  # what came before is handled here
+            return call()
+        finally:
+            section.__enter__()
+
+    def _raise(
+        self, what: str, error: BaseException | None, every: list[Any], *, after: bool = False
+    ) -> None:
+        texts = [said["error"] for said in every if said["error"]]
+        self._stopped = all(text.startswith(KeyboardInterrupt.__name__) for text in texts)
+        super()._raise(what, error, every, after=after)
 
     def are_stopped(self, error: BaseException) -> bool:
-        return self.stopped and error is self._told
+        return self._stopped and error is self._told
 
     def evaluated(self, call: Callable[[], Evaluation]) -> Evaluation:
         """See `One.evaluated`. An error on one rank is raised on all."""

@@ -252,28 +252,6 @@ def test_many_interrupts_are_one():
     section([])  # nothing is left of them
 
 
-@pytest.mark.parametrize("early", [True, False])
-def test_in_a_pause_of_a_section_interrupts_do_not_wait(early):
-    done = []
-    with uninterrupted() as whole:
-        if early:
-            interrupt()
-            pause()
-        with pytest.raises(KeyboardInterrupt):
-            whole.pause(lambda: (done.append("called"), interrupt(), pause(), done.append("too late")))
-        section(done, lambda: None)
-        assert whole.pause(lambda: 3) == 3
-        try:
-            interrupt()
-            pause()
-            done.append("held")
-        finally:
-            done.append("end")
-            with pytest.raises(KeyboardInterrupt):
-                whole.__exit__(None, None, None)
-    assert done == [*(() if early else ("called",)), "whole", "after", "held", "end"]
-
-
 def test_inside_each_other_the_outermost_section_counts():
     done = []
     with pytest.raises(KeyboardInterrupt):

@@ -1,12 +1,14 @@
 """`minimize` over ranks: the same bits as one process, sums of parts, and errors of one rank."""
 
+import signal
 from typing import Any
 
 import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.ranks import RankError, Ranks, run
+from arrayopt.ranks import RankError, Ranks, run, threads
+from arrayopt.solving.ranks import Several
 from tests.support.mgh import Function
 
 LARGE = 70_000
@@ -149,6 +151,24 @@ def test_an_interrupt_of_one_rank_leaves_the_best_point_to_all(rule: Any, where:
     assert one.evaluations == (5 if where == "f" else 6)
     for found in others:
         same(found, one)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_signals_wait_but_in_functions_of_the_user(early: bool) -> None:
+    ranks, done = Several(Ranks(threads(1)[0])), []
+
+    def interrupt() -> None:
+        signal.raise_signal(signal.SIGINT)
+        done.append("held")
+
+    with pytest.raises(KeyboardInterrupt), ranks.together():  # noqa: PT012 - what comes after is the subject
+        if early:
+            interrupt()
+        with pytest.raises(KeyboardInterrupt):
+            ranks.own(lambda: done.append("called") or interrupt())
+        interrupt()
+        done.append("end")
+    assert done == [*(["held"] if early else ["called"]), "held", "end"]
 
 
 def test_an_interrupt_beside_an_error_or_before_the_first_value_is_raised() -> None:
