@@ -10,6 +10,7 @@ import numpy as np
 from arrayopt.arrays import Array, copied, place, size, to_host, writable
 from arrayopt.functional import init, update
 from arrayopt.optimizer import Optimizer
+from arrayopt.ranks.comm import RankError
 from arrayopt.rules import Rule
 from arrayopt.rules.line_search import MOST
 from arrayopt.solving.problem import Point, Problem
@@ -67,12 +68,14 @@ class Run:
 
     def result(self) -> Result:
         """The loop. What it ends by is in the message."""
-        try:
-            return self._result(self._loop())
-        except KeyboardInterrupt:
-            if self._seen is None:
-                raise
-            return self._result("it was interrupted")
+        ranks = self._problem.ranks
+        with ranks.together():
+            try:
+                return self._result(self._loop())
+            except (KeyboardInterrupt, RankError) as error:
+                if self._seen is None or not ranks.are_stopped(error):
+                    raise
+                return self._result("it was interrupted")
 
     def _loop(self) -> str:
         """Step until all problems have ended; what ended those for which nothing else is known."""
@@ -113,14 +116,15 @@ class Run:
 
     def _called_back(self, callback: Callable[[Result], Any]) -> bool:
         """Call back; whether the run is to end, on this rank or on another."""
-        stop, error = False, None
+        stop, error, ranks = False, None, self._problem.ranks
         try:
-            callback(self._result("still running", copies=True))
+            found = self._result("still running", copies=True)
+            ranks.own(lambda: callback(found))
         except StopIteration:
             stop = True
         except BaseException as caught:
             error = caught
-        return self._problem.ranks.agree("minimize: `callback`", dict, error, wish=stop)
+        return ranks.agree("minimize: `callback`", dict, error, wish=stop)
 
     def _shown(self, now: Point) -> Point:
         """Where to evaluate, in arrays that `f` may write; ended problems at their best points."""
