@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Number
 from typing import Any
 
-from arrayopt.foreign_names import ABSENT, RULE, SAME, SPREAD
+from arrayopt.foreign_names import ABSENT, RULE, SAME, SPREAD, STORED
 
 __all__ = [
     "alias", "check_call", "check_names", "check_options", "close_to", "got", "no_attribute", "spread", "unknown",
@@ -99,14 +99,17 @@ def no_attribute(module: str, names: Sequence[str], name: str, other: Any = None
     other : module, optional
         The library that the module stands in for.
     """
+    known = {x.rpartition(".")[2].lower().replace("_", ""): x for x in reversed(names)}
     folded = name.lower().replace("_", "")
-    same = next((x for x in names if x.rpartition(".")[2].lower().replace("_", "") == folded), None)
+    same, (base, bits) = known.get(folded), STORED.fullmatch(folded).groups()  # type: ignore[union-attr]
     close = same or (None if folded in ABSENT else close_to(names, name))
     said = f"module {module!r} has no attribute {name!r}"
     if name.startswith("_"):
         todo = ""
     elif same is None and hasattr(other, name):
         todo = f"; use {other.__name__}.{name}, which has no counterpart here"
+    elif same is None and base != folded and base in known:
+        todo = f"; use {known[base]}" + (' with state_dtype="int8"' if bits else "")
     elif close is not None:
         todo = f"; did you mean `{close}`?"
     elif folded in ABSENT:

@@ -1,8 +1,9 @@
 """What other libraries call things, and what to do instead of giving a name that is not known here."""
 
+import re
 from collections.abc import Mapping
 
-__all__ = ["ABSENT", "DOOR", "INNER", "OPTAX", "OPTIMIZER", "RULE", "SAME", "SCHEDULE", "SOLVER", "SPREAD"]
+__all__ = ["ABSENT", "DOOR", "INNER", "OPTAX", "OPTIMIZER", "RULE", "SAME", "SCHEDULE", "SOLVER", "SPREAD", "STORED"]
 
 OPTAX = {"learning_rate": "lr", "b1": "beta1", "b2": "beta2", "b3": "beta3"}
 """What optax calls fields of rules."""
@@ -62,6 +63,9 @@ SAME = {
     "learning_rate": ("lr", "peak_value", "init_value", "value"),
     "lr": ("peak_value", "init_value", "value"),
     "step_size": ("decay_steps", "lr"),
+    # monitors
+    **dict.fromkeys(("every_n_steps", "freq", "frequency", "interval", "log_every", "log_freq"), ("every",)),
+    **dict.fromkeys(("capacity", "last", "maxlen", "max_steps"), ("keep",)),
     # schedules
     "boundaries": ("milestones",),
     "cycle_steps": ("decay_steps",),
@@ -238,12 +242,16 @@ INNER: Mapping[str, str] = {
 ABSENT = {
     **dict.fromkeys(("adadelta", "adagrad", "adamax", "asgd", "rprop"), "RMSprop or AdamW, or a Rule of your own"),
     **dict.fromkeys(("momentum", "nesterov", "sgdm"), "SGD(lr=0.1, momentum=0.9)"),
-    **dict.fromkeys(
-        ("adam8bit", "adamw4bit", "adamw8bit", "ademamix8bit", "lamb8bit", "lars8bit", "lion8bit", "pagedadamw8bit"),
-        'the rule with state_dtype="int8"',
-    ),
+    **dict.fromkeys(("averagedmodel", "ema", "swa"), "ema_decay, a field of each rule"),
+    "adahessian": "Sophia",
+    "adamwschedulefree": "ScheduleFreeAdamW",
     "load": "opt.load(path)",
+    "lookahead": "lookahead_steps, a field of each rule",
     "save": "opt.save(path)",
+    "shampoo": "SOAP",
     "yogi": "AdaBelief or AdamW, or a Rule of your own",
 }
 """What to take in place of names that there are not here, in lower case."""
+
+STORED = re.compile(r"(?:distributed|deepspeed|cpu|fused|nv|paged)*(.*?)(4bit|8bit)?(?:32bit)?")
+"""How other libraries call a rule whose step or state is made in another way; in lower case."""

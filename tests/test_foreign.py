@@ -69,6 +69,8 @@ CALLS = [
     (lambda: ao.minimize(abs, 1, bounds=[(0, 1)]), "minimize has no `bounds`; give project=projections.box(low, high)"),
     (lambda: ao.minimize(abs, 1, jac=True), "minimize has no `jac`; `f` returns both: f(params) -> (value, grads)"),
     (lambda: ao.minimize(abs, 1, max_step=1), "minimize has no `max_step`; did you mean `max_steps`?"),
+    (lambda: ao.Monitor(None, interval=3), "Monitor has no `interval`; give every=3"),
+    (lambda: ao.Monitor(None, evry=3), "Monitor has no `evry`; did you mean `every`?"),
     (lambda: schedules.Cosine(0.1, decay_step=3), "Cosine has no `decay_step`; did you mean `decay_steps`?"),
 ]
 
@@ -152,6 +154,24 @@ def test_names_of_results_and_schedules_are_answered():
         schedules.CosineAnealing  # noqa: B018
     with pytest.raises(AttributeError, match=r"did you mean `Polynomial`"):
         schedules.polynomial  # noqa: B018
+
+
+def test_rules_of_other_names_are_answered():
+    from arrayopt import torch
+
+    for name, words in {
+        "FusedLAMB": "use LAMB",
+        "DeepSpeedCPUAdam": "use Adam",
+        "PagedAdamW8bit": 'use AdamW with state_dtype="int8"',
+        "Lamb": "did you mean `LAMB`?",
+        "fused_lam": "dir(arrayopt",
+        "FusedNovoGrad": "dir(arrayopt",
+        "Lookahead": "use lookahead_steps, a field of each rule",
+    }.items():
+        for module in (ao, torch):
+            with pytest.raises(AttributeError, match=re.escape(f"has no attribute {name!r}; {words}")):
+                getattr(module, name)
+    assert not hasattr(ao, "_")
 
 
 def test_groups_and_attributes_are_answered_too(opt):

@@ -9,10 +9,11 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Never
 
 from arrayopt.arrays import Array
 from arrayopt.engines.layers import stack_of
+from arrayopt.foreign import check_names
 from arrayopt.hyper import listed
 from arrayopt.monitor.files import replacing_text
 from arrayopt.monitor.record import Record
@@ -71,7 +72,9 @@ class Monitor:
         every: int = 1,
         steps: Callable[[int], bool] | None = None,
         keep: int | None = None,
+        **kwargs: Never,
     ) -> None:
+        check_names("Monitor", ["every", "steps", "keep"], kwargs, {})
         if not isinstance(opt, Optimizer):
             inner = "; pass opt.inner" if isinstance(getattr(opt, "inner", None), Optimizer) else ""
             raise TypeError(f"Monitor: `opt` must be an Optimizer; got {type(opt).__name__}{inner}")

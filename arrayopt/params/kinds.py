@@ -70,7 +70,7 @@ def _refused_by_torch(tensor: Any, parameter: bool) -> str | None:
             " arrayopt.update"
         )
     if not parameter:
-        return None
+        return "a parameter, and no gradient; give p.grad" if is_parameter else None
     if tensor.is_meta:
         return "a tensor on the meta device, which has no elements; call module.to_empty first"
     if tensor.is_inference():

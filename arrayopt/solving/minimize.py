@@ -105,13 +105,13 @@ def minimize(
     TypeError, ValueError
         If an argument, or a result of `f`, is invalid. Exceptions of `f` are raised.
     RankError
-        If another rank fails, or does not answer in time. An error or Ctrl-C on one rank stops all ranks.
+        If another rank fails, or does not answer in time.
 
     Notes
     -----
-    Ctrl-C stops the run, and the best point so far is returned, with a message. It is raised only before the first
-    evaluation. NaN and infinity count as worse than any other value, and the rule tries a shorter step. At the start,
-    they stop the problem.
+    Ctrl-C stops the run, and the best point so far is returned, with a message; over ranks, on all of them. It is
+    raised only before the first evaluation. NaN and infinity count as worse than any other value, and the rule tries
+    a shorter step. At the start, they stop the problem.
 
     Examples
     --------

@@ -1,12 +1,14 @@
 """Ranks that minimize one function together: they evaluate it, and go the same way."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from arrayopt.arrays import WORKING, Array, dtype_name, place, size, to_host
+from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.ranks.agreement import Agreement
 from arrayopt.ranks.alone import Alone
 from arrayopt.ranks.comm import as_bytes
@@ -23,6 +25,19 @@ class One(Alone):
     """One process: what it finds is what all find."""
 
     ranks: Ranks | None = None
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """A run; of several ranks only the user's functions are interrupted, so that all stop at one point."""
+        yield
+
+    def own(self, call: Callable[[], Any]) -> Any:
+        """Call a function of the user's."""
+        return call()
+
+    def are_stopped(self, error: BaseException) -> bool:
+        """Whether an error of the run is the user's Ctrl-C, on any rank."""
+        return isinstance(error, KeyboardInterrupt)
 
     def evaluated(self, call: Callable[[], Evaluation]) -> Evaluation:
         """The value and the gradients of all ranks; `call` gives those of this one."""
@@ -45,15 +60,42 @@ class Several(Agreement, One):
 
     def __init__(self, ranks: Ranks) -> None:
         super().__init__(ranks.open(), None)
-        self._grads = ranks.grads
+        self._grads, self._stopped = ranks.grads, False
+        self._section: uninterrupted | None = None
         self.ranks = dataclasses.replace(ranks, grads="reduced")
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        self._section = uninterrupted()
+        with self._section:
+            yield
+
+    def own(self, call: Callable[[], Any]) -> Any:
+        section = self._section
+        if section is None:
+            return call()
+        try:
+            section.__exit__(None, None, None)  # what came before is handled here
+            return call()
+        finally:
+            section.__enter__()
+
+    def _raise(
+        self, what: str, error: BaseException | None, every: list[Any], *, after: bool = False
+    ) -> None:
+        texts = [said["error"] for said in every if said["error"]]
+        self._stopped = all(text.startswith(KeyboardInterrupt.__name__) for text in texts)
+        super()._raise(what, error, every, after=after)
+
+    def are_stopped(self, error: BaseException) -> bool:
+        return self._stopped and error is self._told
 
     def evaluated(self, call: Callable[[], Evaluation]) -> Evaluation:
         """See `One.evaluated`. An error on one rank is raised on all."""
         found: Any = None
         error: BaseException | None = None
         try:
-            found = call()
+            found = self.own(call)
         except BaseException as caught:
             error = caught
         said: dict[str, Any] = {}

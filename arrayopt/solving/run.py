@@ -8,6 +8,7 @@ import numpy as np
 
 from arrayopt.arrays import Array, copied, place, size, to_host
 from arrayopt.optimizer import Optimizer
+from arrayopt.ranks.comm import RankError
 from arrayopt.rules.line_search import MOST
 from arrayopt.solving.problem import Point, Problem, fresh
 from arrayopt.solving.reasons import ENDLESS, NOWHERE, reasons
@@ -65,14 +66,18 @@ class Run:
 
     def result(self, callback: Callable[[Result], Any] | None = None) -> Result:
         """The loop. What it ends by is in the message."""
-        value, grads = self._problem(fresh(self._opt.params))
-        self._seen = self._started(value, grads)
-        try:
-            if self._searches:
-                self._scale = self._scale_for(value, grads)
-            return self._result(self._loop(value, grads, callback))
-        except KeyboardInterrupt:
-            return self._result("it was interrupted")
+        ranks = self._problem.ranks
+        with ranks.together():
+            value, grads = self._problem(fresh(self._opt.params))
+            self._seen = self._started(value, grads)
+            try:
+                if self._searches:
+                    self._scale = self._scale_for(value, grads)
+                return self._result(self._loop(value, grads, callback))
+            except (KeyboardInterrupt, RankError) as error:
+                if not ranks.are_stopped(error):
+                    raise
+                return self._result("it was interrupted")
 
     def _loop(self, value: Array, grads: Point, callback: Callable[[Result], Any] | None) -> str:
         """Step until all problems have ended; what ended those for which nothing else is known."""
@@ -114,14 +119,15 @@ class Run:
 
     def _called_back(self, callback: Callable[[Result], Any]) -> bool:
         """Call back; whether the run is to end, on this rank or on another."""
-        stop, error = False, None
+        stop, error, ranks = False, None, self._problem.ranks
         try:
-            callback(self._result("still running", copies=True))
+            found = self._result("still running", copies=True)
+            ranks.own(lambda: callback(found))
         except StopIteration:
             stop = True
         except BaseException as caught:
             error = caught
-        return self._problem.ranks.agree("minimize: `callback`", dict, error, wish=stop)
+        return ranks.agree("minimize: `callback`", dict, error, wish=stop)
 
     def _shown(self, now: Point) -> Point:
         """Where to evaluate, in arrays that `f` may write; ended problems at their best points."""

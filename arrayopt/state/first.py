@@ -15,10 +15,14 @@ from arrayopt.state.tensors import Tensor
 
 __all__ = ["FirstValues"]
 
+_Mark = tuple[Array, list[int | None]]
+"""A slot, and what tells whether its layers have been written."""
+
 
 class FirstValues:
     """What users write into a parameter before its first update, such as pretrained weights, is what its slots begin
     as: slow weights, averages, and slots that a rule makes from values. A slot that users write is left as it is.
+    Layers of a stacked tensor that steps have skipped have no update yet; where ranks cut the tensor, it counts as one.
 
     Parameters
     ----------
@@ -28,7 +32,7 @@ class FirstValues:
 
     def __init__(self, groups: "list[Any]") -> None:
         self._groups, self._seen = groups, dict[Tensor, Any]()  # with the form of its array
-        self._marks: dict[Tensor, tuple[Any, dict[str, tuple[Array, int]]]] = {}  # with the tensor's group
+        self._marks: dict[Tensor, tuple[Any, dict[str, _Mark]]] = {}  # with the tensor's group
 
     def note(self) -> None:
         """Take note of tensors whose slots have been made: of new ones, and of another dtype or shape."""
@@ -43,8 +47,8 @@ class FirstValues:
                 if kind_of not in known:
                     known[kind_of] = _from_values(group.rule, tensor.array)
                 names = [name for slot in known[kind_of] for name in (slot, scale_of(slot)) if name in tensor.slots]
-                if names and not tensor.t:
-                    self._marks[tensor] = group, {name: _marked(tensor.slots[name]) for name in names}
+                if names and not np.all(tensor.updates):
+                    self._marks[tensor] = group, {name: _marked(tensor, name) for name in names}
 
     def loaded(self) -> None:
         """Let slots that have been loaded stay as they are, but for those that are what they begin as."""
@@ -53,9 +57,9 @@ class FirstValues:
         self.note()
         for tensor, (group, marks) in self._marks.items():
             made = (tensor.home or tensor).fresh(group.rule)
-            for slot in list(marks):
-                if slot not in made or not _same(tensor.slots[slot], made[slot]):
-                    del marks[slot]
+            for slot, (array, written) in marks.items():
+                same = _same(tensor, array, made.get(slot))
+                marks[slot] = array, [mark if same[i] else None for i, mark in enumerate(written)]
 
     def follow(self, grads: Grads | None = None, *, at_home: bool = False) -> None:
         """Have slots follow of tensors without an update; in a step, of those that have one of its `grads`.
@@ -66,25 +70,36 @@ class FirstValues:
         for tensor in [x for x in self._marks if (x.home is not None) is at_home]:
             if grads is not None and grads[tensor.place] is None:
                 continue
-            updated = bool(tensor.t)
-            if not updated:
-                self._renew(tensor)
-            if updated or (grads is not None and not is_on_host(tensor.array)):
+            waits = np.atleast_1d(tensor.updates) == 0
+            if waits.any():
+                self._renew(tensor, waits)
+            if not waits.any() or (grads is not None and not is_on_host(tensor.array)):
                 del self._marks[tensor]
 
-    def _renew(self, tensor: Tensor) -> None:
-        """Have the slots of a tensor that nobody has written begin as the parameter is now."""
+    def _renew(self, tensor: Tensor, waits: Any) -> None:
+        """Have the slots of a tensor that nobody has written begin as the parameter is now, or those of layers."""
         group, marks = self._marks[tensor]
         made = (tensor.home or tensor).fresh(group.rule)
         for slot, (was, written) in marks.items():
             now, new = tensor.slots.get(slot), made.get(slot)
             if now is None or new is None or _form(now) != _form(new):
                 continue
-            same = is_on_host(now) and _same(now, new)  # a device would be waited for
-            if not same and was is now and written == _written(now):
+            if is_on_host(now) and all(_same(tensor, now, new)):  # a device would be waited for
+                continue
+            pairs, each = zip(written, _written(tensor, now), strict=True), np.size(waits) == len(written)
+            begins = np.array([was is now and x == y for x, y in pairs]) & (waits if each else waits.all())
+            if begins.any():
+                xp = array_namespace(now)
                 with on_its_device(now):
+                    if not begins.all():
+                        begins_here = xp.asarray(begins.reshape(-1, *[1] * (now.ndim - 1)))
+                        new = xp.where(begins_here, new, now)
                     tensor.put(slot, new)
-                    marks[slot] = _marked(tensor.slots[slot])
+                found = _marked(tensor, slot)
+                marks[slot] = (
+                    found[0],
+                    [x if new else old for x, old, new in zip(found[1], written, begins, strict=True)],
+                )
 
 
 def _from_values(rule: Rule, array: Array) -> list[str]:
@@ -111,18 +126,27 @@ def _form(x: Array) -> Any:
     return dtype_name(x), tuple(x.shape)
 
 
-def _same(x: Array, y: Array) -> bool:
-    """Whether arrays of one form have the same values; a device is waited for."""
+def _rows(tensor: Tensor, x: Array) -> int:
+    """How many layers a slot has here that can be told apart; else 1."""
+    return tensor.layers if is_on_host(x) and tensor.layers and tuple(x.shape[:1]) == (tensor.layers,) else 1
+
+
+def _same(tensor: Tensor, x: Array, y: Array | None) -> list[bool]:
+    """Whether arrays of one form have the same values, in each layer; a device is waited for."""
+    xp, rows = array_namespace(x), _rows(tensor, x)
+    if y is None or _form(x) != _form(y):
+        return [False] * rows
     with on_its_device(x):
-        return _form(x) == _form(y) and bool(array_namespace(x).all(x == y))
+        return list(map(bool, xp.all(xp.reshape(x == y, (rows, -1)), axis=1)))
 
 
-def _marked(x: Array) -> tuple[Array, int]:
-    return x, _written(x)
+def _marked(tensor: Tensor, slot: str) -> _Mark:
+    return tensor.slots[slot], _written(tensor, tensor.slots[slot])
 
 
-def _written(x: Array) -> int:
-    """A number that is another after an array has been written: a checksum, or what its library counts."""
-    if is_on_host(x):
-        return zlib.crc32(np.ascontiguousarray(memory(x)).reshape(-1).view(np.uint8).data)
-    return int(getattr(x, "_version", 0))
+def _written(tensor: Tensor, x: Array) -> list[int | None]:
+    """Numbers that are others after a layer has been written: checksums, or what the array's library counts."""
+    if not is_on_host(x):
+        return [int(getattr(x, "_version", 0))]
+    rows = np.ascontiguousarray(memory(x)).reshape(_rows(tensor, x), -1)
+    return [zlib.crc32(row.view(np.uint8).data) for row in rows]

@@ -872,6 +872,22 @@ def test_hooks_and_monitors_of_the_inner_optimizer_go_on():
     assert [row["step"] for row in monitor.read()] == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, door.SGD])
+def test_a_copy_has_no_hooks_as_one_of_pytorch_has_none(kind, way):
+    called = []
+    w = torch.nn.Parameter(torch.ones(2))
+    opt = kind([w], lr=0.1)
+    opt.register_step_post_hook(lambda *args: called.append("outside"))
+    if kind is door.SGD:
+        opt.inner.after_step(lambda inner: called.append("inside"))
+    other = way(opt)
+    other.step()
+    assert called == []
+    opt.step()
+    assert called[-1:] == ["outside"]
+
+
 def test_skipped_steps_are_counted_on_with_new_groups_and_after_a_load():
     (w,) = one()
     opt = door.SGD([w], 0.1, engine=ENGINE, skip_nonfinite=True)

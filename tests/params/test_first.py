@@ -284,3 +284,31 @@ def test_slots_follow_numbers_that_are_set_before_the_first_update():
     state = opt.state["param"]
     assert state["scaled"].tolist() == [0.5, 1.5]
     assert state["number"].tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("engine", ["array_api", "numpy"])
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_layer_that_was_skipped_follows_until_its_own_first_update(engine, saved, tmp_path):
+    def train(late):
+        w = np.zeros((3, 2)) if late else np.full((3, 2), 5.0)
+        rule = ao.SGD(lr=0.1, ema_decay=0.5, stacked=True, lookahead_steps=2)
+        opt = ao.Optimizer({"w": w}, rule, engine=engine, skip_nonfinite=True)
+        opt.state["w"]["ema"][2] = 7.0
+        bad = np.ones((3, 2))
+        bad[1:] = np.nan
+        opt.step({"w": bad})
+        if saved:
+            opt.save(tmp_path / "x")
+            opt = ao.Optimizer({"w": np.zeros((3, 2))}, rule, engine=engine, skip_nonfinite=True)
+            opt.load(tmp_path / "x")
+        first = {slot: x[0].copy() for slot, x in opt.state["w"].items() if slot != "t"}
+        opt.params["w"][1:] = 5.0
+        opt.averaged()
+        assert all(np.array_equal(opt.state["w"][slot][0], x) for slot, x in first.items())
+        assert np.all(opt.state["w"]["ema"][2] == 7.0)
+        opt.step({"w": np.ones((3, 2))})
+        opt.params["w"][1] += 1.0
+        opt.step({"w": np.ones((3, 2))})
+        return np.stack([opt.params["w"][1], *(x[1] for slot, x in opt.state["w"].items() if slot != "t")])
+
+    assert np.array_equal(train(True), train(False))

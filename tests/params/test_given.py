@@ -53,6 +53,14 @@ def test_pairs_of_one_name_and_lists_of_pairs():
     )
 
 
+def test_parameters_in_the_place_of_gradients():
+    m = module()
+    opt = ao.Optimizer(list(m.parameters()), ao.SGD(lr=1.0))
+    for _ in range(2):  # they are refused after gradients of the same forms, too
+        raises(lambda: opt.step(m.parameters()), ValueError, "'0' is a parameter, and no gradient; give p.grad")
+        opt.step([torch.zeros_like(x) for x in m.parameters()])
+
+
 @pytest.mark.parametrize("make", [list, tuple, iter])
 def test_a_list_of_gradients_for_a_dict(make):
     p = {"w": np.ones(2), "b": np.ones(3)}

@@ -1,12 +1,14 @@
 """`minimize` over ranks: the same bits as one process, sums of parts, and errors of one rank."""
 
+import signal
 from typing import Any
 
 import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.ranks import RankError, Ranks, run
+from arrayopt.ranks import RankError, Ranks, run, threads
+from arrayopt.solving.ranks import Several
 from tests.support.mgh import Function
 
 LARGE = 70_000
@@ -124,6 +126,68 @@ def test_an_error_of_one_rank_ends_the_run_on_all() -> None:
     for said in found[0], found[2]:
         assert said.startswith("RankError")
         assert "rank 1 failed: ZeroDivisionError: the wave has left the grid" in said
+
+
+@pytest.mark.parametrize("where", ["f", "callback"])
+@pytest.mark.parametrize("rule", [ao.LBFGS(), ao.Adam(lr=0.05)], ids=lambda x: type(x).__name__)
+def test_an_interrupt_of_one_rank_leaves_the_best_point_to_all(rule: Any, where: str) -> None:
+    def solve(comm: Any) -> Any:
+        calls = []
+
+        def interrupt(me: str) -> None:
+            calls.extend([0] if where == me else [])
+            if where == me and comm.rank == 1 and len(calls) == 6:
+                raise KeyboardInterrupt
+
+        def f(x: Any) -> Any:
+            interrupt("f")
+            return valley(x)
+
+        start, callback = np.linspace(-1.0, 2.0, 40), lambda result: interrupt("callback")
+        return ao.minimize(f, start, rule, comm=comm, callback=callback if where == "callback" else None)
+
+    one, *others = run(3, solve)
+    assert one.message == "not converged: it was interrupted"
+    assert one.evaluations == (5 if where == "f" else 6)
+    for found in others:
+        same(found, one)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_signals_wait_but_in_functions_of_the_user(early: bool) -> None:
+    ranks, done = Several(Ranks(threads(1)[0])), []
+
+    def interrupt() -> None:
+        signal.raise_signal(signal.SIGINT)
+        done.append("held")
+
+    with pytest.raises(KeyboardInterrupt), ranks.together():  # noqa: PT012 - what comes after is the subject
+        if early:
+            interrupt()
+        with pytest.raises(KeyboardInterrupt):
+            ranks.own(lambda: done.append("called") or interrupt())
+        interrupt()
+        done.append("end")
+    assert done == [*(["held"] if early else ["called"]), "held", "end"]
+
+
+def test_an_interrupt_beside_an_error_or_before_the_first_value_is_raised() -> None:
+    def solve(comm: Any, at: int, errors: tuple[Any, Any]) -> Any:
+        calls = []
+
+        def f(x: Any) -> Any:
+            calls.append(0)
+            if len(calls) == at and errors[comm.rank]:
+                raise errors[comm.rank]
+            return valley(x)
+
+        with pytest.raises((KeyboardInterrupt, ValueError, RankError)) as caught:
+            ao.minimize(f, np.zeros(8), comm=comm)
+        return type(caught.value)
+
+    both = KeyboardInterrupt(), ValueError("no")
+    assert run(2, lambda comm: solve(comm, 3, both)) == [KeyboardInterrupt, ValueError]
+    assert run(2, lambda comm: solve(comm, 1, (KeyboardInterrupt(), None))) == [KeyboardInterrupt, RankError]
 
 
 def test_ranks_that_do_not_agree_are_told_so() -> None:

@@ -19,8 +19,8 @@ from arrayopt.fusion.layout import GEOMETRY
 __all__ = ["NOTHING", "THREADS", "Launches", "Queue"]
 
 THREADS = 256
-LONGEST = 8
-"""Pieces of a ticket, at most."""
+LONGEST, SEVERAL = 8, 1
+"""Pieces of a ticket, at most; and of the pass that moves most, where there is one launch."""
 NOTHING = np.uint64(0)
 """A null pointer, as an argument of a kernel."""
 
@@ -125,7 +125,7 @@ class Launches:
         tickets = int(table.geo[:, GEOMETRY.index("UNITS")].sum())
         moved = [*map(table.plan.bytes_of, passes)]
         for k, own in zip(at, moved, strict=True):
-            span = max(moved) / own * (LONGEST if lag is None or len(passes) == 1 else 1)
+            span = max(moved) / own * (LONGEST if lag is None or len(passes) == 1 else SEVERAL)
             spans[k] = max(1, min(int(span), LONGEST, tickets // MANY))
         return spans
 
