@@ -11,7 +11,7 @@ __all__ = ["progress"]
 
 
 @contextmanager
-def progress(total: int, call: Callable[[Result], Any] | None) -> Iterator[Any]:
+def progress(total: int, call: Callable[[Result], Any] | None = None) -> Iterator[Any]:
     """Show a bar of `total` steps; yield what to call with each `Result`, which then calls `call`."""
     try:
         from rich.console import Console
