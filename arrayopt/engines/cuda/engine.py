@@ -64,6 +64,7 @@ class CuPy(Fused):
 
     def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:
         kept = chain.from_iterable(bucket.batches.values())
-        recorded = [x for x in bucket.run.captured if getattr(x, "counts", 0) is bucket.counts]
+        tables = [x for x in bucket.run.captured if isinstance(x, Table)]
+        recorded = [x for x in tables if x.counts is bucket.counts]
         for batch in {id(x): x for x in [*kept, *recorded]}.values():
             batch.advance(hypers)

@@ -92,7 +92,7 @@ class Located(TableBatch):
 
     def check_recorded(self, columns: Any) -> None:
         """Raise if a captured graph has addresses, in these columns, that have changed."""
-        if not self.bucket.run.is_captured(self):
+        if self.sent or not self.bucket.run.is_captured(self):
             return
         moved = (self.table_there.known != self.table)[:, columns].any(axis=1)
         if moved.any():
