@@ -71,7 +71,7 @@ class Located(TableBatch):
     staged: dict[tuple[int, str], Any]
     packed: dict[int, Any]
     even: Any
-    known: Locations | None
+    known: Locations | None = None
     values_there: Any
     scalars_there: Any
     skip: Any
@@ -92,7 +92,7 @@ class Located(TableBatch):
 
     def check_recorded(self, columns: Any) -> None:
         """Raise if a captured graph has addresses, in these columns, that have changed."""
-        if self.sent or not self.bucket.run.is_captured(self):
+        if not self.bucket.run.is_captured(self):
             return
         moved = (self.table_there.known != self.table)[:, columns].any(axis=1)
         if moved.any():

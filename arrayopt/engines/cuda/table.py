@@ -109,7 +109,6 @@ class Table(Located):
         self.packed: dict[int, Any] = {}
         self.sent = False  # whether the table in device memory is the host's
         self.even: Any = None  # which tensors, but for their gradients, can be read in words
-        self.known = None
         self.alive: Sequence[Any] = []
         self.factor: Any = self.factor_there.array
         self.skip: Any = NOTHING
@@ -177,7 +176,8 @@ class Table(Located):
         with on_device(self.access, self.device):
             if self.bucket.run.is_captured(self):
                 self.locate()
-                self.check_recorded(self.addresses(self.plan.touched))
+                if not self.sent:
+                    self.check_recorded(self.addresses(self.plan.touched))
             self.send(hypers)
             self.bucket.run.give_to(self.counts)
 
