@@ -62,13 +62,12 @@ __device__ __forceinline__ float to_float16(float x) {
     return widen(to);
 }
 
-// What the master of a parameter of 16 bits has more than the parameter; see arrayopt/randomness.py.
-struct Low8 {
-    signed char value;
-};
+// What the master of a parameter of 16 bits has more than the parameter; see arrayopt/randomness.py. No struct: NVRTC 13.0
+// does not compile __isGlobal() of a pointer to one of a single byte.
+enum Low8 : signed char {};
 
-__device__ __forceinline__ float widen(Low8 x) { return (float)x.value; }
-__device__ __forceinline__ void narrow(float x, Low8& to) { to.value = (signed char)(int)x; }
+__device__ __forceinline__ float widen(Low8 x) { return (float)x; }
+__device__ __forceinline__ void narrow(float x, Low8& to) { to = (Low8)(int)x; }
 
 __device__ __forceinline__ bool ordinary(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
 

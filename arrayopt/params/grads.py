@@ -9,8 +9,9 @@ import array_api_compat
 from arrayopt.arrays import Array, array_namespace, is_array, kind, library, look, place
 from arrayopt.params.aliasing import WrittenMemory
 from arrayopt.params.given import as_tree
-from arrayopt.params.headers import LocatedGrads, Locations, form_checker
+from arrayopt.params.headers import Locations, form_checker
 from arrayopt.params.kinds import refusal, resolved
+from arrayopt.params.located import LocatedGrads
 from arrayopt.params.trees import LONE, flatten, leaves, template
 from arrayopt.state.tensors import Tensor
 
@@ -49,9 +50,9 @@ class GradMatcher:
 
     def match(self, grads: Any) -> tuple[LocatedGrads, bool]:
         """Return the tensors' gradients, checked, and whether they were familiar."""
-        given = leaves(self.template, grads)
+        given = leaves(self.template, grads, LocatedGrads())
         if given is None:
-            given = leaves(self._by_name, grads)
+            given = leaves(self._by_name, grads, LocatedGrads())
         familiar, locations = (False, None) if given is None else self._familiar(given)
         if given is None or not familiar:
             named = [(tensor.name, tensor.array) for tensor in self._tensors]
@@ -65,8 +66,10 @@ class GradMatcher:
         locations = written.check(found, alike=familiar, complete=self._complete, found=locations)
         if not familiar:
             self._remember(given)
-            return LocatedGrads(found, locations), False
-        return LocatedGrads(found, locations, self._dtype), True
+        if not isinstance(found, LocatedGrads):
+            found = LocatedGrads(found)
+        found.locations, found.dtype = locations, self._dtype if familiar else None
+        return found, familiar
 
     def match_one(self, place: int, grad: Any) -> Array | None:
         """Return the gradient of one tensor that is copied, checked."""

@@ -228,8 +228,11 @@ def cautious(xp: Any, u: Array, g: Array, caution: bool) -> Array:
     """
     if not caution:
         return u
-    along = xp.sign(u) * xp.sign(g) if kind(g) != "complex" else xp.real(u) * xp.real(g) + xp.imag(u) * xp.imag(g)
-    share = xp.mean(xp.astype(along > 0, along.dtype))
+    if kind(g) == "complex":
+        along = xp.real(u) * xp.real(g) + xp.imag(u) * xp.imag(g)
+    else:  # a product may underflow, and compilers make no vectors of signs
+        along = xp.where(g > 0, u, xp.where(g < 0, -u, xp.where(u == u, g, u)))
+    share = xp.mean(xp.where(along > 0, xp.ones_like(along), 0.0))
     return xp.where(along <= 0, 0.0, u) / xp.maximum(share, 1e-3)
 
 

@@ -21,7 +21,6 @@ WRONG = 1 / 4
 """A gradient that differs by less than this power of the spacing, relative to what it says, may be right: lengths are
 not zero. It is 0.01 % in double precision, and 2 % in single."""
 
-
 HIDDEN = 1 / 4
 """Where values are rounded by this part of their change, nothing is known."""
 
@@ -89,31 +88,23 @@ def _along(problem: Problem, grad: Array, way: Array) -> Array:
 
 def _judge(problem: Problem, name: str, looks: list[Any], eps: float) -> None:
     """Raise where no length of a look makes values and gradients agree."""
+    several = [[np.atleast_1d(to_host(x)) for x in look] for look in looks]
+    found, said, values = (np.stack(x) for x in zip(*several, strict=True))
     with np.errstate(all="ignore"):
-        several = [[np.atleast_1d(to_host(x)) for x in look] for look in looks]
-        changes = [abs(found) + abs(said) + 1e-300 for found, said, _ in several]
-        noise = np.stack([16 * eps * x[2] / y for x, y in zip(several, changes, strict=True)])
-        wrong = np.stack([abs(x[0] - x[1]) / y for x, y in zip(several, changes, strict=True)])
+        change = abs(found) + abs(said) + 1e-300
+        noise, wrong = 16 * eps * values / change, abs(found - said) / change
         # lengths that rounding hides say nothing, unless it hides all
         known = noise < np.where(noise.min(axis=0) < eps**WRONG, eps**WRONG, HIDDEN)
-        wrong = np.where(known, wrong - noise, np.nan)
+        wrong = np.where(known, wrong - noise, np.inf)
     # where a value is not finite, nothing is known
-    least = np.nanmin(
-        np.where(np.isfinite(wrong), wrong, np.nan if np.isfinite(wrong).any() else 0), axis=0
-    )
-    bad = np.flatnonzero(least > eps**WRONG)
+    least = np.where(np.isfinite(wrong), wrong, np.inf).min(axis=0)
+    bad = np.flatnonzero((least > eps**WRONG) & np.isfinite(least))
     if not len(bad):
         return
-    worst = int(bad[0])
-    which = "" if problem.count is None else f" of problem {worst}"
-    found, said, _ = (x[worst] for x in several[1])
+    which = "" if problem.count is None else f" of problem {bad[0]}"
+    by, predicted = found[1, bad[0]], said[1, bad[0]]
+    off = f"{predicted / by:.4g} times as much" if by else "which is not zero"
     raise ValueError(
         f"minimize: the gradient{which} with respect to {name!r} does not match the value: over a short step the value"
-        f" changes by {found:.6g}, but the gradient predicts {said:.6g}"
-        f" ({_ratio(found, said)}); see `check_gradient`"
+        f" changes by {by:.6g}, but the gradient predicts {predicted:.6g} ({off}); see `check_gradient`"
     )
-
-
-def _ratio(found: float, said: float) -> str:
-    """How far a gradient is off."""
-    return f"{said / found:.4g} times as much" if found else "which is not zero"

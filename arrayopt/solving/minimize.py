@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Never
 
@@ -145,13 +146,15 @@ def minimize(
                 "minimize: `comm` shares one problem among ranks, but `stacked` problems are independent; pass each"
                 " rank its own problems, without `comm`"
             )
+        groups = None
+        if isinstance(project, Mapping):
+            groups = {pattern: {"project": one} for pattern, one in project.items()}
         joint = getattr(rule, "joint", None)
         if joint is not None and rule.blocks is not None:
             raise ValueError(
                 f"minimize: {type(rule).__name__} treats all params as one unknown, which `blocks` would divide;"
                 " leave it out, or pass stacked=True for several problems"
             )
-        groups = _groups(project)
         # others are given each array as it is
         alike = rule.project is None or getattr(rule.project, "elementwise", False)
         packs = bool(joint) and alike and groups is None
@@ -163,19 +166,20 @@ def minimize(
             )
         if joint and len(problem.arrays) == 1:  # one array is one unknown
             rule = dataclasses.replace(rule, joint=False)  # type: ignore[call-arg]
-        probe = SGD(lr=1.0, project=rule.project, stacked=rule.stacked)
-        measure = None
+        probe, measure = SGD(lr=1.0, project=rule.project, stacked=rule.stacked), None
         if rule.project is not None or groups is not None:
             init(rule, problem.arrays, groups=groups)  # what does not fit is to name the rule
             none = {name: array_namespace(x).zeros_like(x) for name, x in problem.arrays.items()}
             state = init(probe, problem.arrays, groups=groups)
             problem.arrays, _ = update(probe, problem.arrays, none, state, groups=groups)
-            measure = GradientMapping(
+            leading = GradientMapping(
                 tol=tol, project=rule.project, stacked=rule.stacked, joint=len(problem.arrays) > 1
             )
+            state = init(leading, problem.arrays, groups=groups)
+            measure = partial(update, leading, state=state, groups=groups)
     said = {"`tol`": tol, "`max_steps`": max_steps, "`check_every`": check_every}
-    said |= {"`check_gradient`": check_gradient, "`callback`": callback is not None}
-    ranks.agree("minimize", lambda: said)
+    said |= {"`check_gradient`": check_gradient}
+    calls = ranks.agree("minimize", lambda: said, wish=progress or callback is not None)
     if check_gradient:
         look_at_gradient(problem, probe, groups)
     engine = engine_for(rule, problem) if engine == "auto" else engine
@@ -184,17 +188,11 @@ def minimize(
     first = problem.named[0][1]
     spares = library(first) in ("numpy", "torch") and "cuda" not in str(place(first)[1])
     spares = spares and engine != "array_api"
-    run = partial(Run, problem, opt, measure, groups, tol, max_steps, check_every, spares)
-    if not progress:
-        return run(callback).result()
-    with bar(max_steps) as show:
-
-        def both(result: Result) -> None:
-            show(result)
-            if callback is not None:
-                callback(result)
-
-        return run(both).result()
+    run = Run(problem, opt, measure, tol, max_steps, check_every, spares)
+    if not calls:
+        return run.result()
+    with bar(max_steps, callback) if progress else nullcontext(callback) as call:
+        return run.result(call or _nothing)
 
 
 def _rule(rule: Any, project: Any, *, stacked: bool) -> Rule:
@@ -217,8 +215,5 @@ def _rule(rule: Any, project: Any, *, stacked: bool) -> Rule:
     return dataclasses.replace(rule, **given)
 
 
-def _groups(project: Any) -> dict[str, Any] | None:
-    """The groups of a `project` by names of arrays."""
-    if not isinstance(project, Mapping):
-        return None
-    return {pattern: {"project": one} for pattern, one in project.items()}
+def _nothing(result: Result) -> None:
+    """What is called back on ranks that have no `callback`, where others have one."""

@@ -27,7 +27,7 @@ from arrayopt.rules import Rule
 from arrayopt.rules.lbfgs import LBFGS, MOST_FUSED
 from arrayopt.solving.ranks import One
 
-__all__ = ["Point", "Problem", "engine_for"]
+__all__ = ["Point", "Problem", "engine_for", "fresh"]
 
 Point = dict[str, Array]
 """The arrays of a point, or their gradients, by name."""
@@ -37,21 +37,10 @@ WORTH_COMPILING = 1 << 16
 
 
 class Problem:
-    """A function of a tree of arrays.
+    """A function `f` of a tree of arrays, and where it begins.
 
-    Parameters
-    ----------
-    f : callable
-        It returns a value and gradients.
-    params : tree of arrays
-        Where to begin.
-    stacked : bool
-        Whether the first axis of all arrays counts problems.
-    joint : bool
-        Whether several arrays may be one: the elements of all, end to end. They are, where all have
-        one dtype.
-    ranks : One
-        Who evaluates it.
+    With `stacked`, the first axis of all arrays counts problems. With `joint`, several arrays of one dtype are given to
+    rules as one: the elements of all, end to end. `ranks` evaluate the function.
 
     Attributes
     ----------
@@ -59,8 +48,6 @@ class Problem:
         The leaves of the tree, with their names.
     arrays : dict of str to array
         Copies of the start, as rules are given them.
-    packed : bool
-        Whether several arrays are one.
     count : int or None
         The number of problems, where they are stacked.
     xp, real : namespace and dtype
@@ -87,7 +74,7 @@ class Problem:
             listed = ", ".join(f"{name!r} {_said(x)} on {place(x)[1]}" for name, x in self.named)
             raise ValueError(f"minimize: params must be of one library and device; got {listed}")
         dtypes = {dtype_name(x) for _, x in self.named}
-        self.packed = joint and len(self.named) > 1 and len(dtypes) == 1
+        self._joined = joint and len(self.named) > 1 and len(dtypes) == 1
         self.arrays = self.given([copied(detached(x)) for _, x in self.named])
 
     def _counted(self) -> int:
@@ -101,7 +88,7 @@ class Problem:
             )
         return int(self.named[0][1].shape[0])
 
-    def _packed(self, leaves: list[Array]) -> Array:
+    def _end_to_end(self, leaves: list[Array]) -> Array:
         """All elements of several arrays in one array, for each problem."""
         lead = () if self.count is None else (self.count,)
         shapes = [(*lead, math.prod(x.shape[len(lead) :])) for x in leaves]
@@ -111,7 +98,7 @@ class Problem:
     def tree(self, point: Point) -> Any:
         """A point as a tree of the structure that was given."""
         arrays = list(point.values())
-        if self.packed:
+        if self._joined:
             packed, arrays, start = arrays[0], [], 0
             lead = 0 if self.count is None else 1
             for _, x in self.named:
@@ -128,10 +115,10 @@ class Problem:
         `f` may write its point, and return the same arrays of gradients each time. If they are used
         after the next call, pass ``apart=True``: `f` has none of these arrays then.
         """
-        point = _apart(point) if apart else point
+        point = fresh(point) if apart else point
         value, grads = self.ranks.evaluated(lambda: self._evaluated(point))
         found = dict(zip(point, grads, strict=True))
-        return value, _apart(found) if apart else found
+        return value, fresh(found) if apart else found
 
     def _evaluated(self, point: Point) -> tuple[Array, list[Array]]:
         """What this rank's function returns."""
@@ -149,8 +136,8 @@ class Problem:
 
     def given(self, leaves: list[Array]) -> Point:
         """Arrays like the leaves of the tree, as rules are given them."""
-        if self.packed:
-            return {"params": self._packed(leaves)}
+        if self._joined:
+            return {"params": self._end_to_end(leaves)}
         return {name: leaf for (name, _), leaf in zip(self.named, leaves, strict=True)}
 
     def _way_out(self, shape: tuple[int, ...]) -> str:
@@ -184,7 +171,7 @@ class Problem:
         return self.xp.astype(value, self.real)
 
 
-def _apart(point: Point) -> Point:
+def fresh(point: Point) -> Point:
     """Copies of arrays that can be written."""
     return {name: copied(x) if writable(x) else x for name, x in point.items()}
 

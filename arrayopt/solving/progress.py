@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from arrayopt.arrays import to_host
 from arrayopt.solving.result import Result
@@ -10,8 +11,8 @@ __all__ = ["progress"]
 
 
 @contextmanager
-def progress(total: int) -> Iterator[Callable[[Result], None]]:
-    """Show a bar of `total` steps; yield the function to call with each `Result`."""
+def progress(total: int, call: Callable[[Result], Any] | None = None) -> Iterator[Any]:
+    """Show a bar of `total` steps; yield what to call with each `Result`, which then calls `call`."""
     try:
         from rich.console import Console
         from rich.progress import Progress
@@ -21,7 +22,7 @@ def progress(total: int) -> Iterator[Callable[[Result], None]]:
         ) from error
     console = Console(stderr=True)
     if not (console.is_terminal or console.is_jupyter):
-        yield lambda result: None
+        yield call
         return
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("minimize", total=total)
@@ -34,5 +35,7 @@ def progress(total: int) -> Iterator[Callable[[Result], None]]:
                 words = f"{converged.sum()} of {converged.size} converged"
             steps = int(to_host(result.steps).max(initial=0))
             bar.update(task, completed=steps, description=words)
+            if call is not None:
+                call(result)
 
         yield show

@@ -47,17 +47,18 @@ class Result:
         raise AttributeError(unknown("Result", fields, name, {}), name=name)
 
     def __repr__(self) -> str:
-        lines = [f"message: {self.message}"]
-        shown = ("converged", "value", "grad_norm", "steps", "evaluations")
-        lines += [f"{name}: {_shown(getattr(self, name))}" for name in shown]
-        lines += [f"params {name}: {_array(x)}" for name, x in flatten(self.params)]
-        return "\n".join(lines)
+        return "\n".join(
+            f"{name}: {shown}" for name, shown in [("message", self.message), *self._rows()]
+        )
 
     def _repr_html_(self) -> str:
-        shown = ("converged", "value", "grad_norm", "steps", "evaluations")
-        rows = [(name, _shown(getattr(self, name))) for name in shown]
-        rows += [(f"params {name}", _array(x)) for name, x in flatten(self.params)]
-        return table(self.message, ("", ""), rows)
+        return table(self.message, ("", ""), self._rows())
+
+    def _rows(self) -> list[tuple[str, str]]:
+        """What is shown, by name."""
+        numbers = ("converged", "value", "grad_norm", "steps", "evaluations")
+        arrays = [(f"params {name}", _array(x)) for name, x in flatten(self.params)]
+        return [(name, _shown(getattr(self, name))) for name in numbers] + arrays
 
 
 def _array(x: Any) -> str:

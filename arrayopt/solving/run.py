@@ -1,24 +1,24 @@
 """A run of `minimize`: the loop, what has been seen, and what ends it."""
 
 from collections.abc import Callable
-from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from arrayopt.arrays import Array, copied, place, size, to_host, writable
-from arrayopt.functional import init, update
+from arrayopt.arrays import Array, copied, place, size, to_host
 from arrayopt.optimizer import Optimizer
 from arrayopt.ranks.comm import RankError
-from arrayopt.rules import Rule
 from arrayopt.rules.line_search import MOST
-from arrayopt.solving.problem import Point, Problem
+from arrayopt.solving.problem import Point, Problem, fresh
 from arrayopt.solving.reasons import ENDLESS, NOWHERE, reasons
 from arrayopt.solving.result import Result
 from arrayopt.state.verdict import Verdict
 
 __all__ = ["Run"]
+
+KINDS = {"value": float, "grad_norm": float, "steps": int, "evaluations": int, "converged": bool}
+"""The numbers of a `Result`, and what they are for one problem."""
 
 
 class _Seen(NamedTuple):
@@ -26,7 +26,7 @@ class _Seen(NamedTuple):
 
     best: Point
     value: Array
-    norm: Array
+    grad_norm: Array
     steps: Array
     evaluations: Array
     converged: Array
@@ -35,79 +35,82 @@ class _Seen(NamedTuple):
 
 
 class Run:
-    """A run of `minimize`; where it `spares`, engines make no steps of problems that have ended."""
+    """A run of `minimize`.
+
+    Where it `spares`, engines make no steps of problems that have ended. `measure` gives what is small at a minimum, of
+    a point and its gradients, where that is not the gradients.
+    """
+
+    _seen: _Seen
 
     def __init__(
         self,
         problem: Problem,
         opt: Optimizer,
-        measure: Rule | None,
-        groups: dict[str, Any] | None,
+        measure: Callable[[Point, Point], Any] | None,
         tol: float,
         max_steps: int,
         check_every: int,
         spares: bool,
-        callback: Callable[[Result], Any] | None,
     ) -> None:
-        self._problem, self._opt, self._tol = problem, opt, tol
-        self._max_steps, self._check_every, self._callback = max_steps, check_every, callback
+        self._problem, self._opt, self._measure, self._tol = problem, opt, measure, tol
+        self._max_steps, self._check_every = max_steps, check_every
         self._first = next(iter(problem.arrays))
         self._searches = "accepted" in opt.state[self._first]
         self._brackets = "width" in opt.state[self._first]
         # such a rule takes gradients at points that may lie outside of the set
         self._apart = measure is not None and bool(opt.rule.evaluated_from)
-        # a step of this rule tells how far a gradient leads where parameters are projected
-        self._measure = None
-        if measure is not None:
-            state = init(measure, problem.arrays, groups=groups)
-            self._measure = partial(update, measure, state=state, groups=groups)
         self._scale: Array | None = None
-        self._seen: _Seen | None = None
         self._stepped, self._left = (problem.count or 0) * spares, None
         self._wasted = 0
 
-    def result(self) -> Result:
+    def result(self, callback: Callable[[Result], Any] | None = None) -> Result:
         """The loop. What it ends by is in the message."""
         ranks = self._problem.ranks
         with ranks.together():
+            value, grads = self._problem(fresh(self._opt.params))
+            self._seen = self._started(value, grads)
             try:
-                return self._result(self._loop())
+                if self._searches:
+                    self._scale = self._scale_for(value, grads)
+                return self._result(self._loop(value, grads, callback))
             except (KeyboardInterrupt, RankError) as error:
-                if self._seen is None or not ranks.are_stopped(error):
+                if not ranks.are_stopped(error):
                     raise
                 return self._result("it was interrupted")
 
-    def _loop(self) -> str:
+    def _loop(self, value: Array, grads: Point, callback: Callable[[Result], Any] | None) -> str:
         """Step until all problems have ended; what ended those for which nothing else is known."""
-        xp, opt, problem = self._problem.xp, self._opt, self._problem
+        opt, problem = self._opt, self._problem
         for step in count():
-            both = self._apart and step > 0
-            value, grads = problem(self._shown(opt.params), apart=both)
-            if both:
-                inside = opt.averaged()
-                self._seen = self._judged(inside, *problem(self._shown(inside)), 2)
-            else:
-                self._seen = self._judged(opt.params, value, grads, 1)
-            if step == 0 and self._searches:
-                self._scale = self._scale_for(value, grads)
             due = step % self._check_every == 0
-            if due and self._callback is not None and self._called_back(self._callback):
+            if due and callback is not None and self._called_back(callback):
                 return "the callback has ended it"
-            if due and bool(xp.all(self._seen.done)):
+            if due and self._ended():
                 break
             if due and self._stepped:
-                self._spare(self._seen)
+                self._spare()
             if self._scale is not None:
                 value, grads = value * self._scale, self._scaled(grads, self._scale)
             opt.step(grads, value=value, loss_scale=self._left)
             self._note()
-            if due and bool(xp.all(self._seen.done)):
+            if due and self._ended():
                 break
+            value, grads = problem(self._shown(opt.params), apart=self._apart)
+            if self._apart:
+                inside = opt.averaged()
+                self._judge(inside, *problem(self._shown(inside)), 2)
+            else:
+                self._judge(opt.params, value, grads, 1)
         return NOWHERE
 
-    def _spare(self, seen: _Seen) -> None:
+    def _ended(self) -> bool:
+        """Whether all problems have; it waits for the device."""
+        return bool(self._problem.xp.all(self._seen.done))
+
+    def _spare(self) -> None:
         """Leave problems that have ended out of steps, once their steps have cost as much as that does."""
-        done = to_host(seen.done)
+        done = to_host(self._seen.done)
         going = len(done) - int(done.sum())
         self._wasted += self._stepped - going
         if self._wasted >= len(done):
@@ -128,8 +131,8 @@ class Run:
 
     def _shown(self, now: Point) -> Point:
         """Where to evaluate, in arrays that `f` may write; ended problems at their best points."""
-        if self._seen is None or (self._problem.count is None and self._check_every == 1):
-            return {name: copied(x) if writable(x) else x for name, x in now.items()}
+        if self._problem.count is None and self._check_every == 1:
+            return fresh(now)
         return self._chosen(self._seen.done, self._seen.best, now)
 
     def _chosen(self, condition: Array, yes: Point, no: Point) -> Point:
@@ -179,9 +182,7 @@ class Run:
 
     def _norm(self, value: Array, now: Point, grads: Point) -> Array:
         """The largest element of the gradient, or of the step that it leads to where it is projected."""
-        if self._measure is not None:
-            grads, _ = self._measure(now, grads)
-        return self._most(value, grads)
+        return self._most(value, grads if self._measure is None else self._measure(now, grads)[0])
 
     def _most(self, value: Array, arrays: Point) -> Array:
         """The largest magnitude in arrays, for each problem."""
@@ -194,43 +195,49 @@ class Run:
         return found
 
     @np.errstate(all="ignore")
-    def _judged(self, now: Point, value: Array, grads: Point, evaluations: int) -> _Seen:
-        """What is known after so many evaluations: where the last is better, it is the best.
+    def _started(self, value: Array, grads: Point) -> _Seen:
+        """What is known of the start."""
+        xp, now = self._problem.xp, self._opt.params
+        norm, none = self._norm(value, now, grads), xp.astype(xp.zeros_like(value), xp.int32)
+        small = norm <= self._tol
+        return _Seen(
+            best={name: copied(x) for name, x in now.items()},
+            value=value,
+            grad_norm=norm,
+            steps=none,
+            evaluations=none + 1,
+            converged=small & xp.isfinite(value),
+            done=small | ~xp.isfinite(value + 0.0 * norm) | (none >= self._max_steps),
+            endless=none,
+        )
+
+    @np.errstate(all="ignore")
+    def _judge(self, now: Point, value: Array, grads: Point, evaluations: int) -> None:
+        """Note what is known after more evaluations: where the last is better, it is the best.
 
         One that is not finite is never better: minus infinity is an overflow.
         """
         xp, old = self._problem.xp, self._seen
-        norm = self._norm(value, now, grads)
-        none = xp.zeros_like(value)
-        if old is None:
-            small, counts = norm <= self._tol, xp.astype(none, xp.int32)
-            done = small | ~xp.isfinite(value + 0.0 * norm) | (counts >= self._max_steps)
-            best = {name: copied(x) for name, x in now.items()}
-            good = small & xp.isfinite(value)
-            return _Seen(best, value, norm, counts, counts + 1, good, done, counts)
-        going = ~old.done
+        norm, going = self._norm(value, now, grads), ~old.done
         slack = 100.0 * float(xp.finfo(self._problem.real).eps) * xp.abs(old.value)
         small = going & (norm <= self._tol) & (value <= old.value + slack)
         better = small | going & xp.isfinite(value + 0.0 * norm) & (value < old.value)
-        return _Seen(
+        self._seen = old._replace(
             best=self._chosen(better, now, old.best),
             value=xp.where(better, value, old.value),
-            norm=xp.where(better, norm, old.norm),
+            grad_norm=xp.where(better, norm, old.grad_norm),
             # the point at which it ends is taken, too, and the rule never told so
             steps=old.steps + xp.astype(small & self._searches, xp.int32),
             evaluations=old.evaluations + evaluations * xp.astype(going, xp.int32),
             converged=old.converged | small,
             done=old.done | small | (old.steps >= self._max_steps),
-            endless=old.endless,
         )
 
     def _note(self) -> None:
         """Take from the rule how many points it has taken, and where it has ended."""
-        assert self._seen is not None
         xp, seen = self._problem.xp, self._seen
         if not self._searches:
-            steps = seen.steps + xp.astype(~seen.done, xp.int32)
-            self._seen = seen._replace(steps=steps)
+            self._seen = seen._replace(steps=seen.steps + xp.astype(~seen.done, xp.int32))
             return
         accepted, endless = xp.astype(self._known("accepted"), xp.int32), seen.endless
         if self._brackets:
@@ -247,35 +254,29 @@ class Run:
     def _result(self, otherwise: str, *, copies: bool = False) -> Result:
         """What is known, as it is returned; with `copies`, to a callback, which may write it."""
         seen, problem = self._seen, self._problem
-        assert seen is not None
-        numbers = [seen.value, seen.norm, seen.steps, seen.evaluations, seen.converged]
+        numbers = {name: getattr(seen, name) for name in KINDS}
         if problem.count is None:
-            kinds = (float, float, int, int, bool)
-            numbers = [kind(x) for kind, x in zip(kinds, numbers, strict=True)]
-        names = ("value", "grad_norm", "steps", "evaluations", "converged")
-        found = dict(zip(names, numbers, strict=True))
+            numbers = {name: KINDS[name](x) for name, x in numbers.items()}
         best = {name: copied(x) for name, x in seen.best.items()} if copies else seen.best
-        return Result(params=problem.tree(best), message=self._said(seen, otherwise), **found)
+        return Result(params=problem.tree(best), message=self._said(otherwise), **numbers)
 
-    def _said(self, seen: _Seen, otherwise: str) -> str:
+    def _said(self, otherwise: str) -> str:
         """The message."""
-        known = seen._asdict()
-        del known["best"]
-        told = {name: np.atleast_1d(to_host(x)) for name, x in known.items()}
-        converged, steps, done = told["converged"], told["steps"], told.pop("done")
-        good, count = int(converged.sum()), self._problem.count
+        known, count = self._seen._asdict(), self._problem.count
+        told = {name: np.atleast_1d(to_host(x)) for name, x in known.items() if name != "best"}
+        converged, done, at_start = told["converged"], told["done"], told["steps"] == 0
+        good = int(converged.sum())
         if good and count is None:
-            at = "" if int(steps[0]) else " at the start"
-            return f"converged: the gradient{at} is within `tol`"
+            where = " at the start" if at_start.any() else ""
+            return f"converged: the gradient{where} is within `tol`"
         ended, off = np.zeros_like(done), np.zeros(done.shape)
         if self._searches and (done & ~converged).any():
             ended = done & (np.atleast_1d(to_host(self._known("ended"))) > 0)
             off = np.atleast_1d(to_host(self._known("off")))
-        why = reasons(**told, ended=ended, off=off, max_steps=self._max_steps, otherwise=otherwise)
+        why = reasons(told, ended, off, self._max_steps, otherwise)
         if count is None:
             return f"not converged: {why[0][1]}"
         parts = [f"{good} of {count} problems converged"]
-        at_start = int((converged & (steps == 0)).sum())
-        if at_start:
-            parts[0] += f", {at_start} at the start"
+        if (converged & at_start).any():
+            parts[0] += f", {(converged & at_start).sum()} at the start"
         return "; ".join(parts + [f"{many}: {words}" for many, words in why])

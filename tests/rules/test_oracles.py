@@ -123,6 +123,19 @@ def test_caution_of_timm(name):
     same(ours(rule, drawn(0)), made, 1e-6 if name == "adamw" else 1e-9)
 
 
+@pytest.mark.parametrize("engine", ["array_api", "numpy", "cpp"])
+def test_caution_beside_zeros_and_nan(engine):
+    """No gradient counts as against an update, but an update that is not a number stays."""
+    opt = ao.Optimizer(np.zeros(32, "f4"), ao.Lion(lr=1.0, caution=True), engine=engine)
+    opt.state["param"]["m"] = np.tile(np.float32([1, -1, -1, 1, 1, -1, 1e-30, -1e-30]), 4)
+    opt.step(np.tile(np.float32([0.01, -0.01, 0.01, -0.01, 0, 0, 1e-32, -1e-32]), 4))
+    share = 4 / 8
+    np.testing.assert_allclose(opt.params, np.tile(np.array([-1, 1, 0, 0, 0, 0, -1, 1]) / share, 4), rtol=1e-6)
+    opt.state["param"]["m"][...] = np.nan
+    opt.step(np.zeros(32, "f4"))
+    assert np.isnan(opt.params).all()
+
+
 @pytest.mark.parametrize("kind", ["adamw", "lion"])
 def test_mars_of_pytorch_optimizer(kind):
     options = {"lr": 0.01, "weight_decay": 0.1, "betas": (0.95, 0.99), "gamma": 0.05, "optimize_1d": True}

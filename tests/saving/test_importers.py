@@ -1,5 +1,7 @@
 """State of PyTorch's optimizers goes on here as it would there."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ import torch
 import arrayopt as ao
 from tests.conftest import BACKENDS
 from tests.support.checkpoints import contents
+from tests.support.recorded import recorded
 from tests.support.timms import timms
 
 pytestmark = pytest.mark.usefixtures("auto")
@@ -344,7 +347,7 @@ def test_rules_without_a_source_are_refused():
         ao.load_torch(ao.AdamW(), {})
 
 
-# ---- apex and bitsandbytes, which need a GPU: dicts of their form ----------------------------------------------------
+# ---- apex and bitsandbytes: dicts of their form ----------------------------------------------------------------------
 
 
 def adam_state(kind=torch.optim.AdamW, **options):
@@ -457,26 +460,55 @@ def test_eight_bits_with_one_scale_or_of_no_blocks_are_refused():
         ao.load_torch(ao.Optimizer(dict(params), ao.AdamW()), given)
 
 
-def test_libraries_of_eight_bits_are_gone_on_from():
-    """Where these libraries are installed."""
-    w = torch.nn.Parameter(torch.randn(64, 100))
-    for module, name, options in (
-        ("bitsandbytes.optim", "AdamW8bit", {"min_8bit_size": 64}),
-        ("torchao.optim", "AdamW8bit", {}),
-    ):
-        kind = getattr(pytest.importorskip(module), name)
-        theirs = kind([w], lr=1e-3, **options)
-        for _ in range(3):
-            w.grad = torch.randn(64, 100)
-            theirs.step()
-        opt = ao.Optimizer({"w": w.detach().clone()}, ao.AdamW(state_dtype="int8"))
-        ao.load_torch(opt, theirs.state_dict())
-        grad = torch.randn(64, 100)
-        w.grad = grad
-        theirs.step()
-        new = opt.step({"w": grad})["w"]
+def drawn(k):
+    return torch.from_numpy(np.random.default_rng(k).standard_normal((30, 21)).astype("float32"))
+
+
+def of_eight_bits(package, **options):
+    """A parameter and its state after three steps of a library's AdamW in 8 bits, and the parameter after a fourth."""
+    theirs = pytest.importorskip(f"{package}.optim").AdamW8bit
+    w = torch.nn.Parameter(drawn(0))
+    opt = theirs([w], lr=1e-3, **options)
+    found = {}
+    for k in range(1, 5):
+        w.grad = drawn(k)
+        opt.step()
+        if k == 3:
+            state = opt.state_dict()["state"][0]
+            state = state.get("__bnb_optimizer_quant_state__", state)
+            wide = {name: x.dequantize() if package == "torchao" else x for name, x in state.items()}
+            found = {
+                name: x.clone().numpy() for name, x in wide.items() if name != "step"
+            }  # the next step writes there
+            found["p"] = w.detach().clone().numpy()
+    return found | {"after": w.detach().numpy()}
+
+
+class Widening:
+    """A tensor of torchao's, which widens itself."""
+
+    __module__ = "torchao.optim.subclass_8bit"
+
+    def __init__(self, x):
+        self.dequantize = lambda: x
+
+
+@pytest.mark.parametrize(("package", "options"), [("bitsandbytes", {"min_8bit_size": 64}), ("torchao", {})])
+def test_libraries_of_eight_bits_are_gone_on_from(package, options):
+    """From what they have recorded, and from themselves where they are installed."""
+    made = recorded(package, f"{package} AdamW8bit", partial(of_eight_bits, package, **options))
+    made = {name: torch.from_numpy(x).to(torch.float32) for name, x in made.items()}
+    before, after = made.pop("p"), made.pop("after")
+    for name, x in made.items():
+        made[name] = Widening(x) if package == "torchao" else x.to(torch.uint8) if name[:5] == "state" else x
+    state = made if package == "torchao" else {"__bnb_optimizer_quant_state__": made}
+    group = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01, "params": [0]}
+    for storage, near in ((None, 1e-8), ("int8", 4e-5)):
+        opt = ao.Optimizer({"w": before.clone()}, ao.AdamW(state_dtype=storage))
+        ao.load_torch(opt, {"state": {0: {"step": 3, **state}}, "param_groups": [group]})
+        new = opt.step({"w": drawn(4)})["w"]
         assert opt.state["w"]["t"] == 4
-        assert (new - w.detach()).abs().mean() < 0.1 * 1e-3
+        assert torch.allclose(new, after, rtol=2.5e-7, atol=near)
 
 
 def test_state_in_half_precision_takes_roots():

@@ -204,6 +204,18 @@ def test_ranks_that_do_not_agree_are_told_so() -> None:
         run(2, lambda c: ao.minimize(valley, np.zeros((2, 8)), stacked=True, comm=c))
 
 
+def test_one_rank_may_call_back_and_another_show_progress() -> None:
+    one, seen = ao.minimize(valley, np.zeros(8)), list[Any]()
+
+    def solve(comm: Any) -> Any:
+        callback = seen.append if comm.rank == 0 else None
+        return ao.minimize(valley, np.zeros(8), comm=comm, callback=callback, progress=comm.rank == 1)
+
+    for found in run(3, solve):
+        same(found, one)
+    assert [x.evaluations for x in seen] == list(range(1, one.evaluations + 1))
+
+
 def test_one_rank_ends_the_run_of_all() -> None:
     def solve(comm: Any) -> Any:
         def callback(result: Any) -> None:

@@ -87,8 +87,10 @@ class Judge:
 
     def send(self, scale: float | None, limit: float | None) -> None:
         """See `arrayopt.engines.base.Judge.send`."""
-        with on_device(self.access, self.device):
-            self.given.put(np.array([0.0 if x is None else x for x in (scale, limit)]))
+        values = [0.0 if x is None else x for x in (scale, limit)]
+        if not self.given.holds(values):
+            with on_device(self.access, self.device):
+                self.given.send(values)
 
     # ---- the numbers of the loss scale: see `arrayopt.state.run.Holder` --------------------------
 

@@ -52,10 +52,10 @@ class Upload:
         RuntimeError
             While a stream is being captured: the values would be sent again with each replay.
         """
-        uncaptured()
+        stream = uncaptured()
         room, event = self._room()
         room[...] = values
-        stream, self.known = cupy.cuda.get_current_stream(), None  # until they are on their way
+        self.known = None  # until they are on their way
         self.array.set(room, stream=stream)
         event.record(stream)
         self.rooms.append((room, event))
