@@ -58,8 +58,7 @@ class GradMatcher:
             named = [(tensor.name, tensor.array) for tensor in self._tensors]
             matched = match_grads("Optimizer.step", named, grads, by_position=self._by_position)
             given = list(matched.values())
-        known = familiar and self._real
-        found = given if familiar and self._plain else resolved(given, real=known)
+        found = given if familiar and self._plain else resolved(given, familiar and self._real)
         written = self._written_memory()
         if not familiar:
             written.forget()

@@ -90,11 +90,8 @@ def _name(x: Any) -> str:
     return f"{type(x).__module__}.{type(x).__name__}"
 
 
-def resolved(grads: list[Array | None], *, real: bool = False) -> list[Array | None]:
-    """Return gradients whose memory has their values: no negative or conjugate views of PyTorch.
-
-    If all are `real`, none is asked whether it is a conjugate.
-    """
+def resolved(grads: list[Array | None], real: bool = False) -> list[Array | None]:
+    """Return gradients, or `real` ones, whose memory has their values: no lazy views of PyTorch."""
     if "torch" not in sys.modules:
         return grads
     kind: Any = sys.modules["torch"].Tensor
