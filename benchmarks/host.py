@@ -77,8 +77,8 @@ def _alloc(size: int) -> Any:
     return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(start, size, room, 0), 0)
 
 
-def _set(self: Any, values: Any, stream: Any = None) -> None:
-    """An array's memory is the host's."""
+def _set(self: Any, *_: Any, **__: Any) -> None:
+    """Nothing is copied."""
 
 
 def _made(shape: Any, dtype: Any = float, **_: Any) -> Any:
@@ -101,7 +101,7 @@ def hostless() -> Iterator[None]:
     names["zeros_like"] = lambda x, dtype=None, **_: cupy.ndarray(x.shape, x.dtype if dtype is None else dtype)
     below = {"Device": _Device, "Event": _Event, "get_current_stream": lambda device=-1: _STREAM}
     below["alloc_pinned_memory"] = bytearray
-    own = {"set": _set, "device": property(lambda self: _DEVICE)}
+    own = {"set": _set, "__setitem__": _set, "device": property(lambda self: _DEVICE)}
     try:
         with (
             patch.multiple(cupy, **names),
@@ -176,6 +176,7 @@ def main(rounds: int = 400) -> None:
     """Print the table."""
     large, lamb = LARGE[0].shapes, ao.LAMB(lr=0.1)
     scheduled = ao.LAMB(lr=lambda step: 0.1 / (1 + step))
+    judged = {"clip_norm": 1.0, "loss_scale": ao.LossScale()}
     replays = [("LAMB", lamb), ("LAMB, a schedule", scheduled)]
     rows: list[tuple[str, Any]] = [
         *((f"400 tensors, {name}, a captured step: `advance`", (rule, TINY)) for name, rule in replays),
@@ -183,8 +184,10 @@ def main(rounds: int = 400) -> None:
         ("400 tensors, LAMB, a schedule", (scheduled, TINY, 0.0, 1)),
         ("400 tensors, LAMB, other gradient arrays in each step", (lamb, TINY, 0.0, 2)),
         ("400 tensors, AdamW", (ao.AdamW(lr=0.1), TINY, 0.0, 1)),
+        ("400 tensors, LAMB, `clip_norm` and a loss scale", partial(_steps, lamb, TINY, 0.0, 1, **judged)),
         ("10,000 tensors, LAMB, a captured step: `advance`", (lamb, MANY)),
         ("10,000 tensors, LAMB", (lamb, MANY, 0.0, 1)),
+        ("10,000 tensors, LAMB, `clip_norm` and a loss scale", partial(_steps, lamb, MANY, 0.0, 1, **judged)),
         ("10,000 tensors, LAMB, other gradient arrays in each step", (lamb, MANY, 0.0, 2)),
         ("BERT-large, LAMB", (lamb, large, 0.0, 1)),
         *((f"BERT-large, LAMB, another {x:.0%} of gradients absent", (lamb, large, x, 1)) for x in (0.02, 0.3, 0.7)),
@@ -192,7 +195,8 @@ def main(rounds: int = 400) -> None:
     _say("| step | lowest | median |\n|---|---|---|")
     for name, what in rows:
         with hostless():
-            times, steps = [], _replays(*what) if len(what) == 2 else _steps(*what)
+            made = what if callable(what) else partial(_replays if len(what) == 2 else _steps, *what)
+            times, steps = [], made()
             for _ in range(rounds):
                 step = next(steps)
                 start = time.perf_counter()

@@ -77,10 +77,11 @@ def form_of(coming: Coming, grads: Grads, verdict: Verdict) -> tuple[Any, ...] |
     """What steps have in common that one `Ready` can make; None where it makes just one."""
     if not isinstance(grads, LocatedGrads) or grads.dtype is None or grads.locations is None:
         return None
-    if not grads.locations.complete or verdict.skip is not False:
+    if not grads.locations.complete:
         return None
     left = [(count, mask.tobytes()) for count, mask in (verdict.left or {}).items()]
-    return coming.version, grads.dtype, verdict.factor is None, coming.valued, left
+    given = verdict.factor is None, verdict.skip is False
+    return coming.version, grads.dtype, *given, coming.valued, left
 
 
 def checked_value(value: Any, buckets: list[Bucket], ranks: int) -> Any:
