@@ -116,6 +116,7 @@ def hostless() -> Iterator[None]:
 # ---- what is timed --------------------------------------------------------------------------------------------------
 
 TINY: tuple[Shape, ...] = ((64,),) * 400
+MANY: tuple[Shape, ...] = ((64,),) * 10_000
 
 
 def _steps(rule: ao.Rule, shapes: tuple[Shape, ...], absent: float, sets: int, **options: Any) -> Iterator[Any]:
@@ -182,6 +183,9 @@ def main(rounds: int = 400) -> None:
         ("400 tensors, LAMB, a schedule", (scheduled, TINY, 0.0, 1)),
         ("400 tensors, LAMB, other gradient arrays in each step", (lamb, TINY, 0.0, 2)),
         ("400 tensors, AdamW", (ao.AdamW(lr=0.1), TINY, 0.0, 1)),
+        ("10,000 tensors, LAMB, a captured step: `advance`", (lamb, MANY)),
+        ("10,000 tensors, LAMB", (lamb, MANY, 0.0, 1)),
+        ("10,000 tensors, LAMB, other gradient arrays in each step", (lamb, MANY, 0.0, 2)),
         ("BERT-large, LAMB", (lamb, large, 0.0, 1)),
         *((f"BERT-large, LAMB, another {x:.0%} of gradients absent", (lamb, large, x, 1)) for x in (0.02, 0.3, 0.7)),
     ]

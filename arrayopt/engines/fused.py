@@ -20,7 +20,7 @@ from arrayopt.fusion.lanes import Lanes, in_lanes, suits
 from arrayopt.fusion.layout import flops, geometry, in_rows, layout, moved
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.plans import plan_for, ways, widened
-from arrayopt.params.headers import dtypes
+from arrayopt.params.located import dtypes
 from arrayopt.rules.base import Rule
 from arrayopt.state.quantized import scales
 from arrayopt.state.slots import BY_GROUP

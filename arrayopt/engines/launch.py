@@ -54,7 +54,8 @@ class Launch:
         self.repeats = not (asked.stats or bucket.rule.branches or meetings)
         self._rows = [(batch, rows) for batch, rows, _ in self._work]
         self._shared = self.repeats and any(x.is_shared(rows) for x, rows in self._rows)
-        self._took = [np.array(batch.members)[rows.all] for batch, rows in self._rows]
+        took = [] if engine.counts else self._rows
+        self._took = [np.array(batch.members)[rows.all] for batch, rows in took]
 
     def again(self, asked: Asked) -> bool:
         """Make a step ready over gradients of the same dtypes and tensors; False if it cannot."""

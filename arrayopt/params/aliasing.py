@@ -53,7 +53,8 @@ class WrittenMemory:
         self._locate: Locate | None = None
         self._bytes: Ints = np.full(count, -1)  # of each gradient, once it has been seen
         self._checked: Ints = np.full(count, -1)  # the `marks` of each when it was last checked
-        self._seen: Any = None
+        self._seen: Any = None  # of few
+        self._last: Locations | None = None  # of many
 
     def check(
         self,
@@ -120,11 +121,11 @@ class WrittenMemory:
 
     def _check_many(self, grads: Sequence[Any], places: Sequence[int], found: Locations) -> None:
         """Check as `_check_few`, where NumPy is quicker than a loop."""
-        addresses, contiguous = np.asarray(found.addresses), np.asarray(found.contiguous)
-        seen = addresses.tobytes() + contiguous.tobytes()
-        if found.complete and seen == self._seen:
+        if found.complete and self._last is not None and found.same(self._last):
             return
-        (regions,), own = self._devices.values(), np.asarray(places)
+        addresses, contiguous = np.asarray(found.addresses), np.asarray(found.contiguous)
+        (regions,) = self._devices.values()
+        own = np.arange(len(grads)) if found.complete else np.asarray(places)
         marks, loose = ORDERS * addresses + contiguous, own[contiguous == 0]
         new = (self._checked[own] != marks) & (contiguous != 0)
         moved, lows = own[new], addresses[new]
@@ -133,8 +134,7 @@ class WrittenMemory:
         near = moved[regions.near_all(lows, lows + self._bytes[moved])]
         self.compare(grads, [*near.tolist(), *loose.tolist()])
         self._checked[moved] = marks[new]
-        if found.complete:
-            self._seen = None if len(loose) else seen
+        self._last = found if found.complete and not len(loose) else None
 
     def _size(self, i: int, grads: Sequence[Any]) -> int:
         """Return the bytes of a gradient."""

@@ -9,8 +9,9 @@ import array_api_compat
 from arrayopt.arrays import Array, array_namespace, is_array, kind, library, look, place
 from arrayopt.params.aliasing import WrittenMemory
 from arrayopt.params.given import as_tree
-from arrayopt.params.headers import LocatedGrads, Locations, form_checker
+from arrayopt.params.headers import Locations, form_checker
 from arrayopt.params.kinds import refusal, resolved
+from arrayopt.params.located import LocatedGrads
 from arrayopt.params.trees import LONE, flatten, leaves, template
 from arrayopt.state.tensors import Tensor
 
@@ -45,27 +46,29 @@ class GradMatcher:
         self._forms: list[Any] = []
         self._checker: Any = None  # of forms, where headers can be read
         self._complete = False
-        self._plain = False  # whether no library of theirs has views that must be resolved
+        self._plain = self._real = False  # whether none may be a view to resolve, or a conjugate
 
     def match(self, grads: Any) -> tuple[LocatedGrads, bool]:
         """Return the tensors' gradients, checked, and whether they were familiar."""
-        given = leaves(self.template, grads)
+        given = leaves(self.template, grads, LocatedGrads())
         if given is None:
-            given = leaves(self._by_name, grads)
+            given = leaves(self._by_name, grads, LocatedGrads())
         familiar, locations = (False, None) if given is None else self._familiar(given)
         if given is None or not familiar:
             named = [(tensor.name, tensor.array) for tensor in self._tensors]
             matched = match_grads("Optimizer.step", named, grads, by_position=self._by_position)
             given = list(matched.values())
-        found = given if familiar and self._plain else resolved(given)
+        found = given if familiar and self._plain else resolved(given, familiar and self._real)
         written = self._written_memory()
         if not familiar:
             written.forget()
         locations = written.check(found, alike=familiar, complete=self._complete, found=locations)
         if not familiar:
             self._remember(given)
-            return LocatedGrads(found, locations), False
-        return LocatedGrads(found, locations, self._dtype), True
+        if not isinstance(found, LocatedGrads):
+            found = LocatedGrads(found)
+        found.locations, found.dtype = locations, self._dtype if familiar else None
+        return found, familiar
 
     def match_one(self, place: int, grad: Any) -> Array | None:
         """Return the gradient of one tensor that is copied, checked."""
@@ -113,19 +116,20 @@ class GradMatcher:
         some = [grad for grad in given if grad is not None]
         kinds = set(map(type, some))
         self._plain = not any(map(array_api_compat.is_torch_array, some))
+        self._real = not any(kind(grad) == "complex" for grad in some)
         if len(kinds) != 1 or not all(hasattr(grad, "device") for grad in some):
             return
-        (kind,) = kinds
-        if kind is not self._kind:
-            self._kind, self._forms = kind, [None] * len(given)
-        form_of, same, forms = look(kind), dict[Any, Any](), []
+        (owner,) = kinds
+        if owner is not self._kind:
+            self._kind, self._forms = owner, [None] * len(given)
+        form_of, same, forms = look(owner), dict[Any, Any](), []
         for grad, old in zip(given, self._forms, strict=True):
             form = old if grad is None else form_of(grad)
             forms.append(same.setdefault(form, form))  # one object each, which stays in the cache
         self._forms = forms
         dtypes = {form[0] for form in forms if form is not None}
         self._dtype = dtypes.pop() if len(dtypes) == 1 else None
-        self._checker = form_checker(kind, forms)
+        self._checker = form_checker(owner, forms)
 
     def __getstate__(self) -> dict[str, Any]:
         fresh: dict[str, Any] = {"_written": None, "_kind": None, "_forms": [], "_checker": None}

@@ -6,7 +6,7 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import Array, dtype_name
+from arrayopt.arrays import Array
 
 __all__ = ["refusal", "resolved"]
 
@@ -90,15 +90,12 @@ def _name(x: Any) -> str:
     return f"{type(x).__module__}.{type(x).__name__}"
 
 
-def resolved(grads: list[Array | None]) -> list[Array | None]:
-    """Return gradients whose memory has their values: no conjugate or negative views of PyTorch."""
-    some = [grad for grad in grads if grad is not None]
-    if not some or not array_api_compat.is_torch_array(some[0]):
+def resolved(grads: list[Array | None], real: bool = False) -> list[Array | None]:
+    """Return gradients, or `real` ones, whose memory has their values: no lazy views of PyTorch."""
+    if "torch" not in sys.modules:
         return grads
-    kind = type(some[0])
-    views = any(map(kind.is_neg, some))
-    if not views and dtype_name(some[0]).startswith("complex"):
-        views = any(map(kind.is_conj, some))
-    if not views:
+    kind: Any = sys.modules["torch"].Tensor
+    some = [x for x in grads if isinstance(x, kind)]
+    if not any(map(kind.is_neg, some)) and (real or not any(map(kind.is_conj, some))):
         return grads
-    return [None if grad is None else grad.resolve_conj().resolve_neg() for grad in grads]
+    return [x.resolve_conj().resolve_neg() if isinstance(x, kind) else x for x in grads]

@@ -2,22 +2,56 @@
 
 import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import array_api_compat
 import numpy as np
 
-from arrayopt.params.headers import cupy_addresses, header_indices
+from arrayopt.arrays import Grads
+from arrayopt.params.headers import (
+    CUPY_KIND,
+    Locations,
+    cupy_addresses,
+    cupy_words,
+    header_indices,
+)
 from arrayopt.params.watch import DATA, FLAGS, numpy_words
 
-__all__ = ["FEW", "ORDERS", "Locate", "locator"]
+__all__ = ["FEW", "ORDERS", "Locate", "LocatedGrads", "dtypes", "locations_of", "locator"]
 
-FEW = 8
-"""Up to this many gradients are looked at one by one, which is quicker than with NumPy."""
+FEW, SOME = 8, 50
+"""Up to so many gradients are looked at one by one, or asked for dtypes, as quickly as by NumPy."""
+_DTYPE_OF = operator.attrgetter("dtype")
 
 Locate = Callable[[Sequence[Any]], tuple[Any, Any] | None]
 """Returns the addresses of arrays and whether each is contiguous, as lists or arrays, or None."""
+
+
+class LocatedGrads(list[Any]):
+    """A gradient or None for each tensor, with what is valid for them while this list exists.
+
+    Attributes
+    ----------
+    locations : Locations or None
+        Their locations, if they are known.
+    dtype : object
+        The dtype of all of them; None if it is not known, or they have several.
+    """
+
+    __slots__ = ("dtype", "locations")
+
+    def __init__(
+        self, grads: Iterable[Any] = (), locations: Locations | None = None, dtype: Any = None
+    ) -> None:
+        super().__init__(grads)
+        self.locations, self.dtype = locations, dtype
+
+
+def locations_of(grads: Any, count: int) -> Locations | None:
+    """Return the locations of `count` gradients, if they are known."""
+    found = grads.locations if isinstance(grads, LocatedGrads) else None
+    return None if found is None or len(found.addresses) != count else found
 
 
 def locator(grads: Sequence[Any]) -> Locate:
@@ -85,3 +119,19 @@ def _read_many(words: Any) -> Locate:
         return addresses, flags & CONTIGUOUS
 
     return locate
+
+
+def dtypes(grads: Grads) -> tuple[set[Any], bool]:
+    """Return the dtypes of gradients of any library, and whether none of them is None."""
+    if isinstance(grads, LocatedGrads) and grads.locations is not None and grads.dtype is not None:
+        return {grads.dtype}, grads.locations.complete
+    first: Any = grads[0] if len(grads) > SOME else None
+    memory = None if first is None else cupy_words(type(first))
+    if memory is not None:
+        found = memory.take(header_indices(grads) + CUPY_KIND)
+        if (found == found[:, :1]).all():
+            return {first.dtype}, True
+    try:
+        return set(map(_DTYPE_OF, grads)), True
+    except AttributeError:
+        return {grad.dtype for grad in grads if grad is not None}, False

@@ -8,10 +8,9 @@ from arrayopt.arrays import Array, size
 from arrayopt.params.given import as_tree, extend, is_group_list, named_params, parse_group_list
 from arrayopt.params.grads import GradMatcher
 from arrayopt.params.groups import Group, Groups, assign, override
-from arrayopt.params.headers import object_addresses
 from arrayopt.params.parts import has_parts, local, localized, strays, with_array
 from arrayopt.params.replaced import Lent, Replaced, check_slots_unshared, exchange, form
-from arrayopt.params.trees import flatten, leaves, rebuild, template
+from arrayopt.params.trees import Held, flatten, leaves, rebuild, template
 from arrayopt.params.watch import Watch, Writes
 from arrayopt.rules.base import Rule
 from arrayopt.state.first import FirstValues
@@ -184,11 +183,10 @@ class Parameters:
     def _hold(self, tree: Any) -> None:
         """Take a tree as the parameters' own, and note its arrays and their names."""
         local_leaves, tensors = flatten(self._local(tree)), iter(self.all)
-        self._tree, self._held = tree, [leaf for _, leaf in local_leaves]
+        self._tree, self._held = tree, Held([leaf for _, leaf in local_leaves])
         self._names = [path if leaf is None else next(tensors).name for path, leaf in local_leaves]
-        self._watch = Watch(leaf for leaf in self._held if leaf is not None)
+        self._watch = Watch(leaf for leaf in self._held.leaves if leaf is not None)
         self._looks = list(map(form, self._watch.arrays))
-        self._objects: bytes | None = object_addresses(self._held).tobytes()
         named = flatten(tree) if self._parted else local_leaves
         given = [leaf for _, leaf in named if leaf is not None]
         pairs = [(x, leaf) for x, leaf in zip(self.all, given, strict=True) if x.share is not None]
@@ -212,11 +210,8 @@ class Parameters:
         """
         if self._lent is not None:
             self._lent = self._lent.follow(self.all)
-        tree = self._local(self._tree)
-        now = leaves(self._matcher.template, tree) or [leaf for _, leaf in flatten(tree)]
-        if self._objects is None:  # of a copy
-            self._objects = object_addresses(self._held).tobytes()
-        if object_addresses(now).tobytes() != self._objects or self._watch.changed():
+        same = self._held.same(self._matcher.template, self._local(self._tree))
+        if not same or self._watch.changed():
             self.exchange(self._tree, "Optimizer")
         if written := self._writes.made():
             self.replaced.wrote(self._shared[i] for i in written)
@@ -297,4 +292,4 @@ class Parameters:
 
     def __getstate__(self) -> dict[str, Any]:
         looks = [look[:2] for look in self._looks]  # not all libraries can pickle a device
-        return {**self.__dict__, "_lent": None, "_objects": None, "_looks": looks}
+        return {**self.__dict__, "_lent": None, "_looks": looks}

@@ -4,7 +4,10 @@ import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["LONE", "Template", "flatten", "leaves", "rebuild", "template"]
+from arrayopt.arrays import Ints
+from arrayopt.params.headers import WORD, object_addresses, word_index, words
+
+__all__ = ["LONE", "Held", "Template", "flatten", "leaves", "rebuild", "template"]
 
 LONE = "param"
 """The name of a tree that is a single leaf."""
@@ -69,9 +72,12 @@ def template(tree: Any) -> Template:
     return keys, below if any(x is not None for x in below) else None
 
 
-def leaves(made: Template, tree: Any) -> list[Any] | None:
-    """Return the leaves of a tree with these containers, in order; None if it has others."""
-    found: list[Any] = []
+def leaves(made: Template, tree: Any, found: list[Any] | None = None) -> list[Any] | None:
+    """Return the leaves of a tree with these containers, in order; None if it has others.
+
+    They are put into `found`, an empty list, if it is given.
+    """
+    found = [] if found is None else found
     return found if _collect(made, tree, found) else None
 
 
@@ -120,3 +126,44 @@ def _children(node: Any) -> Iterable[tuple[Any, Any]] | None:
     if not isinstance(node, list | tuple):
         return None
     return zip(node._fields, node, strict=True) if hasattr(node, "_fields") else enumerate(node)
+
+
+def _contents(tree: Any) -> Ints | None:
+    """Return the memory of what a list or dict holds; None where it is not as expected.
+
+    It stays the same while nothing is put in or taken out, if all that was in it is kept alive.
+    """
+    memory = words()
+    if type(tree) is list:
+        return object_addresses(tree)
+    if type(tree) is not dict or memory is None:
+        return None
+    kind, count, _, keys, values = memory[word_index(id(tree)) :][:5].tolist()
+    if (kind, count, values) != (id(dict), len(tree), 0):  # values are apart
+        return None
+    length = (dict.__sizeof__(tree) - dict.__basicsize__) // WORD
+    return memory[word_index(keys) - 1 :][:length]  # type: ignore[no-any-return]
+
+
+class Held:
+    """The leaves of a tree, kept alive, and whether it still has them."""
+
+    def __init__(self, found: list[Any]) -> None:
+        self.leaves, self._objects = found, object_addresses(found).tobytes()
+        self._memory: bytes | None = None
+        self._keys: Any = None  # kept alive, too
+
+    def same(self, made: Template, tree: Any) -> bool:
+        """Return whether a tree with the containers of a template has the same leaves."""
+        memory = _contents(tree) if made is not None and made[1] is None else None
+        now = None if memory is None else memory.tobytes()
+        if memory is not None and now == self._memory:
+            return True
+        found = leaves(made, tree) or [leaf for _, leaf in flatten(tree)]
+        same = object_addresses(found).tobytes() == self._objects
+        if same and memory is not None and id(found[-1]) in memory:
+            self._memory, self._keys = now, list(tree)
+        return same
+
+    def __reduce__(self) -> Any:
+        return Held, (self.leaves,)

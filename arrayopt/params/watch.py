@@ -10,10 +10,10 @@ import numpy as np
 
 from arrayopt.arrays import Array, kind
 from arrayopt.params.headers import (
-    CUPY_REST,
     CUPY_SHAPE,
     cupy_words,
     header_indices,
+    unchanged,
     word_index,
     word_ranges,
     words,
@@ -155,7 +155,7 @@ def _cupy(arrays: list[Array]) -> Changed:
     memory = cupy_words(type(arrays[0])) if len(set(map(type, arrays))) == 1 else None
     if memory is None:
         return _cupy_asked(arrays)
-    return _read(memory, arrays, (*CUPY_SHAPE, *CUPY_REST), 1)
+    return _read(memory, arrays, CUPY_SHAPE, 1)
 
 
 def _numpy(arrays: list["np.ndarray[Any, Any]"]) -> Changed:
@@ -183,16 +183,17 @@ def _read(memory: Any, arrays: list[Array], offsets: tuple[int, ...], lists: int
     places = (header_indices(arrays)[:, None] + np.array(offsets)).reshape(-1)
     was = memory.take(places)
     starts = was.reshape(-1, len(offsets))[:, :lists].reshape(-1)
-    inner = word_ranges(starts, np.repeat([array.ndim for array in arrays], lists))
-    outer, lengths = was.tobytes(), memory.take(inner).tobytes()
+    # the shape of CuPy's vectors is their size, which stays
+    lengths = [0 if lists == 1 == array.ndim else array.ndim for array in arrays]
+    inner = word_ranges(starts, np.repeat(lengths, lists))
+    same = unchanged(places, inner)
     alive = [array.dtype for array in arrays]  # so that no other dtype gets its address
 
     def changed() -> list[int]:
-        now = memory.take(places)
-        if now.tobytes() != outer:  # memory that has moved is not followed
-            rows = (now != was).reshape(-1, len(offsets)).any(axis=1)
-            return [int(i) for i in np.flatnonzero(rows)] if alive else []
-        return [] if memory.take(inner).tobytes() == lengths else list(range(len(arrays)))
+        if same():
+            return []
+        rows = (memory.take(places) != was).reshape(-1, len(offsets)).any(axis=1)
+        return np.flatnonzero(rows).tolist() or list(range(len(alive)))
 
     return changed
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from arrayopt.arrays import Array, Grads, array_namespace, detached, dtype_name, is_array, library
 from arrayopt.engines.bucket import Bucket
 from arrayopt.params.groups import labelled
-from arrayopt.params.headers import LocatedGrads, dtypes
+from arrayopt.params.located import LocatedGrads, dtypes
 from arrayopt.params.parameters import Parameters
 from arrayopt.rules.base import Rule
 from arrayopt.rules.names import VALUE

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-MOST = 270
+MOST = 260
 """Calls of a step of LAMB."""
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from arrayopt.params import headers
-from arrayopt.params.headers import LocatedGrads, locations_of
+from arrayopt.params.located import LocatedGrads, dtypes, locations_of
 from arrayopt.params.watch import Watch
 
 cupy = pytest.importorskip("cupy")
@@ -43,9 +43,9 @@ def test_where_arrays_lie_and_how():
     assert whole
     assert not headers.cupy_locations([*some, array(strides=(4, 12))])[1]
     every = {x.dtype for x in some}
-    assert headers.dtypes(some) == (every, True)
-    assert headers.dtypes(some[::4]) == headers.dtypes(some[:1] * 100) == ({np.dtype("f4")}, True)
-    assert headers.dtypes([*some, None]) == headers.dtypes([None, *some]) == (every, False)
+    assert dtypes(some) == (every, True)
+    assert dtypes(some[::4]) == dtypes(some[:1] * 100) == ({np.dtype("f4")}, True)
+    assert dtypes([*some, None]) == dtypes([None, *some]) == (every, False)
 
 
 @pytest.mark.parametrize(
@@ -73,11 +73,35 @@ def test_what_fits_is_said_to_lie_where_it_does():
         assert found.addresses.tolist() == [x.data.ptr for x in there]
         assert found.contiguous.tolist() == [x.flags.c_contiguous for x in there]
         assert found.complete == (len(there) == 3)
-        at, whole = locations_of(LocatedGrads(given, found), len(there))
-        assert at.tolist() == found.addresses.tolist()
-        assert whole == (given[2] is None)
+        assert locations_of(LocatedGrads(given, found), len(there)) is found
         assert locations_of(LocatedGrads(given, found), 4) is None
         assert locations_of(given, len(there)) is None
+
+
+def moved(some):
+    """Another array, of the same form elsewhere."""
+    some[1] = array(at=9 << 20)
+
+
+def reshaped(some):
+    some[1].shape = 5, 3
+
+
+def dropped(some):
+    some[1] = None
+
+
+@pytest.mark.parametrize(("change", "at"), [(moved, [1, 9, 1]), (reshaped, None), (dropped, [1, 1])])
+def test_arrays_that_come_again_are_compared_with_what_they_were(change, at):
+    some = [array() for _ in range(3)]
+    alive, fits = list(some), headers.form_checker(cupy.ndarray, [form(x) for x in some])
+    found = [fits(list(some)) for _ in range(4)]
+    assert found[3] is found[2] is found[1]
+    assert found[1] is not found[0]
+    change(some)
+    last = fits(some)
+    assert (last and [x >> 20 for x in last.addresses.tolist()]) == at
+    assert alive
 
 
 def test_nothing_fits_what_was_never_seen():
@@ -93,7 +117,7 @@ def test_other_arrays_are_asked(monkeypatch):
     monkeypatch.setattr(headers, "cupy_words", lambda kind: None)
     some = [array(*x) for x in SOME]
     assert headers.cupy_locations(some)[0].tolist() == [x.data.ptr for x in some]
-    assert headers.dtypes(some * 30) == ({x.dtype for x in some}, True)
+    assert dtypes(some * 30) == ({x.dtype for x in some}, True)
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (15,), (1, 3, 5)])

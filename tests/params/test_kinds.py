@@ -112,6 +112,17 @@ def test_conjugate_and_negative_gradients_simply_work(engine, steps, options):
         assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("engine", ["auto", "array_api"])
+@pytest.mark.parametrize("first", [np.ones(2), torch.ones(2), torch.ones(2, dtype=torch.complex64)])
+def test_views_are_resolved_among_gradients_of_other_kinds(engine, first):
+    z = torch.zeros(2, dtype=torch.complex64)
+    view, other = torch.tensor([1 + 2j, 3 - 1j]).conj(), 1j * first if "complex" in str(first.dtype) else first
+    opt = ao.Optimizer({"a": first * 0, "z": z}, ao.SGD(lr=1.0), engine=engine)
+    for _ in range(3):  # of which later ones are familiar
+        opt.step({"a": other, "z": view})
+    assert torch.equal(opt.params["z"], -3 * view.resolve_conj())
+
+
 def test_memory_maps_and_parameters_of_modules_are_fine(tmp_path):
     w = np.memmap(tmp_path / "w", np.float64, "w+", shape=(2,))
     ao.Optimizer({"w": w}, ao.SGD(lr=1.0)).step({"w": np.ones(2)})

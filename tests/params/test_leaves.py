@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.params.trees import flatten, leaves, template
+from arrayopt.params.trees import Held, flatten, leaves, template
 
 TREES = [
     {"w": 1, "b": {"c": 2, "d": [3, (4, 5)]}},
@@ -52,3 +52,49 @@ def test_keys_that_are_equal_may_have_other_names():
     opt.step({1: np.ones(2)})
     with pytest.raises(ValueError, match="unexpected 'True'"):
         opt.step({True: np.ones(2)})
+
+
+class Attributes:
+    """An object whose attributes have their values apart from its dict."""
+
+    def __init__(self):
+        self.a, self.b = object(), object()
+
+
+def replaced(tree):
+    tree["a"] = object()
+
+
+def exchanged(tree):
+    tree["a"], tree["b"] = tree["b"], tree["a"]
+
+
+def removed(tree):
+    del tree["b"]
+
+
+@pytest.mark.parametrize("change", [replaced, exchanged, removed])
+@pytest.mark.parametrize("tree", [lambda: {"a": object(), "b": object()}, lambda: vars(Attributes())])
+def test_a_tree_that_holds_other_arrays_is_noticed(change, tree):
+    tree = tree()
+    made, held = template(tree), Held([tree["a"], tree["b"]])
+    assert all(held.same(made, tree) for _ in range(3))
+    change(tree)
+    assert not held.same(made, tree)
+
+
+def test_a_tree_in_another_order_holds_the_same():
+    tree = {"a": object(), "b": object()}
+    made, held = template(tree), Held(list(tree.values()))
+    tree["a"] = tree.pop("a")
+    assert all(held.same(made, tree) for _ in range(3))
+    tree["b"] = 1
+    assert not held.same(made, tree)
+
+
+def test_inner_containers_are_looked_into():
+    tree = {"a": [object()], "b": object()}
+    made, held = template(tree), Held([tree["a"][0], tree["b"]])
+    assert all(held.same(made, tree) for _ in range(3))
+    tree["a"][0] = object()
+    assert not held.same(made, tree)

@@ -107,11 +107,13 @@ def _both(
         yield
 
 
-def uncaptured() -> None:
-    """Raise RuntimeError during a capture: a replay cannot allocate, compile, send or wait."""
-    if cupy.cuda.get_current_stream().is_capturing():
+def uncaptured() -> Any:
+    """The current stream; RuntimeError in a capture: a replay cannot allocate, compile or wait."""
+    stream = cupy.cuda.get_current_stream()
+    if stream.is_capturing():
         raise RuntimeError(
             "engine 'cupy': a captured step cannot allocate, compile or wait; first make a step"
             " with the same arrays and options, and call Optimizer.advance and read results"
             " outside of the capture"
         )
+    return stream

@@ -87,8 +87,10 @@ class Judge:
 
     def send(self, scale: float | None, limit: float | None) -> None:
         """See `arrayopt.engines.base.Judge.send`."""
-        with on_device(self.access, self.device):
-            self.given.put(np.array([0.0 if x is None else x for x in (scale, limit)]))
+        values = [0.0 if x is None else x for x in (scale, limit)]
+        if not self.given.holds(values):
+            with on_device(self.access, self.device):
+                self.given.send(values)
 
     # ---- the numbers of the loss scale: see `arrayopt.state.run.Holder` --------------------------
 
@@ -144,8 +146,8 @@ class Judge:
             every = self.places.of(self.measured)
             if swap is not None:
                 every = self.places.met(swap)
-            tables = every, self.places.layer
-            norms, layer = lookup(self, self.run, self.norms, 1, *tables)
+            key = self.places.key if swap is None else b""
+            norms, layer = lookup(self, self.run, self.norms, 1, every, self.places.layer, key=key)
             kernel = _kernel(scaling, scale, limit, check, self.options, self.device)
             layer, layers = layer if alone else NOTHING, np.int32(self.flags.count)
             given = norms, np.int32(len(every) - 1), layer, layers, self.given.array

@@ -19,7 +19,8 @@ from arrayopt.engines.cuda.launches import NOTHING
 from arrayopt.engines.cuda.upload import Upload
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import GEOMETRY
-from arrayopt.params.headers import locations_of
+from arrayopt.params.headers import Locations
+from arrayopt.params.located import locations_of
 from arrayopt.state.quantized import dequantized, scale_of
 
 __all__ = ["Located"]
@@ -51,6 +52,8 @@ class Located(TableBatch):
         Copies of gradients that are not contiguous, by row; graphs have their addresses.
     even : array of bool
         Which tensors, but for their gradients, can be read in words.
+    known : Locations or None
+        Those of all gradients, if their addresses are in the table.
     values_there, scalars_there : cupy.ndarray
         As `Batch.values` and `Batch.scalars`.
     skip, layer : object
@@ -68,6 +71,7 @@ class Located(TableBatch):
     staged: dict[tuple[int, str], Any]
     packed: dict[int, Any]
     even: Any
+    known: Locations | None = None
     values_there: Any
     scalars_there: Any
     skip: Any
@@ -80,11 +84,6 @@ class Located(TableBatch):
         """The columns with the addresses of arrays."""
         return [self.column[f"AT_{name}"] for name in names]
 
-    @property
-    def captured(self) -> bool:
-        """Whether a CUDA graph holds addresses of this table."""
-        return bool(self.bucket.run.is_captured(self))
-
     def send_table(self) -> None:
         """Have the table in device memory as it is here."""
         self.check_recorded(slice(None))
@@ -93,10 +92,10 @@ class Located(TableBatch):
 
     def check_recorded(self, columns: Any) -> None:
         """Raise if a captured graph has addresses, in these columns, that have changed."""
-        moved: Any = self.captured and (self.table_there.known != self.table)[:, columns].any(
-            axis=1
-        )
-        if np.any(moved):
+        if not self.bucket.run.is_captured(self):
+            return
+        moved = (self.table_there.known != self.table)[:, columns].any(axis=1)
+        if moved.any():
             names = ", ".join(self.tensors[i].name for i in np.flatnonzero(moved)[:5])
             raise ValueError(
                 f"engine 'cupy': arrays of {names} must be the arrays of the captured step,"
@@ -134,10 +133,18 @@ class Located(TableBatch):
         dtype = dtype_of(array_namespace(slots[name]), self.plan.storage[name])
         return dequantized(detached(slots[name]), detached(slots[scale_of(name)]), dtype)
 
-    def bind_grads(self, rows: Rows, grads: Grads) -> list[Any]:
+    def bind_grads(self, rows: Rows, grads: Grads) -> Sequence[Any]:
         """Put gradients' addresses into the table; what is returned must live until the launch."""
+        known = locations_of(grads, len(rows.all))
+        if known is not None and known is self.known and self.sent:
+            return grads
         given: list[Any] = list(chosen(grads, rows.all))
-        found, whole = locations_of(grads, len(given)) or self.access.located(given)
+        if known is None:
+            found, whole = self.access.located(given)
+        else:
+            found = np.asarray(known.addresses)
+            whole = bool((np.asarray(known.contiguous) & 1).all())
+        self.known = known if whole and rows is self.whole else None
         if not whole:
             for i, row in enumerate(rows.all.tolist()):
                 if not self.access.contiguous(given[i]):

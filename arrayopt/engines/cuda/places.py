@@ -49,6 +49,8 @@ class Places:
     measured: list[tuple[Any, Rows]] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
     addresses: Ints = field(default_factory=lambda: np.zeros(1, np.int64))
+    key: bytes = b"0"
+    """What is in both tables; see `arrayopt.engines.cuda.upload.lookup`."""
     layer: Any = field(default_factory=lambda: np.zeros(1, np.int32))
     """For each norm which layer of stacked tensors it is of; see `Flags.place`."""
     rooms: dict[bytes, list[Upload]] = field(default_factory=dict)
@@ -57,10 +59,7 @@ class Places:
 
     def of(self, measured: list[tuple[Any, Rows]]) -> Ints:
         """The addresses of the measured norms, then a zero; kept for each set of tensors."""
-        same = len(measured) == len(self.measured)
-        for (batch, rows), (b, r) in zip(measured, self.measured, strict=False):
-            same = same and batch is b and rows is r
-        if not same:
+        if measured != self.measured:
             found = []
             for batch, rows in measured:
                 found += [(batch, int(row)) for row in rows.all if batch.sized[row]]
@@ -71,7 +70,7 @@ class Places:
             addresses = [int(at[id(batch)][row]) for batch, row in found]
             self.addresses = np.array([*addresses, 0], np.int64)
             self.layer = np.array([*map(self.judge.flags.place, self.tensors), 0], np.int32)
-            self.last = None
+            self.key, self.last = self.addresses.tobytes() + self.layer.tobytes(), None
         return self.addresses
 
     def met(self, swap: Swap) -> Ints:

@@ -106,11 +106,10 @@ class Table(Located):
         self.constants: dict[Node, Any] = {}
         self.staged: dict[tuple[int, str], Any] = {}
         self.launching = Launches(self)
-        # copies of gradients that are not contiguous; graphs have their addresses
         self.packed: dict[int, Any] = {}
         self.sent = False  # whether the table in device memory is the host's
         self.even: Any = None  # which tensors, but for their gradients, can be read in words
-        self.alive: list[Any] = []
+        self.alive: Sequence[Any] = []
         self.factor: Any = self.factor_there.array
         self.skip: Any = NOTHING
         self.layer: Any = NOTHING
@@ -175,9 +174,10 @@ class Table(Located):
     def advance(self, hypers: Sequence[dict[str, Any]]) -> None:
         """Put hyper-parameters and counts of updates where a captured step looks for them."""
         with on_device(self.access, self.device):
-            if self.captured:
+            if self.bucket.run.is_captured(self):
                 self.locate()
-                self.check_recorded(self.addresses(self.plan.touched))
+                if not self.sent:
+                    self.check_recorded(self.addresses(self.plan.touched))
             self.send(hypers)
             self.bucket.run.give_to(self.counts)
 
@@ -203,11 +203,11 @@ class Table(Located):
     # ---- a step ----------------------------------------------------------------------------------
 
     def allocate(self, rows: Rows, threads: int) -> None:
-        with on_device(self.access, self.device):
-            told = [name for name in self.plan.reports if not name.startswith(GIVEN)]
-            if told or self.widens:
+        told = any(not name.startswith(GIVEN) for name in self.plan.reports)
+        if told or self.widens or rows.kept is None:
+            with on_device(self.access, self.device):
                 uncaptured()
-            self.launching.of(rows)
+                self.launching.of(rows)
 
     def launch(self, rows: Rows, grads: Grads, threads: int) -> None:
         with on_device(self.access, self.device):
@@ -222,15 +222,14 @@ class Table(Located):
     def passes(self, rows: Rows, grads: Grads, threads: int) -> Stops:
         assert self.cut is not None
         yield from self.cut.passes(rows)
-        self._recorded(rows, grads)
+        with on_device(self.access, self.device):
+            self._recorded(rows, grads)
         self.alive = []
 
     def _recorded(self, rows: Rows, grads: Grads) -> None:
         """Note what a graph that is being captured has the addresses of."""
-        with on_device(self.access, self.device):
-            if cupy.cuda.get_current_stream().is_capturing():
-                # a graph packs the given ones again
-                self.bucket.run.record(self, rows, self.alive, list(grads))
+        if cupy.cuda.get_current_stream().is_capturing():
+            self.bucket.run.record(self, rows, self.alive, list(grads))  # a graph packs these again
 
     def launches(self, rows: Rows) -> Iterator[int]:
         """Launch the kernels of a step one by one; something else may come on the stream where this

@@ -9,8 +9,8 @@ import numpy as np
 from arrayopt.arrays import Grads, Ints, memory
 from arrayopt.engines.bucket import chosen
 from arrayopt.engines.layers import Split
-from arrayopt.params.headers import LocatedGrads, Locations
-from arrayopt.params.located import locator
+from arrayopt.params.headers import Locations
+from arrayopt.params.located import locations_of, locator
 
 __all__ = ["Gradients"]
 
@@ -72,11 +72,11 @@ class Gradients:
 
         Those that the last step has put there are not put there again.
         """
-        found = grads.locations if isinstance(grads, LocatedGrads) else None
+        found = locations_of(grads, len(rows))
         last, self._last = self._last, None
-        if found is None or len(found.addresses) != len(rows):
+        if found is None:
             return False
-        if last is None or last[0] is not rows or not _same(last[1], found):
+        if last is None or last[0] is not rows or not last[1].same(found):
             in_order = np.asarray(found.contiguous) & 1
             addresses = np.asarray(found.addresses)
             if not in_order.all() or (addresses % self.itemsize).any():
@@ -90,13 +90,3 @@ class Gradients:
 def _in_order(array: Any) -> Any:
     """An array, or a copy, whose elements lie one after the other."""
     return np.require(array, requirements=["C", "A"])
-
-
-def _same(one: Locations, other: Locations) -> bool:
-    """Whether arrays, as many, lie in the same places, in the same order."""
-    if type(one.addresses) is not type(other.addresses):
-        return False
-    if isinstance(one.addresses, list):
-        return one == other
-    alike = (one.addresses == other.addresses).all()
-    return bool(alike and (one.contiguous == other.contiguous).all())
