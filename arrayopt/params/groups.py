@@ -107,7 +107,8 @@ class Group:
                 " Optimizer"
             )
         changed = rule.structure != old.structure
-        if changed and set(changes) == {"state_dtype"}:
+        stored = set(changes) <= {"state_dtype", "master_weights"} and rule.masters == old.masters
+        if changed and stored:
             check_convertible(who, self.tensors, rule)
             return rule
         for tensor in self.tensors if changed else ():

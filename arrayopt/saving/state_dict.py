@@ -161,8 +161,12 @@ def load(
     except (AttributeError, KeyError, TypeError, IndexError, ValueError, RuntimeError) as error:
         raise TypeError(f"{who}: `state` must be the result of state_dict(); {error!r}") from error
     if wrong:
-        stored = any("state_dtype=" in difference for difference in wrong)
-        how = ". To change the storage, load with the saved `state_dtype`, and set that of the optimizer then" * stored
+        stored = [x for x in ("state_dtype", "master_weights") if any(f"{x}=" in difference for difference in wrong)]
+        how = (
+            f". To change the storage, load with the saved `{stored[0]}`, and set that of the optimizer then"
+            if stored
+            else ""
+        )
         raise ValueError(f"{who}: the state does not fit: {'; '.join(wrong)}{how}")
     clip_norm = coerce(f"{who}: `clip_norm`", clip_norm, CLIP_NORM, optional=True)
     tensors = {tensor.name: tensor for group in groups for tensor in group.tensors}

@@ -1,7 +1,12 @@
-"""State that goes on in another storage: what ``opt.state_dtype = "int8"`` does to slots that there are."""
+"""State that goes on in another storage: what ``opt.state_dtype = "int8"`` does to slots that there are; and
+``opt.master_weights = "split"`` to masters.
+"""
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from arrayopt.arrays import (
     Array,
@@ -14,6 +19,14 @@ from arrayopt.arrays import (
     working_dtype,
 )
 from arrayopt.codecs import PAIR, QUANTIZED, SCALE
+from arrayopt.randomness import (
+    current_bfloat16,
+    current_float16,
+    joined_bfloat16,
+    joined_float16,
+    low_bfloat16,
+    low_float16,
+)
 from arrayopt.rules.base import Rule
 from arrayopt.state.blocks import Cut
 from arrayopt.state.quantized import dequantized, narrowed, quantized, scale_of
@@ -26,13 +39,13 @@ def check_convertible(who: str, tensors: Iterable[Tensor], rule: Rule) -> None:
     """Raise ValueError where tensors cannot have the storage that a rule asks for."""
     for tensor in tensors:
         if tensor.share is not None:
-            raise ValueError(f"{who}: `state_dtype` cannot change while ranks share the state; make a new Optimizer")
+            raise ValueError(f"{who}: its storage cannot change while ranks share the state; make a new Optimizer")
         tensor.fresh(rule)
 
 
 def convert(tensors: Iterable[Tensor], old: Rule, new: Rule) -> None:
     """Have the slots of tensors go on in the storage that their new rule asks for; all of them, or none."""
-    if old.state_dtype == new.state_dtype:
+    if (old.state_dtype, old.master_weights) == (new.state_dtype, new.master_weights):
         return
     found = [(tensor, converted(tensor.array, tensor.slots, old, new)) for tensor in tensors]
     for tensor, slots in found:
@@ -49,7 +62,7 @@ def converted(p: Array, slots: dict[str, Array], old: Rule, new: Rule) -> dict[s
     slots : dict of str to array
         Its slots.
     old, new : Rule
-        The rule that its slots are of, and the same one with another `state_dtype`.
+        The rule that its slots are of, and the same one with another `state_dtype`, or another kind of masters.
     """
     if new.blocks is not None:
         return _of_blocks(p, slots, old, new)
@@ -63,10 +76,13 @@ def converted(p: Array, slots: dict[str, Array], old: Rule, new: Rule) -> dict[s
         for slot, x in slots.items():
             if slot.startswith(SCALE) and slot.removeprefix(SCALE) in codes:
                 continue
-            if stored.get(slot) == wanted.get(slot):
+            if slot == "master" and (dtype_name(x) == "int8") != (new.master_weights == "split"):
+                made[slot] = _master(xp, x, p)
+            elif stored.get(slot) == wanted.get(slot):
                 made[slot] = x
                 if slot in codes:
                     made[scale_of(slot)] = slots[scale_of(slot)]
+            if slot in made:
                 continue
             if slot in codes:
                 wide = dequantized(x, slots[scale_of(slot)], working if dtype_name(x) == PAIR else real)
@@ -83,6 +99,20 @@ def converted(p: Array, slots: dict[str, Array], old: Rule, new: Rule) -> dict[s
             else:
                 made[slot] = xp.astype(wide, dtype_of(xp, wanted[slot]))
     return made
+
+
+def _master(xp: Any, x: Array, p: Array) -> Array:
+    """A master, of the 8 bits that it has more than its parameter; or these, of a master."""
+    joined, low, current = {
+        "bfloat16": (joined_bfloat16, low_bfloat16, current_bfloat16),
+        "float16": (joined_float16, low_float16, current_float16),
+    }[dtype_name(p)]
+    rounded = xp.astype(p, xp.float32)
+    if dtype_name(x) == "int8":
+        return joined(xp, xp.astype(x, xp.float32), rounded)
+    with np.errstate(all="ignore"):
+        master = current(xp, x, rounded)
+        return xp.astype(low(xp, master, master), xp.int8)
 
 
 def _of_blocks(p: Array, slots: dict[str, Array], old: Rule, new: Rule) -> dict[str, Array]:

@@ -196,7 +196,8 @@ class Below:
     def _check_storage(self, pairs: Iterable[tuple[Group, Rule]]) -> None:
         """Raise ValueError where the state of a group cannot go on in the storage that its new rule asks for."""
         for group, rule in pairs:
-            if rule.state_dtype != group.rule.state_dtype:
+            old = group.rule
+            if (rule.state_dtype, rule.master_weights) != (old.state_dtype, old.master_weights):
                 assert self.made is not None
                 self.made._step.release.check_whole(f"{self._who}: groups have changed")
                 self.made._arrive()
@@ -252,7 +253,9 @@ def _goes_on(tensor: Known, state: Mapping[str, Any]) -> bool:
 
 def _wide(rule: Rule) -> Any:
     """What a rule's state is made of, however it is stored."""
-    return rule.structure if rule.state_dtype is None else dataclasses.replace(rule, state_dtype=None).structure
+    plain = rule.state_dtype is None and rule.master_weights in ("auto", False)
+    masters = "auto" if rule.masters else False
+    return (rule if plain else dataclasses.replace(rule, state_dtype=None, master_weights=masters)).structure
 
 
 def _taking(group: Mapping[str, Any]) -> tuple[list[str], Any]:

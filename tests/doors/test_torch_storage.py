@@ -71,6 +71,23 @@ def test_a_storage_that_is_set_in_a_group_goes_on_with_the_state(release):
     assert opt.state[params[0]]["v"].dtype == torch.float32
 
 
+def test_masters_that_are_set_in_a_group_go_on_in_the_other_form():
+    dtype, kinds = torch.bfloat16, []
+    params, ours = [torch.nn.Parameter(x) for x in arrays(0, dtype)], arrays(0, dtype)
+    theirs = door.LAMB(params, lr=0.01)
+    opt = ao.Optimizer({str(i): x for i, x in enumerate(ours)}, ao.LAMB(lr=0.01))
+    for first, masters in enumerate(("auto", "split", True, "auto", "split")):
+        theirs.param_groups[0]["master_weights"] = opt.master_weights = masters
+        trained(theirs, params, dtype, first, 1)
+        trained(opt, ours, dtype, first, 1)
+        kinds.append(theirs.state[params[0]]["master"].dtype)
+        assert bits(theirs, params) == bits(opt, ours)
+    assert kinds == [torch.float32, torch.int8, torch.float32, torch.float32, torch.int8]
+    theirs.param_groups[0]["master_weights"] = False
+    with pytest.raises(ValueError, match="master_weights cannot change like this while training"):
+        theirs.step()
+
+
 def test_a_storage_that_cannot_be_is_refused_and_nothing_changes():
     params = [torch.nn.Parameter(x) for x in arrays(0, torch.float32)]
     opt = door.AdamW(params, lr=0.01)

@@ -9,6 +9,7 @@ import arrayopt as ao
 from arrayopt.state.quantized import dequantized, quantized
 from arrayopt.testing import assert_equivalent
 from tests.rules.test_quantized import as_host, awkward, kept, witness
+from tests.support import witness as rules
 from tests.support.engines import EVERY, SLOW, each_engine
 from tests.support.slow import marked
 
@@ -76,6 +77,43 @@ def test_engines_read_what_was_stored_to_the_last_bit(engine, rows):
     for name, g in grads.items():
         root = dequantized(*quantized(np.sqrt(g * g), "uint8"))
         assert opt.params[name].tobytes() == (root * root).tobytes(), name
+
+
+def read(state, slot, top):
+    """What a slot stands for, from its definition."""
+    scales = np.repeat(as_host(state[f"scale_{slot}"]).astype("float32") * np.float32(1 / top), 32)
+    codes = as_host(state[slot]).reshape(-1).astype("float32")
+    return codes * scales[: codes.size]
+
+
+@pytest.mark.parametrize(
+    ("engine", "rule"),
+    marked(
+        [(e, rule) for e in EVERY for rule in ("AdamW", "LAMB", "LANS")],
+        lambda e, rule: e not in SLOW and rule == "LAMB",
+    ),
+)
+def test_steps_are_the_witness_s_from_codes_to_codes(engine, rule):
+    """Each begins with what the codes before it say; where a number lies between two codes, it may have the other."""
+    options, rng = {"lr": 0.01, "weight_decay": 0.1}, np.random.default_rng(7)
+    shapes = {f"n{n}": (n,) for n in range(1, 66)} | {f"r{n}": (3, n) for n in (31, 32, 33)}
+    params = {name: rng.standard_normal(shape).astype("float32") for name, shape in shapes.items()}
+    opt = ao.Optimizer(params, getattr(ao, rule)(**options, state_dtype="int8"), engine=engine)
+    off = total = 0
+    for t in (1, 2, 3):
+        grads = {name: rng.standard_normal(shape).astype("float32") for name, shape in shapes.items()}
+        states = {name: {"m": read(s, "m", 127), "v": read(s, "v", 255) ** 2} for name, s in opt.state.items()}
+        olds = {name: p.reshape(-1).tolist() for name, p in opt.params.items()}
+        opt.step(grads)
+        for name, shape in shapes.items():
+            state = {slot: x.tolist() for slot, x in states[name].items()}
+            new, slots = rules.step(rule, options, shape, olds[name], grads[name].reshape(-1).tolist(), state, t)
+            np.testing.assert_allclose(opt.params[name].reshape(-1), new, rtol=1e-4, atol=1e-6)
+            for slot, x, top in (("m", slots["m"], 127), ("v", np.sqrt(slots["v"]), 255)):
+                apart = abs(as_host(opt.state[name][slot]).reshape(-1).astype(int) - witness(x, top)[0])
+                assert apart.max() <= 1
+                off, total = off + int(apart.sum()), total + apart.size
+    assert off <= 0.002 * total
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5])

@@ -6,6 +6,7 @@ import pytest
 
 import arrayopt as ao
 from arrayopt.randomness import joined_bfloat16, joined_float16, low_bfloat16, low_float16
+from tests.conftest import BACKENDS
 from tests.ranks.test_exact import both
 from tests.support.engines import EVERY, SLOW, STAND_IN
 from tests.support.slow import marked
@@ -117,6 +118,42 @@ def test_engines_split_and_join_as_the_formula_says(engine, dtype):
     np.testing.assert_array_equal(opt.state["w"]["master"], code)
     opt.step({"w": numbers})
     np.testing.assert_array_equal(opt.state["w"]["before"], joined(np, code, rounded.astype(np.float32)))
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_masters_go_on_in_the_other_form(dtype, library):
+    """Of 32 bits, of the 8 that they have more, and back; what was written to a parameter in between is taken up."""
+    kind, low, joined, _ = KINDS[dtype]
+    backend = BACKENDS[library]
+    rng = np.random.default_rng(2)
+    start, grad = (rng.standard_normal((3, 4, 5)).astype(kind) for _ in range(2))
+    opt = ao.Optimizer({"w": backend.array(start, dtype)}, ao.LAMB(lr=0.01, stacked=True, master_weights=True))
+    opt.step({"w": backend.array(grad, dtype)})
+    written = np.where(rng.random(start.shape) < 0.3, kind(2.0), backend.numpy(opt.params["w"]).astype(kind))
+    opt.params["w"] = backend.array(written, dtype)
+    p, master = (backend.numpy(x).astype(np.float32) for x in (opt.params["w"], opt.state["w"]["master"]))
+    master = np.where(p == 2.0, p, master)
+    opt.master_weights = "split"
+    code = backend.numpy(opt.state["w"]["master"])
+    assert code.dtype == np.int8
+    np.testing.assert_array_equal(code, low(np, master, master))
+    opt.master_weights = True
+    np.testing.assert_array_equal(backend.numpy(opt.state["w"]["master"]), joined(np, code.astype(np.float32), p))
+    opt.step({"w": backend.array(grad, dtype)})
+    opt.master_weights = "split"
+    opt.step({"w": backend.array(grad, dtype)})
+    assert opt.state["w"]["master"].dtype == backend.xp.int8
+    with pytest.raises(ValueError, match="master_weights cannot change like this"):
+        opt.master_weights = False
+
+
+def test_a_checkpoint_with_masters_of_another_form_says_how_it_is_loaded():
+    params = {"w": np.ones(3, np.float16)}
+    saved = ao.Optimizer(params, ao.LAMB()).state_dict()
+    with pytest.raises(ValueError, match=r"load with the saved `master_weights`, and set that of the optimizer then$"):
+        ao.Optimizer(params, ao.LAMB(master_weights="split")).load_state_dict(saved)
 
 
 def test_cuda_kernels_do_the_same(cupy):
