@@ -80,8 +80,7 @@ def form_of(coming: Coming, grads: Grads, verdict: Verdict) -> tuple[Any, ...] |
     if not grads.locations.complete:
         return None
     left = [(count, mask.tobytes()) for count, mask in (verdict.left or {}).items()]
-    given = verdict.factor is None, verdict.skip is False
-    return coming.version, grads.dtype, *given, coming.valued, left
+    return coming.form, grads.dtype, verdict.factor is None, verdict.skip is False, left
 
 
 def checked_value(value: Any, buckets: list[Bucket], ranks: int) -> Any:
