@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -31,15 +31,18 @@ import tests.support.bundled  # noqa: E402, F401
 # isort: split
 import arrayopt as ao  # noqa: E402
 from arrayopt.fusion.plans import plan_for  # noqa: E402
-from benchmarks import apex_form  # noqa: E402
-from benchmarks.ours import RULES  # noqa: E402
+from benchmarks import apex_form, ours  # noqa: E402
 
-COPY, EAGER, CAPTURED = "copy", "arrayopt eager", "arrayopt captured"
+COPY, EAGER, CAPTURED, REPLAYED = "copy", "arrayopt eager", "arrayopt captured", "arrayopt, the graph alone"
 STEPS, LEAST, MOST = 5, 3, 30
 """Steps between two events; how many rounds there are at least and at most."""
 
 HELD = 130.0
 """Bytes for each parameter that all contestants of a rule hold together, about."""
+
+RULES = ours.RULES | {
+    f"{name} int8": replace(ours.RULES[name], state_dtype="int8") for name in ("AdamW", "LAMB", "CAME")
+}  # type: ignore[call-arg]
 
 Step = Callable[[], object]
 
@@ -124,8 +127,8 @@ def eager(rule: str, case: Case, dtype: str) -> Step:
     return lambda: opt.step(grads)
 
 
-def captured(rule: str, case: Case, dtype: str, stream: Any) -> Step:
-    """This library, as a CUDA graph."""
+def captured(rule: str, case: Case, dtype: str, stream: Any, *, alone: bool = False) -> Step:
+    """This library, as a CUDA graph; alone: without what the host does for a step."""
     params, grads = _arrays(case, dtype, 3e-2, 1), _arrays(case, dtype, 1e-2, 2)
     opt = ao.Optimizer(params, RULES[rule], engine="cupy")
     opt.step(grads)
@@ -137,7 +140,8 @@ def captured(rule: str, case: Case, dtype: str, stream: Any) -> Step:
     graph.launch(stream)
 
     def step() -> None:
-        opt.advance()
+        if not alone:
+            opt.advance()
         graph.launch(stream)
 
     return step
@@ -201,7 +205,11 @@ def race(rule: str, case: Case, dtype: str, seconds: float) -> dict[str, Any]:
     with _on(stream):
         copy, copied = copying(case)
         running = {COPY: copy}
-        builds = {EAGER: lambda: eager(rule, case, dtype), CAPTURED: lambda: captured(rule, case, dtype, stream)}
+        builds: dict[str, Callable[[], Step]] = {
+            EAGER: lambda: eager(rule, case, dtype),
+            CAPTURED: lambda: captured(rule, case, dtype, stream),
+            REPLAYED: lambda: captured(rule, case, dtype, stream, alone=True),
+        }
         for name, build in (builds | peers(rule, case, dtype)).items():
             module = name.split()[0]
             try:
@@ -310,7 +318,7 @@ def write(folder: Path, made: dict[str, Any], lines: list[str]) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark; the exit status is 2 where there is no GPU."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rules", default="LAMB,AdamW,LANS,CAME,SGD")
+    parser.add_argument("--rules", default="LAMB,AdamW,LANS,CAME,SGD,LAMB int8,AdamW int8,CAME int8")
     parser.add_argument("--cases", help=f"of {', '.join(CASES)}; those that fit into the device's memory, if not given")
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--seconds", type=float, default=200.0, help="for all together (default: %(default)s)")

@@ -51,34 +51,59 @@ __device__ __forceinline__ void start_columns(W (&columns)[K][N]) {
         for (int j = 0; j < N; ++j) columns[k][j] = Of::start(k, (W)0);
 }
 
+// The k-th result of each of kRows rows, a power of two, over the lanes of a warp: a lane gets that of row lane / (32 / kRows).
+// Lanes hand over the rows that they do not go on with, so there are few exchanges; the bits are those of warp_fold().
+template <class Of, int kRows>
+__device__ __forceinline__ W fold_rows(int k, W (&x)[kRows]) {
+    const int lane = threadIdx.x % 32;
+    int distance = 16;
+#pragma unroll
+    for (int count = kRows / 2; count > 0; count /= 2, distance /= 2) {
+#pragma unroll
+        for (int u = 0; u < count; ++u) {
+            const bool upper = (lane & distance) != 0;
+            const W mine = upper ? x[u + count] : x[u], other = upper ? x[u] : x[u + count];
+            x[u] = Of::fold(k, mine, __shfl_xor_sync(0xffffffffu, other, distance));
+        }
+    }
+#pragma unroll
+    for (; distance > 0; distance /= 2) x[0] = Of::fold(k, x[0], __shfl_xor_sync(0xffffffffu, x[0], distance));
+    return x[0];
+}
+
 // What is done with N neighbouring columns, from c on, of rows r, r + kWarps, ... of which `left` are left in the tile: of kRows,
-// which are read before the first is used; of one, where they are not aligned.
-template <class Pass, int N, int kRows>
-__device__ __forceinline__ void rows_of_tile(const Pass& pass, const Tile& t, bool aligned, long long batch, long long r, int left,
-                                             long long c, int n, int tile_column, typename Pass::Sums& sums, W (*columns)[N]) {
+// which are read before the first is used. n: how many of the columns are there; where rows are aligned, all or none.
+template <class Pass, int N, int kRows, bool kAligned>
+__device__ __forceinline__ void rows_of_tile(const Pass& pass, const Tile& t, long long batch, long long r, int left, long long c, int n,
+                                             int tile_column, typename Pass::Sums& sums, W (*columns)[N]) {
+    constexpr int kRow = Pass::kRow > 0 ? Pass::kRow : 1;
     const long long row = batch * t.R + r, at = element(t, row, batch, r, c), stride = kWarps * t.stride;
+    const int there = kAligned ? N : n;
     // Zero where nothing is read: what has a value on some paths alone would keep its registers from the other passes, too.
     typename Pass::template Loads<N> loads[kRows] = {};
-    if (aligned && n == N) {
-#pragma unroll
-        for (int u = 0; u < kRows; ++u)
-            if (u * kWarps < left) loads[u] = pass.template load<N, true>(at + u * stride, N);
-    } else if (n > 0) {
-        loads[0] = pass.template load<N, false>(at, n);
-    }
-    const typename Pass::template Columns<N> values = pass.template columns<N>(c, n);
+    typename Pass::Row of_row[kRows] = {};
 #pragma unroll
     for (int u = 0; u < kRows; ++u)
-        if (u * kWarps < left) {
-            const typename Pass::Row of_row = pass.row(row + u * kWarps, r + u * kWarps);
-            if (n > 0) pass.template work<N>(at + u * stride, n, aligned, loads[u], of_row, values, sums, columns);
-            if constexpr (Pass::kRow > 0) {
+        if (n > 0 && u * kWarps < left) loads[u] = pass.template load<N, kAligned>(at + u * stride, there);
 #pragma unroll
-                for (int k = 0; k < Pass::kRow; ++k) sums.row[k] = warp_fold<typename Pass::OfRow>(k, sums.row[k]);
-                if (threadIdx.x % 32 == 0) pass.keep_row((row + u * kWarps) * t.NC + tile_column, sums);
-                start<typename Pass::OfRow>(sums.row);
-            }
-        }
+    for (int u = 0; u < kRows; ++u)
+        if (u * kWarps < left) of_row[u] = pass.row(row + u * kWarps, r + u * kWarps);
+    const typename Pass::template Columns<N> values = pass.template columns<N>(c, n);
+    W of_rows[kRow][kRows];
+#pragma unroll
+    for (int u = 0; u < kRows; ++u) {
+        if (n > 0 && u * kWarps < left) pass.template work<N>(at + u * stride, there, kAligned, loads[u], of_row[u], values, sums, columns);
+#pragma unroll
+        for (int k = 0; k < Pass::kRow; ++k) of_rows[k][u] = sums.row[k];
+        start<typename Pass::OfRow>(sums.row);
+    }
+    if constexpr (Pass::kRow > 0) {
+#pragma unroll
+        for (int k = 0; k < Pass::kRow; ++k) sums.row[k] = fold_rows<typename Pass::OfRow>(k, of_rows[k]);
+        const int lane = threadIdx.x % 32, u = lane / (32 / kRows);
+        if (lane % (32 / kRows) == 0 && u * kWarps < left) pass.keep_row((row + u * kWarps) * t.NC + tile_column, sums);
+        start<typename Pass::OfRow>(sums.row);
+    }
 }
 
 // Adds up what the warps have of a tile's columns. Where the tile lies is found out again: to know it all along would take
@@ -118,10 +143,19 @@ __device__ __forceinline__ void tile_by_warps(Pass& pass, const Tile& t, bool al
         W columns[Pass::kColumn > 0 ? Pass::kColumn : 1][N] = {};
         start_columns<typename Pass::OfColumn>(columns);
         pass.enter_batch(batch);
+        // anew(): else addresses are carried from row to row, in registers
+        if (N > 1 && aligned) {
 #pragma unroll 1
-        for (int next = warp; next < rows; next += aligned ? kRows * kWarps : kWarps) {
-            const int r = anew(next), left = aligned ? rows - r : 1;  // else addresses are carried from row to row: registers
-            rows_of_tile<Pass, N, kRows>(pass, t, aligned, batch, r0 + r, left, c, n, tile_column, sums, columns);
+            for (int next = warp; next < rows; next += kRows * kWarps) {
+                const int r = anew(next);
+                rows_of_tile<Pass, N, kRows, N != 1>(pass, t, batch, r0 + r, rows - r, c, n, tile_column, sums, columns);
+            }
+        } else {
+#pragma unroll 1
+            for (int next = warp; next < rows; next += kWarps) {
+                const int r = anew(next);
+                rows_of_tile<Pass, N, 1, false>(pass, t, batch, r0 + r, 1, c, n, tile_column, sums, columns);
+            }
         }
         if constexpr (Pass::kColumn > 0) {
 #pragma unroll

@@ -43,7 +43,7 @@ def test_who_fails_is_left_out_and_the_others_go_on(cupy, tmp_path, monkeypatch)
         return list
 
     monkeypatch.setattr(gpu, "eager", fail)
-    monkeypatch.setattr(gpu, "captured", lambda *args: list)
+    monkeypatch.setattr(gpu, "captured", lambda *args, **how: list)
     monkeypatch.setattr(gpu, "peers", lambda *args: {"torch": lambda: 1 / 0})
     monkeypatch.setattr(gpu, "bytes_per_parameter", lambda rule, *args: 1.0 if rule != "SGD" else 1 / 0)
     there = ["--cases", "tiny", "--dtypes", "float32", "--output", str(tmp_path)]

@@ -16,8 +16,8 @@ from tests.cudacpu.build import KernelError, kept
 
 __all__ = ["CUPY_OPTIONS", "Usage", "archs", "available", "compile", "usage", "version"]
 
-CUPY_OPTIONS = ("-std=c++17", "-ftz=true", "--device-as-default-execution-space")
-"""What CuPy passes, besides the architecture and folders of headers, for a module that asks for C++17."""
+CUPY_OPTIONS = ("-std=c++17", "-fmad=false", "-ftz=true", "--device-as-default-execution-space")
+"""What CuPy passes, besides the architecture and folders of headers, for a module of the engine."""
 
 LIBRARIES = ("cu13/lib/libnvrtc.so.13", "cuda_nvrtc/lib/libnvrtc.so.12")
 HEADERS = ("cu13/include", "cuda_runtime/include")

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from tests.support.device import EXACT, STANDIN
+from tests.support.device import STANDIN
 
 BEGAN, MOST = time.monotonic(), 420
 """Seconds that a run without ``-m ''`` begins tests for."""
@@ -24,15 +24,9 @@ def pytest_runtest_setup(item):
         pytest.skip(f"{MOST} seconds are over; -m '' runs all tests, however long they take")
 
 
-@pytest.fixture(params=[(), EXACT], ids=["fused", "exact"])
-def compiling(request):
-    """The compiler's options: those of every day, which have a multiplication join an addition, or `EXACT`."""
-    return request.param
-
-
 @pytest.fixture
-def cupy(compiling, monkeypatch):
-    """CuPy, and the engine with some options of the compiler until the end of the test."""
+def cupy(monkeypatch):
+    """CuPy, or the stand-in for it until the end of the test."""
     if STANDIN:
         from tests.cudacpu import standin
 
@@ -41,8 +35,6 @@ def cupy(compiling, monkeypatch):
     found = importlib.import_module("cupy")
     if os.environ.get("ARRAYOPT_TEST_GPU") == "unpooled":
         found.cuda.set_allocator(None)
-    engine = importlib.import_module("arrayopt.engines.cuda.engine")
-    monkeypatch.setattr(engine.CuPy, "options", compiling)
     yield found
     if STANDIN:
         standin.uninstall()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from tests.support.device import EXACT, STANDIN, needs_a_device
+from tests.support.device import STANDIN, needs_a_device
 
 pytestmark = pytest.mark.skipif(bool(needs_a_device()), reason=needs_a_device())
 
@@ -39,14 +39,10 @@ def main(name):
     from tests.cudacpu import standin
 
     with standin.installed() as cupy, standin.checking(check=False):
-        from arrayopt.engines.cuda.engine import CuPy
-
-        CuPy.options = EXACT
         sys.stdout.write(digest(cupy, RULES[name]))
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="g++ compiles the kernels for the CPU")
-@pytest.mark.parametrize("compiling", [EXACT], indirect=True, ids=["exact"])
 @pytest.mark.parametrize("name", ["LAMB"] if STANDIN else RULES)  # the stand-in is compared with itself
 def test_the_bits_are_those_of_the_cpu(cupy, name):
     code = f"import tests.support.bundled; from tests.gpu.test_device import main; main({name!r})"
@@ -54,13 +50,6 @@ def test_the_bits_are_those_of_the_cpu(cupy, name):
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True
     )
     assert digest(cupy, RULES[name]) == run.stdout
-
-
-def test_options_are_those_of_this_test_alone(cupy, compiling):
-    from arrayopt.engines.cuda.engine import CuPy
-
-    assert CuPy.options == compiling
-    assert "options" in vars(CuPy)
 
 
 @pytest.mark.skipif(STANDIN, reason="the stand-in has no hooks; `standin.forbidden` sees its allocations")

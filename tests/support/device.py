@@ -3,13 +3,10 @@
 import ctypes
 import os
 
-__all__ = ["EXACT", "STANDIN", "needs_a_device"]
+__all__ = ["STANDIN", "needs_a_device"]
 
 STANDIN = os.environ.get("ARRAYOPT_TEST_GPU") == "standin"
 """Whether the stand-in is to take CuPy's place in `tests/gpu`."""
-
-EXACT = ("-fmad=false",)
-"""Options of the compiler with which each multiplication and each addition is rounded, as on the CPU."""
 
 
 def needs_a_device():

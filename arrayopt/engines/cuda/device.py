@@ -14,7 +14,10 @@ import numpy as np
 from arrayopt.arrays import Array, Ints, detached
 from arrayopt.params import headers
 
-__all__ = ["Access", "access", "on_device", "uncaptured"]
+__all__ = ["OPTIONS", "Access", "access", "on_device", "uncaptured"]
+
+OPTIONS = ("-std=c++17", "-fmad=false")
+"""Of the compiler; products are rounded before they are added, as on a CPU. It takes no time."""
 
 
 @dataclass(frozen=True, slots=True)

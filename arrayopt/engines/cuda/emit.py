@@ -48,6 +48,7 @@ def emit(
     """
     text = RingsPrinter(plan, dtype, grad_dtype or dtype, windows=windows)
     stages, blocks = in_stages(plan).stages, resident(plan, dtype, text.real)
+    blocks = min(blocks, 2) if windows else blocks  # more to know of where elements lie
     text.comment(f"Fused kernels{about}")
     _constants(text, blocks)
     for name in _headers(plan):

@@ -31,8 +31,6 @@ class CuPy(Fused):
     side_by_side = False
     lean = LEAN
     codes, counts, halves, cuts, parts, narrows = True, True, False, True, True, True
-    options: tuple[str, ...] = ()
-    """Further options of the compiler."""
 
     def geometry(self, shapes: list[tuple[int, ...]], element: str) -> Ints:
         found = super().geometry(shapes, element)
@@ -40,9 +38,7 @@ class CuPy(Fused):
         return found
 
     def _batch(self, plan: Plan) -> Any:
-        if plan.phases:
-            return partial(DeviceJoint, self._batch)
-        return partial(Table, options=CuPy.options)
+        return partial(DeviceJoint, self._batch) if plan.phases else Table
 
     def describe(self) -> str:
         return "CUDA kernels over all tensors at once"
@@ -60,7 +56,7 @@ class CuPy(Fused):
         for bucket in buckets:
             xp, device = place(bucket.tensors[0].array)
             homes.add((xp, str(device)))
-        return Judge(self, buckets, CuPy.options) if len(homes) == 1 else None
+        return Judge(self, buckets) if len(homes) == 1 else None
 
     def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:
         kept = chain.from_iterable(bucket.batches.values())

@@ -11,7 +11,7 @@ from arrayopt.arrays import Array, Ints, place
 from arrayopt.engines.batch import Rows
 from arrayopt.engines.compiling import compiling
 from arrayopt.engines.cplusplus import header
-from arrayopt.engines.cuda.device import on_device
+from arrayopt.engines.cuda.device import OPTIONS, on_device
 from arrayopt.engines.cuda.launches import THREADS
 from arrayopt.engines.cuda.upload import Upload, lookup
 from arrayopt.engines.joint import Joint
@@ -25,7 +25,7 @@ __all__ = ["DeviceJoint"]
 @lru_cache(maxsize=16)
 def _kernel(how: str, device: int) -> Any:
     """The compiled kernel, on the current device."""
-    module = cupy.RawModule(code=header("totals.cuh"), options=("-std=c++17",))
+    module = cupy.RawModule(code=header("totals.cuh"), options=OPTIONS)
     with compiling(["the kernel for totals"], "CuPy's cache"):
         return module.get_function(f"total_{how}")
 

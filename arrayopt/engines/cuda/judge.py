@@ -13,7 +13,7 @@ from arrayopt.arrays import Ints
 from arrayopt.engines.base import Asked, Swap, interleaved
 from arrayopt.engines.batch import Prepared, Rows
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.cuda.device import access, on_device, uncaptured
+from arrayopt.engines.cuda.device import OPTIONS, access, on_device, uncaptured
 from arrayopt.engines.cuda.emit_judge import GIVEN, STATE, VERDICT, emit_judge
 from arrayopt.engines.cuda.flags import Flags
 from arrayopt.engines.cuda.launches import NOTHING
@@ -34,13 +34,12 @@ def _kernel(
     scale: str | None,
     limit: bool,
     check: bool,
-    options: Any,
     device: int,
 ) -> Any:
     """The compiled kernel, on the current device."""
     uncaptured()
     text = emit_judge(scaling, scale=scale, limit=limit, check=check)
-    return cupy.RawModule(code=text, options=("-std=c++17", *options)).get_function("judge")
+    return cupy.RawModule(code=text, options=OPTIONS).get_function("judge")
 
 
 def _view(x: Any, i: int) -> Any:
@@ -70,8 +69,8 @@ class Judge:
 
     counted = np.zeros(0, np.int64)
 
-    def __init__(self, engine: Fused, buckets: Sequence[Bucket], options: Sequence[str]) -> None:
-        self.engine, self.options = engine, tuple(options)
+    def __init__(self, engine: Fused, buckets: Sequence[Bucket]) -> None:
+        self.engine = engine
         self.access, self.device = access(buckets[0].tensors[0].array)
         with on_device(self.access, self.device):
             self.given = Upload((len(GIVEN),), np.float64)
@@ -148,7 +147,7 @@ class Judge:
                 every = self.places.met(swap)
             key = self.places.key if swap is None else b""
             norms, layer = lookup(self, self.run, self.norms, 1, every, self.places.layer, key=key)
-            kernel = _kernel(scaling, scale, limit, check, self.options, self.device)
+            kernel = _kernel(scaling, scale, limit, check, self.device)
             layer, layers = layer if alone else NOTHING, np.int32(self.flags.count)
             given = norms, np.int32(len(every) - 1), layer, layers, self.given.array
             made = self.state.array, self.verdict, self.flags.array

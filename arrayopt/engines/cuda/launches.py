@@ -13,14 +13,13 @@ from arrayopt.engines.cuda.cublas import Call
 from arrayopt.engines.cuda.device import uncaptured
 from arrayopt.engines.cuda.products import calls_of
 from arrayopt.engines.cuda.queue import Line, tickets
-from arrayopt.engines.cuda.stages import MANY
 from arrayopt.fusion.layout import GEOMETRY
 
 __all__ = ["NOTHING", "THREADS", "Launches", "Queue"]
 
 THREADS = 256
-LONGEST, SEVERAL = 8, 1
-"""Pieces of a ticket, at most; and of the pass that moves most, where there is one launch."""
+LONGEST, MANY = 8, 8192
+"""Pieces of a ticket, at most; it has one, unless there are more than so many pieces."""
 NOTHING = np.uint64(0)
 """A null pointer, as an argument of a kernel."""
 
@@ -97,36 +96,41 @@ class Launches:
         return self.line
 
     def _lag(self) -> int | None:
-        """See `tickets`: one launch, unless most elements are of tensors of which the L2 cache
-        holds less than half, or the cache is too small for what is moved between two passes.
+        """See `tickets`: one launch for two passes over rows of elements, if the L2 cache can hold
+        what the second finds again; else one for each pass, as waiting costs more than memory.
 
         What is worked on at once goes through the cache too: the shorter the lag, the more is found
-        again, and the more blocks wait. Half as many tickets as there are blocks is best, or
-        nearly, wherever ``benchmarks/l2.py`` looks.
+        again, and the more blocks wait. Half as many tickets as there are blocks is best on an H200
+        and, nearly, by ``benchmarks/l2.py``.
         """
-        passes, lag = self.table.plan.passes, _resident() // 2
+        plan, lag = self.table.plan, _resident() // 2
+        passes = plan.passes
         if len(passes) < 2:
             return 0
+        if len(passes) > 2 or plan.element != "C" or plan.quantized:
+            return None
         shared = self.table.work.dtype.itemsize * max(len(p.loads) for p in passes[1:])
         sizes, units = (self.table.geo[:, GEOMETRY.index(x)] for x in ("SIZE", "UNITS"))
-        moved = max(map(self.table.plan.bytes_of, passes)) * int(sizes.sum()) // max(1, units.sum())
+        moved = max(map(plan.bytes_of, passes)) * int(sizes.sum()) // max(1, units.sum())
         held = sizes * shared <= 2 * _cache()
         fits = lag * moved <= _cache() and 2 * int(sizes[held].sum()) >= int(sizes.sum())
         return lag if fits else None
 
     def _spans(self, lag: int | None) -> Ints:
         """See `tickets`: passes move as many bytes in a ticket as that which moves most; more,
-        where no pass is to find in the cache what another leaves there. As a block has what the
-        device's memory needs in flight only within a ticket, it is to have few of them.
+        where no pass is to find in the cache what another leaves there. A plan of one pass has
+        pieces as long as tickets are to be.
         """
         table, spans = self.table, np.ones(len(self.table.stages), np.int64)
         at = [k for k, stage in enumerate(table.stages) if stage.function.shared == "tiles"]
         passes = [p for p in table.plan.passes if not p.multiplies and p.axes == table.plan.element]
-        tickets = int(table.geo[:, GEOMETRY.index("UNITS")].sum())
+        if len(passes) == 1:
+            return spans
+        units = int(table.geo[:, GEOMETRY.index("UNITS")].sum())
         moved = [*map(table.plan.bytes_of, passes)]
         for k, own in zip(at, moved, strict=True):
-            span = max(moved) / own * (LONGEST if lag is None or len(passes) == 1 else SEVERAL)
-            spans[k] = max(1, min(int(span), LONGEST, tickets // MANY))
+            span = max(moved) / own * (LONGEST if lag is None else 1)
+            spans[k] = max(1, min(int(span), LONGEST, units // MANY))
         return spans
 
 

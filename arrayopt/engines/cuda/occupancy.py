@@ -13,8 +13,10 @@ __all__ = ["ahead", "resident"]
 AHEAD = 32 << 10
 """Bytes that a multiprocessor is to wait for at once. See "Bytes in flight" in ``docs/cuda.md``."""
 
-WIDE = 10
-"""More 32-bit words per element than this need over 80 registers; twice as many, over 128."""
+WIDE, COMPLEX, WIDEST = 18, 10, 20
+"""For so many 32-bit words per element, real or complex, 80 registers are enough but for 16 bytes;
+for so many arrays, 128.
+"""
 
 
 def resident(plan: Plan, dtype: str, real: str) -> int:
@@ -28,22 +30,27 @@ def resident(plan: Plan, dtype: str, real: str) -> int:
     for p in passes:
         moved = [*p.loads.values(), *p.stores.values()]
         held.append(words * sum(2 if n.dtype == "complex" else 1 for n in moved))
-    if max(held, default=0) >= 2 * WIDE:
+    if max(held, default=0) >= WIDEST:
         return 1
     most = max((x + len(p.reductions) for x, p in zip(held, passes, strict=True)), default=0)
     most += 5 * (STORED[dtype].itemsize == 2)  # for rounding
     most += 3 * len(plan.quantized)  # for scales
-    return 3 if plan.element == "C" and real == "float32" and most <= WIDE else 2
+    if plan.draws or (plan.quantized and plan.element != "C"):
+        return 2
+    wide = COMPLEX if dtype.startswith("complex") else WIDE
+    return 3 if real == "float32" and most <= wide else 2
 
 
 def ahead(plan: Plan, body: Body, storage: Mapping[str, str], blocks: int) -> int:
     """The vectors of each array that a thread reads before it uses the first."""
     if plan.multiplies:  # many passes share the registers, and products take the time
         return 1
-    loop, each = body.elements, 0
+    loop, each, sizes = body.elements, 0, set[int]()
     for name in loop.loads:
         if name in loop.storage:
+            sizes.add(STORED[storage[loop.storage[name]]].itemsize)
             each += blocks * 256 * 4 * STORED[storage[loop.storage[name]]].itemsize
     if plan.element != "C":
-        return min(8, -(-AHEAD // each)) if each else 1
-    return next((n for n in (1, 2) if n * each >= AHEAD), 4)  # a piece is of four
+        return next((n for n in (1, 2, 4) if n * each >= AHEAD), 8) if each else 1
+    least = 2 if len(plan.passes) == 2 and sizes == {4} else 1  # as measured on an H200
+    return next((n for n in (1, 2) if n >= least and n * each >= AHEAD), 4)  # a piece is of four

@@ -11,7 +11,7 @@ import numpy as np
 from arrayopt.arrays import Ints
 from arrayopt.engines.base import Partials, Swap
 from arrayopt.engines.batch import Rows
-from arrayopt.engines.cuda.device import on_device
+from arrayopt.engines.cuda.device import OPTIONS, on_device
 from arrayopt.engines.cuda.upload import Upload, lookup
 from arrayopt.state.tensors import Tensor
 
@@ -31,7 +31,7 @@ extern "C" __global__ void collect(const long long* from, double* to, int count)
 @lru_cache(maxsize=16)
 def _collect(device: int) -> Any:
     """The compiled kernel, on the current device."""
-    return cupy.RawModule(code=COLLECT, options=("-std=c++17",)).get_function("collect")
+    return cupy.RawModule(code=COLLECT, options=OPTIONS).get_function("collect")
 
 
 @dataclass(eq=False)

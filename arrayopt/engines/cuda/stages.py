@@ -13,7 +13,6 @@ from arrayopt.fusion.program import Stage
 
 __all__ = [
     "CHUNK",
-    "MANY",
     "OUTPUTS",
     "SMALL_COLUMNS",
     "SMALL_MATRIX",
@@ -23,9 +22,9 @@ __all__ = [
     "tiles",
 ]
 
-CHUNK, LONGEST, MANY = 4096, 32768, 2048
+CHUNK, LONGEST, MANY = 4096, 32768, 32768
 """Elements of a piece of a tensor that is seen as one row; where nothing is summed, up to how many,
-if there are so many pieces then. So many tickets there are to be, at least.
+if there are so many pieces then, of which the last ones end at about the same time.
 """
 
 SQUARE = 4096

@@ -18,7 +18,7 @@ from arrayopt.engines.cuda.columns import hypers as hypers_of
 from arrayopt.engines.cuda.counts import counts_of
 from arrayopt.engines.cuda.cublas import Blas, blas_of
 from arrayopt.engines.cuda.cut import Cut
-from arrayopt.engines.cuda.device import access, on_device, uncaptured
+from arrayopt.engines.cuda.device import OPTIONS, access, on_device, uncaptured
 from arrayopt.engines.cuda.emit import emit
 from arrayopt.engines.cuda.flags import Flags
 from arrayopt.engines.cuda.launches import NOTHING, THREADS, Launches
@@ -39,11 +39,11 @@ STEP = np.dtype([(name, "u8") for name in ("table", "scalars", "values", "work",
 
 @lru_cache(maxsize=256)
 def _kernels(
-    plan: Plan, dtype: str, grad_dtype: str, options: tuple[str, ...], device: int, *, windows: bool
+    plan: Plan, dtype: str, grad_dtype: str, device: int, *, windows: bool
 ) -> tuple[Any, Any]:
     """The compiled kernels of a plan, on the current device: `prepare` and `run`."""
     text = emit(plan, dtype, grad_dtype, windows=windows)
-    module = cupy.RawModule(code=text, options=("-std=c++17", *options))
+    module = cupy.RawModule(code=text, options=OPTIONS)
     with compiling([f"kernels for {dtype}"], "CuPy's cache"):
         return module.get_function("prepare"), module.get_function("run")
 
@@ -51,9 +51,7 @@ def _kernels(
 class Table(Located):
     """Tensors as a table in device memory, and the kernels that work through it."""
 
-    def __init__(
-        self, kind: Kind, bucket: Bucket, members: list[int], options: tuple[str, ...]
-    ) -> None:
+    def __init__(self, kind: Kind, bucket: Bucket, members: list[int]) -> None:
         super().__init__(kind, bucket, members)
         plan, dtype, self.grad_dtype = kind.plan, kind.dtype, kind.grad_dtype
         self.access, self.device = access(self.tensors[0].array)
@@ -100,7 +98,7 @@ class Table(Located):
             self.counts = counts_of(bucket)
             self.own_counts: Any = cupy.zeros_like(self.counts.array) if plan.reports else None
             made = _kernels(
-                plan, dtype, kind.grad_dtype, options, self.device, windows=self.windows is not None
+                plan, dtype, kind.grad_dtype, self.device, windows=self.windows is not None
             )
             self.prepare_kernel, self.run_kernel = made
         self.constants: dict[Node, Any] = {}
