@@ -224,7 +224,7 @@ def test_one_launch_or_several_and_any_grid_give_the_same_bits(cupy, rule, monke
         seen.add(bits(opt))
         batches = [batch for made in opt._step.buckets[0].batches.values() for batch in made]
         most = max(int(batch.launching.line.queue["count"].max()) for batch in batches)
-        assert most > 1 or cache > 1
+        assert most > 1 or cache > 1 or len(batches[0].plan.passes) == 1
     assert len(seen) == 1
     assert launches[1] == {0}
     assert max(launches[1 << 40]) == 0 or min(launches[1 << 40]) < 0

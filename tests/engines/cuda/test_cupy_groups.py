@@ -9,6 +9,7 @@ import arrayopt as ao
 from arrayopt import projections as P
 from tests.cudacpu import standin
 from tests.engines.cuda.test_cupy import compare, pair, step
+from tests.engines.cuda.test_cupy import trees as drawn
 from tests.support.slow import marked
 
 SHAPES = {"w": (3, 40, 30), "b": (3, 30), "x": (5,), "s": (3,)}
@@ -78,8 +79,9 @@ def test_the_device_counts_beside_what_the_host_counts(cupy, beside, accumulate)
     opts = [ao.Optimizer(x, ao.AdamW(lr=0.1), groups=groups, accumulate=accumulate) for x in trees]
     with standin.checking(check=False):
         for k in range(4):
+            grads = drawn(shapes, "float32", k)  # of full rank: else SOAP's basis would be up to who computes it
             for i, opt in enumerate(opts):
-                opt.step({n: (np, there[n])[i].full(shape, 0.1 * k + 0.1, "f4") for n, shape in shapes.items()})
+                opt.step({n: (np, there[n])[i].asarray(g) for n, g in grads.items()})
         for name, x in trees[0].items():
             assert [opt.state[name]["t"] for opt in opts] == [4 // accumulate] * 2
-            np.testing.assert_allclose(ao.arrays.to_host(trees[1][name]), x, rtol=1e-5)
+            np.testing.assert_allclose(ao.arrays.to_host(trees[1][name]), x, rtol=1e-3, atol=1e-4)
