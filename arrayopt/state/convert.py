@@ -45,7 +45,8 @@ def check_convertible(who: str, tensors: Iterable[Tensor], rule: Rule) -> None:
 
 def convert(tensors: Iterable[Tensor], old: Rule, new: Rule) -> None:
     """Have the slots of tensors go on in the storage that their new rule asks for; all of them, or none."""
-    if (old.state_dtype, old.master_weights) == (new.state_dtype, new.master_weights):
+    split = [rule.master_weights == "split" for rule in (old, new)]
+    if old.state_dtype == new.state_dtype and split[0] == split[1]:
         return
     found = [(tensor, converted(tensor.array, tensor.slots, old, new)) for tensor in tensors]
     for tensor, slots in found:
