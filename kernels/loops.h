@@ -205,6 +205,26 @@ static __forceinline__ Integers low_bfloat16(Floats master, Floats p) {
         : "+v"(low) : "v"(rounded), "v"(Integers{} - 127) : "k1");
     return low;
 }
+static __forceinline__ Floats to_float16(Floats x) {
+    Shorts half;
+    asm("vcvtps2ph $0, %1, %0\n\tvcvtph2ps %0, %1" : "=&v"(half), "+v"(x));
+    return x;
+}
+static __forceinline__ Integers ordinary(Floats x) { return ((Integers)x & 0x7f800000) != 0x7f800000; }
+static __forceinline__ Integers coarse(Floats x) { return ((Integers)x & 0x7fffffff) > 0x38800000; }  // above 2^-14
+static __forceinline__ Floats joined_float16(Integers low, Floats p) {
+    const Floats near = p + __builtin_convertvector(low, Floats) * 0x1p-32f;
+    const Floats joined = coarse(p) ? (Floats)((Integers)p + low * 32) : near;
+    return ordinary(p) & (low != 0) ? joined : p;
+}
+static __forceinline__ Integers low_float16(Floats master, Floats p) {
+    const Floats rounded = to_float16(p);
+    Integers near;
+    asm("vcvtps2dq %1, %0" : "=v"(near) : "v"((master - rounded) * 0x1p32f));
+    const Integers low = coarse(rounded) ? (Integers)master - (Integers)rounded + 16 >> 5 : near;
+    const Integers most = low > 127 ? Integers{} + 127 : low;
+    return (most < -127 ? Integers{} - 127 : most) & ordinary(rounded);
+}
 static __forceinline__ Floats sqrt(Floats x) {
     Floats y;
     asm("vsqrtps %1, %0" : "=v"(y) : "v"(x));

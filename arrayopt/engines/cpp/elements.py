@@ -12,6 +12,7 @@ __all__ = ["ElementsPrinter"]
 COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne"}
 ARITHMETIC = {"add", "sub", "mul", "div", "over", "sqrt", "neg", "where", "minimum", "maximum"}
 ARITHMETIC |= {"current_bfloat16", "joined_bfloat16", "low_bfloat16"}
+HALVES = {"current_float16", "joined_float16", "low_float16"}
 """Operations that the headers have for vectors of numbers in single precision."""
 TYPES = {"float32", "float", "BFloat16", "Half", "Low8"}
 
@@ -78,8 +79,8 @@ class ElementsPrinter:
 
         The order of its sums then depends on the length alone.
         """
-        loop = self.loop
-        if not (loop.codes or loop.sums) or loop.guards or loop.position is not None:
+        loop, halves = self.loop, any(n.op in HALVES for n in self.loop.nodes)
+        if not (loop.codes or loop.sums or halves) or loop.guards or loop.position is not None:
             return False
         stored = [loop.storage[name] for name in loop.stores if name in loop.storage]
         types = {self.text.real, *map(self.text.stored, stored)}
@@ -223,6 +224,5 @@ def _spare_sums(loop: Elements) -> list[Node]:
 
 def _is_of_vectors(node: Node) -> bool:
     """Whether the headers have an operation for vectors, here of one at least."""
-    if not any(a.axes for a in node.args):
-        return False
-    return node.op in (ARITHMETIC if node.dtype == "real" else COMPARISONS)
+    known = ARITHMETIC | HALVES if node.dtype == "real" else COMPARISONS
+    return node.op in known and any(a.axes for a in node.args)

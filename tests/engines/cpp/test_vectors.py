@@ -18,7 +18,10 @@ RULES = {
 
 @pytest.mark.parametrize(
     ("rule", "dtype", "options"),
-    [(rule, "float32", {}) for rule in RULES] + [("LAMB", "bfloat16", {"master_weights": "split"})],
+    [(rule, "float32", {}) for rule in RULES]
+    + [
+        ("LAMB", dtype, {"master_weights": masters}) for dtype in ("bfloat16", "float16") for masters in (True, "split")
+    ],
 )
 def test_loops_over_codes_take_whole_vectors(rule, dtype, options):
     text = ao.source(type(RULES[rule])(**vars(RULES[rule]) | options), engine="cpp", dtype=dtype)
