@@ -1,40 +1,22 @@
-"""The table of what passes do, as their machine code says: ``python -m tests.support.sass_table`` writes it.
-
-The model: a block works a ticket off in rounds. In each it asks for as many bytes as it waits for at once, and has
-them after the latency of memory; then it adds up. Before the first round it reads tables, and the last one ends with a
-fence, while this block asks for nothing. All blocks of the device together get no more than a copy does. The model
-knows nothing of the L2 cache and of arithmetic.
-"""
+"""The table of what passes do, as their machine code says: ``python -m tests.support.sass_table`` writes it."""
 
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import arrayopt as ao
-from arrayopt.codecs import STORED
 from arrayopt.engines.cuda.emit import emit
-from arrayopt.engines.cuda.launches import LONGEST as MOST
-from arrayopt.engines.cuda.stages import CHUNK, LONGEST
 from arrayopt.fusion.lower_stages import in_stages
 from arrayopt.fusion.plans import plan_for
 from arrayopt.rules.gradients import GradientNorms
 from tests.cudacpu import nvrtc
 from tests.support import sass
 
-__all__ = ["ARCH", "PAGE", "RULES", "compiler", "lines", "look", "seconds", "table"]
+__all__ = ["ARCH", "PAGE", "RULES", "compiler", "lines", "look", "table"]
 
 PAGE = Path(__file__).parents[2] / "docs" / "cuda.md"
 BEGIN, END = "<!-- passes -->", "<!-- end of passes -->"
 ARCH = "sm_90"
-
-LATENCY, START, FOLD, FENCE, COPY = 700e-9, 800e-9, 200e-9, 500e-9, 0.92
-"""Assumptions: seconds from asking for bytes until they are there while memory is busy; from the end of a ticket to
-the first loads of the next one (three barriers, and two reads of tables, the second by the first, that the L2 cache
-has); of a fold of the block; of a fence of the device. And what share of the maker's bandwidth a copy gets: 89 % of an
-A800 and 92 % of a B200 are published."""
-
-DEVICES = {"H200": (132, 4.8e12), "A100": (108, 2.0e12)}
-"""Multiprocessors, and bytes per second, as the maker gives them."""
 
 RULES = {
     "AdamW": (ao.AdamW(), 1),
@@ -58,31 +40,12 @@ parameters and gradients; slots and masters are in float32."""
 
 @dataclass(frozen=True)
 class Row:
-    """A pass: the arrays that it reads and writes, the bytes for each parameter, and what its code does.
-
-    Attributes
-    ----------
-    blocks : int
-        Blocks that a multiprocessor works on at once.
-    read : int
-        Of the bytes for each parameter those that it reads.
-    elements, pieces : int
-        Elements of a piece, and pieces of a ticket, where tensors are large and passes follow each other closely.
-    sums, alone : bool
-        Whether a piece ends with a fold; whether the rule has no other pass.
-    """
+    """A pass: the arrays that it reads and writes, and what its code does."""
 
     loads: tuple[str, ...]
     stores: tuple[str, ...]
-    moved: int
     facts: sass.PassFacts
-    blocks: int = 3
-    read: int = 0
-    elements: int = 4096
-    pieces: int = 1
-    sums: bool = True
-    alone: bool = False
-    narrow: int = 0
+    narrow: int
     """How many of the arrays that it reads have 16 bits: four elements are a word of 8 bytes."""
 
 
@@ -94,35 +57,11 @@ def look(name, arch=ARCH):
     plan = plan_for(rule, rank, dtype, lean=True, stats=isinstance(rule, GradientNorms))
     kernel = sass.kernel(emit(plan, dtype), arch)
     at = [j for j, stage in enumerate(in_stages(plan).stages) if stage.kind == "pass"]
-    made, most = [], max(plan.bytes_of(p) for p in plan.passes)
-    alone = len(plan.passes) == 1
-    sums = any(p.reductions for p in plan.passes)
-    elements = LONGEST if not sums and rank == 1 else CHUNK if rank == 1 else 64 * 128
+    made = []
     for j, p in zip(at, plan.passes, strict=True):
         narrow = sum(plan.storage.get(x, dtype) == "bfloat16" for x in p.loads)
-        storage = {"g": plan.storage["p"], **plan.storage}
-        read = sum(STORED[storage[x]].moved for x in p.loads)
-        pieces = min(MOST, int(most / plan.bytes_of(p) * (MOST if alone else 1)))
-        moved, facts = plan.bytes_of(p), sass.facts(kernel, j)
-        row = tuple(p.loads), tuple(p.stores), moved, facts, kernel.resident, read, elements, pieces
-        made.append(Row(*row, bool(p.reductions), alone, narrow))
+        made.append(Row(tuple(p.loads), tuple(p.stores), sass.facts(kernel, j), narrow))
     return kernel, made
-
-
-def seconds(x, device):
-    """The time that a device takes for one parameter of a pass."""
-    multiprocessors, bandwidth = DEVICES[device]
-    ahead = x.facts.ahead * x.blocks
-    rounds = -(-x.read * x.elements * x.blocks // (ahead or x.facts.in_flight))
-    piece = max(rounds * LATENCY, FOLD) if ahead else rounds * LATENCY + FOLD * x.sums
-    ticket = START + x.pieces * piece + FENCE * (not x.alone)
-    return max(ticket / (x.pieces * x.elements * x.blocks * multiprocessors), x.moved / (COPY * bandwidth))
-
-
-def bound(passes, device):
-    """How much of a copy's speed a rule can have, by the model: each pass takes its bytes' time."""
-    least = sum(x.moved for x in passes) / (COPY * DEVICES[device][1])
-    return least / sum(seconds(x, device) for x in passes)
 
 
 def lines(name):
@@ -135,9 +74,8 @@ def lines(name):
             if k == 0
             else "| | |"
         )
-        shares = " | ".join(f"{100 * bound(passes, device):.0f} %" for device in DEVICES) if k == 0 else "|"
         arrays = f"{', '.join(x.loads)} → {', '.join(x.stores) or '–'}"
-        said.append(f"| {first} | {arrays} | {x.facts.in_flight >> 10} | {shares} |")
+        said.append(f"| {first} | {arrays} | {x.facts.in_flight >> 10} |")
     return said
 
 
@@ -148,8 +86,8 @@ def compiler():
 
 def table():
     """The whole table, and what it was compiled by."""
-    head = ["rule", "registers", "blocks", "bytes spilled", "pass", "KB in flight", *(f"model: {x}" for x in DEVICES)]
-    rows = [f"| {' | '.join(head)} |", "|---|" + "---:|" * 3 + "---|" + "---:|" * (1 + len(DEVICES))]
+    head = ["rule", "registers", "blocks", "bytes spilled", "pass", "KB in flight"]
+    rows = [f"| {' | '.join(head)} |", "|---|" + "---:|" * 3 + "---|---:|"]
     return [compiler(), "", *rows, *(line for name in RULES for line in lines(name))]
 
 

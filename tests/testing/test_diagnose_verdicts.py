@@ -112,6 +112,9 @@ def test_functions_that_keep_something_are_not_called_again():
     rng = np.random.default_rng(0)
     assert keeps_nothing(pure)
     assert keeps_nothing(lambda p, g: rng.standard_normal(3))
+    executed = {"np": np}
+    exec("def step(p, g):\n    return np.add(p, g)", executed)  # in no module
+    assert keeps_nothing(executed["step"])
     assert not any(keeps_nothing(f) for f in (closure, counting, through, in_a_comprehension, default, adam()))
     assert diagnose(counting, START, steps=2, seconds=0).name
     assert calls == 2

@@ -20,7 +20,7 @@ for so many arrays, 128.
 
 
 def resident(plan: Plan, dtype: str, real: str) -> int:
-    """Blocks of a multiprocessor: three leave a thread 80 registers, two 128; none may spill."""
+    """Blocks of a multiprocessor: three leave a thread 80 registers, two 128."""
     if plan.multiplies:  # many passes in one kernel, and products take the time
         return 1
     if layout(plan, device=True).leaves or any(map(turns_of, in_stages(plan).stages)):
@@ -34,8 +34,7 @@ def resident(plan: Plan, dtype: str, real: str) -> int:
         return 1
     most = max((x + len(p.reductions) for x, p in zip(held, passes, strict=True)), default=0)
     most += 5 * (STORED[dtype].itemsize == 2)  # for rounding
-    most += 3 * len(plan.quantized)  # for scales
-    if plan.draws or (plan.quantized and plan.element != "C"):
+    if plan.draws or plan.quantized:
         return 2
     wide = COMPLEX if dtype.startswith("complex") else WIDE
     return 3 if real == "float32" and most <= wide else 2

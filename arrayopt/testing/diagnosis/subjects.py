@@ -185,8 +185,8 @@ def keeps_nothing(x: Any, seen: frozenset[Any] = frozenset()) -> bool:
     if isinstance(x, BuiltinFunctionType):
         return isinstance(x.__self__, NoneType | ModuleType | RANDOM)
     if isinstance(x, ModuleType | type | FunctionType):
-        module = x.__name__ if isinstance(x, ModuleType) else x.__module__
-        if module != "__main__" and module.partition(".")[0] in LIBRARIES:
+        module = x.__name__ if isinstance(x, ModuleType) else x.__module__  # None: of code that was given to exec
+        if module and module != "__main__" and module.partition(".")[0] in LIBRARIES:
             return True
     if not isinstance(x, FunctionType) or x in seen:
         return isinstance(x, (FunctionType, *VALUES, *RANDOM))
