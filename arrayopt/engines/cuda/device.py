@@ -17,7 +17,7 @@ from arrayopt.params import headers
 __all__ = ["OPTIONS", "Access", "access", "on_device", "uncaptured"]
 
 OPTIONS = ("-std=c++17", "-fmad=false")
-"""Of the compiler; products are rounded before they are added, as on a CPU; it takes 0 to 2 % more time."""
+"""Of the compiler; products are rounded before they are added, as on a CPU: 0 to 2 % slower."""
 
 
 @dataclass(frozen=True, slots=True)
