@@ -1,6 +1,6 @@
 """Prints what `make test-oldest` installs: each dependency at the oldest version that pyproject.toml states.
 
-Compilers of NVIDIA's, which tests alone use, are any that are new enough.
+Of NVIDIA's compilers, which tests alone use, it is the newest of the oldest minor version.
 """
 
 import tomllib
@@ -22,7 +22,8 @@ def oldest():
     for line in [*STATED["dependencies"], *extras]:
         name = line.partition(">")[0].partition("=")[0].partition("[")[0]
         if name not in TOOLS:
-            found.setdefault(name, line if name.startswith("nvidia-") else line.replace(">=", "=="))
+            pinned = line.replace(">=", "==")
+            found.setdefault(name, pinned.replace(";", ".*;") if name.startswith("nvidia-") else pinned)
     return list(found.values())
 
 

@@ -42,8 +42,11 @@ def available():
 
 @cache
 def _library():
-    """NVRTC, loaded."""
-    library = ctypes.CDLL(str(_installed(LIBRARIES)[0]))
+    """NVRTC, loaded, and before it what NVRTC 13.0 does not find beside itself."""
+    path = _installed(LIBRARIES)[0]
+    for builtins in path.parent.glob("libnvrtc-builtins.so.*"):
+        ctypes.CDLL(str(builtins))
+    library = ctypes.CDLL(str(path))
     library.nvrtcGetErrorString.restype = ctypes.c_char_p
     return library
 

@@ -135,12 +135,13 @@ AROUND = {"ema_decay": 0.99, "lookahead_steps": 5, "clip_unit_ratio": 0.1, "clip
 WHOLE = {
     "LAMB": ao.LAMB(**AROUND, state_dtype="bfloat16"),
     "CAME": ao.CAME(lr=0.1, **AROUND, grad_centralization=True),
+    "AdamW": ao.AdamW(state_dtype="int8", master_weights="split"),
 }
 
 
 @pytest.mark.parametrize(
     ("name", "rank"),
-    marked(((name, rank) for name in WHOLE for rank in (1, 4)), lambda name, rank: (name, rank) == ("LAMB", 1)),
+    marked(((name, rank) for name in WHOLE for rank in (1, 4)), lambda name, rank: (name, rank) in (("LAMB", 1), ("AdamW", 1))),
 )
 def test_all_that_a_rule_can_have_around_it_compiles(name, rank):
     nvrtc.compile(ao.source(WHOLE[name], engine="cupy", dtype="float16", rank=rank), arch="sm_90")
