@@ -141,7 +141,10 @@ WHOLE = {
 
 @pytest.mark.parametrize(
     ("name", "rank"),
-    marked(((name, rank) for name in WHOLE for rank in (1, 4)), lambda name, rank: (name, rank) in (("LAMB", 1), ("AdamW", 1))),
+    marked(
+        ((name, rank) for name in WHOLE for rank in (1, 4)),
+        lambda name, rank: (name, rank) in (("LAMB", 1), ("AdamW", 1)),
+    ),
 )
 def test_all_that_a_rule_can_have_around_it_compiles(name, rank):
     nvrtc.compile(ao.source(WHOLE[name], engine="cupy", dtype="float16", rank=rank), arch="sm_90")
