@@ -81,6 +81,22 @@ def _of_64_bits(found):
     return f"{{ .reg .b32 low, high; .reg .b64 both; {parts} {found[1]}both{found[3]} }}"
 
 
+def _copied_sign(found):
+    """The magnitude of the third number with the sign of the second, by their bits."""
+    made, sign, size = found.groups()
+    return f"""{{
+    .reg .b64 %sign, %size;
+    mov.b64 %sign, {sign};
+    mov.b64 %size, {size};
+    shr.u64 %sign, %sign, 63;
+    shl.b64 %sign, %sign, 63;
+    shl.b64 %size, %size, 1;
+    shr.u64 %size, %size, 1;
+    or.b64 %size, %size, %sign;
+    mov.b64 {made}, %size;
+    }}"""
+
+
 def simulable(ptx, sleep):
     """PTX as the parser of 2020 takes it: shuffles of whole warps, and nothing that came later."""
     given = r"(shfl)\.sync\.(\w+)\.b32(\s+)(%r\d+)(?:\|%p\d+)?, (%r\d+), ([%\w]+), ([%\w]+), [^;]+;"
@@ -90,6 +106,7 @@ def simulable(ptx, sleep):
         r"bar\.red\.or\.pred\s+(%p\d+), 0, (%p\d+);", lambda x: ANY.replace("MADE", x[1]).replace("GIVEN", x[2]), ptx
     )
     ptx = re.sub(r"^\.address_size 64$", r"\g<0>\n.shared .u32 gathered;", ptx, flags=re.M)
+    ptx = re.sub(r"copysign\.f64\s+(%fd\d+), (%fd\d+), (%fd\d+);", _copied_sign, ptx)
     ptx = re.sub(r"bar\.warp\.sync[^;]*;", "", ptx)  # a warp's threads go on together
     ptx = re.sub(r"^\s+(\w[^;{}\[]*, )(-?\d{10,20})(;)$", _of_64_bits, ptx, flags=re.M)
     ptx = re.sub(r"^\.minnctapersm.*$", "", ptx, flags=re.M)
