@@ -4,9 +4,6 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
-
-import numpy as np
 
 from arrayopt.arrays import (
     Array,
@@ -19,15 +16,8 @@ from arrayopt.arrays import (
     working_dtype,
 )
 from arrayopt.codecs import PAIR, QUANTIZED, SCALE
-from arrayopt.randomness import (
-    current_bfloat16,
-    current_float16,
-    joined_bfloat16,
-    joined_float16,
-    low_bfloat16,
-    low_float16,
-)
 from arrayopt.rules.base import Rule
+from arrayopt.rules.namespace import current, is_split, low_bits
 from arrayopt.state.blocks import Cut
 from arrayopt.state.quantized import dequantized, narrowed, quantized, scale_of
 from arrayopt.state.tensors import Tensor
@@ -77,8 +67,9 @@ def converted(p: Array, slots: dict[str, Array], old: Rule, new: Rule) -> dict[s
         for slot, x in slots.items():
             if slot.startswith(SCALE) and slot.removeprefix(SCALE) in codes:
                 continue
-            if slot == "master" and (dtype_name(x) == "int8") != (new.master_weights == "split"):
-                made[slot] = _master(xp, x, p)
+            if slot == "master" and is_split(x) != (new.master_weights == "split"):
+                master = current(p, x)
+                made[slot] = master if is_split(x) else low_bits(p, master, master)
             elif stored.get(slot) == wanted.get(slot):
                 made[slot] = x
                 if slot in codes:
@@ -100,20 +91,6 @@ def converted(p: Array, slots: dict[str, Array], old: Rule, new: Rule) -> dict[s
             else:
                 made[slot] = xp.astype(wide, dtype_of(xp, wanted[slot]))
     return made
-
-
-def _master(xp: Any, x: Array, p: Array) -> Array:
-    """A master, of the 8 bits that it has more than its parameter; or these, of a master."""
-    joined, low, current = {
-        "bfloat16": (joined_bfloat16, low_bfloat16, current_bfloat16),
-        "float16": (joined_float16, low_float16, current_float16),
-    }[dtype_name(p)]
-    rounded = xp.astype(p, xp.float32)
-    if dtype_name(x) == "int8":
-        return joined(xp, xp.astype(x, xp.float32), rounded)
-    with np.errstate(all="ignore"):
-        master = current(xp, x, rounded)
-        return xp.astype(low(xp, master, master), xp.int8)
 
 
 def _of_blocks(p: Array, slots: dict[str, Array], old: Rule, new: Rule) -> dict[str, Array]:

@@ -47,8 +47,7 @@ def emit(
         Whether it is of matrices that the user has cut; see `arrayopt.fusion.windows`.
     """
     text = RingsPrinter(plan, dtype, grad_dtype or dtype, windows=windows)
-    stages, blocks = in_stages(plan).stages, resident(plan, dtype, text.real)
-    blocks = min(blocks, 2) if windows else blocks  # more to know of where elements lie
+    stages, blocks = in_stages(plan).stages, resident(plan, dtype, text.real, windows=windows)
     text.comment(f"Fused kernels{about}")
     _constants(text, blocks)
     for name in _headers(plan):

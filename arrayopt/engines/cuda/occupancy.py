@@ -19,7 +19,7 @@ for so many arrays, 128.
 """
 
 
-def resident(plan: Plan, dtype: str, real: str) -> int:
+def resident(plan: Plan, dtype: str, real: str, *, windows: bool = False) -> int:
     """Blocks of a multiprocessor: three leave a thread 80 registers, two 128."""
     if plan.multiplies:  # many passes in one kernel, and products take the time
         return 1
@@ -34,7 +34,7 @@ def resident(plan: Plan, dtype: str, real: str) -> int:
         return 1
     most = max((x + len(p.reductions) for x, p in zip(held, passes, strict=True)), default=0)
     most += 5 * (STORED[dtype].itemsize == 2)  # for rounding
-    if plan.draws or plan.quantized:
+    if plan.draws or plan.quantized or windows:  # random bits, scales, and where elements lie
         return 2
     wide = COMPLEX if dtype.startswith("complex") else WIDE
     return 3 if real == "float32" and most <= wide else 2
@@ -47,8 +47,9 @@ def ahead(plan: Plan, body: Body, storage: Mapping[str, str], blocks: int) -> in
     loop, each, sizes = body.elements, 0, set[int]()
     for name in loop.loads:
         if name in loop.storage:
-            sizes.add(STORED[storage[loop.storage[name]]].itemsize)
-            each += blocks * 256 * 4 * STORED[storage[loop.storage[name]]].itemsize
+            size = STORED[storage[loop.storage[name]]].itemsize
+            sizes.add(size)
+            each += blocks * 256 * 4 * size
     if plan.element != "C":
         return next((n for n in (1, 2, 4) if n * each >= AHEAD), 8) if each else 1
     least = 2 if len(plan.passes) == 2 and sizes == {4} else 1  # as measured on an H200
