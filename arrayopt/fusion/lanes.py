@@ -13,12 +13,12 @@ loops are over matrices, and as long for kernels of 1 × 1 as for any.
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import Ints
 from arrayopt.fusion.graph import CACHED, ELEMENT, Node, operands, reachable
-from arrayopt.fusion.layout import GEOMETRY, Layout, geometry, layout
+from arrayopt.fusion.layout import Layout, geometry, layout
 from arrayopt.fusion.passes import Between, loops
 from arrayopt.fusion.plan import Plan
 
@@ -85,16 +85,14 @@ def suits(shape: tuple[int, ...]) -> bool:
     return len(shape) > 2 and shape[-2] * shape[-1] <= LANES and math.prod(shape[:-2]) >= FEW
 
 
-def lane_geometry(shapes: list[tuple[int, ...]], element: str, room: int) -> Ints:
-    """Rows of `GEOMETRY`, with units of matrices that need room for about so many values."""
-    rows = geometry(shapes, element, LANES)
-    col = {name: rows[:, i] for i, name in enumerate(GEOMETRY)}
-    batches, r, c = col["A"] * col["B"], col["R"], col["C"]
-    group = np.minimum(
-        np.maximum(64, room // (r * c + 4 * (r + c)) // 16 * 16), np.maximum(batches, 1)
-    )
-    rows[:, GEOMETRY.index("G")], rows[:, GEOMETRY.index("UNITS")] = group, -(-batches // group)
-    return rows
+def lane_geometry(shapes: list[tuple[int, ...]], element: str, room: int) -> Any:
+    """The `geometry` of shapes, with units of matrices that need room for about so many values."""
+    geo = geometry(shapes, element, LANES)
+    batches, rows, columns = geo["A"] * geo["B"], geo["R"], geo["C"]
+    fitting = room // (rows * columns + 4 * (rows + columns)) // 16 * 16
+    geo["G"] = np.minimum(np.maximum(64, fitting), np.maximum(batches, 1))
+    geo["UNITS"] = -(-batches // geo["G"])
+    return geo
 
 
 @lru_cache(maxsize=CACHED)

@@ -10,7 +10,6 @@ from arrayopt.engines.base import Partials, Stops
 from arrayopt.engines.batch import Rows
 from arrayopt.engines.cuda.device import on_device
 from arrayopt.engines.cuts import CutTable
-from arrayopt.fusion.layout import GEOMETRY
 
 __all__ = ["Cut"]
 
@@ -27,7 +26,7 @@ class Cut(CutTable):
         _, rows, columns = (end - first).T
         matrix = rows * columns
         before = first[:, 0] * matrix + first[:, 1] * columns + first[:, 2]
-        sizes = self.table.geo[:, [GEOMETRY.index(name) for name in ("G", "TR", "TC")]]
+        sizes = np.stack([self.table.geo[name] for name in ("G", "TR", "TC")], axis=1)
         return np.column_stack([first - tile * sizes, end, columns, matrix, before])
 
     def keep_own(self, pieces: Ints) -> None:

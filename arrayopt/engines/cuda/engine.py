@@ -7,7 +7,7 @@ from typing import Any
 
 import cupy
 
-from arrayopt.arrays import Ints, place
+from arrayopt.arrays import place
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.cuda.cublas import library
 from arrayopt.engines.cuda.device import access, on_device
@@ -32,7 +32,7 @@ class CuPy(Fused):
     lean = LEAN
     codes, counts, halves, cuts, parts, narrows = True, True, False, True, True, True
 
-    def geometry(self, shapes: list[tuple[int, ...]], element: str) -> Ints:
+    def geometry(self, shapes: list[tuple[int, ...]], element: str) -> Any:
         found = super().geometry(shapes, element)
         tiles(found, element)
         return found

@@ -18,7 +18,6 @@ from arrayopt.engines.cuda.device import Access, on_device, uncaptured
 from arrayopt.engines.cuda.launches import NOTHING
 from arrayopt.engines.cuda.upload import Upload
 from arrayopt.fusion.graph import Node
-from arrayopt.fusion.layout import GEOMETRY
 from arrayopt.params.headers import Locations
 from arrayopt.params.located import locations_of
 from arrayopt.state.quantized import dequantized, scale_of
@@ -122,7 +121,7 @@ class Located(TableBatch):
         addresses = self.table[:, self.addresses(sorted(used))]
         self.sent, self.even = False, (addresses % WORD == 0).all(axis=1)
         if self.plan.element != "C":
-            columns = self.geo[:, GEOMETRY.index("C")]
+            columns = self.geo["C"]
             if self.windows is not None:
                 columns = self.windows[:, STRIDE]
             self.even &= columns % 4 == 0

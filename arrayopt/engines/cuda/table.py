@@ -143,7 +143,8 @@ class Table(Located):
         """See `scratch_starts`; with ranks, only for the elements of this one."""
         if self.cut is not None:
             return self.cut.scratch_starts()
-        return scratch_starts(self.plan, self.geo if self.bucket.kind == "whole" else 0 * self.geo)
+        geo = self.geo if self.bucket.kind == "whole" else np.zeros_like(self.geo)
+        return scratch_starts(self.plan, geo)
 
     # ---- before a step ---------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from arrayopt.engines.columns import TableBatch, native_columns, value_columns
 from arrayopt.engines.native.cut import Cut
 from arrayopt.engines.native.gradients import Gradients
 from arrayopt.engines.threads import divide, run
-from arrayopt.fusion.layout import GEOMETRY, extent, flops
+from arrayopt.fusion.layout import extent, flops
 from arrayopt.fusion.lower import lowered
 from arrayopt.fusion.windows import WINDOW, undivided
 
@@ -109,8 +109,8 @@ class Table(TableBatch):
         if self.multiplies:
             self.put("BLAS", blas_address(self.compiled.real.__name__))
         self.put("OWN", self.room["work"])
-        self.put("LAST", self.geo[:, GEOMETRY.index("UNITS")])
-        self.loads = self.geo[:, 0] + flops(plan, self.geo) // FLOPS
+        self.put("LAST", self.geo["UNITS"])
+        self.loads = self.geo["SIZE"] + flops(plan, self.geo) // FLOPS
         if self.cut is not None:
             self.cut.begin()
         self.own = np.zeros(len(members), np.int64)  # what each thread needs for itself
@@ -118,7 +118,7 @@ class Table(TableBatch):
             planes = []
             for each in lowered(plan, lanes).planes:
                 planes.append(sum(extent(axes, self.geo) for axes in each))
-            self.own += self.geo[:, GEOMETRY.index("G")] * np.max(planes, axis=0)
+            self.own += self.geo["G"] * np.max(planes, axis=0)
         self.scratch: dict[str, Any] = {}
         self.staged: list[tuple[int, str]] = []
         self.copies: list[tuple[int, str, Any]] = []
