@@ -9,7 +9,7 @@ import numpy as np
 
 from arrayopt.arrays import NARROW, REAL, WORKING
 from arrayopt.codecs import SPLIT
-from arrayopt.fusion.dims import RAISED, WAY_OUT, RetraceError, TraceError, View
+from arrayopt.fusion.dims import RAISED, RetraceError, TraceError, View, not_fused
 from arrayopt.fusion.graph import CLIP, ELEMENT, TOTAL, UPDATES, Node
 from arrayopt.fusion.inputs import (
     Inputs,
@@ -80,7 +80,7 @@ def _clear_errors(rule: Rule, rank: int) -> Iterator[None]:
         if own is not None:
             raise own from own.__cause__
         said = f"{who} cannot be traced: {name}: {in_words(str(error))}".removesuffix(": ")
-        raise TraceError(f"{line_of(rule, error)}{said}{WAY_OUT}") from error
+        raise not_fused(f"{line_of(rule, error)}{said}") from error
     finally:
         RAISED.first = None  # it holds all frames
 
