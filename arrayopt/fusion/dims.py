@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from threading import local
 from typing import Any
 
-from arrayopt.fusion.graph import LETTERS
+from arrayopt.fusion.graph import ELEMENT, LETTERS
 
 __all__ = [
     "RAISED",
@@ -67,6 +67,20 @@ class View:
     folded: bool = False
     tall: int | None = None
     sides: tuple[int, int] | None = None
+
+    def element(self, rank: int) -> str:
+        """The axes of an element of a tensor of some rank."""
+        return "C" if self.flat else ELEMENT[max(1, min(rank, 2 if self.folded else 4))]
+
+    def dims(self, rank: int) -> tuple[str, ...]:
+        """What the dimensions of such a tensor are; see `arrayopt.fusion.symbol.Symbol`."""
+        if self.flat:
+            return tuple(map(str, range(rank)))
+        if self.folded and rank > 2:
+            return ("R", *(f"C{number}" for number in range(rank - 1)))
+        if rank > 4:
+            return ("A", *(f"B{number}" for number in range(rank - 3)), "R", "C")
+        return tuple(self.element(rank))
 
     def more(self, what: str, shape: Sequence[int]) -> "View":
         """The view that a `RetraceError` asks for; without a shape there are fewer rows."""
