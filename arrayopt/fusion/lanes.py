@@ -11,7 +11,7 @@ loops are over matrices, and as long for kernels of 1 × 1 as for any.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from arrayopt.fusion.graph import CACHED, ELEMENT, Node, operands, reachable
 from arrayopt.fusion.layout import Layout, geometry, layout
-from arrayopt.fusion.passes import Between, loops
+from arrayopt.fusion.passes import Between, in_loops
 from arrayopt.fusion.plan import Plan
 
 __all__ = ["Lanes", "Segment", "in_lanes", "lane_geometry", "suits"]
@@ -64,7 +64,7 @@ class Lanes:
     ----------
     segments : tuple of Segment
         The segments, in order.
-    after : Between
+    last : Between
         Values per tensor, computed once for the tensor at the end.
     layout : Layout
         Where the values per tensor lie, the sums that are carried from segment to segment, and
@@ -72,7 +72,7 @@ class Lanes:
     """
 
     segments: tuple[Segment, ...]
-    after: Between
+    last: Between
     layout: Layout
 
 
@@ -187,7 +187,7 @@ class _Segments:
                 step[node] = max((step.get(a, 0) for a in node.args), default=0)
                 parts[step[node]].append(node)
         own = {name: n for name, n in self.writes.items() if self.written_in[name] == at}
-        small = tuple(Between((), loops(part, self.plan.element)) for part in parts)
+        small = tuple(Between((), in_loops(part, self.plan.element)) for part in parts)
         return Segment(before, tuple(passes), small, reads, tuple(carried), own)
 
 
@@ -238,6 +238,6 @@ def _per_tensor(plan: Plan, ready: dict[Node, int], of: list[int]) -> list[Betwe
         sums[t + 1] += p.reducing("tensor")
     made = []
     for some, part in zip(sums, parts, strict=True):
-        made.append(Between(tuple(some), loops(part, plan.element)))
+        made.append(Between(tuple(some), in_loops(part, plan.element)))
     stores = {name: n for name, n in plan.between[-1].stores.items() if not plan.slots[name]}
-    return [*made[:-1], Between(made[-1].combine, made[-1].after, stores)]
+    return [*made[:-1], replace(made[-1], stores=stores)]

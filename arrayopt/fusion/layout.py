@@ -227,7 +227,7 @@ def layout(plan: Plan, *, device: bool = False) -> Layout:
     tensor = dict.fromkeys(n for n in partials if n.axes == "")
     leaves = dict[Node, None]()
     for between in plan.between:
-        for loop in between.after:
+        for loop in between.loops:
             if device and in_waves(loop.nodes, loop.axes, plan.element):
                 tensor |= dict.fromkeys(chain.from_iterable(chain(*waves(loop.nodes))))
                 leaves |= dict.fromkeys(operands(loop.nodes))
@@ -251,7 +251,7 @@ def outliving(passes: Iterable[Pass], between: Iterable[Between]) -> set[Node]:
     for p in passes:
         kept |= {*operands(p.nodes), *p.stores.values(), *p.sums, *operands(p.sums)}
     for each in between:
-        for loop in each.after:
+        for loop in each.loops:
             own = () if loop.reduces else loop.nodes
             kept |= {*operands(loop.nodes)}.difference(own)
             kept |= {n for n in loop.nodes if n.reduces}

@@ -107,7 +107,7 @@ def _within(
         elif here == node.args or node.op == POSITION:
             now[node] = node
         else:
-            now[node] = Node(node.op, here, node.axes, node.level, node.dtype, node.data, node.id)
+            now[node] = replace(node, args=here)
     return now
 
 

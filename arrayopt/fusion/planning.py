@@ -129,9 +129,7 @@ def _frame(traced: Trace, scratch: dict[str, Node]) -> Plan:
     working = WORKING[traced.storage["p"]]
     wide = {"real": REAL.get(working, working), "complex": working}
     storage = traced.storage | {name: n.narrow or wide[n.dtype] for name, n in scratch.items()}
-    spilled = {name: n.dtype for name, n in scratch.items()}
-    extents = {name: n.axes for name, n in scratch.items()}
-    return Plan(traced.element, (), (), (), traced.slots, {}, {}, storage, spilled, extents)
+    return Plan(traced.element, (), (), (), traced.slots, {}, {}, storage, scratch)
 
 
 def _placed(work: Work, totals: Sequence[Node]) -> Placement:

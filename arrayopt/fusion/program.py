@@ -231,7 +231,7 @@ class Function:
         What it is called.
     shared : str
         How threads share it. On a CPU each does ``units`` from ``lo`` to ``hi``; or finds its own
-        by its number among ``threads``; or one does all. On a device, see
+        by its number among ``threads``; or, if it is empty, one does all. On a device, see
         `arrayopt.fusion.lower_stages`.
     body : tuple of Statement
         What it does.
@@ -251,23 +251,26 @@ class Stage:
 
     Attributes
     ----------
-    kind : str
-        ``pass``; ``product`` of matrices; ``between`` passes.
-    axes : str
-        The axes of what comes out; of a pass, the elements'.
     function : Function
         What it does, which several stages may have in common.
     scratch : tuple of str
         The arrays in place of the function's `scratch`.
-    beside : tuple of Stage
-        Parts, each with pieces of its own.
+    axes : str
+        On a device, the axes of what comes out; of a pass, the elements'.
+    others : tuple of Stage
+        On a device, what is done in the same stage, each with pieces of its own.
     """
 
-    kind: str
-    axes: str
     function: Function
     scratch: tuple[str, ...] = ()
-    beside: "tuple[Stage, ...]" = ()
+    axes: str = ""
+    others: "tuple[Stage, ...]" = ()
+
+    @property
+    def kind(self) -> str:
+        """On a device, ``pass``; ``product`` of matrices; or what is ``between`` passes."""
+        kinds = {"tiles": "pass", "squares": "pass", "library": "product"}
+        return kinds.get(self.function.shared, "between")
 
 
 @dataclass(frozen=True, slots=True)

@@ -246,12 +246,12 @@ class Table(TableBatch):
 
     def _scratch(self, shares: _Shares) -> None:
         """Put addresses of scratch memory into the table: one tensor's room for each thread."""
-        for name, kind in self.plan.spilled.items():
-            sizes = extent(self.plan.extents[name], self.geo)
+        for name, held in self.plan.spilled.items():
+            sizes = extent(held.axes, self.geo)
             largest = max((int(sizes[rows].max(initial=0)) for rows in shares.own), default=0)
             need = max(len(shares.own) * largest, int(sizes[shares.shared].max(initial=0)))
             if name not in self.scratch or self.scratch[name].size < need:
-                self.scratch[name] = np.empty(need, self.wide_type(kind))
+                self.scratch[name] = np.empty(need, self.wide_type(held.dtype))
             room = self.scratch[name]
             self.put(f"AT_{name}", room.ctypes.data, shares.shared)
             for i, rows in enumerate(shares.own):
