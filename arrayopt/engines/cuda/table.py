@@ -15,12 +15,11 @@ from arrayopt.engines.columns import value_columns
 from arrayopt.engines.compiling import compiling
 from arrayopt.engines.cuda.columns import WINDOW, columns, given, keys
 from arrayopt.engines.cuda.columns import hypers as hypers_of
-from arrayopt.engines.cuda.counts import counts_of
 from arrayopt.engines.cuda.cublas import Blas, blas_of
 from arrayopt.engines.cuda.cut import Cut
 from arrayopt.engines.cuda.device import OPTIONS, access, on_device, uncaptured
 from arrayopt.engines.cuda.emit import emit
-from arrayopt.engines.cuda.flags import Flags
+from arrayopt.engines.cuda.judge import Flags
 from arrayopt.engines.cuda.launches import NOTHING, THREADS, Launches
 from arrayopt.engines.cuda.located import Located
 from arrayopt.engines.cuda.products import scratch_starts
@@ -46,6 +45,31 @@ def _kernels(
     module = cupy.RawModule(code=text, options=OPTIONS)
     with compiling([f"kernels for {dtype}"], "CuPy's cache"):
         return module.get_function("prepare"), module.get_function("run")
+
+
+class Counts:
+    """Counts of updates, and of steps skipped alone; see `arrayopt.state.run.Holder`."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self.access, self.device = access(bucket.tensors[0].array)
+        self.counted = np.array([tensor.first for tensor in bucket.tensors])
+        with on_device(self.access, self.device):
+            self.table = Upload((len(self.counted), 2), np.int64)
+        self.array = self.table.array
+
+    def upload(self, counts: Ints, loss: dict[str, Any]) -> None:
+        """See `Holder.upload`."""
+        with on_device(self.access, self.device):
+            self.table.send(counts[:, self.counted].T)
+
+    def fetch(self, counts: Ints, loss: dict[str, Any]) -> None:
+        """See `Holder.fetch`."""
+        with on_device(self.access, self.device):
+            uncaptured()
+            counts[:, self.counted] = self.array.get().T
+
+    def peek(self, name: str) -> Any:
+        """See `Holder.peek`."""
 
 
 class Table(Located):
@@ -95,7 +119,9 @@ class Table(Located):
                 layers = self.step_scalars.layers * bucket.rule.stacked  # parts are no layers
                 self.value = Upload((int(layers.max(initial=0)) + 1,), np.float64)
                 self.put(self.given[VALUE], self.value.array.data.ptr + 8 * layers)
-            self.counts = counts_of(bucket)
+            if bucket.counts is None:
+                bucket.counts = Counts(bucket)
+            self.counts: Counts = bucket.counts
             self.own_counts: Any = cupy.zeros_like(self.counts.array) if plan.reports else None
             made = _kernels(
                 plan, dtype, kind.grad_dtype, self.device, windows=self.windows is not None
