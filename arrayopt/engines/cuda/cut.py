@@ -1,6 +1,5 @@
 """Tensors that ranks share, on a device: this rank's pieces of passes; see `CutTable`."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -8,7 +7,6 @@ import numpy as np
 from arrayopt.arrays import Ints
 from arrayopt.engines.base import Partials, Stops
 from arrayopt.engines.batch import Rows
-from arrayopt.engines.cuda.device import on_device
 from arrayopt.engines.cuts import CutTable
 
 __all__ = ["Cut"]
@@ -47,7 +45,7 @@ class Cut(CutTable):
         """See `Batch.passes`."""
         going = self.table.launches(rows)
         while True:
-            with on_device(self.table.access, self.table.device):  # not while others are at work
+            with self.table.access.section():  # not while others are at work
                 k = next(going, None)
                 if k is None:
                     return
@@ -59,4 +57,4 @@ class Cut(CutTable):
         return self.table.work
 
     def shown(self, pieces: tuple[Any, ...]) -> Partials:
-        return Partials(pieces, partial(on_device, self.table.access, self.table.device))
+        return Partials(pieces, self.table.access.section)

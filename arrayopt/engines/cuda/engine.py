@@ -10,7 +10,7 @@ import cupy
 from arrayopt.arrays import place
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.cuda.cublas import library
-from arrayopt.engines.cuda.device import access, on_device
+from arrayopt.engines.cuda.device import access
 from arrayopt.engines.cuda.emit import LEAN
 from arrayopt.engines.cuda.joint import DeviceJoint
 from arrayopt.engines.cuda.judge import Judge
@@ -48,7 +48,7 @@ class CuPy(Fused):
         library()
 
     def capturing(self, bucket: Bucket) -> bool:
-        with on_device(*access(bucket.tensors[0].array)):
+        with access(bucket.tensors[0].array).section():
             return bool(cupy.cuda.get_current_stream().is_capturing())
 
     def judge(self, buckets: Sequence[Bucket]) -> Judge | None:
