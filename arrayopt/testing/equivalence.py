@@ -40,7 +40,7 @@ NEAR = 2
 
 @dataclass(frozen=True)
 class Difference:
-    """The place where a run is farthest from the reference.
+    """The largest difference of a run from the reference.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one backend: the largest difference, or why there is none.
+    """The result of one backend: the largest difference, or why there is none.
 
     Parameters
     ----------
@@ -125,14 +125,14 @@ def assert_equivalent(
     Returns
     -------
     dict of str to Outcome
-        For each backend the difference, or why it could not run, as if a rule cannot be traced in a fused engine.
+        For each backend the difference, or why it could not run, such as a rule that cannot be traced.
 
     Raises
     ------
     AssertionError
         If a backend differs by more, or raises an error. The message has tensor, index, step and both values.
     UnavailableError
-        If a backend that was named cannot be used here.
+        If a named backend is not available.
     ValueError, TypeError
         If an argument is invalid, no backend can run, or the rule writes to its inputs.
 
@@ -172,7 +172,7 @@ def compare(
     steps: int = 10,
     **options: Any,
 ) -> dict[str, Outcome]:
-    """How far a rule on several backends comes from the reference; see `assert_equivalent`.
+    """Return the largest difference of each backend from the reference; see `assert_equivalent`.
 
     Parameters
     ----------

@@ -122,7 +122,7 @@ def record(
     Parameters
     ----------
     path : path
-        Of the file, which is JSON. Numbers are kept bit for bit.
+        The file, in JSON. Numbers are kept bit for bit.
     step, params, grads, steps
         As in `diagnose`.
 
@@ -144,14 +144,14 @@ def record(
 
 
 def check(path: Any, step: Any, params: Any = None, *, max_ulp: float | None = None) -> Trajectory:
-    """Assert that an optimizer does what was recorded, from the same parameters and with the same gradients.
+    """Assert that an optimizer repeats a recorded run, from the same parameters and with the same gradients.
 
     Parameters
     ----------
     path : path
         What `record` wrote.
     step, params
-        As in `diagnose`. The values of the parameters are those of the file; their library is that of `params`.
+        As in `diagnose`. The values of the parameters are those in the file; their library is that of `params`.
     max_ulp : float, optional
         The largest difference that passes, in ULPs of the update. By default 64, and 4 in half precision.
 
@@ -163,9 +163,9 @@ def check(path: Any, step: Any, params: Any = None, *, max_ulp: float | None = N
     Raises
     ------
     AssertionError
-        Where it does something else, saying at which step, tensor and element first.
+        If it differs. The message has the first step, tensor and element.
     TypeError, ValueError
-        As `diagnose`; if the file is none, or of other tensors.
+        As `diagnose`; or if the file is not a recording, or has other tensors.
     """
     if max_ulp is not None and (not is_number(max_ulp) or not max_ulp >= 0):
         raise ValueError(f"check: `max_ulp` must be a number of at least 0; got {max_ulp!r}")
