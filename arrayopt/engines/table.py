@@ -210,7 +210,7 @@ def _shown(reasons: dict[str, list[str]]) -> list[str]:
 
 
 class _Counting(Engine):
-    """For tensors that other ranks update: here they are counted, so that all ranks know how often."""
+    """For tensors that other ranks update: here they are counted, and nothing else."""
 
     name = "none"
 

@@ -245,6 +245,9 @@ class Function:
     scratch: tuple[str, ...] = ()
 
 
+KINDS = {"tiles": "pass", "squares": "pass", "library": "product"}
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """What is done of a tensor before threads, or blocks, meet.
@@ -255,10 +258,9 @@ class Stage:
         What it does, which several stages may have in common.
     scratch : tuple of str
         The arrays in place of the function's `scratch`.
-    axes : str
-        On a device, the axes of what comes out; of a pass, the elements'.
-    others : tuple of Stage
-        On a device, what is done in the same stage, each with pieces of its own.
+    axes, others : str, tuple of Stage
+        On a device, the axes of what comes out (of a pass, the elements'); and what else is done in
+        the stage, each with pieces of its own.
     """
 
     function: Function
@@ -269,24 +271,17 @@ class Stage:
     @property
     def kind(self) -> str:
         """On a device, ``pass``; ``product`` of matrices; or what is ``between`` passes."""
-        kinds = {"tiles": "pass", "squares": "pass", "library": "product"}
-        return kinds.get(self.function.shared, "between")
+        return KINDS.get(self.function.shared, "between")
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What is done with a tensor, in order.
-
-    Attributes
-    ----------
-    stages : tuple of Stage
-        On a CPU, 2k comes before pass k, and may do nothing; 2k + 1 is pass k.
-    planes : tuple of tuple of str
-        For each segment the axes along which a thread needs a plane for each position.
-    """
+    """What is done with a tensor, in order."""
 
     stages: tuple[Stage, ...]
+    """On a CPU, 2k comes before pass k, and may do nothing; 2k + 1 is pass k."""
     planes: tuple[tuple[str, ...], ...] = ()
+    """For each segment the axes along which a thread needs a plane for each position."""
 
     @property
     def functions(self) -> list[Function]:
