@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
-from arrayopt.arrays import REAL, WORKING
+from arrayopt.arrays import real_dtype
 from arrayopt.fusion.graph import POSITION, Node
 from arrayopt.fusion.index import Index, Place
 from arrayopt.fusion.layout import Layout
@@ -93,7 +93,7 @@ class Printer(Lines):
     ) -> None:
         super().__init__()
         self.plan, self.layout, self.columns = plan, layout, columns
-        self.real = REAL.get(WORKING[dtype], WORKING[dtype])
+        self.real = real_dtype(dtype)
         self.storage = {"p": dtype, "g": grad_dtype}
         self.storage |= {name: plan.storage[name] for name in plan.slots}
         self.storage |= {scale_of(name): "bfloat16" for name in plan.quantized}

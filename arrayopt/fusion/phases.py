@@ -10,7 +10,7 @@ from itertools import count
 
 import numpy as np
 
-from arrayopt.arrays import REAL, WORKING
+from arrayopt.arrays import real_dtype
 from arrayopt.fusion.dims import not_fused
 from arrayopt.fusion.graph import POSITION, TOTAL, Node, is_whole, operands, reachable
 from arrayopt.fusion.passes import Pass
@@ -132,8 +132,7 @@ def _with_vectors(plan: Plan) -> Plan:
         used += pass_.uses
     own = {n.data: n.axes for n in used if n.op == "input" and is_vector(n.data)}
     own |= {name: n.axes for name, n in plan.small.items() if is_vector(name)}
-    real = REAL.get(WORKING[plan.storage["p"]], WORKING[plan.storage["p"]])
-    storage = plan.storage | dict.fromkeys(own, real)
+    storage = plan.storage | dict.fromkeys(own, real_dtype(plan.storage["p"]))
     return replace(plan, slots=plan.slots | own, storage=storage)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import NARROW, REAL, WORKING
+from arrayopt.arrays import NARROW, WORKING, real_dtype
 from arrayopt.codecs import SPLIT
 from arrayopt.fusion.dims import RAISED, RetraceError, TraceError, View, not_fused
 from arrayopt.fusion.graph import (
@@ -210,7 +210,7 @@ def trace(
         If the rule does not return every slot, or changes a shape.
     """
     working = WORKING[dtype]
-    tiny = float(np.finfo(REAL.get(working, working)).tiny)
+    tiny = float(np.finfo(real_dtype(dtype)).tiny)
     element = view.element(rank)
     rooted = any(slot in rule.squares for slot in rule.storage(rank, dtype))
     graph = Graph(

@@ -23,7 +23,7 @@ _loaded: dict[tuple[str, str], Any] = {}
 
 
 def bound(text: str, what: str) -> Callable[..., Callable[[int, int, int, int], Any]]:
-    """The function `run` of a source, as `arrayopt.engines.native.table.Code.bind` has it.
+    """The function `run` of a source, as `arrayopt.engines.native.table.Table.compile` has it.
 
     Parameters
     ----------

@@ -9,16 +9,15 @@ import numpy as np
 from arrayopt.arrays import Array, Grads, Ints, array_namespace, detached, dtype_of
 from arrayopt.codecs import CODECS
 from arrayopt.engines.base import Report
-from arrayopt.engines.batch import Rows
-from arrayopt.engines.bucket import chosen
+from arrayopt.engines.batch import Kind, Rows
+from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.columns import TableBatch
 from arrayopt.engines.cuda.columns import WINDOW
 from arrayopt.engines.cuda.cut import Cut
-from arrayopt.engines.cuda.device import Access, uncaptured
+from arrayopt.engines.cuda.device import access, uncaptured
 from arrayopt.engines.cuda.launches import NOTHING
 from arrayopt.engines.cuda.upload import Upload
 from arrayopt.fusion.graph import Node
-from arrayopt.params.headers import Locations
 from arrayopt.params.located import locations_of
 from arrayopt.state.quantized import dequantized, scale_of
 
@@ -58,21 +57,23 @@ class Located(TableBatch):
     """
 
     on_device = True
-    access: Access
     table_there: Upload
     cut: Cut | None
     windows: Ints | None
-    grad_dtype: str
-    sent: bool
-    staged: dict[tuple[int, str], Any]
-    packed: dict[int, Any]
-    even: Any
-    known: Locations | None = None
     values_there: Any
     scalars_there: Any
-    skip: Any
-    layer: Any
-    constants: dict[Node, Any]
+
+    def __init__(self, kind: Kind, bucket: Bucket, members: list[int]) -> None:
+        super().__init__(kind, bucket, members)
+        self.access, self.grad_dtype = access(self.tensors[0].array), kind.grad_dtype
+        self.sent = False
+        self.known: Locations | None = None
+        self.even: Any = None
+        self.staged: dict[tuple[int, str], Any] = {}
+        self.packed: dict[int, Any] = {}
+        self.constants: dict[Node, Any] = {}
+        self.skip: Any = NOTHING
+        self.layer: Any = NOTHING
 
     # ---- where arrays lie ------------------------------------------------------------------------
 

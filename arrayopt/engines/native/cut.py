@@ -27,7 +27,7 @@ class Cut(CutTable):
         ends = {room: np.cumsum(lengths) for room, lengths in table.room.items()}
         for name, room in table.rooms.items():  # room of each tensor's own, for all wait together
             table.table[:, table.column[name]] += ends[room] - table.room[room]
-        self.work = np.empty(ends["work"][-1], table.compiled.real)
+        self.work = np.empty(ends["work"][-1], table.real)
         self.parts = np.empty(ends["part"][-1])
         self.scratch: list[Any] = []
 

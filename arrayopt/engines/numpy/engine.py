@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import REAL, WORKING, Grads
+from arrayopt.arrays import Grads, real_dtype
 from arrayopt.engines.batch import Batch, Kind, Rows, plain
 from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket
@@ -79,7 +79,7 @@ class _Blocks(Batch):
     def __init__(self, kind: Kind, bucket: Bucket, members: list[int]) -> None:
         super().__init__(kind, bucket, members)
         plan, dtype = kind.plan, kind.dtype
-        self.real = np.dtype(REAL.get(WORKING[dtype], WORKING[dtype]))
+        self.real = np.dtype(real_dtype(dtype))
         storage = tuple(({"g": kind.grad_dtype} | plan.storage).items())
         self.runs = Runs(plan, storage, self.real, self.chunk, threading.local())
         self.flat = set(plan.slots.values()) <= {"C"} and plan.element == "C"
