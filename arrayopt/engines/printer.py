@@ -22,16 +22,14 @@ class Lines:
 
     Attributes
     ----------
-    language : str
-        Whose texts of the table of operations are printed.
-    infinity : str
-        What an infinite number is there.
     type : str
         What real numbers are called where the text is now.
     """
 
     language: ClassVar[str]
+    """Whose texts of the table of operations are printed."""
     infinity: ClassVar[str] = "INFINITY"
+    """What an infinite number is there."""
     type = "W"
 
     def __init__(self) -> None:

@@ -32,11 +32,11 @@ class LoweredBetween(Lowering):
     Attributes
     ----------
     views : dict of Node
-        Vectors that it has looked at, each by a view.
+        The vectors that have been read or written, each by a view.
     """
 
-    def __init__(self, plan: Plan, layout: Layout, kept: Iterable[Node]) -> None:
-        super().__init__(plan, layout, kept)
+    def __init__(self, plan: Plan, layout: Layout, outliving: Iterable[Node]) -> None:
+        super().__init__(plan, layout, outliving)
         self.views: dict[Node, None] = {}
 
     def place(self, node: Node, at: Index | None = None) -> Place:
@@ -105,7 +105,7 @@ class LoweredBetween(Lowering):
         inside: Statements = [*self.reads([n for n in read if n.axes], wide=wide)]
         for n in loop.nodes:
             inside.append(program.Compute(n))
-            if n in self.kept:
+            if n in self.outliving:
                 inside.append(program.Write(self.place(n), n))
         return [*before, *loops_over(loop.axes, inside)]
 

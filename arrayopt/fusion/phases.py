@@ -1,7 +1,8 @@
-"""Plans with totals, cut where tensors meet: each phase is a plan, which a batch of its own runs.
+"""Plans with totals, divided where tensors meet: each phase is a plan, which a batch of its own
+runs.
 
-What a phase computes of a tensor as a whole, and a later one needs, goes on as a scalar of the
-step, as the totals do. Values per row or column lie in slots that are the step's alone.
+A value per tensor that a later phase needs is a scalar of the step there, as totals are. Values per
+row or column that a later phase needs are slots that last for the step alone.
 """
 
 from collections.abc import Sequence
@@ -72,8 +73,8 @@ def phases(whole: Plan, totals: Sequence[Node], levels: Sequence[int]) -> tuple[
         told = {name: node for name, node in whole.reports.items() if last and node.op != TOTAL}
         told |= {x.data.name: x.args[0] for x in totals if first[x] == phase + 1}
         for node in every:
-            if first[node] == phase and _kept(node) in wanted:
-                (slots if node.axes else told)[_kept(node)] = now[node] if node.axes else node
+            if first[node] == phase and _later_name(node) in wanted:
+                (slots if node.axes else told)[_later_name(node)] = now[node] if node.axes else node
         reports = {}
         for name, node in told.items():
             x = now[node]
@@ -99,7 +100,7 @@ def _within(
         earlier = not is_whole(node.axes, element) and 0 <= first[node] < phase
         # truth values per row are made again, of numbers
         if known or (earlier and (node.dtype == "real" or node.reduces or not node.axes)):
-            name = node.data.name if known else _kept(node)
+            name = node.data.name if known else _later_name(node)
             op = "input" if node.axes else "host"
             if node.axes and node.dtype != "real":
                 raise not_fused("it uses a total after a reduction of booleans per row")
@@ -111,7 +112,7 @@ def _within(
     return now
 
 
-def _kept(node: Node) -> str:
+def _later_name(node: Node) -> str:
     """What a value is called that goes on to later phases."""
     return f"{VECTOR if node.axes else KEPT}{node.id}"
 

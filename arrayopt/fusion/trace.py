@@ -37,30 +37,20 @@ __all__ = ["RetraceError", "Trace", "TraceError", "trace"]
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What a rule computes of one tensor: what is to be stored, or what is to be reported.
-
-    Attributes
-    ----------
-    outputs : dict of str to Node
-        ``p`` and the slots, as they are to be stored; as they are, where reports were asked for.
-    slots : dict of str to str
-        The slots' axes.
-    storage : dict of str to str
-        The dtypes that the parameter and the slots are stored in.
-    reports : dict of str to Node
-        Values per tensor for `Optimizer.stats`.
-    element : str
-        The axes of an element.
-    totals : tuple of Node
-        The totals that it asks for, in order.
-    """
+    """What a rule computes of one tensor: what is to be stored, or what is to be reported."""
 
     outputs: dict[str, Node]
+    """``p`` and the slots, as they are to be stored; as they are, where reports were asked for."""
     slots: dict[str, str]
+    """The slots' axes."""
     storage: dict[str, str]
+    """The dtypes that the parameter and the slots are stored in."""
     reports: dict[str, Node]
+    """Values per tensor for `Optimizer.stats`."""
     element: str
+    """The axes of an element."""
     totals: tuple[Node, ...] = ()
+    """The totals that it asks for, in order."""
 
 
 @dataclass(frozen=True, slots=True)

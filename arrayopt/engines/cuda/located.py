@@ -18,6 +18,7 @@ from arrayopt.engines.cuda.device import access, uncaptured
 from arrayopt.engines.cuda.launches import NOTHING
 from arrayopt.engines.cuda.upload import Upload
 from arrayopt.fusion.graph import Node
+from arrayopt.params.headers import Locations
 from arrayopt.params.located import locations_of
 from arrayopt.state.quantized import dequantized, scale_of
 
@@ -38,10 +39,6 @@ class Located(TableBatch):
         How the arrays are reached.
     sent : bool
         Whether `table_there`, the table in device memory, is as `table` is.
-    cut : Cut or None
-        What the table has beside others, of tensors that ranks share.
-    windows : array of int64, or None
-        How parts of matrices lie; see `Cut.windows_here`.
     staged : dict of (int, str) to array
         Copies of parameters and slots that kernels cannot work on, by row and name.
     packed : dict of int to array
@@ -50,8 +47,6 @@ class Located(TableBatch):
         Which tensors, but for their gradients, can be read in words.
     known : Locations or None
         Those of all gradients, if their addresses are in the table.
-    values_there, scalars_there : cupy.ndarray
-        As `Batch.values` and `Batch.scalars`.
     skip, layer : object
         The flags of the step, and which of them is each tensor's; `NOTHING` where there are none.
     """
@@ -59,9 +54,12 @@ class Located(TableBatch):
     on_device = True
     table_there: Upload
     cut: Cut | None
+    """What else the table knows of tensors that ranks share."""
     windows: Ints | None
+    """How parts of matrices lie; see `Cut.windows_here`."""
     values_there: Any
     scalars_there: Any
+    """As `Batch.values` and `Batch.scalars`, in device memory."""
 
     def __init__(self, kind: Kind, bucket: Bucket, members: list[int]) -> None:
         super().__init__(kind, bucket, members)

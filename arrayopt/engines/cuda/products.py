@@ -24,8 +24,8 @@ def scratch_starts(plan: Plan, geo: Any) -> dict[str, tuple[Ints, int]]:
     """
     order = np.lexsort([geo[x] for x in "ABRC"])
     found = {}
-    for name, held in plan.spilled.items():
-        sizes = -(-extent(held.axes, geo)[order] // 8) * 8
+    for name, value in plan.spilled.items():
+        sizes = -(-extent(value.axes, geo)[order] // 8) * 8
         starts = np.empty_like(sizes)
         starts[order] = np.cumsum(sizes) - sizes
         found[name] = starts, int(sizes.sum())

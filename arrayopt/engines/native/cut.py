@@ -39,9 +39,9 @@ class Cut(CutTable):
                 before = self.elements_before(row, name) * x.itemsize
                 self.table.put(f"AT_{name}", x.ctypes.data - before, row)
         self.scratch = []
-        for name, held in self.plan.spilled.items():
+        for name, value in self.plan.spilled.items():
             for row, share in enumerate(self.shares):
-                kind = self.table.wide_type(held.dtype)
+                kind = self.table.wide_type(value.dtype)
                 self.scratch.append(np.empty(share.last - share.first, kind))
                 before = self.first(row) * self.scratch[-1].itemsize
                 self.table.put(f"AT_{name}", self.scratch[-1].ctypes.data - before, row)

@@ -45,25 +45,17 @@ one thread's share.
 
 @dataclass(slots=True)
 class _Shares:
-    """How the rows of a step are divided over threads.
-
-    Attributes
-    ----------
-    threads : int
-        How many threads were asked for.
-    shared : array of int64
-        The rows that all threads share.
-    own : list of array
-        For each thread the rows that it does alone.
-    calls, own_calls : list of callable
-        The code over each row that is shared, and over each thread's own.
-    """
+    """How the rows of a step are divided over threads."""
 
     threads: int
+    """How many threads were asked for."""
     shared: Ints
+    """The rows that all threads share."""
     own: list[Ints]
+    """For each thread the rows that it does alone."""
     calls: list[Run] = field(default_factory=list)
     own_calls: list[Callable[[], Any]] = field(default_factory=list)
+    """The code over each row that is shared, and over each thread's own."""
 
 
 class Table(TableBatch):
@@ -240,12 +232,12 @@ class Table(TableBatch):
 
     def _scratch(self, shares: _Shares) -> None:
         """Put addresses of scratch memory into the table: one tensor's room for each thread."""
-        for name, held in self.plan.spilled.items():
-            sizes = extent(held.axes, self.geo)
+        for name, value in self.plan.spilled.items():
+            sizes = extent(value.axes, self.geo)
             largest = max((int(sizes[rows].max(initial=0)) for rows in shares.own), default=0)
             need = max(len(shares.own) * largest, int(sizes[shares.shared].max(initial=0)))
             if name not in self.scratch or self.scratch[name].size < need:
-                self.scratch[name] = np.empty(need, self.wide_type(held.dtype))
+                self.scratch[name] = np.empty(need, self.wide_type(value.dtype))
             room = self.scratch[name]
             self.put(f"AT_{name}", room.ctypes.data, shares.shared)
             for i, rows in enumerate(shares.own):

@@ -44,30 +44,22 @@ SHARED = 1 << 20
 
 @dataclass(eq=False, slots=True)
 class Chunk:
-    """Tensors that are taken at once.
-
-    Attributes
-    ----------
-    rows : list of int
-        Their rows in the batch.
-    size : int
-        Their elements in all.
-    ragged : bool
-        Whether they are of different sizes.
-    layers : tuple or None
-        If they are layers of one stacked tensor: that, and an index of its layers.
-    stack : Stack or None
-        What works through them, made by the first step.
-    views : dict of str to array
-        Their parameters and slots as the stack sees them, where they can be used in place.
-    """
+    """Tensors that are taken at once."""
 
     rows: list[int]
+    """Their rows in the batch."""
     size: int
+    """Their elements in all."""
     ragged: bool = False
+    """Whether they are of different sizes."""
     layers: tuple[Tensor, Any] | None = None
+    """Tuple or None: if they are layers of one stacked tensor: that, and an index of its layers."""
     stack: Stack | None = None
+    """What works through them, made by the first step."""
     views: dict[str, Any] = field(default_factory=dict)
+    """Their parameters and slots as the stack sees them, where they can be
+    used in place.
+    """
 
 
 class _Blocks(Batch):

@@ -39,8 +39,8 @@ class Stack(Small):
     def run(self, values: Values) -> None:
         """All passes and products; results go to the values that are known."""
         spilled = self.runs.plan.spilled
-        kinds = [held.dtype for held in spilled.values()]
-        shapes = [self.shape(held.axes) for held in spilled.values()]
+        kinds = [value.dtype for value in spilled.values()]
+        shapes = [self.shape(value.axes) for value in spilled.values()]
         largest = max(map(math.prod, shapes), default=0)
         rooms = buffers_of(kinds, self.runs.real, largest, self.runs.scratch)
         for name, room, shape in zip(spilled, rooms, shapes, strict=True):
