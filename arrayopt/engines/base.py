@@ -43,7 +43,7 @@ class Partials(NamedTuple):
     """Partial results in which each rank has filled its own piece."""
 
     pieces: tuple[Any, ...]
-    """For each rank, in this rank's memory, what that one fills in; together one stretch of it."""
+    """What each rank fills in, in this rank's memory; on a device, together one stretch of it."""
     where: Callable[[], AbstractContextManager[Any]] = nullcontext
     """A section in which they may be worked on: on their device, in the stream that has filled
     them.

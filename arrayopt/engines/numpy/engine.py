@@ -4,6 +4,7 @@ import threading
 from collections import deque
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, repeat
 from operator import setitem
 from typing import Any
@@ -16,9 +17,9 @@ from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.fused import Fused
 from arrayopt.engines.layers import Split, of_layers
-from arrayopt.engines.numpy.between import Runs, Values
 from arrayopt.engines.numpy.blocks import joined
 from arrayopt.engines.numpy.stacks import GROUP, Grouped, Ragged, Stack
+from arrayopt.engines.numpy.values import Runs, Values
 from arrayopt.engines.threads import run, thread_count
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.lanes import in_lanes
@@ -109,22 +110,14 @@ class _Blocks(Batch):
         large = max(SHARED, sum(x.size for x in chunks) // (4 * threads))
         if self.plan.multiplies:
             large = self.chunk
-        alone = [x for x in chunks if x.size > large and threads > 1]
-        todo = deque(x for x in chunks if x.size <= large or threads == 1)
         with one_thread() if self.plan.multiplies else nullcontext():
-            for chunk in alone:
-                self._run(chunk, grads, threads)
-
-            def work() -> None:
-                while True:
-                    try:
-                        chunk = todo.popleft()
-                    except IndexError:
-                        return
-                    self._run(chunk, grads, 1)
-
-            if todo:
-                run([work] * min(threads, len(todo)))
+            tasks = []
+            for chunk in chunks:
+                if chunk.size > large and threads > 1:
+                    self._run(chunk, grads, threads)
+                else:
+                    tasks.append(partial(self._run, chunk, grads, 1))
+            run(tasks, threads)
 
     def _chunks(self, rows: list[int]) -> list[Chunk]:
         """Tensors of equal shape, or size if only that matters, in stacks for the cache."""

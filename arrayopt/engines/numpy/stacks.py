@@ -17,9 +17,9 @@ import numpy as np
 
 from arrayopt.arrays import Ints
 from arrayopt.engines.blas import bands
-from arrayopt.engines.numpy.between import Readers, Runs, Small, Values
 from arrayopt.engines.numpy.blocks import blocks, buffers_of, dims, part, reduced, totals
 from arrayopt.engines.numpy.making import pass_function
+from arrayopt.engines.numpy.values import Readers, Runs, SmallValues, Values
 from arrayopt.engines.threads import run
 from arrayopt.fusion.graph import POSITION, Node
 from arrayopt.fusion.lanes import Segment, in_lanes
@@ -32,8 +32,8 @@ GROUP = 16384
 """So many elements are taken together, or one matrix."""
 
 
-class Stack(Small):
-    """A step of some tensors of one shape; see `Small`."""
+class Stack(SmallValues):
+    """A step of some tensors of one shape; see `SmallValues`."""
 
     @np.errstate(all="ignore")
     def run(self, values: Values) -> None:

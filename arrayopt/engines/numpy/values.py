@@ -17,7 +17,7 @@ from arrayopt.fusion.passes import Between, Pass
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.scalars import read_elsewhere, straight
 
-__all__ = ["Readers", "Runs", "Small", "Values", "last_readers"]
+__all__ = ["Readers", "Runs", "SmallValues", "Values", "last_readers"]
 
 Readers = dict[Node | Between | Pass, list[Node]]
 """Values over rows or columns, by what reads them last."""
@@ -59,7 +59,7 @@ class Values:
             self.known.pop(node, None)
 
 
-class Small:
+class SmallValues:
     """Values of some tensors of one shape, over fewer axes than their elements.
 
     Parameters
