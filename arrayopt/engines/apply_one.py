@@ -91,12 +91,8 @@ def apply_one(
 
 
 class _Store:
-    """What is stored of a tensor, each in its dtype, and what goes in its place.
-
-    Attributes
-    ----------
-    wide : dict of str to array
-        The slots as the rule sees them, in the dtype of arithmetic.
+    """What is stored of a tensor, each in its dtype, and what goes in its place; `wide` are the
+    slots as the rule sees them, in the dtype of arithmetic.
     """
 
     def __init__(self, p: Array, g: Array, slots: dict[str, Array]) -> None:

@@ -186,16 +186,8 @@ def companion(
     """A bucket of the same parameters under another rule, with state of its own; made once, and
     kept with the first.
 
-    Parameters
-    ----------
-    bucket : Bucket
-        The bucket.
-    rule : Rule
-        The other rule.
-    tensor_of : callable
-        Gives the tensor that holds a parameter's state under that rule.
-    run : Run, optional
-        The numbers of those tensors, where they have some; else they begin anew.
+    `tensor_of` gives the tensor that holds a parameter's state under that rule. `run` has the
+    numbers of those tensors; without it they begin anew.
     """
     made = bucket.companions.get(rule.structure)
     if made is None or (run is not None and made.run is not run):  # as after a load

@@ -62,18 +62,7 @@ class Lines:
 
 
 class Printer(Lines):
-    """Prints the program of a plan.
-
-    Parameters
-    ----------
-    plan : Plan
-        The plan.
-    dtype, grad_dtype : str
-        What parameters and gradients are stored in.
-    layout : Layout
-        Where values of the plan lie.
-    columns : sequence of str
-        The names of the table's columns.
+    """Prints the program of a plan, for parameters and gradients that are stored in these dtypes.
 
     Attributes
     ----------

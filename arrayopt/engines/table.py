@@ -116,14 +116,7 @@ for _name, _row in reversed(ENGINES.items()):
 
 
 def select(name: str, bucket: Bucket) -> tuple[Engine, str]:
-    """The engine for a bucket, and why it is that one.
-
-    Parameters
-    ----------
-    name : str
-        ``"auto"`` or the name of an engine.
-    bucket : Bucket
-        What it is to run over.
+    """The engine for a bucket, of a name or ``"auto"``; and why it is that one.
 
     Raises
     ------

@@ -201,15 +201,8 @@ def within(roots: Iterable[Node], own: Iterable[Node], stop: Container[Node] = (
 
 
 def evaluate(nodes: Iterable[Node], given: dict[str, Any]) -> dict[Node, Any]:
-    """The values of nodes that follow from scalars of the step, in float64, over many tensors at
-    once.
-
-    Parameters
-    ----------
-    nodes : iterable of Node
-        Host values.
-    given : dict of str to float or array
-        The scalars of the step by name; arrays hold a value per tensor.
+    """The values of nodes that follow from scalars of the step, in float64. These are `given` by
+    name; arrays hold a value per tensor.
     """
     values: dict[Node, Any] = {}
     with np.errstate(all="ignore"):

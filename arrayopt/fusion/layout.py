@@ -119,15 +119,8 @@ def moved(plan: Plan, geo: Any) -> Any:
 
 
 def boundaries(geo: Any, element: str) -> tuple[Any, Any]:
-    """Where a tensor may be cut: what lies on either side is contiguous, and so are the partial
-    results of it.
-
-    Parameters
-    ----------
-    geo : record
-        The tensor's `geometry`.
-    element : str
-        The axes of an element.
+    """Where a tensor with some `geometry` may be cut: what lies on either side is contiguous, and so
+    are the partial results of it.
 
     Returns
     -------

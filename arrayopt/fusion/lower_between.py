@@ -27,13 +27,7 @@ Statements = list[program.Statement]
 
 
 class LoweredBetween(Lowering):
-    """What a program for CPUs does before a pass, or after the last one.
-
-    Attributes
-    ----------
-    views : dict of Node
-        The vectors that have been read or written, each by a view.
-    """
+    """What a program for CPUs does before a pass, or after the last one; vectors are `views`."""
 
     def __init__(self, plan: Plan, layout: Layout, outliving: Iterable[Node]) -> None:
         super().__init__(plan, layout, outliving)

@@ -32,14 +32,7 @@ def phases(whole: Plan, totals: Sequence[Node], levels: Sequence[int]) -> tuple[
     What a phase is to tell the others is among its reports: the numbers of the totals that tensors
     meet for after it, and what later phases need.
 
-    Parameters
-    ----------
-    whole : Plan
-        The plan, in which totals are operations.
-    totals : sequence of Node
-        The totals, in order.
-    levels : sequence of int
-        The level of each pass.
+    In the plan totals are operations; `levels` are those of its passes.
 
     Raises
     ------

@@ -39,12 +39,7 @@ class ScalarCode:
 
     def constants(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
         """What follows from hyper-parameters and extents alone: for `scalars`, as long as these
-        stay what they are.
-
-        Parameters
-        ----------
-        given : mapping of str to float or array
-            Values by name; more than `names` may be there.
+        stay what they are. They are `given` by name; more than `names` may be there.
         """
         leaves = [given[name] for name in self.names]
         with np.errstate(all="ignore"):
@@ -54,17 +49,7 @@ class ScalarCode:
                 return (None, *leaves)
 
     def scalars(self, t: Any, clip: Any, constants: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The plan's scalars, in order.
-
-        Parameters
-        ----------
-        t : float or array
-            The number of the update.
-        clip : float or None
-            What gradients are multiplied by, where the plan does.
-        constants : tuple
-            What `constants` gave.
-        """
+        """The plan's scalars in update `t`, in order, where gradients are multiplied by `clip`."""
         with np.errstate(all="ignore"):
             if constants[0] is not None:
                 try:

@@ -23,13 +23,7 @@ class _Table(Table):
 
 
 class Cpp(Native):
-    """See `Native`.
-
-    Parameters
-    ----------
-    asked : bool, default False
-        As for `compiler`.
-    """
+    """See `Native`; `asked` is as for `compiler`."""
 
     name = "cpp"
     batch = _Table

@@ -49,13 +49,7 @@ class CudaLines(CppLines):
 
 
 class CudaPrinter(CudaLines, CPlusPlusPrinter):
-    """Prints a program as CUDA.
-
-    Attributes
-    ----------
-    windows : bool
-        Whether it is of matrices that the user has cut.
-    """
+    """Prints a program as CUDA; with `windows`, for parts of matrices that the user has divided."""
 
     words: ClassVar[dict[str, str]] = {"min": "minimum", "//": "/"}
     integer = "long long"

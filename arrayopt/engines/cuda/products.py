@@ -36,18 +36,8 @@ def calls_of(plan: Plan, dtype: str, geo: Any, at: dict[str, Ints], rows: Ints) 
     """For each pass of a plan the calls that make it: none, where it is a kernel's. One more has
     what follows: none.
 
-    Parameters
-    ----------
-    plan : Plan
-        The plan.
-    dtype : str
-        The dtype of arithmetic.
-    geo : array of records
-        The `geometry` of each tensor.
-    at : dict of str to array of int64
-        The addresses of each tensor's scratch arrays.
-    rows : array of int64
-        The tensors that take part, all with elements.
+    `at` has the addresses of each tensor's scratch arrays. The tensors that take part are `rows`,
+    all with elements.
     """
     if not plan.multiplies:
         return [[] for _ in (*plan.passes, None)]
