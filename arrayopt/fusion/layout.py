@@ -119,7 +119,7 @@ def moved(plan: Plan, geo: Any) -> Any:
 
 
 def boundaries(geo: Any, element: str) -> tuple[Any, Any]:
-    """Where a tensor with some `geometry` may be cut: what lies on either side is contiguous, and so
+    """Where a tensor of some `geometry` may be cut: what lies on either side is contiguous, and so
     are the partial results of it.
 
     Returns
