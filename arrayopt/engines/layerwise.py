@@ -44,13 +44,7 @@ COMPARING = ("lt", "le", "gt", "ge", "eq", "ne")
 
 
 class Layerwise:
-    """One array of all layers, which a rule takes for that of one layer.
-
-    Attributes
-    ----------
-    x : array
-        The array; its first axis counts layers.
-    """
+    """One array of all layers, which its first axis counts: a rule takes it for that of a layer."""
 
     __array_ufunc__ = None
     __hash__ = None  # type: ignore[assignment]
@@ -125,19 +119,8 @@ class LayerwiseDraws:
 def over_layers(function: Callable[..., Any], xp: Any, *args: Any) -> Any:
     """What a function of one layer's arrays makes of all layers.
 
-    Parameters
-    ----------
-    function : callable
-        It is called with a namespace that knows `Layerwise` arrays, and with the other arguments.
-    xp : namespace
-        That namespace.
-    args : array, dict of str to array, or anything
-        Arrays of all layers.
-
-    Returns
-    -------
-    array, dict, tuple
-        What the function returns, with the arrays of all layers; a number is the same for each.
+    It is called with a namespace that knows `Layerwise` arrays, and with arrays of all layers, or
+    dicts of these. So are what it returns; a number is the same for each layer.
     """
     like = args[0]
 

@@ -71,14 +71,8 @@ def plan(traced: Trace, *, calls: bool = False) -> Plan:
 
 
 class _Products:
-    """The products of matrices in a plan.
-
-    Attributes
-    ----------
-    nodes : list of Node
-        The products.
-    made, taken : dict of Node to str
-        The products, and what else they multiply, with the scratch arrays that these are in.
+    """The products of matrices in a plan: in `made` and `taken` they, and what else they multiply,
+    with the scratch arrays that these are in.
     """
 
     def __init__(self, needed: Iterable[Node]) -> None:

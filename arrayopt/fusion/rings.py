@@ -42,13 +42,8 @@ def rolled(one: Pass, slots: Sequence[str], least: int, *, heavy: bool = False) 
 
 
 class Rolled(Members):
-    """A pass over rings, in parts.
-
-    Attributes
-    ----------
-    parts : list of Part
-        The parts, in order: of each stage what is done once, then what with pairs, and with
-        members.
+    """A pass over rings, in `parts`: of each stage what is done once, then with pairs, then with
+    members.
     """
 
     def __init__(self, one: Pass, rings: dict[str, int], at_once: int) -> None:

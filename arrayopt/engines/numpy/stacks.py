@@ -173,14 +173,7 @@ class Stack(SmallValues):
 
 class Ragged(Stack):
     """A step of small tensors of any sizes end to end, under a plan that sees each as one row of
-    elements.
-
-    Parameters
-    ----------
-    runs, firsts
-        As of `Stack`.
-    sizes : array of int64
-        How many elements each has; equal sizes follow each other.
+    elements. Equal sizes follow each other.
     """
 
     def __init__(self, runs: Runs, sizes: Ints, firsts: Ints) -> None:
