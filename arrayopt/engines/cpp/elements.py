@@ -12,6 +12,7 @@ __all__ = ["ElementsPrinter"]
 COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne"}
 ARITHMETIC = {"add", "sub", "mul", "div", "over", "sqrt", "neg", "where", "minimum", "maximum"}
 ARITHMETIC |= {"current_bfloat16", "joined_bfloat16", "low_bfloat16"}
+ARITHMETIC |= {"uniform", "round_bfloat16", "round_float16"}
 HALVES = {"current_float16", "joined_float16", "low_float16"}
 """Operations that the headers have for vectors of numbers in single precision."""
 TYPES = {"float32", "float", "BFloat16", "Half", "Low8"}
@@ -80,7 +81,8 @@ class ElementsPrinter:
         The order of its sums then depends on the length alone.
         """
         loop, halves = self.loop, any(n.op in HALVES for n in self.loop.nodes)
-        if not (loop.codes or loop.sums or halves) or loop.guards or loop.position is not None:
+        draws = loop.position is not None
+        if not (loop.codes or loop.sums or halves or draws) or loop.guards:
             return False
         stored = [loop.storage[name] for name in loop.stores if name in loop.storage]
         types = {self.text.real, *map(self.text.stored, stored)}
@@ -94,24 +96,29 @@ class ElementsPrinter:
         size = "kBlock" if loop.codes else "kLanes"
         self.put(0, "#ifdef VECTORS")
         self.put(1, *(f"Floats v{s.id} = {{}};" for s in loop.totals))
+        for node in loop.nodes:
+            if node.op == "uniform":
+                given = [f"v{node.id}", "count", "start", "each", *map(text.name, node.args[1:])]
+                self.put(1, f"alignas(64) float v{node.id}[kStretch * kBlock];", f"draw({', '.join(given)});")
+        for x in self.coded.values():
+            given = f"<{text.stored(x)}>(scales_{x}, steps_{x}, count / kBlock)"
+            self.put(1, f"float steps_{x}[kStretch];", f"read_steps{given};")
         self.put(1, f"for (; first + {size} <= count; first += {size}) {{")
         if loop.codes:
             for name in (*self._uncoded(), *(f"codes_{x}" for x in self.coded.values())):
                 self.put(2, f"ask_for<{int(bool(loop.stores))}>({name} + first);")
-            for x in self.coded.values():
-                step = f"step_of<{text.stored(x)}>(scales_{x}[first / kBlock])"
-                self.put(2, f"const float step_{x} = {step};")
             self.put(0, "#pragma GCC unroll 2")
         self.put(2, f"for (int64_t i = first; i < first + {size}; i += kLanes) {{")
         for name, node in loop.loads.items():
             here = f"vector_at({name} + i)"
             if name in self.coded:
-                here = f"decoded(codes_{self.coded[name]} + i, step_{self.coded[name]})"
+                here = f"decoded(codes_{self.coded[name]} + i, steps_{self.coded[name]}[first / kBlock])"
             self.put(3, f"const auto {text.name(node)} = {here};")
         self._compute(3, "Floats")
         for name, node in loop.stores.items():
             value = text.name(node) if node.axes else f"all_of({text.name(node)})"
-            self.put(3, f"put_vector({value}, {name} + i);")
+            way = "put_rounded" if node.op == "round_bfloat16" else "put_vector"
+            self.put(3, f"{way}({value}, {name} + i);")
         self._add_up(3, "v")
         self.put(2, "}")
         self.put(1, "}", *(f"s{s.id} += sum_of(v{s.id});" for s in loop.totals))
@@ -161,6 +168,8 @@ class ElementsPrinter:
         multiples = [n for n in multiples if n.args[0].dtype != n.args[1].dtype]
         for node in nodes:
             made = text.expression(node)
+            if kind and node.op == "uniform":
+                made = f"vector_at(v{node.id} + i)"
             if node.op in ("add", "sub") and products.keys() >= {*node.args}:
                 made = self._fused(node, first=min(node.args, key=products.__getitem__))
             if node.op == "add" and all(x.dtype == "complex" for x in node.args):

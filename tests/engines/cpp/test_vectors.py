@@ -21,7 +21,8 @@ RULES = {
     [(rule, "float32", {}) for rule in RULES]
     + [
         ("LAMB", dtype, {"master_weights": masters}) for dtype in ("bfloat16", "float16") for masters in (True, "split")
-    ],
+    ]
+    + [("AdamW", dtype, {"rounding": "stochastic"}) for dtype in ("bfloat16", "float16")],
 )
 def test_loops_over_codes_take_whole_vectors(rule, dtype, options):
     text = ao.source(type(RULES[rule])(**vars(RULES[rule]) | options), engine="cpp", dtype=dtype)
