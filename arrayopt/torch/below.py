@@ -201,7 +201,7 @@ class Below:
                 assert self.made is not None
                 self.made._step.release.check_whole(f"{self._who}: groups have changed")
                 self.made._arrive()
-                check_convertible(f"{self._who}: group {group.label!r}", group.tensors, rule)
+                check_convertible(f"{self._who}: group {group.label!r}", group.tensors, old, rule)
 
     def _check_switched(self, group: Group, rule: Rule) -> None:
         """Raise ValueError where a group's rule has changed so that it needs other state."""
@@ -218,10 +218,10 @@ class Below:
             return
         rules = {x.name: group.rule for group in self.made.groups for x in group.tensors}
         pairs = zip(self.params, self.tensors, strict=True)
-        anew = [(x, x.fresh(rules[x.name])) for p, x in pairs if p in states and not states[p]]
+        anew = [(x, x.made(rules[x.name])) for p, x in pairs if p in states and not states[p]]
         self._restore(self.params, self.made, states, copies=True)
-        for tensor, slots in anew:
-            tensor.slots = slots
+        for tensor, made in anew:
+            tensor.hold(*made)
 
     # ---- what groups say --------------------------------------------------------------------------------------------
 

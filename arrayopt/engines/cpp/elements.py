@@ -99,10 +99,14 @@ class ElementsPrinter:
         for node in loop.nodes:
             if node.op == "uniform":
                 given = [f"v{node.id}", "count", "start", "each", *map(text.name, node.args[1:])]
-                self.put(1, f"alignas(64) float v{node.id}[kStretch * kBlock];", f"draw({', '.join(given)});")
+                self.put(
+                    1,
+                    f"alignas(64) float v{node.id}[kStretch * kBlock];",
+                    f"draw({', '.join(given)});",
+                )
         for x in self.coded.values():
-            given = f"<{text.stored(x)}>(scales_{x}, steps_{x}, count / kBlock)"
-            self.put(1, f"float steps_{x}[kStretch];", f"read_steps{given};")
+            steps = f"read_steps<{text.stored(x)}>(scales_{x}, steps_{x}, count / kBlock);"
+            self.put(1, f"float steps_{x}[kStretch];", steps)
         self.put(1, f"for (; first + {size} <= count; first += {size}) {{")
         if loop.codes:
             for name in (*self._uncoded(), *(f"codes_{x}" for x in self.coded.values())):
