@@ -8,6 +8,7 @@ from typing import Any, Never
 
 from arrayopt.engines.base import Report
 from arrayopt.engines.interrupts import uninterrupted
+from arrayopt.engines.layers import stack_of
 from arrayopt.foreign import got
 from arrayopt.html import Text
 from arrayopt.hyper import Hyper, data, evaluate
@@ -390,8 +391,13 @@ class Optimizer(Settings):
             return self.params
 
     def _record(self, reports: dict[str, Report], norm: Any) -> None:
-        """Take down what a step reports."""
-        self._stats.replace(reports, norm)
+        """Take down what a step reports, in the order of the tensors."""
+        places = self._parameters.places
+
+        def place(name: str) -> tuple[int, int, str]:
+            return places[name if name in places else stack_of(name)], len(name), name  # layer 10 after layer 9
+
+        self._stats.replace({name: reports[name] for name in sorted(reports, key=place)}, norm)
 
     def _limit(self) -> float | None:
         """The limit of the joint norm in the next step."""
