@@ -4,7 +4,7 @@ enum { kDrawn = 4 };  // so many vectors are made at once, for each round of one
 typedef unsigned Words __attribute__((vector_size(64), may_alias));
 typedef long long Longs __attribute__((vector_size(64)));
 
-// `uniform` of so many positions, `each` apart; there is room for all of the last vectors that are made.
+// `uniform` of so many positions, `each` apart; there is room for all vectors that are made.
 static __attribute__((noinline)) void draw(float* to, int64_t count, int64_t first, int64_t each, float a, float b, float c, float d,
                                            float t1, float t0) {
     const unsigned turns[8] = {13, 15, 26, 6, 17, 29, 16, 24};
@@ -34,6 +34,12 @@ static __attribute__((noinline)) void draw(float* to, int64_t count, int64_t fir
             *(Floats*)(to + at + v * kLanes) = __builtin_convertvector((Integers)(x[v] >> 8), Floats) * 0x1p-24f;
     }
 }
+
+struct Drawn {
+    alignas(64) float of[kStretch * kBlock];
+    template <class... Key>
+    Drawn(int64_t count, int64_t first, int64_t each, Key... key) { draw(of, count, first, each, key...); }
+};
 
 // The whole part of what is not negative.
 static __forceinline__ Integers whole(Floats x) { return __builtin_convertvector(x, Integers); }

@@ -97,7 +97,7 @@ static void multiply(void* gemm, W* a, W* b, W* c, int64_t i0, int64_t i1, int64
 }
 
 enum {
-    kTogether = 16,   // so many blocks' scales are found at once
+    kTogether = 16,  // so many blocks' scales are found at once
     kStretch = 256,  // blocks that a loop is over at most
 };
 
@@ -281,11 +281,14 @@ static __forceinline__ void ask_for(const T* block) {
     for (int i = 0; i < kBlock * (int)sizeof(T); i += kLine) __builtin_prefetch(later + i, 0, stores ? 2 : 3);
 }
 
-// What codes of each block are multiplied by, for a loop that reads them as numbers itself.
+// What codes of each block are multiplied by, where a loop makes numbers of them itself.
 template <class C>
-static __forceinline__ void read_steps(const BFloat16* __restrict scales, float* __restrict steps, int64_t blocks) {
-    for (int64_t i = 0; i < blocks; ++i) steps[i] = step_of<C>(scales[i]);
-}
+struct Steps {
+    float of[kStretch];
+    Steps(const BFloat16* scales, int64_t blocks) {
+        for (int64_t i = 0; i < blocks; ++i) of[i] = step_of<C>(scales[i]);
+    }
+};
 
 // Reads codes as numbers; the first element of a stretch is the first of a block. The arrays beside are what a loop reads
 // after this: while one of the two waits for memory, the other would not have asked for anything.
