@@ -20,6 +20,7 @@ from arrayopt.rules.base import Rule
 from arrayopt.rules.namespace import current, is_split, low_bits
 from arrayopt.state.blocks import Cut
 from arrayopt.state.quantized import dequantized, narrowed, quantized, scale_of
+from arrayopt.state.shares import Shards, Share, scales_of
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["check_convertible", "convert", "converted"]
@@ -29,8 +30,7 @@ def check_convertible(who: str, tensors: Iterable[Tensor], old: Rule, new: Rule)
     """Raise ValueError where the state of tensors cannot go on in the storage that their new rule asks for."""
     for tensor in tensors:
         slots = tensor.fresh(new)
-        if tensor.share is not None and narrowed(slots):
-            tensor.share.with_codes(tensor.name, tensor.shape)
+        _share(tensor, slots)
         if tensor.home is not None and "master" in slots and _is_split(old) != _is_split(new):
             raise ValueError(
                 f"{who}: the masters of {tensor.name!r} cannot change while one rank has them, and others parts of the"
@@ -47,11 +47,18 @@ def convert(tensors: Iterable[Tensor], old: Rule, new: Rule) -> None:
         here, (slots, whole) = tensor.home or tensor, tensor.made(new)
         if here.kind != "none":
             slots = converted(here.own("p", here.array), here.slots, old, new, here.array.ndim)
-        found.append((tensor, slots, whole))
-    for tensor, slots, whole in found:
-        if tensor.share is not None and narrowed(slots):
-            tensor.share = tensor.share.with_codes(tensor.name, tensor.shape)
+        found.append((tensor, _share(tensor, slots), slots, whole))
+    for tensor, tensor.share, slots, whole in found:
         tensor.hold(slots, whole)
+
+
+def _share(tensor: Tensor, slots: dict[str, Array]) -> Share | None:
+    """The share of a tensor that has other slots: parts that the user made must be whole blocks of codes."""
+    share = tensor.share
+    if not isinstance(share, Shards) or tensor.home is not None or not narrowed(slots):
+        return share
+    scales, seen = scales_of(tensor.name, tensor.shape, share.blocks)
+    return replace(share, scales=scales, seen=seen)
 
 
 def _is_split(rule: Rule) -> bool:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from arrayopt.arrays import Array, array_namespace, size
 from arrayopt.codecs import BLOCK, SCALE
@@ -86,10 +86,6 @@ class Share:
     def taken(self, slot: str, x: Array) -> Array:
         """This rank's part of a slot, or of the parameter ("p"), that was saved whole."""
         return self.of(slot, x)
-
-    def with_codes(self, name: str, shape: tuple[int, ...]) -> "Share":
-        """The share of a tensor whose slots become codes; ValueError where it would divide a block of them."""
-        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +173,6 @@ class Shards(Share):
     def parts_of(self, slot: str) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
         """For each rank the offset and the shape of its part of a slot, or of the parameter ("p")."""
         return self.scales if self.are_scales(slot) else self.blocks
-
-    def with_codes(self, name: str, shape: tuple[int, ...]) -> "Shards":
-        if isinstance(self, Homed):
-            return self
-        scales, seen = scales_of(name, shape, self.blocks)
-        return replace(self, scales=scales, seen=seen)
 
     def held(self, x: Array) -> Array:
         """An undivided slot, or of a rank that has no elements where others have some, nothing of it."""

@@ -87,9 +87,10 @@ class Tensor:
         """As `fresh`, with the shapes of the whole slots."""
         if self.home is not None:
             return self.home.made(rule)
-        made = new_slots(rule, self.name, detached(self.array if array is None else array), self.block)
-        here = tuple(self.array.shape)
-        whole = {slot: self.shape if tuple(x.shape) == here else tuple(x.shape) for slot, x in made.items()}
+        array = self.array if array is None else array
+        made = new_slots(rule, self.name, detached(array), self.block)
+        here, shape = tuple(array.shape), tuple(array.shape) if self.block is None else self.shape
+        whole = {slot: shape if tuple(x.shape) == here else tuple(x.shape) for slot, x in made.items()}
         if self.block is not None:
             whole |= {scale_of(slot): scale_shape(self.shape, 0) for slot in narrowed(made)}
         if isinstance(self.share, Shards) and self.share.spans:
@@ -158,11 +159,8 @@ class Tensor:
         mask = left.get(self.layers, np.zeros(self.layers, bool))
         self.run.count(self.numbers[mask if skipped else ~mask], skipped=skipped)  # type: ignore[index]
 
-    def take(self, array: Array, slots: dict[str, Array] | None = None) -> None:
-        """Go on from another array as the parameter, or from the same one, which may be elsewhere; and new slots."""
-        if slots is not None:
-            self.slots, here = slots, tuple(array.shape)
-            self.whole = {slot: self.shape if tuple(x.shape) == here else tuple(x.shape) for slot, x in slots.items()}
+    def take(self, array: Array) -> None:
+        """Go on from another array as the parameter, or from the same one, which may be elsewhere."""
         self.array = array
         self.run.arrays += 1
 

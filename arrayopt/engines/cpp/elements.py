@@ -109,8 +109,8 @@ class ElementsPrinter:
         self.put(2, f"for (int64_t i = first; i < first + {size}; i += kLanes) {{")
         for name, node in loop.loads.items():
             here = f"vector_at({name} + i)"
-            if x := self.coded.get(name):
-                here = f"decoded(codes_{x} + i, steps_{x}.of[first / kBlock])"
+            if slot := self.coded.get(name):
+                here = f"decoded(codes_{slot} + i, steps_{slot}.of[first / kBlock])"
             self.put(3, f"const auto {text.name(node)} = {here};")
         self._compute(3, "auto")
         for name, node in loop.stores.items():
