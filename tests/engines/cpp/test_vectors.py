@@ -28,4 +28,4 @@ def test_loops_over_codes_take_whole_vectors(rule, dtype, options):
     text = ao.source(type(RULES[rule])(**vars(RULES[rule]) | options), engine="cpp", dtype=dtype)
     coded = [loop for loop in LOOP.findall(text) if "codes_m" in loop]
     assert coded
-    assert all("Floats" in loop for loop in coded)
+    assert all("vector_at(" in loop for loop in coded)
