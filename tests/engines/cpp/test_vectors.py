@@ -19,9 +19,7 @@ RULES = {
 @pytest.mark.parametrize(
     ("rule", "dtype", "options"),
     [(rule, "float32", {}) for rule in RULES]
-    + [
-        ("LAMB", dtype, {"master_weights": masters}) for dtype in ("bfloat16", "float16") for masters in (True, "split")
-    ]
+    + [("LAMB", dtype, {"master_weights": masters}) for dtype in ("bfloat16", "float16") for masters in (True, "split")]
     + [("AdamW", dtype, {"rounding": "stochastic"}) for dtype in ("bfloat16", "float16")],
 )
 def test_loops_over_codes_take_whole_vectors(rule, dtype, options):
