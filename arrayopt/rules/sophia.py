@@ -50,7 +50,7 @@ class Sophia(Rule):
     -----
     H is the slot ``hess``, zeros at first. The rule does not change it: assign the average of estimates of the
     Hessian's diagonal every few steps, ``opt.state["w"]["hess"] = x``. If H is not positive, u is ρ times the sign of
-    m, if m is larger than ρε.
+    m where abs(m) / c₁ > ρε.
 
     References
     ----------
