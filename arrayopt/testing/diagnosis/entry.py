@@ -17,7 +17,7 @@ from arrayopt.testing.diagnosis.fit import LOWER
 from arrayopt.testing.diagnosis.hypothesis import hyper_names
 from arrayopt.testing.diagnosis.model import LIMITS, Seen
 from arrayopt.testing.diagnosis.search import Watch
-from arrayopt.testing.diagnosis.strategy import examine
+from arrayopt.testing.diagnosis.strategy import Examination
 from arrayopt.testing.diagnosis.subjects import Subject, as_subject
 from arrayopt.testing.diagnosis.trajectory import STEPS, Trajectory, Values, each, gradients
 from arrayopt.testing.equivalence import LIMITS as CHECKED
@@ -107,9 +107,9 @@ def diagnose(
             if odd:
                 return no_rule(made, f"two runs of the first step differ in {', '.join(odd)}")
     watch = Watch(on_try, seconds)
-    found = examine(made, given, given, depth=depth, watch=watch)
+    found = Examination(made, given, given, watch).run(depth)
     if found.name and given and not found.explained and found.error >= LOWER and not watch.over:
-        other = examine(made, {}, given, depth=depth, watch=watch)
+        other = Examination(made, {}, given, watch).run(depth)
         found = other if other.explained or other.error < found.error else found
     return replace(found, complete=not watch.stopped)
 
