@@ -6,7 +6,6 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, Never
 
-from arrayopt.engines.base import Report
 from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.foreign import got
 from arrayopt.html import Text
@@ -374,7 +373,7 @@ class Optimizer(Settings):
         step, team = self._step, self._team
         team.hooked = step.accumulator.last and (bool(self._after) or self._stats.requested)
         with team.after("Optimizer.step"):
-            if step.make(coming, begun, stats=stats, record=self._record):
+            if step.make(coming, begun, stats=stats, record=self._stats.replace):
                 self._stats.deliver()
                 for after in list(self._after):
                     after(self)
@@ -388,10 +387,6 @@ class Optimizer(Settings):
                 for after in list(self._after):
                     after(self)
             return self.params
-
-    def _record(self, reports: dict[str, Report], norm: Any) -> None:
-        """Take down what a step reports."""
-        self._stats.replace(reports, norm)
 
     def _limit(self) -> float | None:
         """The limit of the joint norm in the next step."""
@@ -449,7 +444,7 @@ class Optimizer(Settings):
         with self._guard("Optimizer.launch"):
             self._step.release.check_whole("Optimizer.launch")
             with nullcontext() if self._step.capturing else self._team.warned("Optimizer.step"):
-                self._step.launched(self._parameters.match(grads), lambda _, norm: self._record({}, norm))()
+                self._step.launched(self._parameters.match(grads), lambda _, norm: self._stats.replace({}, norm))()
             return self.params
 
     # ---- parameters and groups --------------------------------------------------------------------------------------

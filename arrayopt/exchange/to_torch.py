@@ -9,7 +9,7 @@ from arrayopt.exchange.given import below, said
 from arrayopt.exchange.sources import SOURCES
 from arrayopt.optimizer import Optimizer
 from arrayopt.rules import SGD, Adafactor, Adam, AdamW, Muon, NAdam, RAdam, RMSprop, Rule
-from arrayopt.saving.state_dict import describe
+from arrayopt.saving.differences import describe
 
 if TYPE_CHECKING:
     import torch

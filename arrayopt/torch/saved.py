@@ -9,7 +9,7 @@ from torch import Tensor
 from arrayopt.optimizer import Optimizer as Inner
 from arrayopt.params.groups import fields_of
 from arrayopt.rules.base import Rule
-from arrayopt.saving.state_dict import describe, rule_differences
+from arrayopt.saving.differences import describe, rule_differences
 from arrayopt.torch.below import Below
 from arrayopt.torch.release import Release
 from arrayopt.torch.settings import RULE, Settings, defaults_of
