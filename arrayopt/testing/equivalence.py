@@ -266,7 +266,7 @@ class _Run:
                 pair = expected[name][i].item(), got[name][i].item()
                 self.outcome = Outcome(Difference(float(distance[i]), name, tuple(map(int, i)), step, *pair))
         for name, slots in codes.items():
-            own = self.run.state[name]
+            own: Any = self.run.state[name]
             for slot, x in slots.items():
                 apart = np.abs(to_numpy(x) - to_numpy(own[slot])).max(initial=0) if scale_of(slot) in slots else 0
                 if dtype_name(x) != PAIR and apart > NEAR:

@@ -1,15 +1,14 @@
 """Tensors sorted by what they follow: one rule may have settings of its own for some of them."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
-from itertools import product
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from arrayopt.testing.diagnosis.fit import fit, snapped
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis
 from arrayopt.testing.diagnosis.model import Fit, Model, Seen
+from arrayopt.testing.diagnosis.search import Search, Watch
 from arrayopt.testing.diagnosis.trajectory import Trajectory
 
 __all__ = ["Group", "Setting", "grouped", "merged"]
@@ -42,14 +41,18 @@ Group = tuple[list[str], Setting]
 """Tensors, and what they follow."""
 
 
-def grouped(trajectory: Trajectory, able: Sequence[str], setting: Setting) -> tuple[list[Group], list[str]]:
+def grouped(
+    trajectory: Trajectory, able: Sequence[str], setting: Setting, watch: Watch, *, every: bool = False
+) -> tuple[list[Group], list[str]]:
     """The tensors that a rule is for, by what they follow; and all that follow nothing near it.
 
-    A number for each step may make up for anything in one tensor: it counts where two have it.
+    A number for each step may make up for anything in one tensor: it counts where two have it. If `every` tensor is
+    wanted, it ends with the first that follows nothing near.
     """
-    groups, left, current = list[Group](), list(able), setting
+    groups, left = list[Group](), list(able)
+    current: Setting | None = setting
     rest = set(trajectory.names) - set(able)
-    while left:
+    while left and not (every and rest):
         same = current.on(trajectory.only(left)).agreeing if current is not None else left[:1]
         free = [name for name, _ in current.hypothesis.free] if current is not None else []
         if current is not None and same and (len(same) > 1 or all(_has(groups, x, current) for x in free)):
@@ -57,9 +60,23 @@ def grouped(trajectory: Trajectory, able: Sequence[str], setting: Setting) -> tu
         else:
             rest |= set(same)
         left = [name for name in left if name not in same]
-        if left:  # what the next of them may follow
-            current = next(_variants(trajectory.only(left[:1]), [x for _, x in groups] or [setting]), None)
+        current = _variant(trajectory.only(left[:1]), setting, watch) if left else None
     return groups, [name for name in trajectory.names if name in rest]
+
+
+def _variant(trajectory: Trajectory, setting: Setting, watch: Watch) -> Setting | None:
+    """What else one tensor may follow: the same with another decay or learning rate, and at most one change more."""
+    (name,), seen = trajectory.names, Seen(trajectory)
+    grads = [row[name] for row in trajectory.grads]
+    enough = np.sum(np.all([g != 0 for g in grads if g is not None], axis=0)) >= ENOUGH  # for a number of each step
+    near = Setting(replace(setting.hypothesis, free=()), setting.values).on(trajectory)
+    for unknown, depth in ((("weight_decay",), 1), (("lr",), 0), (("lr", "weight_decay"), 1)):
+        known = {k: x for k, x in setting.values.items() if k not in unknown}
+        match = Search(seen, known, "", watch).run(depth, near=near)[0]
+        if match.passes and (enough or "step" not in dict(match.hypothesis.free).values()):
+            h, values = Setting.of(match)
+            return Setting(replace(h, free=tuple((k, "step") for k, x in values.items() if np.ndim(x))), values)
+    return None
 
 
 def _has(groups: Sequence[Group], name: str, setting: Setting) -> bool:
@@ -81,42 +98,3 @@ def merged(trajectory: Trajectory, groups: Sequence[Group]) -> Fit | None:
         numbers[0, [trajectory.names.index(name) for name in names]] = x.values[differ[0]]
     varied = replace(h, free=(*h.free, (differ[0], "tensor")))
     return Setting(varied, {**values, differ[0]: numbers}).on(trajectory)
-
-
-def _variants(trajectory: Trajectory, bases: Sequence[Setting]) -> Iterator[Setting]:
-    """What else one tensor may follow: the same rule, with another decay or learning rate, without its ratio, or with
-    gradients that are centralized. Decay and rate may also change from step to step, where enough elements tell so.
-    """
-    seen = Seen(trajectory)
-    for h, values in bases:
-        for form in _forms(h)[1:]:
-            yield from _fitting(form, seen, values, ())
-    (name,), (h, values) = trajectory.names, bases[0]
-    rows = [grads[name] != 0 for grads in trajectory.grads if grads[name] is not None]
-    axes = ("", "step") if np.sum(np.all(rows, axis=0)) >= ENOUGH else ("",)
-    for axis, free, form in product(axes, (("weight_decay",), ("lr",), ("lr", "weight_decay")), _forms(h)):
-        tried = [(free, values)]
-        if free[-1] == "weight_decay":  # first without
-            tried.insert(0, (free[:-1], {**values, "weight_decay": 0.0}))
-        kept = [x for x in h.free if x[0] not in free]
-        for names, numbers in tried:
-            varied = replace(form, free=(*kept, *((name, axis) for name in names if axis)))
-            yield from _fitting(varied, seen, numbers, names)
-
-
-def _forms(h: Hypothesis) -> list[Hypothesis]:
-    """A hypothesis, and the same without its ratio, or with gradients that are centralized."""
-    able = {f.name for f in fields(h.kind)} - dict(h.switches).keys()
-    switches = [x for x in (("adapt", False), ("grad_centralization", True)) if x[0] in able]
-    return [h, *(replace(h, switches=(*h.switches, x)) for x in switches)]
-
-
-def _fitting(h: Hypothesis, seen: Seen, values: Mapping[str, Any], free: Sequence[str]) -> Iterator[Setting]:
-    """A hypothesis with some numbers to be found and the others known, if it fits."""
-    tried = replace(h, free=tuple(x for x in h.free if x[0] in free))  # the others are known, of each step
-    model = Model(tried, seen, {k: x for k, x in values.items() if k not in free})
-    if set(free) <= set(model.names):
-        found = fit(model, {k: x if np.shape(x) == model.shape(k) else float(np.mean(x)) for k, x in values.items()})
-        found = snapped(found) if free else found
-        if found.passes:
-            yield Setting(h, dict(found.values))

@@ -132,7 +132,7 @@ class Examination:
                 again = Search(self.seen, known, subject, self.watch).run(2, near=near)
                 if again[0].passes:
                     return self.diagnosis(again)
-        groups, rest = grouped(self.trajectory, able, setting)
+        groups, rest = grouped(self.trajectory, able, setting, self.watch)
         if not rest:
             return self.in_parts(groups)
         other = Examination(self.trajectory.only(rest), self.known_of(rest), {}, self.watch).run(1)
@@ -172,7 +172,7 @@ class Examination:
             matches = [near] if near.passes else []
         if matches:
             return self.diagnosis(matches)
-        groups, rest = grouped(self.trajectory, self.names, setting)
+        groups, rest = grouped(self.trajectory, self.names, setting, self.watch, every=True)
         if rest:
             return None
         one = merged(self.trajectory, groups)
