@@ -59,15 +59,15 @@ def _tensor_differences(tensor: Tensor, was: dict[str, Any], *, whole: bool) -> 
     total = was["slots"].get(ACCUMULATED, tensor.array)
     if not is_array(total) or tuple(total.shape) != tuple(tensor.array.shape) or dtype_name(total) not in WORKING:
         wrong.append(f"the accumulated gradient of {who} is no such gradient")
-    for slot, mine in tensor.slots.items():
+    for slot, now in tensor.slots.items():
         x = was["slots"][slot]
         if not is_array(x):
             wrong.append(f"{type(x).__name__} as {slot} of {who}, expected an array")
             continue
-        shape = tensor.whole[slot] if whole else tuple(mine.shape)
-        if tuple(x.shape) != shape or dtype_name(x) != dtype_name(mine):
+        shape = tensor.whole[slot] if whole else tuple(now.shape)
+        if tuple(x.shape) != shape or dtype_name(x) != dtype_name(now):
             wrong.append(
-                f"{slot} of {who} is {dtype_name(x)} {tuple(x.shape)}, expected {dtype_name(mine)} {tensor.whole[slot]}"
+                f"{slot} of {who} is {dtype_name(x)} {tuple(x.shape)}, expected {dtype_name(now)} {tensor.whole[slot]}"
             )
     return wrong
 

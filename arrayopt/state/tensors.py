@@ -102,13 +102,13 @@ class Tensor:
             one = xp.full((1,) * self.array.ndim, 0.7, dtype=working_dtype(xp, self.array))
             for slot, first in rule.all_slots(xp, one, dtype).items():
                 if slot in self.share.spans:
-                    mine = made[slot]
-                    if not bool(xp.all(mine == first)):
+                    begun = made[slot]
+                    if not bool(xp.all(begun == first)):
                         raise ValueError(
                             f"{type(rule).__name__}: slot {slot!r} is made from the values of {self.name!r}, but this"
                             " rank has only a part of it; initialize it with a constant"
                         )
-                    self.whole[slot] = self.share.whole(slot, mine, self.shape)
+                    self.whole[slot] = self.share.whole(slot, begun, self.shape)
                     found[slot] = self.share.held(xp.broadcast_to(xp.reshape(first, ()), self.whole[slot]))
                     found[slot] = xp.asarray(found[slot], copy=True)
         return found

@@ -175,7 +175,7 @@ class Judging:
             return found
         norms = gradient_norms(self._engine, measures(), self._team)
         self._judged = lambda: norms
-        held = self._run.peek("scale") if own else known.scale
+        factor = self._run.peek("scale") if own else known.scale
         left, first = None, next(iter(norms.values()), 0.0)
         with on_its_device(first):
             total = joint_norm(list(norms.values()))
@@ -183,7 +183,7 @@ class Judging:
                 left, rest = left_out(known.stacks, norms)
                 total = joint_norm(list(rest.values()))
             found = judge(
-                total, scale=held if scaled else None, limit=known.limit, check=known.check
+                total, scale=factor if scaled else None, limit=known.limit, check=known.check
             )
         return found._replace(skip=bool(found.skip), left=left)
 

@@ -250,9 +250,9 @@ class _Run:
         """Take a step, look where it led, and go on from the reference's codes."""
         if self.outcome.error or self.outcome.skipped:
             return
-        mine = self.own(grads)
+        given = self.own(grads)
         try:
-            got = _values(self.run.step(mine))
+            got = _values(self.run.step(given))
         except Exception as error:  # a user's rule may raise anything
             untraceable = any(kind.__name__ == "JAXTypeError" for kind in type(error).__mro__)
             said = f"{type(error).__name__}: {_line(error)}"

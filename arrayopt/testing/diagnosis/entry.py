@@ -216,11 +216,13 @@ def run(
         if x in REAL:
             raise TypeError(f"{who}: parameters must be real; got {x} at {name!r}")
     if start is not None:
-        theirs = {name: x.shape for name, x in start.items()}
-        if shapes != theirs:
-            unnamed = list(shapes) == [str(i) for i in range(len(shapes))] and [*shapes.values()] == [*theirs.values()]
+        recorded = {name: x.shape for name, x in start.items()}
+        if shapes != recorded:
+            unnamed = list(shapes) == [str(i) for i in range(len(shapes))] and [*shapes.values()] == [
+                *recorded.values()
+            ]
             hint = "; a PyTorch optimizer of `model.named_parameters()` has names" if unnamed else ""
-            raise ValueError(f"{who}: the parameters must be those that were recorded, {theirs}; got {shapes}{hint}")
+            raise ValueError(f"{who}: the parameters must be those that were recorded, {recorded}; got {shapes}{hint}")
         for name, x in now.items():
             now[name] = _like(x, start[name])
             if array_api_compat.is_torch_array(x):  # PyTorch's optimizers own their parameters
