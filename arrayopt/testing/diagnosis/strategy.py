@@ -9,7 +9,7 @@ import numpy as np
 from arrayopt.testing.diagnosis.diagnosis import NOT_SEARCHED, Diagnosis, made_of, no_rule
 from arrayopt.testing.diagnosis.fit import LOWER, fit
 from arrayopt.testing.diagnosis.groups import Group, Setting, grouped, merged
-from arrayopt.testing.diagnosis.hypothesis import not_searched, plain
+from arrayopt.testing.diagnosis.hypothesis import not_searched
 from arrayopt.testing.diagnosis.model import Fit, Model, Seen
 from arrayopt.testing.diagnosis.search import Search, Watch, attempt
 from arrayopt.testing.diagnosis.trajectory import Trajectory
@@ -19,7 +19,6 @@ __all__ = ["Examination"]
 
 MANY, FEW = 6, 3  # with more tensors than these, so few are searched first
 LARGE = 400  # which have at most so many elements
-FAR = 0.5  # the cost up to which a rule may be meant
 SHOWN = 1e-3  # the cost of one tensor below which the others are tried with its numbers
 COARSE = 0.02  # the cost below which what is left of a product of matrices may be its rounding to bfloat16
 
@@ -66,7 +65,7 @@ class Examination:
         found = self.from_few(min(depth, 2)) if many else None
         if found is not None:
             return found
-        mixed, for_matrices = not many and len({x.ndim > 1 for x in self.start.values()}) == 2, False
+        mixed = not many and len({x.ndim > 1 for x in self.start.values()}) == 2
         for deep in dict.fromkeys((0, min(depth, 1), depth)):
             best = self.search(self.names).run(deep)
             if best[0].passes or self.watch.over or (deep and best[0].cost < LOWER):
@@ -75,11 +74,9 @@ class Examination:
             if coarse is not None:
                 kind = coarse.hypothesis.kind.__name__
                 return self.diagnosis([coarse], f"{kind} with products in bfloat16 is {NOT_SEARCHED}")
-            for_matrices = for_matrices or (mixed and not deep and self.is_for_matrices())
-            if mixed and (deep == 1 or (for_matrices and not deep)):  # one rule for matrices, another for the rest
-                found = self.from_few(min(depth, 1) if for_matrices else 0)
-                if found is not None and found.explained:
-                    return found
+            found = self.from_few(deep) if mixed and deep < 2 else None
+            if found is not None and found.explained:
+                return found
         alone = None if best[0].passes else self.from_one()
         return self.diagnosis(best if alone is None else [alone])
 
@@ -90,13 +87,6 @@ class Examination:
         subject = self.trajectory.subject
         near.sort(key=lambda x: (x.hypothesis.kind.__name__ != subject, x.hypothesis.changes, x.cost))
         return replace(near[0], refused=True) if near else None
-
-    def is_for_matrices(self) -> bool:
-        """Whether a rule that is for matrices alone is not far from what these do."""
-        names = [name for name, x in self.start.items() if x.ndim > 1]
-        among = [h for h in plain([self.start[name].shape for name in names]) if not h.takes([np.zeros(1)])]
-        matrices = Search(Seen(self.trajectory.only(names)), self.known_of(names), "", self.watch)
-        return matrices.run(0, among=among)[0].cost < FAR
 
     def from_one(self) -> Fit | None:
         """A plain rule that one of several tensors shows, and all follow; None if there is none."""
@@ -135,7 +125,7 @@ class Examination:
         groups, rest = grouped(self.trajectory, able, setting, self.watch)
         if not rest:
             return self.in_parts(groups)
-        other = Examination(self.trajectory.only(rest), self.known_of(rest), {}, self.watch).run(1)
+        other = Examination(self.trajectory.only(rest), self.known_of(rest), {}, self.watch).run(min(depth, 1))
         return self.in_parts(groups, other.parts or [(tuple(rest), other)])
 
     def searched_few(self, depth: int) -> Iterator[list[Fit]]:
