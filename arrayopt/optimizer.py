@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Never
 
 from arrayopt.engines.interrupts import uninterrupted
+from arrayopt.engines.layers import stack_of
 from arrayopt.foreign import got
 from arrayopt.html import Text
 from arrayopt.hyper import Hyper, data, evaluate
@@ -373,7 +374,7 @@ class Optimizer(Settings):
         step, team = self._step, self._team
         team.hooked = step.accumulator.last and (bool(self._after) or self._stats.requested)
         with team.after("Optimizer.step"):
-            if step.make(coming, begun, stats=stats, record=self._stats.replace):
+            if step.make(coming, begun, stats=stats, record=self._record):
                 self._stats.deliver()
                 for after in list(self._after):
                     after(self)
@@ -387,6 +388,15 @@ class Optimizer(Settings):
                 for after in list(self._after):
                     after(self)
             return self.params
+
+    def _record(self, reports: dict[str, Report], norm: Any) -> None:
+        """Take down what a step reports, in the order of the tensors."""
+        places = self._parameters.places
+
+        def place(name: str) -> tuple[int, int, str]:
+            return places[name if name in places else stack_of(name)], len(name), name  # layer 10 after layer 9
+
+        self._stats.replace({name: reports[name] for name in sorted(reports, key=place)}, norm)
 
     def _limit(self) -> float | None:
         """The limit of the joint norm in the next step."""
@@ -444,7 +454,7 @@ class Optimizer(Settings):
         with self._guard("Optimizer.launch"):
             self._step.release.check_whole("Optimizer.launch")
             with nullcontext() if self._step.capturing else self._team.warned("Optimizer.step"):
-                self._step.launched(self._parameters.match(grads), lambda _, norm: self._stats.replace({}, norm))()
+                self._step.launched(self._parameters.match(grads), lambda _, norm: self._record({}, norm))()
             return self.params
 
     # ---- parameters and groups --------------------------------------------------------------------------------------

@@ -163,6 +163,7 @@ class Settings(Saved):
                 self._team.check_complete(self._parameters.all)
                 self._parameters.first.follow()
             self._team.agree("Optimizer.averaged")
+            self._follow_at_home("Optimizer.averaged")
             rules, found = {x.name: group.rule for group in self.groups for x in group.tensors}, []
             for x in self._parameters.all:
                 with on_its_device(x.array):

@@ -1,6 +1,6 @@
 """The host's part of a step of the `cupy` engine, timed on a machine without a GPU or a driver.
 
-``python benchmarks/host.py`` prints the table of docs/cuda.md. Arrays, their attributes and their addresses are CuPy's,
+``python benchmarks/host.py`` prints a table. Arrays, their attributes and their addresses are CuPy's,
 in host memory. Devices, streams and kernels do nothing: their own time on the host comes on top.
 """
 

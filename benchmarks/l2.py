@@ -1,6 +1,6 @@
 """What the L2 cache holds from pass to pass, simulated: the queue of the `cupy` engine over a model of some devices.
 
-``python benchmarks/l2.py`` prints the table of docs/cuda.md, in some ten minutes. Nothing is measured.
+``python benchmarks/l2.py`` prints a table, in some ten minutes. Nothing is measured.
 
 The model. So many blocks as the engine launches take tickets in order. A ticket begins with a pause, of a length by
 chance, then moves its bytes, 16 KiB of each array that it reads or writes. All blocks that move bytes share the

@@ -7,7 +7,7 @@ from benchmarks.machine import look
 
 __all__ = ["put"]
 
-PAGE = Path(__file__).parents[1] / "docs" / "ranks.md"
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 
 
 def put(name, table, command, page=PAGE):

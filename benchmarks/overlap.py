@@ -2,7 +2,7 @@
 
 python -m benchmarks.overlap                        # 2 and 4 processes over gloo, in about three minutes
 python -m benchmarks.overlap --latency 0.03 --layers 16 --columns 256 --bucket 2097152    # little but latency
-python -m benchmarks.overlap --page                 # and puts the table on docs/ranks.md
+python -m benchmarks.overlap --page                 # and puts the table on docs/benchmarks.md
 python -m benchmarks.overlap --ranks 2 --rounds 9
 mpiexec -n 2 python -m benchmarks.overlap --mpi
 
@@ -132,7 +132,7 @@ def main():
     parser.add_argument("--layers", type=int, default=8, help="how many layers the model has")
     parser.add_argument("--columns", type=int, default=3072, help="the columns of a layer, of 1,024 rows")
     parser.add_argument("--bucket", type=int, default=layout.ROUND, help="bytes of a bucket")
-    parser.add_argument("--page", action="store_true", help="put the table on docs/ranks.md")
+    parser.add_argument("--page", action="store_true", help="put the table on docs/benchmarks.md")
     given = parser.parse_args()
     os.environ.setdefault("ARRAYOPT_NUM_THREADS", "1")
     if given.mpi:

@@ -1,6 +1,6 @@
 """The engine's kernels beside others, in the timing model of GPGPU-Sim: cycles, and the bytes of memory.
 
-``GPGPUSIM=<a checkout> python benchmarks/ptx.py`` prints the table of docs/cuda.md; see ``tests/ptx``. It takes an hour
+``GPGPUSIM=<a checkout> python benchmarks/ptx.py`` prints a table; see ``tests/ptx``. It takes an hour
 of a core; ``--only LAMB "LAMB, apex"`` makes some rows, ``--elements`` and ``--tensors`` change the sizes. Nothing runs
 on a GPU: what is simulated is PTX for compute capability 7.5, on a sixteenth of a QV100 with its share of the L2 cache,
 and with that of an H100 for as many multiprocessors.

@@ -1,7 +1,7 @@
 """The time of a checkpoint of ranks: rank 0 alone, each rank its part, and in the background.
 
 python -m benchmarks.saving              # 1 GB on 4 ranks of MPI, in about a minute
-python -m benchmarks.saving --page       # and puts the table on docs/ranks.md
+python -m benchmarks.saving --page       # and puts the table on docs/benchmarks.md
 
 "Rank 0 writes all" is how checkpoints were written before ranks wrote together; it is still so where ranks do not see
 the file of rank 0. Of `wait=False`, the first time is that of the call, and the second until the file is on disk.
@@ -73,7 +73,7 @@ def main():
     parser.add_argument("--ranks", type=int, nargs="+", default=[4], help="how many processes of MPI are started")
     parser.add_argument("--rounds", type=int, default=3, help="how many checkpoints are timed")
     parser.add_argument("--folder", help="where to write; a temporary folder where it is left out")
-    parser.add_argument("--page", action="store_true", help="put the table on docs/ranks.md")
+    parser.add_argument("--page", action="store_true", help="put the table on docs/benchmarks.md")
     parser.add_argument("--rank", action="store_true", help="one of the processes, as mpiexec starts them")
     given = parser.parse_args()
     if given.rank:

@@ -120,7 +120,8 @@ def test_links_within_the_repository_lead_somewhere(page):
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_that_is_not_run_says_so(page):
-    """A fence that is neither run nor a shell's nor text is a directive with a caption."""
+    """A fence that is neither run nor a shell's nor text is a directive with a caption; fences of colons are text."""
+    assert not re.search("^:::", page.read_text("utf-8"), re.MULTILINE)
     for kind, rest in re.findall(r"^```(\{?[\w-]+\}?)[^\n]*\n([^\n]*)", page.read_text("utf-8"), re.MULTILINE):
         assert (
             kind in ("python", "sh", "text")

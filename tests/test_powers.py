@@ -40,7 +40,7 @@ def run(case, engine, where="alone", how=("straight",), seed=0):
 
 
 @each_fused
-@settled(40)
+@settled(24)
 @given(
     name=st.sampled_from(sorted(RULES)),
     changes=SOME_CHANGES,
@@ -58,7 +58,7 @@ def test_what_must_change_no_bit_changes_none(engine, name, changes, where, how,
 
 
 @each_fused
-@settled(40)
+@settled(24)
 @given(name=st.sampled_from(sorted(RULES)), changes=SOME_CHANGES)
 def test_engines_agree(engine, name, changes):
     assume(name != "SOAP" or "centralized" not in changes)  # what rounding leaves of zero, it divides by its own size

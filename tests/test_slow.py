@@ -4,7 +4,7 @@ import pytest
 
 from tests.engines.cuda.planted import PLANTED
 from tests.support.costly import COSTLY
-from tests.support.drawn import DRAWN, LIKE, left_out, shard
+from tests.support.drawn import DRAWN, LIKE, MANY, left_out, shard
 
 
 def test_each_slow_test_has_a_quick_sibling(cases):
@@ -37,8 +37,8 @@ def test_what_is_drawn_is_there(cases):
 
 
 def test_cases_of_numba_that_run_in_cpp_are_drawn():
-    names = {f"x.py::test_y[{engine}-{i}]": True for engine in ("numba", "cpp") for i in range(50)}
-    names |= {f"x.py::test_z[{i}-numba]": True for i in range(50)} | {"y.py::test_few[numba]": True}
+    names = {f"x.py::test_y[{engine}-{i}]": engine == "numba" for engine in ("numba", "cpp") for i in range(50)}
+    names |= {f"x.py::test_z[{i}-numba]": True for i in range(10)} | {"y.py::test_few[numba]": True}
     names |= {"y.py::test_few[cpp]": False, "x.py::test_quick[numba]": False, "x.py::test_quick[cpp]": False}
     first, again, other = (left_out(names, seed) for seed in ("1", "1", "2"))
     assert first == again != other
@@ -46,6 +46,16 @@ def test_cases_of_numba_that_run_in_cpp_are_drawn():
     assert len(first) == len(other) == 50 - 50 // LIKE["numba", "cpp"]
     assert not left_out(names, "all")
     assert not left_out(names, "")
+
+
+def test_of_many_cases_of_a_test_some_are_drawn():
+    names = {f"x.py::test_many[{i}]": True for i in range(100)} | {f"x.py::test_few[{i}]": True for i in range(12)}
+    names |= {f"x.py::test_quick[{i}]": False for i in range(100)}
+    first, other = left_out(names, "1"), left_out(names, "2")
+    assert first != other
+    assert all(name.startswith("x.py::test_many[") for name in first | other)
+    assert len(first) == len(other) == 100 - MANY - 15
+    assert not left_out(names, "all")
 
 
 def test_each_case_is_in_one_part():

@@ -22,9 +22,9 @@ __all__ = ["ENGINES", "FUSED", "EngineRow", "NotFusedWarning", "advise", "instea
 class NotFusedWarning(UserWarning):
     """No fused engine runs a rule, for a reason that can be changed.
 
-    So it is slower than it need be, and takes more memory. An `Optimizer` with ``engine="auto"``
-    gives it once for each reason, before it writes anything. The message says the reason and what
-    to do. ``engine="array_api"`` runs the same without the warning.
+    An `Optimizer` with ``engine="auto"`` issues it once for each reason. The step is then slower
+    and takes more memory. The message has the reason and the remedy. ``engine="array_api"`` runs
+    the same without the warning.
     """
 
 

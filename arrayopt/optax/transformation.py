@@ -79,12 +79,11 @@ def transformation(rule: Rule, *, mask: Any = None) -> optax.GradientTransformat
 
     Notes
     -----
-    A sequence that has run out is a ValueError. A traced update, as under `jax.jit`, cannot raise: its value is NaN.
+    A sequence that has run out raises a ValueError; in a traced update, as under `jax.jit`, its value is NaN.
 
-    ``params + update`` is rounded once more, so it may be another than the new parameter in the last bit where an
-    update is large. Masters and averages of parameters, which are slots, are those of `arrayopt.update`; but where the
-    parameter is not the master rounded, as after a later transformation that changed the update, or after a write from
-    outside, the master begins anew as the parameter, in that element.
+    ``params + update`` is rounded once more, so its last bit may differ from the new parameter's. Masters and averages
+    of parameters are those of `arrayopt.update`. If an element of the parameter is not the rounded master, as after a
+    later transformation or a write from outside, the master is set to the parameter in that element.
 
     Examples
     --------

@@ -115,8 +115,6 @@ class GradMatcher:
         """Remember the forms of gradients that are of one type and can be asked."""
         some = [grad for grad in given if grad is not None]
         kinds = set(map(type, some))
-        self._plain = not any(map(array_api_compat.is_torch_array, some))
-        self._real = not any(kind(grad) == "complex" for grad in some)
         if len(kinds) != 1 or not all(hasattr(grad, "device") for grad in some):
             return
         (owner,) = kinds
@@ -128,6 +126,8 @@ class GradMatcher:
             forms.append(same.setdefault(form, form))  # one object each, which stays in the cache
         self._forms = forms
         dtypes = {form[0] for form in forms if form is not None}
+        self._plain = not array_api_compat.is_torch_array(some[0])
+        self._real = not any("complex" in str(dtype) for dtype in dtypes)  # of those left out, too
         self._dtype = dtypes.pop() if len(dtypes) == 1 else None
         self._checker = form_checker(owner, forms)
 

@@ -12,7 +12,7 @@ from arrayopt.params.watch import Watch
 from arrayopt.rules.base import Rule
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["PUT", "WROTE", "Lent", "Replaced", "check_slots_unshared", "exchange", "form"]
+__all__ = ["PUT", "WROTE", "Lent", "Replaced", "check_slots_unshared", "exchange", "form", "short"]
 
 WROTE, PUT = 1, 2
 """What a user did to a parameter: wrote into it or moved it; put another array in its place."""
@@ -78,8 +78,8 @@ def exchange(
         elif found:
             wrong[name] = [f"{now} at {name!r}, expected {expected}" for now, expected in found]
     if wrong:
-        names = ", ".join(_first([repr(name) for name in wrong]))
-        listed = "; ".join(_first(list(chain.from_iterable(wrong.values()))))
+        names = ", ".join(short([repr(name) for name in wrong]))
+        listed = "; ".join(short(list(chain.from_iterable(wrong.values()))))
         raise ValueError(
             f"{who}: {names} must keep shape, dtype, library and device: {listed}; assign an array"
             " that fits, or make a new Optimizer"
@@ -110,7 +110,7 @@ def check_slots_unshared(
         )
 
 
-def _first(lines: list[str]) -> list[str]:
+def short(lines: list[str]) -> list[str]:
     """Return the first lines and the number of others: another model would have hundreds."""
     return [*lines[:SHOWN], f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else lines
 

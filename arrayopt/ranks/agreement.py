@@ -13,7 +13,7 @@ from arrayopt.params.replaced import Replaced
 from arrayopt.ranks.alone import Alone, Said
 from arrayopt.ranks.comm import Comm, RankError
 from arrayopt.ranks.machine import shared_at
-from arrayopt.ranks.same import checksum, differences, groups_of, plain, texts, unlike
+from arrayopt.ranks.same import checksum, differences, groups_of, plain, unlike
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["Agreement"]
@@ -88,7 +88,8 @@ class Agreement(Alone):
         self, what: str, words: dict[str, Any], error: BaseException | None, *, after: bool
     ) -> None:
         """Raise an error that says how the ranks differ."""
-        every = self._comm.tell({"what": what, "error": _text(error), "words": texts(words)})
+        said = {name: x if isinstance(x, str) else plain(x) for name, x in words.items()}
+        every = self._comm.tell({"what": what, "error": _text(error), "words": said})
         self._raise(what, error, every, after=after)
         self._told = self._unequal(what, differences(every))
         raise self._told

@@ -102,6 +102,9 @@ class Alone:
         """Return a complete slot, on one rank or on all."""
         return tensor.slots[slot]
 
+    def bring_homes(self, what: str, tensors: Sequence[Tensor]) -> None:
+        """Bring parts of tensors that one rank updates to it, if one has no update yet."""
+
     def check_complete(self, tensors: Sequence[Tensor]) -> None:
         """Raise if the parts of a slot are not all its elements, each once; see `collect`."""
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import REAL, Array, array_namespace, detached, on_its_device, to_host
+from arrayopt.params.kinds import resolved
 from arrayopt.ranks.comm import AddingComm, Comm
 from arrayopt.ranks.kept import Kept
 from arrayopt.ranks.layout import BucketLayout, Kind, Layout
@@ -181,6 +182,6 @@ def add_up(parts: Iterable[Any], total: Any, divisor: int) -> None:
 
 
 def _flat(grad: Any) -> Any:
-    """Return a gradient of another library than NumPy as a flat array."""
+    """Return a gradient of another library than NumPy as a flat array, which is no lazy view."""
     with on_its_device(grad):
-        return array_namespace(grad).reshape(detached(grad), (-1,))
+        return array_namespace(grad).reshape(resolved([detached(grad)])[0], (-1,))

@@ -11,24 +11,16 @@ import numpy as np
 from arrayopt._version import __version__
 from arrayopt.arrays import Array, array_namespace, detached, dtype_name, size, to_host
 from arrayopt.params.groups import Group, labelled
-from arrayopt.params.replaced import PUT
+from arrayopt.params.replaced import PUT, short
 from arrayopt.ranks.comm import as_bytes
 from arrayopt.ranks.machine import shared_at
 from arrayopt.state.shares import Homed, Shards
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["alike", "checksum", "differences", "groups_of", "is_odd", "plain", "texts", "unlike"]
-
-SHOWN = 8
-"""The number of differences that an error lists."""
+__all__ = ["alike", "checksum", "differences", "groups_of", "is_odd", "plain", "unlike"]
 
 PIECE = 1 << 18
 """The number of elements that are checked at once."""
-
-
-def texts(words: Mapping[str, Any]) -> dict[str, str]:
-    """Return what must be the same on all ranks as text."""
-    return {name: x if isinstance(x, str) else plain(x) for name, x in words.items()}
 
 
 def plain(x: Any) -> str:
@@ -120,9 +112,7 @@ def unlike(
                 odd = f"{_odd(own, given)} and rank {own[0]}"
                 found.append(f"the gradient of {tensor.name!r} differs between {odd}")
                 odd_grads = True
-    shown = found[:SHOWN]
-    if len(found) > SHOWN:
-        shown.append(f"and {len(found) - SHOWN} more")
+    shown = short(found)
     if odd_grads:
         shown.append(
             "each rank must give the same gradients: reduce them, or pass Ranks(comm, grads='mean')"

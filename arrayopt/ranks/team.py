@@ -91,6 +91,11 @@ class Team(Agreement):
             homes.bring(self._comm, own.all, grads, rooms)
             own.first.follow(grads, at_home=True)
 
+    def bring_homes(self, what: str, tensors: Sequence[Tensor]) -> None:
+        if any(tensor.home is not None and not tensor.t for tensor in tensors):
+            with self.answered(what):
+                homes.bring(self._comm, tensors)
+
     def reduce(self, grads: list[Array | None], rooms: list[Array | None]) -> None:
         """Put the gradients of a step into their rooms."""
         if self.sums:
@@ -174,8 +179,11 @@ class Team(Agreement):
             norm, itemsize = next(values[rank])
             if is_bad and math.isfinite(norm):  # what is infinite stays so, as in one process
                 norm = float("nan")
-            number = _number_of(tensor.array, norm, itemsize) if itemsize else np.float64(norm)
-            found[tensor.name] = number
+            found[tensor.name] = np.float64(norm)
+            if itemsize:
+                xp, device = place(tensor.array)
+                dtype = xp.float64 if itemsize == 8 else xp.float32
+                found[tensor.name] = xp.asarray(norm, dtype=dtype, device=device)
         return found
 
     def reports(self, own: dict[str, Report]) -> dict[str, Report]:
@@ -258,12 +266,6 @@ def _unpack(received: Bytes, rank: int, wanted: list[Partials]) -> None:
         with partials.where():
             piece[...] = values if isinstance(piece, np.ndarray) else like(piece, values)
         at += piece.nbytes
-
-
-def _number_of(param: Array, norm: float, itemsize: int) -> Array:
-    """Return a norm in the library of a parameter, in a dtype of this many bytes."""
-    xp, device = place(param)
-    return xp.asarray(norm, dtype=xp.float64 if itemsize == 8 else xp.float32, device=device)
 
 
 def team(comm: Any, engine: str) -> Alone:

@@ -33,7 +33,7 @@ class AdamH(Rule):
     bias_correction : bool, default True
         Divide the moments by c₁ and c₂. With False, c₁ = c₂ = 1.
     radius : number, schedule or sequence, optional
-        R, in (0, inf). By default it is ‖p‖ as it was before the tensor's first update, in the slot ``radius``.
+        R, in (0, inf). By default it is ‖p‖ before the tensor's first update, in the slot ``radius``.
     grad_centralization : bool, default False
         See `Rule`, for this and the other options of every rule.
 
@@ -44,11 +44,11 @@ class AdamH(Rule):
 
     Notes
     -----
-    A tensor that is zero before its first update has no sphere, and steps as Adam: p ← p - η u. Where u or η is zero, p
-    stands still. Norms are over the whole tensor. There is no weight decay: the norm is given.
+    If a tensor is zero before its first update, all steps are Adam's: p ← p - η u. If u or η is zero, p does not
+    change. Norms are over the whole tensor. There is no weight decay.
 
-    The norm of p - ηR n(u) follows from ‖p‖, ‖u‖ and ⟨p, u⟩. So a step is two passes over memory, as for `LAMB`. Where
-    η is near 1 and u points along p, little is left of p, and its norm is not exact; the next step makes it so.
+    The norm of p - ηR n(u) follows from ‖p‖, ‖u‖ and ⟨p, u⟩. So a step is two passes over memory, as for `LAMB`. If η
+    is near 1 and u is parallel to p, cancellation makes the norm inexact in that step; the next one corrects it.
 
     References
     ----------

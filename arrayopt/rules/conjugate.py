@@ -25,18 +25,18 @@ class CG(Searching):
         \beta &= \max\left(0, \frac{\langle g, g - g' \rangle}{\lVert g' \rVert^2}\right) \\
         d &\leftarrow -g + \beta d, \qquad p \leftarrow x + a d
 
-    Here g' is the gradient at the point before. It needs the memory of three arrays, where `LBFGS` needs that of 21; it
-    takes more evaluations.
+    Here g' is the gradient at the previous point. The state is three arrays, where `LBFGS` with ten pairs has 21, but
+    it needs more evaluations.
 
     Parameters
     ----------
     lr : number, schedule or sequence, default 1
-        What lengths that are tried first are multiplied by, in [0, inf). They are those by which f would fall as much
-        as the last time, by its slope. With 0, a step changes no parameter.
+        A factor of the first length to try, in [0, inf). This length would decrease f by as much as the last step did,
+        if f were linear. With 0, parameters do not change.
     curvature : number, schedule or sequence, default 0.1
-        The part of the slope that may be left where a length is taken, in (0, 1).
+        The largest remaining part of the slope at an accepted point, in (0, 1).
     first_step : number, schedule or sequence, default 1
-        How far the very first step goes, in the units of the unknowns, in (0, inf).
+        The length of the first step, in the units of the unknowns, in (0, inf).
     joint : bool, default True
         All tensors of a step are one unknown; see `LBFGS`.
     grad_centralization : bool, default False
@@ -49,7 +49,7 @@ class CG(Searching):
 
     Notes
     -----
-    The rule asks for the value: ``opt.step(grads, value=f)``. What is said of `LBFGS` holds here too.
+    The rule needs the value: ``opt.step(grads, value=f)``. The notes of `LBFGS` apply.
 
     References
     ----------
@@ -98,19 +98,20 @@ class SPG(OneUnknown):
         d = \operatorname{project}(x - \lambda g) - x, \qquad p \leftarrow x + a d, \qquad
         \lambda = \frac{\langle s, s \rangle}{\langle s, y \rangle}
 
-    Here :math:`s = x' - x` and :math:`y = g' - g` belong to the last two points taken. One step is one evaluation. The
-    length a is 1, and less where the value at p is not below an average of those before: single steps may go up.
+    Here :math:`s = x' - x` and :math:`y = g' - g` are the differences of the last two accepted points. A step is one
+    evaluation. The length a is 1, and less if the value at p is not below an average of the previous ones. So single
+    steps may increase the value.
 
     Parameters
     ----------
     memory : number, schedule or sequence, default 0.85
-        How much of the average of values is kept from step to step, in [0, 1); with 0, no step goes up.
+        Decay of the average of values, in [0, 1); with 0, no step increases the value.
     first_step : number, schedule or sequence, default 1
-        How far the very first step goes, by its largest element, in (0, inf).
+        The largest element of the first step, in (0, inf).
     joint : bool, default True
         All tensors of a step are one unknown; see `LBFGS`.
     project : callable, optional
-        Onto a convex set, see `Rule`; for a penalty, such as `projections.soft_threshold`, take `FISTA`.
+        Onto a convex set, see `Rule`; for a penalty, such as `projections.soft_threshold`, use `FISTA`.
     grad_centralization : bool, default False
         See `Rule`, for this and the other options of every rule.
 
@@ -121,8 +122,7 @@ class SPG(OneUnknown):
 
     Notes
     -----
-    The rule asks for the value: ``opt.step(grads, value=f)``. `arrayopt.minimize` takes this rule where there is a
-    `project`. The lengths of Barzilai and Borwein need no line search on most steps.
+    The rule needs the value: ``opt.step(grads, value=f)``. `arrayopt.minimize` uses this rule if there is a `project`.
 
     References
     ----------

@@ -132,7 +132,7 @@ class Adafactor(_Factored):
         is scaled by `lr` alone; and `eps1` limits the second moment from below, and is not added. It needs `lr`,
         ``relative_step=False``, ``scale_parameter=True`` and no `beta1`.
     factored : bool, default True
-        With False the full second moment is kept of each tensor, as of those of rank < 2.
+        With False the full second moment of each tensor is stored, as for rank < 2.
     lr_in_momentum : bool, default False
         Average η_t u instead of u; the decay is then not multiplied by η_t: p ← p - m - λp (optax).
     grad_centralization : bool, default False

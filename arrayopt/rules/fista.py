@@ -24,15 +24,15 @@ class FISTA(Rule):
         p &\leftarrow x' + \frac{\theta - 1}{\theta'} (x' - x), \qquad
              x \leftarrow x', \qquad \theta \leftarrow \theta'
 
-    The parameter p is the point that the gradient is taken at; it may lie a bit outside of where `project` leads.
-    `Optimizer.averaged` gives x, which lies inside.
+    The parameter p is the point of the gradient; it may lie slightly outside the set of `project`. `Optimizer.averaged`
+    returns x, which lies inside.
 
     Parameters
     ----------
     lr : number, schedule or sequence
         The learning rate η, in [0, inf); required. At most 1 / L, where the gradient is Lipschitz with the constant L.
     restart : bool, default True
-        Drop the momentum of a tensor in each step in which it points back. With False it is never dropped.
+        Drop the momentum of a tensor in each step in which it points uphill.
     project : callable, optional
         A projection or proximal step, see `Rule`.
     grad_centralization : bool, default False
@@ -45,9 +45,9 @@ class FISTA(Rule):
 
     Notes
     -----
-    Gradients must be those of the whole loss, and not of batches. Each tensor has its own θ, one number, and begins
-    anew by itself. On one tensor, and with a constant η, this is the published method. The sequence is that of
-    convex losses; with `restart` it is linear in convergence on strongly convex ones too, without their constant.
+    Gradients must be exact, not those of batches. Each tensor has its own θ, one number, and restarts separately. For
+    one tensor and a constant η, this is the published method. With `restart`, it converges linearly on strongly convex
+    losses, without their constant.
 
     References
     ----------

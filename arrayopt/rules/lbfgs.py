@@ -31,31 +31,31 @@ class LBFGS(Searching):
 
         d = -H g, \qquad p \leftarrow x + a d
 
-    H estimates the inverse of the Hessian from the last pairs :math:`s = x' - x` and
-    :math:`y = g' - g`, by the two-loop recursion. One step is one evaluation: of the point p that
-    the last step has given. Where it satisfies the strong Wolfe conditions it becomes x, and a new
-    direction begins; else another length a is tried on the same line.
+    H estimates the inverse of the Hessian from the last pairs :math:`s = x' - x` and :math:`y = g' - g`, by the
+    two-loop recursion. A step is one evaluation, at the point p of the last step. If p satisfies the strong Wolfe
+    conditions, it becomes x, and d is a new direction; otherwise another length a is tried on the same line.
 
     Parameters
     ----------
     lr : number, schedule or sequence, default 1
-        The length that is tried first in each direction, in [0, inf). Without a line search, that of each step; the
-        first one is times min(1, 1 / the sum of magnitudes of the gradient). With 0, a step changes no parameter.
+        The first length to try in each direction, in [0, inf). Without a line search, it is the length of each step,
+        and the first step is multiplied by min(1, 1 / the sum of magnitudes of the gradient). With 0, parameters do not
+        change.
     memory : int, default 10
-        How many pairs are kept, from 1 to 100; with more than 20, `engine` must be ``"array_api"``. The work between
-        the passes grows with the square: with 30 pairs it takes some 20 ms.
+        The number of stored pairs, from 1 to 100; with more than 20, `engine` must be ``"array_api"``. The computation
+        between the passes grows with the square of this number.
     joint : bool, default True
-        All tensors that take part in a step under this class of rule are one unknown: inner products are sums over all
-        of them. With False each tensor is a problem of its own; with `stacked`, each layer is in either case.
+        All tensors with a gradient are one vector: inner products are sums over all of them. With False each tensor is
+        a separate problem; with `stacked`, each layer is, in both cases.
     line_search : {"strong_wolfe", None}
-        How lengths are found in steps that are given the value. Others take `lr` as it is, and with None all do; this
-        rule is ``torch.optim.LBFGS`` then.
+        How lengths are chosen in steps with a value. In other steps, and with None, the length is `lr`, as in
+        ``torch.optim.LBFGS``.
     curvature : number, schedule or sequence, default 0.9
-        The part of the slope that may be left where a length is taken, in (0, 1).
+        The largest remaining part of the slope at an accepted point, in (0, 1).
     first_step : number, schedule or sequence, default 1
-        How far the very first step goes at most, in the units of the unknowns, in (0, inf). It goes 2 abs(f) / ‖g‖ if
-        that is less: a parabola falls by all of f there. Make it smaller where the start is good, and the step would
-        lead into another valley.
+        The largest length of the first step, in the units of the unknowns, in (0, inf). The length is 2 abs(f) / ‖g‖ if
+        that is less: the minimum of a parabola whose least value is zero. If the start is good, use a smaller one, so
+        that the run does not leave the valley.
     grad_centralization : bool, default False
         See `Rule`, for this and the other options of every rule.
 
@@ -66,18 +66,16 @@ class LBFGS(Searching):
 
     Notes
     -----
-    The rule is for whole functions, and not for gradients of batches. A line search takes the
-    value: ``opt.step(grads, value=f)``. `arrayopt.minimize` does so, and looks when to end.
-    Values and slopes that are not finite make the length shorter. Where other tensors take part
-    than in the last step, the memory is forgotten, and the step is a first one.
+    The rule is for exact gradients, not for those of batches. The line search needs the value: ``opt.step(grads,
+    value=f)``. `arrayopt.minimize` passes it, and stops when the problem has converged. Values and slopes that are not
+    finite make the length shorter. If the set of tensors with a gradient changes, the memory is cleared, and the step
+    is a first one.
 
-    The slot ``x`` is the last point taken; ``accepted`` counts these, and ``ended`` is 1 where no
-    length makes the value less. The ring ``s`` holds directions, ``lengths`` how far each was
-    followed, and ``y`` changes of the gradient; the last direction is at ``place``, the last change
-    at ``latest``. Where a length is taken, a pair is added, in the place of the oldest, unless its
-    product is not positive. A step is two passes over the memory: the first makes all inner
-    products with the newest pair and the gradient, the second the direction. Products of older
-    pairs are kept, in the rings of numbers ``sy`` and ``yy``.
+    The slot ``x`` is the last accepted point; ``accepted`` counts these, and ``ended`` is 1 if no length decreases the
+    value. The ring ``s`` has directions, ``lengths`` their lengths, and ``y`` changes of the gradient; the last
+    direction is at index ``place``, the last change at ``latest``. A new pair replaces the oldest, unless its product
+    is not positive. A step is two passes over memory: the first computes inner products with the newest pair and the
+    gradient, the second the direction. Products of older pairs are stored in ``sy`` and ``yy``.
 
     References
     ----------

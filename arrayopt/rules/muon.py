@@ -80,21 +80,21 @@ class Muon(_Muon):
     ns_steps : int, default 5
         The number of iterations, in [1, 100].
     ns_coefficients : tuple of float, default (3.4445, -4.775, 2.0315)
-        a, b and c. Or a sequence of such triples, one for each iteration; their number counts then, and not `ns_steps`.
+        a, b and c, or a sequence of such triples, one for each iteration, which replaces `ns_steps`.
     ns_dtype : {None, "bfloat16"}
-        The dtype of the iterations; None is the dtype of arithmetic. PyTorch and JAX have bfloat16: the update then
-        runs as it is written, on engine ``"array_api"``. On a GPU engine ``"cupy"`` has it, for CuPy's arrays too.
+        The dtype of the iterations; None is the dtype of arithmetic. PyTorch and JAX have bfloat16, on engine
+        ``"array_api"``, and so has engine ``"cupy"``.
     eps : number, schedule or sequence, default 1e-7
         The least norm that d is divided by, in (0, inf).
     eps_added : bool, default False
         Divide d by ‖d‖ + ε instead (optax).
     scale : {"original", "match_rms_adamw", "none", "last"}
         The factor k: √max(1, rows/columns); 0.2·√max(rows, columns), which makes steps as long as AdamW's (Liu et al.,
-        arXiv:2502.16982); 1; or √max(1, rows/columns) of the last two axes of the tensor as it lies, as Jordan's code
-        has it, for which the rows and columns of a convolution's kernel are its height and width.
+        arXiv:2502.16982); 1; or √max(1, rows/columns) of the tensor's last two axes, as in Jordan's code, which for a
+        convolution kernel are height and width.
     matrix : {"flatten", "last"}
-        How tensors of rank ≥ 3 are seen: as one matrix of the first axis against all others, as for convolutions; or as
-        a batch of matrices along the last two axes.
+        How tensors of rank ≥ 3 are treated: as one matrix of the first axis against all others, as for convolutions; or
+        as a batch of matrices along the last two axes.
     caution : bool, default False
         Set elements of the update to zero that go against the gradient, and divide the others by
         the share that they are, at least 1e-3 (Liang et al., arXiv:2411.16085).
@@ -104,16 +104,14 @@ class Muon(_Muon):
     Raises
     ------
     TypeError, ValueError
-        For a value of the wrong kind or outside its interval; and for tensors of rank < 2, which need another rule, in
-        a group of their own.
+        For a value of the wrong kind or outside its interval; and for tensors of rank < 2, which need another rule.
 
     Notes
     -----
-    The iteration does not converge: it brings the singular values of d to between about 0.7 and 1.2, and that quickly.
-    The result is near to the orthogonal factor of d, and not equal to it.
+    The iteration does not converge: it quickly brings the singular values of d to between about 0.7 and 1.2.
 
-    As in PyTorch, the momentum is an average; the first version had m ← μ m + g. optax has kernels the other way round:
-    its k is √max(1, columns/rows).
+    As in PyTorch, the momentum is an average; the first version had m ← μ m + g. In optax, the rows of a kernel are its
+    inputs: its k is √max(1, columns/rows).
 
     References
     ----------

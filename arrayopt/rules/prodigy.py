@@ -35,7 +35,7 @@ class Prodigy(Rule):
     beta1, beta2 : number, schedule or sequence, default 0.9, 0.999
         Decay of the averages of gradients and of their squares, in [0, 1).
     beta3 : number, schedule or sequence, optional
-        Decay of r and s, in [0, 1); √β₂ where none is given.
+        Decay of r and s, in [0, 1); by default √β₂.
     eps : number, schedule or sequence, default 1e-8
         Added to the root of the second moment, in units of d, in (0, inf).
     weight_decay : number, schedule or sequence, default 0
@@ -45,7 +45,7 @@ class Prodigy(Rule):
     d0 : number, schedule or sequence, default 1e-6
         The first d, in (0, inf): below the distance to the solution.
     d_coef : number, schedule or sequence, default 1
-        The factor c of the estimate, in (0, inf): the way to a smaller or larger step size.
+        The factor c of the estimate, in (0, inf), for a smaller or larger step size.
     growth_rate : number, schedule or sequence, optional
         The most that d grows by in a step, once it has left d0, in [1, inf).
     bias_correction : bool, default False
@@ -62,11 +62,10 @@ class Prodigy(Rule):
 
     Notes
     -----
-    As in the authors' code, the step is made with the old d, and eps is multiplied by the new one. Where all s are
-    zero, there is no step. Slots are m, v, s, the first parameter ``p0``, the tensor's part of the sum, ``num``, and
-    ``ratio``, which is d / d0 (with `growth_rate`, ``ratio_max`` too). Statistics report ``d``, the new one. A tensor
-    without a gradient takes no part in a step: its sums neither add nor decay, and it has the others' d at the end of
-    the next step in which it takes part.
+    As in the authors' code, the step uses the old d, and eps is multiplied by the new one. If all s are zero, there is
+    no step. Slots are m, v, s, the first parameter ``p0``, the tensor's part of the sum, ``num``, and ``ratio``, which
+    is d / d0 (with `growth_rate`, ``ratio_max`` too). Statistics report the new ``d``. The sums of a tensor without a
+    gradient are not added and do not decay; it gets the others' d in its next step with a gradient.
 
     References
     ----------

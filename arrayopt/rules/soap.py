@@ -17,7 +17,7 @@ __all__ = ["SOAP"]
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class SOAP(Rule):
-    r"""Adam in the basis of Shampoo's eigenvectors, which are brought up to date now and then (Vyas et al. 2024).
+    r"""Adam in the basis of Shampoo's eigenvectors, which are updated every few steps (Vyas et al. 2024).
 
     .. math::
 
@@ -41,17 +41,17 @@ class SOAP(Rule):
     eps : number, schedule or sequence, default 1e-8
         Added to the root of the second moment, in (0, inf).
     weight_decay : number, schedule or sequence, default 0.01
-        Decoupled weight decay λ, in [0, inf), scaled by the learning rate. It is of the parameter after the step.
+        Decoupled weight decay λ, in [0, inf), scaled by the learning rate, and applied to the parameter after the step.
     bias_correction : bool, default True
         Correct the moments by c₁ and c₂. With False, these are 1.
     precondition_frequency : int, default 10
         The number f of steps from one change of Q_L and Q_R to the next, from 1.
     max_precondition_dim : int, default 10000
-        The longest side of a matrix that gets a basis, from 1. A longer one has none: its Q is the identity, and no L
-        or R is kept for it.
+        The longest side of a matrix that has a basis, from 1. For a longer side, Q is the identity, and no L or R is
+        stored.
     matrix : {"flatten", "last"}
-        How tensors of rank ≥ 3 are seen: as one matrix of the first axis against all others, as for convolutions; or as
-        a batch of matrices along the last two axes.
+        How tensors of rank ≥ 3 are treated: as one matrix of the first axis against all others, as for convolutions; or
+        as a batch of matrices along the last two axes.
     grad_centralization : bool, default False
         See `Rule`, for this and the other options of every rule.
 
@@ -63,22 +63,18 @@ class SOAP(Rule):
 
     Notes
     -----
-    The first update of a tensor (t = 1) moves nothing: L and R begin with its gradient, and Q_L and Q_R are their
-    eigenvectors. So no gradient is seen in a basis that was made from it. Adam's moments begin at t = 2. Tensors of
-    rank < 2 have no basis: under them it is Adam, which also begins at t = 2.
+    The first update of a tensor (t = 1) does not change the parameter: L and R start with its gradient, and Q_L and Q_R
+    are their eigenvectors. Adam's moments start at t = 2, also for tensors of rank < 2, which have no basis.
 
-    The columns of Q are in the order of falling eigenvalues at first, later in that of qᵀLq; v is put in this order,
-    too. Their signs are such that Σ qᵢ/i ≥ 0. Directions that no gradient has had yet are chosen
-    by the rule and not by rounding errors, so that libraries agree; where eigenvalues are equal, it is the library's
-    choice.
+    The columns of Q are sorted by decreasing eigenvalue at first, later by decreasing qᵀLq, and v with them. Their
+    signs are such that Σ qᵢ/i ≥ 0. Directions without a gradient so far do not depend on rounding errors, so libraries
+    agree; if eigenvalues are equal, the basis depends on the library.
 
-    In directions that gradients have no part in, such as all but one where the rows of a matrix are alike, both moments
-    are rounding errors, and so is their quotient, unless `eps` is above them. In float32, with gradients near 1, steps
-    there may be longer than others; they depend on the order of sums, and so on engine and library.
-    There, give a larger `eps`, such as 1e-4, or a `max_precondition_dim` below the side that is alike.
+    In directions in which all gradients are zero, such as all but one if the rows of a matrix are equal, both moments
+    are rounding errors, and so is their quotient, unless `eps` is larger. Steps there depend on the engine and the
+    library. Use a larger `eps`, such as 1e-4, or a `max_precondition_dim` below that side.
 
-    The first update of a tensor, and those that change the basis, are made as they are written. The others are fused,
-    but on a GPU.
+    The array's library runs the first update of a tensor, and those that change the basis. CPU engines fuse the others.
 
     References
     ----------

@@ -92,6 +92,7 @@ class Saved:
             self._whole_sums(what)
             self._parameters.first.follow()
         self._team.agree(what)
+        self._follow_at_home(what)
         return call()
 
     def _whole_sums(self, what: str) -> None:
@@ -122,9 +123,19 @@ class Saved:
         with uninterrupted():
             self.clip_norm, self._rule = put()
             self._parameters.keep_state()
-            self._parameters.first.loaded()
+            self._follow_loaded(what)
             if self._team.size == 1:  # parameters are the user's to put back; ranks must read the same file
                 self._team.mend()
+
+    def _follow_at_home(self, what: str) -> None:
+        """Have slots follow of tensors of which ranks have parts, and one updates each; all ranks call it."""
+        self._team.bring_homes(what, self._parameters.all)
+        self._parameters.first.follow(at_home=True)
+
+    def _follow_loaded(self, what: str) -> None:
+        """Have slots that were loaded, and are what they begin as, follow the parameters until the first update."""
+        self._team.bring_homes(what, self._parameters.all)
+        self._parameters.first.loaded({tensor: tensor.slots for tensor in self._parameters.all})
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Load a snapshot: state, counts and hyper-parameters become those of the saved optimizer.
@@ -212,6 +223,7 @@ class Saved:
                 warn_of_name("Optimizer.save", file.path)
             said = {"what there is to save": file.head, "`wait`": wait}
             self._team.agree("Optimizer.save", lambda: said)
+            self._follow_at_home("Optimizer.save")
             if wait:
                 self._team.agree("Optimizer.save", dict, file.write(self._team))
                 return None
@@ -277,7 +289,7 @@ class Saved:
                 for tensor in tensors if params else ():
                     tensor.put(None, params[tensor.name])
                 self._parameters.settle()
-                self._parameters.first.loaded()
+                self._follow_loaded("Optimizer.load")
             self._team.mend()
             if params:
                 self._parameters.replaced.agreed()

@@ -1,11 +1,13 @@
 """Slots that begin as the parameter: before the first update they follow what users write into it."""
 
 import zlib
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from copy import copy
 from typing import Any
 
 import numpy as np
+from array_api_compat import is_cupy_array, is_torch_array
 
 from arrayopt.arrays import Array, Grads, array_namespace, dtype_name, is_on_host, kind, memory, on_its_device
 from arrayopt.rules.base import Rule
@@ -22,7 +24,7 @@ _Mark = tuple[Array, list[int | None]]
 class FirstValues:
     """What users write into a parameter before its first update, such as pretrained weights, is what its slots begin
     as: slow weights, averages, and slots that a rule makes from values. A slot that users write is left as it is.
-    Layers of a stacked tensor that steps have skipped have no update yet; where ranks cut the tensor, it counts as one.
+    Layers of a stacked tensor that steps have skipped have no update yet; elsewhere than on the host, it counts as one.
 
     Parameters
     ----------
@@ -50,30 +52,37 @@ class FirstValues:
                 if names and not np.all(tensor.updates):
                     self._marks[tensor] = group, {name: _marked(tensor, name) for name in names}
 
-    def loaded(self) -> None:
-        """Let slots that have been loaded stay as they are, but for those that are what they begin as."""
-        self._seen.clear()
-        self._marks.clear()
+    def loaded(self, put: Mapping[Tensor, Collection[str]]) -> None:
+        """Let these slots, which have been loaded, stay as they are, but for those that are what they begin as."""
+        marked = {tensor: self._marks.pop(tensor, (None, dict[str, _Mark]()))[1] for tensor in put}
+        for tensor in put:
+            self._seen.pop(tensor, None)
         self.note()
-        for tensor, (group, marks) in self._marks.items():
+        for tensor, slots in put.items():
+            if tensor not in self._marks:
+                continue
+            group, marks = self._marks[tensor]
             made = (tensor.home or tensor).fresh(group.rule)
             for slot, (array, written) in marks.items():
-                same = _same(tensor, array, made.get(slot))
-                marks[slot] = array, [mark if same[i] else None for i, mark in enumerate(written)]
+                if slot in slots:
+                    same = _same(tensor, array, made.get(slot))
+                    marks[slot] = array, [mark if same[i] else None for i, mark in enumerate(written)]
+                else:
+                    marks[slot] = marked[tensor].get(slot, (array, written))
 
     def follow(self, grads: Grads | None = None, *, at_home: bool = False) -> None:
-        """Have slots follow of tensors without an update; in a step, of those that have one of its `grads`.
+        """Have slots follow of tensors without an update; in a step, of those that it updates, which have `grads`.
 
-        On a device, which counts updates by itself, it is for the last time then.
+        On a device that counts updates by itself, it is for the last time then.
         Those of a tensor of which ranks have parts, and one updates it, do so `at_home`: once it was brought there.
         """
         for tensor in [x for x in self._marks if (x.home is not None) is at_home]:
-            if grads is not None and grads[tensor.place] is None:
+            if grads is not None and (not grads or grads[tensor.place] is None):  # a micro-step updates none
                 continue
             waits = np.atleast_1d(tensor.updates) == 0
             if waits.any():
                 self._renew(tensor, waits)
-            if not waits.any() or (grads is not None and not is_on_host(tensor.array)):
+            if not waits.any() or (grads is not None and _counts_by_itself(tensor.array)):
                 del self._marks[tensor]
 
     def _renew(self, tensor: Tensor, waits: Any) -> None:
@@ -120,6 +129,11 @@ def _from_values(rule: Rule, array: Array) -> list[str]:
             if slot != "master" and not all(np.array_equal(first, x[slot]) for x in several):
                 found.append(slot)
     return found
+
+
+def _counts_by_itself(x: Array) -> bool:
+    """Whether the device of an array may count updates, which the host would have to wait for."""
+    return is_cupy_array(x) or (is_torch_array(x) and not is_on_host(x))
 
 
 def _form(x: Array) -> Any:

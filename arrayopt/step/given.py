@@ -110,10 +110,10 @@ class GivenStep(Step):
     ) -> Begun:
         """Let what may fail do so before ranks vote on a step whose gradients they have taken."""
         accumulator, tensors = self.accumulator, self._parameters.all
-        self._parameters.first.follow(given)
         if not accumulator.last:
             adding = Adding([None] * len(given), Ready(self._engine), scaled=False)
             return Begun(given, given, given, adding)
+        self._parameters.first.follow(rooms)
         for place, part in self._ranks.gradients.parts.items():
             given[place] = part  # ranks compare the gradients of the same part
         whole = self._ranks.whole_rooms(tensors, rooms)

@@ -117,7 +117,6 @@ class Step:
         `only` is the place of the one tensor that is updated by itself.
         """
         known, team, adding, given = coming.known, self._team, None, grads
-        self._parameters.first.follow(grads)
         if self.accumulator.every > 1:
             early = team.size > 1 and (known.measures or team.sums)
             factor = self.judging.inverse(known)
@@ -125,6 +124,7 @@ class Step:
                 coming.buckets, grads, factor, early=early, judged=known.measures, only=only
             )
             grads = adding.means
+        self._parameters.first.follow(grads)
         if team.size == 1 or (adding is not None and not self.accumulator.last):
             return Begun(given, grads, grads, adding)
         rooms = self._ranks.rooms(self._parameters.all, grads)

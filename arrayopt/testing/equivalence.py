@@ -39,7 +39,7 @@ NEAR = 2
 
 @dataclass(frozen=True)
 class Difference:
-    """The place where a run is farthest from the reference.
+    """The largest difference of a run from the reference.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one backend: the largest difference, or why there is none.
+    """The result of one backend: the largest difference, or why there is none.
 
     Parameters
     ----------
@@ -105,11 +105,11 @@ def assert_equivalent(
     rule : Rule
         The update rule, yours too.
     params : array or tree of arrays
-        Where to start, of any library. They are copied, not changed.
+        The start, in any library. The arrays are copied.
     grads_fn : callable
-        ``grads_fn(params, step)`` gives the gradients of a step, counted from 0, in the structure of the parameters or
-        by tensor name. It sees the reference's parameters, in the library that `params` are of; every backend is given
-        the same gradients.
+        ``grads_fn(params, step)`` returns the gradients of a step, counted from 0, in the structure of the parameters
+        or by tensor name. It gets the reference's parameters, in the library of `params`; all backends get the same
+        gradients.
     engines : iterable of str, optional
         What to compare with the reference: ``"numba"``, ``"torch"``, ``"numpy:numba"``, ...; see `arrayopt.testing`. By
         default every backend that is installed.
@@ -124,16 +124,16 @@ def assert_equivalent(
     Returns
     -------
     dict of str to Outcome
-        By backend what was found, or why it could not run, such as a rule that cannot be traced in a fused engine.
+        For each backend the difference, or why it could not run, such as a rule that cannot be traced.
 
     Raises
     ------
     AssertionError
-        If a backend differs by more, or raises, saying of each where: tensor, index, step, both values.
+        If a backend differs by more, or raises an error. The message has tensor, index, step and both values.
     UnavailableError
-        If a backend that was named cannot be used here.
+        If a named backend is not available.
     ValueError, TypeError
-        For arguments that cannot be used; if not one backend could run; if the rule writes to its inputs.
+        If an argument is invalid, no backend can run, or the rule writes to its inputs.
 
     Examples
     --------
@@ -171,7 +171,7 @@ def compare(
     steps: int = 10,
     **options: Any,
 ) -> dict[str, Outcome]:
-    """How far a rule on several backends comes from the reference; see `assert_equivalent`.
+    """Return the largest difference of each backend from the reference; see `assert_equivalent`.
 
     Parameters
     ----------

@@ -129,7 +129,7 @@ class Below:
         for p, x in pairs:
             if p in states and (copies or _goes_on(x, states[p])):
                 given.append((f"parameter {x.name}", x, states[p]))
-        if put(who, given, copies=copies):
+        if put(who, made._parameters.first, given, copies=copies):
             made._parameters.keep_state()
 
     def follow(self, groups: list[dict[str, Any]]) -> Optimizer | None:
@@ -217,11 +217,11 @@ class Below:
         if self.made is None:
             return
         rules = {x.name: group.rule for group in self.made.groups for x in group.tensors}
-        pairs = zip(self.params, self.tensors, strict=True)
-        anew = [(x, x.fresh(rules[x.name])) for p, x in pairs if p in states and not states[p]]
-        self._restore(self.params, self.made, states, copies=True)
-        for tensor, slots in anew:
-            tensor.slots = slots
+        anew = {}
+        for p, x in zip(self.params, self.tensors, strict=True):
+            if p in states and not states[p]:
+                anew[p] = {"step": as_tensor(0), **x.fresh(rules[x.name])}
+        self._restore(self.params, self.made, {**states, **anew}, copies=True)
 
     # ---- what groups say --------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ params : iterable of tensors, of (name, tensor), or of group dicts
     The parameters, as for PyTorch's optimizers.
 {fields}
 maximize : bool, default False
-    Go up and not down. Groups may have values of their own.
+    Maximize instead of minimize. Groups may have their own values.
 engine : str, default "auto"
     What runs the rule; see `arrayopt.Optimizer`.
 clip_norm : number, schedule or sequence, optional

@@ -26,9 +26,9 @@ class Overlap:
 
 
 def overlap(opt: Optimizer, model: Module) -> Overlap:
-    """Have the messages of ranks travel while a module computes, by hooks; in place of ``DistributedDataParallel``.
+    """Send the messages of ranks while a module computes, by hooks, in place of ``DistributedDataParallel``.
 
-    Each gradient goes to `Optimizer.give` as soon as the backward pass has it, and its memory is free then. After
+    Each gradient is passed to `Optimizer.give` in the backward pass, and its memory is freed. After
     ``opt.step(wait=False)`` each module waits for its own parameters before its forward pass.
 
     Parameters
@@ -48,9 +48,9 @@ def overlap(opt: Optimizer, model: Module) -> Overlap:
     Raises
     ------
     TypeError
-        If `opt` is no `Optimizer` or `model` no module.
+        If `opt` is not an `Optimizer` or `model` not a module.
     ValueError
-        If ranks get reduced gradients, or no parameter of the module is the optimizer's.
+        If `grads` is ``"reduced"``, or the optimizer has no parameter of the module.
 
     Examples
     --------

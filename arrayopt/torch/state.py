@@ -15,6 +15,7 @@ from arrayopt.codecs import SCALE
 from arrayopt.params.parts import block_of, local
 from arrayopt.ranks.alone import Alone
 from arrayopt.rules.names import AROUND
+from arrayopt.state.first import FirstValues
 from arrayopt.state.run import is_count
 from arrayopt.state.shares import Block, Shards
 from arrayopt.state.tensors import Tensor
@@ -226,13 +227,17 @@ def _place_of(tensor: Tensor, slot: str) -> Block:
     return Block(offset if 0 not in here else (0,) * len(here), share.seen)
 
 
-def put(who: str, given: Iterable[tuple[str, Tensor, Mapping[str, Any]]], *, copies: bool = True) -> bool:
+def put(
+    who: str, first: FirstValues, given: Iterable[tuple[str, Tensor, Mapping[str, Any]]], *, copies: bool = True
+) -> bool:
     """Have tensors go on from states; nothing of an empty one.
 
     Parameters
     ----------
     who : str
         What errors begin with.
+    first : FirstValues
+        What lets slots follow the parameters.
     given : iterable of (str, Tensor, mapping)
         Names, tensors in their first state, or in one that is to be replaced, and what `show` returned.
     copies : bool, default True
@@ -258,15 +263,16 @@ def put(who: str, given: Iterable[tuple[str, Tensor, Mapping[str, Any]]], *, cop
         if not found:
             t = torch.as_tensor(state[STEP]).cpu().numpy().astype(np.int64)
             slots = {slot: _own(tensor, slot, state[slot], copies) for slot in tensor.slots}
-            if not t.any():  # those that nobody has written follow the parameter, as `arrayopt.state.first` says
-                slots = {slot: mine if _same(x, mine := tensor.slots[slot]) else x for slot, x in slots.items()}
             ready.append((tensor, t, slots))
     if wrong:
         raise ValueError(f"{who}: the state does not fit: {'; '.join(wrong)}")
+    taken = dict[Tensor, list[str]]()
     for tensor, t, slots in ready:
         tensor.run.put_updates(tensor.numbers, t, np.max(t) - t)
+        taken[tensor] = [slot for slot, x in slots.items() if x is not tensor.slots[slot]]
         tensor.slots = slots or tensor.slots
         tensor.run.arrays += 1
+    first.loaded(taken)
     return any(np.any(t) for _, t, _ in ready)
 
 
@@ -309,11 +315,6 @@ def _own(tensor: Tensor, slot: str, x: Param, copies: bool) -> Param:
     part = part.reshape(tuple(mine.shape)) if tuple(part.shape) != tuple(mine.shape) else part
     same = part.dtype == mine.dtype and part.device == mine.device
     return part if part is mine or (same and not copies) else like(mine, part)
-
-
-def _same(x: Param, y: Param) -> bool:
-    """Whether two slots have the same values."""
-    return x.dtype == y.dtype and x.device == y.device and torch.equal(x, y)
 
 
 def moved(p: Param, x: Any) -> Any:

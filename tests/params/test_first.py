@@ -4,6 +4,7 @@ import copy
 import pickle
 from dataclasses import dataclass
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -110,6 +111,33 @@ def test_a_tensor_of_which_ranks_have_parts_and_one_updates_it():
     assert ao.ranks.run(2, train) == [True, True]
 
 
+@pytest.mark.parametrize("how", ["state_dict", "save"])
+def test_what_is_saved_of_a_tensor_of_which_ranks_have_parts_follows_too(how, tmp_path):
+    def train(comm):
+        half, grad = slice(2 * comm.rank, 2 * comm.rank + 2), arrays(2)["w"]
+        begin, rule, found = arrays(0)["w"][half], ao.Muon(lr=0.1, ema_decay=0.5), []
+        parts = [ao.Part(x.copy(), offset=(2 * comm.rank, 0), shape=(4, 3)) for x in (begin, 0 * begin)]
+        opts = [ao.Optimizer({"w": part}, rule, engine="numpy", comm=comm) for part in parts]
+        parts[0].array[...] = begin + 1
+        if how == "save":
+            opts[0].save(tmp_path / "x")
+            opts[1].load(tmp_path / "x")
+        else:
+            parts[1].array[...] = begin + 1
+            opts[1].load_state_dict(opts[0].state_dict())
+        for part, opt in zip(parts, opts, strict=True):
+            found.append(opt.averaged()["w"])
+            part.array[...] = begin - 1
+            opt.step({"w": grad[half]})
+            found.append(opt.averaged()["w"])
+        whole = arrays(0)["w"]
+        assert np.array_equal(found[0], whole + 1)
+        assert np.abs(found[1] - (whole - 1)).max() < 0.5
+        return all(map(np.array_equal, found[:2], found[2:]))
+
+    assert ao.ranks.run(2, train) == [True, True]
+
+
 def test_a_tensor_follows_until_its_own_first_update():
     opts = [ao.Optimizer(arrays(seed), RULES["ema"], engine="numpy") for seed in (0, 1)]
     for opt in opts:
@@ -192,6 +220,23 @@ def test_what_was_written_before_the_first_update_outlives_new_groups():
     assert opt.state[model.weight]["m"].unique().tolist() == [0.0]
 
 
+@pytest.mark.parametrize("how", ["pop", "clear", "set"])
+def test_state_of_pytorch_that_begins_anew_follows_again(how):
+    model = linear()
+    opt = door.SGD(model.parameters(), lr=0.1, ema_decay=0.5, engine="array_api")
+    train(model, opt)
+    if how == "pop":
+        opt.state.pop(model.weight)
+    elif how == "clear":
+        opt.state.clear()
+    else:
+        opt.state[model.weight] = {}
+    torch.nn.init.constant_(model.weight, 9.0)
+    opt.zero_grad(set_to_none=False)
+    opt.step()
+    assert opt.state[model.weight]["ema"].unique().tolist() == [9.0]
+
+
 EMA = ao.SGD(lr=0.1, ema_decay=0.5)
 
 
@@ -245,12 +290,35 @@ def test_after_a_change_of_dtype(dtype, written):
     assert float(opt.state["w"]["ema"][0]) == (0.5 if written else 3.0)
 
 
-def test_a_step_that_is_skipped_is_no_update():
-    opt = made(np.ones(2), skip_nonfinite=True)
-    opt.step({"w": np.full(2, np.nan)})
-    opt.params["w"][...] = 3.0
-    opt.step({"w": np.zeros(2)})
+@pytest.mark.parametrize("xp", [np, jnp, torch])
+def test_a_step_that_is_skipped_is_no_update(xp):
+    opt = made(xp.ones(2), skip_nonfinite=True)
+    opt.step({"w": xp.full((2,), xp.nan)})
+    opt.params["w"] = xp.full((2,), 3.0)
+    opt.step({"w": xp.zeros(2)})
     assert opt.state["w"]["ema"].tolist() == [3.0, 3.0]
+
+
+def accumulated(xp, comm, last):
+    """A slot after a step of two micro-steps, between which the parameter was written; `last`: with its gradient."""
+    more = {"comm": ao.Ranks(comm, grads="sum")} if comm else {}
+    opt = ao.Optimizer({"w": xp.ones(2), "x": xp.ones(2)}, EMA, accumulate=2, **more)
+    grad = 0 * xp.ones(2)
+    opt.step({"w": grad, "x": grad})
+    opt.params["w"] = 3 * xp.ones(2)
+    opt.step({"w": grad if last else None, "x": grad})
+    return opt.averaged()["w"].tolist()
+
+
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize("xp", [np, jnp, torch])
+def test_a_micro_step_is_no_update(xp, last):
+    assert accumulated(xp, None, last) == [3.0, 3.0]
+
+
+def test_a_micro_step_of_ranks_is_no_update():
+    for last in (True, False):
+        assert ao.ranks.run(2, lambda comm, last=last: accumulated(np, comm, last)) == [[3.0, 3.0]] * 2
 
 
 @dataclass(frozen=True, kw_only=True)

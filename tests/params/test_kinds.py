@@ -123,6 +123,15 @@ def test_views_are_resolved_among_gradients_of_other_kinds(engine, first):
     assert torch.equal(opt.params["z"], -3 * view.resolve_conj())
 
 
+@pytest.mark.parametrize("engine", ["auto", "array_api"])
+def test_views_are_resolved_among_gradients_that_some_steps_leave_out(engine):
+    z, one, view = torch.zeros(2, dtype=torch.complex64), torch.ones(2), torch.tensor([1 + 2j, 3 - 1j]).conj()
+    opt = ao.Optimizer({"a": torch.zeros(2), "z": z}, ao.SGD(lr=1.0), engine=engine)
+    for a, z_grad in ((one, view), (one.double(), None), (one.double(), view)):
+        opt.step({"a": a, "z": z_grad})
+    assert torch.equal(z, -2 * view.resolve_conj())
+
+
 def test_memory_maps_and_parameters_of_modules_are_fine(tmp_path):
     w = np.memmap(tmp_path / "w", np.float64, "w+", shape=(2,))
     ao.Optimizer({"w": w}, ao.SGD(lr=1.0)).step({"w": np.ones(2)})

@@ -15,10 +15,10 @@ import arrayopt as ao
 from arrayopt.engines import interrupts
 from arrayopt.ranks import gather, layout, mpi
 from arrayopt.step import guard
-from tests.support.engines import EVERY
+from tests.support.engines import EVERY, SLOW
 from tests.support.entered import Fault, Raising
 from tests.support.ranks import contents, differing, gradients, parameters
-from tests.support.slow import settled
+from tests.support.slow import PROFILE, settled
 
 SHAPES = {"words": (300, 64), "bias": (64,), "scalar": (), "empty": (0, 7), "square": (128, 128), "long": (10_001,)}
 RULES = {"LAMB": ao.LAMB(lr=0.01), "CAME": ao.CAME(lr=0.01), "AdamW": ao.AdamW(lr=ao.schedules.Cosine(0.01, 10))}
@@ -170,7 +170,7 @@ class Program:
 @given(
     name=st.sampled_from(sorted(RULES)),
     options=st.sampled_from(OPTIONS),
-    engine=st.sampled_from(EVERY),
+    engine=st.sampled_from([e for e in EVERY if e not in SLOW or PROFILE != "quick"]),
     ranks=st.integers(2, 4),
     seed=st.integers(0, 2**20),
 )

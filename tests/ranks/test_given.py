@@ -238,18 +238,24 @@ def test_conjugate_and_negative_views_in_later_steps():
     torch = pytest.importorskip("torch")
 
     def rank(comm):
-        params = [{"a": torch.zeros(4, dtype=torch.complex64), "b": torch.zeros(5)} for _ in range(2)]
-        one, other = (ao.Optimizer(p, ao.SGD(lr=1.0), comm=ao.Ranks(comm, grads="sum")) for p in params)
+        every = []
+        for _ in range(2):
+            begin = {"a": torch.zeros(4, dtype=torch.complex64), "b": torch.zeros(5)}
+            params = {**begin, "c": torch.zeros(5, dtype=torch.bfloat16)}
+            every.append(ao.Optimizer(params, ao.SGD(lr=1.0), comm=ao.Ranks(comm, grads="sum")))
+        one, other = every
         for k in range(4):
             a, b = (torch.arange(4) + 1j * (comm.rank + 1)).to(torch.complex64), torch.arange(5.0)
-            grads = {"a": a.conj(), "b": torch._neg_view(b)} if k % 2 else {"a": a, "b": b}
+            grads = {"a": a, "b": b, "c": b.bfloat16()}
+            if k % 2:
+                grads = {"a": a.conj(), "b": torch._neg_view(b), "c": torch._neg_view(b.bfloat16())}
             one.step(grads)
             for name, g in grads.items():
                 other.give(name, g)
             other.step()
-        return [torch.equal(one.params[name], other.params[name]) for name in "ab"], other.params["b"].tolist()
+        return [torch.equal(one.params[name], other.params[name]) for name in "abc"], other.params["c"].tolist()
 
-    assert ao.ranks.run(2, rank) == [([True, True], [0.0] * 5)] * 2
+    assert ao.ranks.run(2, rank) == [([True] * 3, [0.0] * 5)] * 2
 
 
 @pytest.mark.parametrize("later", ["step", "step without waiting", "give"])

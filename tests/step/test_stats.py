@@ -120,6 +120,21 @@ def test_every_rule_has_norms_and_those_that_adapt_their_ratios(rule, auto):
     }
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_reports_are_in_the_order_of_the_tensors(ranks):
+    def train(comm):
+        shapes = {"a": (2,), "b[0]": (), "stack": (3, 2), "c": (4,), "empty": (0,), "b": (2,)}
+        dtypes = {"a": "f8", "c": "f8"}
+        params = {name: np.ones(shape, dtypes.get(name, "f4")) for name, shape in shapes.items()}
+        groups = {"stack": {"stacked": True}, "b": {"lr": 1.0, "momentum": 0.5}}
+        opt = ao.Optimizer(params, ao.SGD(lr=0.1), groups=groups, engine="numpy", stats=True, comm=comm)
+        opt.step({name: np.ones_like(p) for name, p in params.items()})
+        return list(opt.stats)
+
+    found = [train(None)] if ranks == 1 else ao.ranks.run(ranks, train)
+    assert found == [["a", "b[0]", "stack[0]", "stack[1]", "stack[2]", "c", "b"]] * ranks
+
+
 def test_ratios_of_lars_and_lans_by_hand():
     p, g = np.asarray([3.0, 4.0]), np.asarray([0.6, 0.8])
     opt = ao.Optimizer(p.copy(), ao.LARS(lr=1.0, trust_coefficient=0.1, weight_decay=0.2), stats=True)

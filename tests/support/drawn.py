@@ -1,7 +1,8 @@
 """Which of the slow cases `make test-all` runs: of many like ones some, drawn by their names; and one part of these.
 
 ``make test-all DRAW=7`` draws others than ``DRAW=1``, which is the default. ``DRAW=all`` has every case, as has pytest
-by itself. Every test is run: at least with the engine or library that stands for others.
+by itself. Every test is run: at least with the engine or library that stands for others. A test that has hundreds of
+slow cases crosses rules, dtypes, shapes and engines, each of which stands in many of them.
 """
 
 import re
@@ -38,6 +39,9 @@ DRAWN = {
 }
 """Of these tests one in so many of the slow cases is drawn, and why."""
 
+MANY, FURTHER = 12, 6
+"""Of the slow cases of any other test twelve are drawn, and one in six of those beyond."""
+
 
 def left_out(names, seed):
     """The slow cases, of those with these names, that are not drawn: a set of names.
@@ -54,14 +58,18 @@ def left_out(names, seed):
                 kind = test.partition("::")[0], one, like
                 break
         else:
-            kind = test, "", DRAWN.get(test, 1)
+            kind = test, "", DRAWN.get(test)
         if slow:  # the examples of all pages and modules are one file
             kinds["examples" if test.endswith("::examples") else kind[0], *kind[1:]].append(name)
-    made = set()
+    undrawn = set()
     for (_, _, like), cases in kinds.items():
         cases.sort(key=lambda name: blake2b(f"{seed}:{name}".encode()).digest())
-        made.update(cases[-(-len(cases) // like) :])
-    return made
+        if like is None:
+            drawn = min(len(cases), MANY) - (-max(0, len(cases) - MANY) // FURTHER)
+        else:
+            drawn = -(-len(cases) // like)
+        undrawn.update(cases[drawn:])
+    return undrawn
 
 
 def shard(text):

@@ -25,49 +25,49 @@ NOT_SEARCHED = "known, not searched"
 
 @dataclass(frozen=True, eq=False)
 class Diagnosis:
-    """Which rule an optimizer follows, or comes nearest to.
+    """The rule that an optimizer follows, or the nearest one.
 
     Parameters
     ----------
     subject : str
         What was run.
     explained : bool
-        Whether a rule, or a rule with one twist, was found that every element of every step follows, within 64 ULPs (8
-        in float32, 4 in half precision). In each step the rule starts from the optimizer's own parameters. Values that
-        are no finite numbers follow nothing. See `as_documented`, too.
+        Whether every element of every step follows the rule, with at most one twist, within 64 ULPs (8 in float32, 4 in
+        half precision). In each step the rule starts from the optimizer's own parameters. Values that are not finite
+        follow no rule. See also `as_documented`.
     name : str
-        The rule's name: that of the nearest, where none explains it; empty where nothing is near.
+        The rule's name; the nearest one's, if no rule explains the steps; empty if none is near.
     rule : Rule or None
-        The rule with the numbers found. None where it needs a twist, where numbers are not the same for all steps and
-        tensors, or where none explains it.
+        The rule with the numbers found. None if it needs a twist, if numbers differ between steps or tensors, or if no
+        rule explains the steps.
     switches, hypers : dict of str to object
-        The fields of the rule that are not as by default, and all hyper-parameters as found: an array where they are
-        not the same for all steps (steps, 1) or tensors (1, tensors).
+        The fields of the rule that differ from the defaults, and all hyper-parameters as found: an array if they differ
+        between steps (steps, 1) or tensors (1, tensors).
     twist : str
-        What it does otherwise than the rule, in words; empty where nothing.
+        The difference from the rule, in words; empty if there is none.
     ulps, error : float
-        The largest difference, in ULPs of the update, infinity where a value is no finite number; and the root mean
-        square of those of what is finite, as a share of the updates.
+        The largest difference, in ULPs of the update, infinity if a value is not finite; and the root mean square of
+        the finite differences, relative to the updates.
     first : Difference or None
-        Where both part: the first step beyond the limit, and the tensor and element there that are furthest apart.
+        The first step beyond the limit, and the tensor and element with the largest difference in it.
     unseen : tuple of str
-        Hyper-parameters that could be others by a tenth, and all would be the same: these gradients do not show them.
+        Hyper-parameters that could differ by a tenth without a difference for these gradients.
     made_up : tuple of (str, str)
-        Pairs of hyper-parameters of which each could be another: its partner makes up for it.
+        Pairs of hyper-parameters of which each can compensate for the other.
     others, remarks, changes : tuple of str
-        What fits as well, what is odd, and what is not as in the plain rule.
+        Other rules that fit, remarks, and the changes to the plain rule.
     by_step : dict of str to list of float
         For each tensor, the largest difference after each step, in ULPs.
     finite : bool
         Whether all parameters stay finite.
     reason : str
-        Why it follows no rule, where that shows without a search; empty elsewhere.
+        Why there was no search; otherwise empty.
     complete : bool
-        Whether the search came to its end before the time was over.
+        Whether the search ended before its time limit.
     agreeing : tuple of str
         The tensors that follow the rule in all steps.
     parts : tuple of (tuple of str, Diagnosis)
-        Where tensors follow different settings: the names of each kind, and what these follow.
+        If tensors follow different settings: the names of each group, and what they follow.
     """
 
     subject: str

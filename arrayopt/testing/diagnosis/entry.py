@@ -45,22 +45,22 @@ def diagnose(
         return None; a fresh ``torch.optim.Optimizer`` or `Optimizer`, of which a deep copy runs; an optax
         transformation; a `Rule`; or a recorded `Trajectory`.
     params : tree of arrays, optional
-        Where a function, a transformation or a rule begins, real arrays of its library; they are copied. By default
-        four NumPy arrays of float64, or JAX arrays for optax. Small ones do: the time grows with their size. Leave it
-        out for optimizers, which have parameters of their own.
+        The start, for a function, a transformation or a rule: real arrays of its library, which are copied. By default
+        four NumPy arrays of float64, or JAX arrays for optax. Small arrays are enough, and the time grows with their
+        size. Omit it for optimizers, which have parameters of their own.
     grads : sequence of trees, optional
-        The gradients of each step. By default chosen ones, whose elements lie many decades apart, and whose signs,
-        sizes and norms vary.
+        The gradients of each step. By default they are generated: elements span many decades, and signs, sizes and
+        norms vary.
     known : dict of str to float, optional
-        Hyper-parameters that are known, by the names of our fields, such as ``{"lr": 0.1, "beta1": 0.9}``. Those of
-        PyTorch's and our optimizers are known by themselves. If nothing fits with them, the search goes on without.
+        Known hyper-parameters, by the names of this package's fields, such as ``{"lr": 0.1, "beta1": 0.9}``. PyTorch's
+        optimizers and those of this package state theirs. If nothing fits with them, the search goes on without them.
     steps : int, default 12
-        How many steps, where gradients are not given.
+        The number of steps, if `grads` is not given.
     depth : int, default 3
-        How many changes to a plain rule are tried at once.
+        The maximum number of changes to a plain rule.
     seconds : float, optional
-        How long to search, looked at between two hypotheses; then the nearest so far is told, and `Diagnosis.complete`
-        is False. At least 0. By default the search goes on to its end.
+        The time limit of the search, at least 0, checked between two hypotheses. The result is then the nearest rule so
+        far, and `Diagnosis.complete` is False. By default there is no limit.
     on_try : callable
         Called with each hypothesis that is tried, to show progress.
 
@@ -79,9 +79,9 @@ def diagnose(
 
     Notes
     -----
-    Rules, their switches and what people get wrong are simulated in float64, all from the optimizer's own parameters in
-    each step, and their numbers are fitted. Of what fits, the one with the fewest changes is told, and the others are
-    named. What the gradients do not show cannot be told.
+    Rules, their switches and common mistakes are simulated in float64, from the optimizer's own parameters in each
+    step, and their numbers are fitted. Of those that fit, the result is the one with the fewest changes, and has the
+    others' names. Settings that do not matter for these gradients cannot be found.
 
     Examples
     --------
@@ -122,7 +122,7 @@ def record(
     Parameters
     ----------
     path : path
-        Of the file, which is JSON. Numbers are kept bit for bit.
+        The file, in JSON. Numbers are kept bit for bit.
     step, params, grads, steps
         As in `diagnose`.
 
@@ -144,14 +144,14 @@ def record(
 
 
 def check(path: Any, step: Any, params: Any = None, *, max_ulp: float | None = None) -> Trajectory:
-    """Assert that an optimizer does what was recorded, from the same parameters and with the same gradients.
+    """Assert that an optimizer repeats a recorded run, from the same parameters and with the same gradients.
 
     Parameters
     ----------
     path : path
         What `record` wrote.
     step, params
-        As in `diagnose`. The values of the parameters are those of the file; their library is that of `params`.
+        As in `diagnose`. The values of the parameters are those in the file; their library is that of `params`.
     max_ulp : float, optional
         The largest difference that passes, in ULPs of the update. By default 64, and 4 in half precision.
 
@@ -163,9 +163,9 @@ def check(path: Any, step: Any, params: Any = None, *, max_ulp: float | None = N
     Raises
     ------
     AssertionError
-        Where it does something else, saying at which step, tensor and element first.
+        If it differs. The message has the first step, tensor and element.
     TypeError, ValueError
-        As `diagnose`; if the file is none, or of other tensors.
+        As `diagnose`; or if the file is not a recording, or has other tensors.
     """
     if max_ulp is not None and (not is_number(max_ulp) or not max_ulp >= 0):
         raise ValueError(f"check: `max_ulp` must be a number of at least 0; got {max_ulp!r}")

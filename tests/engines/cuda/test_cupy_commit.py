@@ -7,7 +7,7 @@ import arrayopt as ao
 from tests.cudacpu import standin
 from tests.step.test_commit import OPTIONS, made, rules
 from tests.support.entered import check
-from tests.support.slow import marked
+from tests.support.slow import PROFILE, marked
 
 # a fault in a generator that is being closed reaches nobody
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -22,7 +22,9 @@ EACH = [(rule, options, every) for rule in rules() for options in OPTIONS for ev
 )
 def test_a_fault_at_any_call(cupy, rule, options, every):
     with standin.checking(check=False):
-        found = check(lambda: made("auto", rules()[rule], OPTIONS[options], every, cupy), 25)
+        found = check(
+            lambda: made("auto", rules()[rule], OPTIONS[options], every, cupy), 12 if PROFILE == "quick" else 25
+        )
     assert found == {False, True}
 
 
