@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, Never
 
+from arrayopt.engines.base import Report
 from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.engines.layers import stack_of
 from arrayopt.foreign import got

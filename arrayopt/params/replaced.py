@@ -63,9 +63,9 @@ def exchange(
     """
     named = list(given)
     arrays, wrong, anew = dict(named), dict[str, list[str]](), dict[str, dict[str, Array]]()
-    names = {tensor.name for tensor in tensors}
+    known = {tensor.name for tensor in tensors}
     for name in arrays:
-        if name not in names:
+        if name not in known:
             wrong[name] = [f"unexpected {name!r}"]
     for tensor, was in zip(tensors, forms, strict=True):
         name = tensor.name
