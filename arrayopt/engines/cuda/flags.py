@@ -15,7 +15,7 @@ __all__ = ["Flags"]
 
 class Flags:
     """Integers in device memory: the first for the whole step, one for each layer; see
-    `arrayopt.step.left_out`.
+    `arrayopt.step.judging`.
 
     Attributes
     ----------
