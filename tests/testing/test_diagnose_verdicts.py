@@ -180,6 +180,15 @@ def test_numbers_that_make_up_for_each_other_are_told():
     assert told(recorded(plain), ao.SGD, **SGD).made_up == ()
 
 
+def test_many_tensors_may_have_rates_of_their_own():
+    """The optimizer tells the rate of each. A few tensors are searched first, and theirs are not those of all."""
+    params = {f"w{i}": np.random.default_rng(i).standard_normal(4) for i in range(7)}
+    opt = ao.Optimizer(params, ao.SGD(lr=0.1), groups={"w[0246]": {"lr": 0.2}}, engine="array_api")
+    found = diagnose(opt, depth=0, steps=3)
+    assert found.as_documented, str(found)
+    assert found.hypers["lr"].tolist() == [[0.2, 0.1] * 3 + [0.2]]
+
+
 # ---- time, and mistakes ----------------------------------------------------------------------------------------------
 
 

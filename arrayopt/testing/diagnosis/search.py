@@ -90,12 +90,18 @@ class Search:
         for h in hypotheses:
             if h not in self.tried and not (self.tried and self.watch.over):
                 self.watch.on_try(h)
-                try:
-                    self.tried[h] = replace(fit(Model(h, self.seen, self.known), warm, quick=True), refused=True)
-                except TraceError:  # the rule, so changed, is none for some of these tensors
-                    continue
-                fresh.append(h)
+                near = self._near(h, warm)
+                if near is not None:
+                    self.tried[h] = replace(near, refused=True)
+                    fresh.append(h)
         return fresh
+
+    def _near(self, h: Hypothesis, warm: Mapping[str, Any]) -> Fit | None:
+        """A hypothesis with the best numbers to begin with; None if it is no rule for some of these tensors."""
+        try:
+            return fit(Model(h, self.seen, self.known), warm, quick=True)
+        except TraceError:
+            return None
 
     def nearest(self, some: Iterable[Hypothesis], count: int, looked: int) -> list[Hypothesis]:
         """Which come nearest, after a few steps of least squares of those that may."""
@@ -184,28 +190,20 @@ class Search:
             found = self.matches()
 
     def _add_equals(self) -> None:
-        """Try what may be the same as the simplest match: least squares may have missed it, or it was not tried."""
+        """Try other rules and twists that may be the same as the simplest match, where nothing has shown it yet."""
         match = self.matches()[0]
-        h, tried = match.hypothesis, self.tried
-        alike = [replace(h, kind=kind) for kind in dict.fromkeys(x.kind for x in tried)]
-        self.glance([x for x in alike if x.applies() and set(numbers(x.rule())) <= set(match.values)], match.values)
-        tried |= {x: _with_numbers_of(match, old) for x, old in tried.items() if not old.passes}
-        twisted = self.changes(replace(h, twist="")) if h.twist else ()
-        for x in [x for x in twisted if x.twist and not (x in tried and tried[x].passes)]:
-            near = fit(Model(x, self.seen, self.known), match.values, quick=True)
-            near = refined(near, 5) if near.cost < PROMISING else near
-            if near.cost <= max(2.0 * match.cost, ENOUGH) and not self.watch.over:  # the same with other numbers
-                tried[x] = attempt(near.model, near.values)
-
-
-def _with_numbers_of(match: Fit, other: Fit) -> Fit:
-    """What does not fit with its own numbers, with those of what fits, if it has no others and fits then."""
-    h, names = other.hypothesis, other.model.names
-    simple = h.changes <= match.hypothesis.changes and h.free == match.hypothesis.free
-    if not simple or not set(names) <= set(match.values):
-        return other
-    same = Fit(other.model, {name: match.values[name] for name in names}, match.cost)
-    return same if same.passes and h.exists(same.values) else other
+        h, values = match.hypothesis, match.values
+        kinds = [replace(h, kind=kind) for kind in dict.fromkeys(x.kind for x in self.tried)]
+        found = [x for x in kinds if x.applies() and set(numbers(x.rule())) <= set(values)]
+        found += [x for x in self.changes(replace(h, twist="")) if x.twist] if h.twist else []
+        for x in found:
+            if x in self.tried and self.tried[x].passes:
+                continue
+            near = self._near(x, values)
+            if near is not None and near.cost < PROMISING:
+                near = refined(near, 5)
+                if near.cost <= max(2.0 * match.cost, ENOUGH) and not self.watch.over:
+                    self.tried[x] = attempt(near.model, near.values)
 
 
 def _parents(nearest: Sequence[Fit], name: str) -> list[Fit]:

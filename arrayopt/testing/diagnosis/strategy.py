@@ -150,11 +150,12 @@ class Examination:
 
     def for_all(self, best: Sequence[Fit], setting: Setting) -> Diagnosis | None:
         """The diagnosis if all tensors follow what some do, or nearly so; else None."""
-        tensors, matches = self.start.values(), list[Fit]()
+        matches = list[Fit]()
         for x in best:
-            own = Setting(x.hypothesis, x.values)
-            if x.hypothesis == Setting.of(x).hypothesis and x.hypothesis.takes(tensors):
-                matches += [match for match in [own.on(self.trajectory)] if match.passes]
+            if x.hypothesis == Setting.of(x).hypothesis and x.hypothesis.takes(self.start.values()):
+                known = {name: of_each for name, of_each in self.known.items() if np.ndim(of_each) and name in x.values}
+                match = Setting(x.hypothesis, {**x.values, **known}).on(self.trajectory)
+                matches += [match] if match.passes else []
         hidden = {*unseen(best[0]), *(name for pair in made_up(best[0], self.stated) for name in pair)}
         if not matches and hidden:  # the others may show it
             shown = {name: x for name, x in setting.values.items() if name not in hidden}
