@@ -24,7 +24,7 @@ if __name__ == "__main__":
 import arrayopt as ao
 from arrayopt.engines.cuda.queue import tickets
 from arrayopt.engines.cuda.stages import CHUNK, pieces, tiles
-from arrayopt.fusion.layout import GEOMETRY, geometry
+from arrayopt.fusion.layout import geometry
 from arrayopt.fusion.lower_stages import in_stages
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.plans import plan_for
@@ -112,7 +112,7 @@ def step(plan: Plan, shapes: tuple[Shape, ...], lag: int | None, device: Device,
     tiles(geo, plan.element)
     made = in_stages(plan).stages
     queue, ends = tickets(made, pieces(made, geo), np.arange(len(shapes)), lag)
-    sizes = geo[:, GEOMETRY.index("SIZE")]
+    sizes = geo["SIZE"]
     units = -(-sizes // CHUNK)
     first, total = np.cumsum(units) - units, int(units.sum())
     lengths = np.full(total, 4 * CHUNK)

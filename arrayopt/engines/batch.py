@@ -16,7 +16,7 @@ from arrayopt.engines.layers import Layers, layers_with, of_layers
 from arrayopt.engines.step_scalars import StepScalars
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.lanes import Lanes, lane_geometry
-from arrayopt.fusion.layout import CHUNK, GEOMETRY, geometry, layout
+from arrayopt.fusion.layout import CHUNK, geometry, layout
 from arrayopt.fusion.plan import Plan
 from arrayopt.state.quantized import dequantized, quantized, scale_of
 from arrayopt.state.tensors import Tensor
@@ -75,8 +75,8 @@ class Batch(ABC):
 
     Attributes
     ----------
-    geo : array of int64
-        `GEOMETRY` of each tensor.
+    geo : array of records
+        The `geometry` of each tensor.
     filled : array of bool
         Whether the whole tensor has elements.
     firsts : array of int64
@@ -121,7 +121,7 @@ class Batch(ABC):
             for at in np.unique(of).tolist():
                 self.stacks[bucket.stacks.tensors[at]] = np.flatnonzero(of == at)
         # of whole tensors: the same on all ranks
-        self.filled = self.geo[:, GEOMETRY.index("SIZE")] > 0
+        self.filled = self.geo["SIZE"] > 0
         self.step_scalars = StepScalars(self.plan, bucket, members, self.geo)
         self.scalars = self.step_scalars.of_tensors
         self.values = np.zeros((len(members), self.layout.values))

@@ -15,7 +15,7 @@ from arrayopt.rules.ones import reads_value
 from arrayopt.state.run import Run
 from arrayopt.state.tensors import Left, Tensor
 
-__all__ = ["AtHome", "Bucket", "beside", "chosen"]
+__all__ = ["AtHome", "Bucket", "chosen", "companion"]
 
 KEPT = 16
 """So many patterns of dtypes of gradients are kept for a bucket; the oldest is dropped."""
@@ -66,7 +66,7 @@ class Bucket:
     batches: "OrderedDict[Any, list[Any]]" = field(default_factory=OrderedDict)
     """What a fused engine keeps of the tensors, by what steps ask for."""
     companions: "dict[Any, Bucket]" = field(default_factory=dict)
-    """Buckets of the same parameters under other rules; see `beside`."""
+    """Buckets of the same parameters under other rules; see `companion`."""
     counts: Any = None
     """The update counts on the device, shared by all tables of the bucket; see `Run.give_to`."""
     totals: "dict[bool, set[tuple[Total, ...]]]" = field(default_factory=dict)
@@ -194,7 +194,7 @@ class AtHome(Bucket):
                 home.place, home.number = part.place, part.number
 
 
-def beside(
+def companion(
     bucket: Bucket, rule: Rule, tensor_of: Callable[[Tensor], Tensor], run: Run | None = None
 ) -> Bucket:
     """A bucket of the same parameters under another rule, with state of its own; made once, and

@@ -60,8 +60,8 @@ class TableBatch(Batch):
         """Make the table, with columns of these names."""
         self.column = {name: i for i, name in enumerate(names)}
         self.table = np.zeros((len(self.tensors), len(names)), np.int64)
-        for name, values in zip(GEOMETRY, self.geo.T, strict=True):
-            self.put(f"IN_{name}", values)
+        for name in GEOMETRY:
+            self.put(f"IN_{name}", self.geo[name])
         if self.plan.draws:
             self.put("START", self.firsts)
 

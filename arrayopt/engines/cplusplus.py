@@ -57,9 +57,6 @@ class CPlusPlusPrinter(CppLines, Printer):
     whole: ClassVar[str]
     """The type of whole numbers."""
 
-    def column(self, name: str) -> str:
-        return f"t[{name}]"
-
     def stored(self, array: str) -> str:
         """The type of what an array holds."""
         return STORED[self.storage[array]].cuda

@@ -12,14 +12,12 @@ from arrayopt.arrays import Grads, Ints, size
 from arrayopt.codecs import BLOCK, SCALE
 from arrayopt.engines.base import Partials
 from arrayopt.fusion.graph import Node
-from arrayopt.fusion.layout import GEOMETRY, boundaries, partial_length, starts
+from arrayopt.fusion.layout import boundaries, partial_length, starts
 from arrayopt.fusion.windows import undivided, views, windows
 from arrayopt.state.shares import Shards
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["CutTable"]
-
-SIZE, LENGTH, ROWS, COLUMNS, UNITS = map(GEOMETRY.index, ("SIZE", "TC", "NR", "NC", "UNITS"))
 
 
 class CutTable(ABC):
@@ -89,7 +87,8 @@ class CutTable(ABC):
                 self.windows[row], counts = windows(share.blocks, tensor.shape, plan.element, geo)
             except ValueError as error:
                 raise ValueError(f"Optimizer: {tensor.name!r} {error}") from None
-            geo[[ROWS, COLUMNS, UNITS]] = counts[1], counts[2], math.prod(counts)
+            _, geo["NR"], geo["NC"] = counts
+            geo["UNITS"] = math.prod(counts)
             self.table.firsts[row] = 0  # windows' units know positions in the whole tensor
             return []
         if plan.draws:  # units have the numbers of parts that lie end to end
@@ -97,15 +96,15 @@ class CutTable(ABC):
             if tensor.block.first(tuple(tensor.array.shape)) is None:
                 raise _unlike(tensor)
             self.table.firsts[row] -= share.first
-        ends = [end // int(geo[LENGTH]) for end in share.ends]
-        geo[[SIZE, COLUMNS, UNITS]] = share.last, ends[-1], ends[-1]
+        ends = [end // int(geo["TC"]) for end in share.ends]
+        geo["SIZE"], geo["NC"], geo["UNITS"] = share.last, ends[-1], ends[-1]
         return ends
 
     def _own_units(self, row: int) -> Ints:
         """See `own`; of a part that the user gave, other ranks may run the units, too."""
         share, geo = self.shares[row], self.table.geo[row]
         if row in self.windows:
-            every = np.arange(geo[UNITS])
+            every = np.arange(geo["UNITS"])
             found: Ints = views(every, "tensor", geo, self.windows[row][share.rank]).reshape(-1)
             return found
         if not isinstance(share, Shards):
@@ -113,7 +112,7 @@ class CutTable(ABC):
         if share.last == share.first:
             return np.arange(0)
         end = min(x for x in share.ends if x > share.first)
-        return np.arange(share.first // geo[LENGTH], end // geo[LENGTH])
+        return np.arange(share.first // geo["TC"], end // geo["TC"])
 
     def lying(self) -> Ints:
         """This rank's window of each tensor; see `arrayopt.fusion.windows.WINDOW`."""
@@ -136,7 +135,7 @@ class CutTable(ABC):
 
     def gradients_before(self, rows: Ints, grads: Grads) -> Ints:
         """The same for gradients: of whole tensors, or of this rank's elements."""
-        sizes = self.table.geo[rows, SIZE].tolist()
+        sizes = self.table.geo["SIZE"][rows].tolist()
         before = []
         for row, grad, count in zip(rows.tolist(), grads, sizes, strict=True):
             cut = isinstance(self.shares[row], Shards) or size(grad) != count
@@ -166,7 +165,7 @@ class CutTable(ABC):
             for first, end in pairwise(at):
                 pieces.append(room[begin + first : begin + end])
             return self.shown(tuple(pieces))
-        length = partial_length(kind, dict(zip(GEOMETRY, geo.tolist(), strict=True)))
+        length = int(partial_length(kind, geo))
         own = room[begin : begin + length]
         for rank, window in enumerate(self.windows[row]):
             pieces.append(views(own, kind, geo, window) if rank in share.holders else own[:0])

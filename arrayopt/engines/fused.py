@@ -56,7 +56,7 @@ class Fused(Engine):
                 " `passes`"
             )
 
-    def geometry(self, shapes: list[tuple[int, ...]], element: str) -> Ints:
+    def geometry(self, shapes: list[tuple[int, ...]], element: str) -> Any:
         """`arrayopt.fusion.layout.geometry` of shared tensors, with the engine's units."""
         return geometry(shapes, element)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from arrayopt.arrays import REAL, WORKING
-from arrayopt.fusion.graph import Node
+from arrayopt.fusion.graph import POSITION, Node
 from arrayopt.fusion.index import Index, Place
 from arrayopt.fusion.layout import Layout
 from arrayopt.fusion.ops import OPS, REDUCTIONS
@@ -101,8 +101,20 @@ class Printer(Lines):
 
     # ---- values ----------------------------------------------------------------------------------
 
+    position = "position"
+    """What the position of an element is called."""
+
     def name(self, node: Node) -> str:
         """What a value is called where it is used."""
+        if node.op == POSITION:
+            return self.position
+        if node.op == "const":
+            return self.constant(node)
+        truth = node.on_host and node.dtype == "bool"
+        return f"({self.bare(node)} != 0)" if truth else self.bare(node)
+
+    def constant(self, node: Node) -> str:
+        """A constant."""
         raise NotImplementedError
 
     def bare(self, node: Node) -> str:
@@ -119,7 +131,7 @@ class Printer(Lines):
 
     def column(self, name: str) -> str:
         """What the table has of the tensor."""
-        raise NotImplementedError
+        return f"t[{name}]"
 
     def index(self, number: Index, within: int = 0) -> str:
         """A number; in parentheses where what it is within binds as strongly, or more."""

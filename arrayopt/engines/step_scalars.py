@@ -11,8 +11,7 @@ import numpy as np
 from arrayopt.arrays import Ints, size, to_host
 from arrayopt.engines.base import Asked
 from arrayopt.engines.bucket import Bucket
-from arrayopt.fusion.graph import COUNT, KEY, LETTERS
-from arrayopt.fusion.layout import GEOMETRY
+from arrayopt.fusion.graph import COUNT, KEY
 from arrayopt.fusion.phases import GIVEN
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.scalars import scalar_code
@@ -36,8 +35,8 @@ class StepScalars:
         The bucket that the tensors are of.
     members : list of int
         Their places in it.
-    geo : array of int64
-        `GEOMETRY` of each tensor.
+    geo : array of records
+        The `geometry` of each tensor.
 
     Attributes
     ----------
@@ -50,7 +49,7 @@ class StepScalars:
         step.
     """
 
-    def __init__(self, plan: Plan, bucket: Bucket, members: list[int], geo: Ints) -> None:
+    def __init__(self, plan: Plan, bucket: Bucket, members: list[int], geo: Any) -> None:
         # which keeps the batch: a circle would wait for the garbage collector
         self._bucket, self._members = weakref.proxy(bucket), members
         self._all = len(members) == len(bucket.tensors)
@@ -67,14 +66,13 @@ class StepScalars:
         self._steps: Any = []  # scalars of the next steps
         self._first = 0  # the number of updates before the first of them
 
-    def _counts(self, geo: Ints) -> dict[str, Any]:
+    def _counts(self, geo: Any) -> dict[str, Any]:
         """The numbers of elements that means divide by."""
-        extents = {x: geo[:, GEOMETRY.index(x.upper())].astype(np.float64) for x in LETTERS}
         found = {}
         for name in self._code.names:
             if name.startswith(COUNT):
-                axes = name.removeprefix(COUNT)
-                found[name] = np.prod([extents[x] for x in axes], axis=0)
+                lengths = [geo[x.upper()].astype(np.float64) for x in name.removeprefix(COUNT)]
+                found[name] = np.prod(lengths, axis=0)
         return found
 
     def _keys(self) -> dict[str, Any]:

@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
 
 from arrayopt.arrays import Array, library
-from arrayopt.engines.base import CompilationError, Engine, NoRemedyError
+from arrayopt.engines.base import Asked, CompilationError, Engine, NoRemedyError, Report, Run, Stops
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.compiling import LOG
-from arrayopt.engines.elsewhere import Elsewhere
 from arrayopt.engines.layers import Layers
 from arrayopt.fusion.dims import TraceError
 from arrayopt.rules.returned import ReturnedError
@@ -144,7 +146,7 @@ def select(name: str, bucket: Bucket) -> tuple[Engine, str]:
         bucket.batches.clear()
         found = _select(name, bucket)
         if bucket.kind == "none" and not found[0].counts:  # a device counts by itself
-            found = Elsewhere(), "other ranks have these tensors"
+            found = _Counting(), "other ranks have these tensors"
         last = bucket.engine = name, *found
     return last[1:]
 
@@ -205,6 +207,28 @@ def _select(name: str, bucket: Bucket) -> tuple[Engine, str]:
 def _shown(reasons: dict[str, list[str]]) -> list[str]:
     """Reasons, each with the engines that have it."""
     return [f"{' and '.join(names)}: {reason}" for reason, names in reasons.items()]
+
+
+class _Counting(Engine):
+    """For tensors that other ranks update: here they are counted, and nothing else."""
+
+    name = "none"
+
+    def check(self, bucket: Bucket) -> None:
+        """Any bucket is for this engine."""
+
+    def prepare(self, bucket: Bucket, asked: Asked, meetings: Sequence[Any] = ()) -> Run:
+        """See `Engine.prepare`: other ranks tell the numbers."""
+        took = np.flatnonzero([g is not None for g in asked.grads])
+
+        def run(reports: dict[str, Report]) -> Stops:
+            bucket.count(took, asked.left)
+            yield from ()
+
+        return run
+
+    def explain(self, bucket: Bucket) -> str:
+        return "their parameters come from there after each step"
 
 
 def advise(buckets: Sequence[Bucket], told: set[str]) -> None:

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from threading import local
 from typing import Any
 
-from arrayopt.fusion.graph import LETTERS
+from arrayopt.fusion.graph import ELEMENT, LETTERS
 
 __all__ = [
     "RAISED",
-    "WAY_OUT",
     "Dtype",
     "RetraceError",
     "TraceError",
     "View",
     "broadcast",
+    "not_fused",
     "reduced_over",
 ]
 
@@ -31,6 +31,14 @@ class _NotedError(Exception):
 
 class TraceError(_NotedError, TypeError):
     """A rule does something that cannot be traced; the array_api engine runs it as it is."""
+
+
+def not_fused(why: str) -> TraceError:
+    """The error for a rule that cannot be traced: why, and which engine runs it."""
+    return TraceError(
+        f"{why}; to be fused, a rule may use only part of the array API; engine='array_api' runs"
+        " any rule"
+    )
 
 
 class RetraceError(_NotedError):
@@ -60,6 +68,20 @@ class View:
     tall: int | None = None
     sides: tuple[int, int] | None = None
 
+    def element(self, rank: int) -> str:
+        """The axes of an element of a tensor of some rank."""
+        return "C" if self.flat else ELEMENT[max(1, min(rank, 2 if self.folded else 4))]
+
+    def dims(self, rank: int) -> tuple[str, ...]:
+        """What the dimensions of such a tensor are; see `arrayopt.fusion.symbol.Symbol`."""
+        if self.flat:
+            return tuple(map(str, range(rank)))
+        if self.folded and rank > 2:
+            return ("R", *(f"C{number}" for number in range(rank - 1)))
+        if rank > 4:
+            return ("A", *(f"B{number}" for number in range(rank - 3)), "R", "C")
+        return tuple(self.element(rank))
+
     def more(self, what: str, shape: Sequence[int]) -> "View":
         """The view that a `RetraceError` asks for; without a shape there are fewer rows."""
         if what in ("flat", "folded"):
@@ -71,11 +93,6 @@ class View:
         return View(False, self.folded, (rows > columns) - (rows < columns), sides)
 
 
-WAY_OUT = (
-    "; to be fused, a rule may use only part of the array API; engine='array_api' runs any rule"
-)
-
-
 class Dtype(str):
     """The name of a dtype. Of which library it is, is not known."""
 
@@ -83,7 +100,7 @@ class Dtype(str):
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, str):
-            raise TraceError(f"compare dtypes with those of `xp`, such as xp.float32{WAY_OUT}")
+            raise not_fused("compare dtypes with those of `xp`, such as xp.float32")
         return str.__eq__(self, other)
 
     def __ne__(self, other: object) -> bool:
@@ -96,9 +113,7 @@ def broadcast(shapes: list[tuple[str, ...]]) -> tuple[str, ...]:
     for k in range(-max(map(len, shapes)), 0):
         letters = {s[k] for s in shapes if len(s) >= -k} - {""}
         if len(letters) > 1:
-            raise TraceError(
-                f"cannot broadcast arrays over {' and '.join(sorted(letters))}{WAY_OUT}"
-            )
+            raise not_fused(f"cannot broadcast arrays over {' and '.join(sorted(letters))}")
         out.append(letters.pop() if letters else "")
     return tuple(out)
 
@@ -139,6 +154,6 @@ def reduced_over(symbol: Any, axis: Any) -> tuple[list[int], str]:
         what = "axes that are seen as columns"
         if "A" in symbol.dims:
             what = "middle axes of a tensor of rank 5 or more"
-        raise TraceError(f"a reduction over some of the {what}{WAY_OUT}")
+        raise not_fused(f"a reduction over some of the {what}")
     left = {label[0] for label in labels}
     return over, "".join(letter for letter in LETTERS if letter in left)

@@ -11,15 +11,15 @@ loops are over matrices, and as long for kernels of 1 × 1 as for any.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import Ints
 from arrayopt.fusion.graph import CACHED, ELEMENT, Node, operands, reachable
-from arrayopt.fusion.layout import GEOMETRY, Layout, geometry, layout
-from arrayopt.fusion.passes import Between, loops
+from arrayopt.fusion.layout import Layout, geometry, layout
+from arrayopt.fusion.passes import Between, in_loops
 from arrayopt.fusion.plan import Plan
 
 __all__ = ["Lanes", "Segment", "in_lanes", "lane_geometry", "suits"]
@@ -64,7 +64,7 @@ class Lanes:
     ----------
     segments : tuple of Segment
         The segments, in order.
-    after : Between
+    last : Between
         Values per tensor, computed once for the tensor at the end.
     layout : Layout
         Where the values per tensor lie, the sums that are carried from segment to segment, and
@@ -72,7 +72,7 @@ class Lanes:
     """
 
     segments: tuple[Segment, ...]
-    after: Between
+    last: Between
     layout: Layout
 
 
@@ -85,16 +85,14 @@ def suits(shape: tuple[int, ...]) -> bool:
     return len(shape) > 2 and shape[-2] * shape[-1] <= LANES and math.prod(shape[:-2]) >= FEW
 
 
-def lane_geometry(shapes: list[tuple[int, ...]], element: str, room: int) -> Ints:
-    """Rows of `GEOMETRY`, with units of matrices that need room for about so many values."""
-    rows = geometry(shapes, element, LANES)
-    col = {name: rows[:, i] for i, name in enumerate(GEOMETRY)}
-    batches, r, c = col["A"] * col["B"], col["R"], col["C"]
-    group = np.minimum(
-        np.maximum(64, room // (r * c + 4 * (r + c)) // 16 * 16), np.maximum(batches, 1)
-    )
-    rows[:, GEOMETRY.index("G")], rows[:, GEOMETRY.index("UNITS")] = group, -(-batches // group)
-    return rows
+def lane_geometry(shapes: list[tuple[int, ...]], element: str, room: int) -> Any:
+    """The `geometry` of shapes, with units of matrices that need room for about so many values."""
+    geo = geometry(shapes, element, LANES)
+    batches, rows, columns = geo["A"] * geo["B"], geo["R"], geo["C"]
+    fitting = room // (rows * columns + 4 * (rows + columns)) // 16 * 16
+    geo["G"] = np.minimum(np.maximum(64, fitting), np.maximum(batches, 1))
+    geo["UNITS"] = -(-batches // geo["G"])
+    return geo
 
 
 @lru_cache(maxsize=CACHED)
@@ -189,7 +187,7 @@ class _Segments:
                 step[node] = max((step.get(a, 0) for a in node.args), default=0)
                 parts[step[node]].append(node)
         own = {name: n for name, n in self.writes.items() if self.written_in[name] == at}
-        small = tuple(Between((), loops(part, self.plan.element)) for part in parts)
+        small = tuple(Between((), in_loops(part, self.plan.element)) for part in parts)
         return Segment(before, tuple(passes), small, reads, tuple(carried), own)
 
 
@@ -240,6 +238,6 @@ def _per_tensor(plan: Plan, ready: dict[Node, int], of: list[int]) -> list[Betwe
         sums[t + 1] += p.reducing("tensor")
     made = []
     for some, part in zip(sums, parts, strict=True):
-        made.append(Between(tuple(some), loops(part, plan.element)))
+        made.append(Between(tuple(some), in_loops(part, plan.element)))
     stores = {name: n for name, n in plan.between[-1].stores.items() if not plan.slots[name]}
-    return [*made[:-1], Between(made[-1].combine, made[-1].after, stores)]
+    return [*made[:-1], replace(made[-1], stores=stores)]

@@ -53,22 +53,22 @@ TALL, MOST = 64, 1 << 19
 
 GEOMETRY = ("SIZE", "A", "B", "R", "C", "TR", "TC", "G", "NR", "NC", "UNITS")
 """What describes one tensor: its elements and extents, rows and columns of a unit, batches of a
-unit, units of a batch along rows and along columns, and units in all.
+unit, units of a batch along rows and along columns, and units in all. The fields of a record.
 """
 
 
-def geometry(shapes: list[tuple[int, ...]], element: str, chunk: int = CHUNK) -> Ints:
-    """A row of `GEOMETRY` for each shape, with units of `chunk` elements (matrices: of more)."""
-    rows = np.ones((len(shapes), len(GEOMETRY)), dtype=np.int64)
+def geometry(shapes: list[tuple[int, ...]], element: str, chunk: int = CHUNK) -> Any:
+    """A record of `GEOMETRY` for each shape, with units of `chunk` elements (matrices: of more)."""
+    geo = np.ones(len(shapes), [(name, np.int64) for name in GEOMETRY])
     if element == "C":
-        sizes = np.fromiter((math.prod(s) for s in shapes), np.int64, len(shapes))
-        rows[:, 0], rows[:, 4], rows[:, 6] = sizes, sizes, chunk
-        rows[:, 9] = rows[:, 10] = -(-sizes // chunk)
-        return rows
-    for row, shape in zip(rows, shapes, strict=True):
+        geo["SIZE"] = geo["C"] = [math.prod(shape) for shape in shapes]
+        geo["TC"] = chunk
+        geo["NC"] = geo["UNITS"] = -(-geo["SIZE"] // chunk)
+        return geo
+    for number, shape in enumerate(shapes):
         batches, inner, height, width = as_matrices(shape, element)
         if 0 in shape:
-            row[:] = (0, batches, inner, height, width, 1, 1, 1, 0, 0, 0)
+            geo[number] = (0, batches, inner, height, width, 1, 1, 1, 0, 0, 0)
             continue
         tc = min(width, chunk)
         tr = min(height, max(1, 4 * chunk // tc, min(TALL, MOST // tc)))
@@ -76,8 +76,9 @@ def geometry(shapes: list[tuple[int, ...]], element: str, chunk: int = CHUNK) ->
         group = min(batches * inner, max(1, 4 * chunk // (height * width))) if whole else 1
         nr, nc = -(-height // tr), -(-width // tc)
         units = -(-batches * inner // group) * nr * nc
-        row[:] = (math.prod(shape), batches, inner, height, width, tr, tc, group, nr, nc, units)
-    return rows
+        tiles = tr, tc, group, nr, nc, units
+        geo[number] = (math.prod(shape), batches, inner, height, width, *tiles)
+    return geo
 
 
 def as_matrices(shape: tuple[int, ...], element: str) -> tuple[int, int, int, int]:
@@ -98,7 +99,7 @@ def in_rows(shape: Sequence[int], element: str) -> bool:
 
 def extent(axes: str, geo: Any) -> Any:
     """How many values over some axes each tensor has."""
-    return np.prod([geo[:, GEOMETRY.index(x.upper())] for x in axes], axis=0, dtype=np.int64)
+    return np.prod([geo[x.upper()] for x in axes], axis=0, dtype=np.int64)
 
 
 def flops(plan: Plan, geo: Any, *, halves: bool = True) -> Any:
@@ -123,8 +124,8 @@ def boundaries(geo: Any, element: str) -> tuple[Any, Any]:
 
     Parameters
     ----------
-    geo : array of int64
-        The tensor's row of `geometry`.
+    geo : record
+        The tensor's `geometry`.
     element : str
         The axes of an element.
 
@@ -133,28 +134,26 @@ def boundaries(geo: Any, element: str) -> tuple[Any, Any]:
     units, elements : arrays of int64
         The first unit after each cut, and its first element; the end of the tensor is the last.
     """
-    g = dict(zip(GEOMETRY, geo.tolist(), strict=True))
-    units = np.arange(0, g["UNITS"] + 1, 1 if element == "C" else max(g["NC"], 1))
+    units = np.arange(0, geo["UNITS"] + 1, 1 if element == "C" else max(geo["NC"], 1))
     return units, starts(geo, element, units, "element")
 
 
 def starts(geo: Any, element: str, units: Any, what: str) -> Any:
     """Where units at `boundaries` begin among the elements, or among partial results of a kind."""
-    of = dict(zip(GEOMETRY, geo.tolist(), strict=True))
     if what == "tensor":
         return units
     if element == "C":
-        return np.minimum(units * of["TC"], of["SIZE"])
-    tiles = units // max(of["NC"], 1)
-    end = units >= of["UNITS"]
-    ab = np.where(end, of["A"] * of["B"], tiles // max(of["NR"], 1) * of["G"])
-    rt = np.where(end, 0, tiles % max(of["NR"], 1))
-    rows, blocks = ab * of["R"] + rt * of["TR"], ab * of["NR"] + rt
+        return np.minimum(units * geo["TC"], geo["SIZE"])
+    tiles = units // max(geo["NC"], 1)
+    end = units >= geo["UNITS"]
+    ab = np.where(end, geo["A"] * geo["B"], tiles // max(geo["NR"], 1) * geo["G"])
+    rt = np.where(end, 0, tiles % max(geo["NR"], 1))
+    rows, blocks = ab * geo["R"] + rt * geo["TR"], ab * geo["NR"] + rt
     return {
-        "element": rows * of["C"],
-        "row": rows * of["NC"],
-        "column": blocks * of["C"],
-        "batch": blocks * of["NC"],
+        "element": rows * geo["C"],
+        "row": rows * geo["NC"],
+        "column": blocks * geo["C"],
+        "batch": blocks * geo["NC"],
     }[what]
 
 
@@ -189,24 +188,21 @@ class Layout:
         """How many values there are of each tensor."""
         return len(self.tensor) + len(self.leaves)
 
-    def lengths(self, geo: Ints) -> Ints:
+    def lengths(self, geo: Any) -> Ints:
         """How many values each tensor needs for each vector, then each reduction's partial ones."""
-        col = {name: geo[:, i] for i, name in enumerate(GEOMETRY)}
-        made = []
-        for axes in self.vectors.values():
-            made.append(np.prod([col[x] for x in axes], axis=0))
-        made += [partial_length(kind, col) for kind in self.partials.values()]
+        made = [extent(axes, geo) for axes in self.vectors.values()]
+        made += [partial_length(kind, geo) for kind in self.partials.values()]
         return np.stack(made, axis=1) if made else np.zeros((len(geo), 0), np.int64)
 
 
-def partial_length(kind: str, col: dict[str, Any]) -> Any:
-    """How many partial results a reduction over elements has."""
-    batches = col["A"] * col["B"]
+def partial_length(kind: str, geo: Any) -> Any:
+    """How many partial results a reduction over elements has, of each tensor."""
+    batches = geo["A"] * geo["B"]
     return {
-        "tensor": col["UNITS"],
-        "row": batches * col["R"] * col["NC"],
-        "column": batches * col["NR"] * col["C"],
-        "batch": batches * col["NR"] * col["NC"],
+        "tensor": geo["UNITS"],
+        "row": batches * geo["R"] * geo["NC"],
+        "column": batches * geo["NR"] * geo["C"],
+        "batch": batches * geo["NR"] * geo["NC"],
     }[kind]
 
 
@@ -231,7 +227,7 @@ def layout(plan: Plan, *, device: bool = False) -> Layout:
     tensor = dict.fromkeys(n for n in partials if n.axes == "")
     leaves = dict[Node, None]()
     for between in plan.between:
-        for loop in between.after:
+        for loop in between.loops:
             if device and in_waves(loop.nodes, loop.axes, plan.element):
                 tensor |= dict.fromkeys(chain.from_iterable(chain(*waves(loop.nodes))))
                 leaves |= dict.fromkeys(operands(loop.nodes))
@@ -255,7 +251,7 @@ def outliving(passes: Iterable[Pass], between: Iterable[Between]) -> set[Node]:
     for p in passes:
         kept |= {*operands(p.nodes), *p.stores.values(), *p.sums, *operands(p.sums)}
     for each in between:
-        for loop in each.after:
+        for loop in each.loops:
             own = () if loop.reduces else loop.nodes
             kept |= {*operands(loop.nodes)}.difference(own)
             kept |= {n for n in loop.nodes if n.reduces}

@@ -31,16 +31,15 @@ def _whole(plan: Plan) -> Program:
     made: dict[Any, Function] = {}
     for index, between in enumerate(plan.between):
         before = lowering.between(index, between) if between else Function("", "", ())
-        stages.append(Stage("between", "", before))
+        stages.append(Stage(before))
         if index == len(plan.passes):
             break
         pass_ = plan.passes[index]
-        kind = "product" if pass_.multiplies else "pass"
         scratch = scratch_of(pass_, plan) if plan.multiplies else ()
         key = lowering.described(pass_) if plan.multiplies else index
         if key not in made:
             made[key] = replace(lowering.units(index, pass_), scratch=scratch)
-        stages.append(Stage(kind, pass_.axes, made[key], scratch))
+        stages.append(Stage(made[key], scratch))
     return Program(tuple(stages))
 
 
@@ -49,10 +48,10 @@ def _in_segments(plan: Plan, lanes: Lanes) -> Program:
     lowering = Loops(plan, lanes.layout, {*lanes.layout.tensor, *lanes.layout.vectors})
     stages: list[Stage] = []
     planes = list[tuple[str, ...]]()
-    for k, s in enumerate(lanes.segments):
-        segment = LoweredSegment(lowering, s)
-        stages.append(Stage("between", "", lowering.between(k, s.before)))
-        stages.append(Stage("pass", plan.element, segment.units(k)))
-        planes.append(tuple(segment.counts.values()))
-    stages.append(Stage("between", "", lowering.between(len(lanes.segments), lanes.after)))
+    for k, segment in enumerate(lanes.segments):
+        lowered_segment = LoweredSegment(lowering, segment)
+        stages.append(Stage(lowering.between(k, segment.before)))
+        stages.append(Stage(lowered_segment.units(k)))
+        planes.append(tuple(lowered_segment.counts.values()))
+    stages.append(Stage(lowering.between(len(lanes.segments), lanes.last)))
     return Program(tuple(stages), tuple(planes))

@@ -63,7 +63,7 @@ class LoweredBetween(Lowering):
             else:
                 for reduction in run:
                     rest += self._combine(reduction)
-        for loop in between.after:
+        for loop in between.loops:
             if loop.reduces:
                 rest += self._folded(self.folded("acc", *loop.nodes), loop.axes)
             else:

@@ -79,7 +79,7 @@ class LoweredSegment:
     def _body(self, k: int) -> Iterator[program.Statement]:
         """All passes, and what is between them."""
         for j, b in enumerate(self.segment.small):
-            for i, loop in enumerate(b.after):
+            for i, loop in enumerate(b.loops):
                 yield from self._small(f"small_{k}_{j}_{i}", loop)
             if j < len(self.passes):
                 yield from self._pass(f"pass_{self.segment.passes[j]}", self.passes[j])

@@ -77,7 +77,7 @@ class Loops(Lowering):
         # in turns it would be one loop more to compile
         # codes are widened in pieces, which memory brings sooner one after the other
         backwards = index % 2 == 1 and not self.plan.multiplies and not body.codes
-        inside = self._tile(body) if matrices else self._stretch(index, pass_, body)
+        inside = self._tile(body) if matrices else self._stretch(index, pass_, body, rings)
         made.append(program.Loop("unit", name("lo"), name("hi"), tuple(inside), backwards))
         return program.Function(f"units_{index}", "units", tuple(made))
 
@@ -103,12 +103,13 @@ class Loops(Lowering):
         position = None if loop.position is None else loop.position + at
         return replace(loop, slices=slices, storage=storage, position=position, codes=tuple(read))
 
-    def _stretch(self, index: int, pass_: Pass, body: program.Body) -> Iterator[program.Statement]:
+    def _stretch(
+        self, index: int, pass_: Pass, body: program.Body, rings: Rolled | None
+    ) -> Iterator[program.Statement]:
         """A unit of a tensor that is seen as one row of elements."""
         start, end_of_unit = name("o"), name("e")
         yield program.Let("o", name("unit") * name("TC"))
         yield program.Let("e", least(name("size"), start + name("TC")))
-        rings = self.rings(pass_, body)
         if rings is not None:
             yield from started(rings, self._partial)
             yield in_turns(index, pass_, rings, self._partial)

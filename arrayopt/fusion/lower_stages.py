@@ -29,7 +29,7 @@ from arrayopt.fusion.staging import Staging
 from arrayopt.fusion.waves import in_waves
 from arrayopt.state.quantized import scale_of
 
-__all__ = ["apart", "in_stages", "turns_of"]
+__all__ = ["in_stages", "split_position", "turns_of"]
 
 MOST = 640
 """A pass over rings has no more sums: they are to fit into a block's memory."""
@@ -43,9 +43,9 @@ def in_stages(plan: Plan) -> program.Program:
     lowering = Stages(plan)
     for index, stages in enumerate(lowering.staging.gaps):
         for stage in stages:
-            lowering.beside([lowering.loop(loop) for loop in stage])
+            lowering.add_between([lowering.of_loop(loop) for loop in stage])
         if index < len(plan.passes):
-            lowering.pass_(index, plan.passes[index])
+            lowering.add_pass(index, plan.passes[index])
     return program.Program(tuple(lowering.made))
 
 
@@ -62,11 +62,11 @@ class Stages(Lowering):
         self.of_rings = set[Node]()  # what is reduced over rings
         self.waving = 0  # how many statements make waves by now
 
-    def pass_(self, index: int, pass_: Pass) -> None:
-        """A pass, or a product."""
+    def add_pass(self, index: int, pass_: Pass) -> None:
+        """Add the stage of a pass, or of a product."""
         if pass_.multiplies:
             library = program.Function(f"product{index}", "library", ())
-            self.made.append(program.Stage("product", pass_.axes, library))
+            self.made.append(program.Stage(library, axes=pass_.axes))
             return
         body, scratch = self.body(index, pass_), scratch_of(pass_, self.plan)
         read_again = tuple(x in body.again for x in body.arrays)
@@ -80,7 +80,7 @@ class Stages(Lowering):
             shared = "squares" if pass_.axes != self.plan.element else "tiles"
             whole = (body, *turns)
             self.functions[key] = program.Function(f"Pass{index}", shared, whole, scratch)
-        self.made.append(program.Stage("pass", pass_.axes, self.functions[key], scratch))
+        self.made.append(program.Stage(self.functions[key], scratch, pass_.axes))
 
     def _turns(self, index: int, pass_: Pass, rings: Rolled, body: program.Body) -> Statements:
         """What a block does with a piece of a pass over rings; nothing, where it knows no way."""
@@ -108,7 +108,7 @@ class Stages(Lowering):
             read |= {n: None for n in elements.scalars if n not in rings.each}
         return [*made, *self.reads(read), *kept_room(rings), turn]
 
-    def loop(self, loop: Loop) -> program.Stage:
+    def of_loop(self, loop: Loop) -> program.Stage:
         """A loop between passes: what it reduces, then what it computes, then what it writes."""
         wide, reductions = not loop.axes, [n for n in loop.nodes if n.reduces]
         nodes = [n for n in loop.nodes if not n.reduces]
@@ -192,18 +192,18 @@ class Stages(Lowering):
         """A stage between passes, which begins with where arrays lie."""
         how = "block" if how == "positions" and not over else how
         first = next((i for i, x in enumerate(body) if not isinstance(x, program.Array)), len(body))
-        whole = (*body[:first], *apart(ranges_of(over), name("i")), *body[first:])
-        return program.Stage("between", over, program.Function("", how, whole))
+        whole = (*body[:first], *split_position(ranges_of(over), name("i")), *body[first:])
+        return program.Stage(program.Function("", how, whole), axes=over)
 
-    def beside(self, stages: Sequence[program.Stage]) -> None:
-        """Take stages that need nothing of each other as one."""
+    def add_between(self, stages: Sequence[program.Stage]) -> None:
+        """Add stages that need nothing of each other as one."""
         own = f"stage{len(self.made)}"
         named = []
         for i, x in enumerate(stages):
             called = replace(x.function, name=f"{own}_{i}" if stages[1:] else own)
             named.append(replace(x, function=called))
         if named:
-            self.made.append(replace(named[0], beside=tuple(named[1:])))
+            self.made.append(replace(named[0], others=tuple(named[1:])))
 
 
 def turns_of(stage: program.Stage) -> tuple[program.Statement, ...]:
@@ -211,10 +211,10 @@ def turns_of(stage: program.Stage) -> tuple[program.Statement, ...]:
     return stage.function.body[1:] if stage.kind == "pass" else ()
 
 
-def apart(ranges: Sequence[tuple[str, Index]], whole: Index) -> list[program.Let]:
-    """Take a position among all that some ranges have together apart: the position in each."""
+def split_position(ranges: Sequence[tuple[str, Index]], position: Index) -> list[program.Let]:
+    """The position in each of some nested ranges, of a position among all that they have."""
     made = []
-    for i, (position, end) in reversed(list(enumerate(ranges))):
-        made.append(program.Let(position, whole % end if i else whole))
-        whole = whole // end
+    for i, (along, end) in reversed(list(enumerate(ranges))):
+        made.append(program.Let(along, position % end if i else position))
+        position = position // end
     return made

@@ -1,6 +1,7 @@
 """Lowering numbers that are made in waves: tables, and what is done with one number."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -66,8 +67,7 @@ class Waving:
             for same in level:
                 first, kinds = same[0], [a.dtype for a in same[0].args]
                 operands = self._operands(*kinds)
-                args = tuple(x.node for x in operands)
-                node = Node(first.op, args, "", first.level, first.dtype, first.data, first.id)
+                node = replace(first, args=tuple(x.node for x in operands))
                 body: Body = [*operands, program.Compute(node), program.Write(OWN, node)]
                 taken = zip(*(n.args for n in same), strict=True)
                 sources = [list(map(self.places.__getitem__, each)) for each in taken]

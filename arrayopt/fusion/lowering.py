@@ -35,8 +35,6 @@ class Lowering:
     ----------
     kept : set of Node
         Values between passes that are kept; others are read in the loop alone that makes them.
-    rolled : dict of Pass to Rolled or None
-        Passes in loops over members of rings, those that are such.
     least : int
         How many members such rings have at least.
     """
@@ -47,7 +45,6 @@ class Lowering:
         self.plan, self.layout, self.kept = plan, layout, set(kept)
         self.vector = {n: i for i, n in enumerate(layout.vectors)}
         self.partial = {n: i for i, n in enumerate(layout.partials)}
-        self.rolled: dict[Pass, Rolled | None] = {}
 
     # ---- places ----------------------------------------------------------------------------------
 
@@ -105,11 +102,9 @@ class Lowering:
         halves = any(n.dtype == "complex" for n in (*pass_.loads.values(), *pass_.nodes))
         if self.plan.element != "C" or (body.codes and halves):
             return None
-        if pass_ not in self.rolled:
-            whole = replace(pass_, guards=self._guards(pass_))
-            heavy = halves or bool(body.codes)
-            self.rolled[pass_] = rolled(whole, [*self.plan.slots], self.least, heavy=heavy)
-        return self.rolled[pass_]
+        guarded = replace(pass_, guards=self._guards(pass_))
+        heavy = halves or bool(body.codes)
+        return rolled(guarded, [*self.plan.slots], self.least, heavy=heavy)
 
     def _guards(self, pass_: Pass) -> dict[str, Node]:
         """The conditions under which arrays are written; codes always are."""

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from arrayopt.arrays import NARROW, REAL
-from arrayopt.fusion.dims import WAY_OUT, RetraceError, TraceError, reduced_over
+from arrayopt.fusion.dims import RetraceError, TraceError, not_fused, reduced_over
 from arrayopt.fusion.graph import COUNT, LETTERS, PRODUCT, Factors
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 from arrayopt.fusion.symbol import Extent, Symbol, elementwise, lift
@@ -29,7 +29,7 @@ def _matmul(left: Symbol, right: Symbol) -> Symbol:
     bᵀ aᵀ.
     """
     if not (isinstance(left, Symbol) and isinstance(right, Symbol)):
-        raise TraceError(f"only products of arrays can be traced{WAY_OUT}")
+        raise not_fused("only products of arrays can be traced")
     if left.graph.view.flat:
         raise RetraceError("flat")
     if (
@@ -39,21 +39,19 @@ def _matmul(left: Symbol, right: Symbol) -> Symbol:
         or "" in (*left.dims, *right.dims)
         or any(len(dim) > 1 for dim in (*left.dims[-2:], *right.dims[-2:]))
     ):
-        raise TraceError(
-            f"only products of matrices, or of equal batches of them, can be traced{WAY_OUT}"
-        )
+        raise not_fused("only products of matrices, or of equal batches of them, can be traced")
     for operand in (left, right):
         if operand.dtype == "bool" or operand.node.dtype == "complex":
-            raise TraceError(f"only products of real matrices can be traced{WAY_OUT}")
+            raise not_fused("only products of real matrices can be traced")
         if sorted({dim[0] for dim in operand.dims}) != sorted(operand.node.axes):
-            raise TraceError(f"a product with a broadcast axis cannot be traced{WAY_OUT}")
+            raise not_fused("a product with a broadcast axis cannot be traced")
     narrow = next((operand.dtype for operand in (left, right) if operand.dtype in NARROW), "")
     if narrow and left.dtype != right.dtype:
-        raise TraceError(f"a product of {left.dtype} with {right.dtype} cannot be traced{WAY_OUT}")
+        raise not_fused(f"a product of {left.dtype} with {right.dtype} cannot be traced")
     (rows, inner), (other_inner, columns) = left.dims[-2:], right.dims[-2:]
     if inner.upper() != other_inner.upper():
         what = f"a matrix over {rows}{inner} with one over {other_inner}{columns}"
-        raise TraceError(f"cannot multiply {what}{WAY_OUT}")
+        raise not_fused(f"cannot multiply {what}")
     rows, columns = rows.upper(), columns.upper()
     if columns == rows:
         columns = columns.lower()
@@ -96,22 +94,21 @@ def _reshape(symbol: Symbol, /, shape: Any, *, copy: Any = None) -> Symbol:
             return symbol.view(("R", "C"))
         if shape[0].letter == dims[0] == "A":
             raise RetraceError("folded")
-    raise TraceError(
-        f"only a tensor as the matrix of shape (x.shape[0], -1), and back, can be traced{WAY_OUT}"
+    raise not_fused(
+        "only a tensor as the matrix of shape (x.shape[0], -1), and back, can be traced"
     )
 
 
 def _reduced(op: str, symbol: Symbol, *, axis: Any = None, keepdims: bool = False) -> Symbol:
     """A reduction over some dimensions."""
     if symbol.dtype in NARROW:
-        raise TraceError(f"`{op}` of values in {symbol.dtype} cannot be traced{WAY_OUT}")
+        raise not_fused(f"`{op}` of values in {symbol.dtype} cannot be traced")
     if symbol.dtype == "bool":
-        raise TraceError(
-            f"`{op}` of a boolean mask is not a real number; use xp.where(mask, 1.0, 0.0 *"
-            f" x){WAY_OUT}"
+        raise not_fused(
+            f"`{op}` of a boolean mask is not a real number; use xp.where(mask, 1.0, 0.0 * x)"
         )
     if symbol.dtype.startswith("complex") and op != "sum":
-        raise TraceError(f"`{op}` of complex numbers cannot be traced{WAY_OUT}")
+        raise not_fused(f"`{op}` of complex numbers cannot be traced")
     over, gone = reduced_over(symbol, axis)
     left = "".join(axis_letter for axis_letter in symbol.node.axes if axis_letter not in gone)
     node = symbol.node
@@ -144,7 +141,7 @@ def _mean(symbol: Symbol, *, axis: Any = None, keepdims: bool = False) -> Symbol
 def _expand_dims(symbol: Symbol, /, *, axis: int = 0) -> Symbol:
     dims = list(symbol.dims)
     if not -len(dims) - 1 <= axis <= len(dims):
-        raise TraceError(f"`expand_dims`: an array of rank {len(dims)} has no axis {axis}{WAY_OUT}")
+        raise not_fused(f"`expand_dims`: an array of rank {len(dims)} has no axis {axis}")
     dims.insert(axis % (len(dims) + 1), "")
     return symbol.view(tuple(dims))
 
@@ -158,7 +155,7 @@ def _astype(symbol: Symbol, dtype: Any, *, copy: bool = True) -> Symbol:
         same.is_given = symbol.is_given and not copy
         return same
     if (wide and dtype != graph.real) or held.startswith("complex"):
-        raise TraceError(f"`astype` of {held} to {dtype} cannot be traced{WAY_OUT}")
+        raise not_fused(f"`astype` of {held} to {dtype} cannot be traced")
     if wide:
         return Symbol(graph, symbol.node, symbol.dims, graph.real)
     return Symbol(graph, graph.make(dtype, symbol.node), symbol.dims, dtype)
@@ -190,9 +187,7 @@ def _vector_norm(
         op = {1: "sum", math.inf: "max", -math.inf: "min"}[ord]
         return _reduced(op, elementwise("abs", symbol), axis=axis, keepdims=keepdims)
     if ord != 2:
-        raise TraceError(
-            f"only norms of order 1, 2 and infinity can be traced; got ord={ord}{WAY_OUT}"
-        )
+        raise not_fused(f"only norms of order 1, 2 and infinity can be traced; got ord={ord}")
     real = not symbol.dtype.startswith("complex")
     square = elementwise("mul", symbol, symbol) if real else elementwise("abs2", symbol)
     return elementwise("sqrt", _reduced("sum", square, axis=axis, keepdims=keepdims))
@@ -223,7 +218,7 @@ class _Namespace(SimpleNamespace):
             "element-wise functions, sums, means, `min` and `max` over all elements, rows or"
             " columns, and products of matrices"
         )
-        raise TraceError(f"xp.{name} cannot be traced; use {INSTEAD.get(name, many)}{WAY_OUT}")
+        raise not_fused(f"xp.{name} cannot be traced; use {INSTEAD.get(name, many)}")
 
 
 class _Linalg(SimpleNamespace):
@@ -232,10 +227,10 @@ class _Linalg(SimpleNamespace):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise TraceError(
+        raise not_fused(
             f"xp.linalg.{name} cannot be traced; use an iteration of products, such as"
             " Newton-Schulz, or restrict it to some updates with `branch` and"
-            f" `as_written`{WAY_OUT}"
+            f" `as_written`"
         )
 
 

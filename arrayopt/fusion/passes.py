@@ -12,7 +12,7 @@ from itertools import chain
 
 from arrayopt.fusion.graph import POSITION, PRODUCT, Node, is_whole, operands, within
 
-__all__ = ["KINDS", "Between", "Loop", "Pass", "loops"]
+__all__ = ["KINDS", "Between", "Loop", "Pass", "in_loops"]
 
 KINDS = ("tensor", "row", "column", "batch")
 """What partial results are kept for, and what a value of fewer axes is the same for."""
@@ -181,27 +181,27 @@ class Between:
     ----------
     combine : tuple of Node
         Reductions over elements, to be put together.
-    after : tuple of Loop
+    loops : tuple of Loop
         What is computed then, in order.
     stores : dict of str to Node
         Slots of fewer axes that are written then.
     """
 
     combine: tuple[Node, ...] = ()
-    after: tuple[Loop, ...] = ()
+    loops: tuple[Loop, ...] = ()
     stores: dict[str, Node] = field(default_factory=dict)
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """What is computed after `combine`, in order."""
-        return tuple(chain.from_iterable(loop.nodes for loop in self.after))
+        """What is computed by `loops`, in order."""
+        return tuple(chain.from_iterable(loop.nodes for loop in self.loops))
 
     def __bool__(self) -> bool:
-        return bool(self.combine or self.after or self.stores)
+        return bool(self.combine or self.loops or self.stores)
 
 
-def loops(nodes: Iterable[Node], element: str) -> tuple[Loop, ...]:
-    """Values of fewer axes than the elements in loops; arguments come first."""
+def in_loops(nodes: Iterable[Node], element: str) -> tuple[Loop, ...]:
+    """The loops that compute values of fewer axes than the elements; arguments come first."""
 
     def alone(n: Node) -> bool:
         return n.reduces and n.args[0].axes != element

@@ -11,7 +11,7 @@ from itertools import count
 import numpy as np
 
 from arrayopt.arrays import REAL, WORKING
-from arrayopt.fusion.dims import WAY_OUT, TraceError
+from arrayopt.fusion.dims import not_fused
 from arrayopt.fusion.graph import POSITION, TOTAL, Node, is_whole, operands, reachable
 from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.plan import Plan, assembled, ordered_totals
@@ -102,12 +102,12 @@ def _within(
             name = node.data.name if known else _kept(node)
             op = "input" if node.axes else "host"
             if node.axes and node.dtype != "real":
-                raise TraceError(f"it uses a total after a reduction of booleans per row{WAY_OUT}")
+                raise not_fused("it uses a total after a reduction of booleans per row")
             now[node] = Node(op, (), node.axes, 0, node.dtype, name, node.id)
         elif here == node.args or node.op == POSITION:
             now[node] = node
         else:
-            now[node] = Node(node.op, here, node.axes, node.level, node.dtype, node.data, node.id)
+            now[node] = replace(node, args=here)
     return now
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from arrayopt.codecs import QUANTIZED, STORED
 from arrayopt.fusion.dims import TraceError
 from arrayopt.fusion.graph import TOTAL, Factors, Node, is_whole, operands, reachable
-from arrayopt.fusion.passes import Between, Pass, loops
+from arrayopt.fusion.passes import Between, Pass, in_loops
 from arrayopt.state.quantized import scale_of
 
 __all__ = ["Plan", "Total", "assembled", "in_rounds", "ordered_totals"]
@@ -76,12 +76,10 @@ class Plan:
         Values per tensor to be reported.
     storage : dict of str to str
         The dtypes that the parameter, the slots and spilled values are stored in.
-    spilled : dict of str to str
-        Scratch arrays of the tensor's size, each ``real`` or ``complex``: one pass stores a value
-        there that a later one loads. They are in the dtype of arithmetic, or in what a value is
-        rounded to before; see `Node.narrow`. Nothing is left in them for the next step.
-    extents : dict of str to str
-        The axes of scratch arrays: those of an element, where there are no products.
+    spilled : dict of str to Node
+        Scratch arrays: one pass stores a value there that a later one loads, and nothing is left
+        for the next step. The node is such a value, whose axes and kind all others there have. They
+        are in the dtype of arithmetic, or in what they have been rounded to; see `Node.narrow`.
     totals : tuple of Total
         The totals.
     phases : tuple of Plan
@@ -97,8 +95,7 @@ class Plan:
     small: dict[str, Node]
     reports: dict[str, Node]
     storage: dict[str, str]
-    spilled: dict[str, str]
-    extents: dict[str, str]
+    spilled: dict[str, Node]
     totals: tuple[Total, ...] = ()
     phases: "tuple[Plan, ...]" = ()
 
@@ -287,6 +284,6 @@ def _between(
             parts[when[node]].append(node)
     made = []
     for combine, part in zip([(), *(p.sums for p in passes)], parts, strict=True):
-        made.append(Between(combine, loops(part, element)))
+        made.append(Between(combine, in_loops(part, element)))
     stores = {name: n for name, n in small.items() if not (n.op == "input" and n.data == name)}
     return (*made[:-1], replace(made[-1], stores=stores))

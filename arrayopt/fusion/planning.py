@@ -12,7 +12,7 @@ from typing import Any
 
 from arrayopt.arrays import REAL, WORKING
 from arrayopt.codecs import STORED
-from arrayopt.fusion.dims import WAY_OUT, TraceError
+from arrayopt.fusion.dims import TraceError, not_fused
 from arrayopt.fusion.graph import PRODUCT, SCRATCH, Node, is_whole, operands, reachable
 from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.phases import phases
@@ -129,9 +129,7 @@ def _frame(traced: Trace, scratch: dict[str, Node]) -> Plan:
     working = WORKING[traced.storage["p"]]
     wide = {"real": REAL.get(working, working), "complex": working}
     storage = traced.storage | {name: n.narrow or wide[n.dtype] for name, n in scratch.items()}
-    spilled = {name: n.dtype for name, n in scratch.items()}
-    extents = {name: n.axes for name, n in scratch.items()}
-    return Plan(traced.element, (), (), (), traced.slots, {}, {}, storage, spilled, extents)
+    return Plan(traced.element, (), (), (), traced.slots, {}, {}, storage, scratch)
 
 
 def _placed(work: Work, totals: Sequence[Node]) -> Placement:
@@ -212,5 +210,6 @@ def _check_spaces(passes: Sequence[Pass], element: str) -> None:
         used = operands(pass_.nodes)
         varying = [operand for operand in used if not is_whole(operand.axes, element)]
         if pass_.sums or any(set(operand.axes) & set("RC") for operand in varying):
-            what = f"a value over {pass_.axes} that is summed up, or varies by row,"
-            raise TraceError(f"{what} is not fused{WAY_OUT}")
+            raise not_fused(
+                f"a value over {pass_.axes} that is summed up, or varies by row, is not fused"
+            )

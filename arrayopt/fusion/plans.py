@@ -12,7 +12,7 @@ import numpy as np
 
 from arrayopt.arrays import REAL, WORKING
 from arrayopt.codecs import PAIR
-from arrayopt.fusion.dims import WAY_OUT, RetraceError, TraceError, View
+from arrayopt.fusion.dims import RetraceError, View, not_fused
 from arrayopt.fusion.graph import CACHED
 from arrayopt.fusion.plan import Plan, Total
 from arrayopt.fusion.planning import plan
@@ -65,7 +65,7 @@ def _made(
         if rule.project is not None or not type(rule).__module__.startswith("arrayopt."):
             again = plan(trace(rule, rank, dtype, view, **options), calls=calls)
             if again.key != made.key:
-                raise TraceError(_CHANGES + WAY_OUT)
+                raise not_fused(_CHANGES)
     except RetraceError as error:
         return str(error)
     with _LOCK:

@@ -231,7 +231,7 @@ class Function:
         What it is called.
     shared : str
         How threads share it. On a CPU each does ``units`` from ``lo`` to ``hi``; or finds its own
-        by its number among ``threads``; or one does all. On a device, see
+        by its number among ``threads``; or, if it is empty, one does all. On a device, see
         `arrayopt.fusion.lower_stages`.
     body : tuple of Statement
         What it does.
@@ -245,45 +245,43 @@ class Function:
     scratch: tuple[str, ...] = ()
 
 
+KINDS = {"tiles": "pass", "squares": "pass", "library": "product"}
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """What is done of a tensor before threads, or blocks, meet.
 
     Attributes
     ----------
-    kind : str
-        ``pass``; ``product`` of matrices; ``between`` passes.
-    axes : str
-        The axes of what comes out; of a pass, the elements'.
     function : Function
         What it does, which several stages may have in common.
     scratch : tuple of str
         The arrays in place of the function's `scratch`.
-    beside : tuple of Stage
-        Parts, each with pieces of its own.
+    axes, others : str, tuple of Stage
+        On a device, the axes of what comes out (of a pass, the elements'); and what else is done in
+        the stage, each with pieces of its own.
     """
 
-    kind: str
-    axes: str
     function: Function
     scratch: tuple[str, ...] = ()
-    beside: "tuple[Stage, ...]" = ()
+    axes: str = ""
+    others: "tuple[Stage, ...]" = ()
+
+    @property
+    def kind(self) -> str:
+        """On a device, ``pass``; ``product`` of matrices; or what is ``between`` passes."""
+        return KINDS.get(self.function.shared, "between")
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What is done with a tensor, in order.
-
-    Attributes
-    ----------
-    stages : tuple of Stage
-        On a CPU, 2k comes before pass k, and may do nothing; 2k + 1 is pass k.
-    planes : tuple of tuple of str
-        For each segment the axes along which a thread needs a plane for each position.
-    """
+    """What is done with a tensor, in order."""
 
     stages: tuple[Stage, ...]
+    """On a CPU, 2k comes before pass k, and may do nothing; 2k + 1 is pass k."""
     planes: tuple[tuple[str, ...], ...] = ()
+    """For each segment the axes along which a thread needs a plane for each position."""
 
     @property
     def functions(self) -> list[Function]:

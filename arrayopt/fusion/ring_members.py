@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from arrayopt.fusion.graph import Node
@@ -172,6 +172,4 @@ class Members:
         args = list[Node]()
         for i in range(len(first.args)):
             args.append(self.same(tuple(n.args[i] for n in nodes), which))
-        return Node(
-            first.op, tuple(args), first.axes, first.level, first.dtype, first.data, first.id
-        )
+        return replace(first, args=tuple(args))

@@ -7,6 +7,7 @@ each pair of members.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import chain, count, product
 
 from arrayopt.fusion.graph import Node
@@ -137,7 +138,7 @@ class Rolled(Members):
             if made is None:
                 return None
             args.append(made)
-        return Node(first.op, tuple(args), first.axes, first.level, first.dtype, None, first.id)
+        return replace(first, args=tuple(args))
 
     def _member_stores(self) -> None:
         """Put what is written to members into parts, after all that reads them."""

@@ -155,7 +155,7 @@ def read_elsewhere(plan: Plan) -> frozenset[Node]:
         found |= {*pass_.uses}
     for between in plan.between:
         found |= {*between.stores.values()}
-        for loop in between.after:
+        for loop in between.loops:
             found |= {*operands(loop.nodes)}.difference(loop.nodes)
     return frozenset(found)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import chain
 
 from arrayopt.fusion.graph import Node, operands
-from arrayopt.fusion.passes import Loop, loops
+from arrayopt.fusion.passes import Loop, in_loops
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.waves import in_waves
 
@@ -23,7 +23,7 @@ class Staging:
 
     def __init__(self, plan: Plan) -> None:
         self.plan, stores = plan, plan.between[-1].stores
-        after = chain.from_iterable(x.after for x in plan.between)
+        after = chain.from_iterable(x.loops for x in plan.between)
         plain = any(in_waves(loop.nodes, loop.axes, plan.element) for loop in after)
         parts = [[*x.combine, *x.nodes] for x in plan.between]
         gap = dict[Node, int]()
@@ -34,7 +34,7 @@ class Staging:
         self.gaps = list[list[list[Loop]]]()
         for number in range(len(parts)):
             some = [n for n, first in gap.items() if first == number]
-            alone = [[loop] for loop in loops(some, plan.element)]
+            alone = [[loop] for loop in in_loops(some, plan.element)]
             self.gaps.append(alone if plain else _stages(some, plan.element))
         left = dict[str, dict[str, Node]]()
         for slot, value in stores.items():

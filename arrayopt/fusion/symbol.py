@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from arrayopt.arrays import NARROW, REAL, is_array
-from arrayopt.fusion.dims import WAY_OUT, Dtype, RetraceError, TraceError, broadcast
+from arrayopt.fusion.dims import Dtype, RetraceError, broadcast, not_fused
 from arrayopt.fusion.graph import COUNT, Node, Spare
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 from arrayopt.fusion.simplify import Graph
@@ -22,7 +22,7 @@ def _refused(said: str) -> Any:
     """A method that cannot be traced."""
 
     def method(*_: Any) -> Any:
-        raise TraceError(f"{said}{WAY_OUT}")
+        raise not_fused(said)
 
     return method
 
@@ -47,7 +47,7 @@ class Symbol(Given):
     def __class__(self) -> Any:
         """What `isinstance` asks for; the rules of this package know what is traced."""
         if is_of_user(sys._getframe(1)):
-            raise TraceError(f"`isinstance` cannot be asked of a traced array{WAY_OUT}")
+            raise not_fused("`isinstance` cannot be asked of a traced array")
         return type(self)
 
     @property
@@ -79,8 +79,9 @@ class Symbol(Given):
         if self.graph.view.flat and self.ndim > 1:
             raise RetraceError("flat")
         if self.graph.view.flat or "" in self.dims:
-            said = "the shape of a vector, or of what was summed, is unknown; use xp.sum, xp.mean"
-            raise TraceError(f"{said}{WAY_OUT}")
+            raise not_fused(
+                "the shape of a vector, or of what was summed, is unknown; use xp.sum, xp.mean"
+            )
         return tuple(Extent(self.graph, d) for d in self.dims)
 
     @property
@@ -88,7 +89,7 @@ class Symbol(Given):
         if self.graph.view.flat:
             raise RetraceError("flat")
         if self.ndim < 2:
-            raise TraceError(f"only matrices can be transposed{WAY_OUT}")
+            raise not_fused("only matrices can be transposed")
         *batch, r, c = self.dims
         return self if self.node.symmetric else self.view((*batch, c, r))
 
@@ -109,12 +110,11 @@ class Symbol(Given):
         if not instead:
             known = name in {*vars(self.namespace), *REDUCTIONS, *OPS}
             instead = f"xp.{name}(x)" if known else "functions of `xp`"
-        raise TraceError(f"a traced array has no attribute `{name}`; use {instead}{WAY_OUT}")
+        raise not_fused(f"a traced array has no attribute `{name}`; use {instead}")
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.written(value)
-        instead = "use xp.where, and return what is new"
-        raise TraceError(f"a traced array cannot be written to; {instead}{WAY_OUT}")
+        raise not_fused("a traced array cannot be written to; use xp.where, and return what is new")
 
     __len__ = _refused("a traced array has no length; use xp.sum and xp.mean")
 
@@ -124,7 +124,7 @@ class Symbol(Given):
         if self.node.on_host and not isinstance(self, Extent):
             said = f"{said} or a number"
             more = "; for what 0 removes see zero_is_off of ao.real, for switches ao.flag"
-        raise TraceError(f"{said}; {instead}{more}{WAY_OUT}")
+        raise not_fused(f"{said}; {instead}{more}")
 
     __int__ = __index__ = __array__ = __float__ = _refused(
         "a traced array has no value; use functions of `xp`, not of math or NumPy, on arrays and"
@@ -156,8 +156,8 @@ class Extent(Symbol):
     @property
     def node(self) -> Node:  # type: ignore[override]
         if len(self.letter) > 1:
-            raise TraceError(
-                f"several dimensions are merged, so the length of a single one is unknown{WAY_OUT}"
+            raise not_fused(
+                "several dimensions are merged, so the length of a single one is unknown"
             )
         return self.graph.make("host", data=f"{COUNT}{self.letter.upper()}")
 
@@ -185,7 +185,7 @@ def _comparison(method: str) -> Any:
         if pair[0] == pair[1]:
             sign = 0
         elif set(pair) != set("RC"):
-            raise TraceError(f"only the numbers of rows and columns can be compared{WAY_OUT}")
+            raise not_fused("only the numbers of rows and columns can be compared")
         elif self.graph.view.tall is None:
             raise RetraceError("tall")
         else:
@@ -208,12 +208,12 @@ def lift(graph: Graph, value: Any) -> tuple[Node, tuple[str, ...], str]:
         kind = {"float32": "complex64", "float64": "complex128"}[graph.real]
         return graph.make("complex", *parts), (), kind
     if is_array(value):
-        raise TraceError(
+        raise not_fused(
             f"it uses an array of shape {tuple(value.shape)} that is not one of its arguments; a"
             " projection must get arrays as `projections.support(mask)` and `projections.box(low,"
-            f" high)` do, and a rule must keep them in slots{WAY_OUT}"
+            f" high)` do, and a rule must keep them in slots"
         )
-    raise TraceError(f"cannot trace an operation with a {type(value).__name__}{WAY_OUT}")
+    raise not_fused(f"cannot trace an operation with a {type(value).__name__}")
 
 
 def _unlike(op: str, nodes: list[Node]) -> str:
@@ -245,7 +245,7 @@ def elementwise(op: str, *operands: Any) -> Any:
         return of_numbers(row.numpy, *operands)
     graph = graphs[0]
     if len(operands) != row.arity:
-        raise TraceError(f"`{op}` takes {row.arity} operands; got {len(operands)}{WAY_OUT}")
+        raise not_fused(f"`{op}` takes {row.arity} operands; got {len(operands)}")
     lifted = [lift(graph, x) for x in operands]
     # which scalars of the step, numbers to the rule, leave so
     narrow = any(name in NARROW for _, _, name in lifted)
@@ -255,10 +255,10 @@ def elementwise(op: str, *operands: Any) -> Any:
             names.append(name)
     wide = max(names, key=lambda n: (n.startswith("complex"), n), default=graph.real)
     if wide.startswith("complex") and row.real_only:
-        raise TraceError(f"`{op}` of complex numbers cannot be traced{WAY_OUT}")
+        raise not_fused(f"`{op}` of complex numbers cannot be traced")
     nodes = [n for n, _, _ in lifted]
     if said := _unlike(op, nodes):
-        raise TraceError(f"{said}{WAY_OUT}")
+        raise not_fused(said)
     if row.kind([n.dtype for n in nodes]) == "bool":
         wide = "bool"
     elif row.result == "real":
@@ -272,12 +272,12 @@ def elementwise(op: str, *operands: Any) -> Any:
     if repeated and graph.view.flat:
         raise RetraceError("flat")
     if repeated > square:
-        raise TraceError(f"an axis cannot be along several dimensions{WAY_OUT}")
+        raise not_fused("an axis cannot be along several dimensions")
     if square:  # all rows beside all rows
         if dims[-1] in made.axes:
-            raise TraceError(
+            raise not_fused(
                 f"an outer product, which varies by {dims[-1]} along two dimensions, is not fused;"
-                f" write a product of matrices{WAY_OUT}"
+                f" write a product of matrices"
             )
         dims = (*dims[:-1], dims[-1].lower())
     return Symbol(graph, made, dims, wide)

@@ -2,22 +2,24 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
 from arrayopt.arrays import NARROW, REAL, WORKING
 from arrayopt.codecs import SPLIT
-from arrayopt.fusion.dims import RAISED, WAY_OUT, RetraceError, TraceError, View
-from arrayopt.fusion.graph import CLIP, ELEMENT, TOTAL, UPDATES, Node
-from arrayopt.fusion.inputs import (
-    Inputs,
-    SymbolicDraws,
-    SymbolicTotals,
-    dims_of,
-    numbers_of,
-    one_of,
+from arrayopt.fusion.dims import RAISED, RetraceError, TraceError, View, not_fused
+from arrayopt.fusion.graph import (
+    CLIP,
+    KEY,
+    LETTERS,
+    POSITION,
+    TOTAL,
+    UPDATES,
+    Node,
+    Summed,
 )
 from arrayopt.fusion.namespace import NAMESPACE
 from arrayopt.fusion.simplify import Graph
@@ -25,9 +27,10 @@ from arrayopt.fusion.symbol import Symbol, lift
 from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS
 from arrayopt.rules.faults import in_words, line_of, own_fault
-from arrayopt.rules.names import VALUE, NameInRuleError, Values
+from arrayopt.rules.fields import hypers
+from arrayopt.rules.names import VALUE, NameInRuleError, On, Values
 from arrayopt.rules.returned import ODD, ReturnedError, WritesError, check_value
-from arrayopt.rules.totals import TOTALS
+from arrayopt.rules.totals import TOTALS, of_total
 
 __all__ = ["RetraceError", "Trace", "TraceError", "trace"]
 
@@ -60,6 +63,85 @@ class Trace:
     totals: tuple[Node, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """Makes the symbols that a rule is given for a tensor of some dimensions."""
+
+    graph: Graph
+    dims: tuple[str, ...]
+
+    def array(self, name: str, dims: tuple[str, ...], dtype: str) -> Symbol:
+        """A parameter, gradient or slot."""
+        first = {label[:1] for label in dims}
+        axes = "".join(letter for letter in LETTERS if letter in first)
+        if self.graph.view.flat:
+            axes = self.graph.element if dims == self.dims else ""
+        kind = "complex" if dtype.startswith("complex") else "real"
+        node = self.graph.make("input", axes=axes, dtype=kind, data=name)
+        made = Symbol(self.graph, node, dims, dtype)
+        made.is_given = True
+        return made
+
+    def scalar(self, name: str) -> Symbol:
+        """A scalar of the step."""
+        return Symbol(self.graph, self.graph.make("host", data=name), (), self.graph.real)
+
+
+def _numbers_of(rule: Rule, inputs: _Inputs) -> tuple[dict[str, Any], Rule]:
+    """The numbers of a rule as scalars of the step; and the rule, whose `self.lr` is `h.lr`."""
+    values, off, seen = dict[str, Any](), rule.structure[-1], copy(rule)
+    zero_is_off = {field.name for field in fields(rule) if field.metadata.get("zero_is_off")}
+    for name in hypers(type(rule)):
+        scalar = None if getattr(rule, name) is None else inputs.scalar(name)
+        values[name] = own = scalar
+        if scalar is not None and name in zero_is_off:
+            own = _On(inputs.graph, scalar.node, (), inputs.graph.real)
+        if name not in off:
+            seen.__dict__[name] = own
+    seen.__dict__["_not_floats"] = {}
+    return values, seen
+
+
+class _On(On, Symbol):
+    """A number of which is known that it is on: `self.momentum == 0`."""
+
+
+@dataclass(frozen=True)
+class _Draws:
+    """Random numbers as symbols of the parameter's dimensions; see `arrayopt.rules.draws.Draws`."""
+
+    p: Symbol
+    stored: str
+
+    def __call__(self, stream: int | str) -> Symbol:
+        graph, real = self.p.graph, self.p.graph.real
+        t, half = graph.make("host", data=UPDATES), graph.const(65536.0)
+        position = graph.make(POSITION, axes=graph.element)
+        keys = [graph.make("host", data=f"{KEY}{stream}:{i}") for i in range(4)]
+        halves = graph.make("floor", graph.make("div", t, half)), graph.make("mod", t, half)
+        return Symbol(graph, graph.make("uniform", position, *keys, *halves), self.p.dims, real)
+
+
+class _Totals:
+    """Totals as symbols; see `arrayopt.rules.totals.Heard`."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.made = graph, list[Node]()
+
+    def __call__(self, x: Any, how: str) -> Symbol:
+        graph, node = self.graph, lift(self.graph, x)[0]
+        node = graph.make("float", node) if node.dtype == "bool" else node
+        summed = Summed(of_total(len(self.made)), how)
+        made = graph.make(TOTAL, _one_of(graph, node), axes="", dtype="real", data=summed)
+        self.made.append(made)
+        return Symbol(graph, made, (), graph.real)
+
+
+def _one_of(graph: Graph, node: Node) -> Node:
+    """The value of a tensor, which may be seen as an element where the rank is 0."""
+    return graph.make("sum", node, axes="") if node.axes else node
+
+
 @contextmanager
 def _clear_errors(rule: Rule, rank: int) -> Iterator[None]:
     """Errors of a traced rule name its line; a fault that it has untraced too is raised as is."""
@@ -80,7 +162,7 @@ def _clear_errors(rule: Rule, rank: int) -> Iterator[None]:
         if own is not None:
             raise own from own.__cause__
         said = f"{who} cannot be traced: {name}: {in_words(str(error))}".removesuffix(": ")
-        raise TraceError(f"{line_of(rule, error)}{said}{WAY_OUT}") from error
+        raise not_fused(f"{line_of(rule, error)}{said}") from error
     finally:
         RAISED.first = None  # it holds all frames
 
@@ -129,20 +211,20 @@ def trace(
     """
     working = WORKING[dtype]
     tiny = float(np.finfo(REAL.get(working, working)).tiny)
-    element = "C" if view.flat else ELEMENT[max(1, min(rank, 2 if view.folded else 4))]
+    element = view.element(rank)
     rooted = any(slot in rule.squares for slot in rule.storage(rank, dtype))
     graph = Graph(
         element=element, view=view, tiny=tiny, lean=lean, ordinary=rule.branches, rooted=rooted
     )
-    inputs = Inputs(graph, dims_of(rank, element, view))
+    inputs = _Inputs(graph, view.dims(rank))
     param, grad = inputs.array("p", inputs.dims, working), inputs.array("g", inputs.dims, working)
-    values, seen = numbers_of(rule, inputs)
+    values, seen = _numbers_of(rule, inputs)
     with _clear_errors(rule, rank):
         fresh = seen.all_slots(NAMESPACE, param, dtype)
     slots, storage = _slots(rule, rank, dtype, inputs, fresh)
-    totals = SymbolicTotals(graph)
+    totals = _Totals(graph)
     values |= {VALUE: inputs.scalar(VALUE) if valued else None, TOTALS: totals}
-    hyper = Values(**values, t=inputs.scalar(UPDATES), **{DRAWS: SymbolicDraws(param, dtype)})
+    hyper = Values(**values, t=inputs.scalar(UPDATES), **{DRAWS: _Draws(param, dtype)})
     grad = NAMESPACE.multiply(grad, inputs.scalar(CLIP)) if clip else grad
     now = dict(slots)
     if "master" in now:
@@ -171,7 +253,7 @@ def trace(
 
 
 def _slots(
-    rule: Rule, rank: int, dtype: str, inputs: Inputs, fresh: dict[str, Any]
+    rule: Rule, rank: int, dtype: str, inputs: _Inputs, fresh: dict[str, Any]
 ) -> tuple[dict[str, Symbol], dict[str, str]]:
     """The slots of a rule, and what they and the parameter are stored in."""
     narrow = rule.storage(rank, dtype)
@@ -202,7 +284,7 @@ def _reported(who: str, graph: Graph, reports: dict[str, Any], *, one: bool) -> 
     nodes = {name: lift(graph, symbol)[0] for name, symbol in reports.items()}
     # a total is known before the pass that reports
     nodes |= {name: graph.make("copy", x) for name, x in nodes.items() if x.op == TOTAL}
-    nodes = {name: one_of(graph, x) for name, x in nodes.items()} if one else nodes
+    nodes = {name: _one_of(graph, x) for name, x in nodes.items()} if one else nodes
     odd = [name for name, node in nodes.items() if node.axes]
     if odd:
         raise TraceError(ODD.format(who, ", ".join(odd)))

@@ -13,7 +13,6 @@ import numpy as np
 
 from arrayopt.arrays import Ints
 from arrayopt.fusion.graph import ELEMENT
-from arrayopt.fusion.layout import GEOMETRY
 
 __all__ = ["WINDOW", "axes_of", "undivided", "views", "windows"]
 
@@ -24,11 +23,12 @@ Blocks = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
 """For each rank the offset and the shape of its part."""
 
 
-def undivided(geo: Ints) -> Ints:
-    """The windows of tensors that are not in parts, of which there is a row of `GEOMETRY` each."""
-    a, b, r, c = (geo[:, GEOMETRY.index(x)] for x in "ABRC")
-    none = np.zeros(len(geo), np.int64)
-    return np.stack([none, a * b, none, none, r, none, none, c, none], axis=1)
+def undivided(geo: Any) -> Ints:
+    """The windows of tensors that are not in parts, by their `geometry`."""
+    none, found = np.zeros(len(geo), np.int64), []
+    for end in (geo["A"] * geo["B"], geo["R"], geo["C"]):
+        found += [none, end, none]
+    return np.stack(found, axis=1)
 
 
 def axes_of(shape: Sequence[int], element: str) -> list[str]:
@@ -52,8 +52,8 @@ def windows(
         The tensor's.
     element : str
         The axes of an element.
-    geo : array of int64
-        The tensor's row of `GEOMETRY`.
+    geo : record
+        The tensor's `geometry`.
 
     Raises
     ------
@@ -62,9 +62,8 @@ def windows(
         the tensor's name.
     """
     letters = axes_of(shape, element)
-    sizes = [geo[GEOMETRY.index(x)] for x in ("G", "TR", "TC")]
     columns, counts = [], []
-    for over, unit in zip(("AB", "R", "C"), sizes, strict=True):
+    for over, unit in (("AB", geo["G"]), ("R", geo["TR"]), ("C", geo["TC"])):
         axes = [i for i, x in enumerate(letters) if x in over]
         ranges = []
         for o, n in blocks:
@@ -103,16 +102,15 @@ def _range(extents: Sequence[tuple[int, int, int]]) -> tuple[int, int] | None:
 
 def views(room: Any, kind: str, geo: Any, window: Any) -> Any:
     """Of the partial results that are kept for a kind, those that a window has, as a view."""
-    sizes = dict(zip(GEOMETRY, geo.tolist(), strict=True))
     a0, a1, at, r0, r1, rt, c0, c1, ct = map(int, window)
     tiles = (
-        slice(rt, rt + -(-(r1 - r0) // sizes["TR"])),
-        slice(ct, ct + -(-(c1 - c0) // sizes["TC"])),
+        slice(rt, rt + -(-(r1 - r0) // int(geo["TR"]))),
+        slice(ct, ct + -(-(c1 - c0) // int(geo["TC"]))),
     )
     batches = slice(a0, a1)
     if kind == "tensor":
-        batches = slice(at, at + -(-(a1 - a0) // sizes["G"]))
+        batches = slice(at, at + -(-(a1 - a0) // int(geo["G"])))
     rows = slice(r0, r1) if kind == "row" else tiles[0]
     columns = slice(c0, c1) if kind == "column" else tiles[1]
-    extents = ("R" if kind == "row" else "NR"), ("C" if kind == "column" else "NC")
-    return room.reshape(-1, *map(sizes.__getitem__, extents))[batches, rows, columns]
+    height, width = geo["R" if kind == "row" else "NR"], geo["C" if kind == "column" else "NC"]
+    return room.reshape(-1, height, width)[batches, rows, columns]

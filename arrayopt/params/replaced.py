@@ -184,6 +184,15 @@ class Lent:
         self._owners = [(tensor, slot) for tensor in tensors for slot in tensor.slots]
         self._watch = Watch(tensor.slots[slot] for tensor, slot in self._owners)
         self._forms = list(map(form, self._watch.arrays))
+        self._places = dict[Tensor, list[int]]()
+        for i, (tensor, _) in enumerate(self._owners):
+            self._places.setdefault(tensor, []).append(i)
+
+    def stays(self, tensor: Tensor) -> bool:
+        """Return whether the slots of one tensor have not changed."""
+        arrays, places = list(tensor.slots.values()), self._places.get(tensor, [])
+        same = list(map(id, arrays)) == [id(self._watch.arrays[i]) for i in places]
+        return same and all(map(self._watch.stays, places))
 
     def follow(self, tensors: Sequence[Tensor]) -> "Lent":
         """Tell engines that slots have moved; return what to watch from now on.

@@ -267,7 +267,7 @@ class CAME(_Factored):
     Notes
     -----
     There is no bias correction. The instability i uses the new m. Tensors of rank < 2 keep the full second moment, and
-    step by m itself. For MindFormers, set ``decay_rate=0.8, beta3=0.99``.
+    d is m. For MindFormers, set ``decay_rate=0.8, beta3=0.99``.
 
     References
     ----------

@@ -7,7 +7,7 @@ from typing import Any
 from arrayopt.arrays import Array, Grads, array_namespace, on_its_device, place, working_dtype
 from arrayopt.engines.array_api import ArrayAPI
 from arrayopt.engines.base import Asked
-from arrayopt.engines.bucket import Bucket, beside
+from arrayopt.engines.bucket import Bucket, companion
 from arrayopt.engines.table import select
 from arrayopt.params.groups import Group
 from arrayopt.ranks.alone import Alone
@@ -184,7 +184,7 @@ class Accumulator:
 
     def _sums(self, bucket: Bucket) -> Bucket:
         """The sums of the gradients of a bucket's parameters, whole on each rank."""
-        return beside(bucket.whole, self._rule, self._tensor, self._run)
+        return companion(bucket.whole, self._rule, self._tensor, self._run)
 
     def _tensor(self, tensor: Tensor) -> Tensor:
         """The tensor that holds the sum for a parameter."""
@@ -223,7 +223,7 @@ class Accumulator:
             chosen = [g if (i in self.begun) is not first else None for i, g in enumerate(grads)]
             if any(chosen[i] is not None for i in bucket.places):
                 rule = MeanNorms(factor=1.0 / self.every, first=first, master_weights=False)
-                made = beside(bucket, rule, self._measured, self._measuring)
+                made = companion(bucket, rule, self._measured, self._measuring)
                 asked.append((made, Asked(made.own(chosen), [rule.at(0)], factor, stats=True)))
         return asked
 

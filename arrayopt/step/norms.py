@@ -5,7 +5,7 @@ from typing import Any
 
 from arrayopt.arrays import Array, Grads
 from arrayopt.engines.base import Asked
-from arrayopt.engines.bucket import Bucket, beside
+from arrayopt.engines.bucket import Bucket, companion
 from arrayopt.engines.layers import Layers, Split, each, layer_name
 from arrayopt.ranks.alone import Alone
 from arrayopt.rules.base import Rule
@@ -44,7 +44,7 @@ def measures(buckets: Sequence[Bucket], grads: Grads) -> Measures:
 
 def measured(buckets: Sequence[Bucket]) -> list[Bucket]:
     """Buckets of the same parameters under the rule that measures their gradients."""
-    return [beside(bucket, _rule(bucket), _measured) for bucket in buckets]
+    return [companion(bucket, _rule(bucket), _measured) for bucket in buckets]
 
 
 def _rule(bucket: Bucket) -> GradientNorms:

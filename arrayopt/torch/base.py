@@ -247,7 +247,7 @@ class Optimizer(Saved):
         inner, below = self.inner, self._below
         if inner is None or below is None:
             return State((), lambda states: None, Guests(dict))
-        inner._parameters.take_up()
+        inner._parameters.lend()
         return State(zip(below.params, below.tensors, strict=True), below.write, self._guests)
 
     @state.setter

@@ -8,7 +8,6 @@ from arrayopt.engines.table import ENGINES
 from arrayopt.fusion import lanes as module
 from arrayopt.fusion.dims import TraceError
 from arrayopt.fusion.lanes import in_lanes, lane_geometry, suits
-from arrayopt.fusion.layout import GEOMETRY
 from arrayopt.fusion.plans import plan_for
 from tests.support.aliases import ALIASES
 from tests.support.engine_runs import agree, contents, problem, run, same
@@ -78,9 +77,7 @@ def test_which_tensors_are_laid_side_by_side():
 @pytest.mark.parametrize("room", [1, 1000, 1 << 16])
 def test_units_cover_each_matrix_once(room):
     shapes = [shape for name, shape in KERNELS if len(shape) == 4 and 0 not in shape]
-    rows = lane_geometry(shapes, "ABRC", room)
-    for (a, b, r, c), row in zip(shapes, rows.tolist(), strict=True):
-        geo = dict(zip(GEOMETRY, row, strict=True))
+    for (a, b, r, c), geo in zip(shapes, lane_geometry(shapes, "ABRC", room), strict=True):
         assert (geo["A"], geo["B"], geo["R"], geo["C"]) == (a, b, r, c)
         assert (geo["UNITS"] - 1) * geo["G"] < a * b <= geo["UNITS"] * geo["G"]
 

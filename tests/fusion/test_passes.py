@@ -5,7 +5,7 @@ import pytest
 import arrayopt as ao
 from arrayopt.fusion.lanes import in_lanes
 from arrayopt.fusion.layout import layout
-from arrayopt.fusion.passes import KINDS, loops
+from arrayopt.fusion.passes import KINDS, in_loops
 from arrayopt.fusion.plans import plan_for
 from tests.support.cases import ALL, IDS, make
 
@@ -25,7 +25,7 @@ def test_what_is_between_passes_is_made_once_and_in_order(name, options):
         for k, between in enumerate(plan.between):
             assert between.combine == (plan.passes[k - 1].sums if k else ())
             made |= set(between.combine)
-            for loop in between.after:
+            for loop in between.loops:
                 for n in loop.nodes:
                     assert n not in made
                     assert n.axes == loop.axes
@@ -66,13 +66,13 @@ def test_partial_results_are_combined_before_anything_that_follows():
 def test_loops_of_what_is_combined_and_of_what_follows_can_be_one():
     plan = plan_for(ao.Adafactor(), 2, "float32")
     b = plan.between[1]
-    both = loops([*b.combine, *b.nodes], plan.element)
-    assert len(both) < len(b.combine) + len(b.after)
+    both = in_loops([*b.combine, *b.nodes], plan.element)
+    assert len(both) < len(b.combine) + len(b.loops)
     assert {n for loop in both for n in loop.nodes} == {*b.combine, *b.nodes}
 
 
 def test_segments_combine_what_the_passes_reduce():
     plan = plan_for(ao.CAME(lr=0.1), 4, "float32")
     split = in_lanes(plan)
-    combined = [n for s in split.segments for n in s.before.combine] + [*split.after.combine]
+    combined = [n for s in split.segments for n in s.before.combine] + [*split.last.combine]
     assert combined == [n for p in plan.passes for n in p.reducing("tensor")]

@@ -122,7 +122,7 @@ def test_scratch_holds_what_is_read_of_it(name, shape):
         for array, n in p.loads.items():
             if array in plan.spilled:
                 assert held[array] is n
-                assert n.axes == plan.extents[array]
+                assert n.axes == plan.spilled[array].axes
             else:
                 assert (n.op, n.data) == ("input", array)
         if p.multiplies:

@@ -1,6 +1,5 @@
 """Tensors that ranks share, on a device: this rank's pieces of passes; see `CutTable`."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -8,9 +7,7 @@ import numpy as np
 from arrayopt.arrays import Ints
 from arrayopt.engines.base import Partials, Stops
 from arrayopt.engines.batch import Rows
-from arrayopt.engines.cuda.device import on_device
 from arrayopt.engines.cuts import CutTable
-from arrayopt.fusion.layout import GEOMETRY
 
 __all__ = ["Cut"]
 
@@ -27,7 +24,7 @@ class Cut(CutTable):
         _, rows, columns = (end - first).T
         matrix = rows * columns
         before = first[:, 0] * matrix + first[:, 1] * columns + first[:, 2]
-        sizes = self.table.geo[:, [GEOMETRY.index(name) for name in ("G", "TR", "TC")]]
+        sizes = np.stack([self.table.geo[name] for name in ("G", "TR", "TC")], axis=1)
         return np.column_stack([first - tile * sizes, end, columns, matrix, before])
 
     def keep_own(self, pieces: Ints) -> None:
@@ -48,7 +45,7 @@ class Cut(CutTable):
         """See `Batch.passes`."""
         going = self.table.launches(rows)
         while True:
-            with on_device(self.table.access, self.table.device):  # not while others are at work
+            with self.table.access.section():  # not while others are at work
                 k = next(going, None)
                 if k is None:
                     return
@@ -60,4 +57,4 @@ class Cut(CutTable):
         return self.table.work
 
     def shown(self, pieces: tuple[Any, ...]) -> Partials:
-        return Partials(pieces, partial(on_device, self.table.access, self.table.device))
+        return Partials(pieces, self.table.access.section)

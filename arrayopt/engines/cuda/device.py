@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 from arrayopt.arrays import Array, Ints, detached
 from arrayopt.params import headers
 
-__all__ = ["OPTIONS", "Access", "access", "on_device", "uncaptured"]
+__all__ = ["OPTIONS", "Access", "access", "uncaptured"]
 
 OPTIONS = ("-std=c++17", "-fmad=false")
 """Of the compiler; products are rounded before they are added, as on a CPU: 0 to 2 % slower."""
@@ -22,10 +21,12 @@ OPTIONS = ("-std=c++17", "-fmad=false")
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How a library's arrays are reached.
+    """How a library's arrays on a device are reached.
 
     Attributes
     ----------
+    device : int
+        The number of the device.
     located : callable
         Where arrays lie; and whether the elements of each lie one after the other.
     contiguous : callable
@@ -35,15 +36,21 @@ class Access:
     own : callable
         A CuPy array as one of the library, in the same memory.
     stream : callable
-        The library's current stream on a device, as CuPy's, for a ``with`` statement; None for
+        The library's current stream on the device, as CuPy's, for a ``with`` statement; None for
         CuPy's own.
     """
 
+    device: int
     located: Callable[[Sequence[Array]], tuple[Ints, bool]]
     contiguous: Callable[[Array], bool]
     like: Callable[[Array], Array]
     own: Callable[[Any], Array]
-    stream: Callable[[int], AbstractContextManager[Any]] | None
+    stream: Callable[[], AbstractContextManager[Any]] | None
+
+    def section(self) -> AbstractContextManager[Any]:
+        """A section on the device, and in the current stream of the library."""
+        there: AbstractContextManager[Any] = cupy.cuda.Device(self.device)
+        return there if self.stream is None else _both(there, self.stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +63,10 @@ class _Stream:
         return 0, self.pointer
 
 
-def _torch() -> Access:
+def _torch(device: int) -> Access:
     import torch
 
-    def stream(device: int) -> AbstractContextManager[Any]:
+    def stream() -> AbstractContextManager[Any]:
         pointer = torch.cuda.current_stream(device).cuda_stream
         made: AbstractContextManager[Any]
         if hasattr(cupy.cuda.Stream, "from_external"):  # since CuPy 14, which warns of the other
@@ -73,6 +80,7 @@ def _torch() -> Access:
         return addresses, all(map(torch.Tensor.is_contiguous, several))
 
     return Access(
+        device=device,
         located=located,
         contiguous=torch.Tensor.is_contiguous,
         like=lambda x: torch.empty(x.shape, dtype=x.dtype, device=x.device),
@@ -81,24 +89,18 @@ def _torch() -> Access:
     )
 
 
-def access(array: Array) -> tuple[Access, int]:
-    """How an array's library is reached, and the number of the device that it is on."""
+def access(array: Array) -> Access:
+    """How arrays of an array's library are reached on its device."""
     if array_api_compat.is_torch_array(array):
-        return _torch(), array.device.index or 0
-    made = Access(
+        return _torch(array.device.index or 0)
+    return Access(
+        device=detached(array).device.id,
         located=headers.cupy_locations,
         contiguous=attrgetter("flags.c_contiguous"),
         like=lambda x: cupy.empty(x.shape, x.dtype),
         own=lambda x: x,
         stream=None,
     )
-    return made, detached(array).device.id
-
-
-def on_device(reached: Access, device: int) -> AbstractContextManager[Any]:
-    """On a device, and the current stream of a library."""
-    there: AbstractContextManager[Any] = cupy.cuda.Device(device)
-    return there if reached.stream is None else _both(there, partial(reached.stream, device))
 
 
 @contextmanager

@@ -6,23 +6,33 @@ Passes that differ in nothing but which scratch arrays they have, as those betwe
 matrices do, share a struct.
 """
 
+from collections.abc import Mapping
+
 from arrayopt.codecs import STORED
 from arrayopt.engines.cplusplus import header
 from arrayopt.engines.cuda.columns import WINDOW, given, hypers, keys
 from arrayopt.engines.cuda.emit_pass import PassPrinter
 from arrayopt.engines.cuda.emit_rings import RingsPrinter
-from arrayopt.engines.cuda.occupancy import ahead, resident
 from arrayopt.engines.cuda.printer import CudaPrinter
 from arrayopt.engines.cuda.stages import OUTPUTS, SMALL_COLUMNS, SMALL_MATRIX, SQUARE, SUMS
 from arrayopt.fusion.graph import CLIP, COUNT, UPDATES
+from arrayopt.fusion.layout import layout
 from arrayopt.fusion.lower_stages import in_stages, turns_of
 from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.program import Stage
+from arrayopt.fusion.program import Body, Stage
 
 __all__ = ["LEAN", "emit"]
 
 LEAN = True
 """A thread has 80 registers if three blocks share a multiprocessor; see `trace`."""
+
+AHEAD = 32 << 10
+"""Bytes that a multiprocessor is to wait for at once. See "Bytes in flight" in ``docs/cuda.md``."""
+
+WIDE, COMPLEX, WIDEST = 18, 10, 20
+"""For so many 32-bit words per element, real or complex, 80 registers are enough but for 16 bytes;
+for so many arrays, 128.
+"""
 
 
 def emit(
@@ -47,7 +57,7 @@ def emit(
         Whether it is of matrices that the user has cut; see `arrayopt.fusion.windows`.
     """
     text = RingsPrinter(plan, dtype, grad_dtype or dtype, windows=windows)
-    stages, blocks = in_stages(plan).stages, resident(plan, dtype, text.real, windows=windows)
+    stages, blocks = in_stages(plan).stages, _resident(plan, dtype, text.real, windows=windows)
     text.comment(f"Fused kernels{about}")
     _constants(text, blocks)
     for name in _headers(plan):
@@ -67,7 +77,7 @@ def emit(
                 text.rings(number, stage.function)
             elif len(same) == 1:
                 struct = PassPrinter(text, stage.function)
-                struct.write(ahead(plan, struct.body, text.storage, blocks))
+                struct.write(_ahead(plan, struct.body, text.storage, blocks))
     for same in alike.values():
         if not turns_of(stages[same[0]]):
             _pass(text, same, [stages[number] for number in same])
@@ -84,6 +94,43 @@ def emit(
     text.put(0, "}", "")
     _scalars(text)
     return text.text()
+
+
+def _resident(plan: Plan, dtype: str, real: str, *, windows: bool = False) -> int:
+    """Blocks of a multiprocessor: three leave a thread 80 registers, two 128."""
+    if plan.multiplies:  # many passes in one kernel, and products take the time
+        return 1
+    if layout(plan, device=True).leaves or any(map(turns_of, in_stages(plan).stages)):
+        return 2 if real == "float32" else 1  # waves, and loops over members of rings
+    passes, words = plan.passes, 2 if real == "float64" else 1
+    held = []
+    for p in passes:
+        moved = [*p.loads.values(), *p.stores.values()]
+        held.append(words * sum(2 if n.dtype == "complex" else 1 for n in moved))
+    if max(held, default=0) >= WIDEST:
+        return 1
+    most = max((x + len(p.reductions) for x, p in zip(held, passes, strict=True)), default=0)
+    most += 5 * (STORED[dtype].itemsize == 2)  # for rounding
+    if plan.draws or plan.quantized or windows:  # random bits, scales, and where elements lie
+        return 2
+    wide = COMPLEX if dtype.startswith("complex") else WIDE
+    return 3 if real == "float32" and most <= wide else 2
+
+
+def _ahead(plan: Plan, body: Body, storage: Mapping[str, str], blocks: int) -> int:
+    """The vectors of each array that a thread reads before it uses the first."""
+    if plan.multiplies:  # many passes share the registers, and products take the time
+        return 1
+    loop, each, sizes = body.elements, 0, set[int]()
+    for name in loop.loads:
+        if name in loop.storage:
+            size = STORED[storage[loop.storage[name]]].itemsize
+            sizes.add(size)
+            each += blocks * 256 * 4 * size
+    if plan.element != "C":
+        return next((n for n in (1, 2, 4) if n * each >= AHEAD), 8) if each else 1
+    least = 2 if len(plan.passes) == 2 and sizes == {4} else 1  # as measured on an H200
+    return next((n for n in (1, 2) if n >= least and n * each >= AHEAD), 4)  # a piece is of four
 
 
 def _constants(text: CudaPrinter, blocks: int) -> None:

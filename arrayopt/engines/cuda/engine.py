@@ -7,10 +7,10 @@ from typing import Any
 
 import cupy
 
-from arrayopt.arrays import Ints, place
+from arrayopt.arrays import place
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.cuda.cublas import library
-from arrayopt.engines.cuda.device import access, on_device
+from arrayopt.engines.cuda.device import access
 from arrayopt.engines.cuda.emit import LEAN
 from arrayopt.engines.cuda.joint import DeviceJoint
 from arrayopt.engines.cuda.judge import Judge
@@ -32,7 +32,7 @@ class CuPy(Fused):
     lean = LEAN
     codes, counts, halves, cuts, parts, narrows = True, True, False, True, True, True
 
-    def geometry(self, shapes: list[tuple[int, ...]], element: str) -> Ints:
+    def geometry(self, shapes: list[tuple[int, ...]], element: str) -> Any:
         found = super().geometry(shapes, element)
         tiles(found, element)
         return found
@@ -48,7 +48,7 @@ class CuPy(Fused):
         library()
 
     def capturing(self, bucket: Bucket) -> bool:
-        with on_device(*access(bucket.tensors[0].array)):
+        with access(bucket.tensors[0].array).section():
             return bool(cupy.cuda.get_current_stream().is_capturing())
 
     def judge(self, buckets: Sequence[Bucket]) -> Judge | None:

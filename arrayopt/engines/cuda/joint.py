@@ -11,7 +11,7 @@ from arrayopt.arrays import Array, Ints, place
 from arrayopt.engines.batch import Rows
 from arrayopt.engines.compiling import compiling
 from arrayopt.engines.cplusplus import header
-from arrayopt.engines.cuda.device import OPTIONS, on_device
+from arrayopt.engines.cuda.device import OPTIONS
 from arrayopt.engines.cuda.launches import THREADS
 from arrayopt.engines.cuda.upload import Upload, lookup
 from arrayopt.engines.joint import Joint
@@ -47,11 +47,11 @@ class DeviceJoint(Joint):
         self.place = xp, str(device)
         super().__init__(*args)
         first, count = self.phases[0], len(self.members)
-        self.access, self.device = first.access, first.device
-        with on_device(self.access, self.device):
+        self.access = first.access
+        with self.access.section():
             self.totals = Upload((len(kind.plan.totals), count), np.float64)
             for total in kind.plan.totals:
-                _kernel(total.how, self.device)
+                _kernel(total.how, self.access.device)
             # ones: scalars of later phases are computed for tensors of no elements, too
             self.values = np.ones(self.totals.array.shape)
             self.totals.send(self.values)
@@ -71,7 +71,7 @@ class DeviceJoint(Joint):
 
     def vector(self, size: int, dtype: Any) -> Array:
         first = self.phases[0]
-        with on_device(first.access, first.device):
+        with first.access.section():
             return first.access.own(cupy.empty(size, dtype))
 
     def advance(self, hypers: Sequence[dict[str, Any]]) -> None:
@@ -97,7 +97,7 @@ class DeviceJoint(Joint):
         self.values[np.array(totals, np.int64)[:, None], here] = meeting.totals(
             totals, self.numbers[here]
         )
-        with on_device(self.access, self.device):
+        with self.access.section():
             self.totals.send(self.values)
 
     def enter(self, phase: Any, rows: Rows, threads: int) -> None:
@@ -106,8 +106,8 @@ class DeviceJoint(Joint):
     def add(self, how: str, first: Ints, at: Ints) -> None:
         """See `arrayopt.engines.meeting.DeviceTotals.add`."""
         if len(at):
-            with on_device(self.access, self.device):
+            with self.access.section():
                 numbers = first.astype(np.int32), *at.T
                 given = lookup(self, self.bucket.run, self.tables, 16, *numbers)
-                kernel, skip = _kernel(how, self.device), self.phases[0].skip
+                kernel, skip = _kernel(how, self.access.device), self.phases[0].skip
                 kernel((len(first) - 1,), (THREADS,), (*given, skip))

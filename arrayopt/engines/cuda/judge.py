@@ -13,17 +13,18 @@ from arrayopt.arrays import Ints
 from arrayopt.engines.base import Asked, Swap, interleaved
 from arrayopt.engines.batch import Prepared, Rows
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.cuda.device import OPTIONS, access, on_device, uncaptured
+from arrayopt.engines.cuda.device import OPTIONS, access, uncaptured
 from arrayopt.engines.cuda.emit_judge import GIVEN, STATE, VERDICT, emit_judge
-from arrayopt.engines.cuda.flags import Flags
 from arrayopt.engines.cuda.launches import NOTHING
 from arrayopt.engines.cuda.places import Places
 from arrayopt.engines.cuda.upload import Upload, lookup
 from arrayopt.engines.fused import Fused
+from arrayopt.engines.layers import layer_name
 from arrayopt.state.loss_scale import LossScale
+from arrayopt.state.tensors import Tensor
 from arrayopt.state.verdict import Verdict
 
-__all__ = ["Judge"]
+__all__ = ["Flags", "Judge"]
 
 THREADS = 256
 
@@ -45,6 +46,44 @@ def _kernel(
 def _view(x: Any, i: int) -> Any:
     """A value in a table as a 0-d array, where it lies."""
     return x[i : i + 1].reshape(())
+
+
+class Flags:
+    """Integers in device memory: the first for the whole step, one for each layer; see
+    `arrayopt.step.judging`.
+
+    Attributes
+    ----------
+    array : cupy.ndarray
+        The flags.
+    whole : cupy.ndarray
+        The first of them, as a 0-d array.
+    count : int
+        How many layers there are, those that belong together counted once.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket]) -> None:
+        self._places: dict[str, int] = {}
+        starts, self.count = dict[int, int](), 0
+        for bucket in buckets:
+            for tensor in bucket.whole.tensors:
+                if tensor.layers not in starts:
+                    starts[tensor.layers] = 1 + self.count
+                    self.count += tensor.layers
+                for i in range(tensor.layers):
+                    self._places[layer_name(tensor.name, i)] = starts[tensor.layers] + i
+        self.array = cupy.zeros(1 + self.count, np.int32)
+        self.whole = self.array[:1].reshape(())
+
+    def place(self, tensor: Tensor) -> int:
+        """Which flag is about a layer of a stacked tensor; 0 for other tensors."""
+        return self._places.get(tensor.name, 0)
+
+    def of(self, batch: Any) -> Any:
+        """The places of a batch's tensors, in device memory."""
+        if batch.places is None:
+            batch.places = cupy.asarray(np.array([*map(self.place, batch.tensors)], np.int32))
+        return batch.places
 
 
 class Judge:
@@ -71,8 +110,8 @@ class Judge:
 
     def __init__(self, engine: Fused, buckets: Sequence[Bucket]) -> None:
         self.engine = engine
-        self.access, self.device = access(buckets[0].tensors[0].array)
-        with on_device(self.access, self.device):
+        self.access = access(buckets[0].tensors[0].array)
+        with self.access.section():
             self.given = Upload((len(GIVEN),), np.float64)
             self.state = Upload((len(STATE),), np.float64)
             self.verdict, self.made = (cupy.zeros(len(VERDICT), np.float64) for _ in range(2))
@@ -88,19 +127,19 @@ class Judge:
         """See `arrayopt.engines.base.Judge.send`."""
         values = [0.0 if x is None else x for x in (scale, limit)]
         if not self.given.holds(values):
-            with on_device(self.access, self.device):
+            with self.access.section():
                 self.given.send(values)
 
     # ---- the numbers of the loss scale: see `arrayopt.state.run.Holder` --------------------------
 
     def upload(self, counts: Ints, loss: dict[str, Any]) -> None:
-        with on_device(self.access, self.device):
+        with self.access.section():
             self.state.send(
                 np.array([float(loss[name]) for name in STATE[:-1]] + [1.0 / float(loss["scale"])])
             )
 
     def fetch(self, counts: Ints, loss: dict[str, Any]) -> None:
-        with on_device(self.access, self.device):
+        with self.access.section():
             uncaptured()
             scale, good, skipped, _ = self.state.array.get().tolist()
         loss.update(scale=scale, good=int(good), skipped=int(skipped))
@@ -108,7 +147,7 @@ class Judge:
     def peek(self, name: str) -> Any:
         if name == "inverse":
             return self.inverse
-        with on_device(self.access, self.device):
+        with self.access.section():
             if cupy.cuda.get_current_stream().is_capturing():  # a graph looks where it lies
                 self.run.record(self)
                 return self.access.own(_view(self.state.array, STATE.index(name)))
@@ -116,7 +155,7 @@ class Judge:
 
     def commit(self) -> None:
         """See `arrayopt.engines.base.Judge.commit`."""
-        with on_device(self.access, self.device):
+        with self.access.section():
             self.made[...] = self.verdict
 
     # ---- what it decides -------------------------------------------------------------------------
@@ -141,13 +180,13 @@ class Judge:
         for wanted in interleaved(batch.steps(rows, given, 1) for batch, rows, given in ready):
             assert swap is not None
             swap(wanted)()
-        with on_device(self.access, self.device):
+        with self.access.section():
             every = self.places.of(self.measured)
             if swap is not None:
                 every = self.places.met(swap)
             key = self.places.key if swap is None else b""
             norms, layer = lookup(self, self.run, self.norms, 1, every, self.places.layer, key=key)
-            kernel = _kernel(scaling, scale, limit, check, self.device)
+            kernel = _kernel(scaling, scale, limit, check, self.access.device)
             layer, layers = layer if alone else NOTHING, np.int32(self.flags.count)
             given = norms, np.int32(len(every) - 1), layer, layers, self.given.array
             made = self.state.array, self.verdict, self.flags.array
@@ -158,13 +197,13 @@ class Judge:
 
     def joint_norm(self) -> Any:
         """The joint norm of the last step's gradients, on the device."""
-        with on_device(self.access, self.device):
+        with self.access.section():
             uncaptured()
             return self.access.own(self.made.copy())[VERDICT.index("norm")]
 
     def each_norm(self) -> dict[str, Any]:
         """The norms of the last step's gradients by tensor name; waits for the device."""
-        with on_device(self.access, self.device):
+        with self.access.section():
             uncaptured()
         found: dict[str, Any] = self.places.norms()
         for batch, rows in self.measured if not found else ():

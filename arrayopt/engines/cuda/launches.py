@@ -13,7 +13,6 @@ from arrayopt.engines.cuda.cublas import Call
 from arrayopt.engines.cuda.device import uncaptured
 from arrayopt.engines.cuda.products import calls_of
 from arrayopt.engines.cuda.queue import Line, tickets
-from arrayopt.fusion.layout import GEOMETRY
 
 __all__ = ["NOTHING", "THREADS", "Launches", "Queue"]
 
@@ -110,7 +109,7 @@ class Launches:
         if len(passes) > 2 or plan.element != "C" or plan.quantized:
             return None
         shared = self.table.work.dtype.itemsize * max(len(p.loads) for p in passes[1:])
-        sizes, units = (self.table.geo[:, GEOMETRY.index(x)] for x in ("SIZE", "UNITS"))
+        sizes, units = self.table.geo["SIZE"], self.table.geo["UNITS"]
         moved = max(map(plan.bytes_of, passes)) * int(sizes.sum()) // max(1, units.sum())
         held = sizes * shared <= 2 * _cache()
         fits = lag * moved <= _cache() and 2 * int(sizes[held].sum()) >= int(sizes.sum())
@@ -126,7 +125,7 @@ class Launches:
         passes = [p for p in table.plan.passes if not p.multiplies and p.axes == table.plan.element]
         if len(passes) == 1:
             return spans
-        units = int(table.geo[:, GEOMETRY.index("UNITS")].sum())
+        units = int(table.geo["UNITS"].sum())
         moved = [*map(table.plan.bytes_of, passes)]
         for k, own in zip(at, moved, strict=True):
             span = max(moved) / own * (LONGEST if lag is None else 1)

@@ -14,11 +14,10 @@ from arrayopt.engines.bucket import chosen
 from arrayopt.engines.columns import TableBatch
 from arrayopt.engines.cuda.columns import WINDOW
 from arrayopt.engines.cuda.cut import Cut
-from arrayopt.engines.cuda.device import Access, on_device, uncaptured
+from arrayopt.engines.cuda.device import Access, uncaptured
 from arrayopt.engines.cuda.launches import NOTHING
 from arrayopt.engines.cuda.upload import Upload
 from arrayopt.fusion.graph import Node
-from arrayopt.fusion.layout import GEOMETRY
 from arrayopt.params.headers import Locations
 from arrayopt.params.located import locations_of
 from arrayopt.state.quantized import dequantized, scale_of
@@ -38,8 +37,6 @@ class Located(TableBatch):
     ----------
     access : Access
         How the arrays are reached.
-    device : int
-        The number of the device.
     sent : bool
         Whether `table_there`, the table in device memory, is as `table` is.
     cut : Cut or None
@@ -62,7 +59,6 @@ class Located(TableBatch):
 
     on_device = True
     access: Access
-    device: int
     table_there: Upload
     cut: Cut | None
     windows: Ints | None
@@ -122,7 +118,7 @@ class Located(TableBatch):
         addresses = self.table[:, self.addresses(sorted(used))]
         self.sent, self.even = False, (addresses % WORD == 0).all(axis=1)
         if self.plan.element != "C":
-            columns = self.geo[:, GEOMETRY.index("C")]
+            columns = self.geo["C"]
             if self.windows is not None:
                 columns = self.windows[:, STRIDE]
             self.even &= columns % 4 == 0
@@ -184,7 +180,7 @@ class Located(TableBatch):
     # ---- what a step has computed ----------------------------------------------------------------
 
     def report(self, rows: Rows) -> dict[str, Report]:
-        with on_device(self.access, self.device):
+        with self.access.section():
             kept = [x.copy() for x in (self.values_there, self.scalars_there)]
             if self.skip is not NOTHING:
                 flags = self.skip.reshape(-1)
@@ -212,7 +208,7 @@ class Located(TableBatch):
         """The addresses of a value of each tensor, in double precision."""
         if node.op == "const":
             if node not in self.constants:
-                with on_device(self.access, self.device):
+                with self.access.section():
                     self.constants[node] = cupy.full(1, float(node.data))
             return np.full(len(self.tensors), self.constants[node].data.ptr, np.int64)
         is_value, column = self._column(node)
@@ -226,6 +222,6 @@ class Located(TableBatch):
         if node.op == "const":
             return super().values_of(node)
         is_value, column = self._column(node)
-        with on_device(self.access, self.device):
+        with self.access.section():
             uncaptured()
             return (self.values_there if is_value else self.scalars_there)[:, column].get()

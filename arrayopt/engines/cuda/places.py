@@ -1,7 +1,7 @@
 """Where the norms of all gradients are on a device, those of other ranks included."""
 
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from arrayopt.arrays import Ints
 from arrayopt.engines.base import Partials, Swap
 from arrayopt.engines.batch import Rows
-from arrayopt.engines.cuda.device import OPTIONS, on_device
+from arrayopt.engines.cuda.device import OPTIONS
 from arrayopt.engines.cuda.upload import Upload, lookup
 from arrayopt.state.tensors import Tensor
 
@@ -81,10 +81,10 @@ class Places:
             self.last = self._room()
         addresses, room, pieces, place = self.last
         count = len(self.tensors)
-        _collect(self.judge.device)(
+        _collect(self.judge.access.device)(
             (-(-max(count, 1) // THREADS),), (THREADS,), (addresses, room, np.int32(count))
         )
-        swap([Partials(pieces, partial(on_device, self.judge.access, self.judge.device))])()
+        swap([Partials(pieces, self.judge.access.section)])()
         return np.append(room.data.ptr + room.itemsize * place, 0)
 
     def norms(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class Places:
         if self.last is None:
             return {}
         _, room, _, place = self.last
-        with on_device(self.judge.access, self.judge.device):
+        with self.judge.access.section():
             own = self.judge.access.own(room.copy())
         return {x.name: own[i] for x, i in zip(self.tensors, place.tolist(), strict=True)}
 

@@ -10,7 +10,7 @@ from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import POSITION, Node, reachable
 from arrayopt.fusion.index import Place, name
 from arrayopt.fusion.layout import layout
-from arrayopt.fusion.lower_stages import apart
+from arrayopt.fusion.lower_stages import split_position
 from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.plan import Plan
 
@@ -173,10 +173,10 @@ class CudaPrinter(CudaLines, CPlusPlusPrinter):
         """A stage between passes; parts that are beside each other have pieces of their own, but a
         block does all parts of one piece.
         """
-        parts = (stage, *stage.beside)
+        parts = (stage, *stage.others)
         for part in parts:
-            self._part(part, BEFORE if stage.beside else "")
-        if not stage.beside:
+            self._part(part, BEFORE if stage.others else "")
+        if not stage.others:
             return
         self.open(stage.function.name.rpartition("_")[0])
         for i, part in enumerate(parts):
@@ -222,7 +222,7 @@ class CudaPrinter(CudaLines, CPlusPlusPrinter):
         kind = REDUCTIONS[fold.reduction.op].cuda
         width = " * ".join(self.index(end) for _, end in fold.ranges)
         self.put(1, f"fold_over<{kind}>({span}, {width}, [&](long long {at}, long long j) {{")
-        self.statements(2, [*position, *apart(fold.ranges, name("j"))])
+        self.statements(2, [*position, *split_position(fold.ranges, name("j"))])
         self.put(2, f"(void){at};", f"return (double){self.place(fold.place)};")
         self.put(1, f"}}, [&](long long {at}, double {fold.name}) {{")
         self.statements(2, [*position, *keep])

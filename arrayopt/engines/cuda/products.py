@@ -8,33 +8,31 @@ import numpy as np
 from arrayopt.arrays import Ints
 from arrayopt.codecs import CODECS
 from arrayopt.engines.cuda.cublas import Alike, Call, strided
-from arrayopt.fusion.layout import GEOMETRY, extent
+from arrayopt.fusion.layout import extent
 from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.plan import Plan
 
 __all__ = ["calls_of", "scratch_starts"]
 
 
-def scratch_starts(plan: Plan, geo: Ints) -> dict[str, tuple[Ints, int]]:
+def scratch_starts(plan: Plan, geo: Any) -> dict[str, tuple[Ints, int]]:
     """Where the scratch arrays of each tensor begin in one for all, in elements, and how many
     elements that has.
 
     Each begins at a word of 16 bytes. Tensors of equal shape follow each other, so that what is
     done with their matrices is one call.
     """
-    order = np.lexsort(geo[:, [GEOMETRY.index(x) for x in "ABRC"]].T)
+    order = np.lexsort([geo[x] for x in "ABRC"])
     found = {}
-    for name in plan.spilled:
-        sizes = -(-extent(plan.extents[name], geo)[order] // 8) * 8
+    for name, held in plan.spilled.items():
+        sizes = -(-extent(held.axes, geo)[order] // 8) * 8
         starts = np.empty_like(sizes)
         starts[order] = np.cumsum(sizes) - sizes
         found[name] = starts, int(sizes.sum())
     return found
 
 
-def calls_of(
-    plan: Plan, dtype: str, geo: Ints, at: dict[str, Ints], rows: Ints
-) -> list[list[Call]]:
+def calls_of(plan: Plan, dtype: str, geo: Any, at: dict[str, Ints], rows: Ints) -> list[list[Call]]:
     """For each pass of a plan the calls that make it: none, where it is a kernel's. One more has
     what follows: none.
 
@@ -44,8 +42,8 @@ def calls_of(
         The plan.
     dtype : str
         The dtype of arithmetic.
-    geo : array of int64
-        `GEOMETRY` of each tensor.
+    geo : array of records
+        The `geometry` of each tensor.
     at : dict of str to array of int64
         The addresses of each tensor's scratch arrays.
     rows : array of int64
@@ -53,9 +51,8 @@ def calls_of(
     """
     if not plan.multiplies:
         return [[] for _ in (*plan.passes, None)]
-    shapes, which = np.unique(
-        geo[rows][:, [GEOMETRY.index(x) for x in "ABRC"]], axis=0, return_inverse=True
-    )
+    sides = np.stack([geo[x][rows] for x in "ABRC"], axis=1)
+    shapes, which = np.unique(sides, axis=0, return_inverse=True)
     alike = []
     for i, shape in enumerate(shapes.tolist()):
         alike.append((dict(zip("ABRC", shape, strict=True)), rows[which.ravel() == i]))
@@ -63,8 +60,8 @@ def calls_of(
     for p in plan.passes:
         kind = plan.storage[next(iter(p.stores))] if p.multiplies else dtype
         found: list[Alike] = []
-        for sides, members in alike if p.multiplies else ():
-            found += _alike(p, sides, members, at, kind)
+        for extents, members in alike if p.multiplies else ():
+            found += _alike(p, extents, members, at, kind)
         made.append([strided(kind, x) for x in found])
     return [*made, []]
 

@@ -4,11 +4,12 @@ A device works a step off as a queue of pieces; see ``kernels/queue.cuh``.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from arrayopt.arrays import Ints
-from arrayopt.fusion.layout import GEOMETRY
+from arrayopt.fusion.layout import extent
 from arrayopt.fusion.program import Stage
 
 __all__ = [
@@ -37,55 +38,45 @@ SMALL_MATRIX, SMALL_COLUMNS = 64, 8
 """Matrices of up to so many elements, with up to so many columns, are a thread's each."""
 
 
-def tiles(geo: Ints, element: str, *, sums: bool = True) -> None:
-    """Set the tiles in rows of `GEOMETRY`; without sums, they may have any length."""
-    at = {name: i for i, name in enumerate(GEOMETRY)}
-    size, batches, planes, rows, columns = (geo[:, at[x]] for x in ("SIZE", "A", "B", "R", "C"))
+def tiles(geo: Any, element: str, *, sums: bool = True) -> None:
+    """Set the tiles in a `geometry`; without sums, they may have any length."""
     if element == "C":
-        chunk = CHUNK
+        chunk, size = CHUNK, geo["SIZE"]
         while not sums and chunk < LONGEST and int(size.sum()) >= 2 * chunk * MANY:
             chunk *= 2
-        geo[:, at["TC"]] = chunk
-        geo[:, at["NC"]] = geo[:, at["UNITS"]] = -(-size // chunk)
+        geo["TC"] = chunk
+        geo["NC"] = geo["UNITS"] = -(-size // chunk)
         return
-    rows, columns = np.maximum(rows, 1), np.maximum(columns, 1)
+    rows, columns = np.maximum(geo["R"], 1), np.maximum(geo["C"], 1)
     small = (rows * columns <= SMALL_MATRIX) & (columns <= SMALL_COLUMNS)
     tc = np.where(small, columns, np.where(columns >= 96, 128, 32))
     tr = np.where(small, rows, np.minimum(rows, np.where(tc == 128, 64, 256)))
     nr, nc = -(-rows // tr), -(-columns // tc)
     together = np.where(small, 256, np.where((nr == 1) & (nc == 1), np.maximum(1, 64 // rows), 1))
-    for name, values in {
-        "TR": tr,
-        "TC": tc,
-        "G": together,
-        "NR": nr,
-        "NC": nc,
-        "UNITS": -(-batches * planes // together) * nr * nc,
-    }.items():
-        geo[:, at[name]] = values
+    geo["TR"], geo["TC"], geo["G"], geo["NR"], geo["NC"] = tr, tc, together, nr, nc
+    geo["UNITS"] = -(-geo["A"] * geo["B"] // together) * nr * nc
 
 
-def pieces(stages: Sequence[Stage], geo: Ints) -> Ints:
+def pieces(stages: Sequence[Stage], geo: Any) -> Ints:
     """How many pieces each stage (column) of each tensor (row) has; none for an empty tensor. Where
     a stage has several parts, those of one piece each are one.
     """
-    extents = {x: geo[:, GEOMETRY.index(x)] for x in "ABRC"}
     out = np.ones((len(geo), len(stages)), np.int64)
     for number, stage in enumerate(stages):
         counts = []
-        for part in (stage, *stage.beside):
+        for part in (stage, *stage.others):
             shared, axes = part.function.shared, part.axes
             if shared == "library":
                 counts.append(0 * out[:, number])
             elif shared == "squares":
-                side = extents[axes[-1].upper()]
-                counts.append(extents["A"] * extents["B"] * -(-side * side // SQUARE))
+                side = geo[axes[-1].upper()]
+                counts.append(geo["A"] * geo["B"] * -(-side * side // SQUARE))
             elif shared == "tiles":
-                counts.append(geo[:, GEOMETRY.index("UNITS")])
+                counts.append(geo["UNITS"])
             else:
-                count = np.prod([out[:, number], *(extents[x] for x in axes)], axis=0)
+                count = extent(axes, geo) * out[:, number]
                 counts.append(-(-count // (SUMS if shared == "folds" else OUTPUTS)))
         alone = (np.array(counts) == 1).all(axis=0)
         out[:, number] = np.where(alone, 1, np.sum(counts, axis=0))
-    out[geo[:, GEOMETRY.index("SIZE")] == 0] = 0
+    out[geo["SIZE"] == 0] = 0
     return out

@@ -15,12 +15,11 @@ from arrayopt.engines.columns import value_columns
 from arrayopt.engines.compiling import compiling
 from arrayopt.engines.cuda.columns import WINDOW, columns, given, keys
 from arrayopt.engines.cuda.columns import hypers as hypers_of
-from arrayopt.engines.cuda.counts import counts_of
 from arrayopt.engines.cuda.cublas import Blas, blas_of
 from arrayopt.engines.cuda.cut import Cut
-from arrayopt.engines.cuda.device import OPTIONS, access, on_device, uncaptured
+from arrayopt.engines.cuda.device import OPTIONS, access, uncaptured
 from arrayopt.engines.cuda.emit import emit
-from arrayopt.engines.cuda.flags import Flags
+from arrayopt.engines.cuda.judge import Flags
 from arrayopt.engines.cuda.launches import NOTHING, THREADS, Launches
 from arrayopt.engines.cuda.located import Located
 from arrayopt.engines.cuda.products import scratch_starts
@@ -48,13 +47,38 @@ def _kernels(
         return module.get_function("prepare"), module.get_function("run")
 
 
+class Counts:
+    """Counts of updates, and of steps skipped alone; see `arrayopt.state.run.Holder`."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self.access = access(bucket.tensors[0].array)
+        self.counted = np.array([tensor.first for tensor in bucket.tensors])
+        with self.access.section():
+            self.table = Upload((len(self.counted), 2), np.int64)
+        self.array = self.table.array
+
+    def upload(self, counts: Ints, loss: dict[str, Any]) -> None:
+        """See `Holder.upload`."""
+        with self.access.section():
+            self.table.send(counts[:, self.counted].T)
+
+    def fetch(self, counts: Ints, loss: dict[str, Any]) -> None:
+        """See `Holder.fetch`."""
+        with self.access.section():
+            uncaptured()
+            counts[:, self.counted] = self.array.get().T
+
+    def peek(self, name: str) -> Any:
+        """See `Holder.peek`."""
+
+
 class Table(Located):
     """Tensors as a table in device memory, and the kernels that work through it."""
 
     def __init__(self, kind: Kind, bucket: Bucket, members: list[int]) -> None:
         super().__init__(kind, bucket, members)
         plan, dtype, self.grad_dtype = kind.plan, kind.dtype, kind.grad_dtype
-        self.access, self.device = access(self.tensors[0].array)
+        self.access = access(self.tensors[0].array)
         cut = bucket.kind == "cut"
         # a cut is between units
         tiles(self.geo, plan.element, sums=cut or any(p.reductions for p in plan.passes))
@@ -82,9 +106,11 @@ class Table(Located):
         if self.windows is not None:
             for name, column in zip(WINDOW, self.windows.T, strict=True):
                 self.put(name, column)
-        with on_device(self.access, self.device):
+        with self.access.section():
             uncaptured()
-            self.blas: Blas | None = blas_of(bucket.run, self.device) if plan.multiplies else None
+            self.blas: Blas | None = (
+                blas_of(bucket.run, self.access.device) if plan.multiplies else None
+            )
             self._allocate(
                 np.dtype(REAL.get(WORKING[dtype], WORKING[dtype])),
                 int(lengths.sum()),
@@ -95,10 +121,12 @@ class Table(Located):
                 layers = self.step_scalars.layers * bucket.rule.stacked  # parts are no layers
                 self.value = Upload((int(layers.max(initial=0)) + 1,), np.float64)
                 self.put(self.given[VALUE], self.value.array.data.ptr + 8 * layers)
-            self.counts = counts_of(bucket)
+            if bucket.counts is None:
+                bucket.counts = Counts(bucket)
+            self.counts: Counts = bucket.counts
             self.own_counts: Any = cupy.zeros_like(self.counts.array) if plan.reports else None
             made = _kernels(
-                plan, dtype, kind.grad_dtype, self.device, windows=self.windows is not None
+                plan, dtype, kind.grad_dtype, self.access.device, windows=self.windows is not None
             )
             self.prepare_kernel, self.run_kernel = made
         self.constants: dict[Node, Any] = {}
@@ -143,12 +171,13 @@ class Table(Located):
         """See `scratch_starts`; with ranks, only for the elements of this one."""
         if self.cut is not None:
             return self.cut.scratch_starts()
-        return scratch_starts(self.plan, self.geo if self.bucket.kind == "whole" else 0 * self.geo)
+        geo = self.geo if self.bucket.kind == "whole" else np.zeros_like(self.geo)
+        return scratch_starts(self.plan, geo)
 
     # ---- before a step ---------------------------------------------------------------------------
 
     def prepare(self, rows: Rows, grads: Grads, asked: Asked) -> None:
-        with on_device(self.access, self.device):
+        with self.access.section():
             clip = asked.clip
             self.send(asked.hypers)
             if is_array(clip):
@@ -171,7 +200,7 @@ class Table(Located):
 
     def advance(self, hypers: Sequence[dict[str, Any]]) -> None:
         """Put hyper-parameters and counts of updates where a captured step looks for them."""
-        with on_device(self.access, self.device):
+        with self.access.section():
             if self.bucket.run.is_captured(self):
                 self.locate()
                 if not self.sent:
@@ -203,12 +232,12 @@ class Table(Located):
     def allocate(self, rows: Rows, threads: int) -> None:
         told = any(not name.startswith(GIVEN) for name in self.plan.reports)
         if told or self.widens or rows.kept is None:
-            with on_device(self.access, self.device):
+            with self.access.section():
                 uncaptured()
                 self.launching.of(rows)
 
     def launch(self, rows: Rows, grads: Grads, threads: int) -> None:
-        with on_device(self.access, self.device):
+        with self.access.section():
             if self.blas is not None:
                 self.blas.use()
             for k in self.launches(rows):
@@ -220,7 +249,7 @@ class Table(Located):
     def passes(self, rows: Rows, grads: Grads, threads: int) -> Stops:
         assert self.cut is not None
         yield from self.cut.passes(rows)
-        with on_device(self.access, self.device):
+        with self.access.section():
             self._recorded(rows, grads)
         self.alive = []
 

@@ -39,9 +39,10 @@ class Cut(CutTable):
                 before = self.elements_before(row, name) * x.itemsize
                 self.table.put(f"AT_{name}", x.ctypes.data - before, row)
         self.scratch = []
-        for name, kind in self.plan.spilled.items():
+        for name, held in self.plan.spilled.items():
             for row, share in enumerate(self.shares):
-                self.scratch.append(np.empty(share.last - share.first, self.table.wide_type(kind)))
+                kind = self.table.wide_type(held.dtype)
+                self.scratch.append(np.empty(share.last - share.first, kind))
                 before = self.first(row) * self.scratch[-1].itemsize
                 self.table.put(f"AT_{name}", self.scratch[-1].ctypes.data - before, row)
 

@@ -19,7 +19,7 @@ from arrayopt.engines.columns import TableBatch, native_columns, value_columns
 from arrayopt.engines.native.cut import Cut
 from arrayopt.engines.native.gradients import Gradients
 from arrayopt.engines.threads import divide, run
-from arrayopt.fusion.layout import GEOMETRY, extent, flops
+from arrayopt.fusion.layout import extent, flops
 from arrayopt.fusion.lower import lowered
 from arrayopt.fusion.windows import WINDOW, undivided
 
@@ -109,8 +109,8 @@ class Table(TableBatch):
         if self.multiplies:
             self.put("BLAS", blas_address(self.compiled.real.__name__))
         self.put("OWN", self.room["work"])
-        self.put("LAST", self.geo[:, GEOMETRY.index("UNITS")])
-        self.loads = self.geo[:, 0] + flops(plan, self.geo) // FLOPS
+        self.put("LAST", self.geo["UNITS"])
+        self.loads = self.geo["SIZE"] + flops(plan, self.geo) // FLOPS
         if self.cut is not None:
             self.cut.begin()
         self.own = np.zeros(len(members), np.int64)  # what each thread needs for itself
@@ -118,7 +118,7 @@ class Table(TableBatch):
             planes = []
             for each in lowered(plan, lanes).planes:
                 planes.append(sum(extent(axes, self.geo) for axes in each))
-            self.own += self.geo[:, GEOMETRY.index("G")] * np.max(planes, axis=0)
+            self.own += self.geo["G"] * np.max(planes, axis=0)
         self.scratch: dict[str, Any] = {}
         self.staged: list[tuple[int, str]] = []
         self.copies: list[tuple[int, str, Any]] = []
@@ -246,12 +246,12 @@ class Table(TableBatch):
 
     def _scratch(self, shares: _Shares) -> None:
         """Put addresses of scratch memory into the table: one tensor's room for each thread."""
-        for name, kind in self.plan.spilled.items():
-            sizes = extent(self.plan.extents[name], self.geo)
+        for name, held in self.plan.spilled.items():
+            sizes = extent(held.axes, self.geo)
             largest = max((int(sizes[rows].max(initial=0)) for rows in shares.own), default=0)
             need = max(len(shares.own) * largest, int(sizes[shares.shared].max(initial=0)))
             if name not in self.scratch or self.scratch[name].size < need:
-                self.scratch[name] = np.empty(need, self.wide_type(kind))
+                self.scratch[name] = np.empty(need, self.wide_type(held.dtype))
             room = self.scratch[name]
             self.put(f"AT_{name}", room.ctypes.data, shares.shared)
             for i, rows in enumerate(shares.own):

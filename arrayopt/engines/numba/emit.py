@@ -6,13 +6,17 @@ tensors, one tensor after the other: stage 2k is `between_k`, stage 2k + 1 one t
 pass k.
 """
 
+import math
 from functools import lru_cache
 
-from arrayopt.codecs import STORED
-from arrayopt.engines.numba.codes import CODES
+from arrayopt.codecs import BLOCK, STORED
+from arrayopt.engines.columns import native_columns
 from arrayopt.engines.numba.header import DRAW, HALF, HEADER, PRODUCT, ROUND, SPLIT, TILE
-from arrayopt.engines.numba.printer import ARGUMENTS, NumbaPrinter
-from arrayopt.fusion.graph import CACHED
+from arrayopt.engines.numba.texts import CODES, COPIES
+from arrayopt.engines.printer import Printer
+from arrayopt.fusion import bulk, program
+from arrayopt.fusion.graph import CACHED, Node
+from arrayopt.fusion.index import ONE, ZERO
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.lower import lowered
@@ -20,6 +24,180 @@ from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.program import Program
 
 __all__ = ["emit"]
+
+REST = "t, scalars, values, work, part"
+"""Where everything of a tensor lies."""
+
+ARGUMENTS = {
+    "": REST,
+    "units": f"lo, hi, thread, {REST}",
+    "threads": f"thread, threads, {REST}",
+}
+"""What a function takes, by how threads share it."""
+
+
+class NumbaPrinter(Printer):
+    """Prints a program as a Python module of loops."""
+
+    language = "numba"
+    infinity = "np.inf"
+
+    # ---- values ----------------------------------------------------------------------------------
+
+    def constant(self, node: Node) -> str:
+        if node.dtype == "bool":
+            return repr(node.data)
+        return f"W({node.data!r})" if math.isfinite(node.data) else f"W(float('{node.data}'))"
+
+    def expression(self, n: Node) -> str:
+        if (n.op, n.dtype) != ("mul", "complex") or n.args[0].dtype == n.args[1].dtype:
+            return super().expression(n)
+        scale, number = map(self.name, sorted(n.args, key=lambda x: x.dtype == "complex"))
+        return f"complex({scale} * {number}.real, {scale} * {number}.imag)"
+
+    def _typed(self, n: Node, text: str, cast: str = "W") -> str:
+        """What is read of a value that lies somewhere as a float, in the value's own type."""
+        return f"{text} != 0" if n.dtype == "bool" else f"{cast}({text})" if cast else text
+
+    def _load(self, kind: str, stored: str) -> str:
+        """What is stored in a dtype, in the dtype of arithmetic."""
+        codec = STORED[kind]
+        text = codec.numba_load.format(stored)
+        if codec.working.startswith("complex"):
+            working = "complex64" if self.real == "float32" else "complex128"
+            return text if codec.working == working else f"np.{working}({text})"
+        return text if codec.working == self.real else f"W({text})"
+
+    def _store(self, kind: str, value: str) -> str:
+        """A value as it is stored in a dtype."""
+        return STORED[kind].numba_store.format(value)
+
+    # ---- functions -------------------------------------------------------------------------------
+
+    def copies(self) -> None:
+        """Print what copies matrices into planes, and back, for each dtype that there is."""
+        for kind in dict.fromkeys(self.storage.values()):
+            load, store = self._load(kind, "x[i * count]"), self._store(kind, "y[i]")
+            self.put_text(COPIES.format(kind=kind, load=load, store=store))
+
+    def function(self, function: program.Function) -> None:
+        """Print a function, after the loops over elements that it calls."""
+        for elements in program.elements_of(function.body):
+            self._elements(elements)
+        given = ", ".join([ARGUMENTS[function.shared], *(f"AT_{x}" for x in function.scratch)])
+        self.put(0, "", "", "@inner", f"def {function.name}({given}):")
+        self.statements(1, function.body)
+        self.put(1, "return")
+
+    def statement(self, depth: int, statement: program.Statement) -> None:
+        index = self.index
+        match statement:
+            case program.Let(name, value):
+                self.put(depth, f"{name} = {index(value)}")
+            case program.Array(name, size, address):
+                kind = STORED[self.storage[name]].numba or self.storage[name]
+                where = self.column(f"AT_{name}") if address is None else index(address)
+                made = f"nb.carray(pointer({where}), ({index(size)},), np.{kind})"
+                self.put(depth, f"at_{name} = {made}")
+            case program.View(name, room, first, size):
+                self.put(depth, f"{name} = {room}[{index(first)} : {index(first + size)}]")
+            case program.Read(node, place, wide):
+                cast, text = "" if wide else "W", self.value(place)
+                if node.on_host:  # a scalar keeps its number, also where it is a truth value
+                    self.put(depth, f"{self.bare(node)} = {f'{cast}({text})' if cast else text}")
+                else:
+                    self.put(depth, f"{self.name(node)} = {self._typed(node, text, cast)}")
+            case program.Compute(node):
+                self.put(depth, f"{self.name(node)} = {self.expression(node)}")
+            case program.Start(into, reduction):
+                self.put(depth, f"{self.value(into)} = {self.start(reduction)}")
+            case program.Fill(view, size, reduction):
+                self.put(depth, f"{view}[: {index(size)}] = W({self.start(reduction)})")
+            case program.Take(reduction, into, value):
+                self.put(depth, self.take(reduction, self.value(into), self.place(value)))
+            case program.Write(place, value):
+                self.put(depth, f"{self.place(place)} = {self.value(value)}")
+            case program.Loop(name, first, end, inside, backwards):
+                stretch = [*([] if first == ZERO else [index(first)]), index(end)]
+                if backwards:
+                    stretch = [index(end - 1), index(first - 1), "-1"]
+                self.put(depth, f"for {name} in range({', '.join(stretch)}):")
+                self.statements(depth + 1, inside)
+            case program.When(left, right, then, otherwise):
+                self.put(depth, f"if {index(left)} == {index(right)}:")
+                self.statements(depth + 1, then)
+                self.put(depth, "else:")
+                self.statements(depth + 1, otherwise)
+            case bulk.Buffer(name, size):
+                self.put(depth, f"{name} = np.empty({size}, W)")
+            case bulk.Codes():
+                self.put(depth, self._codes(statement))
+            case bulk.Elements():
+                self.put(depth, *map(self._codes, statement.codes), self._call(statement))
+            case bulk.Multiply(a, b, out, first, end, sides, factors):
+                given = [self.column("BLAS")]
+                for array, begin in (a, b, out):
+                    given.append(f"{self.column(f'AT_{array}')} + {index(begin, 1)} * SIZE")
+                given += map(index, (first, end, *sides))
+                given += [str(int(flag)) for flag in factors[:3]]
+                self.put(depth, f"multiply({', '.join(given)})")
+            case bulk.Spread(back, array, first, end, planes, each):
+                stretch_of = f"at_{array}[{index(first)} : {index(end)}]"
+                way = f"{'give' if back else 'take'}_{self.storage[array]}"
+                self.put(depth, f"{way}({stretch_of}, {planes}, {index(each)})")
+            case _:
+                super().statement(depth, statement)
+
+    def _codes(self, codes: bulk.Codes) -> str:
+        """The call that reads codes, or stores them."""
+        block = codes.first // BLOCK
+        blocks = (codes.count + (BLOCK - 1)) // BLOCK
+        stretch = (
+            f"at_{codes.array}[{self.index(codes.first)} : {self.index(codes.first + codes.count)}]"
+        )
+        scales = f"at_{codes.scale}[{self.index(block)} : {self.index(block + blocks)}]"
+        top = f"np.float32({STORED[self.storage[codes.array]].top})"
+        way = "quantize" if codes.store else "dequantize"
+        return f"{way}({stretch}, {scales}, {codes.buffer}[: {self.index(codes.count)}], {top})"
+
+    def _call(self, loop: bulk.Elements) -> str:
+        """The call of a loop over elements."""
+        given = []
+        for array, first, end in loop.slices.values():
+            given.append(f"{array}[{self.index(first)} : {self.index(end)}]")
+        given += map(self.bare, loop.scalars)
+        if loop.position is not None and loop.stride is not None:
+            given.append(self.index(loop.position))
+            given += [] if loop.stride == ONE else [self.index(loop.stride)]
+        return f"{'got = ' if loop.totals else ''}{loop.function}({', '.join(given)})"
+
+    def _elements(self, loop: bulk.Elements) -> None:
+        """Print a loop over elements as a function."""
+        totals = loop.totals
+        each = loop.position is not None and loop.stride != ONE
+        given = [*loop.slices, *map(self.bare, loop.scalars)]
+        given += [*(["start"] if loop.position else []), *(["each"] if each else [])]
+        self.position = "(start + i * each)" if each else "(start + i)"
+        self.put(0, "", "", "@inner", f"def {loop.function}({', '.join(given)}):")
+        self.put(1, *(f"s{s.id} = W({self.start(s)})" for s in totals))
+        self.put(1, f"for i in range({next(iter(loop.slices))}.size):")
+        for name, node in loop.loads.items():
+            here, stored = f"{name}[i]", loop.storage.get(name)
+            text = self._load(self.storage[stored], here) if stored else self._typed(node, here)
+            self.put(2, f"{self.name(node)} = {text}")
+        for node in loop.nodes:
+            self.put(2, f"{self.name(node)} = {self.expression(node)}")
+        for name, node in loop.stores.items():
+            text, stored = self.name(node), loop.storage.get(name)
+            text = self._store(self.storage[stored], text) if stored else text
+            only = f"if {self.name(loop.guards[name])}: " if name in loop.guards else ""
+            self.put(2, f"{only}{name}[i] = {text}")
+        for s, node in loop.sums.items():
+            into = f"{loop.into[s]}[i]" if s in loop.into else f"s{s.id}"
+            self.put(2, self.take(s, into, self.name(node)))
+        results = "".join(f"s{s.id}, " for s in totals)
+        self.put(1, f"return ({results})" if totals else "return")
+
 
 ALL = "table, numbers, results, work, part"
 """Where everything lies, of all tensors."""
@@ -48,7 +226,9 @@ def emit(
         What to say in the first line.
     """
     plan.check_wide()
-    text = NumbaPrinter(plan, dtype, grad_dtype or dtype, lanes.layout if lanes else layout(plan))
+    laid_out = lanes.layout if lanes else layout(plan)
+    columns = native_columns(plan, laid_out)
+    text = NumbaPrinter(plan, dtype, grad_dtype or dtype, laid_out, columns)
     text.put_text(HEADER.format(about=about, real=text.real))
     if any(STORED[kind].numba for kind in text.storage.values()):
         text.put_text(HALF)

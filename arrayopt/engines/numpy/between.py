@@ -115,7 +115,7 @@ class Small:
         last = self.last
         for reduction in between.combine:
             values.known[reduction] = partials.pop(reduction)
-        for loop in between.after:
+        for loop in between.loops:
             if loop.axes or loop.reduces or not self._scalars(loop.nodes, values):
                 for node in loop.nodes:
                     values.known[node] = self._computed(node, values)
@@ -182,7 +182,7 @@ def last_readers(plan: Plan) -> Readers:
     """Values over rows or columns, by their last reader: a value, a `Between`, a pass."""
     readers = dict[Node, Node | Between | Pass]()
     for between, pass_ in zip_longest(plan.between, plan.passes):
-        for loop in between.after:
+        for loop in between.loops:
             for node in loop.nodes:
                 readers |= dict.fromkeys(node.args, node)
         readers |= dict.fromkeys(between.stores.values(), between)

@@ -138,11 +138,11 @@ class _Blocks(Batch):
         """Tensors of equal shape, or size if only that matters, in stacks for the cache."""
         found: dict[Any, list[int]] = {}
         for row in rows:
-            shape = int(self.geo[row, 0]) if self.flat else self.tensors[row].shape
+            shape = int(self.geo["SIZE"][row]) if self.flat else self.tensors[row].shape
             found.setdefault((shape, self.stack_of.get(row)), []).append(row)
         made, small = list[Chunk](), list[list[int]]()
         for (_, stack), members in found.items():
-            size = int(self.geo[members[0], 0])
+            size = int(self.geo["SIZE"][members[0]])
             most = max(1, self.chunk // size)
             for i in range(0, len(members), most):
                 some = members[i : i + most]
@@ -156,7 +156,7 @@ class _Blocks(Batch):
         """Small stacks of different sizes, end to end."""
         made, group, total = list[Chunk](), list[list[int]](), 0
         for some in [*small, []]:
-            size = len(some) * int(self.geo[some[0], 0]) if some else TOGETHER
+            size = len(some) * int(self.geo["SIZE"][some[0]]) if some else TOGETHER
             if group and total + size > TOGETHER:
                 made.append(Chunk(list(chain.from_iterable(group)), total, len(group) > 1))
                 group, total = [], 0
@@ -230,11 +230,12 @@ class _Blocks(Batch):
         """Fill in what all steps of a chunk have in common."""
         rows, firsts = chunk.rows, self.firsts[chunk.rows]
         if chunk.ragged:
-            chunk.stack = Ragged(self.runs, self.geo[rows, 0], firsts)
+            chunk.stack = Ragged(self.runs, self.geo["SIZE"][rows], firsts)
             return chunk.stack
-        large = self.geo[rows[0], 0] > GROUP
+        geo = self.geo[rows[0]]
+        large = geo["SIZE"] > GROUP
         kind = Grouped if large and in_lanes(self.plan) is not None else Stack
-        chunk.stack = kind(self.runs, (len(rows), *self.geo[rows[0], 1:5].tolist()), firsts)
+        chunk.stack = kind(self.runs, (len(rows), *(int(geo[x]) for x in "ABRC")), firsts)
         for name, axes in self.axes.items() if not self.widens else ():
             if chunk.layers is not None and isinstance(chunk.layers[1], slice):
                 found = of_layers(name, chunk.layers[0])[chunk.layers[1]]

@@ -38,13 +38,13 @@ class Stack(Small):
     @np.errstate(all="ignore")
     def run(self, values: Values) -> None:
         """All passes and products; results go to the values that are known."""
-        spilled, axes = self.runs.plan.spilled, self.runs.plan.extents
-        sizes = [math.prod(self.shape(axes[name])) for name in spilled]
-        rooms = buffers_of(
-            spilled.values(), self.runs.real, max(sizes, default=0), self.runs.scratch
-        )
-        for name, room, size in zip(spilled, rooms, sizes, strict=True):
-            values.arrays[name] = room[:size].reshape(self.shape(axes[name]))
+        spilled = self.runs.plan.spilled
+        kinds = [held.dtype for held in spilled.values()]
+        shapes = [self.shape(held.axes) for held in spilled.values()]
+        largest = max(map(math.prod, shapes), default=0)
+        rooms = buffers_of(kinds, self.runs.real, largest, self.runs.scratch)
+        for name, room, shape in zip(spilled, rooms, shapes, strict=True):
+            values.arrays[name] = room[: math.prod(shape)].reshape(shape)
         self._passes(values)
 
     def _passes(self, values: Values) -> None:
@@ -136,12 +136,11 @@ class Stack(Small):
         kinds: dict[Node, str],
         here: tuple[int, ...],
     ) -> Any:
-        """A reduction of a block's values; with `y`, of its products with these."""
+        """A reduction of a block's values; with `right`, of their products with these."""
         left = left if np.shape(left) == here else np.broadcast_to(left, here)
         kind = kinds[reduction]
         if kind == "tensor":
-            rows = self._totals(reduction, left, right)
-            return float(rows[0]) if len(rows) == 1 else rows.reshape(-1, 1, 1, 1, 1)
+            return self._totals(reduction, left, right)
         gone = tuple(i for i in range(1, 5) if i not in dims(reduction.axes))
         if kind == "batch":
             ufunc = REDUCTIONS[reduction.op].ufunc
@@ -149,10 +148,11 @@ class Stack(Small):
         made = functools.reduce(partial(reduced, reduction), gone, left)
         return made if made.size < left.size else made.copy()
 
-    def _totals(self, reduction: Node, x: Any, y: Any) -> Any:
+    def _totals(self, reduction: Node, left: Any, right: Any) -> Any:
         """What each tensor's values are reduced to."""
-        factor = None if y is None else y.reshape(len(y), -1)
-        return totals(reduction, x.reshape(len(x), -1), factor)
+        factor = None if right is None else right.reshape(len(right), -1)
+        rows = totals(reduction, left.reshape(len(left), -1), factor)
+        return float(rows[0]) if len(rows) == 1 else rows.reshape(-1, 1, 1, 1, 1)
 
     def _joined(
         self, reduction: Node, kind: str, parts: list[Any], blocks: list[tuple[slice, ...]]
@@ -196,25 +196,14 @@ class Ragged(Stack):
     def _positions(self, cuts: tuple[slice, ...]) -> Any:
         return np.arange(self.extents[-1]) + np.repeat(self.firsts - self.starts, self.sizes)
 
-    def _reduced(
-        self,
-        reduction: Node,
-        left: Any,
-        right: Any = None,
-        *,
-        kinds: dict[Node, str],
-        here: tuple[int, ...],
-    ) -> Any:
-        left = np.broadcast_to(left, here).reshape(-1)
-        right = None if right is None else right.reshape(-1)
+    def _totals(self, reduction: Node, left: Any, right: Any) -> Any:
+        left, right = left.reshape(-1), None if right is None else right.reshape(-1)
         lengths, first, counts = np.unique(self.sizes, return_index=True, return_counts=True)
         made = np.empty(len(self.sizes))
         for size, row, count in zip(lengths.tolist(), first.tolist(), counts.tolist(), strict=True):
             some = slice(int(self.starts[row]), int(self.starts[row]) + size * count)
             factor = None if right is None else right[some].reshape(count, size)
-            made[row : row + count] = self._totals(
-                reduction, left[some].reshape(count, size), factor
-            )
+            made[row : row + count] = totals(reduction, left[some].reshape(count, size), factor)
         return made
 
 
@@ -249,7 +238,7 @@ class Grouped(Stack):
             self._shared([partial(group, index) for index in range(len(cuts))])
             for total in found[0]:
                 partials[total] = self._joined(total, "tensor", [x[total] for x in found], cuts)
-        self._between(lanes.after, partials, values)
+        self._between(lanes.last, partials, values)
 
     def _group(
         self, segment: Segment, cut: tuple[slice, ...], values: Values, kept: dict[Node, Any]

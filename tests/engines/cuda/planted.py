@@ -6,9 +6,9 @@
 from tests.engines.cuda.planted_later import LATER
 
 STRICT, CUPY, STEPS, STANDIN = (f"tests/engines/cuda/test_cupy{x}.py" for x in ("_strict", "", "_steps", "_standin"))
-TABLE, JUDGE, QUEUE, UPLOAD, COUNTS, DEVICE, CUT, EMIT, LAUNCHES = (
+TABLE, JUDGE, QUEUE, UPLOAD, DEVICE, CUT, EMIT, LAUNCHES = (
     f"arrayopt/engines/cuda/{x}.py"
-    for x in ("table", "judge", "queue", "upload", "counts", "device", "cut", "emit_pass", "launches")
+    for x in ("table", "judge", "queue", "upload", "device", "cut", "emit_pass", "launches")
 )
 LOCATED = "arrayopt/engines/cuda/located.py"
 LOWERING = "arrayopt/fusion/lowering.py"
@@ -38,10 +38,10 @@ MISSED = [
     ("the counter of another tensor begun anew", "kernels/prepare.cuh", "done[tensor] = 0;", "done[0] = 0;", LEFT_OUT),
     ("a gradient's alignment ignored", LOCATED, "self.even & (column % WORD == 0)", "self.even", ALIGNED),
     ("8-byte alignment taken for 16", LOCATED, "WORD = 16\n", "WORD = 8\n", ALIGNED),
-    ("all arrays on device 0", DEVICE, "return made, detached(array).device.id", "return made, 0", DEVICES),
+    ("all arrays on device 0", DEVICE, "device=detached(array).device.id", "device=0", DEVICES),
     ("ties of bfloat16 rounded up", "kernels/storage.cuh", "0x7fffu + (bits >> 16 & 1u)", "0x8000u", ROUNDED),
     ("a 32-bit offset of a piece", "kernels/flat.cuh", "(long long)piece * chunk", "(long long)(piece * (int)chunk)", f"{STRICT}::test_a_row_of_more_elements_than_32_bits_count"),
-    ("counts not fetched", COUNTS, "counts[:, self.counted] = self.array.get().T", "pass", f"{STRICT}::test_counts_that_a_replay_has_moved_on_are_fetched"),
+    ("counts not fetched", TABLE, "counts[:, self.counted] = self.array.get().T", "pass", f"{STRICT}::test_counts_that_a_replay_has_moved_on_are_fetched"),
     ("the guard against overflow of squares", "kernels/judge.cuh", "sum[1] += shrunk * shrunk;", "sum[1] += norm * norm;", f"{STRICT}::test_a_joint_norm_of_which_the_square_is_no_number"),
     ("the queue kept by the number of rows", "arrayopt/engines/batch.py", "key = some.tobytes()", "key = bytes(len(some))", LEFT_OUT),
     ("partial sums of columns of another matrix", "kernels/matrix.cuh", "(batch * t.NR + tile_row) * t.C", "(batch + tile_row) * t.C", TILES),
@@ -57,8 +57,8 @@ MORE = [
     ("a graph does not keep the set of tensors alive", TABLE, "record(self, rows, self.alive,", "record(self, self.alive,", GRAPH),
     ("a table does not know that a graph has it", TABLE, "record(self, rows, self.alive,", "record(rows, self.alive,", f"{STEPS}::test_an_array_that_has_moved_since_the_capture_is_refused"),
     ("a graph does not keep gradients alive", TABLE, "record(self, rows, self.alive, list(grads))", "record(self, rows)", f"{STRICT}::test_gradients_of_a_graph_live_as_long_as_it_may_be_replayed"),
-    ("counts on the current device", COUNTS, "        with on_device(self.access, self.device):\n            self.table = ", "        with on_device(self.access, 0):\n            self.table = ", DEVICES),
-    ("a table on the current device", TABLE, "        with on_device(self.access, self.device):\n            uncaptured()\n            self.blas", "        with on_device(self.access, 0):\n            self.blas", DEVICES),
+    ("counts on the current device", TABLE, "        with self.access.section():\n            self.table = ", "        with cupy.cuda.Device(0):\n            self.table = ", DEVICES),
+    ("a table on the current device", TABLE, "        with self.access.section():\n            uncaptured()\n            self.blas", "        with cupy.cuda.Device(0):\n            self.blas", DEVICES),
     ("NaN rounded like a number", "kernels/storage.cuh", "x == x ? rounded : bits >> 16 | 0x40u", "rounded", f"{STRICT}::test_the_nan_of_a_gpu_stays_nan"),
     ("a table that is not sent where a gradient lies elsewhere", LOCATED, "            column[rows.all] = found\n            self.sent = False", "            column[rows.all] = found", LEFT_OUT),
     ("pinned memory written while it is read", UPLOAD, "if event.done:", "if True:", f"{STEPS}::test_a_captured_step_replays_with_new_learning_rates_and_counts"),
@@ -83,7 +83,7 @@ MORE = [
     ("pieces of a part numbered from nought", QUEUE, 'queue["piece"][some] = ', "_ = ", EVEN),
     ("a part's words read by the whole's columns", LOCATED, "columns = self.windows[:, STRIDE]", "pass", UNEVEN),
     ("random numbers of a part by its own positions", EMIT, "origin + row * t[IN_C] - {place}", "origin", DRAWN),
-    ("PyTorch's stream not taken", DEVICE, "return there if reached.stream is None else", "return there if True else", OF_DEVICES),
+    ("PyTorch's stream not taken", DEVICE, "return there if self.stream is None else", "return there if True else", OF_DEVICES),
     ("PyTorch's stream asked for before its device is entered", DEVICE, "with there, stream():", "with stream(), there:", OF_DEVICES),
     ("PyTorch's streams do not wait for each other", STREAMS, "now.wait_stream(last)", "pass", OF_PYTORCH),
     ("streams do not wait for each other", STREAMS, "now.wait_event(event)", "pass", f"{CALLS}[cupy-1]"),

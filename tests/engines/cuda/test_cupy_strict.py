@@ -160,7 +160,7 @@ def last_piece(rule, shape, values):
     for name, x in values.items():
         arrays[name][-x.size :] = x
     row = np.zeros((1, len(COLUMNS) + len(names) + lengths.shape[1]), np.int64)
-    row[:, : len(GEOMETRY)] = geo
+    row[:, : len(GEOMETRY)] = geo[0].tolist()
     for name, x in arrays.items():
         row[0, len(COLUMNS) + names.index(name)] = x.ctypes.data
     row[0, len(COLUMNS) + len(names) :] = np.cumsum(lengths) - lengths

@@ -1,9 +1,9 @@
-"""Reading and storing blocks of 8-bit codes, as text of Numba's module."""
+"""Parts of Numba's modules: blocks of 8-bit codes, and copies of matrices into planes."""
 
 from arrayopt.codecs import BLOCK
 from arrayopt.state.quantized import LEAST, TINY
 
-__all__ = ["CODES"]
+__all__ = ["CODES", "COPIES"]
 
 CODES = f"""
 exact = nb.njit(error_model="numpy", fastmath=False, **OWN)  # else it is as of who calls
@@ -127,3 +127,30 @@ def quantize(codes, scales, values, top):
             codes[i] = np.int32(x if x < top else top) if factor > 0 else np.int32(0)
 
 """
+
+COPIES = """
+
+@inner
+def take_{kind}(source, planes, count):
+    lanes = planes.size // count
+    block = max(16, 4096 // count)
+    for first in range(0, lanes, block):
+        n = min(block, lanes - first)
+        for j in range(count):
+            x, y = source[first * count + j :], planes[j * lanes + first : j * lanes + first + n]
+            for i in range(n):
+                y[i] = {load}
+
+
+@inner
+def give_{kind}(target, planes, count):
+    lanes = planes.size // count
+    block = max(16, 4096 // count)
+    for first in range(0, lanes, block):
+        n = min(block, lanes - first)
+        for j in range(count):
+            x, y = target[first * count + j :], planes[j * lanes + first : j * lanes + first + n]
+            for i in range(n):
+                x[i * count] = {store}
+"""
+"""What is copied at a time stays in the first cache while planes take theirs."""
