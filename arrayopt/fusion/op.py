@@ -38,8 +38,6 @@ class Op:
     into : callable or None
         As `numpy`, with where to write as one more argument; `numpy` itself where it is None and
         takes one.
-    integers : bool
-        Whether its numbers are integers, of which C++ has vectors of their own.
     numba_complex, cuda_complex : str
         What it is where an operand or the result is complex, if that is something else.
     """
@@ -53,7 +51,6 @@ class Op:
     real_only: bool = False
     python: str = ""
     into: Callable[..., Any] | None = None
-    integers: bool = False
     numba_complex: str = ""
     cuda_complex: str = ""
 

@@ -110,7 +110,7 @@ class Parameters:
         self._divide(groups)
         for group in groups:
             for tensor in group.tensors:
-                tensor.slots = tensor.fresh(group.rule)
+                tensor.hold(*tensor.made(group.rule))
 
     def _join(self) -> None:
         """Give tensors their places, and one number of the run for each, or for each layer."""

@@ -62,7 +62,7 @@ def exchange(
         share memory. Nothing has been changed then.
     """
     named = list(given)
-    arrays, wrong, anew = dict(named), dict[str, list[str]](), dict[str, dict[str, Array]]()
+    arrays, wrong, anew = dict(named), dict[str, list[str]](), set[str]()
     known = {tensor.name for tensor in tensors}
     for name in arrays:
         if name not in known:
@@ -74,7 +74,7 @@ def exchange(
             continue
         found = _differences(tensor.array, was, arrays[name])
         if found and rules is not None and arrays[name] is tensor.array:
-            anew[name] = {}
+            anew.add(name)
         elif found:
             wrong[name] = [f"{now} at {name!r}, expected {expected}" for now, expected in found]
     if wrong:
@@ -86,11 +86,11 @@ def exchange(
         )
     check_params(named, who, arrays)
     check_slots_unshared(who, named, [tensor for tensor in tensors if tensor.name not in anew])
+    made = {x: x.made((rules or {})[x.name], arrays[x.name]) for x in tensors if x.name in anew}
     for tensor in tensors:
-        if tensor.name in anew:
-            anew[tensor.name] = tensor.fresh((rules or {})[tensor.name], arrays[tensor.name])
-    for tensor in tensors:
-        tensor.take(arrays[tensor.name], anew.get(tensor.name))
+        tensor.take(arrays[tensor.name])
+    for tensor, state in made.items():
+        tensor.hold(*state)
     return bool(anew)
 
 
