@@ -63,9 +63,9 @@ def exchange(
     """
     named = list(given)
     arrays, wrong, anew = dict(named), dict[str, list[str]](), set[str]()
-    mine = {tensor.name for tensor in tensors}
+    known = {tensor.name for tensor in tensors}
     for name in arrays:
-        if name not in mine:
+        if name not in known:
             wrong[name] = [f"unexpected {name!r}"]
     for tensor, was in zip(tensors, forms, strict=True):
         name = tensor.name
@@ -115,12 +115,12 @@ def short(lines: list[str]) -> list[str]:
     return [*lines[:SHOWN], f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else lines
 
 
-def _differences(mine: Array, was: tuple[Any, ...], array: Any) -> list[tuple[str, Any]]:
+def _differences(old: Array, was: tuple[Any, ...], array: Any) -> list[tuple[str, Any]]:
     """Return how an array differs from what a parameter was: (what came, what was expected)."""
     if not is_array(array):
         return [(type(array).__name__, "an array")]
-    if array is not mine and array_namespace(array) is not array_namespace(mine):
-        return [(f"{library(array)} array", f"{library(mine)} array")]
+    if array is not old and array_namespace(array) is not array_namespace(old):
+        return [(f"{library(array)} array", f"{library(old)} array")]
     return _unlike(was, form(array))
 
 
