@@ -511,8 +511,13 @@ class Optimizer(Settings):
         return attach(self._after, hook)
 
     def _take_place(self, old: "Optimizer | None") -> None:
-        """Have the hooks of an old optimizer, which can still be removed, and its number of skipped steps."""
+        """Have the hooks of an old optimizer, which can still be removed, and its number of skipped steps.
+
+        Users may have slots of it, which are slots of this one now.
+        """
         if old is not None:
+            if old._parameters.lent:
+                self._parameters.lend()
             self._run.loss = old._run.loss
             self._before, self._after = old._before, old._after
             self._again = None if self._again is None else Again(self._guard, self._step, self._before)

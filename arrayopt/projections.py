@@ -1,4 +1,4 @@
-"""Projections: what a rule's ``project=`` does to new parameters, so that they stay where they must.
+"""Projections: functions for a rule's ``project=`` that keep new parameters in a set.
 
 A projection is any function ``f(xp, p, h) -> p`` in plain array API: `p` is the new parameter, `h` has the numbers of
 this step, such as ``h.lr``. Fused engines trace it with the rule, and run it in the rule's last pass. Those here that
@@ -28,12 +28,12 @@ class Projection(ABC):
     Attributes
     ----------
     arrays : mapping of str to array
-        Arrays that it needs beside numbers: each has the parameter's shape, or broadcasts to it. They stand among a
+        The arrays of the projection, each with the parameter's shape or broadcasting to it. They are stored among a
         tensor's slots, and `h.arrays` has them.
     real_only, complex_only : bool
-        Whether complex parameters, or real ones, make no sense.
+        Whether it is for real, or for complex parameters only.
     elementwise : bool
-        Whether all elements are projected in the same way, each by itself. Then several arrays may be projected as one.
+        Whether each element is projected independently, in the same way. Then several arrays may be projected as one.
     """
 
     real_only = complex_only = elementwise = False
@@ -97,14 +97,14 @@ class box(_OfArrays):  # noqa: N801 - it is called like a function, as all of th
     Parameters
     ----------
     low, high : number, array or None
-        The ends; None leaves one open. An array has the shape of the parameter, or one that broadcasts to it. A real
-        end is for both parts of a complex element. A complex end has one for each: ``box(-1 - 2j, 1 + 2j)`` limits real
-        parts to [-1, 1] and imaginary parts to [-2, 2], and an infinite part is open.
+        The ends; None means no limit. An array must have the shape of the parameter, or broadcast to it. A real end
+        limits both parts of a complex element. A complex end has a limit for each: ``box(-1 - 2j, 1 + 2j)`` limits real
+        parts to [-1, 1] and imaginary parts to [-2, 2]. Infinity means no limit.
 
     Raises
     ------
     TypeError, ValueError
-        If an end is neither, is NaN, or low is above high somewhere.
+        If an end is of another type, is NaN, or low is above high.
 
     Examples
     --------
@@ -166,17 +166,17 @@ def _by_parts(xp: Any, p: Array, function: Callable[[Array, str], Array]) -> Arr
 
 @dataclass(frozen=True, eq=False, repr=False)
 class support(_OfArrays):  # noqa: N801
-    """Set elements outside a mask to zero, whatever they are: the support constraint of phase retrieval.
+    """Set elements outside a mask to zero, as for the support constraint of phase retrieval.
 
     Parameters
     ----------
     mask : array of bool
-        Where the parameter may be other than zero. It has the shape of the parameter, or one that broadcasts to it.
+        True for elements that may be nonzero. It must have the shape of the parameter, or broadcast to it.
 
     Raises
     ------
     TypeError
-        If the mask is no array of booleans.
+        If the mask is not an array of booleans.
 
     Examples
     --------
@@ -250,15 +250,15 @@ class _Radius(Projection):
 
 @dataclass(frozen=True, repr=False)
 class ball(_Radius):  # noqa: N801
-    """Scale a tensor down to the Euclidean norm `radius` where it has a larger one.
+    """Scale a tensor down to the Euclidean norm `radius`, if its norm is larger.
 
     Parameters
     ----------
     radius : number, default 1
         In (0, inf).
     axis : int, tuple of int or None, default None
-        Over which axes norms are taken, as ``-1`` for each row's; None is the whole tensor's. A tensor that does not
-        have the axis is a ValueError when an `Optimizer` is made.
+        The axes of the norm, such as ``-1`` for each row; None is the whole tensor. A tensor without the axis raises a
+        ValueError when an `Optimizer` is made.
     """
 
     def __call__(self, xp: Any, p: Array, h: Any) -> Array:
@@ -267,7 +267,7 @@ class ball(_Radius):  # noqa: N801
 
 @dataclass(frozen=True, repr=False)
 class sphere(_Radius):  # noqa: N801
-    """Scale a tensor to the Euclidean norm `radius`. Zeros, which have no direction, stay.
+    """Scale a tensor to the Euclidean norm `radius`. A tensor of zeros does not change.
 
     Parameters
     ----------
@@ -281,7 +281,7 @@ class sphere(_Radius):  # noqa: N801
 
 @dataclass(frozen=True, repr=False)
 class soft_threshold(Projection):  # noqa: N801
-    """The proximal step of l1·‖p‖₁: bring each element nearer to zero by lr·l1; one that is nearer becomes zero.
+    """The proximal step of l1·‖p‖₁: move each element towards zero by lr·l1, at most to zero.
 
     Complex elements keep their phase.
 
@@ -313,8 +313,8 @@ class soft_threshold(Projection):  # noqa: N801
 class compose(Projection):  # noqa: N801
     """Several projections, one after the other, in the order given.
 
-    Where sets meet at right angles, as a box and `soft_threshold` about zero, the result is in all of them; else only
-    surely in the last one's.
+    The result is in the set of the last projection. It is in all sets if they meet at right angles, as a box and
+    `soft_threshold` do.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 """What state of 8 bits saves, and what it costs: bytes per parameter, memory of a process, time, accuracy on digits.
 
-``python -m benchmarks.memory`` prints the tables of docs/memory.md, and the times, which are in docs/benchmarks.md.
+``python -m benchmarks.memory`` prints the tables of docs/memory.md, and times and accuracies for docs/benchmarks.md.
 """
 
 import argparse
@@ -328,7 +328,7 @@ def memory_table() -> Sheet:
 
 
 PEER = "AdamW of PyTorch, fused, state in float32"
-TIMED = ("AdamW", "LAMB", "CAME")
+TIMED = ("AdamW", "LAMB", "LANS", "CAME")
 HELD: dict[str, dict[str, Any]] = {
     "state in float32": STORAGES["float32"],
     "state in int8": STORAGES["int8"],

@@ -96,7 +96,10 @@ static void multiply(void* gemm, W* a, W* b, W* c, int64_t i0, int64_t i1, int64
                 for (int64_t r = r0; r < least(r0 + tile, i1); ++r) c[column * j + r] = c[r * j + column];
 }
 
-enum { kTogether = 16 };  // so many blocks are stored at once
+enum {
+    kTogether = 16,  // so many blocks' scales are found at once
+    kStretch = 256,  // blocks that a loop is over at most
+};
 
 // A block of codes as numbers, and numbers as a block of codes: a loop for each.
 template <class C, class T>
@@ -278,6 +281,15 @@ static __forceinline__ void ask_for(const T* block) {
     for (int i = 0; i < kBlock * (int)sizeof(T); i += kLine) __builtin_prefetch(later + i, 0, stores ? 2 : 3);
 }
 
+// What codes of each block are multiplied by, where a loop makes numbers of them itself.
+template <class C>
+struct Steps {
+    float of[kStretch];
+    Steps(const BFloat16* scales, int64_t blocks) {
+        for (int64_t i = 0; i < blocks; ++i) of[i] = step_of<C>(scales[i]);
+    }
+};
+
 // Reads codes as numbers; the first element of a stretch is the first of a block. The arrays beside are what a loop reads
 // after this: while one of the two waits for memory, the other would not have asked for anything.
 template <class C, class... Beside>
@@ -321,24 +333,18 @@ static __forceinline__ void put_block(const W* __restrict from, float factor, C*
         for (int i = 0; i < kBlock; ++i) codes[i] = 0;
 }
 
-// Stores numbers as codes.
+// Stores numbers as codes: first all scales, of which the last takes long to be known.
 template <class C>
 static void quantize(C* __restrict codes, BFloat16* __restrict scales, const W* __restrict x, int64_t count) {
-    float factors[kTogether];
+    float factors[kStretch];
     int64_t i = 0;
-    for (; i + kTogether * kBlock <= count; i += kTogether * kBlock) {
-        scale_blocks<C>(x + i, scales + i / kBlock, factors);
-#pragma GCC unroll 16
-        for (int b = 0; b < kTogether; ++b) put_block(x + i + b * kBlock, factors[b], codes + i + b * kBlock);
-    }
+    for (; i + kTogether * kBlock <= count; i += kTogether * kBlock)
+        scale_blocks<C>(x + i, scales + i / kBlock, factors + i / kBlock);
     for (; i < count; i += kBlock) {
-        BFloat16& scale = scales[i / kBlock];
-        const int64_t length = least(count - i, kBlock);
-        scale = scale_of((unsigned)(length == kBlock ? largest_of(x + i, kBlock) : largest_of(x + i, length)));
-        const float factor = factor_of<C>(scale);
-        if (length == kBlock)
-            put_block(x + i, factor, codes + i);
-        else
-            for (; i < count; ++i) codes[i] = factor > 0 ? code_of<C>((float)x[i], factor) : (C)0;
+        const int64_t left = count - i;
+        scales[i / kBlock] = scale_of((unsigned)(left < kBlock ? largest_of(x + i, left) : largest_of(x + i, kBlock)));
+        factors[i / kBlock] = factor_of<C>(scales[i / kBlock]);
     }
+    for (i = 0; i + kBlock <= count; i += kBlock) put_block(x + i, factors[i / kBlock], codes + i);
+    for (; i < count; ++i) codes[i] = factors[i / kBlock] > 0 ? code_of<C>((float)x[i], factors[i / kBlock]) : (C)0;
 }

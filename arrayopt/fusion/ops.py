@@ -62,9 +62,7 @@ def _to_bfloat16(values: Any, out: Any = None) -> Any:
     return np.copyto(out, np.where(np.isnan(values), values, made))
 
 
-def _on_float32(
-    function: Callable[..., Any], cuda: str = "{name}({{0}}, {{1}})", *, integers: bool = False
-) -> Op:
+def _on_float32(function: Callable[..., Any], cuda: str = "{name}({{0}}, {{1}})") -> Op:
     """A function of two arrays of float32, of the same name everywhere but perhaps in CUDA."""
     name, made = function.__name__, partial(function, np)
     return Op(
@@ -77,7 +75,6 @@ def _on_float32(
         into=lambda x, y, out: np.copyto(
             out, made(np.asarray(x, np.float32), np.asarray(y, np.float32))
         ),
-        integers=integers,
     )
 
 
@@ -222,8 +219,8 @@ OPS = {
     "round_float16": _on_float32(round_float16),
     "joined_bfloat16": _on_float32(randomness.joined_bfloat16),
     "joined_float16": _on_float32(randomness.joined_float16),
-    "low_bfloat16": _on_float32(randomness.low_bfloat16, integers=True),
-    "low_float16": _on_float32(randomness.low_float16, integers=True),
+    "low_bfloat16": _on_float32(randomness.low_bfloat16),
+    "low_float16": _on_float32(randomness.low_float16),
     "current_bfloat16": _on_float32(
         current_bfloat16, "(to_bfloat16({{0}}) == {{1}} ? {{0}} : {{1}})"
     ),

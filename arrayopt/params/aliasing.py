@@ -13,12 +13,10 @@ from arrayopt.codecs import CODECS
 from arrayopt.params.headers import Locations
 from arrayopt.params.located import FEW, ORDERS, Locate, locator
 from arrayopt.params.overlap import Region, may_share_element, region_of
+from arrayopt.params.replaced import short
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["WrittenMemory"]
-
-SHOWN = 10
-"""The number of pairs that an error lists."""
 
 
 class WrittenMemory:
@@ -156,10 +154,9 @@ class WrittenMemory:
                     if (what, other) != (f"{self._names[i]!r}", region):
                         pairs.append(f"the gradient of {self._names[i]!r} does with {what}")
         if pairs:
-            more = f", and {len(pairs) - SHOWN} more" if len(pairs) > SHOWN else ""
             raise ValueError(
                 "Optimizer.step: a gradient must not share memory with what the step writes;"
-                f" {', '.join(pairs[:SHOWN])}{more}; pass a copy of it"
+                f" {', '.join(short(pairs))}; pass a copy of it"
             )
 
 

@@ -109,7 +109,7 @@ class Group:
         changed = rule.structure != old.structure
         stored = set(changes) <= {"state_dtype", "master_weights"} and rule.masters == old.masters
         if changed and stored:
-            check_convertible(who, self.tensors, rule)
+            check_convertible(who, self.tensors, old, rule)
             return rule
         for tensor in self.tensors if changed else ():
             now = {slot: dtype_name(array) for slot, array in tensor.slots.items()}

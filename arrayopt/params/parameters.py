@@ -39,6 +39,8 @@ class Parameters:
         What the user put in the place of parameters; ranks compare it.
     first : FirstValues
         Slots that follow parameters until the first update.
+    lent : Lent or None
+        Slots that the user has.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class Parameters:
             members = [tensors[name] for name in own.names]
             self.groups.append(Group(own.label, rule, own.given, members))
         self._has_state, self.kinds, self.replaced = False, 0, Replaced(self.all)
-        self._lent: Lent | None = None
+        self.lent: Lent | None = None
         self.first = FirstValues(self.groups)
         self._prepare(self.groups)
         self._join()
@@ -108,7 +110,7 @@ class Parameters:
         self._divide(groups)
         for group in groups:
             for tensor in group.tensors:
-                tensor.slots = tensor.fresh(group.rule)
+                tensor.hold(*tensor.made(group.rule))
 
     def _join(self) -> None:
         """Give tensors their places, and one number of the run for each, or for each layer."""
@@ -208,8 +210,8 @@ class Parameters:
         TypeError, ValueError
             If arrays do not fit, with all mismatches. Nothing has been changed then.
         """
-        if self._lent is not None:
-            self._lent = self._lent.follow(self.all)
+        if self.lent is not None:
+            self.lent = self.lent.follow(self.all)
         same = self._held.same(self._matcher.template, self._local(self._tree))
         if not same or self._watch.changed():
             self.exchange(self._tree, "Optimizer")
@@ -224,12 +226,13 @@ class Parameters:
             same = self._tree[key] is self._watch.arrays[place]
         except (LookupError, TypeError):
             same = False  # as where arrays cannot be written: then a step replaces all of them
-        return same and self._lent is None and self._watch.in_place and self._watch.stays(place)
+        same = same and (self.lent is None or self.lent.stays(self.all[place]))
+        return same and self._watch.in_place and self._watch.stays(place)
 
     def lend(self) -> None:
         """Watch slots from now on: the user has them, and may change them."""
         self.take_up()
-        self._lent = self._lent or Lent(self.all)
+        self.lent = self.lent or Lent(self.all)
 
     def exchange(self, tree: Any, who: str) -> None:
         """Use the arrays of a tree of the same structure or with the same names: all, or none.
@@ -292,4 +295,4 @@ class Parameters:
 
     def __getstate__(self) -> dict[str, Any]:
         looks = [look[:2] for look in self._looks]  # not all libraries can pickle a device
-        return {**self.__dict__, "_lent": None, "_looks": looks}
+        return {**self.__dict__, "lent": None, "_looks": looks}

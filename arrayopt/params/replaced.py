@@ -62,10 +62,10 @@ def exchange(
         share memory. Nothing has been changed then.
     """
     named = list(given)
-    arrays, wrong, anew = dict(named), dict[str, list[str]](), dict[str, dict[str, Array]]()
-    mine = {tensor.name for tensor in tensors}
+    arrays, wrong, anew = dict(named), dict[str, list[str]](), set[str]()
+    known = {tensor.name for tensor in tensors}
     for name in arrays:
-        if name not in mine:
+        if name not in known:
             wrong[name] = [f"unexpected {name!r}"]
     for tensor, was in zip(tensors, forms, strict=True):
         name = tensor.name
@@ -74,7 +74,7 @@ def exchange(
             continue
         found = _differences(tensor.array, was, arrays[name])
         if found and rules is not None and arrays[name] is tensor.array:
-            anew[name] = {}
+            anew.add(name)
         elif found:
             wrong[name] = [f"{now} at {name!r}, expected {expected}" for now, expected in found]
     if wrong:
@@ -86,11 +86,11 @@ def exchange(
         )
     check_params(named, who, arrays)
     check_slots_unshared(who, named, [tensor for tensor in tensors if tensor.name not in anew])
+    made = {x: x.made((rules or {})[x.name], arrays[x.name]) for x in tensors if x.name in anew}
     for tensor in tensors:
-        if tensor.name in anew:
-            anew[tensor.name] = tensor.fresh((rules or {})[tensor.name], arrays[tensor.name])
-    for tensor in tensors:
-        tensor.take(arrays[tensor.name], anew.get(tensor.name))
+        tensor.take(arrays[tensor.name])
+    for tensor, state in made.items():
+        tensor.hold(*state)
     return bool(anew)
 
 
@@ -115,12 +115,12 @@ def short(lines: list[str]) -> list[str]:
     return [*lines[:SHOWN], f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else lines
 
 
-def _differences(mine: Array, was: tuple[Any, ...], array: Any) -> list[tuple[str, Any]]:
+def _differences(old: Array, was: tuple[Any, ...], array: Any) -> list[tuple[str, Any]]:
     """Return how an array differs from what a parameter was: (what came, what was expected)."""
     if not is_array(array):
         return [(type(array).__name__, "an array")]
-    if array is not mine and array_namespace(array) is not array_namespace(mine):
-        return [(f"{library(array)} array", f"{library(mine)} array")]
+    if array is not old and array_namespace(array) is not array_namespace(old):
+        return [(f"{library(array)} array", f"{library(old)} array")]
     return _unlike(was, form(array))
 
 
@@ -184,6 +184,15 @@ class Lent:
         self._owners = [(tensor, slot) for tensor in tensors for slot in tensor.slots]
         self._watch = Watch(tensor.slots[slot] for tensor, slot in self._owners)
         self._forms = list(map(form, self._watch.arrays))
+        self._places = dict[Tensor, list[int]]()
+        for i, (tensor, _) in enumerate(self._owners):
+            self._places.setdefault(tensor, []).append(i)
+
+    def stays(self, tensor: Tensor) -> bool:
+        """Return whether the slots of one tensor have not changed."""
+        arrays, places = list(tensor.slots.values()), self._places.get(tensor, [])
+        same = list(map(id, arrays)) == [id(self._watch.arrays[i]) for i in places]
+        return same and all(map(self._watch.stays, places))
 
     def follow(self, tensors: Sequence[Tensor]) -> "Lent":
         """Tell engines that slots have moved; return what to watch from now on.

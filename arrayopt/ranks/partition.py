@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import dtype_name, size
-from arrayopt.codecs import BLOCK
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.buckets import bucketed
 from arrayopt.engines.fused import Fused
@@ -75,13 +74,13 @@ def divide(groups: Sequence[Group], engine: str, rank: int, ranks: int) -> None:
     if not tensors:
         return
     dear = [tensor for tensor in tensors if found[id(tensor)].cost]
-    others = [tensor for tensor in tensors if not found[id(tensor)].cost]
+    cheap = [tensor for tensor in tensors if not found[id(tensor)].cost]
     chosen_owners = owners([found[id(tensor)].cost for tensor in dear], ranks)
     for tensor, owner in zip(dear, chosen_owners, strict=True):
         count = size(tensor.array)
         tensor.share = Share(rank, (0,) * (owner + 1) + (count,) * (ranks - owner))
-    ends = part_ends([found[id(tensor)].elements for tensor in others], ranks)
-    for tensor, own in zip(others, ends, strict=True):
+    ends = part_ends([found[id(tensor)].elements for tensor in cheap], ranks)
+    for tensor, own in zip(cheap, ends, strict=True):
         tensor.share = Share(rank, tuple(own), found[id(tensor)].undivided)
 
 
@@ -120,7 +119,7 @@ def _boundaries(tensor: Tensor, bucket: Bucket, engine: Any) -> Boundaries:
         return ends_alone
     if not engine.cuts or engine.lays_side_by_side(bucket, tensor):
         return ends_alone
-    # where what measures gradients, and adds them up, may be divided
+    # where what measures gradients, and adds them up, may be divided: between whole blocks of codes
     found = _unit_starts(engine, (size(tensor.array),), "C")
     undivided: tuple[str, ...] = ()
     shape, dtype = tensor.array.shape, dtype_name(tensor.array)
@@ -128,8 +127,6 @@ def _boundaries(tensor: Tensor, bucket: Bucket, engine: Any) -> Boundaries:
         plan = plan_for(bucket.rule, tensor.array.ndim, dtype, shape=shape, lean=engine.lean, **way)
         if plan.multiplies:
             return ends_alone
-        if plan.quantized:
-            found = found[(found % BLOCK == 0) | (found == size(tensor.array))]
         if plan.element != "C":
             starts = _unit_starts(engine, tuple(shape), plan.element)
             found = np.intersect1d(found, starts, assume_unique=True)

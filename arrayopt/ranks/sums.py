@@ -130,7 +130,7 @@ class Sums:
             self._begin(tensors, wide=wide or not fits)
         assert self.reduction is not None
         if tensors[index].block is not None:
-            self.parts[index] = grad
+            self.parts[index] = like(grad, grad)  # which the user may overwrite
         else:
             self.reduction.take(index, grad)
 

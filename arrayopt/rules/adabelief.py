@@ -14,7 +14,7 @@ __all__ = ["AdaBelief"]
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class AdaBelief(Rule):
-    r"""Steps by how far gradients are to be believed (Zhuang et al. 2020).
+    r"""Adam with the variance of the gradient around its average (Zhuang et al. 2020).
 
     .. math::
 
@@ -47,8 +47,7 @@ class AdaBelief(Rule):
 
     Notes
     -----
-    The average m is the new one, with this gradient in it. What is added to v stays in v, as in the
-    authors' code.
+    The variance uses the new m. What is added to v stays in v, as in the authors' code.
 
     References
     ----------

@@ -90,12 +90,12 @@ class AdamW(_Adam):
     eps_root : number, schedule or sequence, default 0
         Added to v / c₂ inside the root, in [0, inf) (optax's ``eps_root``).
     caution : bool, default False
-        Set elements of the update to zero that go against the gradient, and divide the others by
-        the share that they are, at least 1e-3 (Liang et al., arXiv:2411.16085).
+        Set elements of the update to zero whose sign differs from the gradient's, and divide the
+        others by their share, at least 1e-3 (Liang et al., arXiv:2411.16085).
     mars : number, schedule or sequence, optional
-        γ, in [0, inf), such as 0.025: average g + γ β₁/(1-β₁)·(g - the gradient before), with a
-        norm of 1 at most, in place of g (Yuan et al., arXiv:2411.10438). The slot ``previous``
-        keeps the gradient; it is 0 at first.
+        γ, in [0, inf), such as 0.025: average g + γ β₁/(1-β₁)·(g - the previous gradient), with a
+        norm of at most 1, instead of g (Yuan et al., arXiv:2411.10438). The slot ``previous`` is the
+        previous gradient, 0 at first.
     grad_centralization : bool, default False
         See `Rule`, for this and the other options of every rule.
 

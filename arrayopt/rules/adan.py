@@ -36,14 +36,14 @@ class Adan(Rule):
     weight_decay : number, schedule or sequence, default 0
         λ, in [0, inf).
     no_prox : bool, default False
-        Decay as AdamW does, and not by the proximal step.
+        Decay as in AdamW instead of by the proximal step.
     eps_root : number, schedule or sequence, default 0
         Added to v / c₃ inside the root, in [0, inf) (optax).
     weak_differences : bool, default False
         Multiply δ and d by 1 - β₂ instead of β₂ (optax).
     caution : bool, default False
-        Set elements of the update to zero that go against the gradient, and divide the others by
-        the share that they are, at least 1e-3 (Liang et al., arXiv:2411.16085).
+        Set elements of the update to zero whose sign differs from the gradient's, and divide the
+        others by their share, at least 1e-3 (Liang et al., arXiv:2411.16085).
     grad_centralization : bool, default False
         See `Rule`, for this and the other options of every rule.
 
@@ -54,8 +54,7 @@ class Adan(Rule):
 
     Notes
     -----
-    The slot ``previous`` is the last gradient, after clipping. A tensor that was left out of a step compares with the
-    gradient before.
+    The slot ``previous`` is the last gradient of the tensor, after clipping.
 
     References
     ----------

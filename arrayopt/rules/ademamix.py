@@ -31,15 +31,15 @@ class AdEMAMix(Rule):
     beta1, beta2, beta3 : number, schedule or sequence, default 0.9, 0.999, 0.9999
         Decay of the fast average, of the second moment, and of the slow average, in [0, 1).
     alpha : number, schedule or sequence, default 5
-        How much of the slow average is in the direction, in [0, inf).
+        The weight of the slow average, in [0, inf).
     eps : number, schedule or sequence, default 1e-8
         Added to the root of the second moment, in (0, inf).
     weight_decay : number, schedule or sequence, default 0
         λ, in [0, inf).
     alpha_warmup : number, schedule or sequence, optional
-        In so many updates of a tensor, α grows from 0 to its value, in proportion to t.
+        The number of updates of a tensor in which α grows from 0 to its value, in proportion to t.
     beta3_warmup : number, schedule or sequence, optional
-        In so many updates of a tensor, β₃ grows from β₁ to its value: 1 / log β₃ in proportion to t.
+        The number of updates of a tensor in which β₃ grows from β₁ to its value: 1 / log β₃ changes in proportion to t.
     decoupled : bool, default True
         Decay the parameter. With False, λp is added to the gradient instead (L2).
     eps_root : number, schedule or sequence, default 0

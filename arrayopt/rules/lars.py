@@ -43,13 +43,13 @@ class LARS(Rule):
     trust_clip : bool, default False
         Use min(λ/η, 1) instead of λ, so that its product with η is at most η (timm; this is LARC).
     lr_in_momentum : bool, default False
-        Average ηd instead of d, so that a learning rate that changes acts on later gradients alone (MXNet, optax).
+        Average ηd instead of d: a new learning rate applies to later gradients only (MXNet, optax).
     clip_after_ratio : bool, default False
         Compute λ before `clip_value` limits the gradient, not after it (MXNet). Without `clip_value` this makes no
         difference.
     caution : bool, default False
-        Set elements of the update to zero that go against the gradient, and divide the others by
-        the share that they are, at least 1e-3 (Liang et al., arXiv:2411.16085).
+        Set elements of the update to zero whose sign differs from the gradient's, and divide the
+        others by their share, at least 1e-3 (Liang et al., arXiv:2411.16085).
     grad_centralization : bool, default False
         See `Rule`, for this and the other options of every rule.
 

@@ -25,20 +25,20 @@ class Lion(Rule):
     Parameters
     ----------
     lr : number, schedule or sequence, default 1e-4
-        The learning rate η, in [0, inf): each element moves by so much, or stands still.
+        The learning rate η, in [0, inf): each element changes by this amount, or not at all.
     beta1, beta2 : number, schedule or sequence, default 0.9, 0.99
-        How much of the average is in the direction, and the decay of the average, in [0, 1).
+        The weight of the average in the direction, and the decay of the average, in [0, 1).
     weight_decay : number, schedule or sequence, default 0
         λ, in [0, inf).
     decoupled : bool, default True
         Decay the parameter. With False, λp is added to the gradient instead (L2).
     caution : bool, default False
-        Set elements of the update to zero that go against the gradient, and divide the others by
-        the share that they are, at least 1e-3 (Liang et al., arXiv:2411.16085).
+        Set elements of the update to zero whose sign differs from the gradient's, and divide the
+        others by their share, at least 1e-3 (Liang et al., arXiv:2411.16085).
     mars : number, schedule or sequence, optional
-        γ, in [0, inf), such as 0.025: average g + γ β₁/(1-β₁)·(g - the gradient before), with a
-        norm of 1 at most, in place of g (Yuan et al., arXiv:2411.10438). The slot ``previous``
-        keeps the gradient; it is 0 at first.
+        γ, in [0, inf), such as 0.025: average g + γ β₁/(1-β₁)·(g - the previous gradient), with a
+        norm of at most 1, instead of g (Yuan et al., arXiv:2411.10438). The slot ``previous`` is the
+        previous gradient, 0 at first.
     grad_centralization : bool, default False
         See `Rule`, for this and the other options of every rule.
 
@@ -49,7 +49,7 @@ class Lion(Rule):
 
     Notes
     -----
-    The sign of zero is zero, that of an infinite number NaN. The sign of a complex number z is z / abs(z).
+    The sign of zero is zero, and that of an infinite number NaN. The sign of a complex number z is z / abs(z).
 
     References
     ----------

@@ -96,8 +96,8 @@ class Muon(_Muon):
         How tensors of rank ≥ 3 are treated: as one matrix of the first axis against all others, as for convolutions; or
         as a batch of matrices along the last two axes.
     caution : bool, default False
-        Set elements of the update to zero that go against the gradient, and divide the others by
-        the share that they are, at least 1e-3 (Liang et al., arXiv:2411.16085).
+        Set elements of the update to zero whose sign differs from the gradient's, and divide the
+        others by their share, at least 1e-3 (Liang et al., arXiv:2411.16085).
     grad_centralization : bool, default False
         See `Rule`, for this and the other options of every rule.
 
@@ -214,7 +214,7 @@ class NorMuon(_Muon):
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class MuonH(_Muon):
-    r"""Muon on a sphere: the norm of each matrix stays what it is, and no decay is needed (Hyperball; Wen et al. 2026).
+    r"""Muon on a sphere: the norm of each matrix is constant, without weight decay (Hyperball; Wen et al. 2026).
 
     .. math::
 
@@ -228,8 +228,8 @@ class MuonH(_Muon):
     lr, momentum, nesterov, bias_correction, ns_steps, ns_coefficients, ns_dtype
         As in `Muon`, with the same defaults and ranges. The learning rate is relative to R.
     radius : number, schedule or sequence, optional
-        R, in (0, inf). By default it is the norm of each matrix at its first step, which the slot ``radius`` keeps:
-        taken anew from p at each step, it would wander with the roundings.
+        R, in (0, inf). By default it is the norm of each matrix before its first step, stored in the slot ``radius``,
+        so rounding errors do not add up.
 
     Raises
     ------
@@ -238,7 +238,7 @@ class MuonH(_Muon):
 
     Notes
     -----
-    A matrix of zeros has no direction to keep. Without `radius` its step is p - ηX, and R is its norm from then on.
+    Without `radius`, the first step of a matrix of zeros is p - ηX, and R is its norm from then on.
 
     References
     ----------

@@ -14,7 +14,7 @@ __all__ = ["NAdam"]
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class NAdam(Rule):
-    r"""Adam with Nesterov's momentum, whose strength grows from step to step (Dozat 2016).
+    r"""Adam with a Nesterov momentum that grows from step to step (Dozat 2016).
 
     .. math::
 
@@ -38,8 +38,8 @@ class NAdam(Rule):
     decoupled : bool, default False
         Decay the parameter instead: p ← p - ηλp. The moments are then without decay.
     caution : bool, default False
-        Set elements of the update to zero that go against the gradient, and divide the others by
-        the share that they are, at least 1e-3 (Liang et al., arXiv:2411.16085).
+        Set elements of the update to zero whose sign differs from the gradient's, and divide the
+        others by their share, at least 1e-3 (Liang et al., arXiv:2411.16085).
     grad_centralization : bool, default False
         See `Rule`, for this and the other options of every rule.
 

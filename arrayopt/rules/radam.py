@@ -52,10 +52,10 @@ class RAdam(Rule):
     decoupled : bool, default False
         Decay the parameter instead: p ← p - ηλp. The moments are then without decay.
     threshold : number, schedule or sequence, default 5
-        What ρ must be above for the step to be scaled by r / √v, in [0, inf). Below 4, where there is no r, it is 4.
+        The step is scaled by r / √v if ρ is above this, in [0, inf). Values below 4 count as 4.
     degenerated_to_sgd : bool, default True
-        Step along m / c₁ as long as ρ is not above the threshold. With False, p stands still then: it does not decay
-        either, where that is decoupled.
+        Step along m / c₁ while ρ is not above the threshold. With False, p does not change then, and has no decoupled
+        decay.
     nesterov : bool, default False
         Nesterov's momentum: β₁ m / (1 - β₁^(t+1)) + (1-β₁) g / c₁ replaces m / c₁ (optax).
     eps_root : number, schedule or sequence, default 0
@@ -70,7 +70,7 @@ class RAdam(Rule):
 
     Notes
     -----
-    With the default β₂ the first five updates are those along m / c₁. With β₂ ≤ 2/3 all are, for ρ is never above 5.
+    With the default β₂, the first five updates are along m / c₁. With β₂ ≤ 2/3 all are, because ρ is never above 5.
 
     References
     ----------

@@ -37,8 +37,7 @@ class RMSprop(Rule):
     nesterov : bool, default False
         Nesterov's momentum: g / d + μ b instead of b; needs `momentum` (optax).
     lr_in_momentum : bool, default False
-        b ← μ b + η g / d, p ← p - b, so that a learning rate that changes acts on later gradients alone (TensorFlow,
-        optax).
+        b ← μ b + η g / d, p ← p - b: a new learning rate applies to later gradients only (TensorFlow, optax).
     centered : bool, default False
         Divide by the root of the variance: of v - abs(m)², where m averages g with decay α (Graves).
     eps_in_sqrt : bool, default False
@@ -46,7 +45,7 @@ class RMSprop(Rule):
     bias_correction : bool, default False
         Divide v and m by 1 - α^t (optax).
     initial_scale : number, schedule or sequence, default 0
-        What v is before the first update, in [0, inf): 1 in TensorFlow.
+        v before the first update, in [0, inf): 1 in TensorFlow.
     decoupled : bool, default False
         Decay the parameter itself: p ← p - η (b + λp). The gradient is then without decay (timm).
     grad_centralization : bool, default False

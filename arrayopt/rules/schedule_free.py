@@ -15,7 +15,7 @@ __all__ = ["ScheduleFreeAdamW"]
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ScheduleFreeAdamW(Rule):
-    r"""AdamW whose points are averaged, so that the learning rate need not decay (Defazio et al. 2024).
+    r"""AdamW with an average of points in place of a decaying learning rate (Defazio et al. 2024).
 
     .. math::
 
@@ -26,7 +26,7 @@ class ScheduleFreeAdamW(Rule):
              p \leftarrow (1 - \beta_1)\, z + \beta_1 x \\
         c &= w_t / (w_1 + \dots + w_t), \qquad w_t = t^r \max(\eta_1, \dots, \eta_t)^q
 
-    The parameter p is the point that the gradient is taken at. `Optimizer.averaged` gives x, the point to evaluate at.
+    The parameter p is the point of the gradient. `Optimizer.averaged` returns x, the point to evaluate.
 
     Parameters
     ----------
@@ -39,9 +39,9 @@ class ScheduleFreeAdamW(Rule):
     eps : number, schedule or sequence, default 1e-8
         Added to the root of the second moment, in (0, inf).
     weight_decay : number, schedule or sequence, default 0
-        λ, in [0, inf). The decay is that of p.
+        λ, in [0, inf), the decay of p.
     warmup_steps : number, schedule or sequence, default 0
-        W, in [0, inf): in so many updates of a tensor the learning rate grows to η.
+        W, in [0, inf): the number of updates of a tensor in which the learning rate grows to η.
     r : number, schedule or sequence, default 0
         The power of t in the weights, in [0, inf).
     weight_lr_power : number, schedule or sequence, default 2
@@ -58,9 +58,9 @@ class ScheduleFreeAdamW(Rule):
     -----
     x is not stored: it follows from p and z. The slot ``points`` is the sum of all weights, divided by the last one,
     and ``lr_max`` is the largest learning rate so far: one number each for a tensor. `ema_decay` averages p.
-    While it is on, `Optimizer.averaged` gives that average.
+    With it, `Optimizer.averaged` returns that average.
 
-    `project` projects z. Where the set is convex, p and x are in it too.
+    `project` projects z. If the set is convex, p and x are in it too.
 
     References
     ----------

@@ -14,7 +14,7 @@ __all__ = ["Sophia"]
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Sophia(Rule):
-    r"""Second-order steps that are clipped; the diagonal of the Hessian is given (Liu et al. 2023).
+    r"""Clipped second-order steps, with a diagonal of the Hessian that you pass (Liu et al. 2023).
 
     .. math::
 
@@ -29,7 +29,7 @@ class Sophia(Rule):
     beta1 : number, schedule or sequence, default 0.965
         Decay of the average of gradients, in [0, 1).
     gamma : number, schedule or sequence, default 0.01
-        γ, in (0, inf): what the diagonal of the Hessian is multiplied by.
+        γ, in (0, inf): a factor of the Hessian's diagonal.
     eps : number, schedule or sequence, default 1e-8
         The least divisor, in (0, inf).
     clip_update : number, schedule or sequence, default 1
@@ -48,9 +48,9 @@ class Sophia(Rule):
 
     Notes
     -----
-    H is the slot ``hess``, zeros at first. The rule does not change it: every few steps give it the
-    average of estimates of the Hessian's diagonal, ``opt.state["w"]["hess"] = x``. Where H is not
-    positive, as before it is given, steps are by the sign of m, if that is larger than ρε.
+    H is the slot ``hess``, zeros at first. The rule does not change it: assign the average of estimates of the
+    Hessian's diagonal every few steps, ``opt.state["w"]["hess"] = x``. If H is not positive, u is ρ times the sign of
+    m where abs(m) / c₁ > ρε.
 
     References
     ----------

@@ -20,30 +20,52 @@ from arrayopt.rules.base import Rule
 from arrayopt.rules.namespace import current, is_split, low_bits
 from arrayopt.state.blocks import Cut
 from arrayopt.state.quantized import dequantized, narrowed, quantized, scale_of
+from arrayopt.state.shares import Shards, Share, scales_of
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["check_convertible", "convert", "converted"]
 
 
-def check_convertible(who: str, tensors: Iterable[Tensor], rule: Rule) -> None:
-    """Raise ValueError where tensors cannot have the storage that a rule asks for."""
+def check_convertible(who: str, tensors: Iterable[Tensor], old: Rule, new: Rule) -> None:
+    """Raise ValueError where the state of tensors cannot go on in the storage that their new rule asks for."""
     for tensor in tensors:
-        if tensor.share is not None:
-            raise ValueError(f"{who}: its storage cannot change while ranks share the state; make a new Optimizer")
-        tensor.fresh(rule)
+        slots = tensor.fresh(new)
+        _share(tensor, slots)
+        if tensor.home is not None and "master" in slots and _is_split(old) != _is_split(new):
+            raise ValueError(
+                f"{who}: the masters of {tensor.name!r} cannot change while one rank has them, and others parts of the"
+                " parameter; save the state, load it in one process, and convert it there"
+            )
 
 
 def convert(tensors: Iterable[Tensor], old: Rule, new: Rule) -> None:
     """Have the slots of tensors go on in the storage that their new rule asks for; all of them, or none."""
-    split = [rule.master_weights == "split" for rule in (old, new)]
-    if old.state_dtype == new.state_dtype and split[0] == split[1]:
+    if old.state_dtype == new.state_dtype and _is_split(old) == _is_split(new):
         return
-    found = [(tensor, converted(tensor.array, tensor.slots, old, new)) for tensor in tensors]
-    for tensor, slots in found:
-        tensor.take(tensor.array, slots)
+    found = []
+    for tensor in tensors:
+        here, (slots, whole) = tensor.home or tensor, tensor.made(new)
+        if here.kind != "none":
+            slots = converted(here.own("p", here.array), here.slots, old, new, here.array.ndim)
+        found.append((tensor, _share(tensor, slots), slots, whole))
+    for tensor, tensor.share, slots, whole in found:
+        tensor.hold(slots, whole)
 
 
-def converted(p: Array, slots: dict[str, Array], old: Rule, new: Rule) -> dict[str, Array]:
+def _share(tensor: Tensor, slots: dict[str, Array]) -> Share | None:
+    """The share of a tensor that has other slots: parts that the user made must be whole blocks of codes."""
+    share = tensor.share
+    if not isinstance(share, Shards) or tensor.home is not None or not narrowed(slots):
+        return share
+    scales, seen = scales_of(tensor.name, tensor.shape, share.blocks)
+    return replace(share, scales=scales, seen=seen)
+
+
+def _is_split(rule: Rule) -> bool:
+    return rule.master_weights == "split"
+
+
+def converted(p: Array, slots: dict[str, Array], old: Rule, new: Rule, rank: int | None = None) -> dict[str, Array]:
     """The slots of a tensor as another storage has them; those whose storage is the same are the same arrays.
 
     Parameters
@@ -54,10 +76,12 @@ def converted(p: Array, slots: dict[str, Array], old: Rule, new: Rule) -> dict[s
         Its slots.
     old, new : Rule
         The rule that its slots are of, and the same one with another `state_dtype`, or another kind of masters.
+    rank : int, optional
+        The tensor's number of dimensions, where the arrays are a stretch of it.
     """
     if new.blocks is not None:
         return _of_blocks(p, slots, old, new)
-    rank = p.ndim - new.stacked
+    rank = (p.ndim if rank is None else rank) - new.stacked
     dtype, codes = dtype_name(p), narrowed(slots)
     stored, wanted = old.storage(rank, dtype), new.storage(rank, dtype)
     xp = array_namespace(p)
@@ -67,7 +91,7 @@ def converted(p: Array, slots: dict[str, Array], old: Rule, new: Rule) -> dict[s
         for slot, x in slots.items():
             if slot.startswith(SCALE) and slot.removeprefix(SCALE) in codes:
                 continue
-            if slot == "master" and is_split(x) != (new.master_weights == "split"):
+            if slot == "master" and is_split(x) != _is_split(new):
                 master = current(p, x)
                 made[slot] = master if is_split(x) else low_bits(p, master, master)
             elif stored.get(slot) == wanted.get(slot):
@@ -98,6 +122,6 @@ def _of_blocks(p: Array, slots: dict[str, Array], old: Rule, new: Rule) -> dict[
     before, after = (Cut(rule, p.shape, dtype_name(p)) for rule in (old, new))
     stacked = [replace(rule, blocks=None, stacked=True) for rule in (old, new)]
     stacks = zip(before.parameter(p), before.slots(slots), strict=True)
-    made = after.joined_slots([converted(stack, own, *stacked) for stack, own in stacks])
+    made = after.joined_slots([converted(stack, own, stacked[0], stacked[1]) for stack, own in stacks])
     kept = {slot for slot, x in made.items() if slot in slots and x.dtype == slots[slot].dtype}
     return {slot: slots[slot] if slot in kept else copied(x) for slot, x in made.items()}

@@ -81,18 +81,29 @@ class Tensor:
 
     def fresh(self, rule: Rule, array: Array | None = None) -> dict[str, Array]:
         """This rank's state before the first update; see `new_slots`."""
+        return self.made(rule, array)[0]
+
+    def made(self, rule: Rule, array: Array | None = None) -> tuple[dict[str, Array], dict[str, tuple[int, ...]]]:
+        """As `fresh`, with the shapes of the whole slots."""
         if self.home is not None:
-            self.home.slots = self.home.fresh(rule)
-            self.whole = self.home.whole
-            return self.home.slots
-        made = new_slots(rule, self.name, detached(self.array if array is None else array), self.block)
-        here = tuple(self.array.shape)
-        self.whole = {slot: self.shape if tuple(x.shape) == here else tuple(x.shape) for slot, x in made.items()}
+            return self.home.made(rule)
+        array = self.array if array is None else array
+        made = new_slots(rule, self.name, detached(array), self.block)
+        here, shape = tuple(array.shape), tuple(array.shape) if self.block is None else self.shape
+        whole = {slot: shape if tuple(x.shape) == here else tuple(x.shape) for slot, x in made.items()}
         if self.block is not None:
-            self.whole |= {scale_of(slot): scale_shape(self.shape, 0) for slot in narrowed(made)}
+            whole |= {scale_of(slot): scale_shape(self.shape, 0) for slot in narrowed(made)}
         if isinstance(self.share, Shards) and self.share.spans:
-            made |= self._undivided(rule, made)
-        return {slot: self.own(slot, x) for slot, x in made.items()}
+            for slot, x in self._undivided(rule, made).items():
+                whole[slot], made[slot] = tuple(x.shape), self.share.held(x)
+        return {slot: self.own(slot, x) for slot, x in made.items()}, whole
+
+    def hold(self, slots: dict[str, Array], whole: dict[str, tuple[int, ...]]) -> None:
+        """Go on with other slots, as `made` returns them."""
+        for tensor in (self, self.home):
+            if tensor is not None:
+                tensor.slots, tensor.whole = slots, whole
+        self.run.arrays += 1
 
     def _undivided(self, rule: Rule, made: dict[str, Array]) -> dict[str, Array]:
         """The slots of fewer elements of the whole tensor, where the user gave a part of it."""
@@ -102,15 +113,14 @@ class Tensor:
             one = xp.full((1,) * self.array.ndim, 0.7, dtype=working_dtype(xp, self.array))
             for slot, first in rule.all_slots(xp, one, dtype).items():
                 if slot in self.share.spans:
-                    mine = made[slot]
-                    if not bool(xp.all(mine == first)):
+                    begun = made[slot]
+                    if not bool(xp.all(begun == first)):
                         raise ValueError(
                             f"{type(rule).__name__}: slot {slot!r} is made from the values of {self.name!r}, but this"
                             " rank has only a part of it; initialize it with a constant"
                         )
-                    self.whole[slot] = self.share.whole(slot, mine, self.shape)
-                    found[slot] = self.share.held(xp.broadcast_to(xp.reshape(first, ()), self.whole[slot]))
-                    found[slot] = xp.asarray(found[slot], copy=True)
+                    shape = self.share.whole(slot, begun, self.shape)
+                    found[slot] = xp.asarray(xp.broadcast_to(xp.reshape(first, ()), shape), copy=True)
         return found
 
     @property
@@ -149,11 +159,8 @@ class Tensor:
         mask = left.get(self.layers, np.zeros(self.layers, bool))
         self.run.count(self.numbers[mask if skipped else ~mask], skipped=skipped)  # type: ignore[index]
 
-    def take(self, array: Array, slots: dict[str, Array] | None = None) -> None:
-        """Go on from another array as the parameter, or from the same one, which may be elsewhere; and new slots."""
-        if slots is not None:
-            self.slots, here = slots, tuple(array.shape)
-            self.whole = {slot: self.shape if tuple(x.shape) == here else tuple(x.shape) for slot, x in slots.items()}
+    def take(self, array: Array) -> None:
+        """Go on from another array as the parameter, or from the same one, which may be elsewhere."""
         self.array = array
         self.run.arrays += 1
 

@@ -201,7 +201,7 @@ class Below:
                 assert self.made is not None
                 self.made._step.release.check_whole(f"{self._who}: groups have changed")
                 self.made._arrive()
-                check_convertible(f"{self._who}: group {group.label!r}", group.tensors, rule)
+                check_convertible(f"{self._who}: group {group.label!r}", group.tensors, old, rule)
 
     def _check_switched(self, group: Group, rule: Rule) -> None:
         """Raise ValueError where a group's rule has changed so that it needs other state."""

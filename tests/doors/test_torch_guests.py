@@ -11,6 +11,7 @@ import torch
 import arrayopt as ao
 import arrayopt.torch as door
 from tests.support import cases, refusals
+from tests.support.engines import STAND_IN
 
 
 def parameters(seed=0):
@@ -169,6 +170,25 @@ def test_entries_are_dicts_of_both():
     assert opt.state[params[1]]["c"] == 6
     opt.state.clear()
     assert "c" not in opt.state[params[1]]
+
+
+@pytest.mark.parametrize("engine", [STAND_IN, cases.REFERENCE])
+@pytest.mark.parametrize("of", ["state", "state_dict", "an optimizer that was made anew"])
+def test_state_whose_data_is_put_elsewhere_goes_on_from_there(engine, of):
+    """As where it is brought to the host's memory and back."""
+    w = parameters()[0]
+    begin = w.detach().clone()
+    opt = door.SGD([w], lr=1.0, momentum=0.5, engine=engine)
+    w.grad = torch.zeros_like(w)
+    opt.step()
+    buf = opt.state[w]["buf"] if of != "state_dict" else opt.state_dict()["state"][0]["buf"]
+    if of.startswith("an"):
+        opt.add_param_group({"params": parameters()})
+    opt.step()
+    buf.data = torch.ones_like(w)
+    opt.step()
+    assert torch.equal(w, begin - 0.5)
+    assert torch.equal(opt.state[w]["buf"], torch.full_like(w, 0.5))
 
 
 def test_what_is_the_optimizers_own_is_checked_beside():

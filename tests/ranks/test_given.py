@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import arrayopt as ao
 from arrayopt.ranks import layout
-from tests.support.engines import EVERY, each_compiled
+from tests.support.engines import EVERY, STAND_IN, each_compiled
 from tests.support.ranks import SHAPES, contents, differing, gradients, parameters
 from tests.support.slow import settled
 
@@ -256,6 +256,20 @@ def test_conjugate_and_negative_views_in_later_steps():
         return [torch.equal(one.params[name], other.params[name]) for name in "abc"], other.params["c"].tolist()
 
     assert ao.ranks.run(2, rank) == [([True] * 3, [0.0] * 5)] * 2
+
+
+def test_a_part_of_a_gradient_may_be_overwritten_once_it_was_given():
+    def rank(comm):
+        part = ao.Part(np.ones((2, 3), np.float32), offset=(2 * comm.rank, 0), shape=(4, 3))
+        opt = ao.Optimizer({"w": part}, ao.SGD(lr=0.5), engine=STAND_IN, comm=ao.Ranks(comm, grads="sum"))
+        for _ in range(2):
+            grad = np.ones((2, 3), np.float32)
+            opt.give("w", grad)
+            grad[...] = np.nan
+            opt.step()
+        return part.array.tolist()
+
+    assert ao.ranks.run(2, rank) == [[[0.0] * 3] * 2] * 2
 
 
 @pytest.mark.parametrize("later", ["step", "step without waiting", "give"])

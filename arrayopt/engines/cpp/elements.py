@@ -5,15 +5,15 @@ import math
 from arrayopt.engines.cplusplus import CPlusPlusPrinter
 from arrayopt.fusion.bulk import Elements
 from arrayopt.fusion.graph import Node, Spare
-from arrayopt.fusion.ops import OPS, REDUCTIONS
+from arrayopt.fusion.ops import REDUCTIONS
 
 __all__ = ["ElementsPrinter"]
 
 COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne"}
 ARITHMETIC = {"add", "sub", "mul", "div", "over", "sqrt", "neg", "where", "minimum", "maximum"}
-ARITHMETIC |= {"current_bfloat16", "joined_bfloat16", "low_bfloat16"}
-HALVES = {"current_float16", "joined_float16", "low_float16"}
-"""Operations that the headers have for vectors of numbers in single precision."""
+ARITHMETIC |= {"current_bfloat16", "joined_bfloat16", "low_bfloat16", "round_bfloat16"}
+SLOW = {"current_float16", "joined_float16", "low_float16", "round_float16", "uniform"}
+"""Operations that the headers have for vectors of float32; these are slow in g++'s own ones."""
 TYPES = {"float32", "float", "BFloat16", "Half", "Low8"}
 
 
@@ -27,6 +27,7 @@ class ElementsPrinter:
     def __init__(self, text: CPlusPlusPrinter, loop: Elements) -> None:
         self.text, self.loop, self.put = text, loop, text.put
         self.coded = {f"at_{codes.array}": codes.array for codes in loop.codes}
+        self.beside = [name for name in loop.loads if name not in self.coded]
         self.spare = [] if loop.stores or loop.into else _spare_sums(loop)
 
     def print(self) -> None:
@@ -72,8 +73,8 @@ class ElementsPrinter:
 
         The order of its sums then depends on the length alone.
         """
-        loop, halves = self.loop, any(n.op in HALVES for n in self.loop.nodes)
-        if not (loop.codes or loop.sums or halves) or loop.guards or loop.position is not None:
+        loop, slow = self.loop, any(n.op in SLOW for n in self.loop.nodes)
+        if not (loop.codes or loop.sums or slow) or loop.guards:
             return False
         stored = [loop.storage[name] for name in loop.stores if name in loop.storage]
         types = {self.text.real, *map(self.text.stored, stored)}
@@ -87,24 +88,28 @@ class ElementsPrinter:
         size = "kBlock" if loop.codes else "kLanes"
         self.put(0, "#ifdef VECTORS")
         self.put(1, *(f"Floats v{s.id} = {{}};" for s in loop.totals))
+        for node in loop.nodes:
+            if node.op == "uniform":
+                given = ", ".join(map(text.name, node.args[1:]))
+                self.put(1, f"const Drawn v{node.id}(count, start, each, {given});")
+        for x in self.coded.values():
+            self.put(1, f"const Steps<{text.stored(x)}> steps_{x}(scales_{x}, count / kBlock);")
         self.put(1, f"for (; first + {size} <= count; first += {size}) {{")
         if loop.codes:
-            for name in (*self._uncoded(), *(f"codes_{x}" for x in self.coded.values())):
+            for name in (*self.beside, *(f"codes_{x}" for x in self.coded.values())):
                 self.put(2, f"ask_for<{int(bool(loop.stores))}>({name} + first);")
-            for x in self.coded.values():
-                step = f"step_of<{text.stored(x)}>(scales_{x}[first / kBlock])"
-                self.put(2, f"const float step_{x} = {step};")
             self.put(0, "#pragma GCC unroll 2")
         self.put(2, f"for (int64_t i = first; i < first + {size}; i += kLanes) {{")
         for name, node in loop.loads.items():
             here = f"vector_at({name} + i)"
-            if name in self.coded:
-                here = f"decoded(codes_{self.coded[name]} + i, step_{self.coded[name]})"
+            if slot := self.coded.get(name):
+                here = f"decoded(codes_{slot} + i, steps_{slot}.of[first / kBlock])"
             self.put(3, f"const auto {text.name(node)} = {here};")
-        self._compute(3, "Floats")
+        self._compute(3, "auto")
         for name, node in loop.stores.items():
             value = text.name(node) if node.axes else f"all_of({text.name(node)})"
-            self.put(3, f"put_vector({value}, {name} + i);")
+            way = "put_rounded" if node.op == "round_bfloat16" else "put_vector"
+            self.put(3, f"{way}({value}, {name} + i);")
         self._add_up(3, "v")
         self.put(2, "}")
         self.put(1, "}", *(f"s{s.id} += sum_of(v{s.id});" for s in loop.totals))
@@ -112,10 +117,9 @@ class ElementsPrinter:
 
     def _decode(self) -> None:
         """Print what decodes the codes that are left; other arrays are asked for meanwhile."""
-        beside, count = self._uncoded(), len(self.coded)
         for i, x in enumerate(self.coded.values()):
             given = [f"codes_{x} + first", f"scales_{x} + first / kBlock", f"at_{x} + first"]
-            given += ["count - first", *(f"{name} + first" for name in beside[i::count])]
+            given += ["count - first", *(f"{y} + first" for y in self.beside[i :: len(self.coded)])]
             self.put(1, f"dequantize({', '.join(given)});")
 
     def _one_by_one(self) -> None:
@@ -147,13 +151,15 @@ class ElementsPrinter:
         self.put(1, "}")
 
     def _compute(self, depth: int, kind: str) -> None:
-        """Print what is computed of an element, or of a vector of a kind."""
+        """Print what is computed of an element, or of vectors, which have a kind."""
         text, nodes = self.text, self.loop.nodes
         products = {n: i for i, n in enumerate(nodes) if (n.op, n.dtype) == ("mul", "real")}
         multiples = [n for n in nodes if (n.op, n.dtype) == ("mul", "complex")]
         multiples = [n for n in multiples if n.args[0].dtype != n.args[1].dtype]
         for node in nodes:
             made = text.expression(node)
+            if kind and node.op == "uniform":
+                made = f"vector_at(v{node.id}.of + i)"
             if node.op in ("add", "sub") and products.keys() >= {*node.args}:
                 made = self._fused(node, first=min(node.args, key=products.__getitem__))
             if node.op == "add" and all(x.dtype == "complex" for x in node.args):
@@ -161,9 +167,7 @@ class ElementsPrinter:
                 made = self._fused(node, first=scaled[0]) if scaled else made
             if node.op == "where" and node.dtype == "real" and not node.args[0].axes:
                 made = f"chosen({', '.join(map(text.name, node.args))})"
-            integers = node.dtype == "bool" or OPS[node.op].integers
-            of = "Integers" if kind and integers else kind or text.kind(node)
-            self.put(depth, f"const {of} {text.name(node)} = {made};")
+            self.put(depth, f"const {kind or text.kind(node)} {text.name(node)} = {made};")
 
     def _fused(self, node: Node, first: Node) -> str:
         """A sum or difference with a product, the first of two, that is not rounded."""
@@ -189,10 +193,6 @@ class ElementsPrinter:
                 taken = f"{into} = fused({a}, {b}, {into})"
             self.put(depth, f"{only}{taken};")
 
-    def _uncoded(self) -> list[str]:
-        """What is read beside codes."""
-        return [name for name in self.loop.loads if name not in self.coded]
-
     def _call_twice(self, declared: str, given: str) -> None:
         """Print the function that makes spare sums only if the plain ones need them."""
         function, totals = self.loop.function, self.loop.totals
@@ -217,5 +217,5 @@ def _spare_sums(loop: Elements) -> list[Node]:
 
 def _is_of_vectors(node: Node) -> bool:
     """Whether the headers have an operation for vectors, here of one at least."""
-    known = ARITHMETIC | HALVES if node.dtype == "real" else COMPARISONS
+    known = ARITHMETIC | SLOW if node.dtype == "real" else COMPARISONS
     return node.op in known and any(a.axes for a in node.args)

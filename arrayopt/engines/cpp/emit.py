@@ -174,8 +174,8 @@ def emit(
     text.comment(f"Fused loops{about}")
     text.put_text(header("cpu.h"))
     text.put(0, "", f"typedef {CODECS[text.real].cuda} W;", "")
-    draws = ["random.cuh"] if plan.draws else []
-    for name in ("storage.cuh", "arithmetic.cuh", *draws, "quantized.cuh", "loops.h"):
+    draws = ["random.cuh", "draws.h"] if plan.draws else []
+    for name in ("storage.cuh", "arithmetic.cuh", "quantized.cuh", "loops.h", *draws):
         text.put_text(header(name))
         text.put(0, "")
     text.put(0, f"enum {{ {', '.join(text.columns)}, kColumns }};")
