@@ -16,33 +16,6 @@ class Op:
 
     Texts are formats: ``{0}``, ``{1}`` and ``{2}`` are the operands' names, ``{W}`` is the type of
     real numbers.
-<<<<<<< HEAD
-=======
-
-    Attributes
-    ----------
-    numpy : callable
-        What it is on NumPy's arrays and on numbers.
-    numba, cuda : str
-        What it is in Numba, and in CUDA C++.
-    api : tuple of str
-        Functions of the array API that are this operation.
-    methods : tuple of str
-        Methods of Python's operators that are it; those that begin with ``__r`` have their operands
-        swapped.
-    result : str
-        What comes out: ``bool``, ``real``, ``complex``, or ``same``, which is complex where an
-        operand is. ``branch``: what the operands after the first are.
-    real_only : bool
-        Whether complex operands are refused.
-    python : str
-        What it is in Python, for floats and arrays of them; NumPy's function where it is empty.
-    into : callable or None
-        As `numpy`, with where to write as one more argument; `numpy` itself where it is None and
-        takes one.
-    numba_complex, cuda_complex : str
-        What it is where an operand or the result is complex, if that is something else.
->>>>>>> main
     """
 
     numpy: Callable[..., Any]
@@ -65,14 +38,7 @@ class Op:
     python: str = ""
     """What it is in Python, for floats and arrays of them; NumPy's function where it is empty."""
     into: Callable[..., Any] | None = None
-<<<<<<< HEAD
-    """Callable or None: as `numpy`, with where to write as one more argument; `numpy` itself where
-    it is None and takes one.
-    """
-    integers: bool = False
-    """Whether its numbers are integers, of which C++ has vectors of their own."""
-=======
->>>>>>> main
+    """As `numpy`, with where to write as one more argument; None if `numpy` takes that itself."""
     numba_complex: str = ""
     cuda_complex: str = ""
     """What it is where an operand or the result is complex, if that is something else."""
