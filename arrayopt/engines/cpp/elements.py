@@ -35,6 +35,7 @@ class ElementsPrinter:
         self.text, self.loop, self.put = text, loop, text.put
         self.coded = {f"at_{codes.array}": codes.array for codes in loop.codes}
         self.beside = [name for name in loop.loads if name not in self.coded]
+        self.only = {name: f"if ({text.name(n)}) " for name, n in loop.guards.items()}
         self.spare = [] if loop.stores or loop.into else _spare_sums(loop)
 
     def print(self) -> None:
@@ -81,11 +82,12 @@ class ElementsPrinter:
         The order of its sums then depends on the length alone.
         """
         loop, slow = self.loop, any(n.op in SLOW for n in self.loop.nodes)
-        if not (loop.codes or loop.sums or slow) or loop.guards:
+        if not (loop.codes or loop.sums or slow):
             return False
         stored = [loop.storage[name] for name in loop.stores if name in loop.storage]
         types = {self.text.real, *map(self.text.stored, stored)}
-        reals = all(n.dtype == "real" for n in (*loop.loads.values(), *loop.scalars))
+        reals = all(n.dtype == "real" for n in loop.loads.values())
+        reals = reals and all(n.dtype != "complex" for n in loop.scalars)
         sums = all(s.op == "sum" for s in (*loop.totals, *loop.into))
         return types <= TYPES and reals and sums and all(map(_is_of_vectors, loop.nodes))
 
@@ -116,7 +118,7 @@ class ElementsPrinter:
         for name, node in loop.stores.items():
             value = text.name(node) if node.axes else f"all_of({text.name(node)})"
             way = "put_rounded" if node.op == "round_bfloat16" else "put_vector"
-            self.put(3, f"{way}({value}, {name} + i);")
+            self.put(3, f"{self.only.get(name, '')}{way}({value}, {name} + i);")
         self._add_up(3, "v")
         self.put(2, "}")
         self.put(1, "}", *(f"s{s.id} += sum_of(v{s.id});" for s in loop.totals))
@@ -148,7 +150,7 @@ class ElementsPrinter:
         self._compute(2, "")
         for name, node in loop.stores.items():
             here, value = f"{name}[i]", text.name(node)
-            only = f"if ({text.name(loop.guards[name])}) " if name in loop.guards else ""
+            only = self.only.get(name, "")
             if name in loop.storage:
                 self.put(2, f"{only}narrow({value}, {here});")
             else:  # g++ makes no vectors of a conversion
