@@ -86,8 +86,8 @@ class ElementsPrinter:
             return False
         stored = [loop.storage[name] for name in loop.stores if name in loop.storage]
         types = {self.text.real, *map(self.text.stored, stored)}
-        reals = all(n.dtype == "real" for n in loop.loads.values())
-        reals = reals and all(n.dtype != "complex" for n in loop.scalars)
+        given = [*loop.loads.values(), *(n for n in loop.scalars if not n.on_host)]
+        reals = all(n.dtype == "real" for n in given)
         sums = all(s.op == "sum" for s in (*loop.totals, *loop.into))
         return types <= TYPES and reals and sums and all(map(_is_of_vectors, loop.nodes))
 
@@ -149,13 +149,11 @@ class ElementsPrinter:
             self.put(2, f"const {text.kind(node)} {text.name(node)} = {here};")
         self._compute(2, "")
         for name, node in loop.stores.items():
-            here, value = f"{name}[i]", text.name(node)
-            only = self.only.get(name, "")
-            if name in loop.storage:
-                self.put(2, f"{only}narrow({value}, {here});")
-            else:  # g++ makes no vectors of a conversion
-                value += " ? (W)1 : (W)0" if node.dtype == "bool" else ""
-                self.put(2, f"{only}{here} = {value};")
+            made = f"narrow({text.name(node)}, {name}[i]);"
+            if name not in loop.storage:  # g++ makes no vectors of a conversion
+                number = " ? (W)1 : (W)0" if node.dtype == "bool" else ""
+                made = f"{name}[i] = {text.name(node)}{number};"
+            self.put(2, f"{self.only.get(name, '')}{made}")
         self._add_up(2, "s")
         self.put(1, "}")
 
