@@ -7,7 +7,7 @@ import pytest
 
 import arrayopt as ao
 from arrayopt.testing import Trajectory, diagnose
-from arrayopt.testing.diagnosis.diagnosis import made_of
+from arrayopt.testing.diagnosis.diagnosis import diagnosis_of
 from arrayopt.testing.diagnosis.entry import run
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis
 from arrayopt.testing.diagnosis.model import Model, Seen
@@ -32,7 +32,7 @@ def told(made, *kinds, **known):
     """The diagnosis with some rules alone."""
     among = [Hypothesis(kind) for kind in kinds]
     found = Search(Seen(made), known, made.subject, Watch(lambda h: None)).run(0, among=among)
-    return made_of(found, made, known)
+    return diagnosis_of(found, made, known)
 
 
 # ---- what follows nothing --------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def test_a_rule_that_is_the_same_there_is_named_too(monkeypatch):
     search.tried[off.hypothesis] = off
     found = search.run(0, among=[Hypothesis(ao.AdamW)])
     assert [x.hypothesis.kind for x in found] == [ao.Adam, ao.AdamW]
-    told_of = made_of(found, made, known)
+    told_of = diagnosis_of(found, made, known)
     assert told_of.name == "Adam"
     assert [other.partition(" ")[0] for other in told_of.others] == ["AdamW"]
 
