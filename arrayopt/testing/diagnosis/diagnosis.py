@@ -165,18 +165,16 @@ class Diagnosis:
         Path(path).write_text(page(self), encoding="utf-8")
 
 
-def diagnosis_of(
-    matches: Sequence[Fit], trajectory: Trajectory, known: Mapping[str, Any], reason: str = ""
-) -> Diagnosis:
+def diagnosis_of(fits: Sequence[Fit], trajectory: Trajectory, known: Mapping[str, Any], reason: str = "") -> Diagnosis:
     """The diagnosis of what a search has found, and why it ended before it was over."""
-    best, names = found[0], trajectory.names
+    best, names = fits[0], trajectory.names
     if best.passes:
         simple = simplified(best)
         best = simple if simple.passes else best
     h, values, seen, follows = best.hypothesis, dict(best.values), best.model.seen, best.passes
     changes = words.changes(h, values, names)
     equals = []
-    for x in found[1:] if follows else ():
+    for x in fits[1:] if follows else ():
         changed = "; ".join(words.changes(x.hypothesis, x.values, names))
         numbers = words.numbers_in_words(x.values)
         equals.append(f"{x.hypothesis.kind.__name__}{': ' if changed else ''}{changed} ({numbers})")
