@@ -73,7 +73,7 @@ def _variant(trajectory: Trajectory, setting: Setting, watch: Watch) -> Setting 
     decay, rate = ("weight_decay",), ("lr",)
     for unknown, depth in ((decay, 0), (rate, 0), (decay, 1), (rate + decay, 1)):
         known = {k: x for k, x in setting.values.items() if k not in unknown}
-        match = Search(seen, known, "", watch).run(depth, near=near)[0]
+        match = Search(seen, known, "", watch).run(depth, near)[0]
         if match.passes and (enough or "step" not in dict(match.hypothesis.free).values()):
             h, values = Setting.of(match)
             return Setting(replace(h, free=tuple((k, "step") for k, x in values.items() if np.ndim(x))), values)

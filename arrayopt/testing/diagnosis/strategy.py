@@ -119,7 +119,7 @@ class Examination:
             shown = {name: x for name, x in setting.values.items() if name not in hidden}
             near, subject = setting.on(self.trajectory), self.trajectory.subject
             for known in ({**self.known, **shown}, self.known):
-                again = Search(self.seen, known, subject, self.watch).run(2, near=near)
+                again = Search(self.seen, known, subject, self.watch).run(2, near)
                 if again[0].passes:
                     return self.diagnosis(again)
         groups, rest = grouped(self.trajectory, able, setting, self.watch)
