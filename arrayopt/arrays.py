@@ -242,7 +242,7 @@ def to_host(x: Array) -> "np.ndarray[Any, Any]":
         if dtype_name(x) == "bfloat16":  # which PyTorch does not hand to NumPy: as integers
             import ml_dtypes
 
-            bits = x.detach().view(array_namespace(x).int16).numpy(force=True)
+            bits = x.detach().resolve_neg().view(array_namespace(x).int16).numpy(force=True)
             return np.asarray(bits.view(ml_dtypes.bfloat16))
         return np.asarray(x.numpy(force=True))
     return np.asarray(x.get() if array_api_compat.is_cupy_array(x) else x)
@@ -262,14 +262,14 @@ def _zeros(shape: tuple[int, ...], dtype: Any) -> "np.ndarray[Any, Any]":
     return np.ndarray(shape, dtype, bytes(dtype.itemsize), strides=(0,) * len(shape))
 
 
-def like(mine: Array, x: Array) -> Array:
-    """The values of x, of mine's shape and dtype, in a new array of mine's library, device and layout."""
-    xp, device = place(mine)
+def like(model: Array, x: Array) -> Array:
+    """The values of x, of the model's shape and dtype, in a new array of the model's library, device and layout."""
+    xp, device = place(model)
     if place(x) != (xp, device):
         x = np.array(to_host(x))  # libraries may keep what they are given: then not what somebody else writes
-        if array_api_compat.is_torch_array(mine) and dtype_name(mine) == "bfloat16":
+        if array_api_compat.is_torch_array(model) and dtype_name(model) == "bfloat16":
             x = xp.asarray(x.view(np.int16), device=device).view(xp.bfloat16)
         else:
-            x = xp.asarray(x, dtype=mine.dtype, device=device)
-    with on_its_device(mine):
-        return store(xp.empty_like(detached(mine)), detached(x))
+            x = xp.asarray(x, dtype=model.dtype, device=device)
+    with on_its_device(model):
+        return store(xp.empty_like(detached(model)), detached(x))

@@ -256,7 +256,7 @@ def _counts(p: Any) -> Any:
 
 
 def _left_out(named: list[tuple[str, Any]], grads: dict[str, Any], rules: dict[str, Rule]) -> dict[str, Any]:
-    """For each stacked tensor the layers that the step leaves out; see `arrayopt.step.left_out`."""
+    """For each stacked tensor the layers that the step leaves out; see `arrayopt.step.judging`."""
     stacked = {name: p for name, p in named if rules[name].stacked and grads[name] is not None and size(p)}
     found: dict[int, Any] = {}
     for name, p in stacked.items():

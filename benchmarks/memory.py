@@ -328,7 +328,7 @@ def memory_table() -> Sheet:
 
 
 PEER = "AdamW of PyTorch, fused, state in float32"
-TIMED = ("AdamW", "LAMB", "CAME")
+TIMED = ("AdamW", "LAMB", "LANS", "CAME")
 HELD: dict[str, dict[str, Any]] = {
     "state in float32": STORAGES["float32"],
     "state in int8": STORAGES["int8"],

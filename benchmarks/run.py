@@ -25,6 +25,7 @@ from benchmarks import (  # noqa: E402
     alone,
     apart,
     doors,
+    options,
     ours,
     page,
     picture,
@@ -35,11 +36,14 @@ from benchmarks import (  # noqa: E402
 )
 from benchmarks.contest import THREADS  # noqa: E402
 from benchmarks.machine import look  # noqa: E402
-from benchmarks.problems import PROBLEMS, Problem  # noqa: E402
+from benchmarks.problems import PROBLEMS, Problem, equal  # noqa: E402
 from benchmarks.results import Sheet  # noqa: E402
 from benchmarks.tables import Say  # noqa: E402
 
 __all__ = ["FULL", "QUICK", "Job", "Settings", "jobs", "main"]
+
+
+SQUARES = equal(16, (512, 512))
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,12 @@ class Settings:
         What that is over.
     products : tuple of Problem
         The matrices that the rules for these are run over.
+    costed : tuple of str
+        The rules whose options are measured.
+    cost : Problem
+        What these are over.
+    engines : tuple of str
+        The engines that they are measured in.
     doors : tuple of tuple of int
         The shapes of the tensors that are updated through `arrayopt.torch`.
     little : float
@@ -116,6 +126,9 @@ class Settings:
     more: tuple[str, ...] = tuple(ours.MORE)
     model: Problem = PROBLEMS["resnet-50"]
     products: tuple[Problem, ...] = tuple(products.PROBLEMS.values())
+    costed: tuple[str, ...] = ("AdamW", "LAMB")
+    cost: Problem = SQUARES
+    engines: tuple[str, ...] = ours.FUSED
     doors: tuple[tuple[int, ...], ...] = doors.SHAPES
     little: float = 3.0
     alone: tuple[Problem, ...] = tuple(PROBLEMS[x] for x in ("bert-base", "resnet-50", "10000x64"))
@@ -149,6 +162,9 @@ QUICK = Settings(
     weighed=tuple(PROBLEMS[x] for x in ("bert-2-layers", "2000x64")),
     model=PROBLEMS["resnet-3-stages"],
     products=(products.PROBLEMS["mixed"],),
+    costed=("AdamW",),
+    cost=equal(4, (256, 256)),
+    engines=tuple(engine for engine in ours.FUSED if engine != "numba"),  # which compiles for minutes
     doors=doors.SHAPES[:1],
     little=0.7,
     alone=(PROBLEMS["2000x64"],),
@@ -178,7 +194,8 @@ class Job:
     make: Callable[[], Iterable[Sheet]]
 
 
-PARTS = ("contest", "more", "products", "small", "doors", "scaling", "memory", "alone", "first", "minimize", "ranks")
+PARTS = ("contest", "more", "options", "products", "small", "doors", "scaling", "memory", "alone", "first")
+PARTS += ("minimize", "ranks")
 """The parts of a run, in the order of the page."""
 
 
@@ -203,6 +220,7 @@ def jobs(settings: Settings, say: Say = lambda line: None) -> Iterator[Job]:
         yield table("contest", "rules side by side", tables.beside, x.rules, x.problems, x.copied, say, **x.pace)
     if x.more:
         yield table("more", "more rules", tables.more, x.more, x.model, x.copied, x.patience, say, **x.quickly)
+    yield table("options", "what an option costs", options.costs, x.costed, x.cost, x.engines, say, **x.quickly)
     yield table("products", "products of matrices", tables.of_matrices, x.products, x.patience, say, **x.quickly)
     yield table("small", "small steps", tables.small, x.few, **x.pace)
     if find_spec("torch"):

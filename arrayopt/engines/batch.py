@@ -21,7 +21,9 @@ from arrayopt.fusion.plan import Plan
 from arrayopt.state.quantized import dequantized, quantized, scale_of
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["Batch", "Kind", "Prepared", "Rows", "plain"]
+__all__ = ["DECODED", "Batch", "Kind", "Prepared", "Rows", "plain"]
+
+DECODED = "state in 8 bits is decoded to a temporary copy"
 
 KEPT = 8
 """So many sets of tensors that took part in a step are remembered."""

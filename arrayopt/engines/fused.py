@@ -11,7 +11,7 @@ import numpy as np
 from arrayopt.arrays import Grads, Ints, dtype_name, size
 from arrayopt.codecs import PAIR
 from arrayopt.engines.base import Asked, Engine, NoRemedyError, Run, Stops
-from arrayopt.engines.batch import Batch, Kind, Prepared, Rows
+from arrayopt.engines.batch import DECODED, Batch, Kind, Prepared, Rows
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.joint import Joint
 from arrayopt.engines.launch import Launch
@@ -122,7 +122,7 @@ class Fused(Engine):
                 lines.append(f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}{which}:")
             lines += [f"{deeper}{line}" for line in str(plan).splitlines()]
             if scales(bucket.rule, len(shapes[0])) and not plan.quantized:
-                lines.append(f"{deeper}state in 8 bits is decoded to a temporary copy")
+                lines.append(f"{deeper}{DECODED}")
             if plan.multiplies:
                 every = [tuple(x.shape) for x in bucket.tensors if tuple(x.shape) in set(shapes)]
                 geo = geometry(every, plan.element)

@@ -90,50 +90,52 @@ def load_optax(opt: Optimizer, state: Any) -> None:
 def _translated(opt: Optimizer, state: Any) -> dict[str, Any]:
     """The state dict that the optimizer is to have."""
     parts = list(_parts(state))
-    held = [x for x in parts if any(name == "slots" or flatten(getattr(x, name)) for name in _FIELDS & {*x._fields})]
-    if len(held) != 1:
-        got = f"{len(held)}: {', '.join(type(x).__name__ for x in held)}" if held else _said(state, parts)
+    states = [x for x in parts if any(name == "slots" or flatten(getattr(x, name)) for name in _FIELDS & {*x._fields})]
+    if len(states) != 1:
+        got = f"{len(states)}: {', '.join(type(x).__name__ for x in states)}" if states else _said(state, parts)
         if any("inner_states" in x._fields for x in parts):
             got += "; of optax.multi_transform load each of its `inner_states` into an optimizer over those parameters"
         raise TypeError(f"load_optax: needs an optax state with one of `mu` and `nu`, or `trace`; got {got}")
-    mine = {id(x) for _, x in flatten(held[0])}
-    more = [name for name, x in flatten(state) if is_array(x) and x.ndim and id(x) not in mine and to_host(x).any()]
+    known = {id(x) for _, x in flatten(states[0])}
+    more = [name for name, x in flatten(state) if is_array(x) and x.ndim and id(x) not in known and to_host(x).any()]
     if more:
         raise ValueError(
             f"load_optax: the state also has {', '.join(more)}, which would be lost; pass the optimizer's part of the"
             " state, such as `inner_opt_state`"
         )
-    counts = [int(x.count) for x in [*held, *parts] if "count" in x._fields]
+    counts = [int(x.count) for x in [*states, *parts] if "count" in x._fields]
     count = counts[0] if counts else 1
-    ours = "slots" in held[0]._fields
+    is_own = "slots" in states[0]._fields
     saved, wrong = opt.state_dict(), list[str]()
-    if ours:
-        _check_ours(opt, held[0], {slot for about in saved["tensors"].values() for slot in about["slots"]})
-    trees = held[0].slots if ours else _trees(opt, held[0])
+    if is_own:
+        _check_ours(opt, states[0], {slot for about in saved["tensors"].values() for slot in about["slots"]})
+    trees = states[0].slots if is_own else _trees(opt, states[0])
     _put_hypers(saved, parts)
-    divisors = {} if ours or "trace" not in held[0]._fields else _divisors(opt, saved, state, parts, held[0])
-    theirs = {slot: dict(flatten(tree)) for slot, tree in trees.items()}
+    divisors = {} if is_own or "trace" not in states[0]._fields else _divisors(opt, saved, state, parts, states[0])
+    given = {slot: dict(flatten(tree)) for slot, tree in trees.items()}
     for tensor, rule in [(tensor, group.rule) for group in opt.groups for tensor in group.tensors]:
         name, about = tensor.name, saved["tensors"][tensor.name]
-        wide = rule if ours else dataclasses.replace(rule, state_dtype=None)
+        wide = rule if is_own else dataclasses.replace(rule, state_dtype=None)
         slots = converted(tensor.array, about["slots"], rule, wide)
-        own = [slot for slot in slots if ours or slot not in ("master", "slow", "ema")]
-        lacking = [slot for slot in own if theirs.get(slot, {}).get(name) is None]
+        own = [slot for slot in slots if is_own or slot not in ("master", "slow", "ema")]
+        lacking = [slot for slot in own if given.get(slot, {}).get(name) is None]
         if lacking:
             wrong.append(f"{', '.join(lacking)} of {name!r}")
             continue
         for slot in own:
-            mine, x = slots[slot], theirs[slot][name]
-            stored = {dtype_name(mine), dtype_name(x)}
-            if tuple(x.shape) != tuple(mine.shape):
-                wrong.append(f"shape {tuple(mine.shape)} of {slot} of {name!r}, which is {tuple(x.shape)}")
-            elif ours and len(stored) > 1 and stored & _NARROW:
-                wrong.append(f"{dtype_name(mine)} of {slot} of {name!r}, which is {dtype_name(x)}: set `state_dtype`")
+            slot_here, x = slots[slot], given[slot][name]
+            stored = {dtype_name(slot_here), dtype_name(x)}
+            if tuple(x.shape) != tuple(slot_here.shape):
+                wrong.append(f"shape {tuple(slot_here.shape)} of {slot} of {name!r}, which is {tuple(x.shape)}")
+            elif is_own and len(stored) > 1 and stored & _NARROW:
+                wrong.append(
+                    f"{dtype_name(slot_here)} of {slot} of {name!r}, which is {dtype_name(x)}: set `state_dtype`"
+                )
             else:
-                values = to_host(x).astype(to_host(mine).dtype)
-                slots[slot] = like(mine, values / divisors[name] if name in divisors else values)
+                values = to_host(x).astype(to_host(slot_here).dtype)
+                slots[slot] = like(slot_here, values / divisors[name] if name in divisors else values)
         about.update(t=count, slots=converted(tensor.array, slots, wide, rule))
-    extra = [name for each in theirs.values() for name in each if name not in saved["tensors"]]
+    extra = [name for each in given.values() for name in each if name not in saved["tensors"]]
     if wrong or extra:
         also = f"; there are others, {', '.join(map(repr, dict.fromkeys(extra)))}" if extra else ""
         raise ValueError(f"load_optax: the state lacks {'; '.join(wrong) or 'nothing'}{also}")
@@ -146,9 +148,9 @@ def _said(state: Any, parts: list[Any]) -> str:
     return ", ".join(type(x).__name__ for x in parts) or type(state).__name__
 
 
-def _trees(opt: Optimizer, held: Any) -> dict[str, Any]:
+def _trees(opt: Optimizer, states: Any) -> dict[str, Any]:
     """The slots in a state of optax; or raise where it is not one that all rules here have in optax."""
-    kind = type(held).__name__
+    kind = type(states).__name__
     if kind == "ScaleByAmsgradState":
         raise ValueError(
             "load_optax: optax's amsgrad uses the maximum of bias-corrected moments, which no rule here does"
@@ -159,15 +161,15 @@ def _trees(opt: Optimizer, held: Any) -> dict[str, Any]:
             of = [other.__name__ for other, states in _READ.items() if kind in states]
             also = f", which is that of {', '.join(of)}" if of else ""
             raise TypeError(f"load_optax: the state for {rule.__name__} is {known}; got {kind}{also}")
-    return {slot: getattr(held, name) for name, slot in _READ[type(opt.groups[0].rule)][kind].items()}
+    return {slot: getattr(states, name) for name, slot in _READ[type(opt.groups[0].rule)][kind].items()}
 
 
-def _divisors(opt: Optimizer, saved: dict[str, Any], state: Any, parts: list[Any], held: Any) -> dict[str, float]:
+def _divisors(opt: Optimizer, saved: dict[str, Any], state: Any, parts: list[Any], states: Any) -> dict[str, float]:
     """What a trace is to be divided by, for each tensor under LARS; or raise where the state does not tell it.
 
     It has the factor -lr where the learning rate comes before it in the chain, as in optax.lars.
     """
-    chain = [type(x).__name__ for x in _chain_of(state, held)]
+    chain = [type(x).__name__ for x in _chain_of(state, states)]
     rules = {type(group.rule) for group in opt.groups}
     if rules == {SGD}:
         if chain[:1] != ["TraceState"] or len(chain) == 1:

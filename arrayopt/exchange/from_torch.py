@@ -106,10 +106,10 @@ def _take_guests(outer: Any, source: Source, state: Mapping[str, Any]) -> None:
     """Have `arrayopt.torch` keep what others keep in a state, where it has groups as large."""
     own = {*KNOWN, *source.fixed, "step", "max_grad_norm", *(name for names in source.slots.values() for name in names)}
     if _sizes(state["param_groups"]) == _sizes(outer.param_groups):
-        for theirs, mine in zip(state["param_groups"], outer.param_groups, strict=True):
-            guests = type(mine)(outer.rule, {key: x for key, x in theirs.items() if key not in own}).guests()
-            mine.update(guests)
-            for index, p in zip(theirs["params"], mine["params"], strict=True):
+        for saved_group, group in zip(state["param_groups"], outer.param_groups, strict=True):
+            guests = type(group)(outer.rule, {key: x for key, x in saved_group.items() if key not in own}).guests()
+            group.update(guests)
+            for index, p in zip(saved_group["params"], group["params"], strict=True):
                 kept = {key: x for key, x in state["state"].get(index, {}).items() if key not in own}
                 outer.state[p].update(copy.deepcopy(kept))
         outer.state.update({key: copy.deepcopy(x) for key, x in state["state"].items() if isinstance(key, str)})
@@ -166,18 +166,18 @@ def _translated(
         was["own"] = sorted(own.union(was["own"]))
         for tensor in group.tensors:
             i, index = home[tensor.name]
-            theirs = {k: x for k, x in states.get(index, {}).items() if x is not None}
+            entry = {k: x for k, x in states.get(index, {}).items() if x is not None}
             wide = dataclasses.replace(group.rule, state_dtype=None)
             slots = new_slots(wide, tensor.name, tensor.array)
-            if theirs:
+            if entry:
                 split = kind(tensor.array) == "complex"
                 slots |= {
-                    k: _cast(_found(theirs, source.slots[k]), x, complex_=split)
+                    k: _cast(_found(entry, source.slots[k]), x, complex_=split)
                     for k, x in slots.items()
                     if k in source.slots
                 }
             slots = converted(tensor.array, slots, wide, group.rule)
-            saved["tensors"][tensor.name].update(t=int(source.count(groups[i], theirs)), slots=slots)
+            saved["tensors"][tensor.name].update(t=int(source.count(groups[i], entry)), slots=slots)
     if isinstance(opt.rule, LAMB):
         limits = {f"group {i}": {"max_grad_norm": group["max_grad_norm"]} for i, group in enumerate(groups)}
         saved["clip_norm"] = _agreed("all", limits)["max_grad_norm"]
@@ -205,14 +205,14 @@ def _check_keys(rule: str, source: Source, groups: Any, states: Any) -> None:
 
 def _check_upward(groups: Any, home: dict[str, tuple[int, Any]], upward: dict[str, bool] | None) -> None:
     """Raise ValueError where PyTorch goes up and the optimizer here down, or the other way round."""
-    theirs = {name: bool(groups[i].get("maximize")) for name, (i, _) in home.items()}
-    if upward is None and any(theirs.values()):
+    is_upward = {name: bool(groups[i].get("maximize")) for name, (i, _) in home.items()}
+    if upward is None and any(is_upward.values()):
         raise ValueError(
             "load_torch: there is no counterpart for maximize=True: an Optimizer minimizes. Load into one of"
             " arrayopt.torch with maximize=True; or set it to False in the state's groups, and negate the gradients"
         )
     wrong = (
-        [f"{name!r} has maximize={up}, here {upward[name]}" for name, up in theirs.items() if upward[name] != up]
+        [f"{name!r} has maximize={up}, here {upward[name]}" for name, up in is_upward.items() if upward[name] != up]
         if upward
         else []
     )
@@ -278,9 +278,9 @@ def _agreed(label: str, fields: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return first
 
 
-def _found(theirs: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+def _found(entry: Mapping[str, Any], names: tuple[str, ...]) -> Any:
     """An array of a tensor's state, under the name that it has there."""
-    return next((theirs[name] for name in names if name in theirs), None)
+    return next((entry[name] for name in names if name in entry), None)
 
 
 def _cast(x: Any, slot: Array, *, complex_: bool) -> Any:

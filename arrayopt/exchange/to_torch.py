@@ -9,7 +9,7 @@ from arrayopt.exchange.given import below, said
 from arrayopt.exchange.sources import SOURCES
 from arrayopt.optimizer import Optimizer
 from arrayopt.rules import SGD, Adafactor, Adam, AdamW, Muon, NAdam, RAdam, RMSprop, Rule
-from arrayopt.saving.state_dict import describe
+from arrayopt.saving.differences import describe
 
 if TYPE_CHECKING:
     import torch
@@ -139,8 +139,8 @@ def to_torch(opt: "Optimizer | torch.optim.Optimizer") -> dict[str, Any]:
     wrong = [f"the gradients of {begun} of {every} micro-steps, which no update has used yet"] if begun else []
     wrong += [
         f"{what} in group {group.label!r}"
-        for group, theirs in zip(opt.groups, made["param_groups"], strict=True)
-        for what in _lost(group.rule, opt.step_count, SOURCES[kind].fields(theirs))
+        for group, saved_group in zip(opt.groups, made["param_groups"], strict=True)
+        for what in _lost(group.rule, opt.step_count, SOURCES[kind].fields(saved_group))
     ]
     _refuse(kind, wrong)
     names = [name for group in opt.groups for name in group.names]
@@ -152,8 +152,8 @@ def to_torch(opt: "Optimizer | torch.optim.Optimizer") -> dict[str, Any]:
 
 def _put_guests(made: dict[str, Any], outer: Any) -> None:
     """Have a state keep what others keep in that of `arrayopt.torch`: keys of schedulers, tensors of wrappers."""
-    for theirs, mine in zip(made["param_groups"], (x for x in outer.param_groups if x["params"]), strict=True):
-        theirs.update(mine.guests())
+    for saved, group in zip(made["param_groups"], (x for x in outer.param_groups if x["params"]), strict=True):
+        saved.update(group.guests())
     for i, p in enumerate(outer._below.params):
         if i in made["state"]:  # PyTorch makes a state in the first update only where there is none
             made["state"][i].update(outer._guests.get(p, {}))
@@ -196,17 +196,17 @@ def _lost(rule: Rule, step: int, read: Mapping[str, Any]) -> list[str]:
 
 def _state(torch: Any, kind: type[Rule], about: Mapping[str, Any]) -> dict[str, Any]:
     """The state of one tensor."""
-    theirs = SOURCES[kind].slots
+    names = SOURCES[kind].slots
     made = {} if kind in (SGD, Muon) else {"step": torch.tensor(float(about["t"]))}
     for slot, array in about["slots"].items():
-        if slot not in theirs or not is_array(array):
+        if slot not in names or not is_array(array):
             continue
         x = _tensor(torch, array)
         if slot in kind.squares and about["dtype"].startswith("complex"):
             x = torch.complex(x / 2, x / 2)
         if slot in ("r", "c"):  # Adafactor's averages keep the axis that they are over
             x = x.unsqueeze(-1 if slot == "r" else -2)
-        made[theirs[slot][0]] = x
+        made[names[slot][0]] = x
     return made
 
 

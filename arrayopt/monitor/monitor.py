@@ -16,7 +16,7 @@ from arrayopt.engines.layers import stack_of
 from arrayopt.foreign import check_names
 from arrayopt.hyper import listed
 from arrayopt.monitor.files import replacing_text
-from arrayopt.monitor.record import Record
+from arrayopt.monitor.record import Record, quantities_of, rates_of
 from arrayopt.optimizer import Optimizer
 from arrayopt.saving.paths import checked_path, refuse_others
 
@@ -111,7 +111,7 @@ class Monitor:
         if self._coming is None:  # closed since it asked, as between micro-steps
             return
         (step, groups, names), self._coming = self._coming, None
-        rates = {name: rate for group in groups for name, rate in _rates(group, step)}
+        rates = {name: rate for group in groups for name, rate in rates_of(group, step)}
         tensor_of = {name: name if name in names else stack_of(name) for name in reports}
         ordered = sorted(reports, key=lambda name: names[tensor_of[name]])
         kept = {name: {**rates.get(tensor_of[name], {}), **reports[name]} for name in ordered}
@@ -163,7 +163,7 @@ class Monitor:
                 steps.append(row["step"])
                 values.append(row[quantity])
         if not found or quantity in ("step", "tensor"):
-            raise ValueError(f"Monitor: there is no {quantity!r}; there are {', '.join(_quantities(rows)) or 'none'}")
+            raise ValueError(f"Monitor: there is no {quantity!r}; there are {', '.join(quantities_of(rows)) or 'none'}")
         return found
 
     # ---- giving away ------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ class Monitor:
         """
         path, rows = checked_path("Monitor.to_csv", path), self.read()
         with replacing_text("Monitor.to_csv", path, newline="") as file:
-            writer = csv.DictWriter(file, ["step", "tensor", *_quantities(rows)])
+            writer = csv.DictWriter(file, ["step", "tensor", *quantities_of(rows)])
             writer.writeheader()
             writer.writerows(rows)
 
@@ -258,7 +258,7 @@ class Monitor:
             path = checked_path("Monitor.plot", path)
             refuse_others("Monitor.plot", path)
         if quantities is None:
-            chosen = _quantities(self.read())
+            chosen = quantities_of(self.read())
         else:
             chosen = [quantities] if isinstance(quantities, str) else listed("Monitor.plot: `quantities`", quantities)
         if not chosen:
@@ -300,14 +300,3 @@ def _positive(name: str, value: Any) -> int:
     if number < 1:
         raise ValueError(f"Monitor: `{name}` must be at least 1; got {number}")
     return number
-
-
-def _rates(group: Any, step: int) -> Iterable[tuple[str, dict[str, Any]]]:
-    """The learning rate of a group's tensors, if it has one."""
-    rate = group.rule.at(step).get("lr")
-    return [] if rate is None else [(name, {"lr": rate}) for name in group.names]
-
-
-def _quantities(rows: list[dict[str, Any]]) -> list[str]:
-    """The quantities that rows have, each once, in the order in which they come."""
-    return list(dict.fromkeys(key for row in rows for key in row if key not in ("step", "tensor")))

@@ -1,11 +1,11 @@
-"""What a monitor keeps of a step."""
+"""What a monitor keeps of a step, and what is in it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Record"]
+__all__ = ["Record", "quantities_of", "rates_of"]
 
 
 @dataclass
@@ -30,3 +30,14 @@ def _floats(report: Mapping[str, Any]) -> dict[str, float]:
         update, param = found["update_norm"], found["param_norm"]
         found["update_ratio"] = update / param if param else math.inf if update > 0 else math.nan
     return found
+
+
+def rates_of(group: Any, step: int) -> Iterable[tuple[str, dict[str, Any]]]:
+    """The learning rate of a group's tensors, if it has one."""
+    rate = group.rule.at(step).get("lr")
+    return [] if rate is None else [(name, {"lr": rate}) for name in group.names]
+
+
+def quantities_of(rows: list[dict[str, Any]]) -> list[str]:
+    """The quantities that rows have, each once, in the order in which they come."""
+    return list(dict.fromkeys(key for row in rows for key in row if key not in ("step", "tensor")))

@@ -17,7 +17,7 @@ from arrayopt import rules
 from arrayopt.foreign import no_attribute
 from arrayopt.foreign_names import OPTAX
 from arrayopt.optax.functions import function
-from arrayopt.optax.theirs import SAME, their_function
+from arrayopt.optax.same import SAME, same_function
 from arrayopt.optax.transformation import State, transformation
 from arrayopt.params.groups import field_parameters
 from arrayopt.rules.base import Rule
@@ -41,7 +41,7 @@ def _of_rule(rule: type[Rule]) -> Callable[..., optax.GradientTransformationExtr
 
 
 _MADE = {
-    name: their_function(name, SAME[name]) if name in SAME else _of_rule(getattr(rules, title))
+    name: same_function(name, SAME[name]) if name in SAME else _of_rule(getattr(rules, title))
     for title in rules.__all__
     if title != "Rule"
     for name in [title.lower()]

@@ -53,14 +53,14 @@ def function(
 
     `numbers` are the names of what optax may inject; `build` makes the transformation of all values, by name.
     """
-    names, others = [p.name for p in (*parameters, *more)], known_as or {}
+    names, aliases = [p.name for p in (*parameters, *more)], known_as or {}
 
     def values(args: tuple[Any, ...], given: Mapping[str, Any]) -> dict[str, Any]:
         places = [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
         if len(args) > len(places):
             raise TypeError(f"{who} takes at most {len(places)} positional arguments; got {len(args)}")
         found, said = dict(zip(places, args, strict=False)), dict.fromkeys(places, "by its place")
-        keys = {name: name if name in names else others.get(name, name) for name in given}
+        keys = {name: name if name in names else aliases.get(name, name) for name in given}
         check_names(who, names, {name: given[name] for name, key in keys.items() if key not in names}, _ADVICE)
         for name, key in keys.items():
             if key in found:
@@ -88,9 +88,9 @@ def function(
         """The signature, as optax.inject_hyperparams binds it: by any name, and what shapes a rule as it is."""
 
         def bind(self, /, *args: Any, **given: Any) -> inspect.BoundArguments:
-            held = {name: x if name in numbers else _Held(x) for name, x in values(args, given).items()}
-            kinds = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in held]
-            return inspect.Signature(kinds).bind(**held)
+            wrapped = {name: x if name in numbers else _Held(x) for name, x in values(args, given).items()}
+            kinds = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in wrapped]
+            return inspect.Signature(kinds).bind(**wrapped)
 
     make.__name__ = make.__qualname__ = who
     make.__module__ = "arrayopt.optax"

@@ -25,22 +25,22 @@ def collect(comm: Comm, tensor: Tensor, slot: str, root: int | None) -> Any:
     own, places = _own(tensor, slot), pieces_of(tensor, slot)
     if places is None:
         return own
-    mine = np.ascontiguousarray(to_host(own))
-    sent = as_bytes(mine) if comm.rank in places else np.zeros(0, np.uint8)
+    part = np.ascontiguousarray(to_host(own))
+    sent = as_bytes(part) if comm.rank in places else np.zeros(0, np.uint8)
     if root not in (None, comm.rank):
         counts = [0] * comm.size
         counts[root or 0] = sent.size
         comm.start_alltoall(sent, counts, np.zeros(0, np.uint8), [0] * comm.size)()
         return None
     shape = tensor.shape if slot == "p" else tensor.whole[slot]
-    complete = np.empty(shape, mine.dtype)  # the pieces fill it
+    complete = np.empty(shape, part.dtype)  # the pieces fill it
     by_block = any(isinstance(where, tuple) for where in places.values())
     indexed = complete if by_block else complete.reshape(-1)
     if isinstance(tensor.share, Shards) and tensor.share.are_scales(slot):
         indexed = complete.reshape(tensor.share.seen)
     views = {rank: indexed[places[rank]] for rank in sorted(places)}
     # without blocks, pieces lie in the order of ranks
-    flat = np.empty(complete.size, mine.dtype) if by_block else complete
+    flat = np.empty(complete.size, part.dtype) if by_block else complete
     sizes = [views[r].nbytes if r in views else 0 for r in range(comm.size)]
     parts = cut(as_bytes(flat), sizes)
     if root is None:
@@ -52,7 +52,7 @@ def collect(comm: Comm, tensor: Tensor, slot: str, root: int | None) -> Any:
         counts = [sent.size if r == root else 0 for r in range(comm.size)]
         comm.start_alltoall(sent, counts, as_bytes(flat), sizes)()
     for rank, view in views.items() if by_block else ():
-        view[...] = parts[rank].view(mine.dtype).reshape(view.shape)
+        view[...] = parts[rank].view(part.dtype).reshape(view.shape)
     return complete if root is not None else in_library_of(own, complete)
 
 
@@ -87,11 +87,11 @@ def pieces_of(tensor: Tensor, slot: str) -> dict[int, Any] | None:
             senders = [r for r in share.holders if ends[r] < ends[r + 1]]
             found = {r: slice(ends[r], ends[r + 1]) for r in senders}
             counts = {r: ends[r + 1] - ends[r] for r in senders}
-        mine = size(_own(tensor, slot))
-        expected = counts.get(share.rank, mine)
-        if mine != expected:
+        count = size(_own(tensor, slot))
+        expected = counts.get(share.rank, count)
+        if count != expected:
             raise ValueError(
-                f"rank {share.rank} has {mine} elements of it, and should have {expected}"
+                f"rank {share.rank} has {count} elements of it, and should have {expected}"
             )
     except ValueError as error:
         raise ValueError(
@@ -106,14 +106,14 @@ def _own(tensor: Tensor, slot: str) -> Array:
     return tensor.array if slot == "p" else tensor.slots[slot]
 
 
-def in_library_of(mine: Array, values: "np.ndarray[Any, Any]") -> Array:
-    """Return values of mine's dtype in an array of mine's library and device."""
-    xp, device = place(mine)
-    if isinstance(mine, np.ndarray | np.generic):
+def in_library_of(model: Array, values: "np.ndarray[Any, Any]") -> Array:
+    """Return values of the model's dtype in an array of the model's library and device."""
+    xp, device = place(model)
+    if isinstance(model, np.ndarray | np.generic):
         return values
-    if array_api_compat.is_torch_array(mine) and dtype_name(mine) == "bfloat16":
+    if array_api_compat.is_torch_array(model) and dtype_name(model) == "bfloat16":
         return xp.asarray(values.view(np.int16), device=device).view(xp.bfloat16)
-    return xp.asarray(values, dtype=mine.dtype, device=device, copy=True)
+    return xp.asarray(values, dtype=model.dtype, device=device, copy=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +127,7 @@ class Scattered:
     @property
     def dtype(self) -> Any:
         """The dtype."""
-        return self.mine.dtype
+        return self.part.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -135,7 +135,7 @@ class Scattered:
         return self.tensor.shape if self.slot == "p" else self.tensor.whole[self.slot]
 
     @property
-    def mine(self) -> Array:
+    def part(self) -> Array:
         """This rank's part."""
         return _own(self.tensor, self.slot)
 
@@ -147,12 +147,12 @@ class Scattered:
     def collect(self, root: int) -> Any:
         """Return the complete slot on one rank, as an array; all ranks call it."""
         if self.holders in ((), (root,)):
-            return self.mine
+            return self.part
         return self.team.collect(self.tensor, self.slot, root=root)
 
     def own(self, saved: Array) -> Array:
         """Return this rank's part of such a slot, in an array like its own."""
-        return like(self.mine, self.tensor.taken(self.slot, saved))
+        return like(self.part, self.tensor.taken(self.slot, saved))
 
 
 def slot_of(team: Alone, tensor: Tensor, slot: str) -> Any:

@@ -138,11 +138,11 @@ class Comm(ABC):
 
     def tell(self, said: Any) -> list[Any]:
         """Send what JSON can hold to all ranks; return what each rank has sent."""
-        mine = np.frombuffer(json.dumps(said).encode(), np.uint8)
-        sent = as_bytes(np.array([len(mine)], np.int64))
+        text = np.frombuffer(json.dumps(said).encode(), np.uint8)
+        sent = as_bytes(np.array([len(text)], np.int64))
         lengths = self.allgather(sent, [8] * self.size)()
         counts = [int(length.view(np.int64)[0]) for length in lengths]
-        return [json.loads(piece.tobytes()) for piece in self.allgather(mine, counts)()]
+        return [json.loads(piece.tobytes()) for piece in self.allgather(text, counts)()]
 
 
 class AddingComm(Comm):

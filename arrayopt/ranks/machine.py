@@ -123,16 +123,16 @@ def _is_host(leaf: Any) -> bool:
 
 def _room(ranks: Comm, count: int) -> "np.ndarray[Any, Any]":
     """Return memory of so many bytes that all ranks have."""
-    held = error = None
+    descriptor = error = None
     name = secrets.token_hex(16)
     if ranks.rank == 0:
         try:
-            held = os.memfd_create("arrayopt", os.MFD_CLOEXEC)
-            os.ftruncate(held, count + ALIGNED)
-            os.pwrite(held, name.encode(), count)
+            descriptor = os.memfd_create("arrayopt", os.MFD_CLOEXEC)
+            os.ftruncate(descriptor, count + ALIGNED)
+            os.pwrite(descriptor, name.encode(), count)
         except (OSError, AttributeError) as caught:
             error = f"rank 0: {caught}"
-    name, where, error = ranks.tell([name, f"/proc/{os.getpid()}/fd/{held}", error])[0]
+    name, where, error = ranks.tell([name, f"/proc/{os.getpid()}/fd/{descriptor}", error])[0]
     mapped = None
     if error is None:
         try:
@@ -143,8 +143,8 @@ def _room(ranks: Comm, count: int) -> "np.ndarray[Any, Any]":
         except (OSError, ValueError) as caught:
             error = str(caught)
     every = ranks.tell(error)
-    if held is not None:
-        os.close(held)
+    if descriptor is not None:
+        os.close(descriptor)
     wrong = [f"rank {r}: {said}" for r, said in enumerate(every) if said is not None]
     if wrong or mapped is None:
         raise ValueError(

@@ -157,8 +157,8 @@ class MPIComm(AddingComm):
 
     def allgather(self, sent: Bytes, counts: Sequence[int]) -> Pending:
         room = np.empty(sum(counts), np.uint8)
-        target, mine = self._message(room, counts), [sent, self._mpi.BYTE]
-        calls = [partial(self._comm.Iallgatherv, mine, target)] if room.size else []
+        target, message = self._message(room, counts), [sent, self._mpi.BYTE]
+        calls = [partial(self._comm.Iallgatherv, message, target)] if room.size else []
         wait = self._started(calls, sent)
 
         def finish() -> list[Bytes]:

@@ -76,9 +76,9 @@ class NcclComm(DeviceComm):
         padded = np.zeros(most, np.uint8)
         padded[: len(sent)] = sent
         with self.device:
-            mine, room = self._there(padded), self.xp.empty(self.size * most, np.uint8)
+            fill, room = self._there(padded), self.xp.empty(self.size * most, np.uint8)
         kind = self._nccl.NCCL_UINT8
-        wait = self._call([partial(self._comm.allGather, mine.data.ptr, room.data.ptr, most, kind)])
+        wait = self._call([partial(self._comm.allGather, fill.data.ptr, room.data.ptr, most, kind)])
 
         def finish() -> list[Bytes]:
             wait()
@@ -114,10 +114,10 @@ class NcclComm(DeviceComm):
                 for r, piece in enumerate(own):
                     if r != self.rank and piece.size:
                         piece[...] = 0  # the sum of one rank's bits and zeros is these bits
-                held = [piece for piece in own if piece.size]
-                if held:
-                    first = min(piece.data.ptr for piece in held)
-                    rooms.append((first, sum(piece.nbytes for piece in held) // 4))
+                pieces_here = [piece for piece in own if piece.size]
+                if pieces_here:
+                    first = min(piece.data.ptr for piece in pieces_here)
+                    rooms.append((first, sum(piece.nbytes for piece in pieces_here) // 4))
             self._event(main, self._side)
             calls = [partial(self._comm.allReduce, at, at, n, kind, total) for at, n in rooms]
             with self._side:
@@ -170,11 +170,11 @@ class NcclComm(DeviceComm):
                 if received[other]:
                     at = rooms[other].data.ptr
                     calls.append(partial(self._comm.recv, at, received[other], kind, other))
-        wait, held = self._call(calls) if calls else _nothing, [given]
+        wait, alive = self._call(calls) if calls else _nothing, [given]
 
         def finish() -> None:
             wait()
-            held.clear()  # memory that is sent lives until here
+            alive.clear()  # memory that is sent lives until here
             if taken is not room:
                 room[:] = taken.get()
 

@@ -74,13 +74,13 @@ def divide(groups: Sequence[Group], engine: str, rank: int, ranks: int) -> None:
     if not tensors:
         return
     dear = [tensor for tensor in tensors if found[id(tensor)].cost]
-    others = [tensor for tensor in tensors if not found[id(tensor)].cost]
+    cheap = [tensor for tensor in tensors if not found[id(tensor)].cost]
     chosen_owners = owners([found[id(tensor)].cost for tensor in dear], ranks)
     for tensor, owner in zip(dear, chosen_owners, strict=True):
         count = size(tensor.array)
         tensor.share = Share(rank, (0,) * (owner + 1) + (count,) * (ranks - owner))
-    ends = part_ends([found[id(tensor)].elements for tensor in others], ranks)
-    for tensor, own in zip(others, ends, strict=True):
+    ends = part_ends([found[id(tensor)].elements for tensor in cheap], ranks)
+    for tensor, own in zip(cheap, ends, strict=True):
         tensor.share = Share(rank, tuple(own), found[id(tensor)].undivided)
 
 

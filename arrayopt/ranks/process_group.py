@@ -54,8 +54,8 @@ class ProcessGroup(Comm):
 
         PyTorch knows no memory that cannot.
         """
-        mine = memory if memory.flags.writeable else memory.copy()
-        return self._torch.from_numpy(mine).to(self._device)
+        writable = memory if memory.flags.writeable else memory.copy()
+        return self._torch.from_numpy(writable).to(self._device)
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -99,9 +99,9 @@ class ProcessGroup(Comm):
 
     def allgather(self, sent: Bytes, counts: Sequence[int]) -> Pending:
         most = max(counts)
-        room, mine = np.zeros((self.size, most), np.uint8), np.zeros(most, np.uint8)
-        mine[: len(sent)] = sent
-        tensors, own, works = [self._tensor(row) for row in room], self._tensor(mine), list[Any]()
+        room, padded = np.zeros((self.size, most), np.uint8), np.zeros(most, np.uint8)
+        padded[: len(sent)] = sent
+        tensors, own, works = [self._tensor(row) for row in room], self._tensor(padded), list[Any]()
         with self._told():
             if most:
                 works = [self._dist.all_gather(tensors, own, group=self._group, async_op=True)]

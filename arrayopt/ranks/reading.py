@@ -92,8 +92,8 @@ class Reading:
 
     def _learn(self) -> list[tuple[int, Any, Any]]:
         """Exchange addresses; return calls, each with a process and places here and there."""
-        comm, mine = self._comm, np.ascontiguousarray(self._places[:, 0])
-        sent = comm.allgather(as_bytes(mine), [mine.nbytes] * comm.size)()
+        comm, addresses_here = self._comm, np.ascontiguousarray(self._places[:, 0])
+        sent = comm.allgather(as_bytes(addresses_here), [addresses_here.nbytes] * comm.size)()
         owners = np.array([rank for rank, _ in self._pieces], np.int64)
         calls = list[tuple[int, Any, Any]]()
         for rank, addresses in enumerate(sent):

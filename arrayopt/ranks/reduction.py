@@ -124,10 +124,10 @@ class Reduction:
     def _start_in_order(self, bucket: BucketLayout, packed: Any) -> Callable[[], Any]:
         """Send a bucket; what is returned waits for this rank's part of the buckets of all."""
         size, item = self._comm.size, np.dtype(bucket.dtype).itemsize
-        mine = bucket.parts[self._comm.rank] * item
-        received = self._kept.empty(bucket.on_device, size * mine, np.uint8)
+        each = bucket.parts[self._comm.rank] * item
+        received = self._kept.empty(bucket.on_device, size * each, np.uint8)
         counts = [count * item for count in bucket.parts]
-        wait = self._comm.start_alltoall(packed.view(np.uint8), counts, received, [mine] * size)
+        wait = self._comm.start_alltoall(packed.view(np.uint8), counts, received, [each] * size)
 
         def finish() -> Any:
             wait()
@@ -153,17 +153,17 @@ class Reduction:
         bucket, received = arrived
         wide, count = np.dtype(bucket.kind[0]), bucket.parts[self._comm.rank]
         if self._fast:
-            mine = received.view(wide)
-            add_up([], mine, self._divisor)
+            total = received.view(wide)
+            add_up([], total, self._divisor)
         else:
-            mine = self._kept.empty(bucket.on_device, count, wide)
+            total = self._kept.empty(bucket.on_device, count, wide)
             every = received.view(np.dtype(bucket.dtype)).reshape(self._comm.size, count)
-            mine[...] = every[0]
-            add_up(every[1:], mine, self._divisor)
+            total[...] = every[0]
+            add_up(every[1:], total, self._divisor)
         sent = [count * wide.itemsize for count in bucket.sent]
         counts = [count * wide.itemsize for count in bucket.received]
         room = self.sums[bucket.kind][bucket.sums].view(np.uint8)
-        self._landing = self._comm.start_alltoall(mine.view(np.uint8), sent, room, counts)
+        self._landing = self._comm.start_alltoall(total.view(np.uint8), sent, room, counts)
 
     def _land(self) -> None:
         """Wait for sums that are on their way."""

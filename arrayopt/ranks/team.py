@@ -60,13 +60,13 @@ class Team(Agreement):
             said[f"`{name}`"] = getattr(self._ranks, name)
         self.agree("Optimizer", lambda: said)
         if parts:
-            mine = []
+            described = []
             for part in parts:
                 offset = part.block and part.block.offset
-                mine.append((offset, tuple(part.array.shape), checksum(part.array)))
+                described.append((offset, tuple(part.array.shape), checksum(part.array)))
             costs = [needs[part.name].cost for part in parts]
             chosen = self._comm.tell(homes.owners(costs, self.size))[0]
-            every = zip(parts, costs, chosen, *self._comm.tell(mine), strict=True)
+            every = zip(parts, costs, chosen, *self._comm.tell(described), strict=True)
             for part, cost, owner, *of_ranks in every:
                 share = shards(part, self.rank, of_ranks, needs[part.name])
                 part.share = homes.homed(part, share, owner) if cost else share
@@ -135,15 +135,15 @@ class Team(Agreement):
 
     def _swap_on_host(self, wanted: list[Partials]) -> Callable[[], None]:
         """Start filling in partial results through the host's memory; see `swap`."""
-        counts, mine = [0] * self.size, []
+        counts, sent = [0] * self.size, []
         for partials in wanted:
             for r, piece in enumerate(partials.pieces):
                 if piece.size:
                     counts[r] += piece.nbytes
             with partials.where():
                 own = np.ascontiguousarray(to_host(partials.pieces[self.rank]))
-                mine.append(as_bytes(own))
-        pending = self._comm.allgather(np.concatenate(mine), counts)
+                sent.append(as_bytes(own))
+        pending = self._comm.allgather(np.concatenate(sent), counts)
 
         def finish() -> None:
             for r, received in enumerate(pending()):
@@ -156,18 +156,18 @@ class Team(Agreement):
         self, own: dict[str, Any], tensors: Sequence[Tensor], grads: Sequence[Array]
     ) -> dict[str, Any]:
         measured_by = [x.share.holders[0] for x in tensors if x.share is not None]
-        odd, mine = [], []
+        odd, rows = [], []
         for tensor, grad, rank in zip(tensors, grads, measured_by, strict=True):
             is_sum = self.sums and tensor.block is None  # a sum has what all ranks have
             odd.append(not is_sum and is_odd(tensor, grad))
             if rank == self.rank:
                 norm = own[tensor.name]
-                mine.append((float(norm), 0 if library(norm) == "numpy" else norm.dtype.itemsize))
+                rows.append((float(norm), 0 if library(norm) == "numpy" else norm.dtype.itemsize))
         record = np.dtype([("norm", np.float64), ("itemsize", np.uint8)])
         flags = np.packbits(np.array(odd, bool))
         numbers = np.bincount(np.array(measured_by, np.int64), minlength=self.size)
         ends = [int(n) * record.itemsize for n in numbers]
-        sent = np.concatenate([as_bytes(np.array(mine, record)), flags])
+        sent = np.concatenate([as_bytes(np.array(rows, record)), flags])
         received = self._comm.allgather(sent, [end + len(flags) for end in ends])()
         values, every = [], []
         for piece, end in zip(received, ends, strict=True):
@@ -236,9 +236,9 @@ class Team(Agreement):
 
     def explain(self, tensors: Sequence[Tensor]) -> list[str]:
         kinds = [tensor.kind for tensor in tensors]
-        held = ", ".join(f"{kinds.count(kind)} {kind}" for kind in ("whole", "cut", "none"))
+        counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in ("whole", "cut", "none"))
         grads = self._ranks.grads
-        return [f"rank {self.rank} of {self.size}; tensors here: {held}; gradients: {grads}"]
+        return [f"rank {self.rank} of {self.size}; tensors here: {counts}; gradients: {grads}"]
 
     def __deepcopy__(self, memo: Any) -> "Team":
         made: Team = object.__new__(Team)

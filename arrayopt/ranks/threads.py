@@ -97,11 +97,11 @@ class ThreadComm(Comm):
         return lambda: [self._receive(source, number, x) for source, x in enumerate(rooms)]
 
     def start_rows(self, rows: Sequence[tuple[int, Bytes]]) -> Callable[[], None]:
-        others = [rank for rank in range(self.size) if rank != self.rank]
+        receivers = [rank for rank in range(self.size) if rank != self.rank]
         parts = dict[int, Bytes]()
         for root, row in rows:
             if root == self.rank:
-                parts = dict.fromkeys(others, row.copy())
+                parts = dict.fromkeys(receivers, row.copy())
         number = self._mail.send(self.rank, parts)
 
         def finish() -> None:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
+import numpy as np
+
 from arrayopt.arrays import Array
 from arrayopt.hyper import Hyper, choice, flag, real
 from arrayopt.rules.base import Rule
@@ -22,9 +24,6 @@ from arrayopt.rules.words import (
 )
 
 __all__ = ["CAME", "Adafactor"]
-
-EPSILON = {"float32": 2.0**-23, "float64": 2.0**-52}
-"""The distance from 1 to the next number of a dtype."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -209,7 +208,7 @@ class Adafactor(_Factored):
     def _pytorch(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
         """The update of ``torch.optim.Adafactor``."""
         q, beta2 = abs2(xp, g), decayed_beta(h.t, h.decay_rate)
-        eps = EPSILON[real_name(q)] if h.eps1 is None else h.eps1
+        eps = float(np.finfo(real_name(q)).eps) if h.eps1 is None else h.eps1
         if not self._factors(g):
             v = ema(s["v"], finite(xp, q), beta2)
             new = {"v": v}

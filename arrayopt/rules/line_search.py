@@ -211,8 +211,8 @@ def _refined(xp: Any, s: dict[str, Array], f: Any, slope: Array, finite: Array) 
     closer = xp.abs(ahead - step) < xp.abs(secant - step)
     bent = xp.where(closer == bracketed, ahead, secant)
     limit = step + 0.66 * (s["high"] - step)
-    held = xp.where(way > 0, xp.minimum(bent, limit), xp.maximum(bent, limit))
-    beyond = xp.where(bracketed, xp.where(flatter, held, other), xp.where(flatter, bent, far))
+    clamped = xp.where(way > 0, xp.minimum(bent, limit), xp.maximum(bent, limit))
+    beyond = xp.where(bracketed, xp.where(flatter, clamped, other), xp.where(flatter, bent, far))
     beyond = xp.where(bracketed, beyond, xp.minimum(xp.maximum(beyond, near), far))
 
     ends = rises | turns

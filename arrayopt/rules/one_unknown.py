@@ -57,9 +57,9 @@ def check_alike(settings: Iterable[tuple[Rule, dict[str, Any]]]) -> None:
     for rule, numbers in settings:
         if not isinstance(rule, OneUnknown) or not rule.joint:
             continue
-        others = first.setdefault(type(rule), numbers)
+        numbers_before = first.setdefault(type(rule), numbers)
         for name in rule.alike:
-            one, other = others[name], numbers[name]
+            one, other = numbers_before[name], numbers[name]
             if isinstance(one, float) and isinstance(other, float) and one != other:
                 raise ValueError(
                     f"{type(rule).__name__}: in a step with a value, all tensors form one problem, so their groups"

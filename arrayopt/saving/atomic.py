@@ -103,12 +103,12 @@ def _stem(target: Path) -> str:
 
 def _clear(target: Path) -> None:
     """Remove what dead writers of the same target left."""
-    ours = re.compile(rf"{re.escape(_stem(target))}[0-9a-f]{{16}}\.arrayopt-tmp")
+    temporary = re.compile(rf"{re.escape(_stem(target))}[0-9a-f]{{16}}\.arrayopt-tmp")
     entries = list[Path]()
     with _where_possible():  # not in a folder that cannot be listed
         entries += target.parent.iterdir()
     for entry in entries:
-        if ours.fullmatch(entry.name):
+        if temporary.fullmatch(entry.name):
             with suppress(OSError):  # the lock of a live writer raises BlockingIOError
                 if not stat.S_ISREG(os.lstat(entry).st_mode):  # as a pipe, which nobody may ever write to
                     continue

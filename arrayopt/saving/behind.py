@@ -95,36 +95,36 @@ def _are_locked(names: list[str]) -> bool:
 
 
 def _write_part(
-    file: File, copies: list[tuple[int, int, Any]], mine: IO[bytes], temporary: str, beside: IO[bytes], stack: ExitStack
+    file: File, copies: list[tuple[int, int, Any]], sink: IO[bytes], temporary: str, beside: IO[bytes], stack: ExitStack
 ) -> None:
     """Write the copies of a rank, tell rank 0 of it, and wait until the checkpoint is complete."""
     with stack:
         error: BaseException | None = None
         try:
-            said: Any = [(i, file.put(mine, i, at, value)) for i, at, value in copies]
-            mine.flush()
-            os.fsync(mine.fileno())
+            said: Any = [(i, file.put(sink, i, at, value)) for i, at, value in copies]
+            sink.flush()
+            os.fsync(sink.fileno())
         except BaseException as caught:
             error, said = caught, f"{type(caught).__name__}: {caught}"
         copies.clear()
         beside.write(json.dumps(said).encode())
         beside.flush()
         fcntl.flock(beside, fcntl.LOCK_UN)
-        fcntl.flock(mine, fcntl.LOCK_SH)  # until rank 0 has read that
+        fcntl.flock(sink, fcntl.LOCK_SH)  # until rank 0 has read that
         if error is not None:
             raise error
-        if os.path.exists(temporary) or not os.fstat(mine.fileno()).st_nlink:
+        if os.path.exists(temporary) or not os.fstat(sink.fileno()).st_nlink:
             raise RuntimeError(f"{WHO}: rank 0 could not complete the file; an earlier file is unchanged")
 
 
 def _complete(
-    file: File, copies: list[tuple[int, int, Any]], mine: IO[bytes], names: list[str], stack: ExitStack
+    file: File, copies: list[tuple[int, int, Any]], sink: IO[bytes], names: list[str], stack: ExitStack
 ) -> None:
     """Write the copies of rank 0, wait for the other ranks, and complete the file."""
     with stack:
         try:
             for i, at, value in copies:
-                file.note([(i, file.put(mine, i, at, value))])
+                file.note([(i, file.put(sink, i, at, value))])
             copies.clear()
             for rank, name in enumerate(names, 1):
                 with open(name, "rb") as beside:
@@ -134,7 +134,7 @@ def _complete(
                 if isinstance(said, str):
                     raise RuntimeError(f"{WHO}: rank {rank} could not write its part: {said}")
                 file.note(said)
-            file.finish(mine)
+            file.finish(sink)
         finally:
             for name in names:
                 Path(name).unlink(missing_ok=True)

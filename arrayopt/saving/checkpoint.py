@@ -89,8 +89,8 @@ def _read(
     if params and params.keys() != live_params.keys():
         wrong.append(f"saved parameters {list(params)}, here {list(live_params)}")
     for name in live_params.keys() & params.keys():
-        was, mine = shown(params[name]), live_params[name]
-        now = shown(mine.mine if isinstance(mine, Scattered) else mine)
+        was, param = shown(params[name]), live_params[name]
+        now = shown(param.part if isinstance(param, Scattered) else param)
         if was != now:
             wrong.append(f"parameter {name!r} is {was}, expected {now}")
     return state, params, wrong, metadata["blake2b"]

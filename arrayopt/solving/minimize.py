@@ -2,12 +2,12 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Never
 
-from arrayopt.arrays import Array, array_namespace, library, place
+from arrayopt.arrays import Array, array_namespace, library, place, to_host
 from arrayopt.foreign import check_names, got
 from arrayopt.foreign_names import SOLVER
 from arrayopt.functional import init, update
@@ -19,7 +19,6 @@ from arrayopt.rules.lbfgs import LBFGS
 from arrayopt.solving.check import check_gradient as look_at_gradient
 from arrayopt.solving.mapping import GradientMapping
 from arrayopt.solving.problem import Problem, engine_for
-from arrayopt.solving.progress import progress as bar
 from arrayopt.solving.ranks import ranks_of
 from arrayopt.solving.result import Result
 from arrayopt.solving.run import Run
@@ -191,7 +190,7 @@ def minimize(
     run = Run(problem, opt, measure, tol, max_steps, check_every, spares)
     if not calls:
         return run.result()
-    with bar(max_steps, callback) if progress else nullcontext(callback) as call:
+    with _bar(max_steps, callback) if progress else nullcontext(callback) as call:
         return run.result(call or _nothing)
 
 
@@ -217,3 +216,34 @@ def _rule(rule: Any, project: Any, *, stacked: bool) -> Rule:
 
 def _nothing(result: Result) -> None:
     """What is called back on ranks that have no `callback`, where others have one."""
+
+
+@contextmanager
+def _bar(total: int, call: Callable[[Result], Any] | None = None) -> Iterator[Any]:
+    """Show a bar of `total` steps; yield what to call with each `Result`, which then calls `call`."""
+    try:
+        from rich.console import Console
+        from rich.progress import Progress
+    except ImportError as error:
+        raise ImportError(
+            "minimize: `progress` needs rich; install it with `pip install rich`"
+        ) from error
+    console = Console(stderr=True)
+    if not (console.is_terminal or console.is_jupyter):
+        yield call
+        return
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("minimize", total=total)
+
+        def show(result: Result) -> None:
+            if isinstance(result.value, float):
+                words = f"value {result.value:.6g}"
+            else:
+                converged = to_host(result.converged)
+                words = f"{converged.sum()} of {converged.size} converged"
+            steps = int(to_host(result.steps).max(initial=0))
+            bar.update(task, completed=steps, description=words)
+            if call is not None:
+                call(result)
+
+        yield show

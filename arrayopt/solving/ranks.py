@@ -108,19 +108,19 @@ class Several(Agreement, One):
         with self.answered("minimize"):
             return self._added(value), [self._added(g) for g in grads]
 
-    def _added(self, mine: Array) -> Array:
+    def _added(self, array: Array) -> Array:
         """The sum over ranks, in their order, or the mean; on all ranks the same."""
-        flat = np.ascontiguousarray(to_host(mine)).reshape(-1)
-        flat = flat.astype(WORKING[dtype_name(mine)], copy=False)
+        flat = np.ascontiguousarray(to_host(array)).reshape(-1)
+        flat = flat.astype(WORKING[dtype_name(array)], copy=False)
         parts = np.array_split(flat, self.size)
         own = parts[self.rank].nbytes
         received = self._comm.alltoall(list(map(as_bytes, parts)), [own] * self.size)
-        total, *others = (part.view(flat.dtype) for part in received)
-        add_up(others, total, self.size if self._grads == "mean" else 1)
+        total, *rest = (part.view(flat.dtype) for part in received)
+        add_up(rest, total, self.size if self._grads == "mean" else 1)
         counts = [part.nbytes for part in parts]
         pieces = self._comm.allgather(as_bytes(total), counts)()
-        whole = np.concatenate(pieces).view(flat.dtype).reshape(tuple(mine.shape))
-        xp, device = place(mine)
+        whole = np.concatenate(pieces).view(flat.dtype).reshape(tuple(array.shape))
+        xp, device = place(array)
         return xp.asarray(whole, device=device)
 
     def known(self, x: Array) -> Array:

@@ -70,8 +70,8 @@ class Cut:
         xp = array_namespace(x)
         found = []
         for stretch, block in zip(self.stretches, self._blocks, strict=True):
-            mine = x[stretch.start : stretch.end, ...]
-            found.append(xp.reshape(mine, (stretch.count, *block)))
+            part = x[stretch.start : stretch.end, ...]
+            found.append(xp.reshape(part, (stretch.count, *block)))
         return found
 
     def slot(self, name: str, x: Array) -> list[Array]:

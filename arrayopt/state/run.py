@@ -83,9 +83,9 @@ class Run:
         if id(holder) in self._holders:
             return
         places = holder.counted.tolist()
-        others = set(map(id, map(self._held.get, places))) & self._holders.keys()
-        if others:
-            self._fetch([self._holders.pop(key) for key in others])
+        losing = set(map(id, map(self._held.get, places))) & self._holders.keys()
+        if losing:
+            self._fetch([self._holders.pop(key) for key in losing])
         holder.upload(self._counts, self._loss)
         self._holders[id(holder)] = holder
         self._held |= dict.fromkeys(places, holder)

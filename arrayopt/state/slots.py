@@ -175,12 +175,12 @@ def _coded(x: Array, dtype: str, layers: int) -> tuple[Array, Array]:
 
 def _own(p: Array, slots: dict[str, Array]) -> dict[str, Array]:
     """Slots that share no memory with the parameter or with each other, and can be written where p's library writes."""
-    held, own = {holder(p)}, {}
+    holders, own = {holder(p)}, {}
     for slot in list(slots):
         x = slots.pop(slot)  # so that what has been copied is let go before the next copy
-        if holder(x) in {*held, None} or not holds_alone(x):
+        if holder(x) in {*holders, None} or not holds_alone(x):
             x = copied(x)
-        held.add(holder(x))
+        holders.add(holder(x))
         own[slot] = x
     return own
 
@@ -201,9 +201,9 @@ def _stacked_slots(rule: Rule, xp: Any, p: Array, dtype: str) -> dict[str, Array
     return {slot: xp.stack([slots[slot] for slots in each]) for slot in each[0]}
 
 
-def _constant(rule: Rule, name: str, mine: Array, x: Array, block: Block | None) -> Array:
+def _constant(rule: Rule, name: str, begun: Array, x: Array, block: Block | None) -> Array:
     """An array that the rule needs, as a slot of a tensor, or of a block of it."""
-    shape = tuple(mine.shape) if block is None else block.shape
+    shape = tuple(begun.shape) if block is None else block.shape
     try:
         whole = np.broadcast_to(to_host(x), shape)
     except ValueError:
@@ -213,5 +213,5 @@ def _constant(rule: Rule, name: str, mine: Array, x: Array, block: Block | None)
             " groups={'w': {'project': ...}}, or in `minimize` project={'w': ...}"
         ) from None
     if block is not None:
-        whole = whole[tuple(slice(i, i + n) for i, n in zip(block.offset, mine.shape, strict=True))]
-    return like(mine, np.array(whole))
+        whole = whole[tuple(slice(i, i + n) for i, n in zip(block.offset, begun.shape, strict=True))]
+    return like(begun, np.array(whole))

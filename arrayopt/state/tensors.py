@@ -113,13 +113,13 @@ class Tensor:
             one = xp.full((1,) * self.array.ndim, 0.7, dtype=working_dtype(xp, self.array))
             for slot, first in rule.all_slots(xp, one, dtype).items():
                 if slot in self.share.spans:
-                    mine = made[slot]
-                    if not bool(xp.all(mine == first)):
+                    begun = made[slot]
+                    if not bool(xp.all(begun == first)):
                         raise ValueError(
                             f"{type(rule).__name__}: slot {slot!r} is made from the values of {self.name!r}, but this"
                             " rank has only a part of it; initialize it with a constant"
                         )
-                    shape = self.share.whole(slot, mine, self.shape)
+                    shape = self.share.whole(slot, begun, self.shape)
                     found[slot] = xp.asarray(xp.broadcast_to(xp.reshape(first, ()), shape), copy=True)
         return found
 

@@ -176,8 +176,8 @@ class Accumulator:
         for tensor in tensors:
             if tensor.name in sums:
                 slots = {"sum": sums[tensor.name]}
-                mine = Tensor(tensor.name, tensor.array, slots, self._run, tensor.place)
-                mine.t, self.tensors[tensor.name] = 1, mine
+                total = Tensor(tensor.name, tensor.array, slots, self._run, tensor.place)
+                total.t, self.tensors[tensor.name] = 1, total
                 self.begun.add(tensor.place)
 
     # ---- the tensors that hold the sums ----------------------------------------------------------
@@ -188,13 +188,13 @@ class Accumulator:
 
     def _tensor(self, tensor: Tensor) -> Tensor:
         """The tensor that holds the sum for a parameter."""
-        mine = self.tensors.get(tensor.name)
-        if mine is None:
+        total = self.tensors.get(tensor.name)
+        if total is None:
             self._run.extend(max(0, tensor.place + 1 - self._run.size))
             slots = {"sum": room_for(tensor.array)}
-            mine = Tensor(tensor.name, tensor.array, slots, self._run, tensor.place)
-            self.tensors[tensor.name] = mine
-        return mine
+            total = Tensor(tensor.name, tensor.array, slots, self._run, tensor.place)
+            self.tensors[tensor.name] = total
+        return total
 
     def _asked(self, sums: Bucket, grads: Grads, factor: Any) -> tuple[Bucket, Asked]:
         """What an engine is asked for, to add gradients to sums."""

@@ -4,17 +4,20 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from arrayopt.arrays import on_its_device
 from arrayopt.engines.base import Judge, Swap
 from arrayopt.engines.bucket import Bucket
+from arrayopt.engines.layers import layer_name
 from arrayopt.engines.table import select
 from arrayopt.hyper import scalar
 from arrayopt.ranks.alone import Alone
 from arrayopt.ranks.team import Team
 from arrayopt.state.loss_scale import LOSS_SCALE, as_loss_scale
 from arrayopt.state.run import Run
+from arrayopt.state.tensors import Left
 from arrayopt.state.verdict import Verdict, joint_norm, judge
-from arrayopt.step.left_out import left_out
 from arrayopt.step.norms import Measures, gradient_norms, measured
 
 __all__ = ["Judging", "Known"]
@@ -175,15 +178,15 @@ class Judging:
             return found
         norms = gradient_norms(self._engine, measures(), self._team)
         self._judged = lambda: norms
-        held = self._run.peek("scale") if own else known.scale
+        factor = self._run.peek("scale") if own else known.scale
         left, first = None, next(iter(norms.values()), 0.0)
         with on_its_device(first):
             total = joint_norm(list(norms.values()))
             if known.stacks and not math.isfinite(float(total)):
-                left, rest = left_out(known.stacks, norms)
+                left, rest = _left_out(known.stacks, norms)
                 total = joint_norm(list(rest.values()))
             found = judge(
-                total, scale=held if scaled else None, limit=known.limit, check=known.check
+                total, scale=factor if scaled else None, limit=known.limit, check=known.check
             )
         return found._replace(skip=bool(found.skip), left=left)
 
@@ -217,3 +220,36 @@ def _overwritten() -> dict[str, Any]:
         "Optimizer: the norms of the last step are lost, because a later step failed after"
         " measuring its gradients"
     )
+
+
+def _left_out(stacks: Sequence[Bucket], norms: dict[str, Any]) -> tuple[Left, dict[str, Any]]:
+    """Which layers a step leaves out, and the norms of all others.
+
+    Layers of one place belong together, in all stacked tensors with the same number of layers: they
+    are one fit, or one layer of a model. None is left out by itself if something else is not finite
+    either, or if nothing would be left.
+
+    Parameters
+    ----------
+    stacks : sequence of Bucket
+        The stacked tensors.
+    norms : dict of str to float or 0-d array
+        The norms of all gradients, by name of tensor or layer.
+    """
+    places = {}
+    for bucket in stacks:
+        for tensor in bucket.whole.tensors:
+            for layer in range(tensor.layers):
+                places[layer_name(tensor.name, layer)] = (tensor.layers, layer)
+    left: Left = {}
+    for name, norm in norms.items():
+        if not math.isfinite(float(norm)):
+            if name not in places:
+                return {}, norms
+            count, layer = places[name]
+            left.setdefault(count, np.zeros(count, bool))[layer] = True
+    rest = dict(norms)
+    for name, (count, layer) in places.items():
+        if count in left and left[count][layer]:
+            rest.pop(name, None)
+    return (left, rest) if rest else ({}, norms)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from arrayopt.arrays import Array
@@ -12,18 +13,10 @@ from arrayopt.optimizer import Optimizer
 from arrayopt.params.trees import flatten
 from arrayopt.rules.base import Rule
 
-__all__ = ["Backend", "Stepper", "backend_names", "choose", "start"]
+__all__ = ["Backend", "Functional", "backend_names", "choose", "start"]
 
 JIT = "jit"
 """Beside the engines: the functional form, compiled by JAX."""
-
-
-@dataclass(frozen=True)
-class Stepper:
-    """A run, ready to step."""
-
-    step: Callable[[Mapping[str, Array | None]], Any]  # takes gradients by tensor name, and returns the parameters
-    slots: Callable[[str], Any]  # the state of a tensor by its name, in which slots may be replaced
 
 
 @dataclass(frozen=True)
@@ -107,24 +100,37 @@ def choose(names: Iterable[str] | None = None) -> list[Backend]:
     return chosen
 
 
-def start(backend: Backend, rule: Rule, params: Any, options: Mapping[str, Any]) -> Stepper:
+class Functional:
+    """The functional form with the `step` and the `state` of an optimizer; `compiled` is `jax.jit` or the like.
+
+    It writes to no array.
+    """
+
+    def __init__(self, rule: Rule, params: Any, groups: Any, compiled: Callable[[Any], Any] = lambda f: f) -> None:
+        self.params, self._state = params, init(rule, params, groups=groups)
+        self._update = compiled(partial(update, rule, groups=groups))
+
+    @property
+    def state(self) -> Mapping[str, Any]:
+        """The state of each tensor by its name."""
+        found: Mapping[str, Any] = self._state["tensors"]
+        return found
+
+    def step(self, grads: Mapping[str, Array | None], **options: Any) -> Any:
+        """Take a step with some options of `arrayopt.update`, and return the parameters."""
+        self.params, self._state = self._update(self.params, grads, self._state, **options)
+        return self.params
+
+
+def start(backend: Backend, rule: Rule, params: Any, options: Mapping[str, Any]) -> Optimizer | Functional:
     """A rule on parameters of a backend, ready to step; raises what `Optimizer` raises where it cannot run."""
     if backend.engine != JIT:
-        opt = Optimizer(params, rule, engine=backend.engine, **options)
-        return Stepper(opt.step, opt.state.__getitem__)
+        return Optimizer(params, rule, engine=backend.engine, **options)
     from jax import jit
 
-    groups = options.get("groups")
     if set(options) - {"groups"}:
         raise ValueError("the functional form takes no other options than groups")
-    held = {"params": dict(flatten(params)), "state": init(rule, dict(flatten(params)), groups=groups)}
-    compiled: Any = jit(lambda params, grads, state: update(rule, params, grads, state, groups=groups))
-
-    def step(grads: Mapping[str, Array | None]) -> Any:
-        held["params"], held["state"] = compiled(held["params"], dict(grads), held["state"])
-        return held["params"]
-
-    return Stepper(step, lambda name: held["state"]["tensors"][name])
+    return Functional(rule, dict(flatten(params)), options.get("groups"), jit)
 
 
 def _engines(library: str) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ import numpy as np
 
 from arrayopt.arrays import Array, array_namespace, detached, dtype_name, like, to_host
 from arrayopt.codecs import PAIR
-from arrayopt.functional import init, update
 from arrayopt.hyper import evaluate, is_number
 from arrayopt.libraries import UnavailableError, library_name, to_numpy
 from arrayopt.optimizer import Optimizer
@@ -18,7 +17,7 @@ from arrayopt.params.trees import flatten, rebuild
 from arrayopt.rules.base import Rule
 from arrayopt.state.quantized import narrowed, scale_of
 from arrayopt.state.verdict import CLIP_NORM
-from arrayopt.testing.backends import Backend, Stepper, choose, start
+from arrayopt.testing.backends import Backend, Functional, choose, start
 from arrayopt.testing.ulps import Scale, ulps
 
 __all__ = ["LIMITS", "Difference", "Outcome", "assert_equivalent", "compare"]
@@ -196,7 +195,8 @@ def compare(
     if not callable(grads_fn):
         raise TypeError(f"compare: `grads_fn` must be a function; got {grads_fn!r}")
     named = named_params(params, "compare")
-    reference = _Reference(rule, params, **options)
+    checked = Optimizer(_copies(params), rule, engine="array_api", **options)
+    reference = Functional(rule, checked.params, options.get("groups"))
     scales = {name: Scale(to_numpy(x)) for name, x in named}
     runs, found = {}, {}
     for backend in choose(engines) if backends is None else backends:
@@ -207,39 +207,23 @@ def compare(
     for step in range(steps):
         now = reference.params
         grads = match_grads("compare", named, _copies(grads_fn(now, step)))
-        reference.step(grads)
-        now = _values(reference.params)
+        limit = evaluate("Optimizer: `clip_norm`", checked.clip_norm, step, CLIP_NORM)
+        now = _values(reference.step(grads, clip_norm=limit))
         for name, scale in scales.items():
             scale.follow(now[name])
+        codes = _codes(reference.state)
         for run in runs.values():
-            run.step(step, grads, now, reference.codes)
+            run.step(step, grads, now, codes)
     return {b.name: runs[b].outcome for b in runs} | found
 
 
-class _Reference:
-    """The run that backends are compared with: state in, state out, and nothing in it is ever written."""
-
-    def __init__(self, rule: Rule, params: Any, *, groups: Any = None, **options: Any) -> None:
-        made = Optimizer(_copies(params), rule, engine="array_api", groups=groups, **options)
-        self.rule, self.groups, self.clip_norm = rule, groups, made.clip_norm
-        self.params = made.params
-        self.state = init(rule, self.params, groups=groups)
-
-    @property
-    def codes(self) -> dict[str, dict[str, Array]]:
-        """The slots that are stored in 8 bits, and their scales, by tensor."""
-        found: dict[str, dict[str, Array]] = {}
-        for name, slots in self.state["tensors"].items():
-            coded = narrowed(slots)
-            found[name] = {slot: slots[slot] for slot in (*coded, *map(scale_of, coded))}
-        return found
-
-    def step(self, grads: Mapping[str, Array | None]) -> None:
-        """Take a step."""
-        limit = None
-        if self.clip_norm is not None:
-            limit = evaluate("Optimizer: `clip_norm`", self.clip_norm, self.state["step"], CLIP_NORM)
-        self.params, self.state = update(self.rule, self.params, grads, self.state, groups=self.groups, clip_norm=limit)
+def _codes(state: Mapping[str, Any]) -> dict[str, dict[str, Array]]:
+    """The slots that are stored in 8 bits, and their scales, by tensor."""
+    found: dict[str, dict[str, Array]] = {}
+    for name, slots in state.items():
+        coded = narrowed(slots)
+        found[name] = {slot: slots[slot] for slot in (*coded, *map(scale_of, coded))}
+    return found
 
 
 class _Run:
@@ -252,7 +236,7 @@ class _Run:
         self.array, self.scales, self.outcome = backend.array, scales, Outcome()
         self.native = {library_name(x) for x in named.values()} == {backend.library.name}
         self.dtypes = {name: dtype_name(x) for name, x in named.items()}
-        self.run: Stepper = start(backend, rule, _copies(params) if self.native else self.own(named), options)
+        self.run = start(backend, rule, _copies(params) if self.native else self.own(named), options)
 
     def own(self, named: Mapping[str, Array | None]) -> Any:
         """Copies of arrays, of the backend's library."""
@@ -266,9 +250,9 @@ class _Run:
         """Take a step, look where it led, and go on from the reference's codes."""
         if self.outcome.error or self.outcome.skipped:
             return
-        mine = self.own(grads)
+        given = self.own(grads)
         try:
-            got = _values(self.run.step(mine))
+            got = _values(self.run.step(given))
         except Exception as error:  # a user's rule may raise anything
             untraceable = any(kind.__name__ == "JAXTypeError" for kind in type(error).__mro__)
             said = f"{type(error).__name__}: {_line(error)}"
@@ -282,7 +266,7 @@ class _Run:
                 pair = expected[name][i].item(), got[name][i].item()
                 self.outcome = Outcome(Difference(float(distance[i]), name, tuple(map(int, i)), step, *pair))
         for name, slots in codes.items():
-            own = self.run.slots(name)
+            own: Any = self.run.state[name]
             for slot, x in slots.items():
                 apart = np.abs(to_numpy(x) - to_numpy(own[slot])).max(initial=0) if scale_of(slot) in slots else 0
                 if dtype_name(x) != PAIR and apart > NEAR:

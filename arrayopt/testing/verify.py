@@ -130,15 +130,15 @@ def verify(
     There is no row for complex numbers where the rule is not defined for them.
     """
     reference = "numpy:array_api"
-    others = [backend for backend in backends if backend.name != reference]
-    report = Report(reference, [backend.name for backend in others], dict(versions), settings)
+    compared = [backend for backend in backends if backend.name != reference]
+    report = Report(reference, [backend.name for backend in compared], dict(versions), settings)
     for name, rule in rules.items():
         for dtype in settings.dtypes:
             if dtype in REAL and not rule.complex_ok:
                 continue
             params, grads_fn = _problem(rule, settings, dtype)
-            outcomes = compare(rule, params, grads_fn, backends=others, steps=settings.steps)
-            outcomes = {backend.name: outcomes[backend.name] for backend in others}
+            outcomes = compare(rule, params, grads_fn, backends=compared, steps=settings.steps)
+            outcomes = {backend.name: outcomes[backend.name] for backend in compared}
             report.rows.append(Row(name, dtype, settings.limit(dtype), outcomes))
             on_row(report.rows[-1])
     return report

@@ -1,9 +1,9 @@
 """What all optimizers of `arrayopt.torch` are: ``torch.optim.Optimizer`` on the outside, `arrayopt.Optimizer` below."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,25 +14,20 @@ from arrayopt.foreign_names import INNER
 from arrayopt.hyper import Hyper, is_number
 from arrayopt.optimizer import Optimizer as Inner
 from arrayopt.params.groups import fields_of
-from arrayopt.rules.base import Rule
-from arrayopt.saving.state_dict import describe, rule_differences
 from arrayopt.state.verdict import Verdict
 from arrayopt.torch.below import Below, distinct
-from arrayopt.torch.release import Release, asked
-from arrayopt.torch.saved import loaded_of
+from arrayopt.torch.release import asked
+from arrayopt.torch.saved import Saved, eager, guests_in
 from arrayopt.torch.settings import RULE, Settings, check_group, check_names, check_params, defaults_of, rule_of
 from arrayopt.torch.spelled import placed
-from arrayopt.torch.state import Guests, State, complete, guests_of, moved, own_of
+from arrayopt.torch.state import Guests, State, own_of
 
 __all__ = ["Optimizer"]
 
 _UNGIVEN: Any = object()
 
-_eager = torch._disable_dynamo  # type: ignore[attr-defined]
-"""What is called by compiled code, and not compiled."""
 
-
-class Optimizer(torch.optim.Optimizer):
+class Optimizer(Saved):
     """The base of the optimizers of `arrayopt.torch`. Each is made from a rule, by `arrayopt.torch.optimizer`.
 
     Parameters
@@ -44,13 +39,6 @@ class Optimizer(torch.optim.Optimizer):
     maximize, engine, clip_norm, skip_nonfinite, stats, release, comm, overlap
         See the class of a rule, such as `LAMB`.
     """
-
-    rule: ClassVar[type[Rule]]
-    """The rule."""
-
-    _below: Below | None = None
-    _options: Mapping[str, Any] = {}
-    _release: Release | None = None
 
     def __init__(
         self,
@@ -93,26 +81,6 @@ class Optimizer(torch.optim.Optimizer):
         self._guests: Guests = Guests(dict)
         self._below = Below(who, self.rule, options, self.param_groups, {}, 0)
         self._watch(every, overlap=overlap)
-
-    def _watch(self, every: int, *, overlap: bool) -> None:
-        """Have gradients let go in the backward pass, where so many of these make a step."""
-        if every:
-            self._release = Release(self, every, overlap=overlap)
-            self._release.watch(p for group in self.param_groups for p in group["params"])
-
-    @property
-    def inner(self) -> Inner | None:
-        """The `arrayopt.Optimizer` that makes the steps, to look at: ``explain()``, ``stats``, ``now()``.
-
-        Settings and state are changed here, in `param_groups` and `state`, and not there. It is another one after
-        parameters have come or gone; None where there are none.
-        """
-        if self._below is None:
-            return None
-        made = self._below.follow(self.param_groups)
-        if made is not None:
-            made._arrive()
-        return made
 
     def __getattr__(self, name: str) -> Any:
         """Say where it is, if an `arrayopt.Optimizer` has it; others ask for much that no optimizer has."""
@@ -160,20 +128,15 @@ class Optimizer(torch.optim.Optimizer):
         """
         return nullcontext() if self._release is None else self._release.hold()
 
-    @_eager
+    @eager
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients in ``p.grad``. With ``release=k``, the k backward passes of the step begin anew."""
         super().zero_grad(set_to_none)
         self._begin_anew()
 
-    def _begin_anew(self) -> None:
-        """Have the backward passes of a step counted from 0, where gradients are let go."""
-        if self._release is not None and self._below is not None:
-            self._release.begin_anew(self._below.made)
-
     # ---- the step ---------------------------------------------------------------------------------------------------
 
-    @_eager
+    @eager
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters by their gradients.
 
@@ -245,7 +208,7 @@ class Optimizer(torch.optim.Optimizer):
 
     # ---- groups and state -------------------------------------------------------------------------------------------
 
-    @_eager
+    @eager
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group: a dict with ``params`` and the group's own values of the rule's fields.
 
@@ -292,110 +255,7 @@ class Optimizer(torch.optim.Optimizer):
         if self.inner is not None and self._below is not None:
             pairs = list(zip(self._below.params, self._below.tensors, strict=True))
             self._below.write({p: own_of(x, states.get(p, {})) for p, x in pairs})
-            self._guests = _guests(pairs, states, lambda p, x: x)
-
-    # ---- state dicts, copies and pickles ----------------------------------------------------------------------------
-
-    @_eager
-    def state_dict(self) -> dict[str, Any]:
-        """The state as PyTorch's: ``state`` and ``param_groups`` of plain dicts, and the number of steps.
-
-        Tensors are those that the next step writes. ``torch.load`` reads it with ``weights_only=True``, unless a field
-        is a schedule.
-
-        Raises
-        ------
-        RuntimeError
-            In the middle of a step: `release` or `overlap` has taken some of its gradients. So do copies and pickles.
-        """
-        self._check_whole("state_dict")
-        inner, made = self.inner, super().state_dict()
-        state = {key: dict(entry) if isinstance(entry, dict) else entry for key, entry in made["state"].items()}
-        if inner is not None and self._below is not None:
-            keys = (key for group in made["param_groups"] for key in dict.fromkeys(group["params"]))
-            for key, tensor in zip(keys, self._below.tensors, strict=False):
-                whole = complete(tensor, inner._team)
-                if key in state:
-                    state[key] |= {slot: x for slot, x in whole.items() if x is not tensor.slots[slot]}
-        steps = 0 if inner is None else inner.step_count
-        groups = [{**group, RULE: group[RULE].__name__} if RULE in group else group for group in made["param_groups"]]
-        return {**made, "state": state, "param_groups": groups, "step_count": steps, "rule": self.rule.__name__}
-
-    @_eager
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned. Tensors are copied, and keep the dtypes and devices that are here.
-
-        A step of which `release` has taken gradients is forgotten: load the model's parameters too.
-
-        Raises
-        ------
-        ValueError
-            If it does not fit, listing every mismatch; if it is of another rule, or of the rule with other switches.
-            Nothing has been changed then.
-        """
-        saved = state_dict.copy()
-        for pre_hook in list(self._optimizer_load_state_dict_pre_hooks.values()):
-            replaced = pre_hook(self, saved)
-            saved = saved if replaced is None else replaced
-        slots = set() if self._below is None else {slot for x in self._below.tensors for slot in x.slots}
-        loaded = loaded_of(type(self).__name__, self.rule, self.defaults, self.param_groups, slots, saved)
-        made = self._made(loaded)
-        if self.inner is not None and made[1].made is not None:
-            pairs = enumerate(zip(made[1].made.groups, self.inner.groups, strict=True))
-            wrong = [x for i, (a, b) in pairs for x in rule_differences(f"group {i}", describe(a.rule), b.rule)]
-            if wrong:
-                how = ""
-                if any("state_dtype=" in x for x in wrong):
-                    how = ". First set param_groups[i]['state_dtype'] to what was saved; load; then set what you want"
-                listed = "; ".join(wrong)
-                raise ValueError(f"{type(self).__name__}: the state was saved with other options: {listed}{how}")
-        self._go_on(loaded, *made)
-        self._begin_anew()
-        for post_hook in list(self._optimizer_load_state_dict_post_hooks.values()):
-            post_hook(self)
-
-    def _check_whole(self, what: str) -> None:
-        """Raise RuntimeError where gradients of a step have been taken, and it has not ended."""
-        inner = self.inner
-        if inner is not None:
-            inner._step.release.check_whole(f"{type(self).__name__}: {what}")
-            inner._parameters.first.follow()
-
-    def __getstate__(self) -> dict[str, Any]:
-        self._check_whole("a copy")
-        inner, below = self.inner, self._below
-        return {
-            "defaults": dict(self.defaults),
-            "param_groups": [dict(group) for group in self.param_groups],
-            "state": {p: dict(entry) if isinstance(p, Tensor) else entry for p, entry in self.state.items()},
-            "step_count": 0 if inner is None else inner.step_count,
-            "options": {} if below is None else below.options,
-            "release": None if self._release is None else (self._release.every, self._release.overlap),
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._go_on(state, *self._made(state))
-        every, overlap = state.get("release") or (0, False)
-        self._watch(every, overlap=overlap)
-
-    def _made(self, state: dict[str, Any]) -> tuple[list[dict[str, Any]], Below]:
-        """The groups that a state has, and the optimizer over them."""
-        states, steps = state["state"], state.get("step_count")
-        if steps is None:  # as in a state that other software has taken apart and put together
-            tensors = [entry for p, entry in states.items() if isinstance(p, Tensor) and isinstance(entry, Mapping)]
-            counts = [int(torch.as_tensor(entry["step"]).max()) for entry in tensors if "step" in entry]
-            steps = max(counts, default=0)
-        options = state["options"] if "options" in state else getattr(self._below, "options", {})
-        groups: list[dict[str, Any]] = [Settings(self.rule, group) for group in state["param_groups"]]
-        return groups, Below(type(self).__name__, self.rule, options, groups, states, steps)
-
-    def _go_on(self, state: dict[str, Any], groups: list[dict[str, Any]], below: Below) -> None:
-        """Go on from what `_made` made of a state."""
-        super().__setstate__({"defaults": Settings(self.rule, state.get("defaults") or self.defaults)})
-        if below.made is not None and self._below is not None:
-            below.made._take_place(self._below.made)
-        self.param_groups, self._below = groups, below
-        self._guests = _guests(zip(below.params, below.tensors, strict=True), state["state"], moved)
+            self._guests = guests_in(pairs, states, lambda p, x: x)
 
 
 def _elsewhere(cls: type[Any], name: str) -> str:
@@ -404,16 +264,6 @@ def _elsewhere(cls: type[Any], name: str) -> str:
         return f"; {INNER[name]}"
     own = hasattr(cls, "rule") and name in fields_of(cls.rule)
     return f"; read and set opt.param_groups[i][{name!r}]" if own else ""
-
-
-def _guests(pairs: Iterable[tuple[Tensor, Any]], states: Mapping[Any, Any], taken: Callable[[Any, Any], Any]) -> Guests:
-    """What others keep in states."""
-    found: Guests = Guests(dict)
-    for p, tensor in pairs:
-        state = states.get(p)
-        if isinstance(state, Mapping) and (kept := guests_of(tensor, state)):
-            found[p] = {key: taken(p, x) for key, x in kept.items()}
-    return Guests(dict, {**found, **{key: x for key, x in states.items() if not isinstance(key, Tensor)}})
 
 
 def _step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:

@@ -114,8 +114,8 @@ def _fields(rule: type[Rule], doc: str) -> str:
 def _signature(rule: type[Rule]) -> inspect.Signature:
     """How a class is called: the parameters, the learning rate, and by name all the rest."""
     base = inspect.signature(Optimizer.__init__).parameters
-    theirs = otherwise_all(rule, {})
-    own = {x.name: x.replace(default=theirs.get(x.name, x.default)) for x in field_parameters(rule)}
+    differing = otherwise_all(rule, {})
+    own = {x.name: x.replace(default=differing.get(x.name, x.default)) for x in field_parameters(rule)}
     defaults = Settings(rule, {name: x.default for name, x in own.items()})
     placed = [inspect.Parameter("params", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
     for name in ("lr", *places(rule)):
@@ -123,7 +123,7 @@ def _signature(rule: type[Rule]) -> inspect.Signature:
             kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
             placed.append(inspect.Parameter(name, kind, default=defaults[name]))
     by_name = [x for name, x in own.items() if name not in {x.name for x in placed}]
-    by_name += [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=theirs[n]) for n in more_of(rule)]
+    by_name += [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=differing[n]) for n in more_of(rule)]
     return inspect.Signature([*placed, *by_name, *(base[name] for name in OPTIONS)])
 
 

@@ -1,15 +1,24 @@
-"""A state dict of PyTorch's form, checked against the groups that are to go on from it."""
+"""How optimizers of `arrayopt.torch` are saved, loaded, copied and pickled, in PyTorch's form."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
+from arrayopt.optimizer import Optimizer as Inner
 from arrayopt.params.groups import fields_of
 from arrayopt.rules.base import Rule
-from arrayopt.torch.settings import RULE, defaults_of
+from arrayopt.saving.differences import describe, rule_differences
+from arrayopt.torch.below import Below
+from arrayopt.torch.release import Release
+from arrayopt.torch.settings import RULE, Settings, defaults_of
+from arrayopt.torch.state import Guests, complete, guests_of, moved
 
-__all__ = ["loaded_of"]
+__all__ = ["Saved", "eager", "guests_in"]
+
+eager = torch._disable_dynamo  # type: ignore[attr-defined]
+"""What is called by compiled code, and not compiled."""
 
 _SHARED = frozenset(fields_of(Rule)) - {"weight_decay"}
 """Fields of every rule: a group here has them, and none of another library's optimizer has."""
@@ -18,12 +27,158 @@ _BARE = {"params", "param_names"}
 """What a group has that says nothing of its optimizer."""
 
 
-def loaded_of(
+class Saved(torch.optim.Optimizer):
+    """What an optimizer has, and how it is saved, loaded, copied and pickled."""
+
+    rule: ClassVar[type[Rule]]
+    """The rule."""
+
+    _below: Below | None = None
+    _options: Mapping[str, Any] = {}
+    _release: Release | None = None
+    _guests: Guests
+
+    def _watch(self, every: int, *, overlap: bool) -> None:
+        """Have gradients let go in the backward pass, where so many of these make a step."""
+        if every:
+            self._release = Release(self, every, overlap=overlap)
+            self._release.watch(p for group in self.param_groups for p in group["params"])
+
+    @property
+    def inner(self) -> Inner | None:
+        """The `arrayopt.Optimizer` that makes the steps, to look at: ``explain()``, ``stats``, ``now()``.
+
+        Settings and state are changed here, in `param_groups` and `state`, and not there. It is another one after
+        parameters have come or gone; None where there are none.
+        """
+        if self._below is None:
+            return None
+        made = self._below.follow(self.param_groups)
+        if made is not None:
+            made._arrive()
+        return made
+
+    def _begin_anew(self) -> None:
+        """Have the backward passes of a step counted from 0, where gradients are let go."""
+        if self._release is not None and self._below is not None:
+            self._release.begin_anew(self._below.made)
+
+    @eager
+    def state_dict(self) -> dict[str, Any]:
+        """The state as PyTorch's: ``state`` and ``param_groups`` of plain dicts, and the number of steps.
+
+        Tensors are those that the next step writes. ``torch.load`` reads it with ``weights_only=True``, unless a field
+        is a schedule.
+
+        Raises
+        ------
+        RuntimeError
+            In the middle of a step: `release` or `overlap` has taken some of its gradients. So do copies and pickles.
+        """
+        self._check_whole("state_dict")
+        inner, made = self.inner, super().state_dict()
+        state = {key: dict(entry) if isinstance(entry, dict) else entry for key, entry in made["state"].items()}
+        if inner is not None and self._below is not None:
+            keys = (key for group in made["param_groups"] for key in dict.fromkeys(group["params"]))
+            for key, tensor in zip(keys, self._below.tensors, strict=False):
+                whole = complete(tensor, inner._team)
+                if key in state:
+                    state[key] |= {slot: x for slot, x in whole.items() if x is not tensor.slots[slot]}
+        steps = 0 if inner is None else inner.step_count
+        groups = [{**group, RULE: group[RULE].__name__} if RULE in group else group for group in made["param_groups"]]
+        return {**made, "state": state, "param_groups": groups, "step_count": steps, "rule": self.rule.__name__}
+
+    @eager
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned. Tensors are copied, and keep the dtypes and devices that are here.
+
+        A step of which `release` has taken gradients is forgotten: load the model's parameters too.
+
+        Raises
+        ------
+        ValueError
+            If it does not fit, listing every mismatch; if it is of another rule, or of the rule with other switches.
+            Nothing has been changed then.
+        """
+        saved = state_dict.copy()
+        for pre_hook in list(self._optimizer_load_state_dict_pre_hooks.values()):
+            replaced = pre_hook(self, saved)
+            saved = saved if replaced is None else replaced
+        loaded = _loaded_of(type(self).__name__, self.rule, self.defaults, self.param_groups, saved)
+        made = self._made(loaded)
+        if self.inner is not None and made[1].made is not None:
+            pairs = enumerate(zip(made[1].made.groups, self.inner.groups, strict=True))
+            wrong = [x for i, (a, b) in pairs for x in rule_differences(f"group {i}", describe(a.rule), b.rule)]
+            if wrong:
+                how = ""
+                if any("state_dtype=" in x for x in wrong):
+                    how = ". First set param_groups[i]['state_dtype'] to what was saved; load; then set what you want"
+                listed = "; ".join(wrong)
+                raise ValueError(f"{type(self).__name__}: the state was saved with other options: {listed}{how}")
+        self._go_on(loaded, *made)
+        self._begin_anew()
+        for post_hook in list(self._optimizer_load_state_dict_post_hooks.values()):
+            post_hook(self)
+
+    def _check_whole(self, what: str) -> None:
+        """Raise RuntimeError where gradients of a step have been taken, and it has not ended."""
+        inner = self.inner
+        if inner is not None:
+            inner._step.release.check_whole(f"{type(self).__name__}: {what}")
+            inner._parameters.first.follow()
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._check_whole("a copy")
+        inner, below = self.inner, self._below
+        return {
+            "defaults": dict(self.defaults),
+            "param_groups": [dict(group) for group in self.param_groups],
+            "state": {p: dict(entry) if isinstance(p, Tensor) else entry for p, entry in self.state.items()},
+            "step_count": 0 if inner is None else inner.step_count,
+            "options": {} if below is None else below.options,
+            "release": None if self._release is None else (self._release.every, self._release.overlap),
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._go_on(state, *self._made(state))
+        every, overlap = state.get("release") or (0, False)
+        self._watch(every, overlap=overlap)
+
+    def _made(self, state: dict[str, Any]) -> tuple[list[dict[str, Any]], Below]:
+        """The groups that a state has, and the optimizer over them."""
+        states, steps = state["state"], state.get("step_count")
+        if steps is None:  # as in a state that other software has taken apart and put together
+            tensors = [entry for p, entry in states.items() if isinstance(p, Tensor) and isinstance(entry, Mapping)]
+            counts = [int(torch.as_tensor(entry["step"]).max()) for entry in tensors if "step" in entry]
+            steps = max(counts, default=0)
+        options = state["options"] if "options" in state else getattr(self._below, "options", {})
+        groups: list[dict[str, Any]] = [Settings(self.rule, group) for group in state["param_groups"]]
+        return groups, Below(type(self).__name__, self.rule, options, groups, states, steps)
+
+    def _go_on(self, state: dict[str, Any], groups: list[dict[str, Any]], below: Below) -> None:
+        """Go on from what `_made` made of a state."""
+        super().__setstate__({"defaults": Settings(self.rule, state.get("defaults") or self.defaults)})
+        if below.made is not None and self._below is not None:
+            below.made._take_place(self._below.made)
+        self.param_groups, self._below = groups, below
+        self._guests = guests_in(zip(below.params, below.tensors, strict=True), state["state"], moved)
+
+
+def guests_in(pairs: Iterable[tuple[Tensor, Any]], states: Mapping[Any, Any], take: Callable[..., Any]) -> Guests:
+    """What others keep in states; ``take(p, x)`` makes of each entry what is kept of it here."""
+    found: Guests = Guests(dict)
+    for p, tensor in pairs:
+        state = states.get(p)
+        if isinstance(state, Mapping) and (kept := guests_of(tensor, state)):
+            found[p] = {key: take(p, x) for key, x in kept.items()}
+    return Guests(dict, {**found, **{key: x for key, x in states.items() if not isinstance(key, Tensor)}})
+
+
+def _loaded_of(
     who: str,
     rule: type[Rule],
-    shared: Mapping[str, Any],
-    mine: list[dict[str, Any]],
-    slots: set[str],
+    defaults: Mapping[str, Any],
+    groups: list[dict[str, Any]],
     saved: Mapping[str, Any],
 ) -> dict[str, Any]:
     """A state dict with the parameters themselves in it, in place of their numbers.
@@ -32,14 +187,10 @@ def loaded_of(
     ----------
     who : str
         What errors begin with.
-    rule : type
-        The rule of groups that have none of their own.
-    shared : mapping
-        The values of its fields where a group says nothing.
-    mine : list of dict
-        The groups here.
-    slots : set of str
-        The names of all slots here.
+    rule, defaults
+        The rule of groups that have none of their own, and the values of its fields where a group says nothing.
+    groups : list of dict
+        The optimizer's groups.
     saved : mapping
         What `Optimizer.state_dict` returned.
 
@@ -48,37 +199,33 @@ def loaded_of(
     ValueError
         If it is of other rules, or of other groups.
     """
-    theirs = saved["param_groups"]
+    saved_groups = saved["param_groups"]
     if saved.get("rule", rule.__name__) != rule.__name__:
         raise ValueError(f"{who}: the state is for {saved['rule']}, but the rule here is {rule.__name__}")
-    if "rule" not in saved and not any(_SHARED & group.keys() or group.keys() <= _BARE for group in theirs):
+    if "rule" not in saved and not any(_SHARED & group.keys() or group.keys() <= _BARE for group in saved_groups):
         raise ValueError(
             f"{who}: the state is from an optimizer of PyTorch, or of another library; where it has the same rule, use"
             " arrayopt.load_torch(opt, state)"
         )
-    sizes = [[len(group["params"]) for group in groups] for groups in (theirs, mine)]
+    sizes = [[len(group["params"]) for group in some] for some in (saved_groups, groups)]
     if sizes[0] != sizes[1]:
         raise ValueError(
             f"{who}: the state has groups of {sizes[0]} parameters, but the optimizer has groups of {sizes[1]}"
         )
-    other = [f"group {i} is under {b[1]}, here {b[0]}" for i, b in enumerate(_rules(mine, theirs)) if b[0] != b[1]]
-    if other:
-        raise ValueError(f"{who}: the state is for other rules: {'; '.join(other)}")
-    groups, home = [], dict[Any, Tensor]()
-    for group, was in zip(mine, theirs, strict=True):
-        home |= zip(was["params"], group["params"], strict=True)
-        names = {"param_names": group["param_names"]} if "param_names" in group else {}
-        own = {RULE: group[RULE]} if RULE in group else {}
-        defaults = defaults_of(group[RULE], was) if own else shared
-        groups.append({**defaults, **names, **was, **own, "params": group["params"]})
-    strange = [key for key in saved["state"] if isinstance(key, int) and key not in home]
+    wrong, made, parameter = list[str](), [], dict[Any, Tensor]()
+    for i, (group, was) in enumerate(zip(groups, saved_groups, strict=True)):
+        own, saved_rule = (getattr(x.get(RULE), "__name__", x.get(RULE)) for x in (group, was))
+        if own != saved_rule:
+            wrong.append(f"group {i} is under {saved_rule}, here {own}")
+            continue
+        parameter |= zip(was["params"], group["params"], strict=True)
+        first = defaults if own is None else defaults_of(group[RULE], was)
+        names, here = ({key: group[key] for key in (some,) if key in group} for some in ("param_names", RULE))
+        made.append({**first, **names, **was, **here, "params": group["params"]})
+    if wrong:
+        raise ValueError(f"{who}: the state is for other rules: {'; '.join(wrong)}")
+    strange = [key for key in saved["state"] if isinstance(key, int) and key not in parameter]
     if strange:
         raise ValueError(f"{who}: the state has {strange}, which are in no group")
-    state = {home.get(key, key): entry for key, entry in saved["state"].items()}
-    return {"state": state, "param_groups": groups, "step_count": saved.get("step_count")}
-
-
-def _rules(mine: Iterable[Mapping[str, Any]], theirs: Iterable[Mapping[str, Any]]) -> Iterable[tuple[Any, Any]]:
-    """The names of the rules that groups here, and those of a state, have of their own."""
-    for group, was in zip(mine, theirs, strict=True):
-        yield getattr(group.get(RULE), "__name__", None), getattr(was.get(RULE), "__name__", was.get(RULE))
+    state = {parameter.get(key, key): entry for key, entry in saved["state"].items()}
+    return {"state": state, "param_groups": made, "step_count": saved.get("step_count")}

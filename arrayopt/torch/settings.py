@@ -54,9 +54,9 @@ class Settings(dict[str, Any]):
     def __setitem__(self, name: str, value: Any) -> None:
         if name == RULE and value is not self.get(RULE):
             raise TypeError("param_groups: a group's `rule` cannot change; set it when you add the group")
-        theirs = spelled(self.rule, name)
-        if theirs is not None:
-            super().__setitem__(theirs.field, theirs.here(value))
+        spelling = spelled(self.rule, name)
+        if spelling is not None:
+            super().__setitem__(spelling.field, spelling.here(value))
             return
         every, several = spread(self._fields, name), isinstance(value, tuple | list)
         parts = next((x for x in every if several and len(x) == len(value)), None)
@@ -71,9 +71,9 @@ class Settings(dict[str, Any]):
             super().__setitem__(name, value)
 
     def __missing__(self, name: str) -> Any:
-        theirs = spelled(self.rule, name)
-        if theirs is not None:
-            return theirs.there(self[theirs.field])
+        spelling = spelled(self.rule, name)
+        if spelling is not None:
+            return spelling.there(self[spelling.field])
         if name == IDLE or name in more_of(self.rule):
             return otherwise(self.rule, name)
         if name not in self:
@@ -81,16 +81,16 @@ class Settings(dict[str, Any]):
         return tuple(self[part] for part in spread(self._fields, name)[0])
 
     def __contains__(self, name: object) -> bool:
-        theirs = spelled(self.rule, str(name))
-        if theirs is not None:
-            return super().__contains__(theirs.field)
+        spelling = spelled(self.rule, str(name))
+        if spelling is not None:
+            return super().__contains__(spelling.field)
         meant = spread(self._fields, str(name))[:1]
         return super().__contains__(name) or any(self.keys() >= set(parts) for parts in meant)
 
     def __delitem__(self, name: str) -> None:
-        theirs = spelled(self.rule, name)
-        if theirs is not None:
-            name = theirs.field
+        spelling = spelled(self.rule, name)
+        if spelling is not None:
+            name = spelling.field
         for part in spread(self._fields, name)[0] if name in self and not super().__contains__(name) else (name,):
             super().__delitem__(part)
 
@@ -226,7 +226,7 @@ def _check_twice(who: str, rule: type[Rule], given: Mapping[str, Any]) -> None:
     """Raise TypeError where fields are given under two names."""
     known: Sequence[str] = fields_of(rule)
     for name in given:
-        theirs = spelled(rule, name)
-        for parts in [*spread(known, name), *([] if theirs is None else [(theirs.field,)])]:
+        spelling = spelled(rule, name)
+        for parts in [*spread(known, name), *([] if spelling is None else [(spelling.field,)])]:
             if both := [part for part in parts if part in given]:
                 raise TypeError(f"{who}: pass `{name}` or `{'`, `'.join(both)}`, not both")

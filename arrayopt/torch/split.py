@@ -81,14 +81,14 @@ def split(
             f" {[name for name, _ in named]}"
         )
     tables = {module.weight for module in model.modules() if isinstance(module, Embedding | EmbeddingBag)}
-    of_matrices, others = list[tuple[str, Tensor]](), list[tuple[str, Tensor]]()
+    of_matrices, remaining = list[tuple[str, Tensor]](), list[tuple[str, Tensor]]()
     for name, p in named:
         is_matrix = p.ndim >= 2 and p not in tables and not any(_fits(name, x) for x in exclude)
-        (of_matrices if is_matrix else others).append((name, p))
-    if not of_matrices or not others:
+        (of_matrices if is_matrix else remaining).append((name, p))
+    if not of_matrices or not remaining:
         what = "no matrix" if not of_matrices else "nothing but matrices"
         raise ValueError(f"split: there is {what} among {[name for name, _ in named]}; one rule is enough for these")
-    groups = [{"params": of_matrices, "rule": matrices}, {"params": others, "rule": rest}]
+    groups = [{"params": of_matrices, "rule": matrices}, {"params": remaining, "rule": rest}]
     return optimizer(type(rest))(groups, **options)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import alone, apart, doors, loops, ours, page, peers_jax, peers_torch, products, run, tables
+from benchmarks import alone, apart, doors, loops, options, ours, page, peers_jax, peers_torch, products, run, tables
 from benchmarks.contest import Contestant, Running, by_threads, race
 from benchmarks.machine import look
 from benchmarks.problems import PROBLEMS, Problem
@@ -178,6 +178,13 @@ def test_first_and_later_steps_of_one_contestant():
     told = alone.one("SGD", problem, "arrayopt numpy", 1)
     assert told["step"] > 0
     assert told["setting"] in by_threads()
+
+
+def test_what_an_option_costs_has_a_line_for_each():
+    sheet = options.costs(["AdamW"], TINY, ["numpy"], lambda line: None, rounds=1, warmup=1)
+    assert [line[:2] for line in sheet.lines] == [("AdamW", name) for name in options.OPTIONS]
+    assert sheet.lines[0][2].endswith(" (1.00)")
+    assert sheet.columns == ("rule", "with", "numpy, ns")
 
 
 def test_every_part_has_jobs():

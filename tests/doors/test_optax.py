@@ -20,7 +20,7 @@ import jax.numpy as jnp  # noqa: E402
 
 import arrayopt.optax as door  # noqa: E402
 from arrayopt.optax import transformation  # noqa: E402
-from arrayopt.optax.theirs import SAME, Same  # noqa: E402
+from arrayopt.optax.same import SAME, Same  # noqa: E402
 
 ROWS = [(name, row) for name, rows in cases.CASES.items() for row in rows]
 FIRST = marked(

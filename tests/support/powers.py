@@ -18,8 +18,11 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import torch
 
 import arrayopt as ao
+from arrayopt.arrays import detached, like, store, to_host
+from arrayopt.libraries import engines_for
 from tests.support.entered import Fault, Raising, contents, held
 from tests.support.ringed import ringed
 
@@ -38,6 +41,15 @@ ADDED = 3
 """The call after which a group is added."""
 
 
+THEIRS = "b", "stack", "number"
+"""The tensors that are PyTorch's where libraries are mixed."""
+
+
+def torch_of(x: Any) -> Any:
+    """A tensor of PyTorch of an array's shape and dtype."""
+    return torch.empty(x.shape, dtype=getattr(torch, str(x.dtype)))
+
+
 @dataclass
 class Case:
     """A problem, in which powers are switched on.
@@ -50,6 +62,8 @@ class Case:
         The dtype of parameters and gradients.
     turned : bool
         Whether arrays do not lie in rows.
+    mixed : bool
+        Whether some tensors are PyTorch's, if the engine takes them.
     bad : dict of int to float
         What one element of a gradient is at some calls.
     absent : dict of int to str
@@ -62,6 +76,8 @@ class Case:
         Whether a group is added in the middle.
     calls : int
         How often `step` is called.
+    begin : int
+        What the parameters are drawn from that the optimizer is made with.
     """
 
     name: str = "LAMB"
@@ -70,12 +86,14 @@ class Case:
     groups: dict[str, Any] = field(default_factory=dict)
     dtype: str = "float32"
     turned: bool = False
+    mixed: bool = False
     bad: dict[int, float] = field(default_factory=dict)
     absent: dict[int, str] = field(default_factory=dict)
     after: dict[int, Callable[[Any], None]] = field(default_factory=dict)
     valued: bool = False
     later: bool = False
     calls: int = 7
+    begin: int = 0
 
     def arrays(self, seed: Any, shapes: dict[str, Any] = SHAPES) -> dict[str, Any]:
         """Random arrays of the parameters' shapes."""
@@ -94,11 +112,19 @@ class Case:
             made[self.absent[call]] = None
         return made
 
+    def placed(self, arrays: dict[str, Any], engine: str) -> dict[str, Any]:
+        """Arrays where the case has them."""
+        if not self.mixed or engine not in engines_for("torch"):
+            return arrays
+        return arrays | {
+            name: like(torch_of(arrays[name]), arrays[name]) for name in THEIRS if arrays[name] is not None
+        }
+
     def make(self, engine: str, comm: Any = None) -> ao.Optimizer:
         """The optimizer before the first call."""
         kind = ringed(2) if self.name == "ring" else getattr(ao, self.name)
-        rule = kind(**RULES[self.name], **self.rule)
-        return ao.Optimizer(self.arrays(0), rule, engine=engine, groups=self.groups, comm=comm, **self.options)
+        rule, params = kind(**RULES[self.name], **self.rule), self.placed(self.arrays(self.begin), engine)
+        return ao.Optimizer(params, rule, engine=engine, groups=self.groups, comm=comm, **self.options)
 
     def add(self, opt: ao.Optimizer) -> None:
         """Add a group."""
@@ -173,8 +199,9 @@ CHANGES: dict[str, Callable[[Case], Any]] = {
     "split": _split,
     "rounding": _rounding,
     "float64": lambda case: setattr(case, "dtype", "float64"),
-    "absent": lambda case: case.absent.update({1: "w", 4: "b", 5: "b"}),
+    "absent": lambda case: case.absent.update({1: "w", 2: "b", 5: "b"}),
     "turned": lambda case: setattr(case, "turned", True),
+    "libraries mixed": lambda case: setattr(case, "mixed", True),
     "replaced": lambda case: case.after.update({2: _replaced}),
     "written": lambda case: case.after.update({4: _written}),
     "add_group": _added,
@@ -193,13 +220,27 @@ STORAGES = ("state_dtype", "int8", "storage by slot")
 
 @dataclass
 class Place:
-    """Where a run is: its case, engine, ranks, folder for files and random numbers."""
+    """Where a run is: its case, engine, ranks, folder for files and random numbers; whether weights come `late`."""
 
     case: Case
     engine: str
     comm: Any
     folder: Any
     rng: np.random.Generator
+    late: bool = False
+
+    def put(self, opt: Any, arrays: dict[str, Any]) -> None:
+        """Write parameters."""
+        for name, x in arrays.items():
+            store(detached(opt.params[name]), like(opt.params[name], x))
+
+    def hidden(self, opt: Any, call: int) -> dict[str, Any]:
+        """The parameters that this call does not update, if weights come late; they are zeros then."""
+        if not self.late or (call + 1) % self.case.options.get("accumulate", 1) == 0:
+            return {}
+        found = {name: to_host(p).copy() for name, p in opt.params.items() if opt.state[name]["t"] == 0}
+        self.put(opt, {name: 0 * x for name, x in found.items()})
+        return found
 
     @property
     def rank(self) -> int:
@@ -223,7 +264,7 @@ class Place:
         made = self.case.grads(call, scale)
         if isinstance(self.comm, ao.Ranks) and self.rank:
             made = {name: None if g is None else np.zeros_like(g) for name, g in made.items()}
-        return made
+        return self.case.placed(made, self.engine)
 
 
 def _straight(place: Place, opt: Any, grads: Any) -> Any:
@@ -235,7 +276,7 @@ def _refused(place: Place, opt: Any, grads: Any) -> Any:
     """One rank is given a gradient of another shape: all refuse the step, and nothing has changed."""
     bad = dict(grads)
     if place.comm is None or place.comm.rank == place.comm.size - 1:
-        bad["b"] = np.ones(77, grads["w" if grads["w"] is not None else "b"].dtype)
+        bad["b"] = np.ones(77)
     with contextlib.suppress(ValueError, ao.ranks.RankError):
         place.step(opt, bad)
         raise AssertionError("a wrong gradient was taken")
@@ -319,7 +360,7 @@ def _given(place: Place, opt: Any, grads: Any, *, wait: bool = True) -> Any:
             if i > 0 or "a step needs all gradients" not in str(error):
                 raise
             return _straight(place, opt, grads)
-        if isinstance(grads[name], np.ndarray):
+        if not isinstance(grads[name], np.generic):
             grads[name][...] = np.nan
     place.step(opt, wait=wait)
     return opt
@@ -337,6 +378,48 @@ def _waited(place: Place, opt: Any, grads: Any) -> Any:
     return opt
 
 
+def _viewed(place: Place, opt: Any, grads: Any) -> Any:
+    """Gradients are lazy views of PyTorch, and read-only."""
+    views = dict(grads)
+    for name, g in grads.items():
+        if isinstance(g, torch.Tensor):
+            views[name] = torch._neg_view(-g)
+        elif isinstance(g, np.ndarray):
+            g.flags.writeable = False
+    return _straight(place, opt, views)
+
+
+def _moved(place: Place, opt: Any, grads: Any) -> Any:
+    """Parameters and slots are put elsewhere, in whatever way there is."""
+    for name, p in opt.params.items():
+        for x in (p, *opt.state[name].values()):
+            if isinstance(x, torch.Tensor):
+                x.data = x.data.clone()
+        if isinstance(p, np.ndarray):
+            opt.params[name] = p.copy(order="K")
+    return _straight(place, opt, grads)
+
+
+def _undone(place: Place, opt: Any, grads: Any) -> Any:
+    """Another step is made, and what there was before it is loaded."""
+    opt.save(place.folder / "undone.safetensors")
+    place.step(opt, {name: None if g is None else g * 2 for name, g in grads.items()})
+    opt.load(place.folder / "undone.safetensors")
+    return _straight(place, opt, grads)
+
+
+def _elsewhere(place: Place, opt: Any, grads: Any) -> Any:
+    """The run goes on with tensors of other libraries; what runs as it is written has the bits of each."""
+    if place.case.name == "SOAP" or place.engine == "array_api":
+        return _straight(place, opt, grads)
+    opt.save(place.folder / "elsewhere.safetensors")
+    place.case = dataclasses.replace(place.case, mixed=not place.case.mixed)
+    other = place.fresh(opt)
+    other.load(place.folder / "elsewhere.safetensors")
+    here = {name: None if g is None else to_host(g) for name, g in grads.items()}
+    return _straight(place, other, place.case.placed(here, place.engine))
+
+
 CALLS: dict[str, Callable[[Place, Any, Any], Any]] = {
     "straight": _straight,
     "waiting": _waited,
@@ -349,13 +432,17 @@ CALLS: dict[str, Callable[[Place, Any, Any], Any]] = {
     "checkpoint": _checkpoint,
     "deepcopy": _copied,
     "pickle": _pickled,
+    "lazy views": _viewed,
+    "moved": _moved,
+    "undone": _undone,
+    "elsewhere": _elsewhere,
 }
 """How a call of `step` is made; what is returned is the optimizer to go on with."""
 
 ALONE = ("signals", "deepcopy", "pickle")
 """Not over ranks: these are threads here, which get no signals, and an Optimizer over ranks is not copied."""
 
-OWN = ("straight", "waiting", "given", "release")
+OWN = ("straight", "waiting", "given", "release", "lazy views", "moved")
 """Where each rank has gradients of its own: other calls do not see sums of these in the middle of an accumulation."""
 
 
@@ -365,10 +452,13 @@ OWN = ("straight", "waiting", "given", "release")
 def train(place: Place, how: list[str]) -> dict[Any, Any]:
     """All calls, made in one of these ways each; what the optimizer holds then."""
     opt = place.fresh()
+    place.put(opt, place.case.arrays(0) if place.late else {})
     for call in range(place.case.calls):
         scale = float(opt.loss_scale) if "loss_scale" in place.case.options else 1.0
         grads = place.grads(call, scale)
+        hidden = place.hidden(opt, call)
         opt = CALLS[how[call % len(how)]](place, opt, grads)
+        place.put(opt, hidden)
         if call in place.case.after:
             place.case.after[call](opt)
     return held(opt)
@@ -411,8 +501,16 @@ def _own(case: Case, engine: str, how: list[str], folder: Any, seed: int) -> lis
     return ao.ranks.run(3, rank)
 
 
+def _late(case: Case, engine: str, how: list[str], folder: Any, seed: int) -> list[Any]:
+    """Weights are put in after the optimizer was made, and are others until the call of their first update."""
+    ways = [way for way in how if way != "state_dict"] or ["straight"]  # which has no weights that state follows
+    place = Place(dataclasses.replace(case, begin=5), engine, None, folder, np.random.default_rng(seed), late=True)
+    return [train(place, ways)]
+
+
 RUNS: dict[str, Callable[..., list[Any]]] = {
     "alone": _alone,
+    "weights later": _late,
     "threads": _threads,
     "two ranks": _ranks(2),
     "three ranks": _ranks(3),

@@ -7,7 +7,7 @@ import arrayopt as ao
 from arrayopt.testing import diagnose
 from arrayopt.testing.diagnosis.entry import run
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis
-from arrayopt.testing.diagnosis.model import Seen
+from arrayopt.testing.diagnosis.model import Model, Seen
 from arrayopt.testing.diagnosis.search import attempt
 from arrayopt.testing.diagnosis.subjects import as_subject
 from arrayopt.testing.diagnosis.trajectory import parameters
@@ -61,7 +61,7 @@ def test_codes_tell_unusual_betas(beta1, beta2):
     """Small changes of a beta change few codes, so least squares alone does not find it."""
     opt = ao.Optimizer(start(), ao.Adam(lr=0.003, beta1=beta1, beta2=beta2, state_dtype="int8"), engine="numpy")
     seen = Seen(run(as_subject(opt, None, "test"), None, 12, "test"))
-    found = attempt(Hypothesis(ao.Adam, (("state_dtype", "int8"),)), seen, {}, {})
+    found = attempt(Model(Hypothesis(ao.Adam, (("state_dtype", "int8"),)), seen, {}), {})
     assert found.passes
     assert (found.values["beta1"], found.values["beta2"]) == pytest.approx((beta1, beta2))
 

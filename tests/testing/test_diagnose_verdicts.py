@@ -12,7 +12,7 @@ from arrayopt.testing.diagnosis.entry import run
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis
 from arrayopt.testing.diagnosis.model import Model, Seen
 from arrayopt.testing.diagnosis.page import page
-from arrayopt.testing.diagnosis.search import Watch, attempt, search
+from arrayopt.testing.diagnosis.search import Search, Watch, attempt
 from arrayopt.testing.diagnosis.subjects import as_subject, keeps_nothing
 from tests.testing.faulty import adam, lars, sgd
 
@@ -31,7 +31,7 @@ def recorded(step, steps=4):
 def told(made, *kinds, **known):
     """The diagnosis with some rules alone."""
     among = [Hypothesis(kind) for kind in kinds]
-    found = search(Seen(made), known, made.subject, depth=0, among=among, watch=Watch(lambda h: None))
+    found = Search(Seen(made), known, made.subject, Watch(lambda h: None)).run(0, among=among)
     return made_of(found, made, known)
 
 
@@ -131,11 +131,11 @@ def test_rules_that_cannot_be_made_are_refused():
     assert Hypothesis(ao.SGD, free=(("lr", "step"),)).exists({"lr": np.array([[0.1], [0.0]])})
     assert not Hypothesis(ao.SGD, free=(("lr", "step"),)).exists({"lr": np.array([[0.1], [-0.1]])})
     seen = Seen(recorded(plain))
-    found = attempt(nesterov, seen, SGD, {})
+    found = attempt(Model(nesterov, seen, SGD), {})
     assert found.refused
     assert not found.passes
-    assert attempt(Hypothesis(ao.SGD), seen, SGD, {}).passes
-    below = attempt(Hypothesis(ao.SGD), seen, {**SGD, "weight_decay": -1e-18}, {})
+    assert attempt(Model(Hypothesis(ao.SGD), seen, SGD), {}).passes
+    below = attempt(Model(Hypothesis(ao.SGD), seen, {**SGD, "weight_decay": -1e-18}), {})
     assert below.passes
     assert below.values["weight_decay"] == 0.0
 
@@ -144,12 +144,12 @@ def test_a_rule_that_is_the_same_there_is_named_too(monkeypatch):
     """Adam without decay is AdamW without decay, also where least squares have missed one of both."""
     made = recorded(adam())
     seen, known = Seen(made), {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
-    off = attempt(Hypothesis(ao.Adam), seen, {**known, "lr": 0.5}, {})
+    off = attempt(Model(Hypothesis(ao.Adam), seen, {**known, "lr": 0.5}), {})
     assert not off.passes
     assert set(off.model.names) == {"lr", *known}
-    tried = {off.hypothesis: off}
-    among = [Hypothesis(ao.AdamW)]
-    found = search(seen, {**known, "lr": 0.003}, depth=0, tried=tried, among=among, watch=Watch(lambda h: None))
+    search = Search(seen, {**known, "lr": 0.003}, "", Watch(lambda h: None))
+    search.tried[off.hypothesis] = off
+    found = search.run(0, among=[Hypothesis(ao.AdamW)])
     assert [x.hypothesis.kind for x in found] == [ao.Adam, ao.AdamW]
     told_of = made_of(found, made, known)
     assert told_of.name == "Adam"
@@ -161,7 +161,7 @@ def test_a_twist_that_is_the_same_there_is_named_too():
     made = run(as_subject(sgd(momentum=0.0, fault="decoupled"), None, "test"), None, 6, "test")
     known = {"lr": 0.1, "momentum": 0.0, "dampening": 0.0}
     among = [Hypothesis(ao.SGD, (), "decay without lr")]
-    found = search(Seen(made), known, depth=0, among=among, watch=Watch(lambda h: None))
+    found = Search(Seen(made), known, "", Watch(lambda h: None)).run(0, among=among)
     numbers = {x.hypothesis.twist: x.values["weight_decay"] for x in found}
     assert numbers["decay without lr"] == 0.001
     assert numbers["decoupled"] == 0.01
@@ -178,6 +178,15 @@ def test_numbers_that_make_up_for_each_other_are_told():
     assert told(made, ao.LARS, **others, lr=0.1).made_up == ()
     assert Model(Hypothesis(ao.SGD), Seen(made), {}).names  # a rule without such numbers
     assert told(recorded(plain), ao.SGD, **SGD).made_up == ()
+
+
+def test_many_tensors_may_have_rates_of_their_own():
+    """The optimizer tells the rate of each. A few tensors are searched first, and theirs are not those of all."""
+    params = {f"w{i}": np.random.default_rng(i).standard_normal(4) for i in range(7)}
+    opt = ao.Optimizer(params, ao.SGD(lr=0.1), groups={"w[0246]": {"lr": 0.2}}, engine="array_api")
+    found = diagnose(opt, depth=0, steps=3)
+    assert found.as_documented, str(found)
+    assert found.hypers["lr"].tolist() == [[0.2, 0.1] * 3 + [0.2]]
 
 
 # ---- time, and mistakes ----------------------------------------------------------------------------------------------

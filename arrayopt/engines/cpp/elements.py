@@ -35,6 +35,7 @@ class ElementsPrinter:
         self.text, self.loop, self.put = text, loop, text.put
         self.coded = {f"at_{codes.array}": codes.array for codes in loop.codes}
         self.beside = [name for name in loop.loads if name not in self.coded]
+        self.only = {name: f"if ({text.name(n)}) " for name, n in loop.guards.items()}
         self.spare = [] if loop.stores or loop.into else _spare_sums(loop)
 
     def print(self) -> None:
@@ -81,11 +82,12 @@ class ElementsPrinter:
         The order of its sums then depends on the length alone.
         """
         loop, slow = self.loop, any(n.op in SLOW for n in self.loop.nodes)
-        if not (loop.codes or loop.sums or slow) or loop.guards:
+        if not (loop.codes or loop.sums or slow):
             return False
         stored = [loop.storage[name] for name in loop.stores if name in loop.storage]
         types = {self.text.real, *map(self.text.stored, stored)}
-        reals = all(n.dtype == "real" for n in (*loop.loads.values(), *loop.scalars))
+        given = [*loop.loads.values(), *(n for n in loop.scalars if not n.on_host)]
+        reals = all(n.dtype == "real" for n in given)
         sums = all(s.op == "sum" for s in (*loop.totals, *loop.into))
         return types <= TYPES and reals and sums and all(map(_is_of_vectors, loop.nodes))
 
@@ -116,7 +118,7 @@ class ElementsPrinter:
         for name, node in loop.stores.items():
             value = text.name(node) if node.axes else f"all_of({text.name(node)})"
             way = "put_rounded" if node.op == "round_bfloat16" else "put_vector"
-            self.put(3, f"{way}({value}, {name} + i);")
+            self.put(3, f"{self.only.get(name, '')}{way}({value}, {name} + i);")
         self._add_up(3, "v")
         self.put(2, "}")
         self.put(1, "}", *(f"s{s.id} += sum_of(v{s.id});" for s in loop.totals))
@@ -147,13 +149,11 @@ class ElementsPrinter:
             self.put(2, f"const {text.kind(node)} {text.name(node)} = {here};")
         self._compute(2, "")
         for name, node in loop.stores.items():
-            here, value = f"{name}[i]", text.name(node)
-            only = f"if ({text.name(loop.guards[name])}) " if name in loop.guards else ""
-            if name in loop.storage:
-                self.put(2, f"{only}narrow({value}, {here});")
-            else:  # g++ makes no vectors of a conversion
-                value += " ? (W)1 : (W)0" if node.dtype == "bool" else ""
-                self.put(2, f"{only}{here} = {value};")
+            made = f"narrow({text.name(node)}, {name}[i]);"
+            if name not in loop.storage:  # g++ makes no vectors of a conversion
+                number = " ? (W)1 : (W)0" if node.dtype == "bool" else ""
+                made = f"{name}[i] = {text.name(node)}{number};"
+            self.put(2, f"{self.only.get(name, '')}{made}")
         self._add_up(2, "s")
         self.put(1, "}")
 

@@ -130,11 +130,8 @@ class CppPrinter(CPlusPlusPrinter):
 
     def _coded(self, codes: bulk.Codes) -> tuple[str, str]:
         """Where codes are, and their scales."""
-        first = codes.first
-        return (
-            f"at_{codes.array} + {self.index(first)}",
-            f"at_{codes.scale} + {self.index(first // BLOCK)}",
-        )
+        scales = f"at_{codes.scale} + {self.index(codes.first // BLOCK)}"
+        return f"at_{codes.array} + {self.index(codes.first)}", scales
 
 
 REST = "t, s, v, work, part"

@@ -112,13 +112,13 @@ def _both(
         yield
 
 
-def uncaptured() -> Any:
+def uncaptured(why: str = "") -> Any:
     """The current stream; RuntimeError in a capture: a replay cannot allocate, compile or wait."""
     stream = cupy.cuda.get_current_stream()
     if stream.is_capturing():
+        first = "first make a step with the same arrays and options, and call Optimizer.advance and"
+        how = why or f"{first} read results outside of the capture"
         raise RuntimeError(
-            "engine 'cupy': a captured step cannot allocate, compile or wait; first make a step"
-            " with the same arrays and options, and call Optimizer.advance and read results"
-            " outside of the capture"
+            f"engine 'cupy': a captured step cannot allocate, compile or wait; {how}"
         )
     return stream

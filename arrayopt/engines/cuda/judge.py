@@ -50,7 +50,7 @@ def _view(x: Any, i: int) -> Any:
 
 class Flags:
     """Integers in device memory: the first for the whole step, one for each layer; see
-    `arrayopt.step.left_out`.
+    `arrayopt.step.judging`.
 
     Attributes
     ----------

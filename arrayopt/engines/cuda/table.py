@@ -9,7 +9,7 @@ import numpy as np
 
 from arrayopt.arrays import NARROW, REAL, WORKING, Grads, Ints, detached, is_array, place
 from arrayopt.engines.base import Asked, Stops
-from arrayopt.engines.batch import Kind, Rows
+from arrayopt.engines.batch import DECODED, Kind, Rows
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.columns import value_columns
 from arrayopt.engines.compiling import compiling
@@ -233,7 +233,7 @@ class Table(Located):
         told = any(not name.startswith(GIVEN) for name in self.plan.reports)
         if told or self.widens or rows.kept is None:
             with self.access.section():
-                uncaptured()
+                uncaptured(f"{DECODED}: use another `state_dtype` for it" if self.widens else "")
                 self.launching.of(rows)
 
     def launch(self, rows: Rows, grads: Grads, threads: int) -> None:

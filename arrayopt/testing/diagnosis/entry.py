@@ -17,7 +17,7 @@ from arrayopt.testing.diagnosis.fit import LOWER
 from arrayopt.testing.diagnosis.hypothesis import hyper_names
 from arrayopt.testing.diagnosis.model import LIMITS, Seen
 from arrayopt.testing.diagnosis.search import Watch
-from arrayopt.testing.diagnosis.strategy import examine
+from arrayopt.testing.diagnosis.strategy import Examination
 from arrayopt.testing.diagnosis.subjects import Subject, as_subject
 from arrayopt.testing.diagnosis.trajectory import STEPS, Trajectory, Values, each, gradients
 from arrayopt.testing.equivalence import LIMITS as CHECKED
@@ -107,9 +107,9 @@ def diagnose(
             if odd:
                 return no_rule(made, f"two runs of the first step differ in {', '.join(odd)}")
     watch = Watch(on_try, seconds)
-    found = examine(made, given, given, depth=depth, watch=watch)
+    found = Examination(made, given, given, watch).run(depth)
     if found.name and given and not found.explained and found.error >= LOWER and not watch.over:
-        other = examine(made, {}, given, depth=depth, watch=watch)
+        other = Examination(made, {}, given, watch).run(depth)
         found = other if other.explained or other.error < found.error else found
     return replace(found, complete=not watch.stopped)
 
@@ -216,11 +216,13 @@ def run(
         if x in REAL:
             raise TypeError(f"{who}: parameters must be real; got {x} at {name!r}")
     if start is not None:
-        theirs = {name: x.shape for name, x in start.items()}
-        if shapes != theirs:
-            unnamed = list(shapes) == [str(i) for i in range(len(shapes))] and [*shapes.values()] == [*theirs.values()]
+        recorded = {name: x.shape for name, x in start.items()}
+        if shapes != recorded:
+            unnamed = list(shapes) == [str(i) for i in range(len(shapes))] and [*shapes.values()] == [
+                *recorded.values()
+            ]
             hint = "; a PyTorch optimizer of `model.named_parameters()` has names" if unnamed else ""
-            raise ValueError(f"{who}: the parameters must be those that were recorded, {theirs}; got {shapes}{hint}")
+            raise ValueError(f"{who}: the parameters must be those that were recorded, {recorded}; got {shapes}{hint}")
         for name, x in now.items():
             now[name] = _like(x, start[name])
             if array_api_compat.is_torch_array(x):  # PyTorch's optimizers own their parameters

@@ -172,13 +172,14 @@ def _starts(model: Model, warm: Mapping[str, Any], *, quick: bool) -> Iterator[d
     """Where to begin: with the rule's numbers, with those that are `warm`, and, unless `quick`, with each usual one."""
     rule, stepped = model.hypothesis.rule(), STEPPED.get(model.hypothesis.kind.__name__, {})
     base = {name: getattr(rule, name, None) for name in model.unknown}
+    warm = {k: x if np.shape(x) in ((), model.shape(k)) else float(np.mean(x)) for k, x in warm.items() if k in base}
     grids = {name: x for name, x in {**model.hypothesis.starts(), **stepped}.items() if name in base}
     first = tuple(values[0] for values in grids.values())
     for row in product(*grids.values()) if len(grids) < 3 or stepped else [first]:
         given = {**base, **dict(zip(grids, row, strict=True))}
         yield given
-        if set(warm) & set(base):
-            yield {**given, **{k: x for k, x in warm.items() if k in base and k not in grids}}
+        if warm:
+            yield {**given, **{k: x for k, x in warm.items() if k not in grids}}
         if not quick and (len(grids) < 2 or row == first):
             for name in base:
                 for x in USUAL.get(name, ()) if name not in grids else ():

@@ -149,15 +149,15 @@ class Hypothesis:
 
     def switched(self, f: Field[Any]) -> Iterator["Hypothesis"]:
         """All with another value of a field, or with it on or off, that exist."""
-        value, others = getattr(self.rule(), f.name), list[Any]()
+        value, values = getattr(self.rule(), f.name), list[Any]()
         if f.name in PUBLISHED or f.metadata.get("options"):
             options = PUBLISHED[f.name] if f.name in PUBLISHED else f.metadata["options"]
-            others = [x for x in options if x is not value and x != value]
+            values = [x for x in options if x is not value and x != value]
         elif is_flag(f):
-            others = [not value] if isinstance(value, bool) else []
+            values = [not value] if isinstance(value, bool) else []
         elif f.name in hypers(self.kind) and f.name != "lr":
-            others = [None] if is_off(f, value) else [OFF] if f.metadata.get("optional") else []
-        yield from self._existing((*self.switches, (f.name, x)) for x in others)
+            values = [None] if is_off(f, value) else [OFF] if f.metadata.get("optional") else []
+        yield from self._existing((*self.switches, (f.name, x)) for x in values)
 
     def with_one_switch_less(self) -> Iterator["Hypothesis"]:
         """All in which a field is as by default again."""

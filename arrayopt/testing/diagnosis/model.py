@@ -179,10 +179,10 @@ class Model:
             return np.stack([np.sum(x[:, :, part], axis=(1, 2) if steps == 1 else 2) for part in parts], axis=-1)
 
         with np.errstate(all="ignore"):
-            ours = np.where(seen.counts, (predicted - seen.start) / seen.units, 0.0)
-            theirs = np.where(seen.counts, (seen.got - seen.start) / seen.units, 0.0)[None]
-            factor = total(ours * theirs) / total(ours * ours)
-        still = (tensors == 1) & (total(np.abs(theirs)) == 0)  # there the rate is zero
+            predicted_moves = np.where(seen.counts, (predicted - seen.start) / seen.units, 0.0)
+            moves = np.where(seen.counts, (seen.got - seen.start) / seen.units, 0.0)[None]
+            factor = total(predicted_moves * moves) / total(predicted_moves * predicted_moves)
+        still = (tensors == 1) & (total(np.abs(moves)) == 0)  # there the rate is zero
         factor = np.where(np.isfinite(factor) & ((factor != 0) | still), factor, 1.0)
         return {**sets, "lr": sets["lr"] * factor.reshape(-1, steps, tensors)}
 

@@ -14,7 +14,7 @@ from arrayopt.testing.diagnosis.fit import ENOUGH, LEAST, LINEAR, LOWER, fit, mo
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis, numbers, plain
 from arrayopt.testing.diagnosis.model import Fit, Model, Seen
 
-__all__ = ["Watch", "attempt", "search"]
+__all__ = ["Search", "Watch", "attempt"]
 
 WIDTH = 4  # how many of the nearest go on with one change more
 LOOKED = 15  # of how many switches, and of how many twists, of one of these numbers are fitted, after a glance at all
@@ -38,170 +38,191 @@ class Watch:
         return self.stopped
 
 
-def search(
-    seen: Seen,
-    known: Mapping[str, float],
-    name: str = "",
-    *,
-    depth: int = 3,
-    tried: dict[Hypothesis, Fit] | None = None,
-    near: Fit | None = None,
-    among: Sequence[Hypothesis] | None = None,
-    watch: Watch,
-) -> list[Fit]:
-    """What fits, the simplest first; or the nearest alone, so far if the time is over.
+class Search:
+    """Hypotheses that are tried on a trajectory, each with the best numbers so far.
 
-    Among equals a rule comes first that is called `name`. An earlier search, which this one goes on from, has `tried`
-    some hypotheses. The search begins at what is `near`, or at all plain rules or those `among` them, and makes `depth`
-    changes.
+    Numbers that are `known` are not to be found. Among equals a rule comes first that is called `name`.
     """
-    narrow = any(x in NARROW for x in seen.trajectory.dtypes.values())
-    tried = {} if tried is None else tried
 
-    def take(hypotheses: Iterable[Hypothesis], warm: Mapping[str, Any], least: float = math.inf) -> None:
+    def __init__(self, seen: Seen, known: Mapping[str, float], name: str, watch: Watch) -> None:
+        self.seen, self.known, self.name, self.watch = seen, known, name, watch
+        self.narrow = any(x in NARROW for x in seen.trajectory.dtypes.values())
+        self.tried: dict[Hypothesis, Fit] = {}
+
+    def run(self, depth: int, *, near: Fit | None = None, among: Sequence[Hypothesis] | None = None) -> list[Fit]:
+        """What fits, the simplest first; or the nearest alone, so far if the time is over.
+
+        It begins at what is `near`, or at all plain rules or those `among` them, and makes `depth` changes. What an
+        earlier run has tried is not tried again.
+        """
+        self._begin(near, among)
+        self._change(depth, 0 if near is None else near.hypothesis.changes)
+        self._replace_schedule()
+        self._drop_switches()
+        if self.has_match:
+            self._add_equals()
+            return self.matches()
+        best = min(self.tried.values(), key=lambda x: (max(x.cost, LOWER), x.hypothesis.changes, x.refused, x.cost))
+        return [replace(best, refused=True)]
+
+    @property
+    def has_match(self) -> bool:
+        """Whether one of them fits."""
+        return any(x.passes for x in self.tried.values())
+
+    def matches(self) -> list[Fit]:
+        """What fits, the simplest first."""
+        return sorted((x for x in self.tried.values() if x.passes), key=lambda x: _simplicity(x, self.name))
+
+    # ---- how hypotheses are tried -----------------------------------------------------------------------------------
+
+    def take(self, hypotheses: Iterable[Hypothesis], warm: Mapping[str, Any], least: float = math.inf) -> None:
         """Look at all that are new, and work on those that come nearest: switches and twists may explain the same."""
-        fresh = glance(hypotheses, warm)
+        fresh = self.glance(hypotheses, warm)
         for twisted in (False, True):
             some = [h for h in fresh if bool(h.twist) == twisted]
-            for h in nearest(some, WORKED, LOOKED if warm else len(some)):
-                work(h, warm, least)
+            for h in self.nearest(some, WORKED, LOOKED if warm else len(some)):
+                self.work(h, warm, least)
 
-    def work(h: Hypothesis, warm: Mapping[str, Any], least: float) -> None:
-        """Find the best numbers of one that was looked at."""
-        if not watch.over:
-            tried[h] = attempt(h, seen, known, warm, least, tried[h].model)
-
-    def glance(hypotheses: Iterable[Hypothesis], warm: Mapping[str, Any]) -> list[Hypothesis]:
+    def glance(self, hypotheses: Iterable[Hypothesis], warm: Mapping[str, Any]) -> list[Hypothesis]:
         """All that are new, each with the best numbers to begin with; these count as no match."""
         fresh = []
         for h in hypotheses:
-            if h not in tried and not (tried and watch.over):
-                watch.on_try(h)
-                try:
-                    tried[h] = replace(fit(Model(h, seen, known), warm, quick=True), refused=True)
-                except TraceError:  # the rule, so changed, is none for some of these tensors
-                    continue
-                fresh.append(h)
+            if h not in self.tried and not (self.tried and self.watch.over):
+                self.watch.on_try(h)
+                near = self._near(h, warm)
+                if near is not None:
+                    self.tried[h] = replace(near, refused=True)
+                    fresh.append(h)
         return fresh
 
-    def nearest(some: Iterable[Hypothesis], count: int, looked: int) -> list[Hypothesis]:
+    def _near(self, h: Hypothesis, warm: Mapping[str, Any]) -> Fit | None:
+        """A hypothesis with the best numbers to begin with; None if it is no rule for some of these tensors."""
+        try:
+            return fit(Model(h, self.seen, self.known), warm, quick=True)
+        except TraceError:
+            return None
+
+    def nearest(self, some: Iterable[Hypothesis], count: int, looked: int) -> list[Hypothesis]:
         """Which come nearest, after a few steps of least squares of those that may."""
-        chosen = sorted(some, key=promise)[:looked]
+        chosen = sorted(some, key=self._promise)[:looked]
         for h in chosen:
-            tried[h] = replace(refined(tried[h], 5), refused=True)
-        return sorted(chosen, key=promise)[:count]
+            self.tried[h] = replace(refined(self.tried[h], 5), refused=True)
+        return sorted(chosen, key=self._promise)[:count]
 
-    def promise(h: Hypothesis) -> tuple[bool, float]:
+    def _promise(self, h: Hypothesis) -> tuple[bool, float]:
         """What is worked on before what; no rule has a learning rate or a decay below zero."""
-        values, cost = tried[h].values, tried[h].cost
-        return any(np.any(np.less(values.get(x, 0.0), -1e-6)) for x in ("lr", *LINEAR)), cost
+        values = self.tried[h].values
+        return any(np.any(np.less(values.get(x, 0.0), -1e-6)) for x in ("lr", *LINEAR)), self.tried[h].cost
 
-    def changes(x: Fit, *, varying: bool = False) -> list[Hypothesis]:
+    def work(self, h: Hypothesis, warm: Mapping[str, Any], least: float = math.inf) -> None:
+        """Find the best numbers of one that was looked at."""
+        if not self.watch.over:
+            self.tried[h] = attempt(self.tried[h].model, warm, least)
+
+    def changes(self, h: Hypothesis, *, varying: bool = False) -> list[Hypothesis]:
         """All with one change more; only if `varying` also those in which more numbers vary."""
-        found = x.hypothesis.neighbours(narrow=narrow, known=bool(known))
-        return [h for h in found if varying or h.free == x.hypothesis.free]
+        found = h.neighbours(narrow=self.narrow, known=bool(self.known))
+        return [x for x in found if varying or x.free == h.free]
 
-    def matches() -> list[Fit]:
-        """What fits, the simplest first."""
-        return sorted((x for x in tried.values() if x.passes), key=lambda x: _simplicity(x, name))
+    # ---- what is tried ----------------------------------------------------------------------------------------------
 
-    def passed() -> bool:
-        return any(x.passes for x in tried.values())
+    def _begin(self, near: Fit | None, among: Sequence[Hypothesis] | None) -> None:
+        """Try plain rules, or what is near."""
+        if near is not None:
+            self.take([near.hypothesis], near.values)
+            return
+        first = [*(plain(x.shape for x in self.seen.trajectory.params[0].values()) if among is None else among)]
+        if self.narrow:
+            first += [replace(x, switches=(("master_weights", False),)) for x in first]
+        self.take(first, {})
 
-    shapes = [x.shape for x in seen.trajectory.params[0].values()]
-    first = [*(plain(shapes) if among is None else among)] if near is None else [near.hypothesis]
-    base = 0 if near is None else near.hypothesis.changes
-    if narrow and near is None:
-        first += [replace(x, switches=(("master_weights", False),)) for x in first]
-    take(first, {} if near is None else near.values)
-    before = math.inf
-    for level in range(depth):
-        ordered = sorted(tried.values(), key=lambda x: (float(f"{x.cost:.3g}"), _simplicity(x, name)))
-        if watch.stopped or passed() or not ordered[0].cost < GAIN * before:
-            break
-        before = ordered[0].cost if level else math.inf
-        able = [x for x in ordered if x.hypothesis.changes <= base + level]
-        parents = _parents(able, name, WIDTH)
+    def _change(self, depth: int, base: int) -> None:
+        """Try one change more than `base`, then two, ..., until something fits or no change comes much nearer."""
+        before = math.inf
+        for level in range(depth):
+            ordered = sorted(self.tried.values(), key=lambda x: (float(f"{x.cost:.3g}"), _simplicity(x, self.name)))
+            if self.watch.stopped or self.has_match or not ordered[0].cost < GAIN * before:
+                break
+            before = ordered[0].cost if level else math.inf
+            able = [x for x in ordered if x.hypothesis.changes <= base + level]
+            parents = _parents(able, self.name)
+            self._change_each(parents, varying=False)
+            for schedule in (False, True) if not level else ():
+                if not self.has_match:
+                    self._change_all(able, schedule)
+            self._change_each(parents, varying=True)
+
+    def _change_each(self, parents: Iterable[Fit], *, varying: bool) -> None:
+        """Try one change more of each; only if `varying` also those in which more numbers vary."""
         for x in parents:
-            if not passed():
-                take(changes(x), x.values, x.cost)
-        for schedule in (False, True) if not level else ():  # either may make a rule come less near than others
-            far: dict[Hypothesis, Fit] = {}
-            for x in able if not passed() else ():
-                wanted = changes(x, varying=schedule)
-                wanted = [h for h in wanted if (h.free == SCHEDULE if schedule else h.twist or h.is_coded)]
-                far |= dict.fromkeys(glance(wanted, x.values), x)
-            for h in nearest(far, 2 * WORKED, 4 * LOOKED):
-                work(h, far[h].values, far[h].cost)
-            for x in {far[h] for h in far if tried[h].passes}:  # a switch may explain the same
-                take(changes(x), x.values, x.cost)
-        for x in parents:
-            if not passed():
-                take(changes(x, varying=True), x.values, x.cost)
-    found = matches()
-    if found and found[0].hypothesis.free:  # a schedule may stand for one switch
-        still = {key: value for key, value in found[0].values.items() if np.ndim(value) == 0}
-        constant = replace(found[0].hypothesis, twist="", free=())
-        for h in [x for x in constant.neighbours(narrow=narrow, known=bool(known)) if not (x.twist or x.free)]:
-            glance([h], still)
-            if h in tried and not tried[h].passes and tried[h].cost < PROMISING:
-                work(h, still, math.inf)
-    found, last = matches(), None
-    while found and found[0] is not last:  # what does nothing is left out: Nesterov's momentum where it is 0
-        last = found[0]
-        take(last.hypothesis.with_one_switch_less(), last.values)
-        found = matches()
-    if found:  # least squares may have missed that another is the same there, or it was not tried
-        own, one = found[0], found[0].hypothesis
-        alike = [replace(one, kind=kind) for kind in dict.fromkeys(h.kind for h in tried)]
-        glance([h for h in alike if h.applies() and set(numbers(h.rule())) <= set(own.values)], own.values)
-        tried |= {h: _with_numbers_of(own, x) for h, x in tried.items() if not x.passes}
-        others = replace(one, twist="").neighbours(narrow=narrow, known=bool(known)) if one.twist else ()
-        for h in [h for h in others if h.twist and h.free == one.free and not (h in tried and tried[h].passes)]:
-            x = fit(Model(h, seen, known), own.values, quick=True)
-            x = refined(x, 5) if x.cost < PROMISING else x
-            if x.cost <= max(2.0 * own.cost, ENOUGH) and not watch.over:  # it may be the same with other numbers
-                tried[h] = attempt(h, seen, known, x.values, model=x.model)
-        return matches()
-    best = min(tried.values(), key=lambda x: (max(x.cost, LOWER), x.hypothesis.changes, x.refused, x.cost))
-    return [replace(best, refused=True)]
+            if not self.has_match:
+                self.take(self.changes(x.hypothesis, varying=varying), x.values, x.cost)
+
+    def _change_all(self, able: Iterable[Fit], schedule: bool) -> None:
+        """Try a schedule of each, or its twists and codes: without these a rule may seem farther than others."""
+        parent: dict[Hypothesis, Fit] = {}
+        for x in able:
+            found = self.changes(x.hypothesis, varying=schedule)
+            found = [h for h in found if (h.free == SCHEDULE if schedule else h.twist or h.is_coded)]
+            parent |= dict.fromkeys(self.glance(found, x.values), x)
+        for h in self.nearest(parent, 2 * WORKED, 4 * LOOKED):
+            self.work(h, parent[h].values, parent[h].cost)
+        for x in dict.fromkeys(parent[h] for h in parent if self.tried[h].passes):  # a switch may explain the same
+            self.take(self.changes(x.hypothesis), x.values, x.cost)
+
+    def _replace_schedule(self) -> None:
+        """Where a number changes from step to step, try constant ones with one switch, which it may stand for."""
+        for match in [x for x in self.matches()[:1] if x.hypothesis.free]:
+            still = {key: value for key, value in match.values.items() if np.ndim(value) == 0}
+            constant = replace(match.hypothesis, twist="", free=())
+            for h in [x for x in self.changes(constant) if not x.twist]:
+                self.glance([h], still)
+                if h in self.tried and not self.tried[h].passes and self.tried[h].cost < PROMISING:
+                    self.work(h, still)
+
+    def _drop_switches(self) -> None:
+        """Leave out what does nothing: Nesterov's momentum where it is 0."""
+        found, last = self.matches(), None
+        while found and found[0] is not last:
+            last = found[0]
+            self.take(last.hypothesis.with_one_switch_less(), last.values)
+            found = self.matches()
+
+    def _add_equals(self) -> None:
+        """Try other rules and twists that may be the same as the simplest match, where nothing has shown it yet."""
+        match = self.matches()[0]
+        h, values = match.hypothesis, match.values
+        kinds = [replace(h, kind=kind) for kind in dict.fromkeys(x.kind for x in self.tried)]
+        found = [x for x in kinds if x.applies() and set(numbers(x.rule())) <= set(values)]
+        found += [x for x in self.changes(replace(h, twist="")) if x.twist] if h.twist else []
+        for x in found:
+            if x in self.tried and self.tried[x].passes:
+                continue
+            near = self._near(x, values)
+            if near is not None and near.cost < PROMISING:
+                near = refined(near, 5)
+                if near.cost <= max(2.0 * match.cost, ENOUGH) and not self.watch.over:
+                    self.tried[x] = attempt(near.model, near.values)
 
 
-def _with_numbers_of(match: Fit, other: Fit) -> Fit:
-    """What does not fit with its own numbers, with those of what fits, if it has no others and fits then."""
-    h, names = other.hypothesis, other.model.names
-    simple = h.changes <= match.hypothesis.changes and h.free == match.hypothesis.free
-    if not simple or not set(names) <= set(match.values):
-        return other
-    same = Fit(other.model, {name: match.values[name] for name in names}, match.cost)
-    return same if same.passes and h.exists(same.values) else other
-
-
-def _parents(nearest: Sequence[Fit], name: str, width: int) -> list[Fit]:
+def _parents(nearest: Sequence[Fit], name: str) -> list[Fit]:
     """Which go on: the nearest, of each rule two at most, and the one that is called so."""
     chosen: list[Fit] = []
     for x in nearest:
         kind = x.hypothesis.kind
         called = kind.__name__.lower() == name.lower()
-        if (len(chosen) < width or called) and sum(y.hypothesis.kind is kind for y in chosen) < 1 + (not called):
+        if (len(chosen) < WIDTH or called) and sum(y.hypothesis.kind is kind for y in chosen) < 1 + (not called):
             chosen.append(x)
     return chosen
 
 
-def attempt(
-    hypothesis: Hypothesis,
-    seen: Seen,
-    known: Mapping[str, float],
-    warm: Mapping[str, Any],
-    least: float = math.inf,
-    model: Model | None = None,
-) -> Fit:
-    """A hypothesis with the numbers that come nearest; the search begins at those that are `warm`, too.
+def attempt(model: Model, warm: Mapping[str, Any], least: float = math.inf) -> Fit:
+    """A model with the numbers that come nearest; the search for these begins at those that are `warm`, too.
 
-    `least` is the cost without the last change: one that comes no nearer is not worked on. A `model`
-    of it is used if there is one.
+    `least` is the cost without the last change: one that comes no nearer is not worked on.
     """
-    model = model or Model(hypothesis, seen, known)
+    hypothesis = model.hypothesis
     found = fit(model, warm)
     if found.cost < min(PROMISING, max(0.999 * least, LEAST)) and model.unknown:
         near = snapped(found)

@@ -104,24 +104,24 @@ def _function(step: Callable[..., Any], params: Any, who: str) -> Subject:
 
 
 def _ours(opt: Optimizer, who: str) -> Subject:
-    mine = copy.deepcopy(opt)
-    tensors, rows = dict(named_params(mine.params, who)), dict[str, Mapping[str, Any]]()
-    for group in mine.groups:
+    copied = copy.deepcopy(opt)
+    tensors, rows = dict(named_params(copied.params, who)), dict[str, Mapping[str, Any]]()
+    for group in copied.groups:
         own = {name: getattr(group.rule, name) for name in hypers(type(group.rule))}
         rows |= dict.fromkeys(group.names, own)
 
     def one(now: Mapping[str, Array], grads: Mapping[str, Array | None]) -> Mapping[str, Array]:
-        return dict(named_params(mine.step(_filled(mine.params, grads)), who))
+        return dict(named_params(copied.step(_filled(copied.params, grads)), who))
 
-    return Subject(type(mine.rule).__name__, tensors, one, _agreed([rows[name] for name in tensors]))
+    return Subject(type(copied.rule).__name__, tensors, one, _agreed([rows[name] for name in tensors]))
 
 
 def _torch(opt: Any) -> Subject:
-    mine = object.__new__(type(opt))  # PyTorch's own way to copy drops attributes that others have added
-    mine.__dict__ |= copy.deepcopy(vars(opt), {id(opt): mine})
+    copied = object.__new__(type(opt))  # PyTorch's own way to copy drops attributes that others have added
+    copied.__dict__ |= copy.deepcopy(vars(opt), {id(opt): copied})
     tensors: dict[str, Array] = {}
     rows = []
-    for group in mine.param_groups:
+    for group in copied.param_groups:
         own = {name: group[name] for name in ("lr", "eps", "weight_decay", "momentum", "dampening") if name in group}
         betas = group.get("betas")
         own |= {f"beta{i}": x for i, x in enumerate(betas, 1)} if isinstance(betas, tuple | list) else {}
@@ -132,10 +132,10 @@ def _torch(opt: Any) -> Subject:
     def one(now: Mapping[str, Array], grads: Mapping[str, Array | None]) -> Mapping[str, Array]:
         for name, x in tensors.items():
             x.grad = grads[name]
-        mine.step()
+        copied.step()
         return tensors
 
-    return Subject(type(mine).__name__, tensors, one, _agreed(rows))
+    return Subject(type(copied).__name__, tensors, one, _agreed(rows))
 
 
 def _agreed(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -155,14 +155,14 @@ def _optax(transformation: Any, params: Any, who: str) -> Subject:
 
     given = {k: jax.numpy.asarray(x) for k, x in parameters().items()} if params is None else params
     tree = _given(given, who)
-    held: dict[str, Any] = {}
+    kept: dict[str, Any] = {}
 
     def one(now: Mapping[str, Array], grads: Mapping[str, Array | None]) -> Mapping[str, Array]:
         here = _filled(tree, now)
-        if not held:
-            held["state"] = transformation.init(here)
+        if not kept:
+            kept["state"] = transformation.init(here)
         there = _filled(tree, {k: jax.numpy.zeros_like(now[k]) if g is None else g for k, g in grads.items()})
-        updates, held["state"] = transformation.update(there, held["state"], here)
+        updates, kept["state"] = transformation.update(there, kept["state"], here)
         new = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), here, updates)
         made = dict(named_params(new, who, functional=True))
         return {key: made[key] for key in now}  # JAX sorts keys

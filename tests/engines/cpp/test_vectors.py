@@ -13,6 +13,8 @@ RULES = {
     "LANS": ao.LANS(state_dtype="int8"),
     "cautious AdamW": ao.AdamW(state_dtype="int8", caution=True),
     "cautious LAMB": ao.LAMB(state_dtype="int8", caution=True),
+    "Adan": ao.Adan(state_dtype="int8"),
+    "lookahead": ao.LAMB(state_dtype="int8", lookahead_steps=5),
 }
 
 

@@ -20,7 +20,7 @@ from arrayopt.rules.base import Rule
 from arrayopt.rules.fields import hypers
 from arrayopt.rules.words import bias_correction
 
-__all__ = ["SAME", "their_function"]
+__all__ = ["SAME", "same_function"]
 
 _MASKS: dict[str, dict[str, Any]] = {
     "mask": {"weight_decay": 0.0},
@@ -56,10 +56,10 @@ class Same:
     around: Callable[..., optax.GradientTransformationExtraArgs] | None = None
 
 
-def their_function(who: str, same: Same) -> Callable[..., optax.GradientTransformationExtraArgs]:
+def same_function(who: str, same: Same) -> Callable[..., optax.GradientTransformationExtraArgs]:
     """The function that is called as that of optax."""
-    theirs = getattr(optax, who, None) or getattr(optax.contrib, who)
-    parameters = list(inspect.signature(theirs).parameters.values())
+    original = getattr(optax, who, None) or getattr(optax.contrib, who)
+    parameters = list(inspect.signature(original).parameters.values())
     every, numeric = [f.name for f in fields(same.rule)], hypers(same.rule)
     outer = [] if same.around is None else list(inspect.signature(same.around).parameters)[1:]
     apart = (*same.rest, *outer)
