@@ -242,7 +242,7 @@ def to_host(x: Array) -> "np.ndarray[Any, Any]":
         if dtype_name(x) == "bfloat16":  # which PyTorch does not hand to NumPy: as integers
             import ml_dtypes
 
-            bits = x.detach().view(array_namespace(x).int16).numpy(force=True)
+            bits = x.detach().resolve_neg().view(array_namespace(x).int16).numpy(force=True)
             return np.asarray(bits.view(ml_dtypes.bfloat16))
         return np.asarray(x.numpy(force=True))
     return np.asarray(x.get() if array_api_compat.is_cupy_array(x) else x)
