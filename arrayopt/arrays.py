@@ -40,6 +40,7 @@ __all__ = [
     "on_its_device",
     "place",
     "plain_name",
+    "real_dtype",
     "sharded_like",
     "size",
     "store",
@@ -118,10 +119,15 @@ def kind(x: Array) -> str:
     return name if name not in WORKING else "complex" if name.startswith("complex") else "real"
 
 
+def real_dtype(stored: str) -> str:
+    """The dtype of arithmetic on real numbers, for arrays that are stored in a dtype."""
+    return REAL.get(WORKING[stored], WORKING[stored])
+
+
 def working_dtype(xp: Any, x: Array, *, real: bool = False) -> Any:
     """The dtype that arithmetic on x is done in: at least float32; with `real`, its real counterpart."""
-    name = WORKING[dtype_name(x)]
-    return getattr(xp, REAL.get(name, name) if real else name)
+    name = dtype_name(x)
+    return getattr(xp, real_dtype(name) if real else WORKING[name])
 
 
 def place(x: Array) -> tuple[Any, Any]:
@@ -252,7 +258,7 @@ def _readable(x: Any) -> Any:
 def to_host(x: Array) -> "np.ndarray[Any, Any]":
     """The values as NumPy's, waited for; copied only from where NumPy cannot read. `ml_dtypes` has what NumPy lacks."""
     if array_api_compat.is_torch_array(x):
-        host, name = np.asarray(_readable(x).numpy(force=True)), dtype_name(x)
+        host, name = np.asarray(_readable(x.resolve_neg()).numpy(force=True)), dtype_name(x)
         return host if _numpy_has(name) else host.view(dtype_of(np, name))
     return np.asarray(x.get() if array_api_compat.is_cupy_array(x) else x)
 

@@ -1,13 +1,12 @@
 """Arrays that the user changes or puts in the place of parameters: all checked, then all used."""
 
-import operator
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
 from arrayopt.arrays import Array, array_namespace, is_array, library, look
 from arrayopt.params.given import check_params
-from arrayopt.params.overlap import shared
+from arrayopt.params.overlap import overlaps_itself, shared
 from arrayopt.params.watch import Watch
 from arrayopt.rules.base import Rule
 from arrayopt.state.tensors import Tensor
@@ -183,15 +182,14 @@ class Lent:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._owners = [(tensor, slot) for tensor in tensors for slot in tensor.slots]
         self._watch = Watch(tensor.slots[slot] for tensor, slot in self._owners)
-        self._forms = list(map(form, self._watch.arrays))
-        self._places = dict[Tensor, list[int]]()
+        self._forms, self._places = list(map(form, self._watch.arrays)), dict[Tensor, list[int]]()
         for i, (tensor, _) in enumerate(self._owners):
             self._places.setdefault(tensor, []).append(i)
 
     def stays(self, tensor: Tensor) -> bool:
         """Return whether the slots of one tensor have not changed."""
-        arrays, places = list(tensor.slots.values()), self._places.get(tensor, [])
-        same = list(map(id, arrays)) == [id(self._watch.arrays[i]) for i in places]
+        places = self._places.get(tensor, [])
+        same = [*map(id, tensor.slots.values())] == [id(self._watch.arrays[i]) for i in places]
         return same and all(map(self._watch.stays, places))
 
     def follow(self, tensors: Sequence[Tensor]) -> "Lent":
@@ -200,7 +198,7 @@ class Lent:
         Raises
         ------
         ValueError
-            If the dtype, shape or device of a slot has changed.
+            If the dtype, shape or device of a slot has changed, or it shares memory.
         """
         moved, wrong = list[Tensor](), list[str]()
         for i in self._watch.changed():
@@ -208,16 +206,18 @@ class Lent:
             if tensor.slots.get(slot) is self._watch.arrays[i]:
                 moved.append(tensor)
                 for now, expected in _unlike(self._forms[i], form(tensor.slots[slot])):
-                    what = f"{now} in slot {slot!r} of {tensor.name!r}"
-                    wrong.append(f"{what}, expected {expected}")
+                    wrong.append(f"{now} in slot {slot!r} of {tensor.name!r}, expected {expected}")
+                if overlaps_itself(tensor.slots[slot]):
+                    wrong.append(f"elements of slot {slot!r} of {tensor.name!r} share memory")
         if wrong:
             raise ValueError(
                 f"Optimizer: slots must keep shape, dtype and device: {'; '.join(wrong)}; make a"
                 " new Optimizer, or load a state"
             )
+        if moved:
+            check_slots_unshared("Optimizer", [(x.name, x.array) for x in tensors], tensors)
         for tensor in moved:
             tensor.run.arrays += 1
         arrays = [array for tensor in tensors for array in tensor.slots.values()]
-        same = len(arrays) == len(self._watch.arrays)
-        same = same and all(map(operator.is_, arrays, self._watch.arrays))
+        same = list(map(id, arrays)) == list(map(id, self._watch.arrays))
         return self if same and not moved else Lent(tensors)

@@ -1,5 +1,6 @@
 """Arrays that are not what they seem are refused by name, as parameters and as gradients; views are resolved."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -130,6 +131,17 @@ def test_views_are_resolved_among_gradients_that_some_steps_leave_out(engine):
     for a, z_grad in ((one, view), (one.double(), None), (one.double(), view)):
         opt.step({"a": a, "z": z_grad})
     assert torch.equal(z, -2 * view.resolve_conj())
+
+
+def test_views_in_a_state_are_resolved():
+    rule = ao.SGD(lr=1.0, momentum=0.5, state_dtype="bfloat16", master_weights=False)
+    view = torch._neg_view(torch.ones(2, dtype=torch.bfloat16))
+    for w in (torch.ones(2).bfloat16(), np.ones(2, ml_dtypes.bfloat16)):
+        opt = ao.Optimizer({"w": w}, rule)
+        saved = opt.state_dict()
+        saved["tensors"]["w"]["slots"]["buf"] = view
+        opt.load_state_dict(saved)
+        assert opt.state["w"]["buf"].tolist() == [-1.0, -1.0]
 
 
 def test_memory_maps_and_parameters_of_modules_are_fine(tmp_path):

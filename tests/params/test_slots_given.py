@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import arrayopt as ao
+from tests.support.engines import STAND_IN
 
 ENGINES = ("array_api", "numpy", "numba")
 
@@ -152,6 +153,25 @@ def test_a_slot_given_before_the_first_step_is_not_made_anew():
     opt.state["w"]["hess"] = np.full((3, 2), 0.5)
     with pytest.raises(ValueError, match="must keep shape, dtype, library and device"):
         opt.params = {"w": np.ones((3, 2), np.float32)}
+
+
+@pytest.mark.parametrize("engine", ["array_api", STAND_IN])
+def test_slots_whose_memory_becomes_that_of_something_else_are_refused(engine):
+    w = torch.ones(4)
+    opt = ao.Optimizer({"w": w}, ao.AdamW(lr=0.1), engine=engine)
+    slots, good = opt.state["w"], opt.state["w"]["m"].data
+    for data, match in (
+        (w.data, "'w' and slot 'm' of 'w' do"),
+        (slots["v"].data, "slot 'm' of 'w' and slot 'v' of 'w' do"),
+        (torch.ones(1).expand(4), "elements of slot 'm' of 'w' share memory"),
+    ):
+        slots["m"].data = data
+        with pytest.raises(ValueError, match=match):
+            opt.step({"w": torch.ones(4)})
+    slots["m"].data = good
+    opt.step({"w": torch.zeros(4)})
+    assert slots["m"].tolist() == [0.0] * 4
+    assert slots["t"] == 1
 
 
 # ---- values ---------------------------------------------------------------------------------------------------------
