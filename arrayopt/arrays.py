@@ -39,6 +39,7 @@ __all__ = [
     "on_its_device",
     "place",
     "plain_name",
+    "real_dtype",
     "sharded_like",
     "size",
     "store",
@@ -117,10 +118,15 @@ def kind(x: Array) -> str:
     return name if name not in WORKING else "complex" if name.startswith("complex") else "real"
 
 
+def real_dtype(stored: str) -> str:
+    """The dtype of arithmetic on real numbers, for arrays that are stored in a dtype."""
+    return REAL.get(WORKING[stored], WORKING[stored])
+
+
 def working_dtype(xp: Any, x: Array, *, real: bool = False) -> Any:
     """The dtype that arithmetic on x is done in: at least float32; with `real`, its real counterpart."""
-    name = WORKING[dtype_name(x)]
-    return getattr(xp, REAL.get(name, name) if real else name)
+    name = dtype_name(x)
+    return getattr(xp, real_dtype(name) if real else WORKING[name])
 
 
 def place(x: Array) -> tuple[Any, Any]:

@@ -39,7 +39,7 @@ def apply(
 
     Under a rule with `stacked`, or where it is asked for here, each layer is updated as if by
     itself, and what is reported is of each layer; `t` may have a number for each. All layers are
-    updated at once where `arrayopt.engines.abreast` knows all that the rule does. Random numbers
+    updated at once where `arrayopt.engines.layerwise` knows all that the rule does. Random numbers
     follow from the tensor's `name`, and from the position of its `first` element.
 
     Arithmetic is in at least float32; what is stored in another dtype is rounded once, at the end.

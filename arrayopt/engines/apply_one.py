@@ -1,4 +1,4 @@
-"""One update of one tensor as its rule is written; or of all its layers, abreast."""
+"""One update of one tensor as its rule is written; or of all its layers at once."""
 
 import math
 from collections.abc import Callable
@@ -21,8 +21,8 @@ from arrayopt.arrays import (
     working_dtype,
 )
 from arrayopt.codecs import PAIR
-from arrayopt.engines.abreast import Abreast, DrawnAbreast, abreast, over_layers
 from arrayopt.engines.base import Report
+from arrayopt.engines.layerwise import Layerwise, LayerwiseDraws, layerwise, over_layers
 from arrayopt.hyper import is_number
 from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS, Drawn
@@ -63,9 +63,9 @@ def apply_one(
     setattr(values, TOTALS, heard)
     drawn = Drawn(p, dtype_name(p), rule.seed, origin[0], t, origin[1])
     if together and getattr(hypers.get(VALUE), "ndim", 0) == 1:
-        setattr(values, VALUE, Abreast(getattr(values, VALUE)))
-    setattr(values, DRAWS, DrawnAbreast(drawn) if together else drawn)
-    space = rule_namespace(abreast(xp) if together else xp)
+        setattr(values, VALUE, Layerwise(getattr(values, VALUE)))
+    setattr(values, DRAWS, LayerwiseDraws(drawn) if together else drawn)
+    space = rule_namespace(layerwise(xp) if together else xp)
 
     def telling(*args: Any) -> tuple[Array, dict[str, Array]]:
         new_p, out = rule(*args)
@@ -91,12 +91,8 @@ def apply_one(
 
 
 class _Store:
-    """What is stored of a tensor, each in its dtype, and what goes in its place.
-
-    Attributes
-    ----------
-    wide : dict of str to array
-        The slots as the rule sees them, in the dtype of arithmetic.
+    """What is stored of a tensor, each in its dtype, and what goes in its place; `wide` are the
+    slots as the rule sees them, in the dtype of arithmetic.
     """
 
     def __init__(self, p: Array, g: Array, slots: dict[str, Array]) -> None:
@@ -174,7 +170,7 @@ def _total(like: Array, dtype: Any, together: bool, total: Any) -> Any:
         where = {} if array_api_compat.is_jax_array(like) else {"device": device}
         total = total if getattr(total, "ndim", 0) else float(total)
         total = xp.asarray(total, dtype=dtype, **where)
-    return Abreast(xp.broadcast_to(total, (like.shape[0],))) if together else total
+    return Layerwise(xp.broadcast_to(total, (like.shape[0],))) if together else total
 
 
 def _scalar(xp: Any, x: Any, dtype: Any) -> Any:

@@ -79,19 +79,8 @@ class _Updated(NamedTuple):
 
 
 class _Updates:
-    """The updates of a bucket, which have been computed and not been written.
-
-    Parameters
-    ----------
-    bucket, asked
-        As for `Engine.prepare`.
-    meeting : Meeting, optional
-        What knows the totals.
-
-    Attributes
-    ----------
-    made : list of _Updated
-        The updates of tensors that have a gradient.
+    """The updates of a bucket, which have been computed and not been written: `made`, for the
+    tensors that have a gradient. A meeting knows the totals.
     """
 
     def __init__(self, bucket: Bucket, asked: Asked, meeting: Meeting | None = None) -> None:

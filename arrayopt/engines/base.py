@@ -40,20 +40,14 @@ class CompilationError(ValueError):
 
 
 class Partials(NamedTuple):
-    """Partial results in which each rank has filled its own piece.
-
-    Attributes
-    ----------
-    pieces : tuple of array
-        For each rank, in this rank's memory, what that one fills in; on a device, together one
-        stretch of it.
-    where : callable
-        A section in which they may be worked on: on their device, in the stream that has filled
-        them.
-    """
+    """Partial results in which each rank has filled its own piece."""
 
     pieces: tuple[Any, ...]
+    """What each rank fills in, in this rank's memory; on a device, together one stretch of it."""
     where: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """A section in which they may be worked on: on their device, in the stream that has filled
+    them.
+    """
 
 
 Stops = Iterator[list[Partials]]
@@ -83,31 +77,22 @@ def interleaved(several: Iterable[Stops]) -> Stops:
 
 
 class Asked(NamedTuple):
-    """What a step asks of an engine.
-
-    Attributes
-    ----------
-    grads : sequence of array or None
-        A gradient for each tensor of the bucket; None leaves it out.
-    hypers : sequence of dict
-        For each group of the bucket its hyper-parameters' values at this step.
-    clip : 0-d array or float, optional
-        What to multiply all gradients by first.
-    stats : bool
-        Whether norms and what the rule reports are wanted.
-    skip : 0-d array of bool, optional
-        Whether to change nothing after all, which only the device knows: what `judge` has said.
-    left : dict
-        Which layers of stacked tensors to leave as they are; those that are tensors of their own
-        have no gradient then.
-    """
+    """What a step asks of an engine."""
 
     grads: Grads
+    """A gradient for each tensor of the bucket; None leaves it out."""
     hypers: Sequence[dict[str, Any]]
+    """For each group of the bucket its hyper-parameters' values at this step."""
     clip: Array | None = None
+    """What to multiply all gradients by first."""
     stats: bool = False
+    """Whether norms and what the rule reports are wanted."""
     skip: Array | None = None
+    """Whether to change nothing after all, which only the device knows: what `judge` has said."""
     left: Left | None = None
+    """Which layers of stacked tensors to leave as they are; those that are tensors of their own
+    have no gradient then.
+    """
 
     @property
     def valued(self) -> bool:
@@ -121,14 +106,10 @@ class Engine(ABC):
 
     A subclass must have what is abstract here: Python refuses to create an engine that lacks any of
     it.
-
-    Attributes
-    ----------
-    counts : bool
-        Whether the engine counts the updates itself, as on a device.
     """
 
     counts: ClassVar[bool] = False
+    """Whether the engine counts the updates itself, as on a device."""
 
     @property
     @abstractmethod

@@ -31,41 +31,26 @@ KEPT = 8
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What is the same for all tensors of a batch.
-
-    Attributes
-    ----------
-    plan : Plan
-        The plan.
-    lanes : Lanes or None
-        The plan in segments, where small matrices are taken side by side.
-    dtype, grad_dtype : str
-        The dtypes of parameters and of gradients.
-    """
+    """What is the same for all tensors of a batch."""
 
     plan: Plan
     lanes: Lanes | None
+    """The plan in segments, where small matrices are taken side by side."""
     dtype: str
     grad_dtype: str
+    """The dtypes of parameters and of gradients."""
 
 
 @dataclass(slots=True, eq=False)
 class Rows:
-    """Which tensors of a batch take part in a step.
-
-    Attributes
-    ----------
-    all : array of int64
-        Their rows in the batch.
-    full : array of int64
-        Those of them that have elements.
-    kept : object
-        What an engine keeps for a step over just these rows.
-    """
+    """Which tensors of a batch take part in a step."""
 
     all: Ints
+    """Their rows in the batch."""
     full: Ints
+    """Those of them that have elements."""
     kept: Any = None
+    """What an engine keeps for a step over just these rows."""
 
 
 Prepared = list[tuple[Any, Rows, Grads]]

@@ -49,21 +49,14 @@ class Parts(Grads):
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Stacks(Bucket):
-    """A bucket whose tensors are the stacks of blocks that tensors are cut into; see `Cut`.
-
-    Attributes
-    ----------
-    given : Bucket
-        The tensors as they are.
-    cuts : list of Cut
-        How each of these is cut.
-    firsts : list of int
-        For each stack the number of its first block.
-    """
+    """A bucket whose tensors are the stacks of blocks that tensors are cut into; see `Cut`."""
 
     given: Bucket = field(default_factory=Bucket)
+    """The tensors as they are."""
     cuts: list[Cut] = field(default_factory=list)
+    """How each of these is cut."""
     firsts: list[int] = field(default_factory=list)
+    """For each stack the number of its first block."""
 
     @classmethod
     def of(cls, given: Bucket) -> "Stacks":

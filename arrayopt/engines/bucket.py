@@ -37,26 +37,17 @@ class Bucket:
 
     Where ranks share the work, tensors that this rank has whole, cut or none of are in buckets of
     their own.
-
-    Attributes
-    ----------
-    groups : list of Group
-        The groups that the tensors come from.
-    tensors : list of Tensor
-        The tensors.
-    group_of : list of int
-        For each tensor the position of its group in `groups`.
-    places : list of int
-        For each tensor its place in the list of all gradients.
-    run : Run
-        The numbers of the run.
     """
 
     groups: list[Group] = field(default_factory=list)
+    """The groups that the tensors come from."""
     tensors: list[Tensor] = field(default_factory=list)
     group_of: list[int] = field(default_factory=list)
+    """For each tensor the position of its group in `groups`."""
     places: list[int] = field(default_factory=list)
+    """For each tensor its place in the list of all gradients."""
     run: Run = field(default_factory=Run)
+    """The numbers of the run."""
     engine: tuple[str, Any, str] | None = None
     """The engine that was chosen: what was asked for, the engine, and why it is that one."""
     refused: dict[str, str] = field(default_factory=dict)
@@ -164,15 +155,10 @@ class Bucket:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class AtHome(Bucket):
-    """A bucket of whole tensors, of some of which the user gave parts.
-
-    Attributes
-    ----------
-    given : Bucket
-        The tensors that the user gave.
-    """
+    """A bucket of whole tensors, of some of which the user gave parts."""
 
     given: Bucket = field(default_factory=Bucket)
+    """The tensors that the user gave."""
 
     @classmethod
     def of(cls, given: Bucket) -> "AtHome":
@@ -200,16 +186,8 @@ def companion(
     """A bucket of the same parameters under another rule, with state of its own; made once, and
     kept with the first.
 
-    Parameters
-    ----------
-    bucket : Bucket
-        The bucket.
-    rule : Rule
-        The other rule.
-    tensor_of : callable
-        Gives the tensor that holds a parameter's state under that rule.
-    run : Run, optional
-        The numbers of those tensors, where they have some; else they begin anew.
+    `tensor_of` gives the tensor that holds a parameter's state under that rule. `run` has the
+    numbers of those tensors; without it they begin anew.
     """
     made = bucket.companions.get(rule.structure)
     if made is None or (run is not None and made.run is not run):  # as after a load

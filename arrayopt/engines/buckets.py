@@ -18,13 +18,7 @@ _STRUCTURE = operator.attrgetter("rule.structure")
 
 
 class Buckets:
-    """The parameters of an optimizer in buckets.
-
-    Attributes
-    ----------
-    version : int
-        How often they were made anew.
-    """
+    """The parameters of an optimizer in buckets; `version` is how often they were made anew."""
 
     def __init__(self, parameters: Parameters, run: Run) -> None:
         self._parameters, self._run, self.version = parameters, run, 0

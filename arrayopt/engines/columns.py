@@ -43,18 +43,12 @@ def native_columns(plan: Plan, layout: Layout) -> list[str]:
 
 
 class TableBatch(Batch):
-    """Tensors that are rows of a table.
-
-    Attributes
-    ----------
-    table : array of int64
-        The table.
-    column : dict of str to int
-        Where each column is.
-    """
+    """Tensors that are rows of a table."""
 
     table: Ints
+    """The table."""
     column: dict[str, int]
+    """Where each column is."""
 
     def lay_out(self, names: Sequence[str]) -> None:
         """Make the table, with columns of these names."""

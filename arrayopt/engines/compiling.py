@@ -29,14 +29,8 @@ def compiling(what: Sequence[str], kept: str = "") -> Iterator[None]:
 
     What is compiled in a section within it is part of it.
 
-    It is no warning of Python's: those can be made errors, and the step is right.
-
-    Parameters
-    ----------
-    what : sequence of str
-        What is compiled.
-    kept : str
-        Where it is kept, so that later runs need not compile it.
+    It is no warning of Python's: those can be made errors, and the step is right. `kept` says where
+    the result is kept, so that later runs need not compile it.
     """
     if quiet() or getattr(_section, "open", False) or _told.issuperset(what):
         yield

@@ -54,7 +54,7 @@ class CppLines(Lines):
 class CPlusPlusPrinter(CppLines, Printer):
     """Prints statements that are the same on CPUs and on a device."""
 
-    whole: ClassVar[str]
+    integer: ClassVar[str]
     """The type of whole numbers."""
 
     def stored(self, array: str) -> str:
@@ -73,9 +73,9 @@ class CPlusPlusPrinter(CppLines, Printer):
                 self.statements(depth, statement.serial)
             case program.Loop(name, first, end, inside, backwards):
                 a, b = self.index(first), self.index(end)
-                head = f"{self.whole} {name} = {a}; {name} < {b}; ++{name}"
+                head = f"{self.integer} {name} = {a}; {name} < {b}; ++{name}"
                 if backwards:
-                    head = f"{self.whole} {name} = {self.index(end - 1)}; {name} >= {a}; --{name}"
+                    head = f"{self.integer} {name} = {self.index(end - 1)}; {name} >= {a}; --{name}"
                 self.block(depth, f"for ({head})", inside)
             case program.When(left, right, then, otherwise):
                 self.block(depth, f"if ({self.index(left)} == {self.index(right)})", then)

@@ -21,12 +21,12 @@ __all__ = ["CutTable"]
 
 
 class CutTable(ABC):
-    """What a table of tensors that ranks share has beside others.
+    """What else a table knows of tensors that ranks share.
 
-    Addresses are put back by what lies before this rank's elements, so that units, rows and
-    elements have the numbers that they have in the whole tensor: the code is the same, and so is
-    each partial result. Of matrices that the user has cut, a part is a window; see
-    `arrayopt.fusion.windows`.
+    An address in the table is that of the whole tensor's first element, as if what precedes this
+    rank's elements lay before them. So units, rows and elements have the numbers that they have in
+    the whole tensor: the code is the same, and so is each partial result. The parts of matrices
+    that the user has divided are windows; see `arrayopt.fusion.windows`.
 
     Parameters
     ----------

@@ -20,14 +20,8 @@ __all__ = ["Joint"]
 
 
 class Joint:
-    """Tensors of one plan with totals, from one bucket.
-
-    Parameters
-    ----------
-    batch_of : callable
-        Gives what makes the batch of a plan.
-    kind, bucket, members
-        As for `Batch`.
+    """Tensors of one plan with totals, from one bucket; see `Batch`. `batch_of` gives what makes
+    the batch of a plan.
     """
 
     def __init__(

@@ -22,20 +22,8 @@ SMALL = 1 << 17
 
 
 class Launch:
-    """A step over a bucket that is ready; called once, it makes it. Then it can be made ready
-    `again`.
-
-    Parameters
-    ----------
-    engine : Fused
-        The engine.
-    bucket, asked, meetings
-        As for `Engine.prepare`.
-
-    Attributes
-    ----------
-    repeats : bool
-        Whether it can be.
+    """A step over a bucket that is ready; see `Engine.prepare`. Called once, it makes the step.
+    Then it can be made ready `again`, if it `repeats`.
     """
 
     def __init__(

@@ -170,18 +170,12 @@ def layers_with(grads: Grads) -> Ints:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Layers(Bucket):
-    """A bucket whose tensors are the layers of stacked ones, or blocks.
-
-    Attributes
-    ----------
-    stacks : Bucket
-        The stacked tensors.
-    lying : list of (int, int)
-        For each layer which stacked tensor it is of, and its place there.
-    """
+    """A bucket whose tensors are the layers of stacked ones, or blocks."""
 
     stacks: Bucket = field(default_factory=Bucket)
+    """The stacked tensors."""
     lying: list[tuple[int, int]] = field(default_factory=list)
+    """For each layer which stacked tensor it is of, and its place there."""
     located: int = -1
 
     @classmethod

@@ -23,16 +23,11 @@ MOST = 1 << 32
 
 
 class DeviceTotals(Protocol):
-    """Some tensors on a device, where totals can be made without the host.
-
-    Attributes
-    ----------
-    place : object
-        The array library and the device.
-    """
+    """Some tensors on a device, where totals can be made without the host."""
 
     @property
-    def place(self) -> Any: ...
+    def place(self) -> Any:
+        """The array library and the device."""
 
     def add(self, how: str, first: Ints, at: Ints) -> None:
         """Make some totals on the device, each of each class of layers.

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
-from arrayopt.arrays import REAL, WORKING
+from arrayopt.arrays import real_dtype
 from arrayopt.fusion.graph import POSITION, Node
 from arrayopt.fusion.index import Index, Place
 from arrayopt.fusion.layout import Layout
@@ -22,16 +22,14 @@ class Lines:
 
     Attributes
     ----------
-    language : str
-        Whose texts of the table of operations are printed.
-    infinity : str
-        What an infinite number is there.
     type : str
         What real numbers are called where the text is now.
     """
 
     language: ClassVar[str]
+    """Whose texts of the table of operations are printed."""
     infinity: ClassVar[str] = "INFINITY"
+    """What an infinite number is there."""
     type = "W"
 
     def __init__(self) -> None:
@@ -64,18 +62,7 @@ class Lines:
 
 
 class Printer(Lines):
-    """Prints the program of a plan.
-
-    Parameters
-    ----------
-    plan : Plan
-        The plan.
-    dtype, grad_dtype : str
-        What parameters and gradients are stored in.
-    layout : Layout
-        Where values of the plan lie.
-    columns : sequence of str
-        The names of the table's columns.
+    """Prints the program of a plan, for parameters and gradients that are stored in these dtypes.
 
     Attributes
     ----------
@@ -93,7 +80,7 @@ class Printer(Lines):
     ) -> None:
         super().__init__()
         self.plan, self.layout, self.columns = plan, layout, columns
-        self.real = REAL.get(WORKING[dtype], WORKING[dtype])
+        self.real = real_dtype(dtype)
         self.storage = {"p": dtype, "g": grad_dtype}
         self.storage |= {name: plan.storage[name] for name in plan.slots}
         self.storage |= {scale_of(name): "bfloat16" for name in plan.quantized}

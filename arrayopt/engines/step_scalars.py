@@ -25,18 +25,7 @@ AHEAD = 64
 
 
 class StepScalars:
-    """The scalars of a step, for the tensors of a batch.
-
-    Parameters
-    ----------
-    plan : Plan
-        The plan.
-    bucket : Bucket
-        The bucket that the tensors are of.
-    members : list of int
-        Their places in it.
-    geo : array of records
-        The `geometry` of each tensor.
+    """The scalars of a step, for the tensors of a batch: those at places `members` of a bucket.
 
     Attributes
     ----------

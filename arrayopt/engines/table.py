@@ -32,34 +32,24 @@ class NotFusedWarning(UserWarning):
 
 @dataclass(frozen=True)
 class EngineRow:
-    """An engine: where it is, what it needs, and whose arrays it takes.
-
-    Attributes
-    ----------
-    home : str
-        The module and the class.
-    takes : tuple of str
-        The kinds of arrays that it fuses; an engine that fuses none takes all.
-    needs : str
-        The package that it cannot do without, if it is not NumPy.
-    install : str
-        The name of the package, and how it is had.
-    emits : str
-        The module whose `emit` writes its code, where it has one.
-    looks : bool
-        Whether the class itself looks for what it needs, as a compiler that works, and raises
-        ValueError where it is not there; it takes whether the user has asked for the engine.
-    auto : bool
-        Whether ``engine="auto"`` may choose it; else it serves who asks for it by name.
-    """
+    """An engine: where it is, what it needs, and whose arrays it takes."""
 
     home: tuple[str, str]
+    """The module and the class."""
     takes: tuple[str, ...] = ()
+    """The kinds of arrays that it fuses; an engine that fuses none takes all."""
     needs: str = ""
+    """The package that it cannot do without, if it is not NumPy."""
     install: str = ""
+    """The name of the package, and how it is had."""
     emits: str = ""
+    """The module whose `emit` writes its code, where it has one."""
     looks: bool = False
+    """Whether the class itself looks for what it needs, as a compiler that works, and raises
+    ValueError where it is not there; it takes whether the user has asked for the engine.
+    """
     auto: bool = True
+    """Whether ``engine="auto"`` may choose it; else it serves who asks for it by name."""
 
     def open(self, *, asked: bool = False) -> Engine:
         """The engine; `asked` if the user named it. ValueError if its requirements are missing."""
@@ -126,14 +116,7 @@ for _name, _row in reversed(ENGINES.items()):
 
 
 def select(name: str, bucket: Bucket) -> tuple[Engine, str]:
-    """The engine for a bucket, and why it is that one.
-
-    Parameters
-    ----------
-    name : str
-        ``"auto"`` or the name of an engine.
-    bucket : Bucket
-        What it is to run over.
+    """The engine for a bucket, of a name or ``"auto"``; and why it is that one.
 
     Raises
     ------

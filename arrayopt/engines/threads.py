@@ -162,18 +162,20 @@ def _serve(jobs: "SimpleQueue[_Job]") -> None:
         jobs.get().work()
 
 
-def run(tasks: Sequence[Callable[[], Any]]) -> None:
-    """Run functions at once, on this thread and others, and wait for all; then the first error is
-    raised.
+def run(tasks: Sequence[Callable[[], Any]], threads: int = MOST) -> None:
+    """Run functions on this thread and others, up to so many at once, and wait for all; then the
+    first error is raised.
 
     SIGINT waits until all have ended, for they write. The functions must not wait for each other.
     """
-    if len(tasks) == 1:
-        tasks[0]()
+    threads = min(threads, len(tasks))
+    if threads < 2:
+        for task in tasks:
+            task()
         return
     with uninterrupted():
         job = _Job(tasks)
-        _pool.help(job, len(tasks) - 1)
+        _pool.help(job, threads - 1)
         job.work()
         job.wait()
 

@@ -19,24 +19,14 @@ __all__ = ["Work", "as_many", "together"]
 
 
 class Work(NamedTuple):
-    """The update of a tensor.
-
-    Attributes
-    ----------
-    rule : Rule
-        Its rule.
-    p : array
-        The parameter.
-    run : callable
-        Makes the update, with the totals that are known.
-    left : array of bool, optional
-        Which of its layers are left as they are.
-    """
+    """The update of a tensor."""
 
     rule: Rule
     p: Array
     run: Callable[[dict[str, Any]], Done]
+    """Makes the update, with the totals that are known."""
     left: Any = None
+    """Array of bool, optional: which of its layers are left as they are."""
 
     @property
     def layers(self) -> int:

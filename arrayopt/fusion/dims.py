@@ -49,24 +49,16 @@ class RetraceError(_NotedError):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How a trace sees a tensor.
-
-    Attributes
-    ----------
-    flat : bool
-        As one row of elements: no sum is over rows or columns, and shape does not matter.
-    folded : bool
-        As the matrix of its first axis and all others.
-    tall : int, optional
-        The sign of rows - columns, for a rule that compares them.
-    sides : tuple of int, optional
-        The numbers of rows and of columns, for a rule that compares them with numbers.
-    """
+    """How a trace sees a tensor."""
 
     flat: bool = False
+    """As one row of elements: no sum is over rows or columns, and shape does not matter."""
     folded: bool = False
+    """As the matrix of its first axis and all others."""
     tall: int | None = None
+    """The sign of rows - columns, for a rule that compares them."""
     sides: tuple[int, int] | None = None
+    """The numbers of rows and of columns, for a rule that compares them with numbers."""
 
     def element(self, rank: int) -> str:
         """The axes of an element of a tensor of some rank."""

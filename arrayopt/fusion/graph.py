@@ -48,9 +48,9 @@ ELEMENT = {1: "C", 2: "RC", 3: "ARC", 4: "ABRC"}
 
 
 UPDATES, CLIP, COUNT, KEY = ":t", ":clip", "count:", "key:"
-"""Scalars of the machine, which no field can be called: the number of updates, what gradients are
-multiplied by; with axes after it, the number of elements along these; with a stream and a number
-after it, a part of the key of random numbers, see `arrayopt.randomness`.
+"""Scalars of the step that are no fields of rules: the number of updates; the factor of gradients;
+followed by axes, the number of elements along these; followed by a stream and a number, a part of
+the key of random numbers (see `arrayopt.randomness`).
 """
 
 POSITION = "position"
@@ -73,11 +73,11 @@ SCRATCH = "spill"
 
 
 class Spare(NamedTuple):
-    """Where a sum is looked at: nowhere, while sums of other values, `plain`, have all their parts
-    in [low, high].
+    """A sum that a rule uses only where a plain one overflows or underflows.
 
-    What an engine puts in place of a part of it changes nothing, if it is finite and not negative,
-    and the same part of the sum of `plain` is in [low, high]. `plain` is the number of a node.
+    Where a partial result of the plain sum is in [low, high], an engine may put any finite number
+    that is not negative in place of the same partial result of this sum. `plain` is the id of the
+    node that the plain sum is of.
     """
 
     plain: int
@@ -86,8 +86,8 @@ class Spare(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """Which operands of a product are transposed; whether it is symmetric; and the 16-bit dtype
-    that its numbers are rounded to, or empty.
+    """Which operands of a product are transposed; whether the product is symmetric; and the 16-bit
+    dtype that its numbers are rounded to, or empty.
     """
 
     left_transposed: bool
@@ -105,32 +105,26 @@ class Summed(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Node:
-    """One value of the graph.
-
-    Attributes
-    ----------
-    op : str
-        ``input``, ``host``, ``const``, `POSITION`, a reduction (a key of `REDUCTIONS`) or an
-        element-wise operation (of `OPS`), or `TOTAL`.
-    args : tuple of Node
-        What it is computed from.
-    axes : str
-        The axes that it varies over.
-    level : int
-        How many reductions over elements lie before it: the first pass in which it can be computed.
-    dtype : str
-        ``real``, ``complex`` or ``bool``.
-    data : object
-        The name of an input or of a scalar, or the value of a constant; of a sum perhaps a `Spare`,
-        of a product `Factors`, of a total `Summed`.
-    """
+    """One value of the graph."""
 
     op: str
+    """``input``, ``host``, ``const``, `POSITION`, a reduction (a key of `REDUCTIONS`) or an
+    element-wise operation (of `OPS`), or `TOTAL`.
+    """
     args: "tuple[Node, ...]"
+    """What it is computed from."""
     axes: str
+    """The axes that it varies over."""
     level: int
+    """How many reductions over elements it follows from: the number of the first pass that can
+    compute it.
+    """
     dtype: str
+    """``real``, ``complex`` or ``bool``."""
     data: Any = None
+    """The name of an input or of a scalar, or the value of a constant; of a sum perhaps a `Spare`,
+    of a product `Factors`, of a total `Summed`.
+    """
     id: int = 0
     on_host: bool = field(init=False, repr=False)
     """Whether the value follows from scalars of the step alone."""
@@ -196,7 +190,7 @@ def reachable(roots: Iterable[Node], stop: Iterable[Node] = ()) -> list[Node]:
 
 
 def within(roots: Iterable[Node], own: Iterable[Node], stop: Container[Node] = ()) -> set[Node]:
-    """Those of some values that the roots are computed from, with roots; not past `stop`."""
+    """Those of `own` that the roots are computed from, roots included; not past `stop`."""
     found, stack, inside = set[Node](), list(roots), {*own}
     while stack:
         n = stack.pop()
@@ -207,23 +201,14 @@ def within(roots: Iterable[Node], own: Iterable[Node], stop: Container[Node] = (
 
 
 def evaluate(nodes: Iterable[Node], given: dict[str, Any]) -> dict[Node, Any]:
-    """The values of nodes that follow from scalars of the step, in float64, over many tensors at
-    once.
-
-    Parameters
-    ----------
-    nodes : iterable of Node
-        Host values.
-    given : dict of str to float or array
-        The scalars of the step by name; arrays hold a value per tensor.
+    """The values of nodes that follow from scalars of the step, in float64. These are `given` by
+    name; arrays hold a value per tensor.
     """
-    known: dict[Node, Any] = {}
+    values: dict[Node, Any] = {}
     with np.errstate(all="ignore"):
         for n in reachable(nodes):
-            if n.op == "host":
-                known[n] = given[n.data]
+            if n.op in ("host", "const"):
+                values[n] = given[n.data] if n.op == "host" else n.data
             else:
-                known[n] = (
-                    n.data if n.op == "const" else OPS[n.op].numpy(*(known[a] for a in n.args))
-                )
-    return known
+                values[n] = OPS[n.op].numpy(*(values[a] for a in n.args))
+    return values

@@ -23,20 +23,15 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """A whole number, none of which is negative, that the code computes.
-
-    Attributes
-    ----------
-    op : str
-        ``number``, ``name``, ``column`` (of the tensor's row of the table: its name, and perhaps
-        how many columns after it), ``entry`` (of a table of numbers in the code: its name, and the
-        number), ``+``, ``-``, ``*``, ``//``, ``%``, ``min`` or ``max``.
-    args : tuple
-        The number or the name; else what it is computed from.
-    """
+    """A whole number, none of which is negative, that the code computes."""
 
     op: str
+    """``number``, ``name``, ``column`` (of the tensor's row of the table: its name, and perhaps how
+    many columns after it), ``entry`` (of a table of numbers in the code: its name, and the number),
+    ``+``, ``-``, ``*``, ``//``, ``%``, ``min`` or ``max``.
+    """
     args: tuple[Any, ...]
+    """Tuple: the number or the name; else what it is computed from."""
 
     def __add__(self, other: "Index | int") -> "Index":
         other = _index(other)
@@ -107,19 +102,14 @@ def product(factors: Iterable[str]) -> Index:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a number lies.
-
-    Attributes
-    ----------
-    room : str
-        ``work``, ``part``; ``values`` or ``scalars``, of the tensor; an `Array` or a `View`;
-        ``got``, for what the last `Elements` have been reduced to.
-    index : Index
-        Its number there.
-    """
+    """Where a number lies."""
 
     room: str
+    """``work``, ``part``; ``values`` or ``scalars``, of the tensor; an `Array` or a `View`;
+    ``got``, for what the last `Elements` have been reduced to.
+    """
     index: Index
+    """Its number there."""
 
 
 ZERO, ONE = number(0), number(1)

@@ -30,50 +30,34 @@ LANES = 256
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Segment:
-    """Passes that follow each other over a few matrices.
-
-    Attributes
-    ----------
-    before : Between
-        Values per tensor, computed once for the tensor before the segment.
-    passes : tuple of int
-        The passes, in order.
-    small : tuple of Between
-        Values per row, column or matrix, computed before each pass, and after the last.
-    reads : dict of str to Node
-        Slots per row, column or matrix that are read, and the node that the value read is.
-    carried : tuple of Node
-        Sums of an earlier segment that are read.
-    writes : dict of str to Node
-        Slots per row, column or matrix that are written at the end.
-    """
+    """Passes that follow each other over a few matrices."""
 
     before: Between
+    """Values per tensor, computed once for the tensor before the segment."""
     passes: tuple[int, ...]
+    """The passes, in order."""
     small: tuple[Between, ...]
+    """Values per row, column or matrix, computed before each pass, and after the last."""
     reads: dict[str, Node]
+    """Slots per row, column or matrix that are read, and the node that the value read is."""
     carried: tuple[Node, ...]
+    """Sums of an earlier segment that are read."""
     writes: dict[str, Node]
+    """Slots per row, column or matrix that are written at the end."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Lanes:
-    """A plan in segments.
-
-    Attributes
-    ----------
-    segments : tuple of Segment
-        The segments, in order.
-    last : Between
-        Values per tensor, computed once for the tensor at the end.
-    layout : Layout
-        Where the values per tensor lie, the sums that are carried from segment to segment, and
-        partial sums.
-    """
+    """A plan in segments."""
 
     segments: tuple[Segment, ...]
+    """The segments, in order."""
     last: Between
+    """Values per tensor, computed once for the tensor at the end."""
     layout: Layout
+    """Where the values per tensor lie, the sums that are carried from segment to segment, and
+    partial sums.
+    """
 
 
 FEW = 64
@@ -153,8 +137,8 @@ class _Segments:
             if segment == at:
                 roots += [a for a in one.sources if _is_local(a, self.plan)]
         roots += [n for name, n in self.writes.items() if self.written_in[name] == at]
-        held = [n for name, n in self.writes.items() if self.written_in[name] < at]
-        needed = reachable(roots, stop=[*self.ready_in, *held])
+        written_before = [n for name, n in self.writes.items() if self.written_in[name] < at]
+        needed = reachable(roots, stop=[*self.ready_in, *written_before])
         return [n for n in needed if _is_local(n, self.plan)]
 
     def put_off_stores(self) -> None:
@@ -171,13 +155,13 @@ class _Segments:
     def segment(self, at: int, before: Between) -> Segment:
         """A segment, and what comes before it."""
         passes = [k for k, segment in enumerate(self.segment_of) if segment == at]
-        held = {n: name for name, n in self.writes.items() if self.written_in[name] < at}
+        written_before = {n: name for name, n in self.writes.items() if self.written_in[name] < at}
         step: dict[Node, int] = {}
         parts: list[list[Node]] = [[] for _ in range(len(passes) + 1)]
         reads, carried = {}, []
         for node in self.local(at):
-            if node in held or node.op == "input":
-                reads[held.get(node, node.data)] = node
+            if node in written_before or node.op == "input":
+                reads[written_before.get(node, node.data)] = node
             elif node in self.made_in:
                 step[node] = self.made_in[node] - passes[0] + 1
                 if self.segment_of[self.made_in[node]] < at:

@@ -119,15 +119,8 @@ def moved(plan: Plan, geo: Any) -> Any:
 
 
 def boundaries(geo: Any, element: str) -> tuple[Any, Any]:
-    """Where a tensor may be cut: what lies on either side is contiguous, and so are the partial
-    results of it.
-
-    Parameters
-    ----------
-    geo : record
-        The tensor's `geometry`.
-    element : str
-        The axes of an element.
+    """Where a tensor of some `geometry` may be cut: what lies on either side is contiguous, and so
+    are the partial results of it.
 
     Returns
     -------
@@ -159,29 +152,23 @@ def starts(geo: Any, element: str, units: Any, what: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where values that are no elements lie.
-
-    Attributes
-    ----------
-    scalars : dict of Node to int
-        Scalars of the step: their column in a table of float64.
-    tensor : dict of Node to int
-        Values per tensor: their column in another table of float64.
-    vectors : dict of Node to str
-        Values over rows, columns or batches that outlive the loop that makes them, with their axes.
-    partials : dict of Node to str
-        Reductions over elements, with what their partial results are kept for: each unit
-        (``tensor``), ``row``, ``column`` or ``batch``.
-    leaves : dict of Node to int
-        What values that are made in waves come of, and is none: its place after the values per
-        tensor.
-    """
+    """Where values that are no elements lie."""
 
     scalars: dict[Node, int]
+    """Scalars of the step: their column in a table of float64."""
     tensor: dict[Node, int]
+    """Values per tensor: their column in another table of float64."""
     vectors: dict[Node, str]
+    """Values over rows, columns or batches that outlive the loop that makes them, with their axes.
+    """
     partials: dict[Node, str]
+    """Reductions over elements, with what their partial results are kept for: each unit
+    (``tensor``), ``row``, ``column`` or ``batch``.
+    """
     leaves: dict[Node, int] = field(default_factory=dict)
+    """What values that are made in waves come of, and is none: its place after the values per
+    tensor.
+    """
 
     @property
     def values(self) -> int:

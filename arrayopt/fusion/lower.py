@@ -24,9 +24,8 @@ def lowered(plan: Plan, lanes: Lanes | None = None) -> Program:
 
 def _whole(plan: Plan) -> Program:
     """The program of a plan; passes that differ in scratch arrays alone have one function."""
-    where = layout(plan)
-    kept = {*outliving(plan.passes, plan.between), *plan.small.values(), *plan.reports.values()}
-    lowering = Loops(plan, where, kept)
+    results = {*plan.small.values(), *plan.reports.values()}
+    lowering = Loops(plan, layout(plan), results | outliving(plan.passes, plan.between))
     stages: list[Stage] = []
     made: dict[Any, Function] = {}
     for index, between in enumerate(plan.between):

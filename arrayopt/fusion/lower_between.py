@@ -27,16 +27,10 @@ Statements = list[program.Statement]
 
 
 class LoweredBetween(Lowering):
-    """What a program for CPUs does before a pass, or after the last one.
+    """What a program for CPUs does before a pass, or after the last one; vectors are `views`."""
 
-    Attributes
-    ----------
-    views : dict of Node
-        Vectors that it has looked at, each by a view.
-    """
-
-    def __init__(self, plan: Plan, layout: Layout, kept: Iterable[Node]) -> None:
-        super().__init__(plan, layout, kept)
+    def __init__(self, plan: Plan, layout: Layout, outliving: Iterable[Node]) -> None:
+        super().__init__(plan, layout, outliving)
         self.views: dict[Node, None] = {}
 
     def place(self, node: Node, at: Index | None = None) -> Place:
@@ -105,7 +99,7 @@ class LoweredBetween(Lowering):
         inside: Statements = [*self.reads([n for n in read if n.axes], wide=wide)]
         for n in loop.nodes:
             inside.append(program.Compute(n))
-            if n in self.kept:
+            if n in self.outliving:
                 inside.append(program.Write(self.place(n), n))
         return [*before, *loops_over(loop.axes, inside)]
 

@@ -53,10 +53,10 @@ class LoweredSegment:
             self.totals += pass_.reducing("tensor")
             elements |= dict.fromkeys(pass_.arrays)
             self.stored |= dict.fromkeys(pass_.stores)
-        self.kept = [n for n in lowering.layout.vectors if n in segment.carried or n in sums]
-        self.carried = {f"c{n.id}": _inside(n.axes) for n in self.kept}
+        self.vectors = [n for n in lowering.layout.vectors if n in segment.carried or n in sums]
+        self.carried = {f"c{n.id}": _inside(n.axes) for n in self.vectors}
         self.planes_of = {n: f"q_{x}" for x, n in segment.reads.items()}
-        self.planes_of |= {n: f"c{n.id}" for n in self.kept}
+        self.planes_of |= {n: f"c{n.id}" for n in self.vectors}
         self.elements = list(elements)
         self.counts = {f"q_{x}": _inside(n.axes) for x, n in segment.reads.items()}
         self.counts |= {f"q_{x}": _inside(lowering.plan.element) for x in self.elements}
@@ -171,7 +171,7 @@ class LoweredSegment:
         for i, (planes, axes) in enumerate(self.counts.items()):
             first = name("own") + name("G") * _total(list(self.counts.values())[:i])
             yield program.View(planes, "work", first, name("n") * product(axes))
-        for n in self.kept:
+        for n in self.vectors:
             each = product(_inside(n.axes))
             yield program.View(
                 f"c{n.id}", "work", column(f"VEC{lowering.vector[n]}") + ab * each, name("n") * each

@@ -48,7 +48,7 @@ class Loops(Lowering):
 
     def between(self, index: int, between: Between) -> program.Function:
         """What comes before pass k."""
-        return LoweredBetween(self.plan, self.layout, self.kept).function(index, between)
+        return LoweredBetween(self.plan, self.layout, self.outliving).function(index, between)
 
     def units(self, index: int, pass_: Pass) -> program.Function:
         """Pass k over units lo to hi of one tensor."""

@@ -1,12 +1,16 @@
-"""Lowering a plan to a program for devices, whose blocks meet after each pass and each loop between
-passes, and share out the pieces of such a stage.
+"""Lowering a plan to a program for devices: stages, after each of which blocks synchronize.
 
-Functions are shared in these ways. A pass has one statement, a `Body`: its pieces are ``tiles`` of
-the tensor, or ``squares``, of what a matrix makes with its own transpose; the loops over rows and
-columns are the device's. A pass over rings has statements after it: what a block does with a piece,
-in turns. At ``positions``, of which ``i`` is one, statements are a thread's. At
-``folds``, a `Fold` and what keeps it are one thread's or many threads'. A ``block`` makes the folds
-of a tensor, and one of its threads does the rest. A ``library`` makes products.
+A stage is divided into pieces, and each piece is one block's. `Function.shared` says what a piece
+is:
+
+- ``tiles`` of the tensor, or ``squares`` of the product of a matrix with its own transpose: a
+  pass. Its one statement is a `Body`; the loops over rows and columns are in ``kernels/``. A pass
+  over rings has more statements: what a block does with a piece, turn by turn.
+- ``positions``: some of the positions of a loop between passes. A thread does the statements for
+  one of them, ``i``.
+- ``folds``: some of the positions of a reduction; one thread, or many, make a `Fold`.
+- ``block``: all of it. All threads make the folds of a tensor, and one does the rest.
+- ``library``: a product, which a library makes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -56,7 +60,7 @@ class Stages(Lowering):
         laid_out = layout(plan, device=True)
         super().__init__(plan, laid_out, {*laid_out.vectors, *laid_out.tensor})
         self.staging = Staging(plan)
-        self.kept &= {*laid_out.tensor, *self.staging.needed}
+        self.outliving &= {*laid_out.tensor, *self.staging.needed}
         self.made: list[program.Stage] = []
         self.functions: dict[Any, program.Function] = {}
         self.of_rings = set[Node]()  # what is reduced over rings
@@ -122,7 +126,7 @@ class Stages(Lowering):
         for node in nodes:
             read = dict.fromkeys(a for a in node.args if a not in made)
             body += self._arrays(read if wide else ())
-            body += [*self.reads(read, wide=wide), program.Compute(node), *self._kept(node)]
+            body += [*self.reads(read, wide=wide), program.Compute(node), *self._stored(node)]
             made |= {*read, node}
         body += self._stores(loop, made)
         if loop.axes:
@@ -139,7 +143,7 @@ class Stages(Lowering):
         wide, made = not loop.axes, set[Node]()
         body: Statements = [*self._arrays(operands(small))] if wide else []
         if loop.reduces:
-            body += [self.folded("sum", small[0]), *self._got("sum", small[0])]
+            body += [self.folded("sum", small[0]), *self._reduced("sum", small[0])]
             made |= {*small}
         for alone in small if wide else ():
             fold = self.folded("sum", alone), program.Write(self.place(alone), "sum")
@@ -149,7 +153,7 @@ class Stages(Lowering):
         sums = [n for n in reductions if n not in (*small, *self.of_rings)]
         body += [self.combined(f"sum{n.id}", n) for n in sums]
         for summed in sums:
-            body += self._got(f"sum{summed.id}", summed)
+            body += self._reduced(f"sum{summed.id}", summed)
         return body, made | {*sums}
 
     def _stores(self, loop: Loop, made: set[Node]) -> Statements:
@@ -165,13 +169,13 @@ class Stages(Lowering):
             there.add(value)
         return body
 
-    def _got(self, variable: str, node: Node) -> Statements:
+    def _reduced(self, variable: str, node: Node) -> Statements:
         """A reduction is what a variable has."""
-        return [program.Read(node, variable, not node.axes), *self._kept(node)]
+        return [program.Read(node, variable, not node.axes), *self._stored(node)]
 
-    def _kept(self, node: Node) -> Statements:
+    def _stored(self, node: Node) -> Statements:
         """Leave a value for others, if there are any."""
-        return [program.Write(self.place(node, name("i")), node)] if node in self.kept else []
+        return [program.Write(self.place(node, name("i")), node)] if node in self.outliving else []
 
     def waves(self, nodes: Iterable[Node], stores: Mapping[str, Node]) -> bulk.Waves:
         """Values of the tensor in waves, and the slots written then; the first wave reads."""
@@ -203,7 +207,7 @@ class Stages(Lowering):
             called = replace(x.function, name=f"{own}_{i}" if stages[1:] else own)
             named.append(replace(x, function=called))
         if named:
-            self.made.append(replace(named[0], others=tuple(named[1:])))
+            self.made.append(replace(named[0], siblings=tuple(named[1:])))
 
 
 def turns_of(stage: program.Stage) -> tuple[program.Statement, ...]:

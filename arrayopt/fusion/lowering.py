@@ -33,16 +33,16 @@ class Lowering:
 
     Attributes
     ----------
-    kept : set of Node
-        Values between passes that are kept; others are read in the loop alone that makes them.
+    outliving : set of Node
+        Values between passes that are read outside of the loop that computes them, and so stored.
     least : int
         How many members such rings have at least.
     """
 
     least = FEWEST
 
-    def __init__(self, plan: Plan, layout: Layout, kept: Iterable[Node]) -> None:
-        self.plan, self.layout, self.kept = plan, layout, set(kept)
+    def __init__(self, plan: Plan, layout: Layout, outliving: Iterable[Node]) -> None:
+        self.plan, self.layout, self.outliving = plan, layout, set(outliving)
         self.vector = {n: i for i, n in enumerate(layout.vectors)}
         self.partial = {n: i for i, n in enumerate(layout.partials)}
 

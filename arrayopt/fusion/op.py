@@ -16,43 +16,32 @@ class Op:
 
     Texts are formats: ``{0}``, ``{1}`` and ``{2}`` are the operands' names, ``{W}`` is the type of
     real numbers.
-
-    Attributes
-    ----------
-    numpy : callable
-        What it is on NumPy's arrays and on numbers.
-    numba, cuda : str
-        What it is in Numba, and in CUDA C++.
-    api : tuple of str
-        Functions of the array API that are this operation.
-    methods : tuple of str
-        Methods of Python's operators that are it; those that begin with ``__r`` have their operands
-        swapped.
-    result : str
-        What comes out: ``bool``, ``real``, ``complex``, or ``same``, which is complex where an
-        operand is. ``branch``: what the operands after the first are.
-    real_only : bool
-        Whether complex operands are refused.
-    python : str
-        What it is in Python, for floats and arrays of them; NumPy's function where it is empty.
-    into : callable or None
-        As `numpy`, with where to write as one more argument; `numpy` itself where it is None and
-        takes one.
-    numba_complex, cuda_complex : str
-        What it is where an operand or the result is complex, if that is something else.
     """
 
     numpy: Callable[..., Any]
+    """What it is on NumPy's arrays and on numbers."""
     numba: str
     cuda: str
+    """What it is in Numba, and in CUDA C++."""
     api: tuple[str, ...] = ()
+    """Functions of the array API that are this operation."""
     methods: tuple[str, ...] = ()
+    """Methods of Python's operators that are it; those that begin with ``__r`` have their operands
+    swapped.
+    """
     result: str = "same"
+    """What comes out: ``bool``, ``real``, ``complex``, or ``same``, which is complex where an
+    operand is. ``branch``: what the operands after the first are.
+    """
     real_only: bool = False
+    """Whether complex operands are refused."""
     python: str = ""
+    """What it is in Python, for floats and arrays of them; NumPy's function where it is empty."""
     into: Callable[..., Any] | None = None
+    """As `numpy`, with where to write as one more argument; None if `numpy` takes that itself."""
     numba_complex: str = ""
     cuda_complex: str = ""
+    """What it is where an operand or the result is complex, if that is something else."""
 
     @property
     def arity(self) -> int:
@@ -82,30 +71,23 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """What makes one value of many.
-
-    Attributes
-    ----------
-    ufunc : numpy.ufunc
-        What two values become.
-    initial : float
-        What is kept before the first value.
-    take : str
-        The statement that takes a value ``{1}`` into what is kept, ``{0}``; the same in Numba and
-        in CUDA.
-    simd : str
-        How OpenMP combines what the lanes of a loop have kept: an operator, or a name that
-        ``kernels/loops.h`` declares.
-    cuda : str
-        The type of ``kernels/sums.cuh`` that says all of it.
-    repeated : str
-        The operation that makes the reduction of n equal values from the value and n; empty if it
-        is the value itself.
-    """
+    """What makes one value of many."""
 
     ufunc: np.ufunc
+    """What two values become."""
     initial: float
+    """What is kept before the first value."""
     take: str
+    """The statement that takes a value ``{1}`` into what is kept, ``{0}``; the same in Numba and in
+    CUDA.
+    """
     simd: str
+    """How OpenMP combines what the lanes of a loop have kept: an operator, or a name that
+    ``kernels/loops.h`` declares.
+    """
     cuda: str
+    """The type of ``kernels/sums.cuh`` that says all of it."""
     repeated: str = ""
+    """The operation that makes the reduction of n equal values from the value and n; empty if it is
+    the value itself.
+    """

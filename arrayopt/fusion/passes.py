@@ -23,35 +23,28 @@ class Pass:
     """One pass over the elements; or a product of matrices, which a library makes.
 
     Of a product, `nodes` is the one that it makes, and `loads` has its operands.
-
-    Attributes
-    ----------
-    loads : dict of str to Node
-        What is read: parameter, gradient, slots and spilled values by name, and the node that the
-        value read is.
-    nodes : tuple of Node
-        What is computed per element, in order; loads, scalars and smaller values left out.
-    stores : dict of str to Node
-        What is written, spilled values too.
-    sums : tuple of Node
-        What is reduced.
-    axes : str
-        The axes of its elements: the tensor's, or those of the product of a matrix with its own
-        transpose.
-    element : str
-        The axes of the tensor's elements.
-    guards : dict of str to Node
-        What is written only where a condition on the tensor holds, and the condition: else the
-        array keeps what was read from it.
     """
 
     loads: dict[str, Node]
+    """What is read: parameter, gradient, slots and spilled values by name, and the node that the
+    value read is.
+    """
     nodes: tuple[Node, ...]
+    """What is computed per element, in order; loads, scalars and smaller values left out."""
     stores: dict[str, Node]
+    """What is written, spilled values too."""
     sums: tuple[Node, ...]
+    """What is reduced."""
     axes: str
+    """The axes of its elements: the tensor's, or those of the product of a matrix with its own
+    transpose.
+    """
     element: str = ""
+    """The axes of the tensor's elements."""
     guards: dict[str, Node] = field(default_factory=dict)
+    """What is written only where a condition on the tensor holds, and the condition: else the array
+    keeps what was read from it.
+    """
 
     @property
     def sources(self) -> list[Node]:
@@ -66,7 +59,7 @@ class Pass:
     @cached_property
     def reductions(self) -> dict[Node, str]:
         """What is reduced, and which of `KINDS` its partial results are kept for."""
-        return {r: _kept(r, self.element) for r in self.sums}
+        return {r: _kept_for(r, self.element) for r in self.sums}
 
     @cached_property
     def uses(self) -> dict[Node, str]:
@@ -80,7 +73,7 @@ class Pass:
             if n.on_host and n.op != "const":
                 found[n] = "host"
             elif n.op not in ("const", "complex", POSITION) and not is_whole(n.axes, self.element):
-                found[n] = _varies(n.axes)
+                found[n] = _same_for(n.axes)
         return found | {n: POSITION for n in self.sources if n.op == POSITION}
 
     @property
@@ -153,43 +146,30 @@ class Pass:
 class Loop:
     """What one loop computes between passes: operations over the same axes, in order, or one
     reduction.
-
-    Attributes
-    ----------
-    axes : str
-        What it is over; of a reduction, the axes that are left.
-    nodes : tuple of Node
-        The values. Reductions over elements count as operations: they are put together one by one.
-    reduces : bool
-        Whether it is one reduction of values that another loop has made; on a device, also what
-        follows from it over the same axes.
-    stores : dict of str to Node
-        Slots that are written with it.
     """
 
     axes: str
+    """What it is over; of a reduction, the axes that are left."""
     nodes: tuple[Node, ...]
+    """The values. Reductions over elements are operations here: each is combined by itself."""
     reduces: bool
+    """Whether it is one reduction of values that another loop has made; on a device, also what
+    follows from it over the same axes.
+    """
     stores: dict[str, Node] = field(default_factory=dict)
+    """Slots that are written with it."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Between:
-    """What is done before a pass, or after the last one.
-
-    Attributes
-    ----------
-    combine : tuple of Node
-        Reductions over elements, to be put together.
-    loops : tuple of Loop
-        What is computed then, in order.
-    stores : dict of str to Node
-        Slots of fewer axes that are written then.
-    """
+    """What is done before a pass, or after the last one."""
 
     combine: tuple[Node, ...] = ()
+    """Reductions over elements, to be combined."""
     loops: tuple[Loop, ...] = ()
+    """What is computed then, in order."""
     stores: dict[str, Node] = field(default_factory=dict)
+    """Slots of fewer axes that are written then."""
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -223,13 +203,13 @@ def in_loops(nodes: Iterable[Node], element: str) -> tuple[Loop, ...]:
     return tuple(made)
 
 
-def _varies(axes: str) -> str:
-    """How often a value over some axes changes in a pass over the elements."""
+def _same_for(axes: str) -> str:
+    """Which of `KINDS` a value over some axes is the same for, in a pass over the elements."""
     return "tensor" if not axes else "column" if "C" in axes else "row" if "R" in axes else "batch"
 
 
-def _kept(reduction: Node, element: str) -> str:
-    """What the partial results of a reduction over elements are kept for."""
+def _kept_for(reduction: Node, element: str) -> str:
+    """Which of `KINDS` the partial results of a reduction over elements are kept for."""
     if reduction.axes == "":
         return "tensor"
     if reduction.axes == element[:-1]:

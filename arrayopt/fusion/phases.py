@@ -1,7 +1,8 @@
-"""Plans with totals, cut where tensors meet: each phase is a plan, which a batch of its own runs.
+"""Plans with totals, divided where tensors meet: each phase is a plan, which a batch of its own
+runs.
 
-What a phase computes of a tensor as a whole, and a later one needs, goes on as a scalar of the
-step, as the totals do. Values per row or column lie in slots that are the step's alone.
+A value per tensor that a later phase needs is a scalar of the step there, as totals are. Values per
+row or column that a later phase needs are slots that last for the step alone.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from itertools import count
 
 import numpy as np
 
-from arrayopt.arrays import REAL, WORKING
+from arrayopt.arrays import real_dtype
 from arrayopt.fusion.dims import not_fused
 from arrayopt.fusion.graph import POSITION, TOTAL, Node, is_whole, operands, reachable
 from arrayopt.fusion.passes import Pass
@@ -31,14 +32,7 @@ def phases(whole: Plan, totals: Sequence[Node], levels: Sequence[int]) -> tuple[
     What a phase is to tell the others is among its reports: the numbers of the totals that tensors
     meet for after it, and what later phases need.
 
-    Parameters
-    ----------
-    whole : Plan
-        The plan, in which totals are operations.
-    totals : sequence of Node
-        The totals, in order.
-    levels : sequence of int
-        The level of each pass.
+    In the plan totals are operations; `levels` are those of its passes.
 
     Raises
     ------
@@ -72,8 +66,8 @@ def phases(whole: Plan, totals: Sequence[Node], levels: Sequence[int]) -> tuple[
         told = {name: node for name, node in whole.reports.items() if last and node.op != TOTAL}
         told |= {x.data.name: x.args[0] for x in totals if first[x] == phase + 1}
         for node in every:
-            if first[node] == phase and _kept(node) in wanted:
-                (slots if node.axes else told)[_kept(node)] = now[node] if node.axes else node
+            if first[node] == phase and _later_name(node) in wanted:
+                (slots if node.axes else told)[_later_name(node)] = now[node] if node.axes else node
         reports = {}
         for name, node in told.items():
             x = now[node]
@@ -99,7 +93,7 @@ def _within(
         earlier = not is_whole(node.axes, element) and 0 <= first[node] < phase
         # truth values per row are made again, of numbers
         if known or (earlier and (node.dtype == "real" or node.reduces or not node.axes)):
-            name = node.data.name if known else _kept(node)
+            name = node.data.name if known else _later_name(node)
             op = "input" if node.axes else "host"
             if node.axes and node.dtype != "real":
                 raise not_fused("it uses a total after a reduction of booleans per row")
@@ -111,7 +105,7 @@ def _within(
     return now
 
 
-def _kept(node: Node) -> str:
+def _later_name(node: Node) -> str:
     """What a value is called that goes on to later phases."""
     return f"{VECTOR if node.axes else KEPT}{node.id}"
 
@@ -132,8 +126,7 @@ def _with_vectors(plan: Plan) -> Plan:
         used += pass_.uses
     own = {n.data: n.axes for n in used if n.op == "input" and is_vector(n.data)}
     own |= {name: n.axes for name, n in plan.small.items() if is_vector(name)}
-    real = REAL.get(WORKING[plan.storage["p"]], WORKING[plan.storage["p"]])
-    storage = plan.storage | dict.fromkeys(own, real)
+    storage = plan.storage | dict.fromkeys(own, real_dtype(plan.storage["p"]))
     return replace(plan, slots=plan.slots | own, storage=storage)
 
 

@@ -56,48 +56,36 @@ def in_rounds(several: Iterable[tuple[Total, ...]]) -> list[list[int]]:
 class Plan:
     """What it takes to update one tensor; or to report of an update, which is a plan of its own
     that writes nothing.
-
-    Attributes
-    ----------
-    element : str
-        The axes of an element; ``"C"`` where the tensor's shape does not matter.
-    passes : tuple of Pass
-        The passes, in order.
-    between : tuple of Between
-        What is computed before each pass, and after the last.
-    scalars : tuple of Node
-        Scalars of the step that are used.
-    slots : dict of str to str
-        Slots and their axes.
-    small : dict of str to Node
-        Slots that vary over fewer axes than the elements, with what they are to hold after the last
-        pass.
-    reports : dict of str to Node
-        Values per tensor to be reported.
-    storage : dict of str to str
-        The dtypes that the parameter, the slots and spilled values are stored in.
-    spilled : dict of str to Node
-        Scratch arrays: one pass stores a value there that a later one loads, and nothing is left
-        for the next step. The node is such a value, whose axes and kind all others there have. They
-        are in the dtype of arithmetic, or in what they have been rounded to; see `Node.narrow`.
-    totals : tuple of Total
-        The totals.
-    phases : tuple of Plan
-        What is done before the first meeting, between two, and after the last; see
-        `arrayopt.fusion.phases`.
     """
 
     element: str
+    """The axes of an element; ``"C"`` where the tensor's shape does not matter."""
     passes: tuple[Pass, ...]
+    """The passes, in order."""
     between: tuple[Between, ...]
+    """What is computed before each pass, and after the last."""
     scalars: tuple[Node, ...]
+    """Scalars of the step that are used."""
     slots: dict[str, str]
+    """Slots and their axes."""
     small: dict[str, Node]
+    """Slots that vary over fewer axes than the elements, with what they are to hold after the last
+    pass.
+    """
     reports: dict[str, Node]
+    """Values per tensor to be reported."""
     storage: dict[str, str]
+    """The dtypes that the parameter, the slots and spilled values are stored in."""
     spilled: dict[str, Node]
+    """Scratch arrays: one pass stores a value there that a later one loads, and nothing is left for
+    the next step. The node is such a value, whose axes and kind all others there have. They are in
+    the dtype of arithmetic, or in what they have been rounded to; see `Node.narrow`.
+    """
     totals: tuple[Total, ...] = ()
     phases: "tuple[Plan, ...]" = ()
+    """What is done before the first meeting, between two, and after the last; see
+    `arrayopt.fusion.phases`.
+    """
 
     @property
     def multiplies(self) -> bool:

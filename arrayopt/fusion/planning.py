@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from arrayopt.arrays import REAL, WORKING
+from arrayopt.arrays import WORKING, real_dtype
 from arrayopt.codecs import STORED
 from arrayopt.fusion.dims import TraceError, not_fused
 from arrayopt.fusion.graph import PRODUCT, SCRATCH, Node, is_whole, operands, reachable
@@ -71,14 +71,8 @@ def plan(traced: Trace, *, calls: bool = False) -> Plan:
 
 
 class _Products:
-    """The products of matrices in a plan.
-
-    Attributes
-    ----------
-    nodes : list of Node
-        The products.
-    made, taken : dict of Node to str
-        The products, and what else they multiply, with the scratch arrays that these are in.
+    """The products of matrices in a plan: in `made` and `taken` they, and what else they multiply,
+    with the scratch arrays that these are in.
     """
 
     def __init__(self, needed: Iterable[Node]) -> None:
@@ -126,8 +120,8 @@ def _ordered(
 
 def _frame(traced: Trace, scratch: dict[str, Node]) -> Plan:
     """A plan that has slots and scratch arrays, and no passes yet."""
-    working = WORKING[traced.storage["p"]]
-    wide = {"real": REAL.get(working, working), "complex": working}
+    stored = traced.storage["p"]
+    wide = {"real": real_dtype(stored), "complex": WORKING[stored]}
     storage = traced.storage | {name: n.narrow or wide[n.dtype] for name, n in scratch.items()}
     return Plan(traced.element, (), (), (), traced.slots, {}, {}, storage, scratch)
 

@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from arrayopt.arrays import REAL, WORKING
+from arrayopt.arrays import WORKING, real_dtype
 from arrayopt.codecs import PAIR
 from arrayopt.fusion.dims import RetraceError, View, not_fused
 from arrayopt.fusion.graph import CACHED
@@ -142,8 +142,8 @@ def widened(plan: Plan) -> Plan:
     """The plan for slots of codes that are widened before the step and encoded after it."""
     if not plan.quantized:
         return plan
-    working = WORKING[plan.storage["p"]]
-    wide = {name: REAL.get(working, working) for name in plan.quantized}
-    wide |= {name: working for name in plan.quantized if plan.storage[name] == PAIR}
+    stored, wide = plan.storage["p"], dict[str, str]()
+    for name in plan.quantized:
+        wide[name] = WORKING[stored] if plan.storage[name] == PAIR else real_dtype(stored)
     phases = tuple(map(widened, plan.phases))
     return replace(plan, storage=plan.storage | wide, phases=phases)

@@ -35,7 +35,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Let:
-    """Call a number by a name."""
+    """Define a whole number."""
 
     name: str
     value: Index
@@ -43,7 +43,7 @@ class Let:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """Call an array ``at_`` and its name, at the table's address of that name, or another one."""
+    """Define ``at_`` and a name as the array at the table's address of that name, or another."""
 
     name: str
     size: Index
@@ -52,7 +52,7 @@ class Array:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Call a stretch of a room or of an array by a name."""
+    """Define a name for a stretch of a room or of an array."""
 
     name: str
     room: str
@@ -62,7 +62,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A value is what a place, or a variable, holds: in the dtype of arithmetic, unless wide."""
+    """Read a value from a place or a variable, in the dtype of arithmetic unless `wide`."""
 
     node: Node
     place: Place | str
@@ -71,14 +71,14 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """A value is computed from others."""
+    """Compute a value from others."""
 
     node: Node
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A variable, or a place, is what a reduction begins with."""
+    """Set a variable, or a place, to the initial value of a reduction."""
 
     name: str | Place
     reduction: Node
@@ -86,7 +86,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """All of a view is what a reduction begins with."""
+    """Set all of a view to the initial value of a reduction."""
 
     view: str
     size: Index
@@ -95,7 +95,7 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """A reduction takes a value, or what lies in a place, into a variable or another place."""
+    """Take what lies in a place into a reduction, which a variable or another place holds."""
 
     reduction: Node
     into: str | Place
@@ -104,24 +104,14 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """A variable becomes what a reduction makes of what lies in a place.
-
-    Attributes
-    ----------
-    name : str
-        The variable.
-    reduction : Node
-        The reduction.
-    ranges : tuple of (str, Index)
-        What numbers the place's index goes over: their names and their ends, from outside in.
-    place : Place
-        Where each lies.
-    """
+    """Reduce what lies in several places to a variable."""
 
     name: str
     reduction: Node
     ranges: tuple[tuple[str, Index], ...]
+    """The names and ends of the numbers that the place's index follows from, outermost first."""
     place: Place
+    """Where each value lies."""
 
     @property
     def serial(self) -> "tuple[Statement, ...]":
@@ -134,7 +124,7 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Write a value, a variable, or what lies in another place, to a place."""
+    """Write a value, a variable, or what lies in another place."""
 
     place: Place
     value: "Node | str | Place"
@@ -142,7 +132,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Do statements for each number of a range, from its end if `backwards`."""
+    """Do statements for each number of a range, the last one first if `backwards`."""
 
     name: str
     first: Index
@@ -163,38 +153,30 @@ class When:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What a pass does, by how often: once for a tensor, a matrix, a row, some columns, an element.
-    Engines have the loops.
-
-    Attributes
-    ----------
-    tensor, batch, row : tuple of Read
-        Values that are the same for a tensor, a matrix, a row.
-    columns : dict of Node to Place
-        Values that are the same for a column, and where the matrix's first one lies.
-    elements : Elements
-        What is done with elements, without where these are; if they are drawn at random, the
-        position is that of the tensor's first element.
-    sums : dict of str to (dict of Node to Index)
-        By what partial results are kept for (``tensor``, ``row``, ``column``, ``batch``), the
-        reductions, and where the partial results of each begin.
-    arrays : dict of str to Index
-        What is read and written, and how many numbers each array has.
-    codes : tuple of str
-        Those of the arrays that are stored as codes.
-    again : frozenset of str
-        Those that this pass or a later one reads again in the step.
+    """What a pass does once for a tensor, a matrix, a row, a column, and an element. The loops are
+    the engine's.
     """
 
     tensor: tuple[Read, ...]
     batch: tuple[Read, ...]
     row: tuple[Read, ...]
+    """Values that are the same for a tensor, a matrix, a row."""
     columns: dict[Node, Place]
+    """Values that are the same for a column, and where the matrix's first one lies."""
     elements: Elements
+    """What is done with elements, without where these are; if they are drawn at random, the
+    position is that of the tensor's first element.
+    """
     sums: dict[str, dict[Node, Index]]
+    """The reductions, and where the partial results of each begin; by what these are kept for, one
+    of `arrayopt.fusion.passes.KINDS`.
+    """
     arrays: dict[str, Index]
+    """What is read and written, and how many numbers each array has."""
     codes: tuple[str, ...]
+    """Those of the arrays that are stored as codes."""
     again: frozenset[str]
+    """Those that this pass or a later one reads again in the step."""
 
 
 Statement = (
@@ -223,26 +205,19 @@ Statement = (
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """Statements about one tensor.
-
-    Attributes
-    ----------
-    name : str
-        What it is called.
-    shared : str
-        How threads share it. On a CPU each does ``units`` from ``lo`` to ``hi``; or finds its own
-        by its number among ``threads``; or, if it is empty, one does all. On a device, see
-        `arrayopt.fusion.lower_stages`.
-    body : tuple of Statement
-        What it does.
-    scratch : tuple of str
-        Scratch arrays, of which each call says in which columns their addresses are.
-    """
+    """Statements about one tensor."""
 
     name: str
+    """What it is called."""
     shared: str
+    """How threads share it. On a CPU each does ``units`` from ``lo`` to ``hi``; or finds its own by
+    its number among ``threads``; or, if it is empty, one does all. On a device, see
+    `arrayopt.fusion.lower_stages`.
+    """
     body: tuple[Statement, ...]
+    """What it does."""
     scratch: tuple[str, ...] = ()
+    """Scratch arrays, of which each call says in which columns their addresses are."""
 
 
 KINDS = {"tiles": "pass", "squares": "pass", "library": "product"}
@@ -250,23 +225,17 @@ KINDS = {"tiles": "pass", "squares": "pass", "library": "product"}
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What is done of a tensor before threads, or blocks, meet.
-
-    Attributes
-    ----------
-    function : Function
-        What it does, which several stages may have in common.
-    scratch : tuple of str
-        The arrays in place of the function's `scratch`.
-    axes, others : str, tuple of Stage
-        On a device, the axes of what comes out (of a pass, the elements'); and what else is done in
-        the stage, each with pieces of its own.
-    """
+    """What is done of a tensor before threads, or blocks, meet."""
 
     function: Function
+    """What it does, which several stages may have in common."""
     scratch: tuple[str, ...] = ()
+    """The arrays in place of the function's `scratch`."""
     axes: str = ""
-    others: "tuple[Stage, ...]" = ()
+    siblings: "tuple[Stage, ...]" = ()
+    """On a device, the axes of what comes out (of a pass, the elements'); and what else is done in
+    the stage, each with pieces of its own.
+    """
 
     @property
     def kind(self) -> str:

@@ -37,42 +37,32 @@ def in_order(one: Pass) -> list[Node]:
 
 @dataclass(slots=True)
 class Part:
-    """What one loop over elements does, for each member if `over` says so.
-
-    Attributes
-    ----------
-    over : str
-        ``once``; ``several`` for so many members at a time, ``rest`` for all that are left;
-        ``square`` for all pairs of members, or ``triangle`` for those of which the second is not
-        after the first.
-    members, at_once : int
-        How many members there are, and how many single ones are taken at a time.
-    loads, stores : dict of str to Node
-        What is read from arrays and written to them. The names of a ring's first members stand for
-        the members that are taken.
-    nodes : tuple of Node
-        What is computed.
-    sums : dict of Node to Node
-        What is reduced, by the reduction, or by the first ones of a family; and of which value.
-    guards : dict of str to Node
-        The conditions under which arrays are written.
-    taken, kept : list of Node
-        What lies in buffers: values that are read, and those that are written.
-    added : dict of Node to (Node, Node)
-        Sums over members, each with what stands for the sum so far, and with that and a term.
-    """
+    """What one loop over elements does, for each member if `over` says so."""
 
     over: str
+    """``once``; ``several`` for so many members at a time, ``rest`` for all that are left;
+    ``square`` for all pairs of members, or ``triangle`` for those of which the second is not after
+    the first.
+    """
     members: int = 0
     at_once: int = 0
+    """How many members there are, and how many single ones are taken at a time."""
     loads: dict[str, Node] = field(default_factory=dict)
     stores: dict[str, Node] = field(default_factory=dict)
+    """What is read from arrays and written to them. The names of a ring's first members stand for
+    the members that are taken.
+    """
     nodes: tuple[Node, ...] = ()
+    """What is computed."""
     sums: dict[Node, Node] = field(default_factory=dict)
+    """What is reduced, by the reduction, or by the first ones of a family; and of which value."""
     guards: dict[str, Node] = field(default_factory=dict)
+    """The conditions under which arrays are written."""
     taken: list[Node] = field(default_factory=list)
     kept: list[Node] = field(default_factory=list)
+    """What lies in buffers: values that are read, and those that are written."""
     added: dict[Node, tuple[Node, Node]] = field(default_factory=dict)
+    """Sums over members, each with what stands for the sum so far, and with that and a term."""
 
     def __bool__(self) -> bool:
         return bool(self.stores or self.sums or self.kept or self.added)

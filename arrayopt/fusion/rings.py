@@ -1,9 +1,9 @@
 """Passes over rings, as loops over their members.
 
-A rule does the same with each member of a ring, and its trace has it k times. What is done is found
-again by structure: so the code of a pass does not grow with k, and neither do the registers that it
-needs. Each part of it goes over the elements once: once for all, for some members at a time, or for
-each pair of members.
+A rule does the same with each of the k members of a ring, so its trace has the same operations k
+times. They are recognized by their structure. So neither the code of a pass nor the registers that
+it needs grow with k. A pass becomes parts, each a loop over the elements: for all members at once,
+for some members at a time, or for each pair of members.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,13 +42,8 @@ def rolled(one: Pass, slots: Sequence[str], least: int, *, heavy: bool = False) 
 
 
 class Rolled(Members):
-    """A pass over rings, in parts.
-
-    Attributes
-    ----------
-    parts : list of Part
-        The parts, in order: of each stage what is done once, then what with pairs, and with
-        members.
+    """A pass over rings, in `parts`: of each stage what is done once, then with pairs, then with
+    members.
     """
 
     def __init__(self, one: Pass, rings: dict[str, int], at_once: int) -> None:

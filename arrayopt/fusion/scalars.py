@@ -26,31 +26,20 @@ EACH_STEP = {UPDATES: "t", CLIP: "clip"}
 class ScalarCode:
     """What computes the scalars of a plan. All values are floats, or float64 arrays with one for
     each tensor.
-
-    Attributes
-    ----------
-    names : tuple of str
-        The hyper-parameters and extents (``count:RC``: rows times columns) that are used.
-    nodes : tuple of Node
-        The plan's scalars.
-    source : str
-        The text of both functions.
     """
 
     names: tuple[str, ...]
+    """The hyper-parameters and extents (``count:RC``: rows times columns) that are used."""
     nodes: tuple[Node, ...]
+    """The plan's scalars."""
     source: str
+    """The text of both functions."""
     _constants: Callable[..., tuple[Any, ...]]
     _scalars: Callable[..., tuple[Any, ...]]
 
     def constants(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
         """What follows from hyper-parameters and extents alone: for `scalars`, as long as these
-        stay what they are.
-
-        Parameters
-        ----------
-        given : mapping of str to float or array
-            Values by name; more than `names` may be there.
+        stay what they are. They are `given` by name; more than `names` may be there.
         """
         leaves = [given[name] for name in self.names]
         with np.errstate(all="ignore"):
@@ -60,17 +49,7 @@ class ScalarCode:
                 return (None, *leaves)
 
     def scalars(self, t: Any, clip: Any, constants: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The plan's scalars, in order.
-
-        Parameters
-        ----------
-        t : float or array
-            The number of the update.
-        clip : float or None
-            What gradients are multiplied by, where the plan does.
-        constants : tuple
-            What `constants` gave.
-        """
+        """The plan's scalars in update `t`, in order, where gradients are multiplied by `clip`."""
         with np.errstate(all="ignore"):
             if constants[0] is not None:
                 try:
@@ -78,10 +57,9 @@ class ScalarCode:
                 except ZeroDivisionError:
                     pass
             leaves = constants[1 : len(self.names) + 1]
-        known = evaluate(
-            self.nodes, dict(zip(self.names, leaves, strict=True)) | {UPDATES: t, CLIP: clip}
-        )
-        return tuple(known[node] for node in self.nodes)
+        given = dict(zip(self.names, leaves, strict=True)) | {UPDATES: t, CLIP: clip}
+        values = evaluate(self.nodes, given)
+        return tuple(values[node] for node in self.nodes)
 
 
 @lru_cache(maxsize=CACHED)
@@ -114,21 +92,14 @@ def scalar_code(plan: Plan) -> ScalarCode:
 
 
 class Straight(NamedTuple):
-    """A function of numbers or arrays.
-
-    Attributes
-    ----------
-    outer : tuple of Node
-        What it takes.
-    results : tuple of Node
-        What it returns.
-    function : callable
-        The function. Of Python's numbers it raises ZeroDivisionError where NumPy would not.
-    """
+    """A function of numbers or arrays."""
 
     outer: tuple[Node, ...]
+    """What it takes."""
     results: tuple[Node, ...]
+    """What it returns."""
     function: Callable[..., tuple[Any, ...]]
+    """The function. Of Python's numbers it raises ZeroDivisionError where NumPy would not."""
 
 
 @lru_cache(maxsize=CACHED)

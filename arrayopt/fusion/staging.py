@@ -17,8 +17,12 @@ __all__ = ["Staging"]
 
 
 class Staging:
-    """In `gaps`, for what comes before each pass of a plan, and after the last, the stages, each as
-    its loops. Where numbers are made in waves, each loop is a stage.
+    """The stages between the passes of a plan. Where numbers are made in waves, each loop is one.
+
+    Attributes
+    ----------
+    gaps : list of list of list of Loop
+        The stages before each pass, and after the last one; each stage as its loops.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -89,8 +93,8 @@ class Staging:
 
 
 def _stages(nodes: Iterable[Node], element: str) -> list[list[Loop]]:
-    """Values in stages of loops: those over the same axes are one, but that each reduction over
-    some axes has one of its own, which goes on with what it has made.
+    """Values in stages of loops. Values over the same axes are computed in one loop; but each
+    reduction of values over some axes begins a loop of its own, which also computes what follows.
     """
     stages = list[dict[tuple[str, Node | None], list[Node]]]()
     at = dict[Node, tuple[int, tuple[str, Node | None]]]()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import NARROW, REAL, WORKING
+from arrayopt.arrays import NARROW, WORKING, real_dtype
 from arrayopt.codecs import SPLIT
 from arrayopt.fusion.dims import RAISED, RetraceError, TraceError, View, not_fused
 from arrayopt.fusion.graph import (
@@ -37,30 +37,20 @@ __all__ = ["RetraceError", "Trace", "TraceError", "trace"]
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What a rule computes of one tensor: what is to be stored, or what is to be reported.
-
-    Attributes
-    ----------
-    outputs : dict of str to Node
-        ``p`` and the slots, as they are to be stored; as they are, where reports were asked for.
-    slots : dict of str to str
-        The slots' axes.
-    storage : dict of str to str
-        The dtypes that the parameter and the slots are stored in.
-    reports : dict of str to Node
-        Values per tensor for `Optimizer.stats`.
-    element : str
-        The axes of an element.
-    totals : tuple of Node
-        The totals that it asks for, in order.
-    """
+    """What a rule computes of one tensor: what is to be stored, or what is to be reported."""
 
     outputs: dict[str, Node]
+    """``p`` and the slots, as they are to be stored; as they are, where reports were asked for."""
     slots: dict[str, str]
+    """The slots' axes."""
     storage: dict[str, str]
+    """The dtypes that the parameter and the slots are stored in."""
     reports: dict[str, Node]
+    """Values per tensor for `Optimizer.stats`."""
     element: str
+    """The axes of an element."""
     totals: tuple[Node, ...] = ()
+    """The totals that it asks for, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +200,7 @@ def trace(
         If the rule does not return every slot, or changes a shape.
     """
     working = WORKING[dtype]
-    tiny = float(np.finfo(REAL.get(working, working)).tiny)
+    tiny = float(np.finfo(real_dtype(dtype)).tiny)
     element = view.element(rank)
     rooted = any(slot in rule.squares for slot in rule.storage(rank, dtype))
     graph = Graph(

@@ -54,7 +54,7 @@ class Old(ao.Rule):
 
 def at(stages, what):
     """In which stages something is done, by what a part's body says."""
-    return [k for k, stage in enumerate(stages) if any(what(part.function.body) for part in (stage, *stage.others))]
+    return [k for k, stage in enumerate(stages) if any(what(part.function.body) for part in (stage, *stage.siblings))]
 
 
 def test_a_slot_is_written_where_it_is_made_unless_somebody_needs_what_it_held():

@@ -23,14 +23,9 @@ _loaded: dict[tuple[str, str], Any] = {}
 
 
 def bound(text: str, what: str) -> Callable[..., Callable[[int, int, int, int], Any]]:
-    """The function `run` of a source, as `arrayopt.engines.native.table.Code.bind` has it.
+    """The function `run` of a source, as `arrayopt.engines.native.table.Table.compile` has it.
 
-    Parameters
-    ----------
-    text : str
-        The source.
-    what : str
-        What it is of, for a line that says that it is being compiled.
+    `what` it is of is said in a line while it is being compiled.
 
     Raises
     ------

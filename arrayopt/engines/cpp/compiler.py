@@ -68,25 +68,17 @@ extern "C" double probe(const float* x, int64_t n) {
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A compiler that works.
-
-    Attributes
-    ----------
-    command : tuple of str
-        Its path, and arguments that ``CXX`` gives.
-    version : str
-        The first line of what it says of its version.
-    target : tuple of str
-        Those of `TARGETS` that it takes.
-    identity : str
-        All that compiled code depends on, but for the source: the compiler, flags and the
-        processor.
-    """
+    """A compiler that works."""
 
     command: tuple[str, ...]
+    """Its path, and arguments that ``CXX`` gives."""
     version: str
+    """The first line of what it says of its version."""
     target: tuple[str, ...]
+    """Those of `TARGETS` that it takes."""
     identity: str
+    """All that compiled code depends on, but for the source: the compiler, flags and the processor.
+    """
 
     def compile(self, source: str) -> bytes:
         """The shared library of a source.

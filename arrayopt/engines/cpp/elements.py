@@ -22,13 +22,6 @@ class ElementsPrinter:
 
     The function first takes whole vectors, or blocks of codes, where the headers have all that it
     computes. Then it decodes the codes that are left, and takes the other elements one by one.
-
-    Parameters
-    ----------
-    text : CPlusPlusPrinter
-        The source.
-    loop : Elements
-        The loop.
     """
 
     def __init__(self, text: CPlusPlusPrinter, loop: Elements) -> None:

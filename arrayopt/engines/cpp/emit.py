@@ -31,11 +31,11 @@ class CppPrinter(CPlusPlusPrinter):
     """Prints a program as C++ for CPUs."""
 
     words: ClassVar[dict[str, str]] = {"min": "least", "max": "greatest", "//": "/"}
-    whole = "int64_t"
+    integer = "int64_t"
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self.known: set[str] = set()
+        self.defined: set[str] = set()
 
     def function(self, function: program.Function) -> None:
         """Print a function, after the loops over elements that it calls."""
@@ -50,14 +50,14 @@ class CppPrinter(CPlusPlusPrinter):
         self.put(0, "}")
 
     def statements(self, depth: int, body: Iterable[program.Statement]) -> None:
-        outer, self.known = self.known, set()
+        outer, self.defined = self.defined, set()
         super().statements(depth, body)
-        self.known = outer
+        self.defined = outer
 
     def _again(self, name: str) -> bool:
         """Whether these statements have defined a name before."""
-        found = name in self.known
-        self.known.add(name)
+        found = name in self.defined
+        self.defined.add(name)
         return found
 
     def statement(self, depth: int, statement: program.Statement) -> None:
@@ -78,7 +78,7 @@ class CppPrinter(CPlusPlusPrinter):
             case program.Compute(node):
                 kind = "auto" if node.dtype == "real" else self.kind(node)
                 self.put(depth, f"const {kind} {self.name(node)} = {self.expression(node)};")
-                self.known.add(self.name(node))
+                self.defined.add(self.name(node))
             case program.Start(into, reduction):
                 kept = self.value(into)
                 kind = "" if isinstance(into, Place) or self._again(kept) else "double "

@@ -1,10 +1,7 @@
 """The C++ engine: a plan as fused loops that a C++ compiler compiles."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-import numpy as np
-
-from arrayopt.arrays import REAL, WORKING
 from arrayopt.engines.base import Asked
 from arrayopt.engines.batch import Kind
 from arrayopt.engines.bucket import Bucket
@@ -12,7 +9,7 @@ from arrayopt.engines.cpp.compiled import ahead, bound
 from arrayopt.engines.cpp.compiler import compiler
 from arrayopt.engines.cpp.emit import emit
 from arrayopt.engines.native.engine import Native
-from arrayopt.engines.native.table import Code, Table
+from arrayopt.engines.native.table import Run, Table
 
 __all__ = ["Cpp"]
 
@@ -20,20 +17,13 @@ __all__ = ["Cpp"]
 class _Table(Table):
     """A table, and a library."""
 
-    def compile(self, kind: Kind) -> Code:
-        real = REAL.get(WORKING[kind.dtype], WORKING[kind.dtype])
+    def compile(self, kind: Kind) -> Callable[..., Run]:
         text = emit(kind.plan, kind.dtype, kind.grad_dtype, lanes=kind.lanes)
-        return Code(bound(text, self.about(kind)), np.dtype(real).type)
+        return bound(text, self.about(kind))
 
 
 class Cpp(Native):
-    """See `Native`.
-
-    Parameters
-    ----------
-    asked : bool, default False
-        As for `compiler`.
-    """
+    """See `Native`; `asked` is as for `compiler`."""
 
     name = "cpp"
     batch = _Table

@@ -59,27 +59,18 @@ Call = tuple[str, tuple[Any, ...]]
 
 
 class Alike(NamedTuple):
-    """Products of matrices of one shape, which lie row by row at equal distances.
-
-    Attributes
-    ----------
-    transposed : tuple of bool
-        Whether A and B are the transposes of what is stored.
-    extents : tuple of int
-        The rows and columns of the product, and the length of the sums.
-    first : tuple of int
-        The addresses of the first A, B and C.
-    apart : tuple of int
-        The distances in bytes from one A, B and C to the next.
-    number : int
-        How many products.
-    """
+    """Products of matrices of one shape, which lie row by row at equal distances."""
 
     transposed: tuple[bool, bool]
+    """Whether A and B are the transposes of what is stored."""
     extents: tuple[int, int, int]
+    """The rows and columns of the product, and the length of the sums."""
     first: tuple[int, int, int]
+    """The addresses of the first A, B and C."""
     apart: tuple[int, int, int]
+    """The distances in bytes from one A, B and C to the next."""
     number: int
+    """How many products."""
 
     @property
     def steps(self) -> tuple[int, int, int]:

@@ -21,31 +21,22 @@ OPTIONS = ("-std=c++17", "-fmad=false")
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How a library's arrays on a device are reached.
-
-    Attributes
-    ----------
-    device : int
-        The number of the device.
-    located : callable
-        Where arrays lie; and whether the elements of each lie one after the other.
-    contiguous : callable
-        Whether those of one array do.
-    like : callable
-        A new array like another, its elements one after the other.
-    own : callable
-        A CuPy array as one of the library, in the same memory.
-    stream : callable
-        The library's current stream on the device, as CuPy's, for a ``with`` statement; None for
-        CuPy's own.
-    """
+    """How a library's arrays on a device are reached."""
 
     device: int
+    """The number of the device."""
     located: Callable[[Sequence[Array]], tuple[Ints, bool]]
+    """Where arrays lie; and whether the elements of each lie one after the other."""
     contiguous: Callable[[Array], bool]
+    """Whether those of one array do."""
     like: Callable[[Array], Array]
+    """A new array like another, its elements one after the other."""
     own: Callable[[Any], Array]
+    """A CuPy array as one of the library, in the same memory."""
     stream: Callable[[], AbstractContextManager[Any]] | None
+    """The library's current stream on the device, as CuPy's, for a ``with`` statement; None for
+    CuPy's own.
+    """
 
     def section(self) -> AbstractContextManager[Any]:
         """A section on the device, and in the current stream of the library."""

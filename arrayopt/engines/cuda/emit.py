@@ -43,18 +43,9 @@ def emit(
     about: str = ".",
     windows: bool = False,
 ) -> str:
-    """The text of a CUDA source that runs a plan.
-
-    Parameters
-    ----------
-    plan : Plan
-        The plan.
-    dtype, grad_dtype : str
-        What parameters and gradients are stored in.
-    about : str
-        What to say in the first line, and below it.
-    windows : bool
-        Whether it is of matrices that the user has cut; see `arrayopt.fusion.windows`.
+    """The text of a CUDA source that runs a plan, for parameters and gradients stored in these
+    dtypes; with `windows`, parts of matrices that the user has divided, see
+    `arrayopt.fusion.windows`. `about` is said in the first lines.
     """
     text = RingsPrinter(plan, dtype, grad_dtype or dtype, windows=windows)
     stages, blocks = in_stages(plan).stages, _resident(plan, dtype, text.real, windows=windows)

@@ -15,15 +15,7 @@ RESULTS = {"Whole": "tensor", "Row": "row", "Column": "column", "Batch": "batch"
 
 
 class PassPrinter:
-    """Prints the struct of a pass into a source.
-
-    Parameters
-    ----------
-    text : CudaPrinter
-        The source.
-    function : Function
-        The pass.
-    """
+    """Prints the struct of a pass into a source."""
 
     def __init__(self, text: CudaPrinter, function: Function) -> None:
         (body,) = function.body

@@ -25,16 +25,14 @@ class RingsPrinter(CudaPrinter):
 
     Attributes
     ----------
-    listed : dict of str to str
-        What the value of some number in a list is.
-    early : dict of str
-        Arrays that are no members of rings: a turn reads them once.
     got : str
         What a thread's elements have been reduced to.
     """
 
     listed: dict[str, str]
+    """What the value of some number in a list is."""
     early: dict[str, None]
+    """Arrays that are no members of rings: a turn reads them once."""
     got = ""
 
     def place(self, place: Place, *, wide: bool = False) -> str:

@@ -31,14 +31,8 @@ def _kernel(how: str, device: int) -> Any:
 
 
 class DeviceJoint(Joint):
-    """See `Joint`. No number passes through the host, unless ranks or devices meet.
-
-    Attributes
-    ----------
-    place : object
-        The array library and the device.
-    totals : Upload
-        What each total (row) is for each tensor (column).
+    """See `Joint`. No number passes through the host, unless ranks or devices meet: `totals` has
+    what each total (row) is for each tensor (column).
     """
 
     def __init__(self, *args: Any) -> None:

@@ -89,12 +89,7 @@ class Flags:
 class Judge:
     """See `arrayopt.engines.base.Judge`.
 
-    Parameters
-    ----------
-    engine : Fused
-        What measures gradients.
-    buckets : sequence of Bucket
-        The tensors, all of one library and on one device.
+    The engine measures gradients; the buckets' tensors are of one library and on one device.
 
     Attributes
     ----------

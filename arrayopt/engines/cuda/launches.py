@@ -35,12 +35,8 @@ class Queue(NamedTuple):
 
 
 class Launches:
-    """The launches over a table, made once for each set of its tensors.
-
-    Attributes
-    ----------
-    line : Line or None
-        The tickets of all tensors, from the first step on.
+    """The launches over a table, made once for each set of its tensors. From the first step on,
+    `line` has the tickets of all tensors.
     """
 
     def __init__(self, table: Any) -> None:

@@ -9,12 +9,12 @@ import numpy as np
 from arrayopt.arrays import Array, Grads, Ints, array_namespace, detached, dtype_of
 from arrayopt.codecs import CODECS
 from arrayopt.engines.base import Report
-from arrayopt.engines.batch import Rows
-from arrayopt.engines.bucket import chosen
+from arrayopt.engines.batch import Kind, Rows
+from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.columns import TableBatch
 from arrayopt.engines.cuda.columns import WINDOW
 from arrayopt.engines.cuda.cut import Cut
-from arrayopt.engines.cuda.device import Access, uncaptured
+from arrayopt.engines.cuda.device import access, uncaptured
 from arrayopt.engines.cuda.launches import NOTHING
 from arrayopt.engines.cuda.upload import Upload
 from arrayopt.fusion.graph import Node
@@ -39,10 +39,6 @@ class Located(TableBatch):
         How the arrays are reached.
     sent : bool
         Whether `table_there`, the table in device memory, is as `table` is.
-    cut : Cut or None
-        What the table has beside others, of tensors that ranks share.
-    windows : array of int64, or None
-        How parts of matrices lie; see `Cut.windows_here`.
     staged : dict of (int, str) to array
         Copies of parameters and slots that kernels cannot work on, by row and name.
     packed : dict of int to array
@@ -51,28 +47,31 @@ class Located(TableBatch):
         Which tensors, but for their gradients, can be read in words.
     known : Locations or None
         Those of all gradients, if their addresses are in the table.
-    values_there, scalars_there : cupy.ndarray
-        As `Batch.values` and `Batch.scalars`.
     skip, layer : object
         The flags of the step, and which of them is each tensor's; `NOTHING` where there are none.
     """
 
     on_device = True
-    access: Access
     table_there: Upload
     cut: Cut | None
+    """What else the table knows of tensors that ranks share."""
     windows: Ints | None
-    grad_dtype: str
-    sent: bool
-    staged: dict[tuple[int, str], Any]
-    packed: dict[int, Any]
-    even: Any
-    known: Locations | None = None
+    """How parts of matrices lie; see `Cut.windows_here`."""
     values_there: Any
     scalars_there: Any
-    skip: Any
-    layer: Any
-    constants: dict[Node, Any]
+    """As `Batch.values` and `Batch.scalars`, in device memory."""
+
+    def __init__(self, kind: Kind, bucket: Bucket, members: list[int]) -> None:
+        super().__init__(kind, bucket, members)
+        self.access, self.grad_dtype = access(self.tensors[0].array), kind.grad_dtype
+        self.sent = False
+        self.known: Locations | None = None
+        self.even: Any = None
+        self.staged: dict[tuple[int, str], Any] = {}
+        self.packed: dict[int, Any] = {}
+        self.constants: dict[Node, Any] = {}
+        self.skip: Any = NOTHING
+        self.layer: Any = NOTHING
 
     # ---- where arrays lie ------------------------------------------------------------------------
 

@@ -38,14 +38,10 @@ def _collect(device: int) -> Any:
 class Places:
     """Where the norms are that a judge looks at, in one order for any number of ranks: that of the
     tensors.
-
-    Parameters
-    ----------
-    judge : Judge
-        Whose they are: it knows the device, and keeps what graphs hold.
     """
 
     judge: Any
+    """Whose they are: it knows the device, and keeps what graphs hold."""
     measured: list[tuple[Any, Rows]] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
     addresses: Ints = field(default_factory=lambda: np.zeros(1, np.int64))

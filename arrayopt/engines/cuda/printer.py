@@ -49,16 +49,10 @@ class CudaLines(CppLines):
 
 
 class CudaPrinter(CudaLines, CPlusPlusPrinter):
-    """Prints a program as CUDA.
-
-    Attributes
-    ----------
-    windows : bool
-        Whether it is of matrices that the user has cut.
-    """
+    """Prints a program as CUDA; with `windows`, for parts of matrices that the user has divided."""
 
     words: ClassVar[dict[str, str]] = {"min": "minimum", "//": "/"}
-    whole = "long long"
+    integer = "long long"
 
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, *, windows: bool = False) -> None:
         laid_out = layout(plan, device=True)
@@ -173,10 +167,10 @@ class CudaPrinter(CudaLines, CPlusPlusPrinter):
         """A stage between passes; parts that are beside each other have pieces of their own, but a
         block does all parts of one piece.
         """
-        parts = (stage, *stage.others)
+        parts = (stage, *stage.siblings)
         for part in parts:
-            self._part(part, BEFORE if stage.others else "")
-        if not stage.others:
+            self._part(part, BEFORE if stage.siblings else "")
+        if not stage.siblings:
             return
         self.open(stage.function.name.rpartition("_")[0])
         for i, part in enumerate(parts):

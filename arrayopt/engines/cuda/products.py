@@ -24,8 +24,8 @@ def scratch_starts(plan: Plan, geo: Any) -> dict[str, tuple[Ints, int]]:
     """
     order = np.lexsort([geo[x] for x in "ABRC"])
     found = {}
-    for name, held in plan.spilled.items():
-        sizes = -(-extent(held.axes, geo)[order] // 8) * 8
+    for name, value in plan.spilled.items():
+        sizes = -(-extent(value.axes, geo)[order] // 8) * 8
         starts = np.empty_like(sizes)
         starts[order] = np.cumsum(sizes) - sizes
         found[name] = starts, int(sizes.sum())
@@ -36,18 +36,8 @@ def calls_of(plan: Plan, dtype: str, geo: Any, at: dict[str, Ints], rows: Ints) 
     """For each pass of a plan the calls that make it: none, where it is a kernel's. One more has
     what follows: none.
 
-    Parameters
-    ----------
-    plan : Plan
-        The plan.
-    dtype : str
-        The dtype of arithmetic.
-    geo : array of records
-        The `geometry` of each tensor.
-    at : dict of str to array of int64
-        The addresses of each tensor's scratch arrays.
-    rows : array of int64
-        The tensors that take part, all with elements.
+    `at` has the addresses of each tensor's scratch arrays. The tensors that take part are `rows`,
+    all with elements.
     """
     if not plan.multiplies:
         return [[] for _ in (*plan.passes, None)]

@@ -113,14 +113,8 @@ def tickets(
 
 
 class Line:
-    """The queue of a step over all tensors, and what is left of it where some take no part.
-
-    Attributes
-    ----------
-    queue : array of TICKET
-        The queue.
-    ends : list of int
-        Where each launch ends in it.
+    """The queue of a step over all tensors, in which launches end at `ends`; and what is left of it
+    where some take no part.
     """
 
     def __init__(self, queue: Any, ends: list[int], tensors: int) -> None:

@@ -64,7 +64,7 @@ def pieces(stages: Sequence[Stage], geo: Any) -> Ints:
     out = np.ones((len(geo), len(stages)), np.int64)
     for number, stage in enumerate(stages):
         counts = []
-        for part in (stage, *stage.others):
+        for part in (stage, *stage.siblings):
             shared, axes = part.function.shared, part.axes
             if shared == "library":
                 counts.append(0 * out[:, number])

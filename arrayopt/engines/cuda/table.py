@@ -7,7 +7,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from arrayopt.arrays import NARROW, REAL, WORKING, Grads, Ints, detached, is_array, place
+from arrayopt.arrays import NARROW, Grads, Ints, detached, is_array, place, real_dtype
 from arrayopt.engines.base import Asked, Stops
 from arrayopt.engines.batch import DECODED, Kind, Rows
 from arrayopt.engines.bucket import Bucket
@@ -25,7 +25,7 @@ from arrayopt.engines.cuda.located import Located
 from arrayopt.engines.cuda.products import scratch_starts
 from arrayopt.engines.cuda.stages import pieces, tiles
 from arrayopt.engines.cuda.upload import Upload
-from arrayopt.fusion.graph import UPDATES, Node, reachable
+from arrayopt.fusion.graph import UPDATES, reachable
 from arrayopt.fusion.lower_stages import in_stages
 from arrayopt.fusion.phases import GIVEN
 from arrayopt.fusion.plan import Plan
@@ -77,8 +77,7 @@ class Table(Located):
 
     def __init__(self, kind: Kind, bucket: Bucket, members: list[int]) -> None:
         super().__init__(kind, bucket, members)
-        plan, dtype, self.grad_dtype = kind.plan, kind.dtype, kind.grad_dtype
-        self.access = access(self.tensors[0].array)
+        plan, dtype = kind.plan, kind.dtype
         cut = bucket.kind == "cut"
         # a cut is between units
         tiles(self.geo, plan.element, sums=cut or any(p.reductions for p in plan.passes))
@@ -111,11 +110,7 @@ class Table(Located):
             self.blas: Blas | None = (
                 blas_of(bucket.run, self.access.device) if plan.multiplies else None
             )
-            self._allocate(
-                np.dtype(REAL.get(WORKING[dtype], WORKING[dtype])),
-                int(lengths.sum()),
-                len(bucket.groups),
-            )
+            self._allocate(np.dtype(real_dtype(dtype)), int(lengths.sum()), len(bucket.groups))
             self.value: Any = None  # of the step, for each layer
             if VALUE in self.given:
                 layers = self.step_scalars.layers * bucket.rule.stacked  # parts are no layers
@@ -129,16 +124,9 @@ class Table(Located):
                 plan, dtype, kind.grad_dtype, self.access.device, windows=self.windows is not None
             )
             self.prepare_kernel, self.run_kernel = made
-        self.constants: dict[Node, Any] = {}
-        self.staged: dict[tuple[int, str], Any] = {}
         self.launching = Launches(self)
-        self.packed: dict[int, Any] = {}
-        self.sent = False  # whether the table in device memory is the host's
-        self.even: Any = None  # which tensors, but for their gradients, can be read in words
         self.alive: Sequence[Any] = []
         self.factor: Any = self.factor_there.array
-        self.skip: Any = NOTHING
-        self.layer: Any = NOTHING
         self.places: Any = None  # of its layers among the flags of a step
         self.follows_t = any(n.data == UPDATES for n in reachable(plan.scalars))
 

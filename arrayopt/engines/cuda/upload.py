@@ -16,13 +16,7 @@ _left: list[tuple[Any, Any]] = []
 
 
 class Upload:
-    """An array in device memory, with what the host last put there.
-
-    Attributes
-    ----------
-    array : cupy.ndarray
-        The array in device memory.
-    """
+    """An `array` in device memory, with what the host last put there."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
         uncaptured()

@@ -27,7 +27,7 @@ class Cut(CutTable):
         ends = {room: np.cumsum(lengths) for room, lengths in table.room.items()}
         for name, room in table.rooms.items():  # room of each tensor's own, for all wait together
             table.table[:, table.column[name]] += ends[room] - table.room[room]
-        self.work = np.empty(ends["work"][-1], table.compiled.real)
+        self.work = np.empty(ends["work"][-1], table.real)
         self.parts = np.empty(ends["part"][-1])
         self.scratch: list[Any] = []
 
@@ -39,9 +39,9 @@ class Cut(CutTable):
                 before = self.elements_before(row, name) * x.itemsize
                 self.table.put(f"AT_{name}", x.ctypes.data - before, row)
         self.scratch = []
-        for name, held in self.plan.spilled.items():
+        for name, value in self.plan.spilled.items():
             for row, share in enumerate(self.shares):
-                kind = self.table.wide_type(held.dtype)
+                kind = self.table.wide_type(value.dtype)
                 self.scratch.append(np.empty(share.last - share.first, kind))
                 before = self.first(row) * self.scratch[-1].itemsize
                 self.table.put(f"AT_{name}", self.scratch[-1].ctypes.data - before, row)

@@ -16,15 +16,7 @@ __all__ = ["Gradients"]
 
 
 class Gradients:
-    """The column of a table that has the addresses of gradients.
-
-    Parameters
-    ----------
-    table : Table
-        The table.
-    itemsize : int
-        The bytes of an element.
-    """
+    """The column of a table that has the addresses of gradients, of so many bytes per element."""
 
     def __init__(self, table: Any, itemsize: int) -> None:
         # which has this: a circle would keep an optimizer's memory when it is let go

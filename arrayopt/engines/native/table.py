@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import Grads, Ints, memory
+from arrayopt.arrays import Grads, Ints, memory, real_dtype
 from arrayopt.codecs import CODECS
 from arrayopt.engines.base import Asked, Stops
 from arrayopt.engines.batch import Kind, Rows, plain
@@ -23,7 +23,7 @@ from arrayopt.fusion.layout import extent, flops
 from arrayopt.fusion.lower import lowered
 from arrayopt.fusion.windows import WINDOW, undivided
 
-__all__ = ["Code", "Table"]
+__all__ = ["Run", "Table"]
 
 SHARED = 1 << 18
 """Threads share a tensor if each gets at least so many elements; else one does it."""
@@ -37,45 +37,25 @@ ALONE = 1 << 15
 _NOTHING = contextlib.nullcontext()
 
 
-@dataclass(frozen=True, slots=True)
-class Code:
-    """Compiled code.
-
-    Attributes
-    ----------
-    bind : callable
-        ``bind(table, scalars, values, work, part, rows)`` returns a function of ``first, last,
-        thread, threads``, which does stages `first` to `last` of the tensors that have these rows;
-        of passes, one thread's share. The arrays stay where they are as long as the function lives.
-    real : type
-        NumPy's type of arithmetic.
-    """
-
-    bind: Callable[..., Callable[[int, int, int, int], Any]]
-    real: Any
+Run = Callable[[int, int, int, int], Any]
+"""``run(first, last, thread, threads)`` does stages `first` to `last` of some tensors; of passes,
+one thread's share.
+"""
 
 
 @dataclass(slots=True)
 class _Shares:
-    """How the rows of a step are divided over threads.
-
-    Attributes
-    ----------
-    threads : int
-        How many threads were asked for.
-    shared : array of int64
-        The rows that all threads share.
-    own : list of array
-        For each thread the rows that it does alone.
-    calls, own_calls : list of callable
-        The code over each row that is shared, and over each thread's own.
-    """
+    """How the rows of a step are divided over threads."""
 
     threads: int
+    """How many threads were asked for."""
     shared: Ints
+    """The rows that all threads share."""
     own: list[Ints]
-    calls: list[Callable[[int, int, int, int], Any]] = field(default_factory=list)
+    """For each thread the rows that it does alone."""
+    calls: list[Run] = field(default_factory=list)
     own_calls: list[Callable[[], Any]] = field(default_factory=list)
+    """The code over each row that is shared, and over each thread's own."""
 
 
 class Table(TableBatch):
@@ -84,15 +64,18 @@ class Table(TableBatch):
 
     Attributes
     ----------
-    code : Code
-        The code.
+    code : callable
+        The code; see `compile`.
+    real : type
+        NumPy's type of arithmetic on real numbers.
     """
 
     def __init__(self, kind: Kind, bucket: Bucket, members: list[int]) -> None:
         super().__init__(kind, bucket, members)
         plan, lanes = kind.plan, kind.lanes
         self.cut = Cut(self) if bucket.kind == "cut" else None
-        self.compiled, self.multiplies = self.compile(kind), plan.multiplies
+        self.code, self.multiplies = self.compile(kind), plan.multiplies
+        self.real = np.dtype(real_dtype(kind.dtype)).type
         self.lay_out(native_columns(plan, self.layout))
         windows = undivided(self.geo) if self.cut is None else self.cut.lying()
         for name, column in zip(WINDOW, windows.T, strict=True):
@@ -107,7 +90,7 @@ class Table(TableBatch):
             self.put(name, self.room[room])
             self.room[room] += length
         if self.multiplies:
-            self.put("BLAS", blas_address(self.compiled.real.__name__))
+            self.put("BLAS", blas_address(real_dtype(kind.dtype)))
         self.put("OWN", self.room["work"])
         self.put("LAST", self.geo["UNITS"])
         self.loads = self.geo["SIZE"] + flops(plan, self.geo) // FLOPS
@@ -129,8 +112,12 @@ class Table(TableBatch):
         self.alive: Sequence[Any] = []
 
     @abstractmethod
-    def compile(self, kind: Kind) -> Code:
-        """The compiled code of the plan, for parameters and gradients of these dtypes."""
+    def compile(self, kind: Kind) -> Callable[..., Run]:
+        """The compiled code of the plan, for parameters and gradients of these dtypes.
+
+        It takes the arrays ``table, scalars, values, work, part, rows``, which stay where they are
+        as long as what it returns lives, and returns what runs over the tensors of these rows.
+        """
 
     def about(self, kind: Kind) -> str:
         """What is compiled, for a message."""
@@ -140,7 +127,7 @@ class Table(TableBatch):
         """Room for the values between the passes of any of these tensors, and for partial sums."""
         work = (self.room["work"] + threads * self.own)[rows].max(initial=0)
         part = self.room["part"][rows].max(initial=0)
-        return np.empty(work, self.compiled.real), np.empty(part)
+        return np.empty(work, self.real), np.empty(part)
 
     def prepare(self, rows: Rows, grads: Grads, asked: Asked) -> None:
         super().prepare(rows, grads, asked)
@@ -235,23 +222,22 @@ class Table(TableBatch):
             rows.kept = kept
         return rows.kept  # type: ignore[no-any-return]
 
-    def bound(self, room: tuple[Any, Any], rows: Ints) -> Callable[[int, int, int, int], Any]:
+    def bound(self, room: tuple[Any, Any], rows: Ints) -> Run:
         """The code over some rows."""
-        return self.compiled.bind(self.table, self.scalars, self.values, *room, rows)
+        return self.code(self.table, self.scalars, self.values, *room, rows)
 
     def wide_type(self, kind: str) -> Any:
         """The type of arithmetic on ``real`` or ``complex`` numbers."""
-        real = self.compiled.real
-        return np.result_type(real, np.complex64) if kind == "complex" else real
+        return np.result_type(self.real, np.complex64) if kind == "complex" else self.real
 
     def _scratch(self, shares: _Shares) -> None:
         """Put addresses of scratch memory into the table: one tensor's room for each thread."""
-        for name, held in self.plan.spilled.items():
-            sizes = extent(held.axes, self.geo)
+        for name, value in self.plan.spilled.items():
+            sizes = extent(value.axes, self.geo)
             largest = max((int(sizes[rows].max(initial=0)) for rows in shares.own), default=0)
             need = max(len(shares.own) * largest, int(sizes[shares.shared].max(initial=0)))
             if name not in self.scratch or self.scratch[name].size < need:
-                self.scratch[name] = np.empty(need, self.wide_type(held.dtype))
+                self.scratch[name] = np.empty(need, self.wide_type(value.dtype))
             room = self.scratch[name]
             self.put(f"AT_{name}", room.ctypes.data, shares.shared)
             for i, rows in enumerate(shares.own):

@@ -37,14 +37,7 @@ llvm.set_option("arrayopt", f"-runtime-memory-check-threshold={CHECKS}")
 
 def load(text: str, what: str) -> ModuleType:
     """The module of a text. Its function `run` is compiled when it is first called, unless that was
-    kept on disk.
-
-    Parameters
-    ----------
-    text : str
-        The text.
-    what : str
-        What it is of, for a line that says that it is being compiled.
+    kept on disk; a line says `what` it is of while it is being compiled.
     """
     digest = hashlib.sha256(text.encode()).hexdigest()
     name = f"arrayopt_fused_{digest[:24]}"
@@ -60,11 +53,6 @@ def load(text: str, what: str) -> ModuleType:
 def ready(module: ModuleType) -> None:
     """Have a module compiled, or read from disk. Only one process at a time compiles it, and the
     others read that.
-
-    Parameters
-    ----------
-    module : module
-        The module of an emitted text.
     """
     if module.run.overloads:
         return

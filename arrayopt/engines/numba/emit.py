@@ -212,18 +212,10 @@ def emit(
     lanes: Lanes | None = None,
     about: str = ".",
 ) -> str:
-    """The text of a module that runs a plan.
+    """The text of a module that runs a plan, for parameters and gradients stored in these dtypes.
 
-    Parameters
-    ----------
-    plan : Plan
-        The plan.
-    dtype, grad_dtype : str
-        What parameters and gradients are stored in.
-    lanes : Lanes, optional
-        The plan in segments, for matrices that are laid side by side.
-    about : str
-        What to say in the first line.
+    With `lanes` it is the plan in segments, for matrices that are laid side by side. `about` is
+    said in the first line.
     """
     plan.check_wide()
     laid_out = lanes.layout if lanes else layout(plan)

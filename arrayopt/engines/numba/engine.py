@@ -1,5 +1,6 @@
 """The Numba engine: a plan as fused loops that Numba compiles."""
 
+from collections.abc import Callable
 from functools import partial
 
 from numba.core.errors import NumbaError
@@ -9,7 +10,7 @@ from arrayopt.engines.base import CompilationError, NoRemedyError
 from arrayopt.engines.batch import Kind
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.native.engine import Native
-from arrayopt.engines.native.table import Code, Table
+from arrayopt.engines.native.table import Run, Table
 from arrayopt.engines.numba.compiled import converts_float16, load, ready
 from arrayopt.engines.numba.emit import emit
 
@@ -19,7 +20,7 @@ __all__ = ["Numba"]
 class _Table(Table):
     """A table, and a module of Numba."""
 
-    def compile(self, kind: Kind) -> Code:
+    def compile(self, kind: Kind) -> Callable[..., Run]:
         text = emit(kind.plan, kind.dtype, kind.grad_dtype, lanes=kind.lanes)
         module = load(text, self.about(kind))
         try:
@@ -28,7 +29,7 @@ class _Table(Table):
             raise CompilationError(
                 f"engine 'numba' cannot compile {self.about(kind)}: {error}"
             ) from error
-        return Code(partial(partial, module.run), module.W)
+        return partial(partial, module.run)
 
 
 class Numba(Native):

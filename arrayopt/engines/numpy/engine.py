@@ -4,21 +4,22 @@ import threading
 from collections import deque
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, repeat
 from operator import setitem
 from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import REAL, WORKING, Grads
+from arrayopt.arrays import Grads, real_dtype
 from arrayopt.engines.batch import Batch, Kind, Rows, plain
 from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.fused import Fused
 from arrayopt.engines.layers import Split, of_layers
-from arrayopt.engines.numpy.between import Runs, Values
 from arrayopt.engines.numpy.blocks import joined
 from arrayopt.engines.numpy.stacks import GROUP, Grouped, Ragged, Stack
+from arrayopt.engines.numpy.values import Runs, Values
 from arrayopt.engines.threads import run, thread_count
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.lanes import in_lanes
@@ -44,30 +45,22 @@ SHARED = 1 << 20
 
 @dataclass(eq=False, slots=True)
 class Chunk:
-    """Tensors that are taken at once.
-
-    Attributes
-    ----------
-    rows : list of int
-        Their rows in the batch.
-    size : int
-        Their elements in all.
-    ragged : bool
-        Whether they are of different sizes.
-    layers : tuple or None
-        If they are layers of one stacked tensor: that, and an index of its layers.
-    stack : Stack or None
-        What works through them, made by the first step.
-    views : dict of str to array
-        Their parameters and slots as the stack sees them, where they can be used in place.
-    """
+    """Tensors that are taken at once."""
 
     rows: list[int]
+    """Their rows in the batch."""
     size: int
+    """Their elements in all."""
     ragged: bool = False
+    """Whether they are of different sizes."""
     layers: tuple[Tensor, Any] | None = None
+    """Tuple or None: if they are layers of one stacked tensor: that, and an index of its layers."""
     stack: Stack | None = None
+    """What works through them, made by the first step."""
     views: dict[str, Any] = field(default_factory=dict)
+    """Their parameters and slots as the stack sees them, where they can be
+    used in place.
+    """
 
 
 class _Blocks(Batch):
@@ -79,7 +72,7 @@ class _Blocks(Batch):
     def __init__(self, kind: Kind, bucket: Bucket, members: list[int]) -> None:
         super().__init__(kind, bucket, members)
         plan, dtype = kind.plan, kind.dtype
-        self.real = np.dtype(REAL.get(WORKING[dtype], WORKING[dtype]))
+        self.real = np.dtype(real_dtype(dtype))
         storage = tuple(({"g": kind.grad_dtype} | plan.storage).items())
         self.runs = Runs(plan, storage, self.real, self.chunk, threading.local())
         self.flat = set(plan.slots.values()) <= {"C"} and plan.element == "C"
@@ -117,22 +110,14 @@ class _Blocks(Batch):
         large = max(SHARED, sum(x.size for x in chunks) // (4 * threads))
         if self.plan.multiplies:
             large = self.chunk
-        alone = [x for x in chunks if x.size > large and threads > 1]
-        todo = deque(x for x in chunks if x.size <= large or threads == 1)
         with one_thread() if self.plan.multiplies else nullcontext():
-            for chunk in alone:
-                self._run(chunk, grads, threads)
-
-            def work() -> None:
-                while True:
-                    try:
-                        chunk = todo.popleft()
-                    except IndexError:
-                        return
-                    self._run(chunk, grads, 1)
-
-            if todo:
-                run([work] * min(threads, len(todo)))
+            tasks = []
+            for chunk in chunks:
+                if chunk.size > large and threads > 1:
+                    self._run(chunk, grads, threads)
+                else:
+                    tasks.append(partial(self._run, chunk, grads, 1))
+            run(tasks, threads)
 
     def _chunks(self, rows: list[int]) -> list[Chunk]:
         """Tensors of equal shape, or size if only that matters, in stacks for the cache."""

@@ -22,23 +22,17 @@ VIEWS = ("real", "imag")
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PassFunction:
-    """A pass over a block, as a function.
-
-    Attributes
-    ----------
-    run : callable
-        ``run(block, buffers, real, reduce, *small)`` makes all calls and stores, under an
-        `errstate` of the caller's, and returns what `reduce` makes of the values of each reduction.
-        `block` has stored arrays by name; `real` is the dtype of arithmetic.
-    small : tuple of Node
-        Values over fewer axes, scalars of the step, and positions, which it takes.
-    buffers : tuple of str
-        What each buffer holds: ``real``, ``complex`` or ``bool``.
-    """
+    """A pass over a block, as a function."""
 
     run: Callable[..., dict[Node, Any]]
+    """``run(block, buffers, real, reduce, *small)`` makes all calls and stores, under an `errstate`
+    of the caller's, and returns what `reduce` makes of the values of each reduction. `block` has
+    stored arrays by name; `real` is the dtype of arithmetic.
+    """
     small: tuple[Node, ...]
+    """Values over fewer axes, scalars of the step, and positions, which it takes."""
     buffers: tuple[str, ...]
+    """What each buffer holds: ``real``, ``complex`` or ``bool``."""
 
 
 @lru_cache(maxsize=512)

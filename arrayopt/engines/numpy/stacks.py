@@ -17,9 +17,9 @@ import numpy as np
 
 from arrayopt.arrays import Ints
 from arrayopt.engines.blas import bands
-from arrayopt.engines.numpy.between import Readers, Runs, Small, Values
 from arrayopt.engines.numpy.blocks import blocks, buffers_of, dims, part, reduced, totals
 from arrayopt.engines.numpy.making import pass_function
+from arrayopt.engines.numpy.values import Readers, Runs, SmallValues, Values
 from arrayopt.engines.threads import run
 from arrayopt.fusion.graph import POSITION, Node
 from arrayopt.fusion.lanes import Segment, in_lanes
@@ -32,15 +32,15 @@ GROUP = 16384
 """So many elements are taken together, or one matrix."""
 
 
-class Stack(Small):
-    """A step of some tensors of one shape; see `Small`."""
+class Stack(SmallValues):
+    """A step of some tensors of one shape; see `SmallValues`."""
 
     @np.errstate(all="ignore")
     def run(self, values: Values) -> None:
         """All passes and products; results go to the values that are known."""
         spilled = self.runs.plan.spilled
-        kinds = [held.dtype for held in spilled.values()]
-        shapes = [self.shape(held.axes) for held in spilled.values()]
+        kinds = [value.dtype for value in spilled.values()]
+        shapes = [self.shape(value.axes) for value in spilled.values()]
         largest = max(map(math.prod, shapes), default=0)
         rooms = buffers_of(kinds, self.runs.real, largest, self.runs.scratch)
         for name, room, shape in zip(spilled, rooms, shapes, strict=True):
@@ -173,14 +173,7 @@ class Stack(Small):
 
 class Ragged(Stack):
     """A step of small tensors of any sizes end to end, under a plan that sees each as one row of
-    elements.
-
-    Parameters
-    ----------
-    runs, firsts
-        As of `Stack`.
-    sizes : array of int64
-        How many elements each has; equal sizes follow each other.
+    elements. Equal sizes follow each other.
     """
 
     def __init__(self, runs: Runs, sizes: Ints, firsts: Ints) -> None:

@@ -17,7 +17,7 @@ from arrayopt.fusion.passes import Between, Pass
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.scalars import read_elsewhere, straight
 
-__all__ = ["Readers", "Runs", "Small", "Values", "last_readers"]
+__all__ = ["Readers", "Runs", "SmallValues", "Values", "last_readers"]
 
 Readers = dict[Node | Between | Pass, list[Node]]
 """Values over rows or columns, by what reads them last."""
@@ -25,43 +25,28 @@ Readers = dict[Node | Between | Pass, list[Node]]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Runs:
-    """What all stacks of a batch have in common.
-
-    Attributes
-    ----------
-    plan : Plan
-        What is to be done.
-    storage : tuple of (str, str)
-        Stored arrays, and their dtypes.
-    real : dtype
-        The dtype of arithmetic.
-    chunk : int
-        About how many elements a block has.
-    scratch : threading.local
-        Where each thread keeps the memory of spilled values.
-    """
+    """What all stacks of a batch have in common."""
 
     plan: Plan
+    """What is to be done."""
     storage: tuple[tuple[str, str], ...]
+    """Stored arrays, and their dtypes."""
     real: Any
+    """Dtype: the dtype of arithmetic."""
     chunk: int
+    """About how many elements a block has."""
     scratch: threading.local
+    """Where each thread keeps the memory of spilled values."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Values:
-    """What a step has of some tensors.
-
-    Attributes
-    ----------
-    arrays : dict of str to array
-        Stored arrays by name.
-    known : dict of Node
-        Values over fewer axes: scalars of the step, and what has been computed.
-    """
+    """What a step has of some tensors."""
 
     arrays: dict[str, Any]
+    """Stored arrays by name."""
     known: dict[Node, Any]
+    """Values over fewer axes: scalars of the step, and what has been computed."""
 
     def __getitem__(self, node: Node) -> Any:
         if node.op == "const":
@@ -74,7 +59,7 @@ class Values:
             self.known.pop(node, None)
 
 
-class Small:
+class SmallValues:
     """Values of some tensors of one shape, over fewer axes than their elements.
 
     Parameters

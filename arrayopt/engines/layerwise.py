@@ -10,10 +10,10 @@ from arrayopt.arrays import Array, array_namespace, is_array, place
 from arrayopt.fusion.ops import OPS
 from arrayopt.rules.draws import Drawn
 
-__all__ = ["Abreast", "DrawnAbreast", "NotAbreastError", "abreast", "over_layers"]
+__all__ = ["Layerwise", "LayerwiseDraws", "NotLayerwiseError", "layerwise", "over_layers"]
 
 
-class NotAbreastError(Exception):
+class NotLayerwiseError(Exception):
     """A rule does what is not known of all layers at once."""
 
 
@@ -43,14 +43,8 @@ ARITHMETIC = (
 COMPARING = ("lt", "le", "gt", "ge", "eq", "ne")
 
 
-class Abreast:
-    """One array of all layers, which a rule takes for that of one layer.
-
-    Attributes
-    ----------
-    x : array
-        The array; its first axis counts layers.
-    """
+class Layerwise:
+    """One array of all layers, which its first axis counts: a rule takes it for that of a layer."""
 
     __array_ufunc__ = None
     __hash__ = None  # type: ignore[assignment]
@@ -67,10 +61,10 @@ class Abreast:
         return int(self.x.ndim) - 1
 
     @property
-    def mT(self) -> "Abreast":  # noqa: N802
+    def mT(self) -> "Layerwise":  # noqa: N802
         if self.ndim < 2:
-            raise NotAbreastError
-        return Abreast(self.x.mT)
+            raise NotLayerwiseError
+        return Layerwise(self.x.mT)
 
     @property
     def dtype(self) -> Any:
@@ -85,28 +79,28 @@ class Abreast:
         return self.x.new_tensor(value, dtype=dtype)
 
     def __array_namespace__(self, **_: Any) -> Any:
-        return abreast(array_namespace(self.x))
+        return layerwise(array_namespace(self.x))
 
-    def __neg__(self) -> "Abreast":
-        return Abreast(-self.x)
+    def __neg__(self) -> "Layerwise":
+        return Layerwise(-self.x)
 
-    def __invert__(self) -> "Abreast":
-        return Abreast(~self.x)
+    def __invert__(self) -> "Layerwise":
+        return Layerwise(~self.x)
 
-    def __abs__(self) -> "Abreast":
-        return Abreast(abs(self.x))
+    def __abs__(self) -> "Layerwise":
+        return Layerwise(abs(self.x))
 
     def __bool__(self) -> bool:
-        raise NotAbreastError
+        raise NotLayerwiseError
 
     __float__ = __int__ = __index__ = __complex__ = __len__ = __iter__ = __array__ = __bool__
 
     def __getitem__(self, _: Any) -> Any:
-        raise NotAbreastError
+        raise NotLayerwiseError
 
 
 @dataclass(frozen=True)
-class DrawnAbreast:
+class LayerwiseDraws:
     """Random numbers for all layers: those of the whole stack."""
 
     of: Drawn
@@ -116,45 +110,34 @@ class DrawnAbreast:
         """See `Draws.stored`."""
         return self.of.stored
 
-    def __call__(self, stream: int | str) -> Abreast:
+    def __call__(self, stream: int | str) -> Layerwise:
         if self.of.first is None:  # these are some of the layers
-            raise NotAbreastError
-        return Abreast(self.of(stream))
+            raise NotLayerwiseError
+        return Layerwise(self.of(stream))
 
 
 def over_layers(function: Callable[..., Any], xp: Any, *args: Any) -> Any:
     """What a function of one layer's arrays makes of all layers.
 
-    Parameters
-    ----------
-    function : callable
-        It is called with a namespace that knows `Abreast` arrays, and with the other arguments.
-    xp : namespace
-        That namespace.
-    args : array, dict of str to array, or anything
-        Arrays of all layers.
-
-    Returns
-    -------
-    array, dict, tuple
-        What the function returns, with the arrays of all layers; a number is the same for each.
+    It is called with a namespace that knows `Layerwise` arrays, and with arrays of all layers, or
+    dicts of these. So are what it returns; a number is the same for each layer.
     """
     like = args[0]
 
     def given(x: Any) -> Any:
         if isinstance(x, dict):
             return {name: given(value) for name, value in x.items()}
-        return Abreast(x) if is_array(x) else x
+        return Layerwise(x) if is_array(x) else x
 
     def found(one: Any) -> Any:
         if isinstance(one, dict):
             return {name: found(value) for name, value in one.items()}
         if isinstance(one, tuple):
             return tuple(map(found, one))
-        if isinstance(one, Abreast):
+        if isinstance(one, Layerwise):
             return one.x
         if not isinstance(one, int | float):
-            raise NotAbreastError
+            raise NotLayerwiseError
         library, device = place(like)
         return library.full((like.shape[0],), float(one), device=device)
 
@@ -163,23 +146,25 @@ def over_layers(function: Callable[..., Any], xp: Any, *args: Any) -> Any:
 
 def _operator(
     function: Callable[[Any, Any], Any], *, swapped: bool = False
-) -> Callable[[Abreast, Any], Abreast]:
-    def call(self: Abreast, other: Any) -> Abreast:
-        if isinstance(other, Abreast) and other.x.ndim == self.x.ndim:
+) -> Callable[[Layerwise, Any], Layerwise]:
+    def call(self: Layerwise, other: Any) -> Layerwise:
+        if isinstance(other, Layerwise) and other.x.ndim == self.x.ndim:
             mine, its = self.x, other.x
         elif isinstance(other, float):
             mine, its = self.x, other
         else:
             mine, its = _aligned([self, other])
-        return Abreast(function(its, mine) if swapped else function(mine, its))
+        return Layerwise(function(its, mine) if swapped else function(mine, its))
 
     return call
 
 
 for _name in (*ARITHMETIC, *COMPARING):
-    setattr(Abreast, f"__{_name.rstrip('_')}__", _operator(getattr(operator, _name)))
+    setattr(Layerwise, f"__{_name.rstrip('_')}__", _operator(getattr(operator, _name)))
 for _name in ARITHMETIC:
-    setattr(Abreast, f"__r{_name.rstrip('_')}__", _operator(getattr(operator, _name), swapped=True))
+    setattr(
+        Layerwise, f"__r{_name.rstrip('_')}__", _operator(getattr(operator, _name), swapped=True)
+    )
 
 
 def _aligned(args: list[Any]) -> list[Any]:
@@ -187,17 +172,17 @@ def _aligned(args: list[Any]) -> list[Any]:
     rank = max(getattr(a, "ndim", 0) for a in args)
     made = []
     for a in args:
-        if isinstance(a, Abreast) and a.ndim < rank:
+        if isinstance(a, Layerwise) and a.ndim < rank:
             count, xp = a.x.shape[0], array_namespace(a.x)
             made.append(xp.reshape(a.x, (count, *(1,) * (rank - a.ndim), *a.shape)))
         else:
-            made.append(a.x if isinstance(a, Abreast) else a)
+            made.append(a.x if isinstance(a, Layerwise) else a)
     return made
 
 
 @cache
-def abreast(xp: Any) -> "Namespace":
-    """The namespace of `Abreast` arrays of a library, made once for each."""
+def layerwise(xp: Any) -> "Namespace":
+    """The namespace of `Layerwise` arrays of a library, made once for each."""
     return Namespace(xp)
 
 
@@ -220,28 +205,28 @@ class Namespace:
 
 def _call(name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """A function of a library, of all layers."""
-    if not any(isinstance(a, Abreast | list | tuple) for a in (*args, *options.values())):
+    if not any(isinstance(a, Layerwise | list | tuple) for a in (*args, *options.values())):
         # of numbers, or of arrays that are the same for all layers
         return function(*args, **options)
     if name in ELEMENTWISE:
-        return Abreast(function(*_aligned(list(args)), **options))
+        return Layerwise(function(*_aligned(list(args)), **options))
     first, *others = args
-    if not isinstance(first, Abreast):
-        raise NotAbreastError(name)
+    if not isinstance(first, Layerwise):
+        raise NotLayerwiseError(name)
     if name in REDUCING and not others:
         return _reduced(function, first, **options)
     if name == "reshape":
-        return Abreast(function(first.x, (first.x.shape[0], *others[0])))
-    plain = [a.x if isinstance(a, Abreast) else a for a in args]
+        return Layerwise(function(first.x, (first.x.shape[0], *others[0])))
+    plain = [a.x if isinstance(a, Layerwise) else a for a in args]
     if name in ALONG and isinstance(options.get("axis"), int):
         axis = _after(options.pop("axis"), first.ndim + (name == "expand_dims"))
-        return Abreast(function(*plain, axis=axis, **options))
+        return Layerwise(function(*plain, axis=axis, **options))
     if name in LIKE:
-        return Abreast(function(*plain, **options))
-    if name in LINEAR and all(a.ndim >= 2 for a in args if isinstance(a, Abreast)):
+        return Layerwise(function(*plain, **options))
+    if name in LINEAR and all(a.ndim >= 2 for a in args if isinstance(a, Layerwise)):
         made = function(*plain, **options)
-        return tuple(map(Abreast, made)) if isinstance(made, tuple) else Abreast(made)
-    raise NotAbreastError(name)
+        return tuple(map(Layerwise, made)) if isinstance(made, tuple) else Layerwise(made)
+    raise NotLayerwiseError(name)
 
 
 def _after(axis: int, rank: int) -> int:
@@ -250,12 +235,12 @@ def _after(axis: int, rank: int) -> int:
 
 
 def _reduced(
-    function: Callable[..., Any], lanes: Abreast, *, axis: Any = None, **options: Any
-) -> Abreast:
+    function: Callable[..., Any], lanes: Layerwise, *, axis: Any = None, **options: Any
+) -> Layerwise:
     """A reduction of each layer."""
     axes = range(lanes.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
     over = tuple(_after(a, lanes.ndim) for a in axes)
     if over:
-        return Abreast(function(lanes.x, axis=over, **options))
+        return Layerwise(function(lanes.x, axis=over, **options))
     # of one value
-    return Abreast(function(array_namespace(lanes.x).expand_dims(lanes.x, axis=-1), axis=-1))
+    return Layerwise(function(array_namespace(lanes.x).expand_dims(lanes.x, axis=-1), axis=-1))
