@@ -111,7 +111,7 @@ def _interval(given: Any) -> str:
 
 
 def flag(default: bool) -> Any:
-    """Declare a structural field of a rule: True or False, fixed while a rule is in use.
+    """Declare a structural field of a rule: True or False, and no schedule.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ def flag(default: bool) -> Any:
 
 
 def choice(*options: bool | int | str | None) -> Any:
-    """Declare a structural field of a rule that takes one of a few values, fixed while a rule is in use.
+    """Declare a structural field of a rule that takes one of a few values, and no schedule.
 
     Parameters
     ----------
