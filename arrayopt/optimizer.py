@@ -346,7 +346,7 @@ class Optimizer(Settings):
             "`stats`": self._stats.wanted and not ranks,
             "hooks before a step": bool(self._before),
             "totals": not ranks and step.meets,
-            "ranks with reduced gradients": ranks and not self._team.sums,
+            "`grads='reduced'` of Ranks": ranks and not self._team.sums,
         }
         return [what for what, needed in found.items() if needed]
 

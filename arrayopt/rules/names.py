@@ -72,7 +72,7 @@ _TAKEN = re.compile(rf"{'|'.join(AROUND)}|p|g|t|step|accumulated|spill\d+|kept\d
 
 NO_VALUE = (
     "the rule needs `h.value`, the value of the function, but the step got none; pass it, as in"
-    " opt.step(grads, value=loss)"
+    " opt.step(grads, value=loss), or step(closure) in PyTorch"
 )
 
 

@@ -241,7 +241,7 @@ def test_what_does_not_fit_is_told_at_once() -> None:
             ValueError, match=r'adds up the gradients of the processes; pass comm=Ranks\(group, grads="mean"'
         ):
             at.SGD(net.parameters(), lr=0.1, overlap=True, comm=Ranks(comm))
-        with pytest.raises(ValueError, match=r"ranks with reduced gradients a step needs all"):
+        with pytest.raises(ValueError, match=r"`grads='reduced'` of Ranks a step needs all"):
             at.SGD(net.parameters(), lr=0.1, release=True, comm=comm)
         at.SGD(net.parameters(), lr=0.1, overlap=True, comm=comm)  # the mean, as of DistributedDataParallel
         torch.nn.init.constant_(net.extra.weight, comm.rank)

@@ -183,7 +183,7 @@ def test_a_load_in_the_middle_begins_anew(tmp_path):
 def test_reduced_gradients_are_given_all_at_once():
     def rank(comm):
         opt = ao.Optimizer(parameters(), ao.AdamW(), comm=comm)
-        with pytest.raises(ValueError, match="with ranks with reduced gradients, a step needs all gradients"):
+        with pytest.raises(ValueError, match="with `grads='reduced'` of Ranks, a step needs all gradients"):
             opt.give("bias", gradients(0)["bias"])
 
     ao.ranks.run(2, rank)
