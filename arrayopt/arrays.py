@@ -36,6 +36,7 @@ __all__ = [
     "like",
     "look",
     "memory",
+    "of_host",
     "on_its_device",
     "place",
     "plain_name",
@@ -235,23 +236,42 @@ def is_on_host(x: Array) -> bool:
 
 
 def memory(x: Array) -> "np.ndarray[Any, Any]":
-    """A view of the memory of a NumPy array or of a PyTorch tensor on the CPU; bfloat16 as integers."""
+    """A view of the memory of a NumPy array or of a PyTorch tensor on the CPU; as integers if NumPy lacks the dtype."""
     if isinstance(x, np.ndarray) or not array_api_compat.is_torch_array(x):
         return np.asarray(x)
-    x = x.detach()
-    return np.asarray((x.view(array_namespace(x).int16) if dtype_name(x) == "bfloat16" else x).numpy())
+    return np.asarray(_readable(x).numpy())
+
+
+@cache
+def _numpy_has(dtype: str) -> bool:
+    """Whether NumPy has a dtype of itself, and not by `ml_dtypes`."""
+    return dtype == "bool" or hasattr(np, dtype)
+
+
+def _readable(x: Any) -> Any:
+    """A PyTorch tensor as NumPy can read it: as integers, if it lacks the dtype."""
+    if _numpy_has(dtype_name(x)):
+        return x.detach()
+    return x.detach().view(getattr(array_namespace(x), f"int{8 * x.element_size()}"))
 
 
 def to_host(x: Array) -> "np.ndarray[Any, Any]":
-    """The values as NumPy's, waited for; copied only from where NumPy cannot read. bfloat16 is ml_dtypes' dtype."""
+    """The values as NumPy's, waited for; copied only from where NumPy cannot read. `ml_dtypes` has what NumPy lacks."""
     if array_api_compat.is_torch_array(x):
-        if dtype_name(x) == "bfloat16":  # which PyTorch does not hand to NumPy: as integers
-            import ml_dtypes
-
-            bits = x.detach().resolve_neg().view(array_namespace(x).int16).numpy(force=True)
-            return np.asarray(bits.view(ml_dtypes.bfloat16))
-        return np.asarray(x.numpy(force=True))
+        host, name = np.asarray(_readable(x.resolve_neg()).numpy(force=True)), dtype_name(x)
+        return host if _numpy_has(name) else host.view(dtype_of(np, name))
     return np.asarray(x.get() if array_api_compat.is_cupy_array(x) else x)
+
+
+def of_host(model: Array, values: "np.ndarray[Any, Any]") -> Array:
+    """NumPy's values in a new array of the model's library, dtype and device."""
+    xp, device = place(model)
+    values = np.array(values)  # libraries may keep what they are given: then not what somebody else writes
+    name = dtype_name(values)
+    if array_api_compat.is_torch_array(model) and not _numpy_has(name):
+        bits = xp.asarray(values.view(f"int{8 * values.itemsize}"), device=device)
+        return bits.view(getattr(xp, name)).to(model.dtype)
+    return xp.asarray(values, dtype=model.dtype, device=device)
 
 
 def zeros_in_place_of(x: Array) -> Array:
@@ -272,10 +292,6 @@ def like(model: Array, x: Array) -> Array:
     """The values of x, of the model's shape and dtype, in a new array of the model's library, device and layout."""
     xp, device = place(model)
     if place(x) != (xp, device):
-        x = np.array(to_host(x))  # libraries may keep what they are given: then not what somebody else writes
-        if array_api_compat.is_torch_array(model) and dtype_name(model) == "bfloat16":
-            x = xp.asarray(x.view(np.int16), device=device).view(xp.bfloat16)
-        else:
-            x = xp.asarray(x, dtype=model.dtype, device=device)
+        x = of_host(model, to_host(x))
     with on_its_device(model):
         return store(xp.empty_like(detached(model)), detached(x))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["BLOCK", "CODECS", "PAIR", "QUANTIZED", "SCALE", "SPLIT", "STORED", "Codec"]
+__all__ = ["BLOCK", "CODECS", "PAIR", "QUANTIZED", "SCALE", "SPLIT", "STORED", "Codec", "is_rounded", "item_size"]
 
 
 BLOCK = 32
@@ -83,7 +83,7 @@ CODECS = {
     "complex64": Codec(8, "complex64", "Pair<float>"),
     "complex128": Codec(16, "complex128", "Pair<double>"),
 }
-"""Every dtype that something can be stored in, by its plain name."""
+"""Every dtype that parameters, gradients and slots can be stored in, by its plain name."""
 
 
 def _codes(top: int, cuda: str) -> Codec:
@@ -114,3 +114,13 @@ _LOW = Codec(1, "float32", "Low8", True, "int8", "np.float32({0})", "np.int8({0}
 
 STORED = {**CODECS, **QUANTIZED, SPLIT: _LOW}
 """Every dtype that a slot can be stored in."""
+
+
+def is_rounded(dtype: str) -> bool:
+    """Whether numbers are rounded to be stored in a dtype, and are no codes."""
+    return dtype in STORED and STORED[dtype].rounds and not STORED[dtype].top
+
+
+def item_size(dtype: str) -> int:
+    """The bytes of one element, also of a dtype that NumPy may not know."""
+    return STORED[dtype].itemsize if dtype in STORED else np.dtype(dtype).itemsize

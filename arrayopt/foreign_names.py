@@ -250,6 +250,17 @@ ABSENT = {
     "save": "opt.save(path)",
     "shampoo": "SOAP",
     "yogi": "AdaBelief or AdamW, or a Rule of your own",
+    **dict.fromkeys(("cosineannealinglr", "cosinedecay", "cosinedecayschedule"), "Cosine(lr, decay_steps=1000)"),
+    **dict.fromkeys(("constant", "constantschedule", "lambdalr"), "a number, or any function of the step"),
+    **dict.fromkeys(("joinschedules", "sequentiallr"), "Join(schedules, boundaries)"),
+    **dict.fromkeys(("multisteplr", "piecewiseconstantschedule"), "PiecewiseConstant(milestones, values)"),
+    "reducelronplateau": "opt.lr = 0.5 * opt.lr in your loop",
+    "steplr": "Exponential(lr, gamma, decay_steps=step_size, staircase=True)",
+    "warmupcosinedecayschedule": "Join([Warmup(lr, 100), Cosine(lr, 900)], [100])",
+    **dict.fromkeys(("bounds", "clamp", "clip"), "projections.box(low, high)"),
+    "l1": "projections.soft_threshold(l1)",
+    "mask": "projections.support(mask)",
+    "positive": "projections.nonnegative",
 }
 """What to take in place of names that there are not here, in lower case."""
 

@@ -8,11 +8,12 @@ take norms of whole tensors (`ball`, `sphere`) add a pass.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from arrayopt.arrays import Array, array_namespace, is_array, kind, to_host
+from arrayopt.foreign import no_attribute
 from arrayopt.hyper import is_number, scalar
 from arrayopt.rules.names import Values
 from arrayopt.rules.words import clamp, nonzero, norm, scaled_down
@@ -367,3 +368,10 @@ class compose(Projection):  # noqa: N801
 
     def __repr__(self) -> str:
         return f"compose({', '.join(map(repr, self.functions))})"
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """What to take in place of a name that there is not."""
+        raise no_attribute(__name__, __all__, name)

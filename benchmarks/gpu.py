@@ -12,15 +12,11 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
-
-import numpy as np
 
 ROOT = Path(__file__).parents[1]
 if __name__ == "__main__":
@@ -31,7 +27,8 @@ import tests.support.bundled  # noqa: E402, F401
 # isort: split
 import arrayopt as ao  # noqa: E402
 from arrayopt.fusion.plans import plan_for  # noqa: E402
-from benchmarks import apex_form, ours  # noqa: E402
+from benchmarks.gpu_contestants import RULES, Step, captured, copying, eager, on, peers, pytorch  # noqa: E402
+from benchmarks.problems import LARGE, PROBLEMS, Problem, equal  # noqa: E402
 
 COPY, EAGER, CAPTURED, REPLAYED = "copy", "arrayopt eager", "arrayopt captured", "arrayopt, the graph alone"
 STEPS, LEAST, MOST = 5, 3, 30
@@ -40,30 +37,6 @@ STEPS, LEAST, MOST = 5, 3, 30
 HELD = 130.0
 """Bytes for each parameter that all contestants of a rule hold together, about."""
 
-RULES = ours.RULES | {
-    f"{name} int8": replace(ours.RULES[name], state_dtype="int8") for name in ("AdamW", "LAMB", "CAME")
-}  # type: ignore[call-arg]
-
-Step = Callable[[], object]
-
-
-@dataclass(frozen=True)
-class Case:
-    """A model's tensors: what tables call it, and a shape for each tensor."""
-
-    title: str
-    shapes: tuple[tuple[int, ...], ...]
-
-    @property
-    def elements(self) -> int:
-        return sum(map(math.prod, self.shapes))
-
-
-def _bert(d: int, layers: int) -> tuple[tuple[int, ...], ...]:
-    inner = 4 * d
-    layer = (*((d, d), (d,)) * 4, (d,), (d,), (inner, d), (inner,), (d, inner), (d,), (d,), (d,))
-    return ((30522, d), (512, d), (2, d), (d,), (d,), *layer * layers, (d, d), (d,))
-
 
 def _llama(layers: int = 16, d: int = 2048, inner: int = 5632, words: int = 32000) -> tuple[tuple[int, ...], ...]:
     layer = ((d, d), (d // 4, d), (d // 4, d), (d, d), (inner, d), (inner, d), (d, inner), (d,), (d,))
@@ -71,11 +44,11 @@ def _llama(layers: int = 16, d: int = 2048, inner: int = 5632, words: int = 3200
 
 
 CASES = {
-    "many": Case("10,000 tensors of 64", ((64,),) * 10_000),
-    "bert-base": Case("BERT-base", _bert(768, 12)),
-    "bert-large": Case("BERT-large", _bert(1024, 24)),
-    "llama": Case("Llama-like, 0.8 B", _llama()),
-    "tiny": Case("tiny", ((30, 70), (70,), (5, 4, 3, 3))),
+    "many": equal(10_000, (64,)),
+    "bert-base": PROBLEMS["bert-base"],
+    "bert-large": LARGE[0],
+    "llama": Problem("llama", "Llama-like, 0.8 B", _llama()),
+    "tiny": Problem("tiny", "tiny", ((30, 70), (70,), (5, 4, 3, 3))),
 }
 
 
@@ -85,124 +58,19 @@ def chosen(free: float) -> list[str]:
     return ["many", *fit[-2:]]
 
 
-@contextmanager
-def _on(stream: Any) -> Iterator[None]:
-    """On a stream of CuPy's, and PyTorch too where it is."""
-    with stream:
-        if not (find_spec("torch") and _torch().cuda.is_available()):
-            yield
-            return
-        with _torch().cuda.stream(_torch().cuda.ExternalStream(stream.ptr)):
-            yield
-
-
-def _torch() -> Any:
-    import torch
-
-    return torch
-
-
-def _arrays(case: Case, dtype: str, scale: float, seed: int) -> list[Any]:
-    """CuPy arrays of a case; PyTorch tensors where CuPy has no such dtype."""
-    import cupy
-
-    numbers = np.random.default_rng(seed).standard_normal(100_003, np.float32) * np.float32(scale)
-    source = cupy.asarray(np.resize(numbers, max(map(math.prod, case.shapes))))
-    made = [source[: math.prod(shape)].reshape(shape).copy() for shape in case.shapes]
-    return made if dtype == "float32" else [_torch().from_dlpack(x).to(getattr(_torch(), dtype)) for x in made]
-
-
-def copying(case: Case) -> tuple[Step, float]:
-    """A copy within the device's memory, of the size of the parameters; and how many bytes it reads and writes."""
-    import cupy
-
-    source, target = (cupy.zeros(max(1 << 16, case.elements), cupy.float32) for _ in range(2))
-    return lambda: target.__setitem__(..., source), 2.0 * source.nbytes
-
-
-def eager(rule: str, case: Case, dtype: str) -> Step:
-    """This library, a step at a time."""
-    params, grads = _arrays(case, dtype, 3e-2, 1), _arrays(case, dtype, 1e-2, 2)
-    opt = ao.Optimizer(params, RULES[rule], engine="cupy")
-    return lambda: opt.step(grads)
-
-
-def captured(rule: str, case: Case, dtype: str, stream: Any, *, alone: bool = False) -> Step:
-    """This library, as a CUDA graph; alone: without what the host does for a step."""
-    params, grads = _arrays(case, dtype, 3e-2, 1), _arrays(case, dtype, 1e-2, 2)
-    opt = ao.Optimizer(params, RULES[rule], engine="cupy")
-    opt.step(grads)
-    opt.advance()
-    stream.synchronize()
-    stream.begin_capture()
-    opt.launch(grads)
-    graph = stream.end_capture()
-    graph.launch(stream)
-
-    def step() -> None:
-        if not alone:
-            opt.advance()
-        graph.launch(stream)
-
-    return step
-
-
-def _peer(make: Callable[[list[Any]], Any], case: Case, dtype: str) -> Step:
-    """An optimizer of PyTorch's kind, over tensors of its own."""
-    kind = getattr(_torch(), dtype)
-    tensors, grads = (
-        [_torch().as_tensor(x, device="cuda").to(kind).clone() for x in _arrays(case, "float32", scale, 1)]
-        for scale in (3e-2, 1e-2)
-    )
-    for p, g in zip(tensors, grads, strict=True):
-        p.requires_grad_().grad = g
-    return make(tensors).step  # type: ignore[no-any-return]
-
-
-ADAMW = {"lr": 1e-3, "weight_decay": 0.01}
-
-
-def peers(rule: str, case: Case, dtype: str) -> dict[str, Callable[[], Step]]:
-    """Who else takes part: PyTorch's AdamW for every rule, as the yardstick; apex for its own, and in its form."""
-
-    def adamw(**how: bool) -> Callable[[], Step]:
-        return lambda: _peer(lambda p: _torch().optim.AdamW(p, **ADAMW, **how), case, dtype)
-
-    def apex(name: str) -> Callable[[], Step]:
-        def make() -> Step:
-            import apex.optimizers
-
-            return _peer(lambda p: getattr(apex.optimizers, name)(p, **ADAMW), case, dtype)
-
-        return make
-
-    def form(make: Callable[..., Step], **more: float) -> Callable[[], Step]:
-        known = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "decay": 0.01} | more
-        return lambda: make(_arrays(case, dtype, 3e-2, 1), _arrays(case, dtype, 1e-2, 2), **known)
-
-    made = {"torch fused AdamW": adamw(fused=True), "torch foreach AdamW": adamw(foreach=True)}
-    if rule == "AdamW" and dtype == "float32":
-        made["apex's form in CuPy"] = form(apex_form.adamw, eps=1e-8)
-    if rule == "LAMB" and dtype == "float32":
-        made["apex's form in CuPy"] = form(apex_form.lamb, eps=1e-6, most=1.0)
-    if name := {"AdamW": "FusedAdam", "LAMB": "FusedLAMB"}.get(rule):
-        made[f"apex {name}"] = apex(name)
-    return made
-
-
-def bytes_per_parameter(rule: str, case: Case, dtype: str) -> float:
+def bytes_per_parameter(rule: str, case: Problem, dtype: str) -> float:
     """What the plans move, weighted by size."""
     moved = sum(math.prod(s) * plan_for(RULES[rule], len(s), dtype).bytes_per_parameter() for s in case.shapes)
     return moved / case.elements
 
 
-def race(rule: str, case: Case, dtype: str, seconds: float) -> dict[str, Any]:
+def race(rule: str, case: Problem, dtype: str, seconds: float) -> dict[str, Any]:
     """One rule over one case: all contestants in turns for about so many seconds."""
     import cupy
 
     stream, until = cupy.cuda.Stream(), time.perf_counter() + seconds
     left_out: dict[str, str] = {}
-    with _on(stream):
+    with on(stream):
         copy, copied = copying(case)
         running = {COPY: copy}
         builds: dict[str, Callable[[], Step]] = {
@@ -299,7 +167,7 @@ def about() -> dict[str, Any]:
         "cupy": cupy.__version__,
         "runtime": cupy.cuda.runtime.runtimeGetVersion(),
         "driver": cupy.cuda.runtime.driverGetVersion(),
-        "torch": _torch().__version__ if find_spec("torch") else None,
+        "torch": pytorch().__version__ if find_spec("torch") else None,
         "arrayopt": ao.__version__,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "steps": STEPS,
@@ -359,7 +227,7 @@ def main(arguments: list[str] | None = None) -> int:
         write(given.output, made, lines)
         cupy.get_default_memory_pool().free_all_blocks()
         if find_spec("torch"):
-            _torch().cuda.empty_cache()
+            pytorch().cuda.empty_cache()
     sys.stdout.write(write(given.output, made, lines))
     return 0
 

@@ -1,6 +1,6 @@
 """What state of 8 bits saves, and what it costs: bytes per parameter, memory of a process, time, accuracy on digits.
 
-``python -m benchmarks.memory`` prints the tables of docs/memory.md, and times and accuracies for docs/benchmarks.md.
+``python -m benchmarks.memory`` prints the table of docs/memory.md, and times and accuracies for docs/benchmarks.md.
 """
 
 import argparse

@@ -5,11 +5,14 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 import arrayopt as ao
-from arrayopt.codecs import CODECS, STORED
+from arrayopt.arrays import dtype_name, like, memory, to_host
+from arrayopt.codecs import CODECS, STORED, Codec
 from arrayopt.engines.numba.emit import emit
 from arrayopt.fusion.plans import plan_for
+from arrayopt.rules import storage
 
 X = np.array([0.0, -0.0, 1.0, 1.00390625, 1.01171875, 3e38, 1e-40, np.inf, -np.inf], np.float32)
 
@@ -46,3 +49,27 @@ def test_another_way_to_round_is_another_row(monkeypatch):
     pass_function.cache_clear()
     assert float(stepped()[4]) == 1.0078125
     pass_function.cache_clear()
+
+
+@pytest.mark.parametrize("form", [np.array, torch.tensor], ids=["numpy", "torch"])
+def test_a_format_of_slots_is_a_row(form, monkeypatch):
+    """Of 8 bits, a dtype that NumPy lacks; parameters are not stored in it."""
+    name = "float8_e5m2"
+    monkeypatch.setitem(STORED, name, Codec(1, "float32", "Float8", True))
+    monkeypatch.setattr(storage, "STORAGES", (name,))
+
+    def started():
+        return ao.Optimizer(form([1.0]), ao.SGD(lr=0.5, momentum=0.5, state_dtype=name), engine="array_api")
+
+    opt, again = started(), started()
+    opt.step(form([1.2]))  # of which 1.25 is stored
+    again.load_state_dict(opt.state_dict())
+    slot = again.state["param"]["buf"]
+    assert dtype_name(slot) == name
+    assert to_host(slot).astype(np.float64) == [1.25]
+    assert to_host(like(slot, np.array([0.4], np.float32))).astype(np.float64) == [0.375]
+    assert memory(slot).dtype.itemsize == 1
+    assert "state: 1 bytes" in again.explain()
+    assert again.step(form([0.0]))[0] == 1.0 - 0.5 * 0.625
+    with pytest.raises(TypeError, match="must be of a floating-point dtype"):
+        ao.Optimizer(slot, ao.SGD(lr=0.5))

@@ -130,6 +130,8 @@ def test_after_a_refused_gradient_every_call_says_why():
         (lambda: optimizer().give("w", [1.0, 2.0]), ValueError, LISTS.format("w", "None")),
         (lambda: ao.minimize(lambda x: (x.sum(), [1.0, 1.0]), np.ones(2)), ValueError, LISTS.format("param", "None")),
         (lambda: ao.adagrad, AttributeError, "use RMSprop or AdamW"),
+        (lambda: ao.schedules.CosineAnnealingLR, AttributeError, r"use Cosine\(lr, decay_steps"),
+        (lambda: ao.projections.positive, AttributeError, "use projections.nonnegative"),
         (lambda: ao.Adamw, AttributeError, "did you mean `AdamW`"),
         (lambda: door.lamb, AttributeError, "did you mean `LAMB`"),
         (lambda: door.Adagrad, AttributeError, "use torch.optim.Adagrad"),

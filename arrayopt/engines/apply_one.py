@@ -9,7 +9,6 @@ import array_api_compat
 import numpy as np
 
 from arrayopt.arrays import (
-    NARROW,
     Array,
     array_namespace,
     copied,
@@ -20,7 +19,7 @@ from arrayopt.arrays import (
     size,
     working_dtype,
 )
-from arrayopt.codecs import PAIR
+from arrayopt.codecs import PAIR, is_rounded
 from arrayopt.engines.base import Report
 from arrayopt.engines.layerwise import Layerwise, LayerwiseDraws, layerwise, over_layers
 from arrayopt.hyper import is_number
@@ -107,8 +106,8 @@ class _Store:
                 dtype = work if dtype_name(stored) == PAIR else scalar
                 self.wide[name] = dequantized(stored, slots[scale_of(name)], dtype)
             elif name not in scales:
-                is_narrow = dtype_name(stored) in NARROW
-                self.wide[name] = xp.astype(stored, scalar) if is_narrow else stored
+                narrow = is_rounded(dtype_name(stored))
+                self.wide[name] = xp.astype(stored, scalar) if narrow else stored
         if "master" in self.wide:
             with np.errstate(all="ignore"):
                 self.wide["master"] = current(p, self.wide["master"])

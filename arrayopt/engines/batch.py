@@ -233,8 +233,8 @@ class Batch(ABC):
         """Write a parameter or slot, or put another array in its place if it cannot be written."""
         tensor, old = self.tensors[row], self.stored(row, name)
         if array_api_compat.is_torch_array(old) and isinstance(value, np.ndarray):
-            here = memory(old)  # of bfloat16, which NumPy's is not: integers
-            here[...] = value.view(here.dtype) if dtype_name(value) == "bfloat16" else value
+            here = memory(old)  # integers, if NumPy lacks the dtype
+            here[...] = value if dtype_name(here) == dtype_name(old) else value.view(here.dtype)
         else:
             tensor.put(None if name == "p" else name, value)
 

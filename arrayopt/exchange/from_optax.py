@@ -1,14 +1,17 @@
 """The state of optax's transformations, translated to that of an `Optimizer`."""
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from arrayopt.arrays import is_array, like, to_host
+from arrayopt.arrays import dtype_name, is_array, like, to_host
+from arrayopt.codecs import QUANTIZED
 from arrayopt.exchange.given import put_fields
 from arrayopt.foreign_names import OPTAX
 from arrayopt.optimizer import Optimizer
 from arrayopt.params.trees import flatten
 from arrayopt.rules import LAMB, LARS, SGD, Adam, AdamW, Lion, Muon, RAdam, RMSprop, Rule
+from arrayopt.state.convert import converted
 
 __all__ = ["load_optax"]
 
@@ -29,6 +32,9 @@ _READ: dict[type[Rule], dict[str, dict[str, str]]] = {
 _FIELDS = {"mu", "nu", "trace", "slots"}
 """A state with one of these has slots."""
 
+_NARROW = {"float16", "bfloat16", *QUANTIZED}
+"""Dtypes of slots that may have other numbers than wide ones, such as roots or codes."""
+
 
 def load_optax(opt: Optimizer, state: Any) -> None:
     """Load the state of an optax transformation, such as ``adamw``, ``adam``, ``lamb``, ``sgd`` or ``lion``.
@@ -37,8 +43,8 @@ def load_optax(opt: Optimizer, state: Any) -> None:
     ----------
     opt : Optimizer
         An optimizer for the same parameters, in any library, with the rule of the transformation: `AdamW`, `Adam`,
-        `LAMB`, `RAdam`, `SGD`, `LARS`, `Lion`, `RMSprop` without momentum, or `Muon`; any rule for a state of
-        `arrayopt.optax`.
+        `LAMB`, `RAdam`, `SGD`, `LARS`, `Lion`, `RMSprop` without momentum, or `Muon`, with any `state_dtype`; any rule
+        for a state of `arrayopt.optax`.
     state : optax state
         The state from ``transformation.init`` or ``update``. It must contain one state with slots, optax's for that
         rule or one of `arrayopt.optax`. Its ``count``, and the ``hyperparams`` of ``optax.inject_hyperparams``, are
@@ -107,20 +113,28 @@ def _translated(opt: Optimizer, state: Any) -> dict[str, Any]:
     _put_hypers(saved, parts)
     divisors = {} if is_own or "trace" not in states[0]._fields else _divisors(opt, saved, state, parts, states[0])
     given = {slot: dict(flatten(tree)) for slot, tree in trees.items()}
-    for name, about in saved["tensors"].items():
-        own = [slot for slot in about["slots"] if is_own or slot not in ("master", "slow", "ema")]
+    for tensor, rule in [(tensor, group.rule) for group in opt.groups for tensor in group.tensors]:
+        name, about = tensor.name, saved["tensors"][tensor.name]
+        wide = rule if is_own else dataclasses.replace(rule, state_dtype=None)
+        slots = converted(tensor.array, about["slots"], rule, wide)
+        own = [slot for slot in slots if is_own or slot not in ("master", "slow", "ema")]
         lacking = [slot for slot in own if given.get(slot, {}).get(name) is None]
         if lacking:
             wrong.append(f"{', '.join(lacking)} of {name!r}")
             continue
         for slot in own:
-            slot_here, x = about["slots"][slot], given[slot][name]
+            slot_here, x = slots[slot], given[slot][name]
+            stored = {dtype_name(slot_here), dtype_name(x)}
             if tuple(x.shape) != tuple(slot_here.shape):
                 wrong.append(f"shape {tuple(slot_here.shape)} of {slot} of {name!r}, which is {tuple(x.shape)}")
+            elif is_own and len(stored) > 1 and stored & _NARROW:
+                wrong.append(
+                    f"{dtype_name(slot_here)} of {slot} of {name!r}, which is {dtype_name(x)}: set `state_dtype`"
+                )
             else:
                 values = to_host(x).astype(to_host(slot_here).dtype)
-                about["slots"][slot] = like(slot_here, values / divisors[name] if name in divisors else values)
-        about["t"] = count
+                slots[slot] = like(slot_here, values / divisors[name] if name in divisors else values)
+        about.update(t=count, slots=converted(tensor.array, slots, wide, rule))
     extra = [name for each in given.values() for name in each if name not in saved["tensors"]]
     if wrong or extra:
         also = f"; there are others, {', '.join(map(repr, dict.fromkeys(extra)))}" if extra else ""

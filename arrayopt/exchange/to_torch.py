@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from arrayopt.arrays import dtype_name, is_array, to_host
+from arrayopt.arrays import dtype_name, is_array, of_host, to_host
 from arrayopt.exchange.given import below, said
 from arrayopt.exchange.sources import SOURCES
 from arrayopt.optimizer import Optimizer
@@ -215,6 +215,4 @@ def _tensor(torch: Any, x: Any) -> Any:
     if isinstance(x, torch.Tensor):
         return x.detach().cpu().clone()
     host = to_host(x)
-    if dtype_name(host) == "bfloat16":
-        return torch.tensor(host.view("int16")).view(torch.bfloat16)
-    return torch.tensor(host)
+    return of_host(torch.empty((), dtype=getattr(torch, dtype_name(host))), host)

@@ -227,11 +227,11 @@ class _Linalg(SimpleNamespace):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise not_fused(
-            f"xp.linalg.{name} cannot be traced; use an iteration of products, such as"
-            " Newton-Schulz, or restrict it to some updates with `branch` and"
-            f" `as_written`"
+        many = (
+            "an iteration of products, such as Newton-Schulz, or restrict it to some updates with"
+            " `branch` and `as_written`"
         )
+        raise not_fused(f"xp.linalg.{name} cannot be traced; use {INSTEAD.get(name, many)}")
 
 
 NAMESPACE = _Namespace(

@@ -257,10 +257,8 @@ class Monitor:
         if path is not None:
             path = checked_path("Monitor.plot", path)
             refuse_others("Monitor.plot", path)
-        if quantities is None:
-            chosen = quantities_of(self.read())
-        else:
-            chosen = [quantities] if isinstance(quantities, str) else listed("Monitor.plot: `quantities`", quantities)
+        given = quantities_of(self.read()) if quantities is None else quantities
+        chosen = [given] if isinstance(given, str) else listed("Monitor.plot: `quantities`", given)
         if not chosen:
             raise ValueError("Monitor: there is nothing to draw yet")
         figure = heat_maps({name: self.series(name) for name in chosen})

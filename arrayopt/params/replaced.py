@@ -6,6 +6,7 @@ from typing import Any
 
 from arrayopt.arrays import Array, array_namespace, is_array, library, look
 from arrayopt.params.given import check_params
+from arrayopt.params.kinds import refusal
 from arrayopt.params.overlap import overlaps_itself, shared
 from arrayopt.params.watch import Watch
 from arrayopt.rules.base import Rule
@@ -198,17 +199,18 @@ class Lent:
         Raises
         ------
         ValueError
-            If the dtype, shape or device of a slot has changed, or it shares memory.
+            If the dtype, shape or device of a slot has changed, or what it is a view of.
         """
         moved, wrong = list[Tensor](), list[str]()
         for i in self._watch.changed():
-            tensor, slot = self._owners[i]
-            if tensor.slots.get(slot) is self._watch.arrays[i]:
+            (tensor, slot), x = self._owners[i], self._watch.arrays[i]
+            if tensor.slots.get(slot) is x:
                 moved.append(tensor)
-                for now, expected in _unlike(self._forms[i], form(tensor.slots[slot])):
+                for now, expected in _unlike(self._forms[i], form(x)):
                     wrong.append(f"{now} in slot {slot!r} of {tensor.name!r}, expected {expected}")
-                if overlaps_itself(tensor.slots[slot]):
-                    wrong.append(f"elements of slot {slot!r} of {tensor.name!r} share memory")
+                odd = refusal(x, parameter=True) or "an expanded tensor" * overlaps_itself(x)
+                if odd:
+                    wrong.append(f"slot {slot!r} of {tensor.name!r} is {odd}")
         if wrong:
             raise ValueError(
                 f"Optimizer: slots must keep shape, dtype and device: {'; '.join(wrong)}; make a"

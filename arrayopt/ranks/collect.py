@@ -4,10 +4,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import Array, dtype_name, like, place, size, to_host
+from arrayopt.arrays import Array, like, of_host, size, to_host
 from arrayopt.ranks.alone import Alone
 from arrayopt.ranks.comm import Comm, as_bytes, cut
 from arrayopt.ranks.partition import fills
@@ -108,12 +107,7 @@ def _own(tensor: Tensor, slot: str) -> Array:
 
 def in_library_of(model: Array, values: "np.ndarray[Any, Any]") -> Array:
     """Return values of the model's dtype in an array of the model's library and device."""
-    xp, device = place(model)
-    if isinstance(model, np.ndarray | np.generic):
-        return values
-    if array_api_compat.is_torch_array(model) and dtype_name(model) == "bfloat16":
-        return xp.asarray(values.view(np.int16), device=device).view(xp.bfloat16)
-    return xp.asarray(values, dtype=model.dtype, device=device, copy=True)
+    return values if isinstance(model, np.ndarray | np.generic) else of_host(model, values)
 
 
 @dataclass(frozen=True, eq=False)

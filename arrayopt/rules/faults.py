@@ -26,6 +26,7 @@ INSTEAD = {
     "count_nonzero": "xp.sum(xp.where(x != 0, 1.0, 0.0 * x))",
     "floor_divide": "xp.floor(x / y)",
     "logical_xor": "x != y",
+    "norm": "xp.linalg.vector_norm(x)",
 }
 """What to write in place of functions that are not traced."""
 

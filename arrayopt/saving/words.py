@@ -9,6 +9,7 @@ import numpy as np
 
 from arrayopt import schedules
 from arrayopt.arrays import REAL, Array, dtype_name, is_array, to_host
+from arrayopt.codecs import item_size
 from arrayopt.ranks.collect import Scattered
 
 __all__ = [
@@ -23,7 +24,6 @@ __all__ = [
     "digest",
     "escaped",
     "is_ours",
-    "item_size",
     "length",
     "name_of",
     "plain",
@@ -61,11 +61,6 @@ def stored(about: dict[str, Any]) -> tuple[str, list[int]]:
     """The dtype and shape that a described array has in the file."""
     name = about["dtype"]
     return (CODES[REAL[name]], [*about["shape"], 2]) if name in REAL else (CODES[name], about["shape"])
-
-
-def item_size(dtype: str) -> int:
-    """The bytes of one element."""
-    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize  # which NumPy may not know
 
 
 def length(about: dict[str, Any]) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 
 from arrayopt._version import __version__
 from arrayopt.arrays import REAL, Array, dtype_name, is_array
+from arrayopt.codecs import item_size
 from arrayopt.hyper import Listed
 from arrayopt.ranks.alone import Alone
 from arrayopt.ranks.collect import Scattered
@@ -27,7 +28,6 @@ from arrayopt.saving.words import (
     digest,
     escaped,
     is_ours,
-    item_size,
     length,
     name_of,
     reader,

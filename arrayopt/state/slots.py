@@ -26,7 +26,7 @@ from arrayopt.arrays import (
     to_host,
     working_dtype,
 )
-from arrayopt.codecs import QUANTIZED
+from arrayopt.codecs import QUANTIZED, is_rounded
 from arrayopt.projections import Projection
 from arrayopt.rules.base import Rule
 from arrayopt.rules.names import AROUND
@@ -92,7 +92,7 @@ def _begun(rule: Rule, name: str, array: Array, part: str = "layer") -> dict[str
     narrow = rule.storage(array.ndim - rule.stacked, dtype)
     if dtype not in NARROW and rule.master_weights is True:
         raise ValueError(f"{who}: `master_weights=True` is for float16 and bfloat16 parameters; {name!r} is of {dtype}")
-    halves = sorted({x for x in narrow.values() if x in NARROW})
+    halves = sorted(set(filter(is_rounded, narrow.values())))
     if halves and kind(array) == "complex":
         raise ValueError(
             f"{who}: `state_dtype` of complex parameters must be None or 'int8'; got {halves[0]!r}, and {name!r} is"

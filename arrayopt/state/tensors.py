@@ -17,7 +17,7 @@ from arrayopt.arrays import (
     store,
     working_dtype,
 )
-from arrayopt.codecs import BLOCK
+from arrayopt.codecs import BLOCK, item_size
 from arrayopt.rules.base import Rule
 from arrayopt.state.quantized import narrowed, scale_of, scale_shape
 from arrayopt.state.run import Run
@@ -184,8 +184,7 @@ def explain_state(tensors: Iterable[Tensor]) -> list[str]:
     for tensor in tensors:
         parameters += size(tensor.array)
         for x in tensor.slots.values():
-            name = dtype_name(x)
-            state += size(x) * (2 if name == "bfloat16" else np.dtype(name).itemsize)
+            state += size(x) * item_size(dtype_name(x))
         for slot in narrowed(tensor.slots):
             root = ", the root" if dtype_name(tensor.slots[slot]) == "uint8" else ""
             codes[f"{slot} ({dtype_name(tensor.slots[slot])}{root})"] = None

@@ -10,12 +10,10 @@ from torch import Tensor
 from torch.optim.optimizer import _global_optimizer_post_hooks as _of_all_after
 from torch.optim.optimizer import _global_optimizer_pre_hooks as _of_all_before
 
-from arrayopt.foreign_names import INNER
 from arrayopt.hyper import Hyper, is_number
 from arrayopt.optimizer import Optimizer as Inner
-from arrayopt.params.groups import fields_of
 from arrayopt.state.verdict import Verdict
-from arrayopt.torch.below import Below, distinct
+from arrayopt.torch.below import Below, distinct, elsewhere
 from arrayopt.torch.release import asked
 from arrayopt.torch.saved import Saved, eager, guests_in
 from arrayopt.torch.settings import RULE, Settings, check_group, check_names, check_params, defaults_of, rule_of
@@ -84,13 +82,13 @@ class Optimizer(Saved):
 
     def __getattr__(self, name: str) -> Any:
         """Say where it is, if an `arrayopt.Optimizer` has it; others ask for much that no optimizer has."""
-        instead = _elsewhere(type(self), name)
+        instead = elsewhere(type(self), name)
         said = f"{type(self).__name__!r} object has no attribute {name!r}{instead}"
         raise AttributeError(said, name=name, obj=self)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse what would have no effect, such as ``opt.lr = 0.1``; classes on top may have what they like."""
-        if "rule" in vars(type(self)) and _elsewhere(type(self), name):
+        if "rule" in vars(type(self)) and elsewhere(type(self), name):
             self.__getattr__(name)
         super().__setattr__(name, value)
 
@@ -256,14 +254,6 @@ class Optimizer(Saved):
             pairs = list(zip(self._below.params, self._below.tensors, strict=True))
             self._below.write({p: own_of(x, states.get(p, {})) for p, x in pairs})
             self._guests = guests_in(pairs, states, lambda p, x: x)
-
-
-def _elsewhere(cls: type[Any], name: str) -> str:
-    """Where what an `arrayopt.Optimizer` has by this name is here; empty if it has none."""
-    if name in INNER:
-        return f"; {INNER[name]}"
-    own = hasattr(cls, "rule") and name in fields_of(cls.rule)
-    return f"; read and set opt.param_groups[i][{name!r}]" if own else ""
 
 
 def _step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from torch import Tensor, as_tensor
 
+from arrayopt.foreign_names import INNER
 from arrayopt.optimizer import Optimizer
 from arrayopt.params.groups import Group, fields_of
 from arrayopt.rules.base import Rule
@@ -18,7 +19,7 @@ from arrayopt.torch.settings import Settings, check_group
 from arrayopt.torch.spelled import as_pytorch, more_of
 from arrayopt.torch.state import complete, put
 
-__all__ = ["Below", "distinct"]
+__all__ = ["Below", "distinct", "elsewhere"]
 
 Groups = Sequence[Mapping[str, Any]]
 States = Mapping[Tensor, Mapping[str, Any]]
@@ -278,3 +279,11 @@ def _of(group: Mapping[str, Any], values: Iterable[Any]) -> Rule:
 def distinct(group: Mapping[str, Any]) -> list[Tensor]:
     """The parameters of a group, each once: PyTorch warns of those that are given twice."""
     return list(dict.fromkeys(group["params"]))
+
+
+def elsewhere(cls: type[Any], name: str) -> str:
+    """Where what an `arrayopt.Optimizer` has by this name is here; empty if it has none."""
+    if name in INNER:
+        return f"; {INNER[name]}"
+    own = hasattr(cls, "rule") and name in fields_of(cls.rule)
+    return f"; read and set opt.param_groups[i][{name!r}]" if own else ""

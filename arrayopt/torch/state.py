@@ -17,7 +17,7 @@ from arrayopt.ranks.alone import Alone
 from arrayopt.rules.names import AROUND
 from arrayopt.state.first import FirstValues
 from arrayopt.state.run import is_count
-from arrayopt.state.shares import Block, Shards
+from arrayopt.state.shares import Block, Shards, scales_of
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["Guests", "State", "complete", "guests_of", "moved", "own_of", "put", "show"]
@@ -206,12 +206,13 @@ def _as_given(p: Param, tensor: Tensor, slot: str, x: Param) -> Param:
     from torch.distributed.tensor import DTensor
 
     assert isinstance(p, DTensor)
-    shape, stride, share = p.shape, p.stride(), tensor.share
-    if isinstance(share, Shards) and share.are_scales(slot):
-        x, shape = x.reshape(share.parts_of(slot)[share.rank][1]), torch.Size(share.seen)
+    shape, stride, place = p.shape, p.stride(), None
+    if slot.startswith(SCALE):
+        place, here = _place_of(tensor, slot)
+        x, shape = x.reshape(here), torch.Size(place.shape)
         stride = torch.empty(shape, device="meta").stride()
     made = DTensor.from_local(x, p.device_mesh, p.placements, run_check=False, shape=shape, stride=stride)
-    if slot.startswith(SCALE) and block_of(made) != _place_of(tensor, slot):
+    if place is not None and block_of(made) != place:
         raise ValueError(
             f"{tensor.name!r} has rows of {p.shape[-1]} elements, whose scales do not form a DTensor; put it into a"
             " group with another `state_dtype`, or use rows of a multiple of 32 elements"
@@ -219,12 +220,14 @@ def _as_given(p: Param, tensor: Tensor, slot: str, x: Param) -> Param:
     return made
 
 
-def _place_of(tensor: Tensor, slot: str) -> Block:
-    """Where a part of scales lies among all of them."""
-    share = tensor.share
-    assert isinstance(share, Shards)
-    offset, here = share.parts_of(slot)[share.rank]
-    return Block(offset if 0 not in here else (0,) * len(here), share.seen)
+def _place_of(tensor: Tensor, slot: str) -> tuple[Block, tuple[int, ...]]:
+    """Where a part of scales lies among all of them, and its shape; all of them where one process is alone."""
+    share, shape = tensor.share, tensor.shape
+    if isinstance(share, Shards):
+        (offset, here), seen = share.parts_of(slot)[share.rank], share.seen
+    else:
+        ((offset, here),), seen = scales_of(tensor.name, shape, (((0,) * len(shape), shape),))
+    return Block(offset if 0 not in here else (0,) * len(here), seen), here
 
 
 def put(

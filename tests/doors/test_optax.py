@@ -403,7 +403,21 @@ def test_an_optimizer_goes_on_from_a_state_of_this_door():
     refusals.raises(lambda: ao.load_optax(opt, other), ValueError, "the state has v_max, which the optimizer's rule")
     other = door.lamb(1e-3).init(params)
     refusals.raises(lambda: ao.load_optax(opt, other), TypeError, "is a LAMBState, but the optimizer's rule is AdamW")
+    other = door.adamw(1e-3, state_dtype="float16").init(params)
+    refusals.raises(lambda: ao.load_optax(opt, other), ValueError, "float32 of v of 'w', which is float16: set `state")
     assert str(opt.state_dict()) == before
+
+
+@pytest.mark.parametrize("storage", ["float16", "int8"])
+def test_a_state_of_optax_is_loaded_into_any_storage(storage):
+    """With roots of second moments, as the storage has them."""
+    params, grads = {"w": jnp.ones(3)}, {"w": jnp.full(3, 2.0)}
+    theirs = optax.adamw(0.1)
+    _, state = theirs.update(grads, theirs.init(params), params)
+    opt = ao.Optimizer(params, ao.AdamW(lr=0.1, weight_decay=1e-4, state_dtype=storage))
+    ao.load_optax(opt, state)
+    wanted, _ = theirs.update(grads, state, params)
+    close(opt.step(grads)["w"], params["w"] + wanted["w"], rtol=1e-3)
 
 
 def test_a_sequence_runs_out():

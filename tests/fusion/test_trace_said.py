@@ -114,6 +114,7 @@ def test_a_shape_is_told_of_or_taken_and_never_mistaken(name):
 
 CASES = {
     "eigh": (lambda xp, p, g, h: p - xp.linalg.eigh(g)[1], r"xp.linalg.eigh cannot be traced; use an iteration"),
+    "norm": (lambda xp, p, g, h: p - xp.linalg.norm(g), r"xp.linalg.norm cannot be traced; use xp.linalg.vector_norm"),
     "method": (lambda xp, p, g, h: p - g.sum(), r"no attribute `sum`; use xp.sum\(x\)"),
     "T": (lambda xp, p, g, h: p - g.T, r"no attribute `T`; use xp.matrix_transpose"),
     "item": (lambda xp, p, g, h: p - g.item(), r"no attribute `item`; use functions of `xp`"),

@@ -31,3 +31,20 @@ def test_calls_are_kept_and_their_memory_is_not(group):
     assert [isinstance(work, dist.Work) for work in process_group._KEPT] == [True] * 3
     del x
     assert seen() is None
+
+
+def test_scales_of_one_process_form_dtensors(group):
+    """As those of many do: what has state in 8 bits and is sharded can be tried on one process."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    import arrayopt.torch as door
+
+    mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
+    start = [torch.ones(4, 64), torch.ones(3, 5), torch.ones(0, 64)]
+    weights = [torch.nn.Parameter(distribute_tensor(x, mesh, [Shard(0)])) for x in start]
+    opt = door.AdamW(weights, lr=0.1, state_dtype="int8")
+    for p in weights:
+        p.grad = torch.ones_like(p)
+    opt.step()
+    opt.load_state_dict(opt.state_dict())
+    assert [tuple(opt.state[p]["scale_m"].shape) for p in weights] == [(4, 2), (1,), (0, 2)]

@@ -7,7 +7,7 @@ import pytest
 
 import arrayopt as ao
 from arrayopt.testing import Trajectory, diagnose
-from arrayopt.testing.diagnosis.diagnosis import made_of
+from arrayopt.testing.diagnosis.diagnosis import diagnosis_of
 from arrayopt.testing.diagnosis.entry import run
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis
 from arrayopt.testing.diagnosis.model import Model, Seen
@@ -28,11 +28,15 @@ def recorded(step, steps=4):
     return run(as_subject(step, START, "test"), None, steps, "test")
 
 
-def told(made, *kinds, **known):
-    """The diagnosis with some rules alone."""
-    among = [Hypothesis(kind) for kind in kinds]
-    found = Search(Seen(made), known, made.subject, Watch(lambda h: None)).run(0, among=among)
-    return made_of(found, made, known)
+def searched(hypothesis, seen, known, search=None):
+    """What a search finds that begins there, and changes nothing."""
+    search = search or Search(seen, known, seen.trajectory.subject, Watch(lambda h: None))
+    return search.run(0, attempt(Model(hypothesis, seen, known), {}))
+
+
+def told(made, kind, **known):
+    """The diagnosis with a rule alone."""
+    return diagnosis_of(searched(Hypothesis(kind), Seen(made), known), made, known)
 
 
 # ---- what follows nothing --------------------------------------------------------------------------------------------
@@ -149,9 +153,9 @@ def test_a_rule_that_is_the_same_there_is_named_too(monkeypatch):
     assert set(off.model.names) == {"lr", *known}
     search = Search(seen, {**known, "lr": 0.003}, "", Watch(lambda h: None))
     search.tried[off.hypothesis] = off
-    found = search.run(0, among=[Hypothesis(ao.AdamW)])
+    found = searched(Hypothesis(ao.AdamW), seen, {**known, "lr": 0.003}, search)
     assert [x.hypothesis.kind for x in found] == [ao.Adam, ao.AdamW]
-    told_of = made_of(found, made, known)
+    told_of = diagnosis_of(found, made, known)
     assert told_of.name == "Adam"
     assert [other.partition(" ")[0] for other in told_of.others] == ["AdamW"]
 
@@ -160,8 +164,7 @@ def test_a_twist_that_is_the_same_there_is_named_too():
     """SGD's decay that is not multiplied by lr is a decoupled one of another size."""
     made = run(as_subject(sgd(momentum=0.0, fault="decoupled"), None, "test"), None, 6, "test")
     known = {"lr": 0.1, "momentum": 0.0, "dampening": 0.0}
-    among = [Hypothesis(ao.SGD, (), "decay without lr")]
-    found = Search(Seen(made), known, "", Watch(lambda h: None)).run(0, among=among)
+    found = searched(Hypothesis(ao.SGD, (), "decay without lr"), Seen(made), known)
     numbers = {x.hypothesis.twist: x.values["weight_decay"] for x in found}
     assert numbers["decay without lr"] == 0.001
     assert numbers["decoupled"] == 0.01

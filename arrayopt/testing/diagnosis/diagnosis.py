@@ -18,7 +18,7 @@ from arrayopt.testing.diagnosis.trajectory import Trajectory
 from arrayopt.testing.equivalence import Difference
 from arrayopt.testing.ulps import in_short, plain
 
-__all__ = ["NOT_SEARCHED", "Diagnosis", "made_of", "no_rule"]
+__all__ = ["NOT_SEARCHED", "Diagnosis", "diagnosis_of", "no_rule"]
 
 NOT_SEARCHED = "known, not searched"
 
@@ -165,25 +165,25 @@ class Diagnosis:
         Path(path).write_text(page(self), encoding="utf-8")
 
 
-def made_of(found: Sequence[Fit], trajectory: Trajectory, known: Mapping[str, Any], reason: str = "") -> Diagnosis:
+def diagnosis_of(fits: Sequence[Fit], trajectory: Trajectory, known: Mapping[str, Any], reason: str = "") -> Diagnosis:
     """The diagnosis of what a search has found, and why it ended before it was over."""
-    best, names = found[0], trajectory.names
+    best, names = fits[0], trajectory.names
     if best.passes:
         simple = simplified(best)
         best = simple if simple.passes else best
     h, values, seen, follows = best.hypothesis, dict(best.values), best.model.seen, best.passes
     changes = words.changes(h, values, names)
-    others = []
-    for x in found[1:] if follows else ():
-        other = "; ".join(words.changes(x.hypothesis, x.values, names))
+    equals = []
+    for x in fits[1:] if follows else ():
+        changed = "; ".join(words.changes(x.hypothesis, x.values, names))
         numbers = words.numbers_in_words(x.values)
-        others.append(f"{x.hypothesis.kind.__name__}{': ' if other else ''}{other} ({numbers})")
-    gone, said = words.lost(seen), words.remarks(values, known)
+        equals.append(f"{x.hypothesis.kind.__name__}{': ' if changed else ''}{changed} ({numbers})")
+    lost, remarks = words.lost(seen), words.remarks(values, known)
     distances, beyond, in_float32 = best.judged
-    said += ["hyper-parameters are rounded to float32"] if in_float32 else []
-    said += [*gone[1:2], *words.motion(seen)]
-    if gone:  # values that become no numbers are too far off
-        said += [f"what is finite follows this, to {in_short(best.ulps)} ULPs"] if follows else []
+    remarks += ["hyper-parameters are rounded to float32"] if in_float32 else []
+    remarks += [*lost[1:2], *words.motion(seen)]
+    if lost:  # values that become no numbers are too far off
+        remarks += [f"what is finite follows this, to {in_short(best.ulps)} ULPs"] if follows else []
         odd = ~np.isfinite(seen.got)
         odd[1:] &= np.isfinite(seen.start[1:])
         distances, beyond = np.where(odd, np.inf, distances), beyond | odd
@@ -205,19 +205,19 @@ def made_of(found: Sequence[Fit], trajectory: Trajectory, known: Mapping[str, An
         first=first,
         unseen=words.unseen(best) if follows else (),
         made_up=words.made_up(best, known) if follows else (),
-        others=tuple(dict.fromkeys(others)) if follows else (),
-        remarks=tuple(said),
+        others=tuple(dict.fromkeys(equals)) if follows else (),
+        remarks=tuple(remarks),
         by_step={name: distances[:, part].max(axis=1, initial=0.0).tolist() for name, part in seen.parts.items()},
         agreeing=tuple(name for name, part in seen.parts.items() if not beyond[:, part].any()),
-        finite=not gone,
-        reason=gone[0] if gone else reason,
+        finite=not lost,
+        reason=lost[0] if lost else reason,
         changes=tuple(changes),
     )
 
 
-def no_rule(made: Trajectory, reason: str) -> Diagnosis:
+def no_rule(trajectory: Trajectory, reason: str) -> Diagnosis:
     """The diagnosis of what comes near no rule, for some reason."""
-    return Diagnosis(made.subject, explained=False, reason=reason, finite=not words.lost(Seen(made)))
+    return Diagnosis(trajectory.subject, explained=False, reason=reason, finite=not words.lost(Seen(trajectory)))
 
 
 def _rule(found: Fit) -> Rule | None:

@@ -70,12 +70,12 @@ def _variant(trajectory: Trajectory, setting: Setting, watch: Watch) -> Setting 
     grads = [row[name] for row in trajectory.grads]
     enough = np.sum(np.all([g != 0 for g in grads if g is not None], axis=0)) >= ENOUGH  # for a number of each step
     near = Setting(replace(setting.hypothesis, free=()), setting.values).on(trajectory)
-    decay, rate = ("weight_decay",), ("lr",)
-    for unknown, depth in ((decay, 0), (rate, 0), (decay, 1), (rate + decay, 1)):
+    for unknown, depth in ((("weight_decay",), 0), (("lr",), 0), (("lr", "weight_decay"), 1)):
         known = {k: x for k, x in setting.values.items() if k not in unknown}
-        match = Search(seen, known, "", watch).run(depth, near=near)[0]
+        match = Search(seen, known, "", watch).run(depth, near)[0]
         if match.passes and (enough or "step" not in dict(match.hypothesis.free).values()):
-            h, values = Setting.of(match)
+            h, found = Setting.of(match)
+            values = {k: found[k] for k in (*setting.values, *found) if k in found}  # in the order of the setting
             return Setting(replace(h, free=tuple((k, "step") for k, x in values.items() if np.ndim(x))), values)
     return None
 

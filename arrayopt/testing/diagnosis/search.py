@@ -49,13 +49,13 @@ class Search:
         self.narrow = any(x in NARROW for x in seen.trajectory.dtypes.values())
         self.tried: dict[Hypothesis, Fit] = {}
 
-    def run(self, depth: int, *, near: Fit | None = None, among: Sequence[Hypothesis] | None = None) -> list[Fit]:
+    def run(self, depth: int, near: Fit | None = None) -> list[Fit]:
         """What fits, the simplest first; or the nearest alone, so far if the time is over.
 
-        It begins at what is `near`, or at all plain rules or those `among` them, and makes `depth` changes. What an
-        earlier run has tried is not tried again.
+        It begins at what is `near`, or at all plain rules, and makes `depth` changes. What an earlier run has tried is
+        not tried again.
         """
-        self._begin(near, among)
+        self._begin(near)
         self._change(depth, 0 if near is None else near.hypothesis.changes)
         self._replace_schedule()
         self._drop_switches()
@@ -127,12 +127,12 @@ class Search:
 
     # ---- what is tried ----------------------------------------------------------------------------------------------
 
-    def _begin(self, near: Fit | None, among: Sequence[Hypothesis] | None) -> None:
+    def _begin(self, near: Fit | None) -> None:
         """Try plain rules, or what is near."""
         if near is not None:
             self.take([near.hypothesis], near.values)
             return
-        first = [*(plain(x.shape for x in self.seen.trajectory.params[0].values()) if among is None else among)]
+        first = plain(x.shape for x in self.seen.trajectory.params[0].values())
         if self.narrow:
             first += [replace(x, switches=(("master_weights", False),)) for x in first]
         self.take(first, {})

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.testing.diagnosis.diagnosis import NOT_SEARCHED, Diagnosis, made_of, no_rule
+from arrayopt.testing.diagnosis.diagnosis import NOT_SEARCHED, Diagnosis, diagnosis_of, no_rule
 from arrayopt.testing.diagnosis.fit import LOWER, fit
 from arrayopt.testing.diagnosis.groups import Group, Setting, grouped, merged
 from arrayopt.testing.diagnosis.hypothesis import not_searched
@@ -54,7 +54,7 @@ class Examination:
 
     def diagnosis(self, matches: Sequence[Fit], reason: str = "") -> Diagnosis:
         """The diagnosis of what all tensors follow, or come near to."""
-        return made_of(matches, self.trajectory, self.stated, reason)
+        return diagnosis_of(matches, self.trajectory, self.stated, reason)
 
     def run(self, depth: int) -> Diagnosis:
         """The diagnosis. Of many tensors a few are searched first, and matrices apart where there are others."""
@@ -119,7 +119,7 @@ class Examination:
             shown = {name: x for name, x in setting.values.items() if name not in hidden}
             near, subject = setting.on(self.trajectory), self.trajectory.subject
             for known in ({**self.known, **shown}, self.known):
-                again = Search(self.seen, known, subject, self.watch).run(2, near=near)
+                again = Search(self.seen, known, subject, self.watch).run(2, near)
                 if again[0].passes:
                     return self.diagnosis(again)
         groups, rest = grouped(self.trajectory, able, setting, self.watch)
@@ -174,7 +174,7 @@ class Examination:
         parts = []
         for names, setting in groups:
             part = self.trajectory.only(names)
-            parts.append((tuple(names), made_of([setting.on(part)], part, {})))
+            parts.append((tuple(names), diagnosis_of([setting.on(part)], part, {})))
         parts += rest
         main = next((part for _, part in parts if not part.explained), parts[0][1])
         return replace(

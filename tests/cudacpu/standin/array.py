@@ -69,6 +69,8 @@ class ndarray:
 
     def __init__(self, shape, dtype=float, memptr=None, strides=None, order="C"):
         dtype = np.dtype(dtype)
+        if dtype.num > 255 and dtype.name != "bfloat16":  # of ml_dtypes
+            raise ValueError(f"Unsupported dtype {dtype}")
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         if memptr is None:
             if capturing():
