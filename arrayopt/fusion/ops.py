@@ -7,7 +7,6 @@ operation is a row.
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -32,8 +31,15 @@ def _abs2(x: Any, out: Any) -> None:
 
 
 def _where(cond: Any, yes: Any, no: Any, out: Any) -> None:
-    np.copyto(out, no)
-    np.copyto(out, yes, where=cond)
+    """By bits: where conditions change all the time, NumPy's own takes eight times as long."""
+    whole = {"f4": np.int32, "f8": np.int64}.get(out.dtype.str[1:])
+    if whole is None or np.ndim(cond) == 0:
+        np.copyto(out, np.where(cond, yes, no))
+    else:
+        first, second = (np.asarray(x, out.dtype).view(whole) for x in (yes, no))
+        bits = np.bitwise_xor(first, second, out=out.view(whole))
+        bits *= cond.view(np.int8)
+        bits ^= second
 
 
 def _over(a: Any, scale: Any, reciprocal: Any, out: Any) -> None:
@@ -57,25 +63,19 @@ def _to_bfloat16(values: Any, out: Any = None) -> Any:
     values = np.asarray(values, np.float32)
     bits = values.view(np.uint32)
     made = ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
-    if out is None:
-        return np.where(np.isnan(values), values, made)
-    return np.copyto(out, np.where(np.isnan(values), values, made))
+    made = np.where(np.isnan(values), values, made)
+    return made if out is None else np.copyto(out, made)
 
 
 def _on_float32(function: Callable[..., Any], cuda: str = "{name}({{0}}, {{1}})") -> Op:
     """A function of two arrays of float32, of the same name everywhere but perhaps in CUDA."""
-    name, made = function.__name__, partial(function, np)
-    return Op(
-        lambda x, y: made(np.asarray(x, np.float32), np.asarray(y, np.float32)),
-        f"{name}({{0}}, {{1}})",
-        cuda.format(name=name),
-        (name,),
-        result="real",
-        real_only=True,
-        into=lambda x, y, out: np.copyto(
-            out, made(np.asarray(x, np.float32), np.asarray(y, np.float32))
-        ),
-    )
+
+    def made(x: Any, y: Any) -> Any:
+        return function(np, np.asarray(x, np.float32), np.asarray(y, np.float32))
+
+    name, into = function.__name__, lambda x, y, out: np.copyto(out, made(x, y))
+    texts = f"{name}({{0}}, {{1}})", cuda.format(name=name), (name,)
+    return Op(made, *texts, result="real", real_only=True, into=into)
 
 
 def _binary(ufunc: np.ufunc, sign: str, api: str, method: str) -> Op:

@@ -70,6 +70,19 @@ def test_an_operation_is_the_same_in_every_engine(what):
         np.testing.assert_allclose(found, expected, rtol=3e-6, atol=1e-6, err_msg=engine)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "bool"])
+def test_what_is_chosen_keeps_its_bits(dtype):
+    rng = np.random.default_rng(0)
+    yes, no = (rng.standard_normal((5, 7)).astype(dtype) for _ in range(2))
+    if dtype != "bool":
+        yes[0, :3], no[0, :3] = (np.nan, -0.0, np.inf), (-np.inf, np.nan, 0.0)
+    for conditions in (rng.random((5, 7)) < 0.5, rng.random((5, 1)) < 0.5, True):
+        for first, second in ((yes, no), (yes[0, 0], no), (yes, no[:, :1])):
+            made = np.empty((7, 5), dtype).T
+            OPS["where"].into(conditions, first, second, made)
+            assert made.tobytes() == np.where(conditions, first, second).tobytes()
+
+
 def test_every_operation_has_a_text_for_its_operands():
     for name, op in OPS.items():
         names = list("abcdefg")[: op.arity]
