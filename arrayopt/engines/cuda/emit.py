@@ -31,7 +31,7 @@ AHEAD = 32 << 10
 
 WIDE, COMPLEX, WIDEST = 18, 10, 20
 """For so many 32-bit words per element, real or complex, 80 registers are enough but for some
-bytes (16 as a rule, up to 128 for Adan on 12.0); for so many arrays, 128.
+bytes (16 as a rule, up to 72 for Adan on 12.0); for so many arrays, 128.
 """
 
 
