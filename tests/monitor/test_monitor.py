@@ -267,7 +267,7 @@ def test_a_file_is_replaced_whole_and_keeps_its_mode(monitor, write, tmp_path, m
     path.write_text("old")
     path.chmod(0o640)
     with monkeypatch.context() as patch:
-        patch.setattr(monitor_module, "_quantities", lambda rows: ["lr"])  # a table has no room for the others
+        patch.setattr(monitor_module, "quantities_of", lambda rows: ["lr"])  # a table has no room for the others
         patch.setattr(monitor_module.json, "dumps", refuse)
         with pytest.raises(ValueError, match=r"not JSON|fields not in"):
             write(monitor, path)

@@ -46,16 +46,14 @@ def grouped(
 ) -> tuple[list[Group], list[str]]:
     """The tensors that a rule is for, by what they follow; and all that follow nothing near it.
 
-    A number for each step may make up for anything in one tensor: it counts where two have it. If `every` tensor is
-    wanted, it ends with the first that follows nothing near.
+    A number of each step counts where two have it. If `every` tensor is wanted, it ends at the first of these.
     """
     groups, left = list[Group](), list(able)
     current: Setting | None = setting
     rest = set(trajectory.names) - set(able)
     while left and not (every and rest):
-        same = current.on(trajectory.only(left)).agreeing if current is not None else left[:1]
-        free = [name for name, _ in current.hypothesis.free] if current is not None else []
-        if current is not None and same and (len(same) > 1 or all(_has(groups, x, current) for x in free)):
+        same = left[:1] if current is None else current.on(trajectory.only(left)).agreeing
+        if current is not None and same and (len(same) > 1 or _has_numbers(groups, current)):
             groups.append((same, current))
         else:
             rest |= set(same)
@@ -72,7 +70,7 @@ def _variant(trajectory: Trajectory, setting: Setting, watch: Watch) -> Setting 
     near = Setting(replace(setting.hypothesis, free=()), setting.values).on(trajectory)
     for unknown, depth in ((("weight_decay",), 0), (("lr",), 0), (("lr", "weight_decay"), 1)):
         known = {k: x for k, x in setting.values.items() if k not in unknown}
-        match = Search(seen, known, "", watch).run(depth, near)[0]
+        match = Search(seen, known, "", watch, certain=False).run(depth, near)[0]
         if match.passes and (enough or "step" not in dict(match.hypothesis.free).values()):
             h, found = Setting.of(match)
             values = {k: found[k] for k in (*setting.values, *found) if k in found}  # in the order of the setting
@@ -80,10 +78,12 @@ def _variant(trajectory: Trajectory, setting: Setting, watch: Watch) -> Setting 
     return None
 
 
-def _has(groups: Sequence[Group], name: str, setting: Setting) -> bool:
-    """Whether a group has the same number."""
-    numbers = [x.values[name] for _, x in groups if name in x.values]
-    return any(np.array_equal(x, setting.values[name]) for x in numbers)
+def _has_numbers(groups: Sequence[Group], setting: Setting) -> bool:
+    """Whether a group has the same, of each number that changes from step to step."""
+    for name, _ in setting.hypothesis.free:
+        if not any(np.array_equal(x.values.get(name, ()), setting.values[name]) for _, x in groups):
+            return False
+    return True
 
 
 def merged(trajectory: Trajectory, groups: Sequence[Group]) -> Fit | None:

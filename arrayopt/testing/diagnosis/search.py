@@ -41,13 +41,15 @@ class Watch:
 class Search:
     """Hypotheses that are tried on a trajectory, each with the best numbers so far.
 
-    Numbers that are `known` are not to be found. Among equals a rule comes first that is called `name`.
+    Numbers that are `known` are not to be found; if they are `certain`, twists are tried that only such numbers tell.
+    Among equals a rule comes first that is called `name`.
     """
 
-    def __init__(self, seen: Seen, known: Mapping[str, float], name: str, watch: Watch) -> None:
+    def __init__(self, seen: Seen, known: Mapping[str, Any], name: str, watch: Watch, *, certain: bool = True) -> None:
         self.seen, self.known, self.name, self.watch = seen, known, name, watch
         self.narrow = any(x in NARROW for x in seen.trajectory.dtypes.values())
         self.tried: dict[Hypothesis, Fit] = {}
+        self.certain = certain and bool(known)
 
     def run(self, depth: int, near: Fit | None = None) -> list[Fit]:
         """What fits, the simplest first; or the nearest alone, so far if the time is over.
@@ -73,8 +75,6 @@ class Search:
     def matches(self) -> list[Fit]:
         """What fits, the simplest first."""
         return sorted((x for x in self.tried.values() if x.passes), key=lambda x: _simplicity(x, self.name))
-
-    # ---- how hypotheses are tried -----------------------------------------------------------------------------------
 
     def take(self, hypotheses: Iterable[Hypothesis], warm: Mapping[str, Any], least: float = math.inf) -> None:
         """Look at all that are new, and work on those that come nearest: switches and twists may explain the same."""
@@ -122,7 +122,7 @@ class Search:
 
     def changes(self, h: Hypothesis, *, varying: bool = False) -> list[Hypothesis]:
         """All with one change more; only if `varying` also those in which more numbers vary."""
-        found = h.neighbours(narrow=self.narrow, known=bool(self.known))
+        found = h.neighbours(narrow=self.narrow, known=self.certain)
         return [x for x in found if varying or x.free == h.free]
 
     # ---- what is tried ----------------------------------------------------------------------------------------------
