@@ -45,9 +45,7 @@ class Partials(NamedTuple):
     pieces: tuple[Any, ...]
     """What each rank fills in, in this rank's memory; on a device, together one stretch of it."""
     where: Callable[[], AbstractContextManager[Any]] = nullcontext
-    """A section in which they may be worked on: on their device, in the stream that has filled
-    them.
-    """
+    """A section in which to work on them: on their device, in the stream that has filled them."""
 
 
 Stops = Iterator[list[Partials]]
@@ -90,9 +88,7 @@ class Asked(NamedTuple):
     skip: Array | None = None
     """Whether to change nothing after all, which only the device knows: what `judge` has said."""
     left: Left | None = None
-    """Which layers of stacked tensors to leave as they are; those that are tensors of their own
-    have no gradient then.
-    """
+    """Layers of stacked tensors to leave as they are; as tensors these have no gradient."""
 
     @property
     def valued(self) -> bool:

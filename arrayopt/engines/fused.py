@@ -177,8 +177,8 @@ class Fused(Engine):
 
     def _lanes(self, plan: Plan, tensor: Tensor) -> Lanes | None:
         """The plan in segments, where the engine takes the matrices of a tensor side by side."""
-        apart = tensor.block is not None and tensor.kind == "cut"
-        if apart or plan.quantized or plan.spilled or plan.phases:
+        is_part = tensor.block is not None and tensor.kind == "cut"
+        if is_part or plan.quantized or plan.spilled or plan.phases:
             return None
         return in_lanes(plan) if self.side_by_side and suits(tensor.array.shape) else None
 

@@ -20,9 +20,7 @@ __all__ = ["Joint"]
 
 
 class Joint:
-    """Tensors of one plan with totals, from one bucket; see `Batch`. `batch_of` gives what makes
-    the batch of a plan.
-    """
+    """Tensors of a plan with totals, from one bucket; `batch_of` gives what makes a batch."""
 
     def __init__(
         self,

@@ -27,16 +27,12 @@ class Codes:
 
 @dataclass(frozen=True, slots=True)
 class Elements:
-    """A loop over elements that lie side by side, as many as the first slice has: in it no place is
-    explicit.
-    """
+    """A loop over neighbouring elements, as many as the first slice has; no place is explicit."""
 
     function: str
     """The name of the loop, where the language makes it a function."""
     slices: dict[str, tuple[str, Index, Index]]
-    """By the name that the loop has for it, a stretch of an array, or of a view or room: its first
-    number and its end.
-    """
+    """By the loop's name for it, a stretch of an array, view or room: first number and end."""
     scalars: tuple[Node, ...]
     """Values that are the same for all elements."""
     loads: dict[str, Node]
@@ -73,9 +69,7 @@ class Elements:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Copy matrices into planes, in which the same element of all of them lies side by side; or
-    back.
-    """
+    """Copy matrices into planes, each of the same element of all of them; or back."""
 
     back: bool
     """Whether planes are copied to the array."""
@@ -104,17 +98,13 @@ class Waves:
     """Make numbers of a tensor in waves; see `arrayopt.fusion.waves`."""
 
     name: str
-    """What the names of the tables begin with: ``_waves``, ``_levels``, ``_sources`` and
-    ``_constants`` follow.
-    """
+    """The prefix of the tables ``_waves``, ``_levels``, ``_sources`` and ``_constants``."""
     waves: tuple[tuple[int, int, int, int], ...]
     """Of each wave the case; `n`, how many numbers it has; `first`, where they are kept among the
     values; `begin`, where its sources begin: of each operand n, one for each number.
     """
     levels: tuple[int, ...]
-    """Where each level begins among the waves, and their end: waves of one level need nothing of
-    each other.
-    """
+    """Where each level begins among the waves, and their end. Waves of a level are independent."""
     sources: tuple[int | str, ...]
     """Where operands lie. What is a text is a column of the tensors' table."""
     constants: tuple[Node, ...]

@@ -42,9 +42,7 @@ def not_fused(why: str) -> TraceError:
 
 
 class RetraceError(_NotedError):
-    """A trace must know more of the tensor; its argument says what, by the name of a field of
-    `View`.
-    """
+    """A trace must know more of the tensor: what the argument says, a field of `View`."""
 
 
 @dataclass(frozen=True, slots=True)

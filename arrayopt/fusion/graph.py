@@ -116,9 +116,7 @@ class Node:
     axes: str
     """The axes that it varies over."""
     level: int
-    """How many reductions over elements it follows from: the number of the first pass that can
-    compute it.
-    """
+    """How many reductions over elements it follows from: the first pass that can compute it."""
     dtype: str
     """``real``, ``complex`` or ``bool``."""
     data: Any = None

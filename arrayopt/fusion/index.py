@@ -31,7 +31,7 @@ class Index:
     ``+``, ``-``, ``*``, ``//``, ``%``, ``min`` or ``max``.
     """
     args: tuple[Any, ...]
-    """Tuple: the number or the name; else what it is computed from."""
+    """The number or the name; else what it is computed from."""
 
     def __add__(self, other: "Index | int") -> "Index":
         other = _index(other)

@@ -55,9 +55,7 @@ class Lanes:
     last: Between
     """Values per tensor, computed once for the tensor at the end."""
     layout: Layout
-    """Where the values per tensor lie, the sums that are carried from segment to segment, and
-    partial sums.
-    """
+    """Where values per tensor lie, sums that are carried between segments, and partial sums."""
 
 
 FEW = 64

@@ -166,9 +166,7 @@ class Layout:
     (``tensor``), ``row``, ``column`` or ``batch``.
     """
     leaves: dict[Node, int] = field(default_factory=dict)
-    """What values that are made in waves come of, and is none: its place after the values per
-    tensor.
-    """
+    """What numbers in waves are computed from: its place, after the values per tensor."""
 
     @property
     def values(self) -> int:

@@ -41,9 +41,7 @@ MOST = 640
 
 @lru_cache(maxsize=CACHED)
 def in_stages(plan: Plan) -> program.Program:
-    """The program of a plan in stages. Passes that differ in nothing but their scratch arrays have
-    one function.
-    """
+    """The program of a plan in stages; passes that differ in scratch arrays share a function."""
     lowering = Stages(plan)
     for index, stages in enumerate(lowering.staging.gaps):
         for stage in stages:

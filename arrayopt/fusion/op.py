@@ -26,9 +26,7 @@ class Op:
     api: tuple[str, ...] = ()
     """Functions of the array API that are this operation."""
     methods: tuple[str, ...] = ()
-    """Methods of Python's operators that are it; those that begin with ``__r`` have their operands
-    swapped.
-    """
+    """Methods of Python's operators that are it; those with ``__r`` have their operands swapped."""
     result: str = "same"
     """What comes out: ``bool``, ``real``, ``complex``, or ``same``, which is complex where an
     operand is. ``branch``: what the operands after the first are.
@@ -78,9 +76,7 @@ class Reduction:
     initial: float
     """What is kept before the first value."""
     take: str
-    """The statement that takes a value ``{1}`` into what is kept, ``{0}``; the same in Numba and in
-    CUDA.
-    """
+    """The statement that takes a value ``{1}`` into what is kept, ``{0}``, in Numba and in CUDA."""
     simd: str
     """How OpenMP combines what the lanes of a loop have kept: an operator, or a name that
     ``kernels/loops.h`` declares.

@@ -26,9 +26,7 @@ class Pass:
     """
 
     loads: dict[str, Node]
-    """What is read: parameter, gradient, slots and spilled values by name, and the node that the
-    value read is.
-    """
+    """What is read, by name: the values of parameter, gradient, slots and scratch arrays."""
     nodes: tuple[Node, ...]
     """What is computed per element, in order; loads, scalars and smaller values left out."""
     stores: dict[str, Node]
@@ -36,15 +34,11 @@ class Pass:
     sums: tuple[Node, ...]
     """What is reduced."""
     axes: str
-    """The axes of its elements: the tensor's, or those of the product of a matrix with its own
-    transpose.
-    """
+    """The axes of its elements: the tensor's, or those of a matrix's product with its transpose."""
     element: str = ""
     """The axes of the tensor's elements."""
     guards: dict[str, Node] = field(default_factory=dict)
-    """What is written only where a condition on the tensor holds, and the condition: else the array
-    keeps what was read from it.
-    """
+    """Arrays that are written only where a condition on the tensor holds; the conditions."""
 
     @property
     def sources(self) -> list[Node]:
@@ -144,9 +138,7 @@ class Pass:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Loop:
-    """What one loop computes between passes: operations over the same axes, in order, or one
-    reduction.
-    """
+    """What one loop computes between passes: operations over the same axes, or one reduction."""
 
     axes: str
     """What it is over; of a reduction, the axes that are left."""

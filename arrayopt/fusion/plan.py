@@ -54,9 +54,7 @@ def in_rounds(several: Iterable[tuple[Total, ...]]) -> list[list[int]]:
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Plan:
-    """What it takes to update one tensor; or to report of an update, which is a plan of its own
-    that writes nothing.
-    """
+    """What it takes to update one tensor; or to report of an update, a plan that writes nothing."""
 
     element: str
     """The axes of an element; ``"C"`` where the tensor's shape does not matter."""
@@ -69,9 +67,7 @@ class Plan:
     slots: dict[str, str]
     """Slots and their axes."""
     small: dict[str, Node]
-    """Slots that vary over fewer axes than the elements, with what they are to hold after the last
-    pass.
-    """
+    """Slots over fewer axes than the elements have, with what they hold after the last pass."""
     reports: dict[str, Node]
     """Values per tensor to be reported."""
     storage: dict[str, str]
@@ -83,9 +79,7 @@ class Plan:
     """
     totals: tuple[Total, ...] = ()
     phases: "tuple[Plan, ...]" = ()
-    """What is done before the first meeting, between two, and after the last; see
-    `arrayopt.fusion.phases`.
-    """
+    """The plans before, between and after meetings; see `arrayopt.fusion.phases`."""
 
     @property
     def multiplies(self) -> bool:
@@ -226,9 +220,7 @@ class Plan:
 def assembled(
     frame: Plan, passes: tuple[Pass, ...], small: dict[str, Node], reports: dict[str, Node]
 ) -> Plan:
-    """The plan of some passes, and of what slots and reports are to hold after them; all else is as
-    in another plan.
-    """
+    """A plan like `frame` of some passes, and of what slots and reports hold after them."""
     results = [*small.values(), *reports.values()]
     between = _between(results, small, passes, frame.element)
     computed, summed, stored = list[Node](), list[Node](), list[Node]()

@@ -153,9 +153,7 @@ class When:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What a pass does once for a tensor, a matrix, a row, a column, and an element. The loops are
-    the engine's.
-    """
+    """What a pass does once for a tensor, matrix, row, column and element; engines have loops."""
 
     tensor: tuple[Read, ...]
     batch: tuple[Read, ...]

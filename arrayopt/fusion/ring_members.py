@@ -49,9 +49,7 @@ class Part:
     """How many members there are, and how many single ones are taken at a time."""
     loads: dict[str, Node] = field(default_factory=dict)
     stores: dict[str, Node] = field(default_factory=dict)
-    """What is read from arrays and written to them. The names of a ring's first members stand for
-    the members that are taken.
-    """
+    """What is read and written; a ring's first members stand for those that are taken."""
     nodes: tuple[Node, ...] = ()
     """What is computed."""
     sums: dict[Node, Node] = field(default_factory=dict)

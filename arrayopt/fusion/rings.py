@@ -42,9 +42,7 @@ def rolled(one: Pass, slots: Sequence[str], least: int, *, heavy: bool = False) 
 
 
 class Rolled(Members):
-    """A pass over rings, in `parts`: of each stage what is done once, then with pairs, then with
-    members.
-    """
+    """A pass over rings, in `parts`: of each stage what is done once, with pairs, with members."""
 
     def __init__(self, one: Pass, rings: dict[str, int], at_once: int) -> None:
         super().__init__(one, rings)

@@ -24,9 +24,7 @@ EACH_STEP = {UPDATES: "t", CLIP: "clip"}
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ScalarCode:
-    """What computes the scalars of a plan. All values are floats, or float64 arrays with one for
-    each tensor.
-    """
+    """What computes the scalars of a plan: floats, or float64 arrays with one for each tensor."""
 
     names: tuple[str, ...]
     """The hyper-parameters and extents (``count:RC``: rows times columns) that are used."""

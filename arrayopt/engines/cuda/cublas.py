@@ -67,7 +67,7 @@ class Alike(NamedTuple):
     """The rows and columns of the product, and the length of the sums."""
     first: tuple[int, int, int]
     """The addresses of the first A, B and C."""
-    apart: tuple[int, int, int]
+    distances: tuple[int, int, int]
     """The distances in bytes from one A, B and C to the next."""
     number: int
     """How many products."""
@@ -173,8 +173,8 @@ def strided(dtype: str, of: Alike) -> Call:
     kind, compute, real = TYPES[dtype]
     rows, columns, length = of.extents
     size = CODECS[dtype].itemsize
-    lie = zip(of.first, of.steps, of.apart, strict=True)
-    left, right, out = ((x, kind, step, apart // size) for x, step, apart in lie)
+    lie = zip(of.first, of.steps, of.distances, strict=True)
+    left, right, out = ((x, kind, step, far // size) for x, step, far in lie)
     shape = (*map(int, reversed(of.transposed)), columns, rows, length)
     one, zero = ctypes.byref(real(1.0)), ctypes.byref(real(0.0))
     arrays = (one, *right, *left, zero, *out)

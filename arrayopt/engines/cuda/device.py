@@ -34,9 +34,7 @@ class Access:
     own: Callable[[Any], Array]
     """A CuPy array as one of the library, in the same memory."""
     stream: Callable[[], AbstractContextManager[Any]] | None
-    """The library's current stream on the device, as CuPy's, for a ``with`` statement; None for
-    CuPy's own.
-    """
+    """The library's current stream on the device, for a ``with`` statement; None for CuPy's own."""
 
     def section(self) -> AbstractContextManager[Any]:
         """A section on the device, and in the current stream of the library."""

@@ -80,11 +80,13 @@ class Launches:
         """The tickets of all tensors."""
         if self.line is None:
             table, count = self.table, len(self.table.tensors)
-            apart = table.plan.multiplies or table.cut is not None
+            separate = table.plan.multiplies or table.cut is not None
             owned = table.cut and table.cut.own
-            lag = None if apart else self._lag()
+            lag = None if separate else self._lag()
             spans, given = None if owned else self._spans(lag), (table.stages, table.pieces)
-            made = tickets(*given, table.whole.all, lag, apart=apart, owned=owned, spans=spans)
+            made = tickets(
+                *given, table.whole.all, lag, separate=separate, owned=owned, spans=spans
+            )
             self.line = Line(*made, count)
             self.line_there = cupy.asarray(self.line.queue.view(np.int32))
             self.counters = cupy.empty(len(self.line.ends) + count, np.uint32)

@@ -36,9 +36,7 @@ def _collect(device: int) -> Any:
 
 @dataclass(eq=False)
 class Places:
-    """Where the norms are that a judge looks at, in one order for any number of ranks: that of the
-    tensors.
-    """
+    """Where a judge finds the norms, in the order of the tensors on any number of ranks."""
 
     judge: Any
     """Whose they are: it knows the device, and keeps what graphs hold."""

@@ -71,14 +71,14 @@ def _alike(
     places = np.stack(
         [_each(at[name][members], sides, axes, size) for name, axes in operands], axis=1
     )
-    for first, apart, count in _runs(places):
-        yield Alike(transposed, (rows, columns, length), first, apart, count)
+    for first, distances, count in _runs(places):
+        yield Alike(transposed, (rows, columns, length), first, distances, count)
 
 
 def _each(addresses: Ints, sides: dict[str, int], axes: str, size: int) -> Ints:
     """The addresses of all matrices of some tensors, in order."""
-    count, apart = sides["A"] * sides["B"], sides[axes[-2].upper()] * sides[axes[-1].upper()] * size
-    return (addresses[:, None] + np.arange(count) * apart).ravel()
+    count, far = sides["A"] * sides["B"], sides[axes[-2].upper()] * sides[axes[-1].upper()] * size
+    return (addresses[:, None] + np.arange(count) * far).ravel()
 
 
 def _runs(places: Ints) -> Iterator[tuple[Any, Any, int]]:

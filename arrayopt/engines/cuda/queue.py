@@ -28,7 +28,7 @@ def tickets(
     rows: Ints,
     lag: int | None,
     *,
-    apart: bool = False,
+    separate: bool = False,
     owned: list[Ints] | None = None,
     spans: Ints | None = None,
 ) -> tuple[Any, list[int]]:
@@ -46,7 +46,7 @@ def tickets(
         None: a launch for each pass, over all tensors. A number: one launch, in which a tensor's
         next pass follows after so many tickets of other tensors, which is about as many as are
         being worked on at once.
-    apart : bool
+    separate : bool
         Whether something else comes after each pass: a launch for each, also for small tensors, and
         one for what comes after the last.
     owned : list of arrays of int64, optional
@@ -64,14 +64,14 @@ def tickets(
     units = pieces[rows]
     # how many passes lie before a stage, or before the pass that it prepares
     depth = np.cumsum([0, *(stage.kind in ("pass", "product") for stage in made)])
-    last = max(0, int(depth[-1]) - (not apart))
+    last = max(0, int(depth[-1]) - (not separate))
     launch = np.minimum(depth[:-1], last)  # what ends a step needs none of its own
     passes = np.array([stage.kind == "pass" for stage in made], bool)
     spans = np.ones(len(made), np.int64) if spans is None else spans
     # where one piece follows another in a launch, nobody else is to wait in between
     kinds = ("between", "pass") if owned is None else ("between",)
     one = (units == 1) & np.array([stage.kind in kinds for stage in made], bool)
-    follows = np.append(False, (launch[1:] == launch[:-1]) | (not apart))
+    follows = np.append(False, (launch[1:] == launch[:-1]) | (not separate))
     goes_on = one & np.roll(one, 1, axis=1) & follows[: len(made)]
     stops = np.tile(np.arange(1, len(made) + 1), (len(rows), 1))
     for k in reversed(range(len(made) - 1)):

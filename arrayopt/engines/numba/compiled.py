@@ -51,9 +51,7 @@ def load(text: str, what: str) -> ModuleType:
 
 
 def ready(module: ModuleType) -> None:
-    """Have a module compiled, or read from disk. Only one process at a time compiles it, and the
-    others read that.
-    """
+    """Have a module compiled, which one process at a time does; or read from disk."""
     if module.run.overloads:
         return
     name, identity = _place(module)

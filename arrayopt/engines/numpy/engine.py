@@ -58,9 +58,7 @@ class Chunk:
     stack: Stack | None = None
     """What works through them, made by the first step."""
     views: dict[str, Any] = field(default_factory=dict)
-    """Their parameters and slots as the stack sees them, where they can be
-    used in place.
-    """
+    """Their parameters and slots as the stack sees them, where these can be used in place."""
 
 
 class _Blocks(Batch):

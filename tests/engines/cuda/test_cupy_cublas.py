@@ -116,15 +116,15 @@ def test_what_is_wrong_when_it_is_done(cupy, blas, what):
     from arrayopt.engines.cuda import cublas
 
     (a, b, c), _, alike = operands(cupy, (4, 3, 2, False, False, 2, 0), "float32")
-    first, apart = list(alike.first), list(alike.apart)
+    first, distances = list(alike.first), list(alike.distances)
     if what == "stride":
-        apart[0] = 1 << 40  # where no other array may be
+        distances[0] = 1 << 40  # where no other array may be
     if what == "address":
         first[1] += 4
     if what == "overlap":
         first[2] = first[1]
     if what == "results":
-        apart[2] = 16
+        distances[2] = 16
     if what == "device":
         with cupy.cuda.Device(1):
             other = cupy.empty(100, "float32")
@@ -133,7 +133,7 @@ def test_what_is_wrong_when_it_is_done(cupy, blas, what):
         cublas._call("cublasSetWorkspace_v2", blas.handle, a.data.ptr & ~255, 1 << 20)
     if what == "freed":
         del a
-    wrong = cublas.strided("float32", alike._replace(first=tuple(first), apart=tuple(apart)))
+    wrong = cublas.strided("float32", alike._replace(first=tuple(first), distances=tuple(distances)))
     blas.multiply([wrong])
     with pytest.raises(KernelError, match="overlap" if what in ("overlap", "results") else "bounds|is on device 1"):
         cupy.cuda.get_current_stream().synchronize()

@@ -22,7 +22,7 @@ MATRICES = st.lists(st.tuples(FEW, FEW, MANY, MANY), min_size=1, max_size=4)
 some = settled(25)
 
 
-def check(rule, shapes, lag, chosen, *, apart=False, together=()):
+def check(rule, shapes, lag, chosen, *, separate=False, together=()):
     plan = plan_for(rule, len(shapes[0]), "float32", shape=shapes[0], lean=True)
     geo = geometry(shapes, plan.element)
     tiles(geo, plan.element)
@@ -32,10 +32,10 @@ def check(rule, shapes, lag, chosen, *, apart=False, together=()):
     spans = np.ones(len(made), int)
     at = [i for i, stage in enumerate(made) if stage.function.shared == "tiles"]
     spans[at[: len(together)]] = together[: len(at)]
-    queue, ends = tickets(made, counts, rows, lag, apart=apart, spans=spans)
+    queue, ends = tickets(made, counts, rows, lag, separate=separate, spans=spans)
     assert ends == sorted(ends)
     assert ends[-1] == len(queue)
-    assert len(ends) == (1 if lag is not None else len(plan.passes) + apart)
+    assert len(ends) == (1 if lag is not None else len(plan.passes) + separate)
     depth = np.cumsum([0, *(stage.kind in ("pass", "product") for stage in made)])
     launch = np.searchsorted(ends, np.arange(len(queue)), "right")
     kinds, done = [stage.kind for stage in made], np.zeros(len(shapes), int)
@@ -44,7 +44,7 @@ def check(rule, shapes, lag, chosen, *, apart=False, together=()):
         tensor, piece, first, stop, wait, count = ticket
         assert done[tensor] >= wait == sum(other <= first for other in stops[tensor])
         assert (made_of[tensor, :first] == counts[tensor, :first]).all()
-        assert not apart or set(depth[first:stop]) == {part}
+        assert not separate or set(depth[first:stop]) == {part}
         assert stop == first + 1 or (counts[tensor, first:stop] == 1).all()
         for stage in range(first, stop):
             assert 1 <= count <= spans[stage]
@@ -53,7 +53,7 @@ def check(rule, shapes, lag, chosen, *, apart=False, together=()):
             made_of[tensor, stage] += count
         done[tensor] += 1
         stops[tensor].append(stop)
-        if all(kind != "product" for kind in kinds[first:]) and (counts[tensor, first:] == 1).all() and not apart:
+        if all(kind != "product" for kind in kinds[first:]) and (counts[tensor, first:] == 1).all() and not separate:
             assert stop == len(made)  # nobody else is to wait
     assert seen == {(i, j, k) for i in rows.tolist() for j in range(len(made)) for k in range(counts[i, j])}
 
@@ -99,4 +99,4 @@ def test_matrices(rule, lag, shapes, together):
 @given(shapes=MATRICES)
 def test_a_launch_for_each_pass_where_something_comes_between(rule, shapes):
     """Products, and exchanges with other ranks: of no tensor two passes are in one launch, be it small."""
-    check(rule, [(a, b, min(r, c), max(r, c)) for a, b, r, c in shapes], None, set(range(len(shapes))), apart=True)
+    check(rule, [(a, b, min(r, c), max(r, c)) for a, b, r, c in shapes], None, set(range(len(shapes))), separate=True)
