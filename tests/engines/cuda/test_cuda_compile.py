@@ -34,7 +34,7 @@ WIDER = ("float16", "bfloat16")
 """Rounding takes more registers than three blocks leave."""
 
 SPILLED = {"LANS": 16, "Adan": 72, "AdEMAMix": 32, "AdamH": 16}
-"""Bytes that a thread of three blocks spills on some architectures, most on 12.0. With two blocks it would spill none."""
+"""Bytes that a thread of three blocks spills on some architectures, most on 12.0; of two blocks, none."""
 
 OPTIONS = (*nvrtc.CUPY_OPTIONS, "--ptxas-options=-v")
 
