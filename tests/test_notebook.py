@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.solving import progress
 
 NOTEBOOK = Path(__file__).parents[1] / "docs" / "examples" / "layers.ipynb"
 
@@ -42,8 +41,7 @@ def test_minimize_has_a_bar_on_a_terminal_alone(capsys, monkeypatch):
     terminal = console.Console(file=shown, force_terminal=True, width=80)
     monkeypatch.setattr(console, "Console", lambda **given: terminal)
     for x, stacked, words in ((np.ones(3), False, "value "), (np.ones((2, 3)), True, "2 of 2 converged")):
-        with progress.progress(5) as show:
-            show(ao.minimize(lambda x: ((x**2).sum(-1), 2 * x), x, stacked=stacked))
+        ao.minimize(lambda x: ((x**2).sum(-1), 2 * x), x, stacked=stacked, progress=True)
         assert words in shown.getvalue()
 
 

@@ -30,8 +30,8 @@ AHEAD = 32 << 10
 """Bytes that a multiprocessor is to wait for at once. See "Bytes in flight" in ``docs/cuda.md``."""
 
 WIDE, COMPLEX, WIDEST = 18, 10, 20
-"""For so many 32-bit words per element, real or complex, 80 registers are enough but for 16 bytes;
-for so many arrays, 128.
+"""For so many 32-bit words per element, real or complex, 80 registers are enough but for some
+bytes (16 as a rule, up to 72 for Adan on 12.0); for so many arrays, 128.
 """
 
 
