@@ -144,13 +144,16 @@ def check_fields(cls: type, base: Any) -> None:
 
 @cache
 def check_class(cls: type, base: type) -> None:
-    """Raise TypeError where a subclass of `base` declares fields, but was not made a dataclass."""
+    """Raise TypeError where a subclass of `base` declares fields, or sets them itself, but was not made a dataclass."""
     for part in cls.__mro__:
-        if issubclass(part, base) and "__dataclass_fields__" not in vars(part) and _declared(part):
-            raise TypeError(
-                f"{part.__name__}: a rule with fields ({', '.join(_declared(part))}) must be a dataclass; write"
-                " @dataclass(frozen=True, kw_only=True) above the class"
-            )
+        if not issubclass(part, base) or "__dataclass_fields__" in vars(part):
+            continue
+        above = "must be a dataclass; write @dataclass(frozen=True, kw_only=True) above the class"
+        if names := ", ".join(_declared(part)):
+            raise TypeError(f"{part.__name__}: a rule with fields ({names}) {above}")
+        if "__init__" in vars(part):
+            fields = "and fields such as `lr: Hyper = real('[0, inf)', 0.1)` in place of __init__"
+            raise TypeError(f"{part.__name__}: a rule {above}, {fields}")
 
 
 def check_slots(who: str, names: Iterable[Any]) -> None:

@@ -170,6 +170,9 @@ def test_a_rule_that_is_no_dataclass_says_so(field):
                 TypeError, match=r"^Bare: a rule with fields \(lr\) must be a dataclass; write @dataclass"
             ):
                 cls(**options)
+    own = type("Own", (ao.Rule,), {**body, "__annotations__": {}, "__init__": lambda self, lr: None})
+    with pytest.raises(TypeError, match=r"^Own: a rule must be a dataclass; .*, and fields such as .* of __init__$"):
+        own(0.1)
 
 
 @pytest.mark.filterwarnings("ignore::arrayopt.NotFusedWarning")
