@@ -174,7 +174,11 @@ class State(MutableMapping[Any, Any]):
 
 def show(p: Param, tensor: Tensor) -> dict[str, Any]:
     """The state of a parameter, its slots as they are; DTensors where the parameter is one."""
-    undivided = tensor.share.undivided if tensor.share is not None else ()
+    if tensor.share is not None:
+        undivided: Iterable[str] = tensor.share.undivided
+    else:
+        shape = tensor.array.shape
+        undivided = [name for name, x in tensor.slots.items() if x.shape != shape and not name.startswith(SCALE)]
     as_it_is = tensor.home is not None  # its owner has whole slots, and other ranks empty ones
     slots = {}
     for name, x in tensor.slots.items():
@@ -211,8 +215,10 @@ def _as_given(p: Param, tensor: Tensor, slot: str, x: Param) -> Param:
         place, here = _place_of(tensor, slot)
         x, shape = x.reshape(here), torch.Size(place.shape)
         stride = torch.empty(shape, device="meta").stride()
-    made = DTensor.from_local(x, p.device_mesh, p.placements, run_check=False, shape=shape, stride=stride)
-    if place is not None and block_of(made) != place:
+    made = None
+    if all(getattr(along, "dim", -1) < len(shape) for along in p.placements):
+        made = DTensor.from_local(x, p.device_mesh, p.placements, run_check=False, shape=shape, stride=stride)
+    if made is None or (place is not None and block_of(made) != place):
         raise ValueError(
             f"{tensor.name!r} has rows of {p.shape[-1]} elements, whose scales do not form a DTensor; put it into a"
             " group with another `state_dtype`, or use rows of a multiple of 32 elements"

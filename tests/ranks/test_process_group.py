@@ -33,8 +33,8 @@ def test_calls_are_kept_and_their_memory_is_not(group):
     assert seen() is None
 
 
-def test_scales_of_one_process_form_dtensors(group):
-    """As those of many do: what has state in 8 bits and is sharded can be tried on one process."""
+def test_slots_of_dtensors_on_one_process(group):
+    """They are as on many: what is sharded can be tried on one process, with scales, rows and columns."""
     from torch.distributed.tensor import Shard, distribute_tensor
 
     import arrayopt.torch as door
@@ -48,3 +48,9 @@ def test_scales_of_one_process_form_dtensors(group):
     opt.step()
     opt.load_state_dict(opt.state_dict())
     assert [tuple(opt.state[p]["scale_m"].shape) for p in weights] == [(4, 2), (1,), (0, 2)]
+    opt = door.CAME(weights[:2], lr=0.1)
+    opt.load_state_dict(opt.state_dict())
+    assert [tuple(opt.state[p]["r"].shape) for p in weights[:2]] == [(4,), (3,)]
+    opt = door.AdamW([torch.nn.Parameter(distribute_tensor(start[1], mesh, [Shard(1)]))], state_dtype="int8")
+    with pytest.raises(ValueError, match="has rows of 5 elements, whose scales do not form a DTensor"):
+        opt.state_dict()
