@@ -59,11 +59,11 @@ COSTLY = {
         "test_every_dtype": "float16",
         "test_every_option_of_every_rule": "CAME|LANS|LARS|Adafactor",
         "test_gradients_in_another_dtype": "",
-        "test_no_races_and_no_access_out_of_bounds": "LAMB-0-0",
+        "test_no_races_and_no_access_out_of_bounds": "LAMB-0-1",
     },
     "tests/engines/cuda/test_cupy_classes.py": {
-        "test_all_pieces_of_a_ticket_are_done": "LANS",
-        "test_sums_over_several_axes_of_what_goes_over_few": "",
+        "test_all_pieces_of_a_ticket_are_done": "CAME",
+        "test_sums_over_several_axes_of_what_goes_over_few": "columns",
         "test_vectors_that_are_read_ahead_end_where_tensors_end": "LANS",
     },
     "tests/engines/cuda/test_cupy_groups.py": {"test_a_support_and_complex_parts": "complex64", "test_projections": ""},
@@ -77,7 +77,7 @@ COSTLY = {
         "test_ranks_compute_what_one_process_does": "LAMB",
     },
     "tests/engines/cuda/test_cupy_rings.py": {
-        "test_it_has_what_the_witness_has": "7-bfloat16|2-float32",
+        "test_it_has_what_the_witness_has": "7-bfloat16",
         "test_ranks_change_no_bit": "",
     },
     "tests/engines/cuda/test_cupy_steps.py": {"test_masters_half_precision_state_averages_and_lookahead": "bfloat16"},
@@ -87,10 +87,6 @@ COSTLY = {
         "test_tensors_of_no_elements_are_in_no_total": "LBFGS",
     },
     "tests/engines/cuda/test_cupy_watching.py": {"test_rules_with_little_to_do": "True"},
-    "tests/engines/cuda/test_cupy_windows.py": {
-        "test_parts_that_end_anywhere_have_the_sums_of_whole_tensors": "batches",
-        "test_parts_that_end_where_tiles_do_give_what_one_process_does": "random numbers",
-    },
     "tests/engines/cuda/test_gpu_alone.py": {"test_the_benchmark_for_a_gpu": "", "test_the_tests_for_a_gpu": ""},
     "tests/engines/cuda/test_sass.py": {
         "test_every_pass_waits_for_enough_bytes_at_once": "AdamW|LANS",
