@@ -43,6 +43,7 @@ def dump(
 
     A checkpoint holds whatever this returns: dicts, lists, numbers, strings, None, schedules and arrays.
     """
+    extra = _numbers(run, step)  # before any copy: in a capture it says that a replay cannot wait
     sums = {name: sum_of(x) for name, x in step.accumulator.sums().items()}
     described, tensors = [], {}
     for group in groups:
@@ -58,7 +59,7 @@ def dump(
         "format": FORMAT,
         "step": run.steps,
         "clip_norm": clip_norm,
-        "extra": _numbers(run, step),
+        "extra": extra,
         "rule": describe(rule),
         "groups": described,
         "tensors": tensors,

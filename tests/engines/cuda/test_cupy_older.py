@@ -60,8 +60,8 @@ def test_pytorch_s_stream_is_taken_as_either_has_it(cupy, monkeypatch, newer):
     mine = cupy.cuda.Stream()
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: type("", (), {"cuda_stream": mine.ptr})())
     if newer:
-        assert device._torch().stream(0) is mine
+        assert device._torch(0).stream() is mine
         return
     monkeypatch.delattr(cupy.cuda.Stream, "from_external")
     with pytest.warns(DeprecationWarning, match="from_external"):  # which 13.6 does not say
-        assert device._torch().stream(0) is mine
+        assert device._torch(0).stream() is mine
