@@ -76,9 +76,9 @@ class NcclComm(DeviceComm):
         padded = np.zeros(most, np.uint8)
         padded[: len(sent)] = sent
         with self.device:
-            fill, room = self._there(padded), self.xp.empty(self.size * most, np.uint8)
+            own, room = self._there(padded), self.xp.empty(self.size * most, np.uint8)
         kind = self._nccl.NCCL_UINT8
-        wait = self._call([partial(self._comm.allGather, fill.data.ptr, room.data.ptr, most, kind)])
+        wait = self._call([partial(self._comm.allGather, own.data.ptr, room.data.ptr, most, kind)])
 
         def finish() -> list[Bytes]:
             wait()

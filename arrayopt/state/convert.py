@@ -48,7 +48,8 @@ def convert(tensors: Iterable[Tensor], old: Rule, new: Rule) -> None:
         if here.kind != "none":
             slots = converted(here.own("p", here.array), here.slots, old, new, here.array.ndim)
         found.append((tensor, _share(tensor, slots), slots, whole))
-    for tensor, tensor.share, slots, whole in found:
+    for tensor, share, slots, whole in found:
+        tensor.share = share
         tensor.hold(slots, whole)
 
 
