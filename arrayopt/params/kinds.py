@@ -10,16 +10,9 @@ from arrayopt.arrays import Array
 
 
 def refusal(array: Any, *, parameter: bool = False, functional: bool = False) -> str | None:
-    """Return why an array is unsupported, and what to do; None if it is supported.
+    """Return why a parameter or a gradient is unsupported, and what to do; None if it is supported.
 
-    Parameters
-    ----------
-    array : array
-        A parameter or a gradient.
-    parameter : bool
-        Whether it will be written.
-    functional : bool
-        Whether nothing is written, and the array's own library does all.
+    A `parameter` is written. With `functional`, nothing is, and the array's own library does all.
     """
     if isinstance(array, np.ndarray | np.generic):
         return _refused_by_numpy(array)

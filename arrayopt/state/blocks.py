@@ -20,24 +20,9 @@ from arrayopt.state.quantized import scale_shape, scales
 class Cut:
     """How a tensor is cut into stacked ones, one for each stretch of equal blocks.
 
-    Slots with a value for each element have the shape of the tensor. Others have one more axis, of
-    the blocks; where they differ from block to block, they lie end to end.
-
-    Parameters
-    ----------
-    rule : Rule
-        A rule with `blocks`, which fit.
-    shape : tuple of int
-        The tensor's shape.
-    dtype : str
-        The dtype that the tensor is stored in.
-
-    Attributes
-    ----------
-    stretches : list of Stretch
-        The stretches.
-    row : int
-        How many elements have one index of the first axis.
+    Slots with a value for each element have the shape of the tensor. Others have one more axis, of the blocks; where
+    they differ from block to block, they lie end to end. The rule's `blocks` fit; `dtype` is that which the tensor is
+    stored in. `row` elements have one index of the first axis.
     """
 
     def __init__(self, rule: Rule, shape: Sequence[int], dtype: str) -> None:

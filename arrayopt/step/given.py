@@ -20,11 +20,6 @@ class GivenStep(Step):
 
     In one process each tensor is updated as its gradient comes. Over ranks gradients are added up,
     and all tensors are updated at the end.
-
-    Attributes
-    ----------
-    release : Release
-        What has been given since the last step.
     """
 
     def __init__(self, *args: Any) -> None:

@@ -24,11 +24,6 @@ class Settings(dict[str, Any]):
     ``betas`` is ``beta1`` and ``beta2`` at once, to read and to write, where the rule has these; so is ``eps`` where
     the rule has several. So are PyTorch's names of fields, such as ``decoupled_weight_decay``. They are not kept under
     these names. A group with a rule of its own has its class under ``rule``.
-
-    Attributes
-    ----------
-    rule : type
-        The rule.
     """
 
     def __init__(self, rule: type[Rule], given: Mapping[str, Any]) -> None:
@@ -135,13 +130,7 @@ def _means_something(rule: type[Rule], name: str) -> bool:
 
 
 def rule_of(who: str, given: Any) -> tuple[type[Rule], dict[str, Any]]:
-    """The class of a group's own rule, and the fields that a rule says; a class says none.
-
-    Raises
-    ------
-    TypeError
-        If it is none of these.
-    """
+    """The class of a group's own rule, and the fields that a rule says; a class says none. TypeError for others."""
     if isinstance(given, Rule):
         fields = {name: getattr(given, name) for name in fields_of(type(given))}
         idle = {IDLE} if given.lookahead_steps is None else set[str]()
