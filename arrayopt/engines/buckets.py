@@ -10,6 +10,7 @@ from arrayopt.engines.layers import Layers
 from arrayopt.engines.table import advise, select
 from arrayopt.params.groups import Group
 from arrayopt.params.parameters import Parameters
+from arrayopt.rules.storage import why_wide
 from arrayopt.state.run import Run
 
 __all__ = ["Buckets", "bucketed", "explain_buckets"]
@@ -109,4 +110,15 @@ def explain_buckets(buckets: Sequence[Bucket], engine: str) -> str:
         owners = f", of {labels}" if len(groups) > 1 else ""
         lines.append(f"  {len(whole)} tensors{layers}, {total} parameters, {where}{owners}")
         lines.append(f"  engine {chosen.name} ({why}): {chosen.explain(bucket)}")
+        lines += _wide(bucket.whole)
     return "\n".join(lines)
+
+
+def _wide(bucket: Bucket) -> list[str]:
+    """Which slots keep their precision under `state_dtype`, a line for each reason."""
+    ranks = {tensor.array.ndim - bucket.rule.stacked for tensor in bucket.tensors}
+    slots = dict[str, dict[str, None]]()
+    for rank in sorted(ranks):
+        for slot, why in why_wide(bucket.rule, rank, dtype_name(bucket.tensors[0].array)).items():
+            slots.setdefault(why, {})[slot] = None
+    return [f"    keep their precision: {', '.join(names)} ({why})" for why, names in slots.items()]
