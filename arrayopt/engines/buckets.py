@@ -10,8 +10,8 @@ from arrayopt.engines.layers import Layers
 from arrayopt.engines.table import advise, select
 from arrayopt.params.groups import Group
 from arrayopt.params.parameters import Parameters
-from arrayopt.rules.storage import why_wide
 from arrayopt.state.run import Run
+from arrayopt.state.tensors import explain_wide
 
 __all__ = ["Buckets", "bucketed", "explain_buckets"]
 
@@ -96,9 +96,8 @@ def explain_buckets(buckets: Sequence[Bucket], engine: str) -> str:
     groups = dict[int, Group]()
     for bucket in buckets:
         groups |= {id(group): group for group in bucket.groups}
-    lines = [f"{group.label}: {group.rule!r}" for group in groups.values()]
-    if len(groups) == 1:
-        lines = [repr(group.rule) for group in groups.values()]
+    labelled = len(groups) > 1
+    lines = [f"{x.label}: {x.rule!r}" if labelled else repr(x.rule) for x in groups.values()]
     for bucket in buckets:
         chosen, why = select(engine, bucket)
         whole = bucket.whole.tensors
@@ -106,19 +105,8 @@ def explain_buckets(buckets: Sequence[Bucket], engine: str) -> str:
         what = "layers" if bucket.rule.stacked else "blocks"
         layers = f" of {len(bucket.tensors)} {what}" if isinstance(bucket, Layers) else ""
         where = f"{dtype_name(first)}, {library(first)} on {place(first)[1]}"
-        labels = ", ".join(group.label for group in bucket.groups)
-        owners = f", of {labels}" if len(groups) > 1 else ""
+        owners = f", of {', '.join(x.label for x in bucket.groups)}" if labelled else ""
         lines.append(f"  {len(whole)} tensors{layers}, {total} parameters, {where}{owners}")
         lines.append(f"  engine {chosen.name} ({why}): {chosen.explain(bucket)}")
-        lines += _wide(bucket.whole)
+        lines += explain_wide(bucket.rule, whole)
     return "\n".join(lines)
-
-
-def _wide(bucket: Bucket) -> list[str]:
-    """Which slots keep their precision under `state_dtype`, a line for each reason."""
-    ranks = {tensor.array.ndim - bucket.rule.stacked for tensor in bucket.tensors}
-    slots = dict[str, dict[str, None]]()
-    for rank in sorted(ranks):
-        for slot, why in why_wide(bucket.rule, rank, dtype_name(bucket.tensors[0].array)).items():
-            slots.setdefault(why, {})[slot] = None
-    return [f"    keep their precision: {', '.join(names)} ({why})" for why, names in slots.items()]
