@@ -414,10 +414,10 @@ def test_copies_have_names_of_their_own_in_all_phases():
     """Slots that change places are copied, and so is what a total takes as it is: in phases of one plan."""
 
     def update(xp, p, g, s, h):
-        totals = [ao.total(h, s[name]) for name in "abcdefgh"]
-        return p - g / sum(totals), {a: s[b] for a, b in zip("abcdefgh", "badcfehg", strict=True)}
+        totals = [ao.total(h, s[name]) for name in "abcdefij"]
+        return p - g / sum(totals), {a: s[b] for a, b in zip("abcdefij", "badcfeji", strict=True)}
 
-    rule = made(update, lambda xp, p: {name: xp.sum(p) for name in "abcdefgh"})()
+    rule = made(update, lambda xp, p: {name: xp.sum(p) for name in "abcdefij"})()
     phases = plan_for(rule, rank=1, dtype="float32").phases
     copies = {node for phase in phases for node in phase.between_nodes if node.op == "copy"}
     assert len(copies) == len({node.id for node in copies}) == 16
