@@ -10,8 +10,6 @@ from arrayopt.arrays import plain_name
 from arrayopt.codecs import PAIR
 from arrayopt.rules.names import AROUND
 
-__all__ = ["code_of", "read_storage", "storage_for", "why_wide"]
-
 STORAGES = ("float16", "bfloat16", "int8")
 """The dtypes that slots can be stored in."""
 
