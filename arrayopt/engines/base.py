@@ -18,10 +18,10 @@ __all__ = [
     "CompilationError",
     "Engine",
     "Judge",
+    "MakeStep",
     "NoRemedyError",
     "Partials",
     "Report",
-    "Run",
     "Stops",
     "Swap",
     "interleaved",
@@ -51,7 +51,7 @@ class Partials(NamedTuple):
 Stops = Iterator[list[Partials]]
 """A step that runs, with stops where ranks or other buckets have something to do."""
 
-Run = Callable[[dict[str, Report]], Stops]
+MakeStep = Callable[[dict[str, Report]], Stops]
 """Makes a step that is ready; see `Engine.prepare`."""
 
 Swap = Callable[[list[Partials]], Callable[[], None]]
@@ -117,7 +117,7 @@ class Engine(ABC):
         """Raise ValueError or `TraceError`, saying why, if the bucket is not for this engine."""
 
     @abstractmethod
-    def prepare(self, bucket: Bucket, asked: Asked, meetings: Sequence[Any] = ()) -> Run:
+    def prepare(self, bucket: Bucket, asked: Asked, meetings: Sequence[Any] = ()) -> MakeStep:
         """Make a step ready, raising whatever there is to raise.
 
         Parameters

@@ -25,7 +25,7 @@ __all__ = ["DECODED", "Batch", "Kind", "Prepared", "Rows", "plain"]
 
 DECODED = "state in 8 bits is decoded to a temporary copy"
 
-KEPT = 8
+KEPT_ROWS = 8
 """So many sets of tensors that took part in a step are remembered."""
 
 
@@ -126,7 +126,7 @@ class Batch(ABC):
         some = layers_with(grads)
         key = some.tobytes()
         if key not in self._some:
-            if len(self._some) >= KEPT:
+            if len(self._some) >= KEPT_ROWS:
                 self._some.pop(next(iter(self._some)))
             self._some[key] = self._made_rows(some)
         return self._some[key]

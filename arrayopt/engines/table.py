@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import Array, library
-from arrayopt.engines.base import Asked, CompilationError, Engine, NoRemedyError, Report, Run, Stops
+from arrayopt.engines.base import (
+    Asked,
+    CompilationError,
+    Engine,
+    MakeStep,
+    NoRemedyError,
+    Report,
+    Stops,
+)
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.compiling import LOG
 from arrayopt.engines.layers import Layers
@@ -200,7 +208,7 @@ class _Counting(Engine):
     def check(self, bucket: Bucket) -> None:
         """Any bucket is for this engine."""
 
-    def prepare(self, bucket: Bucket, asked: Asked, meetings: Sequence[Any] = ()) -> Run:
+    def prepare(self, bucket: Bucket, asked: Asked, meetings: Sequence[Any] = ()) -> MakeStep:
         """See `Engine.prepare`: other ranks tell the numbers."""
         took = np.flatnonzero([g is not None for g in asked.grads])
 

@@ -22,14 +22,14 @@ from arrayopt.fusion.lower_between import LoweredBetween, Statements
 from arrayopt.fusion.lower_rings import STRETCH, in_turns, kept_room, of_members, started
 from arrayopt.fusion.lowering import Lowering
 from arrayopt.fusion.passes import Between, Pass
-from arrayopt.fusion.ring_members import LEAST
+from arrayopt.fusion.ring_members import LEAST_ON_CPU
 from arrayopt.fusion.rings import Rolled
 from arrayopt.fusion.windows import WINDOW
 from arrayopt.state.quantized import scale_of
 
 __all__ = ["Loops"]
 
-AT_ONCE = 16
+SUMS_AT_ONCE = 16
 """So many sums over a tensor are made in one loop: with more, registers would be few."""
 
 Slices = dict[str, tuple[str, Index, Index]]
@@ -38,7 +38,7 @@ Slices = dict[str, tuple[str, Index, Index]]
 class Loops(Lowering):
     """The functions of a program for CPUs."""
 
-    least = LEAST
+    least = LEAST_ON_CPU
 
     def rings(self, pass_: Pass, body: program.Body) -> Rolled | None:
         """See `Lowering.rings`; real numbers alone, as loops over others are not quicker."""
@@ -114,7 +114,7 @@ class Loops(Lowering):
             yield from started(rings, self._partial)
             yield in_turns(index, pass_, rings, self._partial)
             return
-        parts = [pass_] if body.codes else pass_.in_turns(AT_ONCE)
+        parts = [pass_] if body.codes else pass_.divided(SUMS_AT_ONCE)
         turns = [body.elements]
         if len(parts) > 1:
             turns = [self.elements(f"pass_{index}_{i}", part) for i, part in enumerate(parts)]

@@ -21,7 +21,7 @@ from arrayopt.fusion.index import (
 from arrayopt.fusion.layout import Layout
 from arrayopt.fusion.passes import KINDS, Pass
 from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.ring_members import FEWEST
+from arrayopt.fusion.ring_members import LEAST_ON_DEVICE
 from arrayopt.fusion.rings import Rolled, rolled
 from arrayopt.state.quantized import scale_of
 
@@ -39,7 +39,7 @@ class Lowering:
         How many members such rings have at least.
     """
 
-    least = FEWEST
+    least = LEAST_ON_DEVICE
 
     def __init__(self, plan: Plan, layout: Layout, outliving: Iterable[Node]) -> None:
         self.plan, self.layout, self.outliving = plan, layout, set(outliving)

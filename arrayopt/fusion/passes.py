@@ -108,10 +108,10 @@ class Pass:
             found.setdefault(key, name)
         return tuple(found.values())
 
-    def in_turns(self, most: int) -> list["Pass"]:
+    def divided(self, most_sums: int) -> list["Pass"]:
         """The pass as several, each with so many sums at most; the last one makes the stores."""
-        count = max(0, len(self.sums) - 1) // most * most
-        made = [self._part(self.sums[i : i + most], {}) for i in range(0, count, most)]
+        count = max(0, len(self.sums) - 1) // most_sums * most_sums
+        made = [self._part(self.sums[i : i + most_sums], {}) for i in range(0, count, most_sums)]
         made.append(self._part(self.sums[count:], self.stores))
         return made if all(part.arrays for part in made) else [self]
 

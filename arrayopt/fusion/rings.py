@@ -16,7 +16,7 @@ from arrayopt.fusion.ring_members import Members, Part, UnlikeError, families, i
 
 __all__ = ["Rolled", "rolled"]
 
-AT_ONCE = 4
+MEMBERS_AT_ONCE = 4
 """Members taken at a time: several arrays are read faster. Half if they need more registers."""
 
 
@@ -36,7 +36,7 @@ def rolled(one: Pass, slots: Sequence[str], least: int, *, heavy: bool = False) 
         if list(slots[first : first + members]) != [f"{ring}_{j}" for j in range(members)]:
             return None
     try:
-        return Rolled(one, rings, AT_ONCE // 2 if heavy else AT_ONCE)
+        return Rolled(one, rings, MEMBERS_AT_ONCE // 2 if heavy else MEMBERS_AT_ONCE)
     except UnlikeError:
         return None
 

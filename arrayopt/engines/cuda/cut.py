@@ -16,7 +16,7 @@ class Cut(CutTable):
     """See `CutTable`. A piece of a pass is a unit."""
 
     def windows_here(self) -> Ints | None:
-        """This rank's windows, with columns named as in `WINDOW`; None if there are none."""
+        """This rank's windows, with columns named as in `WINDOW_COLUMNS`; None if there are none."""
         if not self.windows:
             return None
         found = self.lying()

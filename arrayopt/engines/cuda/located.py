@@ -12,7 +12,7 @@ from arrayopt.engines.base import Report
 from arrayopt.engines.batch import Kind, Rows
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.columns import TableBatch
-from arrayopt.engines.cuda.columns import WINDOW
+from arrayopt.engines.cuda.columns import WINDOW_COLUMNS
 from arrayopt.engines.cuda.cut import Cut
 from arrayopt.engines.cuda.device import access, uncaptured
 from arrayopt.engines.cuda.launches import NOTHING
@@ -27,7 +27,7 @@ __all__ = ["Located"]
 WORD = 16
 """Bytes that are read at once, at most."""
 
-STRIDE = WINDOW.index("STRIDE")
+STRIDE = WINDOW_COLUMNS.index("STRIDE")
 
 
 class Located(TableBatch):

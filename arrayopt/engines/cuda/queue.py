@@ -8,7 +8,7 @@ import numpy as np
 from arrayopt.arrays import Ints
 from arrayopt.fusion.program import Stage
 
-__all__ = ["TICKET", "Line", "tickets"]
+__all__ = ["TICKET", "Queue", "tickets"]
 
 TICKET = np.dtype(
     [
@@ -112,13 +112,13 @@ def tickets(
     return queue[order], [len(queue)]
 
 
-class Line:
+class Queue:
     """The queue of a step over all tensors, in which launches end at `ends`; and what is left of it
     where some take no part.
     """
 
     def __init__(self, queue: Any, ends: list[int], tensors: int) -> None:
-        self.queue, self.ends = queue, ends
+        self.tickets, self.ends = queue, ends
         self._owner = queue["tensor"].astype(np.intp)  # by which is taken most quickly
         self._counts = np.bincount(self._owner, minlength=tensors)
 
@@ -130,10 +130,10 @@ class Line:
         queue, in which the device passes over the rest: so a set that changes from step to step is
         cheap.
         """
-        if 2 * int(self._counts[part].sum()) >= len(self.queue):
-            return self.queue, self.ends
+        if 2 * int(self._counts[part].sum()) >= len(self.tickets):
+            return self.tickets, self.ends
         left = np.flatnonzero(part.take(self._owner))
         # Words are copied more quickly than records.
-        words = self.queue.view(np.int32).reshape(len(self.queue), -1)
+        words = self.tickets.view(np.int32).reshape(len(self.tickets), -1)
         ends = np.searchsorted(left, self.ends).tolist()
         return words.take(left, axis=0).reshape(-1).view(TICKET), ends

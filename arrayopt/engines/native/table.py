@@ -23,21 +23,21 @@ from arrayopt.fusion.layout import extent, flops
 from arrayopt.fusion.lower import lowered
 from arrayopt.fusion.windows import WINDOW, undivided
 
-__all__ = ["Run", "Table"]
+__all__ = ["RunStages", "Table"]
 
-SHARED = 1 << 18
+LEAST_SHARE = 1 << 18
 """Threads share a tensor if each gets at least so many elements; else one does it."""
 
-FLOPS = 32
+FLOPS_PER_ELEMENT = 32
 """So many operations of a product take about as long as an element of the passes."""
 
-ALONE = 1 << 15
+MOST_ALONE = 1 << 15
 """Up to so many elements in all, one thread is quicker than several; with many slots, fewer."""
 
 _NOTHING = contextlib.nullcontext()
 
 
-Run = Callable[[int, int, int, int], Any]
+RunStages = Callable[[int, int, int, int], Any]
 """``run(first, last, thread, threads)`` does stages `first` to `last` of some tensors; of passes,
 one thread's share.
 """
@@ -53,7 +53,7 @@ class _Shares:
     """The rows that all threads share."""
     own: list[Ints]
     """For each thread the rows that it does alone."""
-    calls: list[Run] = field(default_factory=list)
+    calls: list[RunStages] = field(default_factory=list)
     own_calls: list[Callable[[], Any]] = field(default_factory=list)
     """The code over each row that is shared, and over each thread's own."""
 
@@ -93,7 +93,7 @@ class Table(TableBatch):
             self.put("BLAS", blas_address(real_dtype(kind.dtype)))
         self.put("OWN", self.room["work"])
         self.put("LAST", self.geo["UNITS"])
-        self.loads = self.geo["SIZE"] + flops(plan, self.geo) // FLOPS
+        self.loads = self.geo["SIZE"] + flops(plan, self.geo) // FLOPS_PER_ELEMENT
         if self.cut is not None:
             self.cut.begin()
         self.own = np.zeros(len(members), np.int64)  # what each thread needs for itself
@@ -112,7 +112,7 @@ class Table(TableBatch):
         self.alive: Sequence[Any] = []
 
     @abstractmethod
-    def compile(self, kind: Kind) -> Callable[..., Run]:
+    def compile(self, kind: Kind) -> Callable[..., RunStages]:
         """The compiled code of the plan, for parameters and gradients of these dtypes.
 
         It takes the arrays ``table, scalars, values, work, part, rows``, which stay where they are
@@ -148,7 +148,7 @@ class Table(TableBatch):
         self.alive = []
 
     def is_shared(self, rows: Rows) -> bool:
-        return int(self.loads[rows.full].sum()) > ALONE
+        return int(self.loads[rows.full].sum()) > MOST_ALONE
 
     def passes(self, rows: Rows, grads: Grads, threads: int) -> Stops:
         assert self.cut is not None
@@ -208,8 +208,8 @@ class Table(TableBatch):
         if rows.kept is None or rows.kept.threads != threads:
             sizes = self.loads[rows.full]
             total = int(sizes.sum())
-            workers = 1 if total * (1 + len(self.plan.touched) // 16) <= ALONE else threads
-            least = SHARED * (len(self.plan.passes) if self.multiplies else 1)
+            workers = 1 if total * (1 + len(self.plan.touched) // 16) <= MOST_ALONE else threads
+            least = LEAST_SHARE * (len(self.plan.passes) if self.multiplies else 1)
             big = (workers > 1) & (sizes > max(least, total // (4 * workers)))
             small = divide(rows.full[~big], sizes[~big] + 64, workers)
             kept = _Shares(threads, rows.full[big], [some for some in small if len(some)])
@@ -222,7 +222,7 @@ class Table(TableBatch):
             rows.kept = kept
         return rows.kept  # type: ignore[no-any-return]
 
-    def bound(self, room: tuple[Any, Any], rows: Ints) -> Run:
+    def bound(self, room: tuple[Any, Any], rows: Ints) -> RunStages:
         """The code over some rows."""
         return self.code(self.table, self.scalars, self.values, *room, rows)
 
