@@ -115,8 +115,8 @@ class Batch(ABC):
         self.whole = self._made_rows(np.arange(len(members)))
         self._some: dict[bytes, Rows] = {}
         self._located = -1
-        first, narrow = self.tensors[0], set(self.plan.quantized)
-        self.widens = {x for x in self.plan.slots if scale_of(x) in first.slots} - narrow
+        first, coded = self.tensors[0], set(self.plan.quantized)
+        self.widens = {x for x in self.plan.slots if scale_of(x) in first.slots} - coded
         self._versioned = "p" in self.plan.written and array_api_compat.is_torch_array(first.array)
 
     def rows(self, grads: Grads, *, complete: bool) -> Rows:

@@ -9,10 +9,10 @@ from arrayopt.engines.base import Partials, Stops
 from arrayopt.engines.batch import Rows
 from arrayopt.engines.cuts import CutTable
 
-__all__ = ["Cut"]
+__all__ = ["DeviceCut"]
 
 
-class Cut(CutTable):
+class DeviceCut(CutTable):
     """See `CutTable`. A piece of a pass is a unit."""
 
     def windows_here(self) -> Ints | None:

@@ -13,7 +13,7 @@ from arrayopt.engines.batch import Kind, Rows
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.columns import TableBatch
 from arrayopt.engines.cuda.columns import WINDOW_COLUMNS
-from arrayopt.engines.cuda.cut import Cut
+from arrayopt.engines.cuda.cut import DeviceCut
 from arrayopt.engines.cuda.device import access, uncaptured
 from arrayopt.engines.cuda.launches import NOTHING
 from arrayopt.engines.cuda.upload import Upload
@@ -53,7 +53,7 @@ class Located(TableBatch):
 
     on_device = True
     table_there: Upload
-    cut: Cut | None
+    cut: DeviceCut | None
     """What else the table knows of tensors that ranks share."""
     windows: Ints | None
     """How parts of matrices lie; see `Cut.windows_here`."""

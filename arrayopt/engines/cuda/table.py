@@ -21,7 +21,7 @@ from arrayopt.engines.cuda.columns import (
     table_columns,
 )
 from arrayopt.engines.cuda.cublas import Blas, blas_of
-from arrayopt.engines.cuda.cut import Cut
+from arrayopt.engines.cuda.cut import DeviceCut
 from arrayopt.engines.cuda.device import OPTIONS, access, uncaptured
 from arrayopt.engines.cuda.emit import emit
 from arrayopt.engines.cuda.judge import Flags
@@ -87,7 +87,7 @@ class Table(Located):
         # a cut is between units
         tiles(self.geo, plan.element, sums=cut or any(p.reductions for p in plan.passes))
         self.stages = in_stages(plan).stages
-        self.cut = Cut(self) if cut else None
+        self.cut = DeviceCut(self) if cut else None
         self.pieces = pieces(self.stages, self.geo)
         if self.cut is not None:
             self.cut.keep_own(self.pieces)
