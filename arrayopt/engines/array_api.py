@@ -27,8 +27,6 @@ from arrayopt.engines.meeting import Meeting, numbers_of
 from arrayopt.rules.totals import PREFIX, of_total, totals_in, unforeseen
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["ArrayAPI"]
-
 
 class ArrayAPI(Engine):
     """Whole arrays, operation by operation: slow, simple, and the reference for all others."""

@@ -13,20 +13,6 @@ from arrayopt.state.run import Holder
 from arrayopt.state.tensors import Left
 from arrayopt.state.verdict import Verdict
 
-__all__ = [
-    "Asked",
-    "CompilationError",
-    "Engine",
-    "Judge",
-    "MakeStep",
-    "NoRemedyError",
-    "Partials",
-    "Report",
-    "Stops",
-    "Swap",
-    "interleaved",
-]
-
 Report = dict[str, Array]
 """What a step reports of one tensor."""
 

@@ -21,8 +21,6 @@ from arrayopt.fusion.plan import Plan
 from arrayopt.state.quantized import dequantized, quantized, scale_of
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["DECODED", "Batch", "Kind", "Prepared", "Rows", "plain"]
-
 DECODED = "state in 8 bits is decoded to a temporary copy"
 
 KEPT_ROWS = 8

@@ -12,8 +12,6 @@ from arrayopt.params.groups import Group
 from arrayopt.params.parameters import Parameters
 from arrayopt.state.run import Run
 
-__all__ = ["Buckets", "bucketed", "explain_buckets"]
-
 _STRUCTURE = operator.attrgetter("rule.structure")
 
 

@@ -11,8 +11,6 @@ from arrayopt.engines.printer import Lines, Printer
 from arrayopt.fusion import program
 from arrayopt.fusion.graph import Node
 
-__all__ = ["CPlusPlusLines", "CPlusPlusPrinter", "header"]
-
 
 @cache
 def _folder() -> Path:

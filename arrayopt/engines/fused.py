@@ -26,8 +26,6 @@ from arrayopt.state.quantized import scales
 from arrayopt.state.slots import BY_GROUP
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["Fused"]
-
 
 class Fused(Engine):
     """An engine that runs plans."""

@@ -15,8 +15,6 @@ from arrayopt.engines.layers import Split, layers_with
 from arrayopt.engines.meeting import Meeting
 from arrayopt.engines.threads import thread_count
 
-__all__ = ["Launch"]
-
 SMALL_TENSOR = 1 << 17
 """Tensors of up to so many elements are small."""
 

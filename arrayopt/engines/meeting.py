@@ -16,8 +16,6 @@ from arrayopt.fusion.plan import Total, in_rounds
 from arrayopt.rules.stretches import stretches
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["DeviceTotals", "Meeting", "numbers_of"]
-
 MOST_LAYERS = 1 << 32
 """No tensor has so many layers."""
 

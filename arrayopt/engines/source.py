@@ -7,8 +7,6 @@ from arrayopt.foreign import got
 from arrayopt.fusion.plans import plan_for, widened
 from arrayopt.rules.base import Rule
 
-__all__ = ["source"]
-
 MOST_DIMENSIONS = 64
 """The dimensions that an array of NumPy can have."""
 

@@ -26,8 +26,6 @@ from arrayopt.engines.layers import Layers
 from arrayopt.fusion.dims import TraceError
 from arrayopt.rules.returned import ReturnedError
 
-__all__ = ["ENGINES", "FUSED", "EngineRow", "NotFusedWarning", "advise", "instead", "select"]
-
 
 class NotFusedWarning(UserWarning):
     """No fused engine runs a rule, for a reason that can be changed.

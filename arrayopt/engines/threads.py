@@ -16,8 +16,6 @@ import numpy as np
 from arrayopt.arrays import Ints
 from arrayopt.engines.interrupts import uninterrupted
 
-__all__ = ["MOST_THREADS", "divide", "process_count", "run", "thread_count", "thread_source"]
-
 MOST_THREADS = 4 * (os.cpu_count() or 1) + 64
 """So many threads are kept at most, whatever is asked for."""
 
@@ -125,7 +123,7 @@ class _Job:
 
 
 class _Pool:
-    """Threads that wait for jobs; there are as many as were ever wanted at once, up to `MOST_THREADS`.
+    """Threads that wait for jobs: as many as were ever wanted at once, up to `MOST_THREADS`.
 
     Each has a queue of its own, and jobs go to the first ones, so that the room that a thread keeps
     is not needed again in others.

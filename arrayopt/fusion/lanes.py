@@ -22,8 +22,6 @@ from arrayopt.fusion.layout import Layout, geometry, layout
 from arrayopt.fusion.passes import Between, in_loops
 from arrayopt.fusion.plan import Plan
 
-__all__ = ["Lanes", "Segment", "in_lanes", "lane_geometry", "suits"]
-
 LANES = 256
 """Matrices of up to so many elements are laid side by side."""
 

@@ -21,8 +21,6 @@ from arrayopt.fusion.passes import Between, Loop
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.ring_members import LEAST_ON_CPU
 
-__all__ = ["LoweredBetween", "Statements", "loops_over"]
-
 Statements = list[program.Statement]
 
 

@@ -27,8 +27,6 @@ from arrayopt.fusion.rings import Rolled
 from arrayopt.fusion.windows import WINDOW
 from arrayopt.state.quantized import scale_of
 
-__all__ = ["Loops"]
-
 SUMS_AT_ONCE = 16
 """So many sums over a tensor are made in one loop: with more, registers would be few."""
 

@@ -33,8 +33,6 @@ from arrayopt.fusion.staging import Staging
 from arrayopt.fusion.waves import in_waves
 from arrayopt.state.quantized import scale_of
 
-__all__ = ["in_stages", "split_position", "turns_of"]
-
 MOST_SUMS = 640
 """A pass over rings has no more sums: they are to fit into a block's memory."""
 

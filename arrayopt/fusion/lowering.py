@@ -25,8 +25,6 @@ from arrayopt.fusion.ring_members import LEAST_ON_DEVICE
 from arrayopt.fusion.rings import Rolled, rolled
 from arrayopt.state.quantized import scale_of
 
-__all__ = ["Lowering", "scratch_of"]
-
 
 class Lowering:
     """A plan, where its values lie, and its program, which is being made.

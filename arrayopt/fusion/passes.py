@@ -12,8 +12,6 @@ from itertools import chain
 
 from arrayopt.fusion.graph import POSITION, PRODUCT, Node, is_whole, operands, within
 
-__all__ = ["KINDS", "Between", "Loop", "Pass", "in_loops"]
-
 KINDS = ("tensor", "row", "column", "batch")
 """What partial results are kept for, and what a value of fewer axes is the same for."""
 

@@ -21,8 +21,6 @@ from arrayopt.fusion.plan import Plan, assembled, ordered_totals
 from arrayopt.fusion.trace import Trace
 from arrayopt.fusion.work import Work
 
-__all__ = ["plan"]
-
 COPIES = 1 << 30
 """The first id of copies of small slots. Ids are parts of names; no graph has so many nodes."""
 

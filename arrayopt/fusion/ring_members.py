@@ -8,16 +8,6 @@ from typing import Any
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.passes import Pass
 
-__all__ = [
-    "LEAST_ON_CPU",
-    "LEAST_ON_DEVICE",
-    "Members",
-    "Part",
-    "UnlikeError",
-    "families",
-    "in_order",
-]
-
 LEAST_ON_DEVICE, LEAST_ON_CPU = 2, 8
 """Rings of fewer members are unrolled: on devices, with few registers; on CPUs, to read less."""
 

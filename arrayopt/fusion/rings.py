@@ -14,8 +14,6 @@ from arrayopt.fusion.graph import Node
 from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.ring_members import Members, Part, UnlikeError, families, in_order
 
-__all__ = ["Rolled", "rolled"]
-
 MEMBERS_AT_ONCE = 4
 """Members taken at a time: several arrays are read faster. Half if they need more registers."""
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from arrayopt.fusion.graph import Node, operands
 
-__all__ = ["MANY_NUMBERS", "in_waves", "waves"]
-
 MANY_NUMBERS = 80
 """From so many numbers on they may be made in waves."""
 

@@ -5,8 +5,8 @@ import pytest
 
 import arrayopt as ao
 from arrayopt import randomness
-from arrayopt.engines.layers import Tensor
 from arrayopt.rules.draws import Drawn
+from arrayopt.state.tensors import Tensor
 from tests.cudacpu import standin
 from tests.support.draws import EXPECTED, SHAPES, WORD, Draws, T, block, check, drawn, numbers
 from tests.support.engines import EVERY, SLOW, TORCH, each_fused

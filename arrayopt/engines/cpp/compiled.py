@@ -17,8 +17,6 @@ from arrayopt.engines.cpp.process import end_all, library
 from arrayopt.engines.native.cache import kept_in, read, turn, write
 from arrayopt.engines.threads import process_count
 
-__all__ = ["ahead", "bound"]
-
 _loaded: dict[tuple[str, str], Any] = {}
 
 

@@ -18,8 +18,6 @@ from arrayopt.engines.cplusplus import header
 from arrayopt.engines.cpp.process import LateError, compiled, library, said
 from arrayopt.engines.native.cache import read, turn, write
 
-__all__ = ["FLAGS", "Compiler", "compiler"]
-
 NAMES = "c++", "g++", "clang++"
 """The compilers that are looked for, after the one that the environment variable ``CXX`` names."""
 

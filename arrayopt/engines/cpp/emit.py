@@ -16,8 +16,6 @@ from arrayopt.fusion.layout import layout
 from arrayopt.fusion.lower import lowered
 from arrayopt.fusion.plan import Plan
 
-__all__ = ["emit"]
-
 REST = "int64_t* t, const double* scalars, double* values, W* work, double* part"
 ARGUMENTS = {
     "": REST,

@@ -11,8 +11,6 @@ from arrayopt.engines.cpp.emit import emit
 from arrayopt.engines.native.engine import Native
 from arrayopt.engines.native.table import RunStages, Table
 
-__all__ = ["Cpp"]
-
 
 class _Table(Table):
     """A table, and a library."""

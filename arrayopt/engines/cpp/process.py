@@ -15,8 +15,6 @@ from typing import Any
 from arrayopt.engines.base import CompilationError
 from arrayopt.engines.interrupts import uninterrupted
 
-__all__ = ["LateError", "compiled", "end_all", "library", "said"]
-
 PATIENCE = 300.0
 """After so many seconds a compiler is ended."""
 

@@ -7,8 +7,6 @@ from arrayopt.fusion.phases import GIVEN
 from arrayopt.fusion.plan import Plan
 from arrayopt.rules.names import VALUE
 
-__all__ = ["COLUMNS", "WINDOW_COLUMNS", "given_names", "hyper_names", "key_names", "table_columns"]
-
 COLUMNS = (*GEOMETRY, "ALIGNED", "GROUP", "COUNT")
 """What a tensor's row of the table begins with; addresses and offsets follow."""
 
@@ -27,7 +25,7 @@ WINDOW_COLUMNS = (
 
 
 def table_columns(plan: Plan, layout: Layout, *, windows: bool) -> list[str]:
-    """The columns: `first_columns`, position and keys of random numbers, `GIVEN`s, `WINDOW_COLUMNS`."""
+    """`first_columns`, position and keys of random numbers, `GIVEN`s, and `WINDOW_COLUMNS`."""
     found = first_columns(plan, layout, COLUMNS)
     if plan.draws:
         found += ["START", *(f"KEY{i}" for i in range(len(key_names(plan))))]

@@ -21,8 +21,6 @@ from arrayopt.fusion.lower_stages import in_stages, turns_of
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.program import Body, Stage
 
-__all__ = ["LEAN", "emit"]
-
 LEAN = True
 """A thread has 80 registers if three blocks share a multiprocessor; see `trace`."""
 

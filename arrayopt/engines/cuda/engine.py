@@ -19,8 +19,6 @@ from arrayopt.engines.cuda.table import Table
 from arrayopt.engines.fused import Fused
 from arrayopt.fusion.plan import Plan
 
-__all__ = ["CuPy"]
-
 
 class CuPy(Fused):
     """Generated kernels over all tensors at once; results do not depend on the grid."""

@@ -14,8 +14,6 @@ from arrayopt.engines.cuda.device import uncaptured
 from arrayopt.engines.cuda.products import calls_of
 from arrayopt.engines.cuda.queue import Queue, tickets
 
-__all__ = ["NOTHING", "THREADS", "Launcher", "Launches"]
-
 THREADS = 256
 LONGEST, MANY = 8, 8192
 """Pieces of a ticket, at most; it has one, unless there are more than so many pieces."""

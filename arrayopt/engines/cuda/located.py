@@ -22,8 +22,6 @@ from arrayopt.params.headers import Locations
 from arrayopt.params.located import locations_of
 from arrayopt.state.quantized import dequantized, scale_of
 
-__all__ = ["Located"]
-
 WORD = 16
 """Bytes that are read at once, at most."""
 

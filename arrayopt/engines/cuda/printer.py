@@ -14,8 +14,6 @@ from arrayopt.fusion.lower_stages import split_position
 from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.plan import Plan
 
-__all__ = ["CudaLines", "CudaPrinter"]
-
 BEFORE = ", int before"
 """The argument of a part of a stage: how many pieces the parts before it have."""
 

@@ -8,8 +8,6 @@ import numpy as np
 from arrayopt.arrays import Ints
 from arrayopt.fusion.program import Stage
 
-__all__ = ["TICKET", "Queue", "tickets"]
-
 TICKET = np.dtype(
     [
         ("tensor", "i4"),

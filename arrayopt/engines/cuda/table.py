@@ -36,8 +36,6 @@ from arrayopt.fusion.phases import GIVEN
 from arrayopt.fusion.plan import Plan
 from arrayopt.rules.names import VALUE
 
-__all__ = ["Table"]
-
 STEP = np.dtype([(name, "u8") for name in ("table", "scalars", "values", "work", "working")])
 
 

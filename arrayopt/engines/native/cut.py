@@ -11,8 +11,6 @@ from arrayopt.engines.batch import Rows
 from arrayopt.engines.cuts import CutTable
 from arrayopt.engines.threads import run
 
-__all__ = ["NativeCut"]
-
 
 class NativeCut(CutTable):
     """See `CutTable`."""

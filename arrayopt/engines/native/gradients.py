@@ -12,8 +12,6 @@ from arrayopt.engines.layers import Split
 from arrayopt.params.headers import Locations
 from arrayopt.params.located import locations_of, locator
 
-__all__ = ["Gradients"]
-
 
 class Gradients:
     """The column of a table that has the addresses of gradients, of so many bytes per element."""

@@ -23,8 +23,6 @@ from arrayopt.fusion.layout import extent, flops
 from arrayopt.fusion.lower import lowered
 from arrayopt.fusion.windows import WINDOW, undivided
 
-__all__ = ["RunStages", "Table"]
-
 LEAST_SHARE = 1 << 18
 """Threads share a tensor if each gets at least so many elements; else one does it."""
 

@@ -14,8 +14,6 @@ from arrayopt.engines.native.table import RunStages, Table
 from arrayopt.engines.numba.compiled import converts_float16, load, ready
 from arrayopt.engines.numba.emit import emit
 
-__all__ = ["Numba"]
-
 
 class _Table(Table):
     """A table, and a module of Numba."""

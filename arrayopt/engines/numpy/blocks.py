@@ -10,8 +10,6 @@ import numpy as np
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.ops import REDUCTIONS
 
-__all__ = ["DIMS", "blocks", "buffers_of", "dims", "joined", "part", "reduced", "totals"]
-
 DIMS = {axis: i + 1 for i, axis in enumerate("ABRC")} | {"r": 4, "c": 4}
 """The dimension of each axis; the second axis of a product X Xᵀ is the last dimension."""
 

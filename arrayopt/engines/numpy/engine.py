@@ -28,8 +28,6 @@ from arrayopt.fusion.plans import plan_for, widened
 from arrayopt.rules.base import Rule
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["NumPy"]
-
 MANY_LAYERS = 8
 """Layers of a stack that has fewer are taken like other tensors, with those of other stacks."""
 

@@ -26,8 +26,6 @@ from arrayopt.fusion.lanes import Segment, in_lanes
 from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.passes import Pass
 
-__all__ = ["GROUP_SIZE", "Grouped", "Ragged", "Stack"]
-
 GROUP_SIZE = 16384
 """So many elements are taken together, or one matrix."""
 
