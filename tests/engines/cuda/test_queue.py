@@ -67,14 +67,14 @@ def test_what_is_left_of_a_queue(lag, sizes, chosen):
     geo = geometry([(n,) for n in sizes], plan.element)
     tiles(geo, plan.element)
     made = in_stages(plan).stages
-    queue = Queue(*tickets(made, pieces(made, geo), np.arange(len(sizes)), lag), len(sizes))
+    whole = Queue(*tickets(made, pieces(made, geo), np.arange(len(sizes)), lag), len(sizes))
     part = np.array([i in chosen for i in range(len(sizes))])
-    queue, ends = queue.among(part)
-    left = [[x for x in q[i:j].tolist() if part[x[0]]] for q, e in ((queue, ends), (queue.tickets, queue.ends))
+    queue, ends = whole.among(part)
+    left = [[x for x in q[i:j].tolist() if part[x[0]]] for q, e in ((queue, ends), (whole.tickets, whole.ends))
             for i, j in zip([0, *e], e, strict=False)]  # fmt: skip
     assert left[: len(ends)] == left[len(ends) :]
     taken = sum(map(len, left)) // 2
-    assert len(queue) == (len(queue.tickets) if 2 * taken >= len(queue.tickets) else taken)
+    assert len(queue) == (len(whole.tickets) if 2 * taken >= len(whole.tickets) else taken)
 
 
 @pytest.mark.parametrize("lag", [None, 0, 3, 1000])
