@@ -114,7 +114,6 @@ class WrittenMemory:
         self._last = found if found.complete and not len(loose) else None
 
     def _size(self, i: int, grads: Sequence[Any]) -> int:
-        """Return the bytes of a gradient."""
         if self._bytes[i] < 0:
             self._bytes[i] = size(grads[i]) * CODECS[dtype_name(grads[i])].itemsize
         return int(self._bytes[i])

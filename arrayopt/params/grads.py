@@ -73,7 +73,6 @@ class GradMatcher:
         return found
 
     def _written_memory(self) -> WrittenMemory:
-        """Return the memory that a step writes."""
         version = self._tensors[0].run.arrays
         version_then, written = self._written or (-1, None)
         if written is None or (version_then != version and not written.always_empty):

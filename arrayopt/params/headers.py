@@ -121,7 +121,6 @@ def _within(counts: Ints) -> Ints:
 
 
 def _cupy_words(kind: Any) -> Any:
-    """See `cupy_words`."""
     memory = words()
     if memory is None or not any(base.__module__ == "cupy._core.core" for base in kind.__mro__):
         return None

@@ -35,7 +35,6 @@ def _refused_by_numpy(array: Any) -> str | None:
 
 
 def _refused_by_torch(tensor: Any, parameter: bool) -> str | None:
-    """See `refusal`."""
     torch = sys.modules["torch"]  # private names are not in the compatible namespace
     if getattr(tensor, "_fsdp_flattened", False):
         return "a piece of FSDP's flat parameter, without shape and norm; use FSDP2, or torch.optim"

@@ -143,7 +143,6 @@ _numpy_asked = _asked("dtype", "shape", "strides", "flags.num", "ctypes.data")
 
 
 def _cupy(arrays: list[Array]) -> Changed:
-    """Watch arrays of CuPy."""
     memory = cupy_words(type(arrays[0])) if len(set(map(type, arrays))) == 1 else None
     if memory is None:
         return _cupy_asked(arrays)
@@ -151,7 +150,6 @@ def _cupy(arrays: list[Array]) -> Changed:
 
 
 def _numpy(arrays: list["np.ndarray[Any, Any]"]) -> Changed:
-    """Watch arrays of NumPy."""
     memory = numpy_words()
     if memory is None:
         return _numpy_asked(arrays)

@@ -115,7 +115,6 @@ class Scattered:
 
     @property
     def dtype(self) -> Any:
-        """The dtype."""
         return self.part.dtype
 
     @property

@@ -126,7 +126,6 @@ class Arrivals:
         self._start()
 
     def _start(self) -> None:
-        """Start broadcasts."""
         gather = self._gather
         while self._started < len(gather.buckets) and self._bytes <= self._most:
             self._waiting.append(gather.comm.start_broadcast(gather.buckets[self._started]))

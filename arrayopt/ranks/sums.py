@@ -180,7 +180,6 @@ class Sums:
         )
 
     def _sum(self, index: int, shape: tuple[int, ...]) -> Any:
-        """Return the memory of a sum."""
         assert self.reduction is not None
         kind, first = self._layout.starts[index]
         return self.reduction.sums[kind][first : first + math.prod(shape)].reshape(shape)

@@ -76,7 +76,6 @@ class File:
         return None
 
     def _write_together(self, team: Alone, stack: ExitStack) -> None:
-        """See `write`."""
         files, _, shared = self.begin(team, stack)
         writers = self.writers(team.size if shared else 1)
         for written in team.hear("Optimizer.save", lambda: self._write_own(team.rank, writers, files)):

@@ -58,7 +58,6 @@ class Cut:
         return found
 
     def slot(self, name: str, x: Array) -> list[Array]:
-        """The stacks of a slot."""
         shapes = [own[name] for own in self._slots]
         if shapes == self._blocks:
             return self.parameter(x)
@@ -104,7 +103,6 @@ def _end_to_end(stacks: Sequence[Array], shape: tuple[int, ...]) -> Array:
 
 
 def _slot_shapes(rule: Rule, block: tuple[int, ...], dtype: str) -> dict[str, tuple[int, ...]]:
-    """The shapes of the slots of one block."""
     like = np.float32(0.0) if not dtype.startswith("complex") else np.complex64(0.0)
     made = rule.all_slots(np, np.broadcast_to(like, block), dtype)
     shapes = {name: tuple(x.shape) for name, x in made.items()}

@@ -184,7 +184,6 @@ class Judging:
         self._run.loss = {**scaled, "skipped": loss["skipped"] + verdict.skip}
 
     def nonfinite(self) -> list[str]:
-        """See `Optimizer.nonfinite`."""
         if self._norms is None:
             raise RuntimeError(
                 "Optimizer: the last step did not check its gradients, or there is none yet; set"

@@ -113,7 +113,6 @@ def totals_of(bucket: Bucket, *, valued: bool) -> set[tuple[Total, ...]]:
 
 
 def _totals(bucket: Bucket, *, valued: bool) -> set[tuple[Total, ...]]:
-    """See `totals_of`."""
     dtype, found = dtype_name(bucket.tensors[0].array), set[tuple[Total, ...]]()
     stacks = bucket.rule.stacked and not isinstance(bucket, Layers)
     for shape in {x.shape[1 if stacks else 0 :] for x in bucket.tensors}:

@@ -235,7 +235,6 @@ class Step:
     # ---- in two halves, so that the second can be captured ---------------------------------------
 
     def advance(self, loss_scale: Any, limit: float | None, value: Any = None) -> None:
-        """See `Optimizer.advance`."""
         if self.accumulator.every != 1:
             raise RuntimeError(
                 "Optimizer.advance: `accumulate` keeps gradients for later steps; use `step`"
@@ -270,7 +269,6 @@ class Step:
         return partial(self.make, self._coming, begun, stats=False, record=record, counted=True)
 
     def explain(self, *, clips: bool) -> str:
-        """See `Optimizer.explain`."""
         lines, every = [], self.accumulator.every
         if every > 1:
             lines.append(

@@ -78,11 +78,9 @@ class Settings(dict[str, Any]):
             super().__delitem__(part)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """See `dict.get`."""
         return self[name] if name in self else default  # noqa: SIM401 - it is that
 
     def pop(self, name: str, *default: Any) -> Any:
-        """See `dict.pop`."""
         if name not in self:
             return super().pop(name, *default)
         value = self[name]
@@ -90,13 +88,11 @@ class Settings(dict[str, Any]):
         return value
 
     def setdefault(self, name: str, default: Any = None) -> Any:
-        """See `dict.setdefault`."""
         if name not in self:
             self[name] = default
         return self[name]
 
     def update(self, *given: Any, **named: Any) -> None:
-        """See `dict.update`."""
         for name, value in dict(*given, **named).items():
             self[name] = value
 
@@ -106,7 +102,6 @@ class Settings(dict[str, Any]):
         return {name: x for name, x in self.items() if name in idle or not _means_something(self.rule, name)}
 
     def copy(self) -> "Settings":
-        """See `dict.copy`."""
         return Settings(self.rule, self)
 
     __copy__ = copy

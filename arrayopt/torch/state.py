@@ -88,7 +88,6 @@ class Entry(dict[str, Any]):
     setdefault = MutableMapping.setdefault
 
     def pop(self, key: str, *default: Any) -> Any:
-        """See `dict.pop`."""
         if key not in self and default:
             return default[0]
         value = self[key]
