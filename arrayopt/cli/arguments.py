@@ -12,20 +12,6 @@ from typing import Any
 import arrayopt as ao
 from arrayopt.rules.base import Rule
 
-__all__ = [
-    "amount",
-    "assignment",
-    "from_module",
-    "listed",
-    "make_rule",
-    "named",
-    "natural",
-    "output_path",
-    "positive",
-    "rule_class",
-    "shape",
-]
-
 
 def listed(read: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
     """One or more of something, separated by commas, each once."""

@@ -20,8 +20,6 @@ from arrayopt.params.headers import (
 )
 from arrayopt.params.torch_headers import torch_unchanged
 
-__all__ = ["DATA", "FLAGS", "Watch", "Writes", "numpy_words"]
-
 DATA, _NDIM, _SHAPE, _STRIDES, _DTYPE, FLAGS = 1, 2, 3, 4, 6, 7
 """Words in the header of a NumPy array, ``PyArrayObject_fields`` in C, after the first."""
 

@@ -7,8 +7,6 @@ from typing import Any
 from arrayopt.arrays import plain_name
 from arrayopt.codecs import PAIR
 
-__all__ = ["code_of", "read_storage", "storage_for"]
-
 STORAGES = ("float16", "bfloat16", "int8")
 """The dtypes that slots can be stored in."""
 

@@ -35,8 +35,6 @@ from arrayopt.state.blocks import Cut
 from arrayopt.state.quantized import quantized, scale_of, scale_shape
 from arrayopt.state.shares import Block
 
-__all__ = ["BY_GROUP", "advising", "new_slots"]
-
 BY_GROUP = "use another rule for it, as in groups={'*bias': ao.AdamW(lr=1e-3)}"
 """What to do with a tensor that a rule cannot have."""
 

@@ -24,8 +24,6 @@ from arrayopt.state.run import Run
 from arrayopt.state.shares import Block, Shards, Share
 from arrayopt.state.slots import new_slots
 
-__all__ = ["Left", "Tensor", "explain_state"]
-
 Left = dict[int, Any]
 """Which layers a step leaves out: for stacked tensors of so many layers an array of bool, one for each."""
 
