@@ -162,7 +162,7 @@ class ElementsPrinter:
             self.put(depth, f"const {kind or text.kind(node)} {text.name(node)} = {made};")
 
     def _unrounded(self, node: Node) -> Node | None:
-        """The product that a sum or difference takes unrounded, where g++ could choose: the first."""
+        """The product that a sum or difference takes unrounded, the first where there are two."""
         nodes = self.loop.nodes
         products = [x for x in node.args if x.op == "mul" and x in nodes]
         if node.op in ("add", "sub") and [x.dtype for x in products] == ["real", "real"]:
