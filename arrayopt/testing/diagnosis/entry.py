@@ -17,8 +17,8 @@ from arrayopt.testing.diagnosis.fit import LOWER
 from arrayopt.testing.diagnosis.hypothesis import hyper_names
 from arrayopt.testing.diagnosis.model import LIMITS, Seen
 from arrayopt.testing.diagnosis.search import Watch
-from arrayopt.testing.diagnosis.strategy import Examination
 from arrayopt.testing.diagnosis.subjects import Subject, as_subject
+from arrayopt.testing.diagnosis.tensors import Examination
 from arrayopt.testing.diagnosis.trajectory import STEPS, Trajectory, Values, each, gradients
 from arrayopt.testing.equivalence import LIMITS as CHECKED
 

@@ -135,16 +135,15 @@ def fit(model: Model, warm: Mapping[str, Any], *, quick: bool = False) -> Fit:
     if not model.unknown:
         return model.at(model.fixed)[0]
     sets, seen = model.sets(list(_starts(model, warm, quick=quick and bool(warm)))), model.seen
-    predicted = model.predict(sets)
     if "lr" in sets:
-        twice = model.predict({name: x[:1] * (1.0 + (name == "lr")) for name, x in sets.items()})
-        if np.allclose(twice - seen.start, 2.0 * (predicted[:1] - seen.start), rtol=1e-3, equal_nan=True):
-            sets = model.rescaled(sets, predicted)
+        doubled = {name: np.concatenate([x, x[:1] * (1.0 + (name == "lr"))]) for name, x in sets.items()}
+        *predicted, twice = model.predict(doubled)
+        if np.allclose(twice - seen.start, 2.0 * (predicted[0] - seen.start), rtol=1e-3, equal_nan=True):
+            sets = model.rescaled(sets, np.stack(predicted))
         else:  # updates are not in proportion to it
             sets = {name: np.concatenate([x] * (1 + len(RATES))) for name, x in sets.items()}
             sets["lr"] = sets["lr"] * np.repeat([1.0, *RATES], len(predicted))[:, None, None]
-        predicted = model.predict(sets)
-    costs = seen.costs(seen.errors(predicted))
+    costs = seen.costs(model.errors(sets))
     if quick:
         best = int(np.argmin(costs))
         return model.fit(sets, best, float(costs[best]))

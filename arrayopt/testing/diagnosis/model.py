@@ -1,7 +1,7 @@
 """A hypothesis on a trajectory: from numbers to predictions, and how far these are from what was seen."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -53,6 +53,10 @@ class Seen:
         exact = self.by_dtype({"float64": 0.0}, 16.0)
         least = np.maximum(exact * np.where(np.isfinite(ulp), ulp, 0.0), 1e-290)
         self.units = np.maximum(self.updates, least)  # of errors: the update, or some ULPs where rounding loses it
+
+    def only(self, names: Sequence[str]) -> "Seen":
+        """The same of some tensors."""
+        return Seen(self.trajectory.only(names))
 
     def by_dtype(self, values: Mapping[str, float], other: float = 0.0) -> Values:
         """Of each element, the value of its dtype."""
@@ -193,7 +197,7 @@ class Fit:
 
     model: Model
     values: Mapping[str, Any]  # arrays are of shape (1 or steps, 1 or tensors)
-    cost: float  # the root mean square of the errors, in units of the updates
+    cost: float = np.inf  # the root mean square of the errors, in units of the updates
     refused: bool = False  # whether it cannot be meant, however near it is
 
     @property
@@ -203,6 +207,18 @@ class Fit:
     def changed(self, **values: Any) -> "Fit":
         """The same with some other values."""
         return self.model.at({**self.values, **values})[0]
+
+    def on(self, seen: Seen) -> "Fit":
+        """The same on other tensors."""
+        return Model(self.hypothesis, seen, {}).at(self.values)[0]
+
+    def of_first(self) -> "Fit":
+        """What the first tensor follows, if tensors have numbers of their own."""
+        free, values = tuple(x for x in self.hypothesis.free if x[1] != "tensor"), {}
+        for name, x in self.values.items():
+            first = x[:, :1] if np.ndim(x) else x
+            values[name] = float(first.item()) if np.ndim(first) and first.size == 1 else first
+        return Fit(Model(replace(self.hypothesis, free=free), self.model.seen, {}), values)
 
     @cached_property
     def judged(self) -> tuple[Values, Values, bool]:

@@ -8,7 +8,6 @@ import numpy as np
 
 from arrayopt.testing.diagnosis.diagnosis import NOT_SEARCHED, Diagnosis, diagnosis_of, no_rule
 from arrayopt.testing.diagnosis.fit import LOWER, fit
-from arrayopt.testing.diagnosis.groups import Group, Setting, grouped, merged
 from arrayopt.testing.diagnosis.hypothesis import not_searched
 from arrayopt.testing.diagnosis.model import Fit, Model, Seen
 from arrayopt.testing.diagnosis.search import Search, Watch, attempt
@@ -19,8 +18,12 @@ __all__ = ["Examination"]
 
 MANY, FEW = 6, 3  # with more tensors than these, so few are searched first
 LARGE = 400  # which have at most so many elements
+ENOUGH = 6  # of so many elements a number is found for each step
 SHOWN = 1e-3  # the cost of one tensor below which the others are tried with its numbers
 COARSE = 0.02  # the cost below which what is left of a product of matrices may be its rounding to bfloat16
+
+Groups = list[tuple[list[str], Fit]]
+"""Tensors, and what each of these follows."""
 
 
 class Examination:
@@ -104,7 +107,7 @@ class Examination:
         """What a few tensors follow, and which others do so too; None if these few follow nothing."""
         match: Fit | None = None
         for best in self.searched_few(depth):
-            last = Setting.of(best[0])
+            last = best[0].of_first()
             taken = [name for name in self.names if last.hypothesis.takes([self.start[name]])]
             if best[0].passes:
                 match, setting, able = best[0], last, taken
@@ -113,18 +116,16 @@ class Examination:
                     return found
         if match is None:
             nearest = self.watch.stopped and taken == self.names
-            return self.diagnosis([last.on(self.trajectory)]) if nearest else None
+            return self.diagnosis([last.on(self.seen)]) if nearest else None
         if able == self.names:  # the few do not show something; the numbers that they show are right
             hidden = {*unseen(match), *(name for name, _ in setting.hypothesis.free)}
             shown = {name: x for name, x in setting.values.items() if name not in hidden}
-            near, subject = setting.on(self.trajectory), self.trajectory.subject
+            near, subject = setting.on(self.seen), self.trajectory.subject
             for known in ({**self.known, **shown}, self.known):
                 again = Search(self.seen, known, subject, self.watch).run(2, near)
                 if again[0].passes:
                     return self.diagnosis(again)
-        groups, rest = grouped(self.trajectory, able, setting, self.watch)
-        if not rest:
-            return self.in_parts(groups)
+        groups, rest = self.grouped(able, setting)
         other = Examination(self.trajectory.only(rest), self.known_of(rest), {}, self.watch).run(min(depth, 1))
         return self.in_parts(groups, other.parts or [(tuple(rest), other)])
 
@@ -141,40 +142,87 @@ class Examination:
             if len(few) > 1 and not alone:
                 costs = {}  # of each tensor by itself
                 for name in few:
-                    seen = Seen(self.trajectory.only([name]))
-                    costs[name] = fit(Model(best[0].hypothesis, seen, self.known_of([name])), {}).cost
+                    model = Model(best[0].hypothesis, self.seen.only([name]), self.known_of([name]))
+                    costs[name] = fit(model, {}).cost
                 best = self.search([min(few, key=costs.__getitem__)]).run(deep)
                 alone = best[0].passes
                 if alone:
                     yield best
 
-    def for_all(self, best: Sequence[Fit], setting: Setting) -> Diagnosis | None:
+    def for_all(self, best: Sequence[Fit], setting: Fit) -> Diagnosis | None:
         """The diagnosis if all tensors follow what some do, or nearly so; else None."""
         matches = list[Fit]()
         for x in best:
-            if x.hypothesis == Setting.of(x).hypothesis and x.hypothesis.takes(self.start.values()):
+            if "tensor" not in dict(x.hypothesis.free).values() and x.hypothesis.takes(self.start.values()):
                 known = {name: of_each for name, of_each in self.known.items() if np.ndim(of_each) and name in x.values}
-                match = Setting(x.hypothesis, {**x.values, **known}).on(self.trajectory)
+                match = replace(x, values={**x.values, **known}).on(self.seen)
                 matches += [match] if match.passes else []
         hidden = {*unseen(best[0]), *(name for pair in made_up(best[0], self.stated) for name in pair)}
         if not matches and hidden:  # the others may show it
             shown = {name: x for name, x in setting.values.items() if name not in hidden}
-            near = attempt(Model(setting.hypothesis, self.seen, shown), setting.values)
-            matches = [near] if near.passes else []
-        if matches:
+            matches = [attempt(Model(setting.hypothesis, self.seen, shown), setting.values)]
+        if matches and matches[0].passes:
             return self.diagnosis(matches)
-        groups, rest = grouped(self.trajectory, self.names, setting, self.watch, every=True)
+        groups, rest = self.grouped(self.names, setting, every=True)
         if rest:
             return None
-        one = merged(self.trajectory, groups)
+        one = self.merged(groups)
         return self.diagnosis([one]) if one is not None and one.passes else self.in_parts(groups)
 
-    def in_parts(self, groups: Sequence[Group], rest: Sequence[tuple[tuple[str, ...], Diagnosis]] = ()) -> Diagnosis:
+    def grouped(self, able: Sequence[str], setting: Fit, *, every: bool = False) -> tuple[Groups, list[str]]:
+        """The tensors that a rule is for, by what they follow; and all that follow nothing near it.
+
+        A number of each step counts where two have it. If `every` tensor is wanted, it ends at the first of these.
+        """
+        groups, left, rest = Groups(), list(able), set(self.names) - set(able)
+        current: Fit | None = setting
+        while left and not (every and rest):
+            same = left[:1] if current is None else current.on(self.seen.only(left)).agreeing
+            if current is not None and same and (len(same) > 1 or _has_numbers(groups, current)):
+                groups.append((same, current))
+            else:
+                rest |= set(same)
+            left = [name for name in left if name not in same]
+            current = self.variant(left[0], setting) if left else None
+        return groups, [name for name in self.names if name in rest]
+
+    def variant(self, name: str, setting: Fit) -> Fit | None:
+        """What else a tensor may follow: the same with another decay or learning rate, and at most one change more."""
+        seen = self.seen.only([name])
+        grads = [row[name] for row in seen.trajectory.grads]
+        enough = np.sum(np.all([g != 0 for g in grads if g is not None], axis=0)) >= ENOUGH  # for a number of each step
+        h = setting.hypothesis
+        near = Fit(Model(replace(h, free=()), seen, {}), setting.values).on(seen)
+        for unknown, depth in ((("weight_decay",), 0), (("lr",), 0), (("lr", "weight_decay"), 1)):
+            known = {k: x for k, x in setting.values.items() if k not in unknown}
+            match = Search(seen, known, "", self.watch, certain=False).run(depth, near)[0]
+            if match.passes and (enough or "step" not in dict(match.hypothesis.free).values()):
+                found = match.of_first()
+                values = {k: found.values[k] for k in (*setting.values, *found.values) if k in found.values}
+                free = tuple((k, "step") for k, x in values.items() if np.ndim(x))
+                return Fit(Model(replace(found.hypothesis, free=free), seen, {}), values)
+        return None
+
+    def merged(self, groups: Groups) -> Fit | None:
+        """All tensors as one, if their settings are the same but for one number that does not change."""
+        first = groups[0][1]
+        if any(x.hypothesis != first.hypothesis for _, x in groups):
+            return None
+        differ = [name for name, x in first.values.items() if any(np.any(y.values[name] != x) for _, y in groups)]
+        if len(differ) != 1 or np.ndim(first.values[differ[0]]):
+            return None
+        numbers = np.zeros((1, len(self.names)))
+        for names, x in groups:
+            numbers[0, [self.names.index(name) for name in names]] = x.values[differ[0]]
+        varied = replace(first.hypothesis, free=(*first.hypothesis.free, (differ[0], "tensor")))
+        return Fit(Model(varied, self.seen, {}), {**first.values, differ[0]: numbers}).on(self.seen)
+
+    def in_parts(self, groups: Groups, rest: Sequence[tuple[tuple[str, ...], Diagnosis]] = ()) -> Diagnosis:
         """One diagnosis of groups of tensors, and of the rest, which has been diagnosed."""
         parts = []
         for names, setting in groups:
-            part = self.trajectory.only(names)
-            parts.append((tuple(names), diagnosis_of([setting.on(part)], part, {})))
+            seen = self.seen.only(names)
+            parts.append((tuple(names), diagnosis_of([setting.on(seen)], seen.trajectory, {})))
         parts += rest
         main = next((part for _, part in parts if not part.explained), parts[0][1])
         return replace(
@@ -187,6 +235,14 @@ class Examination:
             finite=all(part.finite for _, part in parts),
             twist=next((part.twist for _, part in parts if part.twist), ""),
         )
+
+
+def _has_numbers(groups: Groups, setting: Fit) -> bool:
+    """Whether a group has the same, of each number that changes from step to step."""
+    for name, _ in setting.hypothesis.free:
+        if not any(np.array_equal(x.values.get(name, ()), setting.values[name]) for _, x in groups):
+            return False
+    return True
 
 
 def _few(trajectory: Trajectory) -> list[str]:
