@@ -13,10 +13,10 @@ from arrayopt.testing import Trajectory, diagnose
 from arrayopt.testing.diagnosis import fit
 from arrayopt.testing.diagnosis.entry import run
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis, plain
-from arrayopt.testing.diagnosis.model import Model, Seen, one_set
+from arrayopt.testing.diagnosis.model import Model, one_set
 from arrayopt.testing.diagnosis.simulate import rounded
 from arrayopt.testing.diagnosis.subjects import as_subject
-from arrayopt.testing.diagnosis.trajectory import gradients, parameters
+from arrayopt.testing.diagnosis.trajectory import Seen, gradients, parameters
 from tests.support.slow import marked
 from tests.testing.faulty import adam, lamb, lars, sgd
 
@@ -298,9 +298,8 @@ def test_simulated_rules_are_the_rules(hypothesis):
 )
 def test_every_change_of_a_rule_has_a_graph(names):
     """What cannot be traced could not be simulated."""
-    seen = Seen(recorded(ao.SGD(lr=0.1)).only(names))
-    shapes = [x.shape for x in seen.trajectory.params[0].values()]
-    for one in plain(shapes):
+    seen = Seen(recorded(ao.SGD(lr=0.1))).only(names)
+    for one in plain(seen.shapes):
         for hypothesis in one.neighbours(narrow=False, known=True):
             assert Model(hypothesis, seen, {}).simulation.blocks, hypothesis
 

@@ -78,7 +78,7 @@ def refined(found: Fit, limit: int = 40) -> Fit:
     moved = [_Moved(name, given[name], hypers(model.hypothesis.kind).get(name)) for name in tried]
     start = np.concatenate([x.start for x in moved])
     count, ends = len(start), np.cumsum([len(x.start) for x in moved])[:-1]
-    exact = "float64" in model.seen.trajectory.dtypes.values()
+    exact = "float64" in model.seen.dtypes.values()
     hold = HOLD * (min(1.0, max(least, 1e-15)) if exact else 1.0)
     last: list[Any] = [None]
 

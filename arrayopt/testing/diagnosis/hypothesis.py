@@ -115,10 +115,10 @@ class Hypothesis:
         """Whether there is such a rule, and its twist means something there."""
         return self.exists() and self.twisted.applies(self.rule())
 
-    def takes(self, tensors: Iterable[Any]) -> bool:
-        """Whether the rule is one for all these tensors."""
+    def takes(self, shapes: Iterable[tuple[int, ...]]) -> bool:
+        """Whether the rule is one for tensors of all these shapes."""
         rule = self.rule()
-        return not any(rule.refuses(np, x) for x in tensors)
+        return not any(rule.refuses(np, np.zeros(shape)) for shape in shapes)
 
     def _switched_on(self) -> dict[str, Sequence[float]]:
         """Numbers that are switched on, and where the search for these begins."""
@@ -172,8 +172,8 @@ class Hypothesis:
 
 def plain(shapes: Iterable[tuple[int, ...]] = ((1,),)) -> list[Hypothesis]:
     """Every rule as it is by default that takes tensors of these shapes, and with the switches in `ORDINARY`."""
-    tensors = [np.zeros(shape) for shape in set(shapes)]
-    found = [one for one in map(Hypothesis, _kinds()) if one.takes(tensors)]
+    several = set(shapes)
+    found = [one for one in map(Hypothesis, _kinds()) if one.takes(several)]
     for name in sorted(ORDINARY):
         for one in list(found):
             for f in (f for f in fields(one.kind) if f.name == name):

@@ -12,7 +12,8 @@ from arrayopt.arrays import NARROW
 from arrayopt.fusion.trace import TraceError
 from arrayopt.testing.diagnosis.fit import ENOUGH, LEAST, LINEAR, LOWER, fit, moved, refined, snapped
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis, numbers, plain
-from arrayopt.testing.diagnosis.model import Fit, Model, Seen
+from arrayopt.testing.diagnosis.model import Fit, Model
+from arrayopt.testing.diagnosis.trajectory import Seen
 
 __all__ = ["Search", "Watch", "attempt"]
 
@@ -45,12 +46,12 @@ class Search:
     """Hypotheses that are tried on a trajectory, each with the best numbers so far.
 
     Numbers that are `known` are not to be found; if they are `certain`, twists are tried that only such numbers tell.
-    Among equals a rule comes first that is called `name`.
+    Among equals a rule comes first that is called as the subject is.
     """
 
-    def __init__(self, seen: Seen, known: Mapping[str, Any], name: str, watch: Watch, *, certain: bool = True) -> None:
-        self.seen, self.known, self.name, self.watch = seen, known, name, watch
-        self.narrow = any(x in NARROW for x in seen.trajectory.dtypes.values())
+    def __init__(self, seen: Seen, known: Mapping[str, Any], watch: Watch, *, certain: bool = True) -> None:
+        self.seen, self.known, self.name, self.watch = seen, known, seen.subject, watch
+        self.narrow = any(x in NARROW for x in seen.dtypes.values())
         self.tried: dict[Hypothesis, Fit] = {}
         self.certain = certain and bool(known)
 
@@ -61,7 +62,7 @@ class Search:
         not tried again.
         """
         if near is None:
-            first = plain(x.shape for x in self.seen.trajectory.params[0].values())
+            first = plain(self.seen.shapes)
             if self.narrow:
                 first += [replace(x, switches=(("master_weights", False),)) for x in first]
             self.take(dict.fromkeys(first))
