@@ -20,8 +20,6 @@ from arrayopt.state.verdict import CLIP_NORM
 from arrayopt.testing.backends import Backend, Functional, choose, start
 from arrayopt.testing.ulps import Scale, ulps
 
-__all__ = ["LIMITS", "Difference", "Outcome", "assert_equivalent", "compare", "whole"]
-
 LIMITS = {"float16": 4.0, "bfloat16": 4.0, "float32": 64.0, "float64": 64.0, "complex64": 64.0, "complex128": 64.0}
 """The ULPs that pass for each dtype of parameters, unless one says otherwise.
 

@@ -16,8 +16,6 @@ from arrayopt.testing.equivalence import Difference
 from arrayopt.testing.report import document, table
 from arrayopt.testing.ulps import in_short, plain
 
-__all__ = ["NOT_SEARCHED", "Diagnosis", "number", "numbers_in_words", "page"]
-
 NOT_SEARCHED = "known, not searched"
 COLOURS = ("#08519c", "#a33b00", "#238b45", "#6a51a3", "#525252", "#99000d")
 LEFT, RIGHT, TOP, BOTTOM = 64.0, 570.0, 12.0, 268.0  # of the plot's frame, in 720 by 300

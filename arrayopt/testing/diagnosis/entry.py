@@ -24,8 +24,6 @@ from arrayopt.testing.diagnosis.words import no_rule
 from arrayopt.testing.equivalence import LIMITS as CHECKED
 from arrayopt.testing.equivalence import whole
 
-__all__ = ["check", "diagnose", "record", "run"]
-
 
 def diagnose(
     step: Any,

@@ -13,20 +13,6 @@ from arrayopt.testing.diagnosis.hypothesis import USUAL
 from arrayopt.testing.diagnosis.model import Fit, Model, Sets
 from arrayopt.testing.diagnosis.trajectory import Values
 
-__all__ = [
-    "ENOUGH",
-    "LEAST",
-    "LINEAR",
-    "LOWER",
-    "MADE_UP",
-    "fit",
-    "least_squares",
-    "moved",
-    "refined",
-    "simplified",
-    "snapped",
-]
-
 LINEAR = ("weight_decay", "momentum", "dampening", "weight_lr_power")  # moved themselves: they may be zero
 WHOLE = frozenset({"lookahead_steps"})  # whole numbers are tried and not fitted
 REACH = 100.0  # numbers are taken times this: MINPACK's first step from zero then moves them by a factor of e

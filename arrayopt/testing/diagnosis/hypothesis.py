@@ -13,8 +13,6 @@ from arrayopt.rules.base import Rule
 from arrayopt.rules.fields import hypers, is_flag, is_off
 from arrayopt.testing.diagnosis.twists import TWISTS, Twist
 
-__all__ = ["OFF", "USUAL", "Hypothesis", "hyper_names", "not_searched", "numbers", "plain"]
-
 # Fields that change no step here, or that are tried with another; and those that are as plain switched on as off.
 LEFT_ALONE = {"stacked", "blocks", "project", "ema_decay", "lookahead_alpha", "rounding", "ns_dtype"}
 ORDINARY = {"momentum", "nesterov"}

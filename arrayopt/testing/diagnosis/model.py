@@ -12,8 +12,6 @@ from arrayopt.testing.diagnosis.hypothesis import Hypothesis, numbers
 from arrayopt.testing.diagnosis.simulate import Simulation, rounded
 from arrayopt.testing.diagnosis.trajectory import Seen, Values
 
-__all__ = ["LIMITS", "Fit", "Model", "Sets", "one_set"]
-
 Sets = dict[str, Values]  # numbers by name, each of shape (sets, 1 or steps, 1 or tensors)
 
 # The ULPs within which a rule counts as found, or the share of a tensor's update: 1 - β^t, as it stands, loses digits.

@@ -15,8 +15,6 @@ from arrayopt.testing.diagnosis.hypothesis import Hypothesis, numbers, plain
 from arrayopt.testing.diagnosis.model import Fit, Model
 from arrayopt.testing.diagnosis.trajectory import Seen
 
-__all__ = ["Search", "Watch", "attempt"]
-
 WIDTH = 4  # how many of the nearest go on with one change more
 LOOKED = 15  # of how many switches, and of how many twists, of one of these numbers are fitted, after a glance at all
 WORKED = 5  # and how many of these are worked on

@@ -21,8 +21,6 @@ from arrayopt.rules.base import Rule
 from arrayopt.state.quantized import dequantized, quantized
 from arrayopt.testing.diagnosis.trajectory import Seen, Values
 
-__all__ = ["Simulation", "rounded"]
-
 AT_ONCE = 2**15  # so many elements are evaluated at once
 Steps = list[tuple[Node, Callable[..., Any]]]
 """Nodes, each with what computes it."""

@@ -24,8 +24,6 @@ from arrayopt.rules.base import Rule
 from arrayopt.rules.fields import hypers
 from arrayopt.testing.diagnosis.trajectory import parameters
 
-__all__ = ["Subject", "as_subject", "keeps_nothing"]
-
 Step = Callable[[Mapping[str, Array], Mapping[str, Array | None]], Mapping[str, Array]]
 
 

@@ -14,8 +14,6 @@ from arrayopt.testing.diagnosis.search import Search, Watch, attempt
 from arrayopt.testing.diagnosis.trajectory import Seen
 from arrayopt.testing.diagnosis.words import diagnosis_of, made_up, no_rule, unseen, untold
 
-__all__ = ["Examination"]
-
 MANY, FEW = 6, 3  # with more tensors than these, so few are searched first
 LARGE = 400  # which have at most so many elements
 ENOUGH = 6  # of so many elements a number is found for each step

@@ -12,8 +12,6 @@ import numpy as np
 from arrayopt.testing.equivalence import Difference
 from arrayopt.testing.ulps import Scale, ulps
 
-__all__ = ["STEPS", "Seen", "Trajectory", "Values", "each", "gradients", "parameters"]
-
 Values = np.ndarray[Any, Any]
 Rows = Sequence[Mapping[str, Any]]
 

@@ -16,8 +16,6 @@ from arrayopt.rules.words import bias_correction, on_scalar, trust_ratio
 from arrayopt.testing.diagnosis.simulate import rounded
 from arrayopt.testing.diagnosis.trajectory import Seen, Values
 
-__all__ = ["TWISTS", "Twist"]
-
 Numbers = dict[str, Any]
 """Hyper-parameters, ``t`` and ``grad_factor``, as arrays that broadcast to (sets, steps, tensors)."""
 Change = Callable[[type[Rule]], type[Rule]]

@@ -16,8 +16,6 @@ from arrayopt.testing.diagnosis.model import Fit, one_set
 from arrayopt.testing.diagnosis.trajectory import Seen
 from arrayopt.testing.ulps import in_short
 
-__all__ = ["diagnosis_of", "made_up", "no_rule", "unseen", "untold"]
-
 # Switches that have better words than their names, and numbers that may be switched on.
 SWITCHES: Mapping[tuple[str, Any], str] = {
     ("bias_correction", False): "no bias correction",
