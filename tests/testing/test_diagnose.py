@@ -137,7 +137,7 @@ def test_a_planted_fault_is_one_change_of_a_rule(make, options, fault):
     seen = Seen(recorded(make(fault=fault, **options)))
     for changes, right in ((switches, twist), True), ((switches if make is sgd else (), ""), False):
         model = Model(Hypothesis(kind, *changes), seen, {})
-        rule = model.hypothesis.rule()
+        rule = model.hypothesis.rule
         values = {n: numbers.get(n, getattr(rule, n, None)) for n in model.names}
         assert model.at(values)[0].passes == right
 
@@ -279,7 +279,7 @@ def test_what_cannot_be_seen_is_said():
 @pytest.mark.parametrize("hypothesis", plain(), ids=lambda h: f"{h.kind.__name__}{len(h.switches)}")
 def test_simulated_rules_are_the_rules(hypothesis):
     """Every rule of the package, new ones too: evaluated for several numbers at once, they are what the engine does."""
-    rule = hypothesis.rule()
+    rule = hypothesis.rule
     made = recorded(rule)
     model = Model(hypothesis, Seen(made), {})
     values = {name: getattr(rule, name) for name in model.names}

@@ -155,7 +155,7 @@ def fit(model: Model, warm: Mapping[str, Any], *, quick: bool = False) -> Fit:
 
 def _starts(model: Model, warm: Mapping[str, Any], *, quick: bool) -> Iterator[dict[str, Any]]:
     """Where to begin: with the rule's numbers, with those that are `warm`, and, unless `quick`, with each usual one."""
-    rule, stepped = model.hypothesis.rule(), STEPPED.get(model.hypothesis.kind.__name__, {})
+    rule, stepped = model.hypothesis.rule, STEPPED.get(model.hypothesis.kind.__name__, {})
     base = {name: getattr(rule, name, None) for name in model.unknown}
     warm = {k: x if np.shape(x) in ((), model.shape(k)) else float(np.mean(x)) for k, x in warm.items() if k in base}
     grids = {name: x for name, x in {**model.hypothesis.starts(), **stepped}.items() if name in base}

@@ -40,16 +40,20 @@ class Model:
     @cached_property
     def simulation(self) -> Simulation:
         """The rule, twisted, on the gradients, twisted."""
-        rule, twist = self.hypothesis.rule(), self.hypothesis.twisted
-        kind = twist.kind(type(rule))
-        if kind is not type(rule):
-            rule = kind(**{name: getattr(rule, name) for name in (*hypers(type(rule)), *dict(rule.switches))})
-        return Simulation(rule, twist.sees(self.seen), twist.state)
+        rule, twist = self.hypothesis.rule, self.hypothesis.twisted
+        kind, seen = twist.kind(type(rule)), twist.sees(self.seen)
+        key = kind, rule.structure, twist.state
+        if key not in seen.simulations:
+            if kind is not type(rule):
+                rule = kind(**{name: getattr(rule, name) for name in (*hypers(type(rule)), *dict(rule.switches))})
+            seen.simulations[key] = Simulation(rule, seen, twist.state)
+        made: Simulation = seen.simulations[key]
+        return made
 
     @cached_property
     def names(self) -> list[str]:
         """All numbers that do something."""
-        return [*numbers(self.hypothesis.rule()), *self.hypothesis.twisted.numbers]
+        return [*numbers(self.hypothesis.rule), *self.hypothesis.twisted.numbers]
 
     @cached_property
     def unknown(self) -> list[str]:

@@ -178,7 +178,7 @@ class Search:
         h = match.hypothesis
         yield from h.with_one_switch_less()
         kinds = [replace(h, kind=kind) for kind in dict.fromkeys(x.kind for x in self.tried)]
-        yield from [x for x in kinds if x.applies() and set(numbers(x.rule())) <= set(match.values)]
+        yield from [x for x in kinds if x.applies() and set(numbers(x.rule)) <= set(match.values)]
         for whole in [replace(h, twist="", free=())] if h.free else []:
             yield from (x for x in self.neighbours(whole) if not x.twist and not x.free)
         for whole in [replace(h, twist="")] if h.twist else []:

@@ -170,8 +170,9 @@ class _Block:
             for n, row in rows.items():
                 row.append(at[n])
             fresh = [rounded(at[new], stored) if stored else at[new] for _, new, stored in self._slots]
+            every = took.all()
             for (n, *_), new in zip(self._slots, fresh, strict=True):
-                at[n] = new if took.all() else np.where(took, new, at[n])
+                at[n] = new if every else np.where(took, new, at[n])
         for n, row in rows.items():  # the slots before the first step are the same for all sets
             values[n] = np.concatenate(np.broadcast_arrays(*row) if row[0].shape != row[-1].shape else row, axis=1)
 

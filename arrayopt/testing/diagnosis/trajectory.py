@@ -120,6 +120,7 @@ class Seen:
         ulp = 1.0 / np.maximum(self.distance(self.got + 1.0), 1e-300)
         exact = self.by_dtype({"float64": 0.0}, 16.0)
         least = np.maximum(exact * np.where(np.isfinite(ulp), ulp, 0.0), 1e-290)
+        self.simulations: dict[Any, Any] = {}  # those that were made, by what they depend on
         self.units = np.maximum(self.updates, least)  # of errors: the update, or some ULPs where rounding loses it
 
     def only(self, names: Sequence[str]) -> "Seen":
@@ -134,7 +135,7 @@ class Seen:
     def with_grads(self, grads: Values) -> "Seen":
         """The same with other gradients."""
         made = copy.copy(self)
-        made.grads = grads
+        made.grads, made.simulations = grads, {}
         return made
 
     def by_dtype(self, values: Mapping[str, float], other: float = 0.0) -> Values:

@@ -218,6 +218,6 @@ def _rule(found: Fit) -> Rule | None:
     if found.hypothesis.twist or any(np.ndim(x) for x in found.values.values()):
         return None
     try:
-        return found.hypothesis.rule({k: float(x) for k, x in found.values.items()})
+        return found.hypothesis.rule_with({k: float(x) for k, x in found.values.items()})
     except (TypeError, ValueError):  # a number outside its interval
         return None
