@@ -98,10 +98,10 @@ def diagnose(
     seen = Seen(step if subject is None else run(subject, grads, whole(who, "steps", steps), who))
     if subject is not None and subject.again:
         one = Seen(run(as_subject(step, params, who), seen.trajectory.grads[:1], 1, who))
-        far = one.distance(seen.got[:1]) > one.by_dtype(LIMITS)
-        odd = [name for name, part in one.parts.items() if far[:, part].any()]
-        if odd:
-            return no_rule(seen, f"two runs of the first step differ in {', '.join(odd)}")
+        same = one.where(one.distance(seen.got[:1]) <= one.by_dtype(LIMITS))
+        if same != seen.names:
+            odd = ", ".join(name for name in seen.names if name not in same)
+            return no_rule(seen, f"two runs of the first step differ in {odd}")
     given, watch = {**({} if subject is None else subject.known), **given}, Watch(on_try, seconds)
     found = Examination(seen, given, given, watch).run(depth)
     if found.name and given and not found.explained and found.error >= LOWER and not watch.over:

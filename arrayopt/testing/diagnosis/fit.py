@@ -264,6 +264,11 @@ def _often(name: str, x: Any, often: tuple[Any, ...]) -> Any:
     return x
 
 
+def is_short(x: float, digits: int = 1, near: float = 1e-6) -> bool:
+    """Whether a number has few digits, or nearly so."""
+    return math.isclose(x, float(f"{x:.{digits}g}"), rel_tol=near)
+
+
 def _short(name: str, x: Any, digits: int) -> Any:
     """A number rounded to some digits; one near 1 by its distance from 1, a factor of gradients to a power of two."""
     if np.ndim(x):

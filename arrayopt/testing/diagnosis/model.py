@@ -183,4 +183,4 @@ class Fit:
     @property
     def agreeing(self) -> list[str]:
         """The tensors of which all is near enough."""
-        return [name for name, part in self.model.seen.parts.items() if not self.judged[1][:, part].any()]
+        return self.model.seen.where(~self.judged[1])

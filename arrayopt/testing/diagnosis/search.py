@@ -10,7 +10,7 @@ import numpy as np
 
 from arrayopt.arrays import NARROW
 from arrayopt.fusion.trace import TraceError
-from arrayopt.testing.diagnosis.fit import ENOUGH, LEAST, LINEAR, LOWER, fit, moved, refined, snapped
+from arrayopt.testing.diagnosis.fit import ENOUGH, LEAST, LINEAR, LOWER, fit, is_short, moved, refined, snapped
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis, numbers, plain
 from arrayopt.testing.diagnosis.model import Fit, Model
 from arrayopt.testing.diagnosis.trajectory import Seen
@@ -241,11 +241,6 @@ def _simplicity(x: Fit, name: str) -> tuple[Any, ...]:
     unusual = sum(bool(np.any(np.asarray(value) != usual.get(key))) for key, value in x.values.items())
     odd = not np.all(np.asarray(x.values.get("eps", 1.0)) > 1e-15)  # where eps does nothing, another place has it
     values = [float(y) for value in x.values.values() for y in np.ravel(value)]
-    long = sum(not (_tidy(y) or _tidy(1.0 - y)) for y in values)
+    long = sum(not (is_short(y, 4, 1e-12) or is_short(1.0 - y, 4, 1e-12)) for y in values)
     ulps = x.ulps if x.passes else math.inf
     return h.changes + len(h.free), odd, long, exactly, named, bool(h.twist), len(h.switches), unusual, ulps
-
-
-def _tidy(x: float) -> bool:
-    """Whether a number has few digits."""
-    return math.isclose(x, float(f"{x:.4g}"), rel_tol=1e-12)

@@ -62,13 +62,13 @@ class Simulation:
         Numbers broadcast to (sets, steps, tensors). ``t`` is the number of updates, and gradients are multiplied by
         ``grad_factor``.
         """
-        (steps, elements), sets = self.seen.got.shape, max(len(x) for x in hypers.values())
-        numbers = {k: np.broadcast_to(x, (len(x), steps, len(self.seen.names))) for k, x in hypers.items()}
-        found = np.empty((sets, steps, elements))
+        sets = max(len(x) for x in hypers.values())
+        found = np.empty((sets, *self.seen.got.shape))
         with np.errstate(all="ignore"):
             for block in self.blocks:
                 ones = (1,) * (block.p.ndim - 3)
-                laid = {k: x[:, :, block.index].reshape(len(x), steps, -1, *ones) for k, x in numbers.items()}
+                own = {k: x if x.shape[2] == 1 else x[:, :, block.index] for k, x in hypers.items()}
+                laid = {k: x.reshape(*x.shape, *ones) for k, x in own.items()}
                 few = max(1, AT_ONCE // block.p.size)
                 for i in range(0, sets, few):
                     new = block.run({k: x if len(x) == 1 else x[i : i + few] for k, x in laid.items()})

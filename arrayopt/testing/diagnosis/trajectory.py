@@ -138,6 +138,10 @@ class Seen:
         made.grads, made.simulations = grads, {}
         return made
 
+    def where(self, true: Values) -> list[str]:
+        """The tensors of which something is true of all elements, in all steps."""
+        return [name for name, part in self.parts.items() if true[:, part].all()]
+
     def by_dtype(self, values: Mapping[str, float], other: float = 0.0) -> Values:
         """Of each element, the value of its dtype."""
         return np.array([values.get(x, other) for x in self.dtypes.values()])[self.tensor]

@@ -10,7 +10,7 @@ import numpy as np
 from arrayopt.rules.base import Rule
 from arrayopt.rules.fields import hypers
 from arrayopt.testing.diagnosis.diagnosis import Diagnosis, number, numbers_in_words
-from arrayopt.testing.diagnosis.fit import MADE_UP, simplified
+from arrayopt.testing.diagnosis.fit import MADE_UP, is_short, simplified
 from arrayopt.testing.diagnosis.hypothesis import OFF, Hypothesis
 from arrayopt.testing.diagnosis.model import Fit, one_set
 from arrayopt.testing.diagnosis.trajectory import Seen
@@ -76,7 +76,7 @@ def remarks(values: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
     if plain.get("beta1", 0.0) > plain.get("beta2", 1.0):
         made.append("β1 is larger than β2: they may be swapped")
     eps = plain.get("eps", 0.0)
-    if eps > 0 and not _short(eps) and "eps" not in known:
+    if eps > 0 and not is_short(eps) and "eps" not in known:
         for factor in 2.0 ** np.arange(-30, 31):
             power = math.log10(eps * factor)
             if abs(power - round(power)) < 1e-6 and -10 <= round(power) <= -5:
@@ -86,15 +86,11 @@ def remarks(values: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
         if name in plain and not np.ndim(x) and x > 0 and not math.isclose(plain[name], x, rel_tol=1e-3):
             made.append(f"{name} is {plain[name] / x:.6g} times the {number(x)} that it is said to be")
     decay, lr = plain.get("weight_decay", 0.0), plain.get("lr", 0.0)
-    if decay and lr and not _short(decay) and _short(decay * lr):
+    if decay and lr and not is_short(decay) and is_short(decay * lr):
         made.append(f"lr times weight_decay is {decay * lr:.3g}: the decay may not be multiplied by lr")
     if decay < 0:
         made.append("weight decay has the wrong sign")
     return made[:3]
-
-
-def _short(x: float) -> bool:
-    return math.isclose(x, float(f"{x:.1g}"), rel_tol=1e-6)
 
 
 def unseen(best: Fit) -> tuple[str, ...]:
@@ -190,7 +186,7 @@ def diagnosis_of(fits: Sequence[Fit], known: Mapping[str, Any], reason: str = ""
         error=best.cost,
         remarks=tuple(notes),
         by_step={name: distances[:, part].max(axis=1, initial=0.0).tolist() for name, part in seen.parts.items()},
-        agreeing=tuple(name for name, part in seen.parts.items() if not beyond[:, part].any()),
+        agreeing=tuple(seen.where(~beyond)),
         finite=not gone,
         reason=gone[0] if gone else reason,
         changes=tuple(own),
