@@ -253,7 +253,7 @@ def test_over_small_tensors_blas_is_held_to_one_thread(small, monkeypatch):
         return real(x, **how)
 
     if not small:
-        monkeypatch.setattr(launch, "SMALL", 11)
+        monkeypatch.setattr(launch, "SMALL_TENSOR", 11)
     monkeypatch.setattr(np.linalg, "qr", counted)
     with threadpoolctl.threadpool_limits(2, "blas"):
         run(RULE, drawn(w=(3, 4)), steps=3, engine="numpy")
