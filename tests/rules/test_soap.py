@@ -200,7 +200,7 @@ WHY = "SOAP runs some updates unfused, depending on the step number, which this 
 def test_fused_engines_make_the_first_and_every_fth_update_as_it_is_written(frequency, monkeypatch):
     """Of each tensor by its own count."""
     made, real = [], apply.apply_one
-    monkeypatch.setattr(apply, "apply_one", lambda *args, **how: made.append(how["origin"][0]) or real(*args, **how))
+    monkeypatch.setattr(apply, "apply_one", lambda *args, **how: made.append(args[0].name) or real(*args, **how))
     rule = ao.SOAP(lr=0.1, precondition_frequency=frequency)
     params, rng, found, late = drawn(a=(2, 3), b=(5, 2), late=(3, 3)), np.random.default_rng(1), [], 2
     fused, exact = (ao.Optimizer({n: p.copy() for n, p in params.items()}, rule, engine=e) for e in FUSED_AND_WRITTEN)
