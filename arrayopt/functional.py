@@ -6,7 +6,7 @@ from typing import Any, Literal, overload
 import numpy as np
 from array_api_compat import is_jax_array
 
-from arrayopt.arrays import array_namespace, detached, dtype_name, is_array, place, size, working_dtype
+from arrayopt.arrays import array_namespace, detached, dtype_name, is_array, on_its_device, place, size, working_dtype
 from arrayopt.engines.apply import apply
 from arrayopt.engines.layers import unless
 from arrayopt.engines.totals import Work, together
@@ -243,7 +243,8 @@ def update(
 def _update(*given: Any, **options: Any) -> Any:
     """One tensor's update; given last are its hyper-parameters and the totals that are known."""
     rule, p, g, slots, t, hypers, known = given
-    return apply(rule, p, g, slots, t, {**hypers, **known} if known else hypers, **options)
+    with on_its_device(p):
+        return apply(rule, p, g, slots, t, {**hypers, **known} if known else hypers, **options)
 
 
 def _counts(p: Any) -> Any:
