@@ -127,6 +127,8 @@ class _Blocks(Batch):
         for (_, stack), members in found.items():
             size = int(self.geo["SIZE"][members[0]])
             most = max(1, self.chunk // size)
+            if self.flat and size > TOGETHER and stack is None:  # copies would take longer
+                most = 1
             for i in range(0, len(members), most):
                 some = members[i : i + most]
                 if self.flat and len(some) * size <= PACKED and stack is None:
