@@ -10,45 +10,9 @@ from typing import Any
 
 import array_api_compat
 import numpy as np
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace as array_namespace
 
 from arrayopt.codecs import CODECS
-
-__all__ = [
-    "NARROW",
-    "REAL",
-    "WORKING",
-    "Array",
-    "Grads",
-    "Ints",
-    "array_namespace",
-    "copied",
-    "detached",
-    "dtype_name",
-    "dtype_of",
-    "holder",
-    "holds_alone",
-    "is_array",
-    "is_captured",
-    "is_on_host",
-    "kind",
-    "library",
-    "like",
-    "look",
-    "memory",
-    "of_host",
-    "on_its_device",
-    "place",
-    "plain_name",
-    "real_dtype",
-    "sharded_like",
-    "size",
-    "store",
-    "to_host",
-    "working_dtype",
-    "writable",
-    "zeros_in_place_of",
-]
 
 Array = Any
 """An array of any array-API library."""

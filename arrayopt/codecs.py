@@ -6,9 +6,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["BLOCK", "CODECS", "PAIR", "QUANTIZED", "SCALE", "SPLIT", "STORED", "Codec", "is_rounded", "item_size"]
-
-
 BLOCK = 32
 """Quantized numbers share a scale in blocks of so many neighbours, in C order; the last block may be shorter."""
 

@@ -9,10 +9,6 @@ from typing import Any
 
 from arrayopt.foreign_names import ABSENT, RULE, SAME, SPREAD, STORED
 
-__all__ = [
-    "alias", "check_call", "check_names", "check_options", "close_to", "got", "no_attribute", "spread", "unknown",
-]  # fmt: skip
-
 _UNKNOWN = object()
 
 

@@ -3,8 +3,6 @@
 import re
 from collections.abc import Mapping
 
-__all__ = ["ABSENT", "DOOR", "INNER", "OPTAX", "OPTIMIZER", "RULE", "SAME", "SCHEDULE", "SOLVER", "SPREAD", "STORED"]
-
 OPTAX = {"learning_rate": "lr", "b1": "beta1", "b2": "beta2", "b3": "beta3"}
 """What optax calls fields of rules."""
 

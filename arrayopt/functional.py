@@ -26,8 +26,6 @@ from arrayopt.state.run import is_count
 from arrayopt.state.slots import new_slots
 from arrayopt.state.verdict import CLIP_NORM, Verdict, joint_norm, judge
 
-__all__ = ["init", "update"]
-
 
 def init(
     rule: Rule,

@@ -4,8 +4,6 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-__all__ = ["Text", "number", "table"]
-
 
 class Text(str):
     """A string that a notebook shows in a fixed-width font."""

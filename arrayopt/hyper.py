@@ -13,23 +13,6 @@ import numpy as np
 from arrayopt.arrays import array_namespace, detached, dtype_name, is_array
 from arrayopt.foreign import got
 
-__all__ = [
-    "Hyper",
-    "Listed",
-    "choice",
-    "coerce",
-    "concrete",
-    "data",
-    "evaluate",
-    "flag",
-    "is_number",
-    "listed",
-    "real",
-    "scalar",
-    "structural",
-    "whole",
-]
-
 Hyper = float | Callable[[int], float] | Sequence[float]
 """What may be given for a number: a float, a function of the step (from 0), or a sequence indexed by the step."""
 

@@ -10,17 +10,6 @@ from array_api_compat import is_cupy_array, is_torch_array
 from arrayopt.arrays import REAL, WORKING, Array, dtype_name, library
 from arrayopt.engines.table import FUSED
 
-__all__ = [
-    "LIBRARIES",
-    "Library",
-    "UnavailableError",
-    "engines_for",
-    "library_name",
-    "numpy_dtype",
-    "open_library",
-    "to_numpy",
-]
-
 LIBRARIES = {
     "numpy": ("array_api_compat.numpy", "pip install numpy"),
     "cupy": ("array_api_compat.cupy", "an NVIDIA GPU and pip install 'arrayopt[cuda12]' or 'arrayopt[cuda13]'"),

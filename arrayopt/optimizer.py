@@ -31,8 +31,6 @@ from arrayopt.step.guard import Guard
 from arrayopt.step.hooks import attach
 from arrayopt.step.stats import Stats
 
-__all__ = ["Optimizer"]
-
 NOT_GIVEN: Any = object()
 """What `Optimizer.step` takes for gradients where there are none: None may be the gradient of a lone parameter."""
 

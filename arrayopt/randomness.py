@@ -11,26 +11,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "PARITY",
-    "ROTATIONS",
-    "ROUNDS",
-    "current_bfloat16",
-    "current_float16",
-    "halves",
-    "joined_bfloat16",
-    "joined_float16",
-    "key",
-    "low_bfloat16",
-    "low_float16",
-    "position_uniform",
-    "round_bfloat16",
-    "round_float16",
-    "signed",
-    "threefry",
-    "uniform",
-]
-
 ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 """By how many bits each round rotates, eight after each other."""
 

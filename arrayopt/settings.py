@@ -25,8 +25,6 @@ from arrayopt.state.tensors import Tensor
 from arrayopt.state.verdict import CLIP_NORM
 from arrayopt.step.stats import Stats
 
-__all__ = ["Settings"]
-
 
 class Settings(Saved):
     """Settings, state and numbers of the run; a base of `Optimizer`."""

@@ -6,9 +6,6 @@ import array_api_compat
 
 from arrayopt.arrays import Array
 
-__all__ = ["Streams"]
-
-
 DEFAULT = (0, 1)
 """Pointers of the default stream. That of a thread (2) can be captured."""
 

@@ -12,20 +12,6 @@ from typing import Any
 import arrayopt as ao
 from arrayopt.rules.base import Rule
 
-__all__ = [
-    "amount",
-    "assignment",
-    "from_module",
-    "listed",
-    "make_rule",
-    "named",
-    "natural",
-    "output_path",
-    "positive",
-    "rule_class",
-    "shape",
-]
-
 
 def listed(read: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
     """One or more of something, separated by commas, each once."""
@@ -104,12 +90,16 @@ def shape(text: str) -> tuple[int, ...]:
 
 
 def assignment(text: str) -> tuple[str, Any]:
-    """A name and a Python value, ``weight_decay=0.1``."""
+    """A name and a Python value, ``weight_decay=0.1``, or a word, ``state_dtype=int8``."""
     name, _, value = text.partition("=")
     try:
+        if value.strip().isidentifier() and value.strip() not in ("True", "False", "None"):
+            return name.strip(), value.strip()
         return name.strip(), ast.literal_eval(value.strip())
     except (ValueError, SyntaxError):
-        raise ArgumentTypeError(f"must be NAME=VALUE with a number, True, False or None; got {text!r}") from None
+        raise ArgumentTypeError(
+            f"must be NAME=VALUE with a number, a word, True, False or None; got {text!r}"
+        ) from None
 
 
 def from_module(text: str) -> Any:

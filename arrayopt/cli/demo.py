@@ -7,8 +7,6 @@ from typing import Any
 
 from arrayopt.cli.arguments import listed, named, natural, output_path, positive
 
-__all__ = ["add"]
-
 FIGURES = (".png", ".pdf", ".svg")
 SEEDS = 3
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from arrayopt.cli.arguments import amount, assignment, from_module, natural, output_path, positive
 
-__all__ = ["add"]
-
 
 def add(commands: Any) -> None:
     """Add the command."""

@@ -17,9 +17,6 @@ from arrayopt.params.groups import Group
 from arrayopt.state.run import Run
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["add"]
-
-
 SHAPES = ((768, 3072), (3072,))
 """What is explained where no shapes are given."""
 

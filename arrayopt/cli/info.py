@@ -17,8 +17,6 @@ from arrayopt.engines.native.kept import usable_folder
 from arrayopt.engines.threads import thread_source
 from arrayopt.libraries import LIBRARIES, Library, UnavailableError, engines_for, open_library
 
-__all__ = ["add", "versions"]
-
 PACKAGES = ("numpy", "array-api-compat", "numba", "torch", "jax", "array-api-strict", "ml_dtypes")
 
 

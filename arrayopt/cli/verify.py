@@ -10,8 +10,6 @@ from arrayopt.arrays import WORKING
 from arrayopt.cli.arguments import amount, listed, make_rule, named, natural, output_path, positive, rule_class, shape
 from arrayopt.cli.info import versions
 
-__all__ = ["add"]
-
 
 def add(commands: Any) -> None:
     """Add the command."""

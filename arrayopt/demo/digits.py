@@ -18,8 +18,6 @@ import arrayopt as ao
 from arrayopt.demo import network
 from arrayopt.libraries import Library
 
-__all__ = ["BACKENDS", "BATCHES", "CONTENDERS", "EPOCHS", "Contender", "Digits", "Run", "compare", "load", "steps_of"]
-
 Array = Any
 Schedule = Callable[[int], float]
 

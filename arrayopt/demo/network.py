@@ -22,8 +22,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from array_api_compat import array_namespace
 
-__all__ = ["init_params", "loss_and_grads", "scores"]
-
 Array = Any
 Params = dict[str, Any]
 

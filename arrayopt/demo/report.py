@@ -23,8 +23,6 @@ from rich.table import Table
 from arrayopt.demo.digits import BATCHES, Digits, Run, compare, steps_of
 from arrayopt.libraries import Library
 
-__all__ = ["figure", "progress", "show", "table"]
-
 # Okabe and Ito's colours, which remain apart for colour-blind eyes.
 RULE_COLOURS = {"LAMB": "#0072B2", "LANS": "#E69F00", "CAME": "#009E73", "AdamW": "#D55E00", "SGD": "#7F7F7F"}
 RULE_COLOURS["Muon"] = "#CC79A7"

@@ -5,8 +5,6 @@ from typing import Any
 
 from arrayopt.arrays import array_namespace, size
 
-__all__ = ["widened"]
-
 NESTED = "__bnb_optimizer_quant_state__"
 """Under what word bitsandbytes keeps codes and maps, from version 0.44 on."""
 

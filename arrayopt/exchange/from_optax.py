@@ -13,8 +13,6 @@ from arrayopt.params.trees import flatten
 from arrayopt.rules import LAMB, LARS, SGD, Adam, AdamW, Lion, Muon, RAdam, RMSprop, Rule
 from arrayopt.state.convert import converted
 
-__all__ = ["load_optax"]
-
 _ADAM = {"ScaleByAdamState": {"mu": "m", "nu": "v"}}
 _TRACE = {"TraceState": {"trace": "buf"}}
 _READ: dict[type[Rule], dict[str, dict[str, str]]] = {

@@ -17,8 +17,6 @@ from arrayopt.state.slots import new_slots
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["load_torch"]
-
 
 def load_torch(
     opt: "Optimizer | torch.optim.Optimizer", state: Mapping[str, Any], *, names: Sequence[str] | None = None

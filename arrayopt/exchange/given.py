@@ -5,8 +5,6 @@ from typing import Any
 
 from arrayopt.optimizer import Optimizer
 
-__all__ = ["below", "put_fields", "said"]
-
 
 def below(opt: Any) -> Any:
     """The `Optimizer` below one of `arrayopt.torch`; anything else as it is."""

@@ -6,8 +6,6 @@ from typing import Any
 
 from arrayopt.rules import LAMB, SGD, Adafactor, Adam, AdamW, Muon, NAdam, RAdam, RMSprop, Rule
 
-__all__ = ["KNOWN", "SOURCES", "Source"]
-
 
 @dataclass(frozen=True)
 class Source:

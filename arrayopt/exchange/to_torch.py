@@ -14,8 +14,6 @@ from arrayopt.saving.differences import describe
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["to_torch"]
-
 
 def _adam(h: Mapping[str, Any], rule: Any) -> dict[str, Any]:
     numbers = {"lr": h["lr"], "betas": (h["beta1"], h["beta2"]), "eps": h["eps"], "weight_decay": h["weight_decay"]}

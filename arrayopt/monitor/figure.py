@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["heat_maps"]
-
 Series = Mapping[str, tuple[list[int], list[float]]]
 
 LABELS = {

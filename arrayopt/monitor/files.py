@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
-__all__ = ["replacing_text"]
-
 
 @contextmanager
 def replacing_text(who: str, path: str, newline: str | None = None) -> Iterator[IO[str]]:

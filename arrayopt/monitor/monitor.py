@@ -20,8 +20,6 @@ from arrayopt.monitor.record import Record, quantities_of, rates_of
 from arrayopt.optimizer import Optimizer
 from arrayopt.saving.paths import checked_path, refuse_others
 
-__all__ = ["Monitor"]
-
 
 class Monitor:
     """Records the statistics of each tensor at some steps of an optimizer.

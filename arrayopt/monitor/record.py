@@ -5,8 +5,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Record", "quantities_of", "rates_of"]
-
 
 @dataclass
 class Record:

@@ -11,8 +11,6 @@ from arrayopt.projections import Projection
 from arrayopt.rules.base import Rule
 from arrayopt.rules.names import Values
 
-__all__ = ["Form", "Leaf", "Seen", "View"]
-
 
 class View(NamedTuple):
     """How a rule sees a tensor: with its axes in some order, and then in some shape."""

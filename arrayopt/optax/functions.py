@@ -11,8 +11,6 @@ from arrayopt.arrays import NARROW, dtype_name
 from arrayopt.foreign import check_names
 from arrayopt.foreign_names import RULE
 
-__all__ = ["function"]
-
 _INSTEAD = {
     "accumulate": "wrap it in optax.MultiSteps",
     "clip_norm": "clip before it: optax.chain(optax.clip_by_global_norm(1.0), ...)",

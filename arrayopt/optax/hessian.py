@@ -9,8 +9,6 @@ import optax
 from arrayopt.optax.transformation import state_of
 from arrayopt.rules import Sophia
 
-__all__ = ["EstimateState", "estimating"]
-
 
 class EstimateState(NamedTuple):
     """The state of Sophia with an estimate.

@@ -20,8 +20,6 @@ from arrayopt.rules.base import Rule
 from arrayopt.rules.fields import hypers
 from arrayopt.rules.words import bias_correction
 
-__all__ = ["SAME", "same_function"]
-
 _MASKS: dict[str, dict[str, Any]] = {
     "mask": {"weight_decay": 0.0},
     "weight_decay_mask": {"weight_decay": 0.0},

@@ -19,8 +19,6 @@ from arrayopt.rules.base import Rule
 from arrayopt.state.quantized import scales
 from arrayopt.state.slots import advising, new_slots
 
-__all__ = ["State", "masked", "spread", "state_of", "transform", "transformation"]
-
 
 class State(NamedTuple):
     """The state of a transformation.

@@ -16,8 +16,6 @@ from arrayopt.params.overlap import Region, may_share_element, region_of
 from arrayopt.params.replaced import short
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["WrittenMemory"]
-
 
 class WrittenMemory:
     """The memory of slots, and of parameters that are written in place.

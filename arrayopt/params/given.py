@@ -12,16 +12,6 @@ from arrayopt.params.kinds import refusal
 from arrayopt.params.overlap import overlaps_itself, shared
 from arrayopt.params.trees import flatten
 
-__all__ = [
-    "as_params",
-    "as_tree",
-    "check_params",
-    "extend",
-    "is_group_list",
-    "named_params",
-    "parse_group_list",
-]
-
 SHOWN = 10
 """The number of pairs that an error lists."""
 

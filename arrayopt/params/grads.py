@@ -15,8 +15,6 @@ from arrayopt.params.located import LocatedGrads
 from arrayopt.params.trees import LONE, flatten, leaves, template
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["GradMatcher", "match_grads"]
-
 
 class GradMatcher:
     """Matches the gradients of a step to tensors.

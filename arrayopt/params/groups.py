@@ -16,19 +16,6 @@ from arrayopt.rules.fields import hypers
 from arrayopt.state.convert import check_convertible, convert
 from arrayopt.state.tensors import Tensor
 
-__all__ = [
-    "Assigned",
-    "Group",
-    "Groups",
-    "assign",
-    "field_parameters",
-    "fields_of",
-    "grouped",
-    "labelled",
-    "override",
-    "unknown_key",
-]
-
 Pattern = str | re.Pattern[str] | Callable[[str, Array], bool]
 Given = Rule | Mapping[str, Any]
 """What the user gives for a group: a rule, or values of fields.

@@ -15,23 +15,6 @@ import numpy as np
 
 from arrayopt.arrays import Array, Ints
 
-__all__ = [
-    "CUPY_KIND",
-    "CUPY_SHAPE",
-    "WORD",
-    "Locations",
-    "cupy_addresses",
-    "cupy_locations",
-    "cupy_words",
-    "form_checker",
-    "header_indices",
-    "object_addresses",
-    "unchanged",
-    "word_index",
-    "word_ranges",
-    "words",
-]
-
 WORD = 8
 _TYPE, _ITEMS = 0, 2
 """Words in the header of an object and of a list, after the first."""

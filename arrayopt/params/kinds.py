@@ -8,8 +8,6 @@ import numpy as np
 
 from arrayopt.arrays import Array
 
-__all__ = ["refusal", "resolved"]
-
 
 def refusal(array: Any, *, parameter: bool = False, functional: bool = False) -> str | None:
     """Return why an array is unsupported, and what to do; None if it is supported.

@@ -18,8 +18,6 @@ from arrayopt.params.headers import (
 )
 from arrayopt.params.watch import DATA, FLAGS, numpy_words
 
-__all__ = ["FEW", "ORDERS", "Locate", "LocatedGrads", "dtypes", "locations_of", "locator"]
-
 FEW, SOME = 8, 50
 """Up to so many gradients are looked at one by one, or asked for dtypes, as quickly as by NumPy."""
 _DTYPE_OF = operator.attrgetter("dtype")

@@ -8,8 +8,6 @@ import numpy as np
 
 from arrayopt.arrays import Array, size, writable
 
-__all__ = ["Region", "may_share_element", "overlaps_itself", "region_of", "shared"]
-
 WORK = 100_000
 """The work to tell interleaved arrays apart, before they count as sharing an element."""
 

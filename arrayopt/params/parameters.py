@@ -18,8 +18,6 @@ from arrayopt.state.run import Run
 from arrayopt.state.shares import Block
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["Parameters"]
-
 Divide = Callable[[list[Group]], None]
 """Gives the tensors of new groups their shares among ranks."""
 

@@ -9,8 +9,6 @@ from arrayopt.arrays import Array, is_array
 from arrayopt.params.trees import flatten, rebuild
 from arrayopt.state.shares import Block
 
-__all__ = ["Part", "block_of", "has_parts", "local", "localized", "mesh_of", "strays", "with_array"]
-
 KEPT = 4096
 """The number of DTensor layouts that are remembered."""
 

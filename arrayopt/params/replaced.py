@@ -12,8 +12,6 @@ from arrayopt.params.watch import Watch
 from arrayopt.rules.base import Rule
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["PUT", "WROTE", "Lent", "Replaced", "check_slots_unshared", "exchange", "form", "short"]
-
 WROTE, PUT = 1, 2
 """What a user did to a parameter: wrote into it or moved it; put another array in its place."""
 

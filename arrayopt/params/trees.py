@@ -7,8 +7,6 @@ from typing import Any
 from arrayopt.arrays import Ints
 from arrayopt.params.headers import WORD, object_addresses, word_index, words
 
-__all__ = ["LONE", "Held", "Template", "flatten", "leaves", "rebuild", "template"]
-
 LONE = "param"
 """The name of a tree that is a single leaf."""
 

@@ -19,8 +19,6 @@ from arrayopt.params.headers import (
     words,
 )
 
-__all__ = ["DATA", "FLAGS", "Watch", "Writes", "numpy_words"]
-
 DATA, _NDIM, _SHAPE, _STRIDES, _DTYPE, FLAGS = 1, 2, 3, 4, 6, 7
 """Words in the header of a NumPy array, ``PyArrayObject_fields`` in C, after the first."""
 

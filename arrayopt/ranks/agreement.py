@@ -16,8 +16,6 @@ from arrayopt.ranks.machine import shared_at
 from arrayopt.ranks.same import checksum, differences, groups_of, plain, unlike
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["Agreement"]
-
 WISH, CHANGED, CHECKED, HOOKED = 1, 2, 4, 8
 """Flags of a vote: the rank wants statistics, has changed parameters, compares, has hooks."""
 

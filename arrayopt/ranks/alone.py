@@ -10,8 +10,6 @@ from arrayopt.params.groups import Group
 from arrayopt.params.replaced import Replaced
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["Alone", "Said"]
-
 Said = Callable[[], Mapping[str, Any]]
 """Returns what must be the same on all ranks, by the words that an error uses for it."""
 

@@ -13,8 +13,6 @@ from arrayopt.ranks.partition import fills
 from arrayopt.state.shares import Homed, Shards
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["Scattered", "collect", "in_library_of", "pieces_of", "slot_of"]
-
 
 def collect(comm: Comm, tensor: Tensor, slot: str, root: int | None) -> Any:
     """Return a complete slot, or the complete parameter ("p"), on all ranks.

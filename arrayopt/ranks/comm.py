@@ -9,19 +9,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "AddingComm",
-    "Bytes",
-    "Comm",
-    "DeviceComm",
-    "Packed",
-    "Pending",
-    "RankError",
-    "as_bytes",
-    "cut",
-    "starts_of",
-]
-
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 """Memory as a flat array of bytes."""
 

@@ -16,8 +16,6 @@ from arrayopt.ranks.machine import shared_at
 from arrayopt.ranks.reading import Reading
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["Arrivals", "Buffer", "Gather"]
-
 LARGE = 1 << 20
 """Pieces of so many bytes are a bucket of their own: they are received where they belong."""
 

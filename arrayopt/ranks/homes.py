@@ -29,8 +29,6 @@ from arrayopt.ranks.comm import Bytes, Comm, as_bytes
 from arrayopt.state.shares import Homed, Shards
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["bring", "cost_of", "homed", "owners", "rooms", "send_back"]
-
 Grads = Sequence[Array | None]
 
 

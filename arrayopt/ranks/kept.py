@@ -7,8 +7,6 @@ import numpy as np
 from arrayopt.ranks.comm import Comm
 from arrayopt.ranks.layout import Kind
 
-__all__ = ["Kept"]
-
 
 class Kept:
     """What reductions ask for: new arrays; of a captured step, those that were made before it.

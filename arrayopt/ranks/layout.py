@@ -12,8 +12,6 @@ from arrayopt.arrays import WORKING, size
 from arrayopt.ranks.comm import Comm
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["LEAST", "ROUND", "BucketLayout", "Kind", "Layout", "Piece", "layout"]
-
 ROUND = 1 << 24
 """The most bytes of a bucket, in the dtype in which gradients are added."""
 

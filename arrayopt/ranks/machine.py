@@ -14,8 +14,6 @@ from arrayopt.params.trees import flatten, rebuild
 from arrayopt.ranks.comm import Comm, as_bytes
 from arrayopt.ranks.settings import as_ranks
 
-__all__ = ["shared", "shared_at"]
-
 ALIGNED = 64
 """Arrays begin at multiples of so many bytes."""
 

@@ -12,8 +12,6 @@ import numpy as np
 from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.ranks.comm import AddingComm, Bytes, Packed, Pending, RankError, cut, starts_of
 
-__all__ = ["MPIComm"]
-
 PIECE = 1 << 30
 """The most bytes of a message: counts are 32-bit integers in MPI before version 4."""
 

@@ -9,8 +9,6 @@ import numpy as np
 
 from arrayopt.ranks.comm import Bytes, DeviceComm, Pending, RankError, cut
 
-__all__ = ["NcclComm"]
-
 
 class NcclComm(DeviceComm):
     """An `NcclCommunicator` of CuPy, or the backend of ``cupyx.distributed`` around one.

@@ -26,8 +26,6 @@ from arrayopt.state.run import Run
 from arrayopt.state.shares import Shards, Share, scales_of
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["check_parts", "divide", "fills", "shards"]
-
 SNAP = 0.02
 """A boundary this near to a tensor's end, as a share of a rank's elements, moves there.
 

@@ -13,8 +13,6 @@ import numpy as np
 
 from arrayopt.ranks.comm import Bytes, Comm, Pending, RankError
 
-__all__ = ["ProcessGroup"]
-
 _KEPT: deque[Any] = deque(maxlen=256)
 """The last calls, whose tensors have released their memory.
 

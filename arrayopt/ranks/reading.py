@@ -14,8 +14,6 @@ import numpy as np
 
 from arrayopt.ranks.comm import Comm, as_bytes
 
-__all__ = ["Reading", "can_read"]
-
 MOST = 1024
 """The most pieces of a call of process_vm_readv (IOV_MAX)."""
 

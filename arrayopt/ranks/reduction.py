@@ -11,8 +11,6 @@ from arrayopt.ranks.comm import AddingComm, Comm
 from arrayopt.ranks.kept import Kept
 from arrayopt.ranks.layout import BucketLayout, Kind, Layout
 
-__all__ = ["Reduction", "add_up"]
-
 
 class Reduction:
     """The gradients of a step on their way.

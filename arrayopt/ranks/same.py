@@ -17,8 +17,6 @@ from arrayopt.ranks.machine import shared_at
 from arrayopt.state.shares import Homed, Shards
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["alike", "checksum", "differences", "groups_of", "is_odd", "plain", "unlike"]
-
 PIECE = 1 << 18
 """The number of elements that are checked at once."""
 

@@ -7,8 +7,6 @@ from arrayopt.hyper import scalar
 from arrayopt.ranks.comm import Comm
 from arrayopt.ranks.threads import ThreadComm
 
-__all__ = ["Ranks", "as_ranks"]
-
 KINDS = {
     "mpi4py.Intracomm": "mpi",
     "torch.ProcessGroup": "group",

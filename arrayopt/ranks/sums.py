@@ -15,8 +15,6 @@ from arrayopt.ranks.layout import Layout, layout
 from arrayopt.ranks.reduction import Reduction
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["Sums"]
-
 Rooms = list[Array | None]
 """What gets the sums; None where there is no gradient."""
 

@@ -24,8 +24,6 @@ from arrayopt.ranks.settings import Ranks, as_ranks
 from arrayopt.ranks.sums import Sums
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["Team", "team"]
-
 
 class Team(Agreement):
     """The ranks of an Optimizer.

@@ -8,8 +8,6 @@ import numpy as np
 
 from arrayopt.ranks.comm import Bytes, Comm, Pending, RankError, cut
 
-__all__ = ["ThreadComm", "run", "threads"]
-
 T = TypeVar("T")
 
 TIMEOUT = 60.0

@@ -8,8 +8,6 @@ from arrayopt.hyper import Hyper, flag, real
 from arrayopt.rules.base import Rule
 from arrayopt.rules.words import abs2, debias, ema, sqrt, zeros_abs2
 
-__all__ = ["AdaBelief"]
-
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -17,8 +17,6 @@ from arrayopt.rules.words import (
     zeros_abs2,
 )
 
-__all__ = ["Adam", "AdamW"]
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class _Adam(Rule):

@@ -8,8 +8,6 @@ from arrayopt.hyper import Hyper, flag, real
 from arrayopt.rules.base import Rule
 from arrayopt.rules.words import choose, debias, dot, moments, nonzero, norm, number, sqrt, zeros_abs2
 
-__all__ = ["AdamH"]
-
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)

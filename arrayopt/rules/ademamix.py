@@ -8,8 +8,6 @@ from arrayopt.hyper import Hyper, flag, real
 from arrayopt.rules.base import Rule
 from arrayopt.rules.words import choose, debias, ema, is_zero, moments, on_scalar, sqrt, zeros_abs2
 
-__all__ = ["AdEMAMix"]
-
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)

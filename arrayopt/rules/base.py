@@ -36,8 +36,6 @@ from arrayopt.rules.words import (
 PROJECT = "project_"
 """How the names of slots begin that hold arrays of `Rule.project`."""
 
-__all__ = ["PROJECT", "Rule"]
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Rule(ABC):

@@ -7,8 +7,6 @@ import numpy as np
 
 from arrayopt.arrays import Array, dtype_name
 
-__all__ = ["first_basis", "next_basis"]
-
 SEEN = 100.0
 """A number counts as zero up to so many times the dtype's eps times the largest beside it."""
 

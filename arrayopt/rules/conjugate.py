@@ -12,8 +12,6 @@ from arrayopt.rules.names import Values
 from arrayopt.rules.one_unknown import COMPANY, OneUnknown
 from arrayopt.rules.words import clamp, dot, nonzero, number
 
-__all__ = ["CG", "SPG"]
-
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -8,8 +8,6 @@ import array_api_compat
 from arrayopt.arrays import NARROW, Array, place, size, working_dtype
 from arrayopt.randomness import key, signed, threefry, uniform
 
-__all__ = ["DRAWS", "ROUNDING", "Drawn", "Draws", "random", "rounded"]
-
 DRAWS = "_draws"
 """Where in `h` engines put what draws; no field can be called that."""
 

@@ -23,8 +23,6 @@ from arrayopt.rules.words import (
     zeros_abs2,
 )
 
-__all__ = ["CAME", "Adafactor"]
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class _Factored(Rule):

@@ -12,8 +12,6 @@ from arrayopt.rules.names import ReturnedError
 from arrayopt.rules.ones import update_of_ones
 from arrayopt.rules.totals import Heard
 
-__all__ = ["INSTEAD", "in_words", "is_of_user", "line_of", "own_fault"]
-
 INSTEAD = {
     "zeros": "xp.zeros_like(p)",
     "ones": "xp.ones_like(p)",

@@ -9,8 +9,6 @@ from arrayopt.foreign import got
 from arrayopt.hyper import coerce
 from arrayopt.rules.words import is_zero
 
-__all__ = ["function", "hypers", "is_flag", "is_off", "read"]
-
 
 def read(f: "dataclasses.Field[Any]", where: str, value: Any) -> Any:
     """A field's value as it is stored; TypeError or ValueError, with what is to be said of the field."""

@@ -8,8 +8,6 @@ from arrayopt.hyper import Hyper, flag, real
 from arrayopt.rules.base import Rule
 from arrayopt.rules.words import dot, number
 
-__all__ = ["FISTA"]
-
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)

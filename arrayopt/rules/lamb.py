@@ -21,8 +21,6 @@ from arrayopt.rules.words import (
     zeros_abs2,
 )
 
-__all__ = ["LAMB", "LANS"]
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class _LayerwiseAdam(Rule):

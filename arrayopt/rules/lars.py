@@ -8,8 +8,6 @@ from arrayopt.hyper import Hyper, flag, real
 from arrayopt.rules.base import Rule
 from arrayopt.rules.words import cautious, clip_by_value, is_zero, nonzero, norm
 
-__all__ = ["LARS"]
-
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -12,8 +12,6 @@ from arrayopt.rules.line_search import MOST, Searching, Turn
 from arrayopt.rules.pairs import RINGS, Direction, begun, direction, forgotten, newest, remembered
 from arrayopt.rules.words import dot, real_name
 
-__all__ = ["LBFGS", "MOST_FUSED"]
-
 MOST_FUSED = 20
 """With more pairs, what is computed between the passes is too much to compile."""
 

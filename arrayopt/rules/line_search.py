@@ -15,8 +15,6 @@ from arrayopt.hyper import Hyper, real
 from arrayopt.rules.one_unknown import COMPANY, OneUnknown
 from arrayopt.rules.words import dot, nonzero, number, real_name
 
-__all__ = ["ARMIJO", "MOST", "NUMBERS", "Searching", "Turn", "disagreement"]
-
 NUMBERS = (
     *("value", "slope", "length", "trials", "width", "off"),
     *("low", "low_value", "low_slope", "high", "high_value", "high_slope"),

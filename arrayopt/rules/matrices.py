@@ -8,8 +8,6 @@ import array_api_compat
 from arrayopt.arrays import Array, dtype_of
 from arrayopt.hyper import is_number
 
-__all__ = ["Triple", "as_matrices", "as_tensor", "lying", "newton_schulz", "refused", "scale_of", "triples"]
-
 Triple = tuple[float, float, float]
 
 

@@ -10,8 +10,6 @@ from arrayopt.rules.base import Rule
 from arrayopt.rules.matrices import as_matrices, as_tensor, lying, newton_schulz, refused, scale_of, triples
 from arrayopt.rules.words import cautious, clamp, debias, ema, nonzero, norm, number
 
-__all__ = ["Muon", "MuonH", "NorMuon"]
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class _Muon(Rule):

@@ -11,22 +11,6 @@ from typing import Any
 from arrayopt.codecs import SCALE
 from arrayopt.foreign import alias, close_to
 
-__all__ = [
-    "AROUND",
-    "NO_VALUE",
-    "RESERVED",
-    "VALUE",
-    "NameInRuleError",
-    "Numbers",
-    "On",
-    "OnFloat",
-    "ReturnedError",
-    "Values",
-    "check_class",
-    "check_fields",
-    "check_slots",
-]
-
 VALUE = "value"
 """What a step's value is called: `h.value`."""
 

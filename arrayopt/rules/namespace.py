@@ -21,8 +21,6 @@ from arrayopt.randomness import (
     round_float16,
 )
 
-__all__ = ["current", "is_split", "low_bits", "of_numbers", "rule_namespace"]
-
 BINARY = ("maximum", "minimum", "hypot", "atan2", "copysign", "logaddexp", "nextafter")
 """Functions of two arrays, of which one may be a number; PyTorch's may not be before array-api-compat 1.15."""
 

@@ -10,8 +10,6 @@ from arrayopt.rules.base import Rule
 from arrayopt.rules.totals import total
 from arrayopt.rules.words import number
 
-__all__ = ["COMPANY", "OneUnknown", "check_alike"]
-
 COMPANY = ("company", "together")
 """What is kept of the tensors that are one unknown: how many took part in the last step, and how many steps there were
 since the first of them took part in one."""

@@ -12,9 +12,6 @@ from arrayopt.rules.names import NO_VALUE, VALUE, Values
 from arrayopt.rules.namespace import rule_namespace
 from arrayopt.rules.totals import TOTALS, Heard
 
-__all__ = ["reads_value", "update_of_ones"]
-
-
 _READ: dict[Hashable, bool] = {}
 """What `reads_value` has found, by the structure of rules."""
 

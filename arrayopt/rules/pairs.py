@@ -13,8 +13,6 @@ from arrayopt.arrays import Array
 from arrayopt.rules.rings import Ring, combined, dots, put, ring
 from arrayopt.rules.words import choose, dot, number
 
-__all__ = ["RINGS", "Direction", "begun", "direction", "forgotten", "newest", "remembered"]
-
 RINGS = ("s", "y", "lengths", "sy", "yy")
 
 Over = Callable[[list[Any]], list[Any]]

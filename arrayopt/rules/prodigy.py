@@ -9,8 +9,6 @@ from arrayopt.rules.base import Rule
 from arrayopt.rules.totals import total
 from arrayopt.rules.words import bias_correction, nonzero, number, on_scalar, sqrt
 
-__all__ = ["Prodigy"]
-
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -19,8 +19,6 @@ from arrayopt.rules.words import (
     zeros_abs2,
 )
 
-__all__ = ["RAdam"]
-
 SERIES = (1 / 3, -1 / 45, 2 / 945, -1 / 4725, 2 / 93555, -1382 / 638512875, 4 / 18243225, -3617 / 162820783125)
 """y coth(y) - 1 in powers of y²."""
 

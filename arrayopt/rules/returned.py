@@ -7,20 +7,9 @@ import numpy as np
 
 from arrayopt.arrays import Array, array_namespace, dtype_name, is_array, library
 from arrayopt.hyper import is_number
-from arrayopt.rules.names import NameInRuleError, ReturnedError, check_slots
+from arrayopt.rules.names import NameInRuleError, check_slots
+from arrayopt.rules.names import ReturnedError as ReturnedError
 from arrayopt.rules.rings import Ring, expanded
-
-__all__ = [
-    "ODD",
-    "Given",
-    "ReturnedError",
-    "Slots",
-    "WritesError",
-    "check_value",
-    "form_of",
-    "returned_slots",
-    "returned_update",
-]
 
 _WORDS = {"bool": "bools", "integer": "integers", "real": "real numbers", "complex": "complex numbers"}
 """Kinds of dtypes: a value may be stored as one of a later kind, but for bools."""

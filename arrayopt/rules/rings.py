@@ -11,8 +11,6 @@ from typing import Any
 from arrayopt.arrays import Array, array_namespace, is_array
 from arrayopt.rules.words import choose, dot
 
-__all__ = ["Ring", "combined", "dots", "expanded", "gathered", "member_name", "put", "ring"]
-
 
 @dataclass(frozen=True, eq=False)
 class Ring:

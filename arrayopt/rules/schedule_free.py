@@ -9,8 +9,6 @@ from arrayopt.rules.base import Rule
 from arrayopt.rules.names import Values
 from arrayopt.rules.words import abs2, choose, debias, ema, nonzero, number, sqrt, zeros_abs2
 
-__all__ = ["ScheduleFreeAdamW"]
-
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -8,8 +8,6 @@ from arrayopt.hyper import Hyper, flag, real
 from arrayopt.rules.base import Rule
 from arrayopt.rules.words import at_first, is_zero
 
-__all__ = ["SGD"]
-
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)

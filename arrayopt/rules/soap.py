@@ -11,8 +11,6 @@ from arrayopt.rules.bases import first_basis, next_basis
 from arrayopt.rules.matrices import as_matrices, as_tensor
 from arrayopt.rules.words import bias_correction, branch, ema, on_scalar, sqrt
 
-__all__ = ["SOAP"]
-
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)

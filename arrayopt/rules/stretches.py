@@ -9,8 +9,6 @@ import numpy as np
 
 from arrayopt.hyper import whole
 
-__all__ = ["Stretch", "read_blocks", "stretches", "uncuttable"]
-
 Blocks = int | tuple[int, ...]
 
 

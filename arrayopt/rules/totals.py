@@ -6,8 +6,6 @@ from typing import Any
 from arrayopt.arrays import Array, kind
 from arrayopt.rules.returned import ReturnedError
 
-__all__ = ["HOW", "PREFIX", "TOTALS", "Heard", "of_total", "total", "totals_in", "unforeseen"]
-
 TOTALS = "_totals"
 """Where in `h` engines put what takes the numbers of a tensor; no field can be called that."""
 

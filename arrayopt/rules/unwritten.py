@@ -7,8 +7,6 @@ from typing import Any
 from arrayopt.arrays import Array, copied, detached, dtype_name, is_array, is_captured, store, to_host, writable
 from arrayopt.rules.returned import Given, WritesError
 
-__all__ = ["unwritten"]
-
 MOST = 1024
 """So many structures are remembered: a rule may hold a function that is made anew each time."""
 

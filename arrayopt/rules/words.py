@@ -15,47 +15,6 @@ import numpy as np
 from arrayopt.arrays import REAL, Array, array_namespace, dtype_name, kind
 from arrayopt.rules.namespace import rule_namespace
 
-__all__ = [
-    "LARGEST",
-    "PAIR",
-    "SMALL",
-    "TINY",
-    "abs2",
-    "at_first",
-    "bias_correction",
-    "branch",
-    "cautious",
-    "centralize",
-    "choose",
-    "clamp",
-    "clip_by_norm",
-    "clip_by_value",
-    "clip_unitwise",
-    "corrected",
-    "debias",
-    "decayed_beta",
-    "dot",
-    "ema",
-    "finite",
-    "is_zero",
-    "lookahead",
-    "moments",
-    "nonzero",
-    "norm",
-    "number",
-    "on_scalar",
-    "rank_one",
-    "real_name",
-    "relative_lr",
-    "rms",
-    "root_of_squares",
-    "scaled_down",
-    "smaller",
-    "sqrt",
-    "trust_ratio",
-    "zeros_abs2",
-]
-
 # ---- scalars: of the host, or traced --------------------------------------------------------------------------------
 
 

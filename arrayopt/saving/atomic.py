@@ -14,8 +14,6 @@ from typing import IO
 
 from arrayopt.saving.paths import refuse_others
 
-__all__ = ["created", "replacing"]
-
 # A writer holds a lock on its temporary file, which the system takes away when the writer ends, however it ends. So a
 # temporary file whose lock can be had is litter. Where a file system has no locks, nothing is ever taken for litter.
 

@@ -21,8 +21,6 @@ from arrayopt.saving.atomic import created
 from arrayopt.saving.words import as_memory
 from arrayopt.saving.writing import File
 
-__all__ = ["begin_behind"]
-
 WHO = "Optimizer.save"
 
 

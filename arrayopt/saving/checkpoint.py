@@ -33,8 +33,6 @@ from arrayopt.saving.words import (
     stored,
 )
 
-__all__ = ["load"]
-
 
 def load(
     path: str | os.PathLike[str], live: dict[str, Any], params: dict[str, Any]

@@ -13,8 +13,6 @@ from arrayopt.state.run import is_count
 from arrayopt.state.tensors import Tensor
 from arrayopt.step.given import GivenStep
 
-__all__ = ["ACCUMULATED", "SKIPPED", "describe", "differences", "rule_differences"]
-
 ACCUMULATED = "accumulated"
 """Beside a tensor's slots, the sum of its gradients in micro-steps so far."""
 

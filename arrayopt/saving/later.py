@@ -6,8 +6,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-__all__ = ["Saving", "Writer"]
-
 
 class Saving(Future[None]):
     """A checkpoint that is being written: ``result()`` waits for it, and raises what went wrong."""

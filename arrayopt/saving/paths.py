@@ -5,8 +5,6 @@ import stat
 import warnings
 from typing import Any
 
-__all__ = ["checked_path", "refuse_others", "warn_of_name"]
-
 OTHERS = (".h5", ".hdf5", ".json", ".msgpack", ".npy", ".npz", ".pickle", ".pkl", ".pt", ".pth")
 """How the names of files in other formats end."""
 

@@ -22,8 +22,6 @@ from arrayopt.state.tensors import Tensor
 from arrayopt.step.given import GivenStep
 from arrayopt.step.guard import Guard
 
-__all__ = ["Saved"]
-
 T = TypeVar("T")
 
 

@@ -25,8 +25,6 @@ from arrayopt.state.verdict import CLIP_NORM
 from arrayopt.step.accumulate import room_for
 from arrayopt.step.given import GivenStep
 
-__all__ = ["copy_of", "dump", "load"]
-
 FORMAT = 1
 
 

@@ -12,26 +12,6 @@ from arrayopt.arrays import REAL, Array, dtype_name, is_array, to_host
 from arrayopt.codecs import item_size
 from arrayopt.ranks.collect import Scattered
 
-__all__ = [
-    "ARRAY",
-    "CODES",
-    "FORMAT",
-    "FUNCTION",
-    "SCHEDULE",
-    "VALUES",
-    "as_memory",
-    "checksum",
-    "digest",
-    "escaped",
-    "is_ours",
-    "length",
-    "name_of",
-    "plain",
-    "reader",
-    "shown",
-    "stored",
-]
-
 FORMAT = 1
 """The version of the document that `arrayopt.saving.checkpoint` describes."""
 

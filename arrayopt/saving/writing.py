@@ -34,8 +34,6 @@ from arrayopt.saving.words import (
     stored,
 )
 
-__all__ = ["File"]
-
 PIECE = 1 << 20
 """So many bytes are copied, hashed and written at once."""
 

@@ -9,8 +9,6 @@ from typing import Any, final
 from arrayopt.schedules.base import Array, Schedule, mix, real
 from arrayopt.schedules.fields import Positive, Steps
 
-__all__ = ["Cosine", "Linear", "Polynomial"]
-
 
 @final
 @dataclass(frozen=True, repr=False)

@@ -14,8 +14,6 @@ from arrayopt.foreign_names import SCHEDULE
 from arrayopt.rules.namespace import rule_namespace
 from arrayopt.schedules.fields import CHECKS, Operand, is_operand
 
-__all__ = ["Array", "Product", "Schedule", "Sum", "at", "default_dtype", "mix", "real"]
-
 Array = Any
 """An array of any array-API library."""
 

@@ -10,8 +10,6 @@ from typing import Any, final
 from arrayopt.schedules.base import Array, Schedule, mix, real
 from arrayopt.schedules.fields import OptionalReal, Shape, Steps
 
-__all__ = ["CosineRestarts", "InverseSqrt", "OneCycle", "Warmup"]
-
 
 @final
 @dataclass(frozen=True, repr=False)

@@ -8,8 +8,6 @@ from typing import Any, final
 from arrayopt.schedules.base import Array, Schedule, real
 from arrayopt.schedules.fields import Positive, Steps
 
-__all__ = ["Exponential", "InverseTime", "NaturalExp"]
-
 
 @final
 @dataclass(frozen=True, repr=False)

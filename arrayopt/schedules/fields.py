@@ -8,20 +8,6 @@ from itertools import pairwise
 from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias
 
-__all__ = [
-    "CHECKS",
-    "Boundaries",
-    "Operand",
-    "OptionalReal",
-    "Part",
-    "Parts",
-    "Positive",
-    "Reals",
-    "Shape",
-    "Steps",
-    "is_operand",
-]
-
 Part: TypeAlias = Callable[[Any], Any]  # a schedule, or any other function of the step
 Parts: TypeAlias = Sequence[Part]  # one or more
 Operand: TypeAlias = Part | float

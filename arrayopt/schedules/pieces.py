@@ -8,8 +8,6 @@ from typing import Any, final
 from arrayopt.schedules.base import Array, Schedule, at, real
 from arrayopt.schedules.fields import Boundaries, Parts, Reals, Steps
 
-__all__ = ["Constant", "Join", "PiecewiseConstant"]
-
 
 @final
 @dataclass(frozen=True, repr=False)

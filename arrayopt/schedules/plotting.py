@@ -6,8 +6,6 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["plot"]
-
 
 def plot(
     schedules: Callable[[int], float] | Mapping[str, Callable[[int], float]],

@@ -9,8 +9,6 @@ from arrayopt.functional import init, update
 from arrayopt.rules import Rule
 from arrayopt.solving.problem import Problem
 
-__all__ = ["check_gradient"]
-
 LENGTHS = (1 / 4, 1 / 3, 1 / 2)
 """How far a look goes: powers of the spacing of numbers near 1, times the size of the unknowns."""
 

@@ -11,8 +11,6 @@ from arrayopt.rules.names import Values
 from arrayopt.rules.one_unknown import OneUnknown
 from arrayopt.rules.words import LARGEST, clamp, nonzero, real_name
 
-__all__ = ["GradientMapping"]
-
 ROUNDED = 64
 """Times the rounding of the largest parameter: below it, p - project(p - g) tells nothing."""
 

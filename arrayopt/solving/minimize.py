@@ -24,8 +24,6 @@ from arrayopt.solving.result import Result
 from arrayopt.solving.run import Run
 from arrayopt.state.slots import advising
 
-__all__ = ["minimize"]
-
 
 def minimize(
     f: Callable[[Any], Any],

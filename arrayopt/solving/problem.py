@@ -27,8 +27,6 @@ from arrayopt.rules import Rule
 from arrayopt.rules.lbfgs import LBFGS, MOST_FUSED
 from arrayopt.solving.ranks import One
 
-__all__ = ["Point", "Problem", "engine_for", "fresh"]
-
 Point = dict[str, Array]
 """The arrays of a point, or their gradients, by name."""
 

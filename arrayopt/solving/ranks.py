@@ -15,8 +15,6 @@ from arrayopt.ranks.comm import as_bytes
 from arrayopt.ranks.reduction import add_up
 from arrayopt.ranks.settings import Ranks, as_ranks
 
-__all__ = ["One", "ranks_of"]
-
 Evaluation = tuple[Array, list[Array]]
 """A value, and gradients."""
 

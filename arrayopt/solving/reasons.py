@@ -5,8 +5,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ENDLESS", "NOWHERE", "reasons"]
-
 NOWHERE = "no step makes the value less"
 
 DISAGREE = (

@@ -8,8 +8,6 @@ from arrayopt.foreign import unknown
 from arrayopt.html import table
 from arrayopt.params.trees import flatten
 
-__all__ = ["Result"]
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Result:

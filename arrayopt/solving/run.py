@@ -15,8 +15,6 @@ from arrayopt.solving.reasons import ENDLESS, NOWHERE, reasons
 from arrayopt.solving.result import Result
 from arrayopt.state.verdict import Verdict
 
-__all__ = ["Run"]
-
 KINDS = {"value": float, "grad_norm": float, "steps": int, "evaluations": int, "converged": bool}
 """The numbers of a `Result`, and what they are for one problem."""
 

@@ -16,8 +16,6 @@ from arrayopt.rules.base import Rule
 from arrayopt.rules.stretches import stretches
 from arrayopt.state.quantized import scale_shape, scales
 
-__all__ = ["Cut"]
-
 
 class Cut:
     """How a tensor is cut into stacked ones, one for each stretch of equal blocks.

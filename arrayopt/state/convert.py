@@ -23,8 +23,6 @@ from arrayopt.state.quantized import dequantized, narrowed, quantized, scale_of
 from arrayopt.state.shares import Shards, Share, scales_of
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["check_convertible", "convert", "converted"]
-
 
 def check_convertible(who: str, tensors: Iterable[Tensor], old: Rule, new: Rule) -> None:
     """Raise ValueError where the state of tensors cannot go on in the storage that their new rule asks for."""

@@ -15,8 +15,6 @@ from arrayopt.rules.fields import hypers
 from arrayopt.state.quantized import scale_of
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["FirstValues"]
-
 _Mark = tuple[Array, list[int | None]]
 """A slot, and what tells whether its layers have been written."""
 

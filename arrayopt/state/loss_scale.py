@@ -6,8 +6,6 @@ from typing import Any, final
 from arrayopt.hyper import coerce, is_number
 from arrayopt.rules.words import choose
 
-__all__ = ["LOSS_SCALE", "SCALES", "LossScale", "as_loss_scale", "is_loss_scale"]
-
 SMALLEST, LARGEST = 2.0**-126, 2.0**127
 """Below and above, a scale or its inverse is no ordinary number of float32."""
 

@@ -24,8 +24,6 @@ from arrayopt.arrays import Array, array_namespace, dtype_name, dtype_of, size
 from arrayopt.codecs import BLOCK, PAIR, QUANTIZED, SCALE
 from arrayopt.rules.base import Rule
 
-__all__ = ["LEAST", "TINY", "dequantized", "narrowed", "quantized", "scale_of", "scale_shape", "scales"]
-
 LEAST = 2.0**-100
 """Products of a root and ``top / scale`` that are larger have a code of at least 1."""
 

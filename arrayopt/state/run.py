@@ -8,8 +8,6 @@ import numpy as np
 from arrayopt.arrays import Ints
 from arrayopt.streams import Streams
 
-__all__ = ["LIMIT", "Holder", "Run", "checked_count", "is_count"]
-
 
 class Holder(Protocol):
     """Memory of a device that holds a share of a run's numbers, and where the device moves them on by itself.

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from arrayopt.arrays import Array, array_namespace, size
 from arrayopt.codecs import BLOCK, SCALE
 
-__all__ = ["Block", "Homed", "Shards", "Share", "scales_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Share:

@@ -19,8 +19,6 @@ from arrayopt.rules.base import PROJECT
 from arrayopt.rules.rings import gathered, member_name
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["TensorState"]
-
 
 class TensorState(Mapping[str, Any]):
     """A tensor's state: its number of updates ``t`` and its slots, each asked for when looked at.

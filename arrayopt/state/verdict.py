@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 from arrayopt.arrays import array_namespace, dtype_name, library, place
 from arrayopt.rules.words import SMALL, choose, root_of_squares
 
-__all__ = ["CLIP_NORM", "Verdict", "joint_norm", "judge"]
-
 CLIP_NORM = "(0, inf)"
 """What the joint norm of gradients may be limited to."""
 

@@ -17,8 +17,6 @@ from arrayopt.state.tensors import Tensor
 from arrayopt.step.norms import Measures, measures
 from arrayopt.step.ready import Ready
 
-__all__ = ["Accumulator", "Adding", "room_for"]
-
 
 def room_for(param: Array) -> Array:
     """An array for the sum of a parameter's gradients, in the order of C, as engines take them."""

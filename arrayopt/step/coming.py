@@ -17,8 +17,6 @@ from arrayopt.step.accumulate import Adding
 from arrayopt.step.judging import Known
 from arrayopt.step.ready import Ready
 
-__all__ = ["Begun", "Coming", "checked_value", "form_of", "numbers_at", "said"]
-
 
 class Coming(NamedTuple):
     """What the host knows of a step before its gradients, such as the hyper-parameters of each

@@ -5,8 +5,6 @@ from types import TracebackType
 from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.ranks.alone import Alone
 
-__all__ = ["Commit"]
-
 
 class Commit(uninterrupted):
     """The section of a step that writes. No signal interrupts it, and a failure is remembered."""

@@ -14,8 +14,6 @@ from arrayopt.step.ready import Ready
 from arrayopt.step.release import Release
 from arrayopt.step.step import Step
 
-__all__ = ["Again", "GivenStep"]
-
 
 class GivenStep(Step):
     """A `Step` whose gradients may also come one by one; see `Optimizer.give`.

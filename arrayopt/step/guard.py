@@ -7,8 +7,6 @@ from typing import Any
 
 from arrayopt.state.run import Run
 
-__all__ = ["Guard"]
-
 
 class Guard:
     """Lets one thread in: ``with guard("Optimizer.step"): ...``. The same thread may enter again,

@@ -4,8 +4,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-__all__ = ["attach"]
-
 
 def attach(hooks: list[Any], hook: Any) -> Callable[[], None]:
     """Add a hook, and return what takes it away."""

@@ -20,8 +20,6 @@ from arrayopt.state.tensors import Left
 from arrayopt.state.verdict import Verdict, joint_norm, judge
 from arrayopt.step.norms import Measures, gradient_norms, measured
 
-__all__ = ["Judging", "Known"]
-
 
 class Known(NamedTuple):
     """What the host knows of a step before its gradients.

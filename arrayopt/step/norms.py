@@ -13,8 +13,6 @@ from arrayopt.rules.gradients import GradientNorms
 from arrayopt.state.tensors import Tensor
 from arrayopt.step.ready import Ready
 
-__all__ = ["Measures", "gradient_norms", "measured", "measures"]
-
 Measures = Sequence[tuple[Bucket, Asked]]
 """What measures gradients: buckets whose engines report ``grad_norm``, and what is asked."""
 

@@ -20,8 +20,6 @@ from arrayopt.ranks.alone import Alone
 from arrayopt.ranks.team import Team
 from arrayopt.rules.base import Rule
 
-__all__ = ["Ready", "totals_of"]
-
 
 class Ready:
     """Launches of all buckets.

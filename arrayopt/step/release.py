@@ -5,8 +5,6 @@ from typing import Any
 
 from arrayopt.params.parameters import Parameters
 
-__all__ = ["Release"]
-
 
 class Release:
     """The step that `Optimizer.give` has begun: what has been given, and what was refused.

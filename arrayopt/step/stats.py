@@ -6,8 +6,6 @@ from typing import Any
 from arrayopt.arrays import Array
 from arrayopt.html import number, table
 
-__all__ = ["Stats"]
-
 
 class Stats(Mapping[str, Mapping[str, Array]]):
     """Reports of the last step by tensor name: ``opt.stats["w"]["trust_ratio"]``, as 0-d arrays on

@@ -23,8 +23,6 @@ from arrayopt.step.judging import Judging
 from arrayopt.step.norms import Measures, measures
 from arrayopt.step.ready import Ready, totals_of
 
-__all__ = ["Step"]
-
 Record = Callable[[dict[str, Report], Any], object]
 """What takes the reports of a step by tensor name, and the joint norm of its gradients."""
 

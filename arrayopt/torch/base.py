@@ -20,8 +20,6 @@ from arrayopt.torch.settings import RULE, Settings, check_group, check_names, ch
 from arrayopt.torch.spelled import placed
 from arrayopt.torch.state import Guests, State, own_of
 
-__all__ = ["Optimizer"]
-
 _UNGIVEN: Any = object()
 
 

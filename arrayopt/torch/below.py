@@ -19,8 +19,6 @@ from arrayopt.torch.settings import Settings, check_group
 from arrayopt.torch.spelled import as_pytorch, more_of
 from arrayopt.torch.state import complete, put
 
-__all__ = ["Below", "distinct", "elsewhere"]
-
 Groups = Sequence[Mapping[str, Any]]
 States = Mapping[Tensor, Mapping[str, Any]]
 

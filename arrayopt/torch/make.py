@@ -10,8 +10,6 @@ from arrayopt.torch.base import Optimizer
 from arrayopt.torch.settings import OPTIONS, Settings
 from arrayopt.torch.spelled import more_of, otherwise_all, places
 
-__all__ = ["optimizer"]
-
 _DOC = """{first}
 
 The `torch.optim.Optimizer` of `{name}`: see there for the formula, and `arrayopt.torch` for what all of these can do.

@@ -12,8 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from arrayopt.optimizer import Optimizer
 
-__all__ = ["Current", "Hook", "have_wait", "modules_of", "refuse_reducers", "refuse_scalers"]
-
 _TOLD = WeakSet[Any]()
 """The scalers that an error was about."""
 

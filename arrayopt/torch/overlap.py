@@ -9,8 +9,6 @@ from torch.nn import Module
 from arrayopt.optimizer import Optimizer
 from arrayopt.torch.modules import Hook, have_wait, refuse_reducers
 
-__all__ = ["Overlap", "overlap"]
-
 
 class Overlap:
     """The hooks of a module; made by `overlap`. They end with the optimizer."""

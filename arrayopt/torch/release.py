@@ -18,8 +18,6 @@ from arrayopt.params.parts import block_of
 from arrayopt.ranks.settings import Ranks
 from arrayopt.torch.modules import Hook, have_wait, modules_of, refuse_reducers, refuse_scalers
 
-__all__ = ["Release", "asked"]
-
 
 def asked(who: str, release: Any, overlap: Any, comm: Any) -> tuple[int, bool, Any]:
     """How many backward passes make a step, 0 where `step` takes gradients; whether they overlap; and the ranks.

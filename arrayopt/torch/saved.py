@@ -15,8 +15,6 @@ from arrayopt.torch.release import Release
 from arrayopt.torch.settings import RULE, Settings, defaults_of
 from arrayopt.torch.state import Guests, complete, guests_of, moved
 
-__all__ = ["Saved", "eager", "guests_in"]
-
 eager = torch._disable_dynamo  # type: ignore[attr-defined]
 """What is called by compiled code, and not compiled."""
 

@@ -11,18 +11,6 @@ from arrayopt.params.groups import fields_of
 from arrayopt.rules.base import Rule
 from arrayopt.torch.spelled import DIFFERENTIABLE, HOW, more_of, otherwise, otherwise_all, spelled
 
-__all__ = [
-    "IDLE",
-    "OPTIONS",
-    "RULE",
-    "Settings",
-    "check_group",
-    "check_names",
-    "check_params",
-    "defaults_of",
-    "rule_of",
-]
-
 RULE = "rule"
 """The key under which a group has a rule of its own: its class."""
 

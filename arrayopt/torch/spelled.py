@@ -6,19 +6,6 @@ from typing import Any
 
 from arrayopt.rules import LAMB, LANS, LARS, SGD, Adafactor, Adam, AdamW, Muon, NAdam, RAdam, RMSprop, Rule
 
-__all__ = [
-    "DIFFERENTIABLE",
-    "HOW",
-    "Name",
-    "as_pytorch",
-    "more_of",
-    "otherwise",
-    "otherwise_all",
-    "placed",
-    "places",
-    "spelled",
-]
-
 HOW = ("capturable", "differentiable", "foreach", "fused")
 """What PyTorch takes to say how to compute. Groups keep it; it changes nothing here."""
 

@@ -12,8 +12,6 @@ from arrayopt.torch.base import Optimizer
 from arrayopt.torch.make import optimizer
 from arrayopt.torch.settings import OPTIONS
 
-__all__ = ["split"]
-
 
 def split(
     model: Module,

@@ -20,8 +20,6 @@ from arrayopt.state.run import is_count
 from arrayopt.state.shares import Block, Shards, scales_of
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["Guests", "State", "complete", "guests_of", "moved", "own_of", "put", "show"]
-
 STEP = "step"
 """What PyTorch calls the number of updates."""
 
