@@ -126,9 +126,8 @@ class _Blocks(Batch):
         made, small = list[Chunk](), list[list[int]]()
         for (_, stack), members in found.items():
             size = int(self.geo["SIZE"][members[0]])
-            most = max(1, self.chunk // size)
-            if self.flat and size > TOGETHER and stack is None:  # copies would take longer
-                most = 1
+            alone = self.flat and size > TOGETHER and stack is None  # copies take longer
+            most = 1 if alone else max(1, self.chunk // size)
             for i in range(0, len(members), most):
                 some = members[i : i + most]
                 if self.flat and len(some) * size <= PACKED and stack is None:
@@ -170,9 +169,7 @@ class _Blocks(Batch):
 
     def _run(self, chunk: Chunk, grads: Grads, threads: int) -> None:
         """All passes over a chunk."""
-        rows, stack = chunk.rows, chunk.stack
-        if stack is None:
-            stack = self._begin(chunk)
+        rows, stack = chunk.rows, chunk.stack or self._begin(chunk)
         stack.threads = threads
         gradient = self._gradient(chunk, grads)
         arrays = {"g": gradient.reshape(stack.shape(self.plan.element)), **chunk.views}
