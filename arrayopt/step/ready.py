@@ -6,7 +6,7 @@ from itertools import chain
 from typing import Any
 
 from arrayopt.arrays import dtype_name
-from arrayopt.engines.base import Asked, CompilationError, Report, Run, Stops, interleaved
+from arrayopt.engines.base import Asked, CompilationError, MakeStep, Report, Stops, interleaved
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.fused import Fused
 from arrayopt.engines.launch import Launch
@@ -49,7 +49,7 @@ class Ready:
         team: Alone | None = None,
     ) -> None:
         self._reports: dict[str, Report] = {}
-        self._alone: list[Run] = []
+        self._alone: list[MakeStep] = []
         self._waiting: list[Stops] = []
         work = [(select(engine, bucket)[0], bucket, wanted) for bucket, wanted in asked]
         begins = []
