@@ -109,4 +109,4 @@ def flags(rule: type[Any]) -> tuple[str, ...]:
 @cache
 def hypers(rule: type[Any]) -> dict[str, str | None]:
     """The numeric fields of a rule class, with their intervals."""
-    return {f.name: f.metadata.get("interval") for f in numbers(rule)}
+    return {f.name: f.metadata.get("interval") for f in dataclasses.fields(rule) if not is_flag(f)}
