@@ -54,31 +54,28 @@ def emit(
         text.put_text(header(f"{name}.cuh"))
         text.put(0, "")
     text.put(0, "// ---- the plan", "")
-    alike: dict[str, list[int]] = {}
+    numbers: dict[str, list[int]] = {}  # of the stages that have a function in common
     for number, stage in enumerate(stages):
+        same = numbers.setdefault(stage.function.name, [])
+        same.append(number)
         if stage.kind == "between":
             text.between(stage)
         elif stage.kind == "pass":
-            same = alike.setdefault(stage.function.name, [])
-            same.append(number)
             text.put(0, f"// {plan.line(sum(x.kind != 'between' for x in stages[:number]))}")
             if turns_of(stage):
                 text.rings(number, stage.function)
             elif len(same) == 1:
                 struct = PassPrinter(text, stage.function)
                 struct.write(_ahead(plan, struct.body, text.storage, blocks))
-    for same in alike.values():
-        if not turns_of(stages[same[0]]):
+    for same in numbers.values():
+        if stages[same[0]].kind == "pass" and not turns_of(stages[same[0]]):
             _pass(text, same, [stages[number] for number in same])
-    first, several = dict[int, int](), set[int]()
-    for same in alike.values():
-        first |= dict.fromkeys(same, same[0])
-        several |= {*same} if same[1:] else set()
     text.put(0, "__device__ void piece(const Step& step, int stage) {", "    switch (stage) {")
     for number, stage in enumerate(stages):
         if stage.kind != "product":
-            more = ", stage" if number in several else ""
-            text.put(2, f"case {number}: stage{first.get(number, number)}(step{more}); break;")
+            first, *others = numbers[stage.function.name]
+            more = ", stage" if others else ""
+            text.put(2, f"case {number}: stage{first}(step{more}); break;")
     text.put(1, "}")
     text.put(0, "}", "")
     _scalars(text)
