@@ -21,7 +21,7 @@ __all__ = ["Extent", "Symbol", "elementwise", "lift"]
 def _refused(said: str) -> Any:
     """A method that cannot be traced."""
 
-    def method(*_: Any) -> Any:
+    def method(*_: Any, **options: Any) -> Any:
         raise not_fused(said)
 
     return method
