@@ -1,5 +1,6 @@
 """The functional form: state in, state out; nothing is written, and everything can be traced or differentiated."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, overload
 
@@ -8,13 +9,13 @@ from array_api_compat import is_jax_array
 
 from arrayopt.arrays import array_namespace, detached, dtype_name, is_array, place, size, working_dtype
 from arrayopt.engines.apply import apply
+from arrayopt.engines.apply_one import Done, Update
 from arrayopt.engines.layers import unless
 from arrayopt.engines.totals import Work, together
-from arrayopt.foreign import got
 from arrayopt.hyper import concrete, data, scalar
 from arrayopt.params.given import named_params
 from arrayopt.params.grads import match_grads
-from arrayopt.params.groups import Groups, assign, grouped
+from arrayopt.params.groups import Groups, assign, check_rule, grouped
 from arrayopt.params.trees import rebuild
 from arrayopt.rules.base import Rule
 from arrayopt.rules.gradients import GradientNorms
@@ -68,7 +69,7 @@ def init(
     >>> ao.init(ao.SGD(lr=0.1, momentum=0.9), {"w": np.ones(2)})
     {'step': 0, 'tensors': {'w': {'t': 0, 'buf': array([0., 0.])}}}
     """
-    _check_rule("init", rule)
+    check_rule("init", rule)
     if loss_scale is not None and not isinstance(loss_scale, LossScale):
         raise TypeError(f"init: `loss_scale` must be a LossScale or None; got {loss_scale!r}")
     _check_flag("init: `skip_nonfinite`", skip_nonfinite)
@@ -182,7 +183,7 @@ def update(
     >>> params, state["step"]
     ({'w': array([0.9, 0.9])}, 1)
     """
-    _check_rule("update", rule)
+    check_rule("update", rule)
     _check_state(state)
     _check_flag("update: `skip_nonfinite`", skip_nonfinite)
     _check_flag("update: `stats`", stats)
@@ -215,8 +216,8 @@ def update(
             r, old = rules[name], tensors[name]
             slots = {slot: x for slot, x in old.items() if slot != "t"}
             _check_slots(r, name, p, slots)
-            given = r, p, matched[name], slots, _next(old["t"]), hypers[id(r)]
-            run = partial(_update, *given, name=name, clip=verdict.factor, stats=stats)
+            update = Update(r, name, _next(old["t"]), hypers[id(r)], verdict.factor, stats)
+            run = partial(_updated, update, p, matched[name], slots)
             work[name] = Work(r, p, run, left.get(name))
     with np.errstate(all="ignore"):  # infinity and NaN are data, and no warning
         done = together(work, valued=value is not None)
@@ -241,10 +242,9 @@ def update(
     return (new_params, made, reports) if stats else (new_params, made)
 
 
-def _update(*given: Any, **options: Any) -> Any:
-    """One tensor's update; given last are its hyper-parameters and the totals that are known."""
-    rule, p, g, slots, t, hypers, known = given
-    return apply(rule, p, g, slots, t, {**hypers, **known} if known else hypers, **options)
+def _updated(update: Update, p: Any, g: Any, slots: dict[str, Any], known: dict[str, Any]) -> Done:
+    """One tensor's update, with the totals that are known."""
+    return apply(replace(update, hypers={**update.hypers, **known}), p, g, slots)
 
 
 def _counts(p: Any) -> Any:
@@ -281,12 +281,6 @@ def _verdict(
     found = judge(joint_norm(norms), scale=scale, limit=limit, check=check)
     known = concrete(found.skip)
     return found if known is None else found._replace(skip=bool(known))
-
-
-def _check_rule(who: str, rule: Any) -> None:
-    """Raise TypeError for what is no rule."""
-    if not isinstance(rule, Rule):
-        raise TypeError(f"{who}: `rule` must be a Rule such as LAMB(lr=1e-3); got {got(rule)}")
 
 
 def _check_flag(who: str, x: Any) -> None:

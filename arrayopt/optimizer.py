@@ -9,11 +9,10 @@ from typing import Any, Never
 from arrayopt.engines.base import Report
 from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.engines.layers import stack_of
-from arrayopt.foreign import got
 from arrayopt.html import Text
 from arrayopt.hyper import Hyper, data, evaluate
 from arrayopt.params.given import as_params
-from arrayopt.params.groups import Group, Groups
+from arrayopt.params.groups import Group, Groups, check_rule
 from arrayopt.params.parameters import Parameters
 from arrayopt.params.parts import mesh_of
 from arrayopt.ranks.same import alike
@@ -76,26 +75,6 @@ class Optimizer(Settings):
         `arrayopt.ranks.threads`. Each rank stores and updates its part of the state, and has all parameters after each
         step. All ranks make the same calls. See "Many processes and devices" in the documentation.
 
-    Attributes
-    ----------
-    params
-        The parameters, in the structure given (for a list of group dicts, a flat list in their order). You may replace
-        one array by another with the same shape, dtype, library and device, ``opt.params["w"] = w``, or all of them,
-        ``opt.params = tree``. The next step starts from the new values.
-    rule : Rule
-        The rule of all tensors whose group has no other value. Read and set its fields on the optimizer:
-        ``opt.lr = 0.1``.
-    groups : tuple of Group
-        The groups, in order. Their fields can be set too: ``opt.groups[0].lr = 0.1``.
-    step_count : int
-        The number of steps made, including skipped ones. Schedules get this number in the next step.
-    loss_scale : float or 0-d array
-        The factor for the loss in the next step; 1.0 without a loss scale.
-    state : mapping of str to mapping
-        The state of each tensor by its name: the number of updates ``t``, and the slots.
-    stats : Stats
-        Trust ratios and norms of the last step, with ``stats=True``; the joint norm; the number of skipped steps.
-
     Raises
     ------
     TypeError, ValueError
@@ -135,8 +114,7 @@ class Optimizer(Settings):
         params = as_params("Optimizer", params)
         object.__setattr__(self, "_team", team(mesh_of(params) if comm is None else comm, engine))
         with self._team.warned("Optimizer"):
-            if not isinstance(rule, Rule):
-                raise TypeError(f"Optimizer: `rule` must be a Rule such as LAMB(lr=1e-3); got {got(rule)}")
+            check_rule("Optimizer", rule)
             if not isinstance(engine, str):
                 raise TypeError(f"Optimizer: `engine` must be a string; got {engine!r}")
             object.__setattr__(self, "_rule", rule)

@@ -67,9 +67,9 @@ class Machine:
 
 @dataclass(frozen=True)
 class Work:
-    """What a rank computes in a step: how many words, and the share of the parameters that each word uses."""
+    """What a rank computes in a step: how many tokens, and the share of the parameters that each token uses."""
 
-    words: int
+    tokens: int
     active: float = 1.0
 
 
@@ -146,7 +146,7 @@ class Step:
         sizes, ranks = messages.sizes, messages.ranks
         self.hops = math.ceil(math.log2(ranks)) * machine.latency
         self.others = (ranks - 1) / ranks
-        forward = 2 * sizes * work.active * work.words / machine.compute  # of each tensor
+        forward = 2 * sizes * work.active * work.tokens / machine.compute  # of each tensor
         self.forward, self.backward = forward, 2 * forward
         self.alone = float(3 * forward.sum())
         # when each gradient is there, counted from the beginning of the backward pass

@@ -19,15 +19,13 @@ from arrayopt.arrays import (
     to_host,
 )
 from arrayopt.engines.apply import apply
-from arrayopt.engines.apply_one import Done
-from arrayopt.engines.base import Asked, Engine, Report, Run, Stops
+from arrayopt.engines.apply_one import Done, Update
+from arrayopt.engines.base import Asked, Engine, MakeStep, Report, Stops
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.layers import Layers, Split, layer_name, layers_with, unless
 from arrayopt.engines.meeting import Meeting, numbers_of
 from arrayopt.rules.totals import PREFIX, of_total, totals_in, unforeseen
 from arrayopt.state.tensors import Tensor
-
-__all__ = ["ArrayAPI"]
 
 
 class ArrayAPI(Engine):
@@ -38,7 +36,7 @@ class ArrayAPI(Engine):
     def check(self, bucket: Bucket) -> None:
         """Any bucket is for this engine."""
 
-    def prepare(self, bucket: Bucket, asked: Asked, meetings: Sequence[Any] = ()) -> Run:
+    def prepare(self, bucket: Bucket, asked: Asked, meetings: Sequence[Any] = ()) -> MakeStep:
         """See `Engine.prepare`: the step is computed anew whenever totals are known."""
         if meetings and is_captured(bucket.tensors[0].array):
             raise RuntimeError(
@@ -108,15 +106,14 @@ class _Updates:
         """A tensor's new parameter, slots and report; layers that are `left` do not change."""
         p, g, asked = detached(tensor.array), detached(g), self.asked
         slots, (name, first) = {} if self.slotless else tensor.slots, tensor.origin
-        options: dict[str, Any] = {"name": name, "first": first, "stacked": self.stacks or None}
         with on_its_device(p):
             if left is not None:  # LAPACK raises where it is given NaN
                 g = unless(left, g, array_namespace(g).zeros_like(g))
             hypers = {**asked.hypers[group], **totals} if totals else asked.hypers[group]
             rule, t = self.bucket.groups[group].rule, tensor.updates + 1
-            new, made, report = apply(
-                rule, p, g, slots, t, hypers, clip=asked.clip, stats=asked.stats, **options
-            )
+            update = Update(rule, name, t, hypers, asked.clip, asked.stats)
+            stacked = self.stacks or None
+            new, made, report = apply(update, p, g, slots, first=first, stacked=stacked)
             if asked.stats:  # what a slot held is about to be overwritten
                 report = {key: copied(x) if is_array(x) else x for key, x in report.items()}
             if left is not None:

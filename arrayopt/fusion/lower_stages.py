@@ -33,9 +33,7 @@ from arrayopt.fusion.staging import Staging
 from arrayopt.fusion.waves import in_waves
 from arrayopt.state.quantized import scale_of
 
-__all__ = ["in_stages", "split_position", "turns_of"]
-
-MOST = 640
+MOST_SUMS = 640
 """A pass over rings has no more sums: they are to fit into a block's memory."""
 
 
@@ -74,7 +72,7 @@ class Stages(Lowering):
         read_again = tuple(x in body.again for x in body.arrays)
         key: Any = self.described(pass_), read_again
         turns: Statements = []
-        rings = self.rings(pass_, body) if len(pass_.sums) <= MOST else None
+        rings = self.rings(pass_, body) if len(pass_.sums) <= MOST_SUMS else None
         if rings is not None and (turns := self._turns(index, pass_, rings, body)):
             key = index
             self.of_rings |= {*pass_.sums}
@@ -93,7 +91,7 @@ class Stages(Lowering):
             return Place("sums", own if after is None else own + after)
 
         made: Statements = []
-        for one, values in rings.each.items():
+        for one, values in rings.own_values.items():
             if all(n.op == "const" for n in values):
                 made.append(bulk.Listed(str(one.data), values))
             elif any(n.op == "const" for n in values):
@@ -107,7 +105,7 @@ class Stages(Lowering):
         turn = in_turns(index, pass_, rings, into, body.codes)
         read = dict[Node, None]()
         for elements in program.elements_of([turn]):
-            read |= {n: None for n in elements.scalars if n not in rings.each}
+            read |= {n: None for n in elements.scalars if n not in rings.own_values}
         return [*made, *self.reads(read), *kept_room(rings), turn]
 
     def of_loop(self, loop: Loop) -> program.Stage:

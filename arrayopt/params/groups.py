@@ -194,20 +194,23 @@ def override(rule: Rule, changes: Mapping[str, Any], who: str) -> Rule:
         raise type(error)(f"{who}: {error}") from error
 
 
+def check_rule(who: str, rule: Any) -> None:
+    """Raise TypeError for what is no rule."""
+    if not isinstance(rule, Rule):
+        raise TypeError(f"{who}: `rule` must be a Rule such as LAMB(lr=1e-3); got {got(rule)}")
+
+
 def grouped(rule: Rule, given: Given, who: str) -> tuple[Rule, frozenset[str]]:
     """Return the rule of a group, and the fields that do not follow the optimizer's `rule`.
 
-    Raises
-    ------
-    TypeError, ValueError
-        For fields that the rule does not have, or values that it cannot have.
+    Raise TypeError or ValueError for fields that the rule does not have, or values that it cannot
+    have.
     """
     changes: Mapping[str, Any] = {"rule": given} if isinstance(given, Rule) else given
     if "rule" not in changes:
         return override(rule, changes, who), frozenset(changes)
     own = changes["rule"]
-    if not isinstance(own, Rule):
-        raise TypeError(f"{who}: `rule` must be a Rule such as LAMB(lr=1e-3); got {got(own)}")
+    check_rule(who, own)
     own = override(own, {name: x for name, x in changes.items() if name != "rule"}, who)
     return own, frozenset(fields_of(type(own)))
 
@@ -224,12 +227,8 @@ class Assigned:
 def assign(rule: Rule, groups: Groups | None, named: list[tuple[str, Array]]) -> list[Assigned]:
     """Sort parameters into groups by pattern, in the order given; the rest are the last group.
 
-    Raises
-    ------
-    ValueError
-        For a group without tensors, or a key that is no hyper-parameter of the rule.
-    TypeError
-        For a pattern that is neither a glob, a compiled regular expression nor a function.
+    Raise ValueError for a group without tensors, or a key that is no hyper-parameter of the rule;
+    TypeError for a pattern that is neither a glob, a compiled regular expression nor a function.
     """
     if groups is None:
         groups = ()
@@ -274,7 +273,6 @@ def assign(rule: Rule, groups: Groups | None, named: list[tuple[str, Array]]) ->
 
 
 def _matches(pattern: Pattern, name: str, array: Array) -> bool:
-    """Return whether a pattern matches a tensor."""
     if isinstance(pattern, str):
         return fnmatchcase(name, pattern)
     if isinstance(pattern, re.Pattern):

@@ -31,33 +31,16 @@ def exchange(
     given: Iterable[tuple[str, Any]],
     rules: dict[str, Rule] | None,
 ) -> bool:
-    """Give tensors the arrays with their names.
+    """Give tensors the arrays with their names; return whether slots were made anew.
 
     Slots are kept. The next step updates a master in each element that is no longer the master
-    rounded.
+    rounded. A TypeError or ValueError, which begins with `who`, lists all mismatches of names,
+    shapes, dtypes, libraries and devices, and arrays that share memory. Nothing has been changed
+    then.
 
-    Parameters
-    ----------
-    who : str
-        The caller, which errors begin with.
-    tensors, forms
-        The tensors, and the `form` that the array of each must have.
-    given
-        Arrays with their names.
-    rules : dict of str to Rule, optional
-        The rules of the tensors, if there is no state yet that could be lost. Then an array that is
-        the same object may have another form, and its slots are made anew.
-
-    Returns
-    -------
-    bool
-        Whether slots were made anew.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For all mismatches of names, shapes, dtypes, libraries and devices, and for arrays that
-        share memory. Nothing has been changed then.
+    `forms` has the `form` that the array of each tensor must have. `rules` are those of the
+    tensors, if there is no state yet that could be lost. Then an array that is the same object may
+    have another form, and its slots are made anew.
     """
     named = list(given)
     arrays, wrong, anew = dict(named), dict[str, list[str]](), set[str]()
@@ -136,12 +119,7 @@ def _unlike(was: tuple[Any, ...], now: tuple[Any, ...]) -> list[tuple[str, Any]]
 class Replaced:
     """What the user did to parameters, before ranks agree on it.
 
-    Attributes
-    ----------
-    tensors : list of Tensor
-        All tensors.
-    marks : dict of int to int
-        `PUT` or `WROTE` for each such tensor, by its place.
+    `marks` has `PUT` or `WROTE` for each such tensor, by its place among all `tensors`.
     """
 
     def __init__(self, tensors: list[Tensor]) -> None:
@@ -180,6 +158,9 @@ class Lent:
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._owners = [(tensor, slot) for tensor in tensors for slot in tensor.slots]
+        several = [*tensors, *(tensor.home for tensor in tensors if tensor.home is not None)]
+        self._runs, self._count = {id(x.run): x.run for x in several}, len(tensors)
+        self._version = self._versions()
         self._watch = Watch(tensor.slots[slot] for tensor, slot in self._owners)
         self._forms, self._places = list(map(form, self._watch.arrays)), dict[Tensor, list[int]]()
         for i, (tensor, _) in enumerate(self._owners):
@@ -194,13 +175,14 @@ class Lent:
     def follow(self, tensors: Sequence[Tensor]) -> "Lent":
         """Tell engines that slots have moved; return what to watch from now on.
 
-        Raises
-        ------
-        ValueError
-            If the dtype, shape or device of a slot has changed, or what it is a view of.
+        Raise ValueError if the dtype, shape or device of a slot has changed, or what it is a view
+        of.
         """
+        version, changed = self._versions(), self._watch.changed()
+        if version == self._version and len(tensors) == self._count and not changed:
+            return self
         moved, wrong = list[Tensor](), list[str]()
-        for i in self._watch.changed():
+        for i in changed:
             (tensor, slot), x = self._owners[i], self._watch.arrays[i]
             if tensor.slots.get(slot) is x:
                 moved.append(tensor)
@@ -219,5 +201,11 @@ class Lent:
         for tensor in moved:
             tensor.run.arrays += 1
         arrays = [array for tensor in tensors for array in tensor.slots.values()]
-        same = list(map(id, arrays)) == list(map(id, self._watch.arrays))
-        return self if same and not moved else Lent(tensors)
+        if moved or list(map(id, arrays)) != list(map(id, self._watch.arrays)):
+            return Lent(tensors)
+        self._version = version
+        return self
+
+    def _versions(self) -> list[int]:
+        """Return numbers that grow when slots or parameters become other arrays."""
+        return [run.arrays for run in self._runs.values()]

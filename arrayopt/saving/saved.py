@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.hyper import Hyper
@@ -21,8 +21,6 @@ from arrayopt.state.run import Run
 from arrayopt.state.tensors import Tensor
 from arrayopt.step.given import GivenStep
 from arrayopt.step.guard import Guard
-
-T = TypeVar("T")
 
 
 def _said(saved: dict[str, Any]) -> dict[str, Any]:
@@ -49,7 +47,11 @@ class Saved:
 
     @property
     def params(self) -> Any:
-        """The parameters, in the structure given."""
+        """The parameters, in the structure given; for a list of group dicts, a flat list in their order.
+
+        You may replace one array by another with the same shape, dtype, library and device, ``opt.params["w"] = w``, or
+        all of them, ``opt.params = tree``. The next step starts from the new values.
+        """
         self._arrive()
         return self._parameters.params
 
@@ -70,10 +72,8 @@ class Saved:
         """
         with self._guard("Optimizer.state_dict"):
             self._step.release.check_whole("Optimizer.state_dict")
-            return self._together(
-                "Optimizer.state_dict",
-                lambda: self._dump(lambda x, slot: copy_of(self._team.collect(x, slot)), copy_of),
-            )
+            self._together("Optimizer.state_dict")
+            return self._dump(lambda x, slot: copy_of(self._team.collect(x, slot)), copy_of)
 
     def _dump(self, slots: Callable[[Tensor, str], Any], sums: Callable[[Any], Any] = lambda x: x) -> dict[str, Any]:
         """What there is to save; see `arrayopt.saving.state_dict.dump`."""
@@ -83,25 +83,24 @@ class Saved:
         """The parameters by name, or what stands for them where ranks have parts of them."""
         return {tensor.name: slot_of(self._team, tensor, "p") for tensor in self._parameters.all}
 
-    def _together(self, what: str, call: Callable[[], T]) -> T:
-        """Call something that all ranks call, once all are known to be here."""
+    def _together(self, what: str, *, sums: bool = True) -> None:
+        """Begin a call that all ranks make, with slots that are whole; and with `sums` that are, too."""
         with self._team.warned(what):
-            self._parameters.take_up()
-            self._whole_sums(what)
-            self._parameters.first.follow()
+            self._take_whole(what, sums=sums)
         self._team.agree(what)
-        self._follow_at_home(what)
-        return call()
+        self._follow(what)
 
-    def _whole_sums(self, what: str) -> None:
-        """Raise where there are sums of gradients that are not the same on all ranks, or slots that are not whole."""
+    def _take_whole(self, what: str, *, sums: bool = True) -> None:
+        """Take up what users have written; raise where slots, or sums of gradients, are not whole on all ranks."""
+        self._parameters.take_up()
         self._team.check_complete(self._parameters.all)
         own = self._team.sums or any(tensor.block is not None for tensor in self._parameters.all)
-        if own and self._step.accumulator.done:
+        if sums and own and self._step.accumulator.done:
             raise RuntimeError(
                 f"{what}: each rank has accumulated other gradients, after {self._step.accumulator.done} micro-steps;"
                 " save after the last one"
             )
+        self._parameters.first.follow()
 
     def _no_sums(self, saved: dict[str, Any], what: str) -> None:
         """Raise where a state has sums of gradients, which each rank would take for its own."""
@@ -121,19 +120,21 @@ class Saved:
         with uninterrupted():
             self.clip_norm, self._rule = put()
             self._parameters.keep_state()
-            self._follow_loaded(what)
+            self._follow(what, loaded=True)
             if self._team.size == 1:  # parameters are the user's to put back; ranks must read the same file
                 self._team.mend()
 
-    def _follow_at_home(self, what: str) -> None:
-        """Have slots follow of tensors of which ranks have parts, and one updates each; all ranks call it."""
-        self._team.bring_homes(what, self._parameters.all)
-        self._parameters.first.follow(at_home=True)
+    def _follow(self, what: str, *, loaded: bool = False) -> None:
+        """Have slots follow of tensors of which ranks have parts, and one updates each; all ranks call it.
 
-    def _follow_loaded(self, what: str) -> None:
-        """Have slots that were loaded, and are what they begin as, follow the parameters until the first update."""
-        self._team.bring_homes(what, self._parameters.all)
-        self._parameters.first.loaded({tensor: tensor.slots for tensor in self._parameters.all})
+        Those that were `loaded`, and are what they begin as, follow the parameters until the first update.
+        """
+        every, first = self._parameters.all, self._parameters.first
+        self._team.bring_homes(what, every)
+        if loaded:
+            first.loaded({tensor: tensor.slots for tensor in every})
+        else:
+            first.follow(at_home=True)
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Load a snapshot: state, counts and hyper-parameters become those of the saved optimizer.
@@ -213,15 +214,13 @@ class Saved:
             self._step.release.check_whole("Optimizer.save")
             with self._team.warned("Optimizer.save"):
                 self._writer.check()
-                self._parameters.take_up()
-                self._whole_sums("Optimizer.save")
-                self._parameters.first.follow()
+                self._take_whole("Optimizer.save")
                 state = self._dump(partial(slot_of, self._team))
                 file = writing.File(path, state, self._params() if params else None)
                 warn_of_name("Optimizer.save", file.path)
             said = {"what there is to save": file.head, "`wait`": wait}
             self._team.agree("Optimizer.save", lambda: said)
-            self._follow_at_home("Optimizer.save")
+            self._follow("Optimizer.save")
             if wait:
                 self._team.agree("Optimizer.save", dict, file.write(self._team))
                 return None
@@ -259,11 +258,8 @@ class Saved:
             self._team.renew(self._parameters.all)
             with self._team.warned("Optimizer.load"):
                 self._parameters.take_up()
-                live, groups, tensors = (
-                    self._dump(partial(slot_of, self._team)),
-                    self._parameters.groups,
-                    self._parameters.all,
-                )
+                groups, tensors = self._parameters.groups, self._parameters.all
+                live = self._dump(partial(slot_of, self._team))
                 who, state, params, wrong, checksum = checkpoint.load(path, live, self._params())
                 try:
                     put = load(state, self._run, self._rule, groups, self._step, who=who, wrong=wrong, copies=False)
@@ -287,7 +283,7 @@ class Saved:
                 for tensor in tensors if params else ():
                     tensor.put(None, params[tensor.name])
                 self._parameters.settle()
-                self._follow_loaded("Optimizer.load")
+                self._follow("Optimizer.load", loaded=True)
             self._team.mend()
             if params:
                 self._parameters.replaced.agreed()

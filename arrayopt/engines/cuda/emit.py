@@ -10,18 +10,16 @@ from collections.abc import Mapping
 
 from arrayopt.codecs import STORED
 from arrayopt.engines.cplusplus import header
-from arrayopt.engines.cuda.columns import WINDOW, given, hypers, keys
+from arrayopt.engines.cuda.columns import WINDOW_COLUMNS, given_names, hyper_names, key_names
 from arrayopt.engines.cuda.emit_pass import PassPrinter
 from arrayopt.engines.cuda.emit_rings import RingsPrinter
+from arrayopt.engines.cuda.pieces import OUTPUTS, SMALL_COLUMNS, SMALL_MATRIX, SQUARE, SUMS
 from arrayopt.engines.cuda.printer import CudaPrinter
-from arrayopt.engines.cuda.stages import OUTPUTS, SMALL_COLUMNS, SMALL_MATRIX, SQUARE, SUMS
 from arrayopt.fusion.graph import CLIP, COUNT, UPDATES
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.lower_stages import in_stages, turns_of
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.program import Body, Stage
-
-__all__ = ["LEAN", "emit"]
 
 LEAN = True
 """A thread has 80 registers if three blocks share a multiprocessor; see `trace`."""
@@ -56,31 +54,28 @@ def emit(
         text.put_text(header(f"{name}.cuh"))
         text.put(0, "")
     text.put(0, "// ---- the plan", "")
-    alike: dict[str, list[int]] = {}
+    numbers: dict[str, list[int]] = {}  # of the stages that have a function in common
     for number, stage in enumerate(stages):
+        same = numbers.setdefault(stage.function.name, [])
+        same.append(number)
         if stage.kind == "between":
             text.between(stage)
         elif stage.kind == "pass":
-            same = alike.setdefault(stage.function.name, [])
-            same.append(number)
             text.put(0, f"// {plan.line(sum(x.kind != 'between' for x in stages[:number]))}")
             if turns_of(stage):
                 text.rings(number, stage.function)
             elif len(same) == 1:
                 struct = PassPrinter(text, stage.function)
                 struct.write(_ahead(plan, struct.body, text.storage, blocks))
-    for same in alike.values():
-        if not turns_of(stages[same[0]]):
+    for same in numbers.values():
+        if stages[same[0]].kind == "pass" and not turns_of(stages[same[0]]):
             _pass(text, same, [stages[number] for number in same])
-    first, several = dict[int, int](), set[int]()
-    for same in alike.values():
-        first |= dict.fromkeys(same, same[0])
-        several |= {*same} if same[1:] else set()
     text.put(0, "__device__ void piece(const Step& step, int stage) {", "    switch (stage) {")
     for number, stage in enumerate(stages):
         if stage.kind != "product":
-            more = ", stage" if number in several else ""
-            text.put(2, f"case {number}: stage{first.get(number, number)}(step{more}); break;")
+            first, *others = numbers[stage.function.name]
+            more = ", stage" if others else ""
+            text.put(2, f"case {number}: stage{first}(step{more}); break;")
     text.put(1, "}")
     text.put(0, "}", "")
     _scalars(text)
@@ -130,14 +125,14 @@ def _constants(text: CudaPrinter, blocks: int) -> None:
     text.put(0, f"typedef {STORED[text.real].cuda} W;  // the dtype of arithmetic", "")
     columns = ", ".join(text.columns)
     text.put(0, f"enum {{ {columns}, kColumns }};  // what the table has of a tensor")
-    values = {"kHypers": len(hypers(plan)), "kScalars": len(text.layout.scalars)}
+    values = {"kHypers": len(hyper_names(plan)), "kScalars": len(text.layout.scalars)}
     values |= {"kValues": text.layout.values, "kBlocks": blocks}
     values["kStages"] = len(in_stages(plan).stages)
     values["kMostSums"] = max([1, *(len(p.sums) for p in plan.passes)])
     if plan.element != "C":
         most = max((len(p.reducing("column")) for p in plan.passes), default=0)
         # 0: tensors are whole
-        values["kWindow"] = text.columns.index(WINDOW[0]) if text.windows else 0
+        values["kWindow"] = text.columns.index(WINDOW_COLUMNS[0]) if text.windows else 0
         values |= {"kSmallMatrix": SMALL_MATRIX, "kSmallColumns": SMALL_COLUMNS}
         values["kColumnRoom"] = max(1, most) * 256 * SMALL_COLUMNS
         values |= {"kOutputs": OUTPUTS, "kResults": SUMS}
@@ -193,9 +188,9 @@ def _scalars(text: CudaPrinter) -> None:
     text.put(0, "                           double* scalar, W* working) {")
     text.put(1, "(void)t, (void)hyper, (void)count, (void)factor, (void)scalar, (void)working;")
     table = {UPDATES: "count", CLIP: "factor"}
-    table |= {name: f"hyper[{i}]" for i, name in enumerate(hypers(plan))}
-    table |= {name: f"(double)t[KEY{i}]" for i, name in enumerate(keys(plan))}
-    for number, name in enumerate(given(plan)):
+    table |= {name: f"hyper[{i}]" for i, name in enumerate(hyper_names(plan))}
+    table |= {name: f"(double)t[KEY{i}]" for i, name in enumerate(key_names(plan))}
+    for number, name in enumerate(given_names(plan)):
         table[name] = f"*reinterpret_cast<const double*>(t[GIVEN{number}])"
 
     def leaf(name: str) -> str:
