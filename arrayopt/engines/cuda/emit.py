@@ -24,7 +24,7 @@ from arrayopt.fusion.program import Body, Stage
 LEAN = True
 """A thread has 80 registers if three blocks share a multiprocessor; see `trace`."""
 
-AHEAD = 32 << 10
+AHEAD, AHEAD_OF_CODES = 32 << 10, 24 << 10
 """Bytes that a multiprocessor is to wait for at once. See "Bytes in flight" in ``docs/cuda.md``."""
 
 WIDE, COMPLEX, WIDEST = 18, 10, 20
@@ -107,16 +107,15 @@ def _ahead(plan: Plan, body: Body, storage: Mapping[str, str], blocks: int) -> i
     """The vectors of each array that a thread reads before it uses the first."""
     if plan.multiplies:  # many passes share the registers, and products take the time
         return 1
-    loop, each, sizes = body.elements, 0, set[int]()
-    for name in loop.loads:
-        if name in loop.storage:
-            size = STORED[storage[loop.storage[name]]].itemsize
-            sizes.add(size)
-            each += blocks * 256 * 4 * size
+    loop = body.elements
+    sizes = [STORED[storage[loop.storage[x]]].itemsize for x in loop.loads if x in loop.storage]
+    each = blocks * 256 * 4 * sum(sizes)
     if plan.element != "C":
         return next((n for n in (1, 2, 4) if n * each >= AHEAD), 8) if each else 1
-    least = 2 if len(plan.passes) == 2 and sizes == {4} else 1  # as measured on an H200
-    return next((n for n in (1, 2) if n >= least and n * each >= AHEAD), 4)  # a piece is of four
+    least = 2 if len(plan.passes) == 2 and {*sizes} == {4} else 1  # as measured on an H200
+    # a piece is of four; where there are codes, so many values do not fit into 128 registers
+    most = 2 if plan.quantized and 2 * each >= AHEAD_OF_CODES else 4
+    return next((n for n in (1, 2) if n >= least and n * each >= AHEAD), most)
 
 
 def _constants(text: CudaPrinter, blocks: int) -> None:
