@@ -10,7 +10,6 @@ from arrayopt.arrays import array_namespace, detached, dtype_name, is_array, pla
 from arrayopt.engines.apply import apply
 from arrayopt.engines.layers import unless
 from arrayopt.engines.totals import Work, together
-from arrayopt.foreign import got
 from arrayopt.hyper import concrete, data, scalar
 from arrayopt.params.given import named_params
 from arrayopt.params.grads import match_grads
@@ -18,6 +17,7 @@ from arrayopt.params.groups import Groups, assign, grouped
 from arrayopt.params.trees import rebuild
 from arrayopt.rules.base import Rule
 from arrayopt.rules.gradients import GradientNorms
+from arrayopt.rules.named import check_rule
 from arrayopt.rules.one_unknown import check_alike
 from arrayopt.rules.words import choose
 from arrayopt.state.loss_scale import LOSS_SCALE, LossScale
@@ -68,7 +68,7 @@ def init(
     >>> ao.init(ao.SGD(lr=0.1, momentum=0.9), {"w": np.ones(2)})
     {'step': 0, 'tensors': {'w': {'t': 0, 'buf': array([0., 0.])}}}
     """
-    _check_rule("init", rule)
+    check_rule("init", rule, Rule)
     if loss_scale is not None and not isinstance(loss_scale, LossScale):
         raise TypeError(f"init: `loss_scale` must be a LossScale or None; got {loss_scale!r}")
     _check_flag("init: `skip_nonfinite`", skip_nonfinite)
@@ -182,7 +182,7 @@ def update(
     >>> params, state["step"]
     ({'w': array([0.9, 0.9])}, 1)
     """
-    _check_rule("update", rule)
+    check_rule("update", rule, Rule)
     _check_state(state)
     _check_flag("update: `skip_nonfinite`", skip_nonfinite)
     _check_flag("update: `stats`", stats)
@@ -281,12 +281,6 @@ def _verdict(
     found = judge(joint_norm(norms), scale=scale, limit=limit, check=check)
     known = concrete(found.skip)
     return found if known is None else found._replace(skip=bool(known))
-
-
-def _check_rule(who: str, rule: Any) -> None:
-    """Raise TypeError for what is no rule."""
-    if not isinstance(rule, Rule):
-        raise TypeError(f"{who}: `rule` must be a Rule such as LAMB(lr=1e-3); got {got(rule)}")
 
 
 def _check_flag(who: str, x: Any) -> None:

@@ -76,7 +76,7 @@ def _read(
         raise ValueError("the checksum of its description does not match")
     document = json.loads(text)
     if document["checkpoint"] != FORMAT:
-        raise ValueError(f"format must be {FORMAT}; got {document['checkpoint']!r}")
+        raise ValueError(f"format must be {FORMAT}; got {document['checkpoint']!r}, of another version of arrayopt")
     decoder = _Decoder(file)
     state = decoder.decode(document["state"], live, ())
     params = decoder.decode(document.get("params", {}), live_params, ("params",))

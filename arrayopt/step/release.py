@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
+from arrayopt.foreign import listed_names
 from arrayopt.params.parameters import Parameters
 
 
@@ -40,8 +41,7 @@ class Release:
                 " call step(grads), or make an Optimizer without"
             )
         if not isinstance(name, str) or name not in names:
-            known = f"the tensors are {', '.join(list(names)[:10])}"
-            raise ValueError(f"Optimizer.give: there is no tensor {name!r}; {known}")
+            raise ValueError(f"Optimizer.give: there is no tensor {name!r}; {listed_names(names)}")
         if name in self.given:
             first = "call step() before the next gradients"
             raise ValueError(f"Optimizer.give: {name!r} was already given in this step; {first}")
