@@ -90,12 +90,16 @@ def shape(text: str) -> tuple[int, ...]:
 
 
 def assignment(text: str) -> tuple[str, Any]:
-    """A name and a Python value, ``weight_decay=0.1``."""
+    """A name and a Python value, ``weight_decay=0.1``, or a word, ``state_dtype=int8``."""
     name, _, value = text.partition("=")
     try:
+        if value.strip().isidentifier() and value.strip() not in ("True", "False", "None"):
+            return name.strip(), value.strip()
         return name.strip(), ast.literal_eval(value.strip())
     except (ValueError, SyntaxError):
-        raise ArgumentTypeError(f"must be NAME=VALUE with a number, True, False or None; got {text!r}") from None
+        raise ArgumentTypeError(
+            f"must be NAME=VALUE with a number, a word, True, False or None; got {text!r}"
+        ) from None
 
 
 def from_module(text: str) -> Any:

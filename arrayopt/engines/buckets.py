@@ -11,6 +11,7 @@ from arrayopt.engines.table import advise, select
 from arrayopt.params.groups import Group
 from arrayopt.params.parameters import Parameters
 from arrayopt.state.run import Run
+from arrayopt.state.tensors import explain_wide
 
 __all__ = ["Buckets", "bucketed", "explain_buckets"]
 
@@ -95,9 +96,8 @@ def explain_buckets(buckets: Sequence[Bucket], engine: str) -> str:
     groups = dict[int, Group]()
     for bucket in buckets:
         groups |= {id(group): group for group in bucket.groups}
-    lines = [f"{group.label}: {group.rule!r}" for group in groups.values()]
-    if len(groups) == 1:
-        lines = [repr(group.rule) for group in groups.values()]
+    labelled = len(groups) > 1
+    lines = [f"{x.label}: {x.rule!r}" if labelled else repr(x.rule) for x in groups.values()]
     for bucket in buckets:
         chosen, why = select(engine, bucket)
         whole = bucket.whole.tensors
@@ -105,8 +105,8 @@ def explain_buckets(buckets: Sequence[Bucket], engine: str) -> str:
         what = "layers" if bucket.rule.stacked else "blocks"
         layers = f" of {len(bucket.tensors)} {what}" if isinstance(bucket, Layers) else ""
         where = f"{dtype_name(first)}, {library(first)} on {place(first)[1]}"
-        labels = ", ".join(group.label for group in bucket.groups)
-        owners = f", of {labels}" if len(groups) > 1 else ""
+        owners = f", of {', '.join(x.label for x in bucket.groups)}" if labelled else ""
         lines.append(f"  {len(whole)} tensors{layers}, {total} parameters, {where}{owners}")
         lines.append(f"  engine {chosen.name} ({why}): {chosen.explain(bucket)}")
+        lines += explain_wide(bucket.rule, whole)
     return "\n".join(lines)

@@ -23,6 +23,7 @@ from arrayopt.fusion.ops import OPS, REDUCTIONS
 __all__ = [
     "CACHED",
     "CLIP",
+    "COPIES",
     "COUNT",
     "ELEMENT",
     "KEY",
@@ -61,6 +62,9 @@ LETTERS = "ABRrCc"
 
 CACHED = 1024
 """The number of plans, and of things made from each, that are kept: a rule may make them anew."""
+
+COPIES = 1 << 30
+"""The first id of copies that planning adds. Ids are parts of names; no graph has so many nodes."""
 
 PRODUCT = "matmul"
 """The product of matrices, which a library makes: its operands and its result are stored."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from arrayopt.arrays import real_dtype
 from arrayopt.fusion.dims import not_fused
-from arrayopt.fusion.graph import POSITION, TOTAL, Node, is_whole, operands, reachable
+from arrayopt.fusion.graph import COPIES, POSITION, TOTAL, Node, is_whole, operands, reachable
 from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.plan import Plan, assembled, ordered_totals
 
@@ -57,7 +57,7 @@ def phases(whole: Plan, totals: Sequence[Node], levels: Sequence[int]) -> tuple[
             small = [first[a] for a in node.args if not is_whole(a.axes, whole.element)]
             first[node] = max(small, default=-1)
     made, wanted = list[Plan](), set[str]()
-    copies = count(1 << 30)
+    copies = count(max(COPIES, *(node.id + 1 for node in every)))
     for phase in reversed(range(len(rounds) + 1)):
         now = _within(every, first, phase, whole.element)
         passes = [_now(p, now) for p, k in zip(whole.passes, phase_of, strict=True) if k == phase]
@@ -68,13 +68,10 @@ def phases(whole: Plan, totals: Sequence[Node], levels: Sequence[int]) -> tuple[
         for node in every:
             if first[node] == phase and _later_name(node) in wanted:
                 (slots if node.axes else told)[_later_name(node)] = now[node] if node.axes else node
-        reports = {}
-        for name, node in told.items():
-            x = now[node]
-            copied = x.op == "input"
-            reports[name] = (
-                Node("copy", (x,), x.axes, x.level, x.dtype, None, next(copies)) if copied else x
-            )
+        reports = {name: now[node] for name, node in told.items()}
+        for name, x in reports.items():
+            if x.op == "input":
+                reports[name] = Node("copy", (x,), x.axes, x.level, x.dtype, None, next(copies))
         plan = _with_vectors(assembled(whole, tuple(passes), slots, reports))
         wanted |= {node.data for node in reachable(plan.scalars) if node.op == "host"}
         wanted |= set(plan.slots)

@@ -13,7 +13,7 @@ from typing import Any
 from arrayopt.arrays import WORKING, real_dtype
 from arrayopt.codecs import STORED
 from arrayopt.fusion.dims import TraceError, not_fused
-from arrayopt.fusion.graph import PRODUCT, SCRATCH, Node, is_whole, operands, reachable
+from arrayopt.fusion.graph import COPIES, PRODUCT, SCRATCH, Node, is_whole, operands, reachable
 from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.phases import phases
 from arrayopt.fusion.placement import Placement
@@ -22,9 +22,6 @@ from arrayopt.fusion.trace import Trace
 from arrayopt.fusion.work import Work
 
 __all__ = ["plan"]
-
-COPIES = 1 << 30
-"""The first id of copies of small slots. Ids are parts of names; no graph has so many nodes."""
 
 
 def plan(traced: Trace, *, calls: bool = False) -> Plan:

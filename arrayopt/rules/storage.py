@@ -4,8 +4,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+
 from arrayopt.arrays import plain_name
 from arrayopt.codecs import PAIR
+from arrayopt.rules.names import AROUND
 
 STORAGES = ("float16", "bfloat16", "int8")
 """The dtypes that slots can be stored in."""
@@ -54,3 +57,25 @@ def code_of(dtype: str, *, unsigned: bool, pairs: bool) -> str:
     if dtype != "int8":
         return dtype
     return PAIR if pairs else "uint8" if unsigned else dtype
+
+
+def why_wide(rule: Any, rank: int, dtype: str) -> dict[str, str]:
+    """Why slots of a tensor keep their precision although `state_dtype` asks for less: a reason by slot."""
+    if rule.state_dtype is None:
+        return {}
+    p, narrow = np.zeros((2,) * rank, complex if dtype.startswith("complex") else float), rule.storage(rank, dtype)
+    found = dict[str, str]()
+    for member, x in rule.all_slots(np, p, dtype).items():
+        ring = member.rpartition("_")[0]
+        slot = ring if ring in rule.rings else member
+        asked = storage_for(rule.state_dtype, slot) is not None
+        if not asked or member in narrow or member in rule.constants:
+            continue
+        if member in AROUND:
+            if (member, rule.master_weights) != ("master", "split"):
+                found[member] = "a copy of the parameter"
+        elif x.shape != p.shape:
+            found[slot] = "not one value for each element"
+        else:
+            found[slot] = "the rule needs its precision"
+    return found

@@ -143,9 +143,7 @@ def _check_named(rule: Rule, array: Array) -> None:
                 f" {', '.join(sorted(known))}"
             )
         if dtype is not None and slot in rule.wide:
-            raise ValueError(
-                f"{who}: slot {slot!r} must keep full precision, because small steps are added to it; got {dtype!r}"
-            )
+            raise ValueError(f"{who}: slot {slot!r} must keep full precision, which the rule needs; got {dtype!r}")
 
 
 def _stored(slots: dict[str, Array], narrow: dict[str, str], dtypes: dict[str, Any], layers: int) -> dict[str, Array]:

@@ -19,6 +19,7 @@ from arrayopt.arrays import (
 )
 from arrayopt.codecs import BLOCK, item_size
 from arrayopt.rules.base import Rule
+from arrayopt.rules.storage import why_wide
 from arrayopt.state.quantized import narrowed, scale_of, scale_shape
 from arrayopt.state.run import Run
 from arrayopt.state.shares import Block, Shards, Share
@@ -189,3 +190,12 @@ def explain_state(tensors: Iterable[Tensor]) -> list[str]:
     scales = f"with a scale in bfloat16 for each {BLOCK} elements"
     lines = [f"state in 8 bits: {', '.join(codes)}; {scales}"] if codes else []
     return [*lines, *([f"state: {state / parameters:.4g} bytes per parameter"] if parameters else [])]
+
+
+def explain_wide(rule: Rule, tensors: Iterable[Tensor]) -> list[str]:
+    """Which slots of tensors of one dtype keep their precision under `state_dtype`, a line for each reason."""
+    slots = dict[str, dict[str, None]]()
+    for rank, dtype in dict.fromkeys((x.array.ndim - rule.stacked, dtype_name(x.array)) for x in tensors):
+        for slot, why in why_wide(rule, rank, dtype).items():
+            slots.setdefault(why, {})[slot] = None
+    return [f"    keep their precision: {', '.join(names)} ({why})" for why, names in slots.items()]

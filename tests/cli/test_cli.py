@@ -192,6 +192,11 @@ def test_explain_says_what_an_optimizer_would(capsys):
     assert capsys.readouterr().out == f"{steps}\n"
 
 
+def test_explain_says_why_a_slot_is_wide(capsys):
+    assert cli.main(["explain", "CAME", "--shapes", "8x8,8", "--set", "lr=0.1", "state_dtype=int8"]) == 0
+    assert "\n    keep their precision: r, c, ir, ic (not one value for each element)\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("field", [{"stacked": True}, {"blocks": 4}, {"blocks": (4, 8)}], ids=str)
 def test_explain_knows_layers_and_blocks(field, capsys):
     ((name, value),) = field.items()
@@ -219,7 +224,7 @@ def test_explain_shows_the_source_of_each_rank(capsys):
         (["explain", "LAMP"], "got LAMP"),
         (["explain", "LAMB", "--set", "wd=1"], "LAMB has no `wd`; give weight_decay=1"),
         (["explain", "LAMB", "--set", "lr"], "must be NAME=VALUE"),
-        (["explain", "LAMB", "--set", "lr=fast"], "must be NAME=VALUE"),
+        (["explain", "LAMB", "--set", "lr=fast"], "`lr` must be a number"),
         (["explain", "LAMB", "--set", "beta1=2"], "`beta1` must be in [0, 1); got 2.0"),
         (["explain", "LAMB", "--dtype", "int8"], "int8"),
         (["explain", "LAMB", "--engine", "abacus"], "abacus"),

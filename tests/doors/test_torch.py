@@ -830,9 +830,10 @@ def test_it_is_not_imported_with_the_package():
 
 
 def test_engines_say_who_they_are():
-    many = door.LAMB(tensors())
-    chosen = re.search(r"engine (\w+)", many.inner.explain()).group(1)
-    assert chosen in table.ENGINES
+    many = door.LAMB(tensors(), ema_decay=0.9, state_dtype="int8")
+    told = many.inner.explain()
+    assert re.search(r"engine (\w+)", told).group(1) in table.ENGINES
+    assert "\n    keep their precision: ema (a copy of the parameter)\n" in told
 
 
 def test_what_would_have_no_effect_is_refused():

@@ -408,3 +408,16 @@ def test_units_cover_each_element_once(element):
             assert 0 < block.size <= 1 << 19
             block += 1
         assert (seen == 1).all()
+
+
+def test_copies_have_names_of_their_own_in_all_phases():
+    """Slots that change places are copied, and so is what a total takes as it is: in phases of one plan."""
+
+    def update(xp, p, g, s, h):
+        totals = [ao.total(h, s[name]) for name in "abcdefij"]
+        return p - g / sum(totals), {a: s[b] for a, b in zip("abcdefij", "badcfeji", strict=True)}
+
+    rule = made(update, lambda xp, p: {name: xp.sum(p) for name in "abcdefij"})()
+    phases = plan_for(rule, rank=1, dtype="float32").phases
+    copies = {node for phase in phases for node in phase.between_nodes if node.op == "copy"}
+    assert len(copies) == len({node.id for node in copies}) == 16

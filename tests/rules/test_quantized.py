@@ -262,9 +262,7 @@ def test_slots_that_a_rule_does_not_have_are_refused():
         ValueError, match="AdamW: `state_dtype` must name slots of the rule; got 'w'; the slots are m, v"
     ):
         ao.Optimizer(np.zeros(3, "float32"), ao.AdamW(state_dtype={"w": "int8"}))
-    with pytest.raises(
-        ValueError, match="slot 'z' must keep full precision, because small steps are added to it; got 'int8'"
-    ):
+    with pytest.raises(ValueError, match="slot 'z' must keep full precision, which the rule needs; got 'int8'"):
         ao.Optimizer(np.zeros(3, "float32"), ao.ScheduleFreeAdamW(state_dtype={"z": "int8"}))
 
 
@@ -433,6 +431,36 @@ def test_explain_says_which_slots_are_codes():
     told = ao.Optimizer(tensors, ao.AdamW(state_dtype={"v": "int8"}), groups={"b": {"state_dtype": "int8"}}).explain()
     assert "\nstate in 8 bits: v (uint8, the root), m (int8); with a scale in bfloat16 for each 32 elements\n" in told
     assert "8 bits" not in ao.Optimizer(tensors, ao.AdamW(state_dtype="bfloat16")).explain()
+
+
+NUMBER, NEEDED = "not one value for each element", "the rule needs its precision"
+
+
+@pytest.mark.parametrize(
+    ("rule", "told"),
+    [
+        (ao.CAME(lr=0.1, state_dtype="int8"), [f"r, c, ir, ic ({NUMBER})"]),
+        (ao.CAME(lr=0.1, state_dtype="int8", stacked=True), []),
+        (ao.CAME(lr=0.1, state_dtype="int8", blocks=2), [f"r, c, ir, ic ({NUMBER})"]),
+        (ao.CAME(lr=0.1, state_dtype={"m": "int8"}), []),
+        (ao.SOAP(lr=0.1, state_dtype="int8"), [f"m, l, ql, r, qr ({NEEDED})"]),
+        (ao.Sophia(state_dtype="int8", ema_decay=0.9), [f"hess ({NEEDED})", "ema (a copy of the parameter)"]),
+        (ao.LAMB(state_dtype="int8", project=ao.projections.support(np.eye(4, 6) > 0)), []),
+        (ao.AdamW(), []),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("engine", EVERY)
+def test_explain_says_why_a_slot_is_wide(rule, told, engine):
+    lines = ao.Optimizer({"w": np.ones((4, 6), "f4")}, rule, engine=engine).explain().splitlines()
+    assert [x.strip() for x in lines if "precision" in x] == [f"keep their precision: {x}" for x in told]
+
+
+@pytest.mark.parametrize("master", ["split", "auto"])
+def test_explain_says_why_a_master_is_wide(master):
+    rule = ao.LAMB(state_dtype="int8", master_weights=master)
+    told = ao.Optimizer({"w": np.ones(3, ml_dtypes.bfloat16)}, rule).explain()
+    assert ("keep their precision: master (a copy of the parameter)" in told) is (master == "auto")
 
 
 @pytest.mark.parametrize(
