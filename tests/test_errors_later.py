@@ -134,7 +134,9 @@ LOADING = [
         TypeError,
         "group 'all': LAMB: `lr` must be a number",
     ),
-    row("a step that is none", damaged(lambda d: d.update(step=-1)), ValueError, "step must be an integer of at least 0"),
+    row(
+        "a step that is none", damaged(lambda d: d.update(step=-1)), ValueError, "step must be an integer of at least 0"
+    ),
     row(
         "a count that is none",
         damaged(lambda d: d["tensors"]["w"].update(t=0.5)),
