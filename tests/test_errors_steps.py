@@ -33,7 +33,10 @@ GRADS = {
     "None for all": (lambda g: None, ["missing 'w'; missing 'b'"]),
     "unexpected": (lambda g: {**g, "c": g["b"]}, ["unexpected 'c'"]),
     "other names": (lambda g: {"W": g["w"], "b": g["b"]}, ["missing 'w'", "unexpected 'W'"]),
-    "a closure": (lambda g: lambda: g, ["; pass gradients, not a function that computes them"]),
+    "a closure": (
+        lambda g: lambda: g,
+        ["missing 'w'; missing 'b'; unexpected 'param'; pass gradients, not a function that"],
+    ),
     "one array for two": (lambda g: g["w"], ["missing 'w'; missing 'b'; unexpected 'param'"]),
     "a list for a dict": (lambda g: [g["w"], g["b"]], ["missing 'w'; missing 'b'; unexpected '0'; unexpected '1'"]),
     "deeper": (lambda g: {"w": [g["w"]], "b": g["b"]}, ["a list, tuple or dict at 'w', expected an array or None"]),
