@@ -17,7 +17,7 @@ Pending = Callable[[], list[Bytes]]
 
 
 class RankError(RuntimeError):
-    """Another rank has failed or did not answer in time. The attribute `what` is the name of the call."""
+    """Another rank has failed or did not answer in time. `what` names the call."""
 
     what = ""
 
