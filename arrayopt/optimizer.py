@@ -84,26 +84,6 @@ class Optimizer(Settings):
         `arrayopt.ranks.threads`. Each rank stores and updates its part of the state, and has all parameters after each
         step. All ranks make the same calls. See "Many processes and devices" in the documentation.
 
-    Attributes
-    ----------
-    params
-        The parameters, in the structure given (for a list of group dicts, a flat list in their order). You may replace
-        one array by another with the same shape, dtype, library and device, ``opt.params["w"] = w``, or all of them,
-        ``opt.params = tree``. The next step starts from the new values.
-    rule : Rule
-        The rule of all tensors whose group has no other value. Read and set its fields on the optimizer:
-        ``opt.lr = 0.1``.
-    groups : tuple of Group
-        The groups, in order. Their fields can be set too: ``opt.groups[0].lr = 0.1``.
-    step_count : int
-        The number of steps made, including skipped ones. Schedules get this number in the next step.
-    loss_scale : float or 0-d array
-        The factor for the loss in the next step; 1.0 without a loss scale.
-    state : mapping of str to mapping
-        The state of each tensor by its name: the number of updates ``t``, and the slots.
-    stats : Stats
-        Trust ratios and norms of the last step, with ``stats=True``; the joint norm; the number of skipped steps.
-
     Raises
     ------
     TypeError, ValueError

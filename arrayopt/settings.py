@@ -41,7 +41,7 @@ class Settings(Saved):
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """The groups, in order."""
+        """The groups, in order. Their fields can be set too: ``opt.groups[0].lr = 0.1``."""
         return tuple(self._parameters.groups)
 
     @property
@@ -72,7 +72,7 @@ class Settings(Saved):
 
     @property
     def stats(self) -> Stats:
-        """Trust ratios and norms of the last step, with ``stats=True``."""
+        """Trust ratios and norms of the last step, with ``stats=True``; the joint norm; the number of skipped steps."""
         self._run.streams.meet("Optimizer.stats")
         return self._stats
 
@@ -161,7 +161,7 @@ class Settings(Saved):
                 self._team.check_complete(self._parameters.all)
                 self._parameters.first.follow()
             self._team.agree("Optimizer.averaged")
-            self._follow_at_home("Optimizer.averaged")
+            self._follow("Optimizer.averaged")
             rules, found = {x.name: group.rule for group in self.groups for x in group.tensors}, []
             for x in self._parameters.all:
                 with on_its_device(x.array):
@@ -187,7 +187,10 @@ class Settings(Saved):
 
     @property
     def rule(self) -> Rule:
-        """The rule of all tensors whose group has no other value."""
+        """The rule of all tensors whose group has no other value.
+
+        Read and set its fields on the optimizer: ``opt.lr = 0.1``.
+        """
         return self._rule
 
     def __copy__(self) -> Self:

@@ -22,8 +22,8 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[1])  # in place of this folder
 
 import arrayopt as ao
+from arrayopt.engines.cuda.pieces import CHUNK, pieces, tiles
 from arrayopt.engines.cuda.queue import tickets
-from arrayopt.engines.cuda.stages import CHUNK, pieces, tiles
 from arrayopt.fusion.layout import geometry
 from arrayopt.fusion.lower_stages import in_stages
 from arrayopt.fusion.plan import Plan

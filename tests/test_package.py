@@ -240,7 +240,6 @@ def test_public_objects_are_documented(name):
     if inspect.isfunction(x) and inspect.signature(x).return_annotation is not None:
         assert section(doc, "Returns"), "no Returns"
     if inspect.isclass(x) and issubclass(x, arrayopt.Rule):
-        assert section(doc, "Raises"), "no Raises"
         for title in ("Notes", "References", "Examples"):
             assert section(doc, title) or x is arrayopt.Rule, f"no {title}"
         assert ".. math::" in doc or x is arrayopt.Rule
@@ -270,10 +269,7 @@ def test_public_methods_are_documented(name):
         assert ("raise " in inspect.getsource(x)) <= bool(section(doc, "Raises")), "no Raises"
 
 
-def test_the_documents_promise_nothing_that_is_not_there():
-    """The attributes that the Optimizer's docstring lists can be read."""
-    opt = arrayopt.Optimizer(np.ones(2), arrayopt.LAMB())
-    listed = re.findall(r"^(\w+)(?: : .*)?$", section(inspect.cleandoc(arrayopt.Optimizer.__doc__), "Attributes"), re.M)
-    assert {"params", "groups", "rule", "state", "stats", "step_count"} <= set(listed)
-    for name in listed:
-        getattr(opt, name)
+@pytest.mark.parametrize("name", ["params", "groups", "rule", "state", "stats", "step_count", "loss_scale"])
+def test_what_an_optimizer_has_is_documented(name):
+    assert getattr(arrayopt.Optimizer, name).__doc__
+    getattr(arrayopt.Optimizer(np.ones(2), arrayopt.LAMB()), name)

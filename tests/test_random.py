@@ -61,11 +61,11 @@ def surroundings(threads, small):
             return
         numpy, native = map(importlib.import_module, ("arrayopt.engines.numpy.engine", "arrayopt.engines.native.table"))
         with (
-            mock.patch.object(numpy, "SHARED", 8),
+            mock.patch.object(numpy, "LEAST_SHARED", 8),
             mock.patch.object(numpy, "PACKED", 4),
             mock.patch.object(numpy._Blocks, "chunk", 5),
-            mock.patch.object(native, "SHARED", 8),
-            mock.patch.object(native, "ALONE", 4),
+            mock.patch.object(native, "LEAST_SHARE", 8),
+            mock.patch.object(native, "MOST_ALONE", 4),
             mock.patch.object(native.Table, "chunk", 16),
         ):
             yield

@@ -13,7 +13,7 @@ import numpy as np
 
 import arrayopt as ao
 from arrayopt.engines.cpp.compiler import compiler
-from arrayopt.engines.native.kept import usable_folder
+from arrayopt.engines.native.cache import usable_folder
 from arrayopt.engines.threads import thread_source
 from arrayopt.libraries import LIBRARIES, Library, UnavailableError, engines_for, open_library
 

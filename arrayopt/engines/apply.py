@@ -17,8 +17,6 @@ from arrayopt.rules.names import VALUE
 from arrayopt.rules.totals import PREFIX
 from arrayopt.state.blocks import Cut
 
-__all__ = ["apply"]
-
 
 def apply(
     rule: Rule,

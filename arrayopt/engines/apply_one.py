@@ -31,8 +31,6 @@ from arrayopt.rules.returned import ODD, ReturnedError, check_value, form_of
 from arrayopt.rules.totals import PREFIX, TOTALS, Heard
 from arrayopt.state.quantized import dequantized, narrowed, quantized, scale_of
 
-__all__ = ["Done", "apply_one"]
-
 Done = tuple[Array, dict[str, Array], Report]
 """A new parameter, its new slots, and what is reported."""
 

@@ -20,14 +20,12 @@ from arrayopt.arrays import (
 )
 from arrayopt.engines.apply import apply
 from arrayopt.engines.apply_one import Done
-from arrayopt.engines.base import Asked, Engine, Report, Run, Stops
+from arrayopt.engines.base import Asked, Engine, MakeStep, Report, Stops
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.layers import Layers, Split, layer_name, layers_with, unless
 from arrayopt.engines.meeting import Meeting, numbers_of
 from arrayopt.rules.totals import PREFIX, of_total, totals_in, unforeseen
 from arrayopt.state.tensors import Tensor
-
-__all__ = ["ArrayAPI"]
 
 
 class ArrayAPI(Engine):
@@ -38,7 +36,7 @@ class ArrayAPI(Engine):
     def check(self, bucket: Bucket) -> None:
         """Any bucket is for this engine."""
 
-    def prepare(self, bucket: Bucket, asked: Asked, meetings: Sequence[Any] = ()) -> Run:
+    def prepare(self, bucket: Bucket, asked: Asked, meetings: Sequence[Any] = ()) -> MakeStep:
         """See `Engine.prepare`: the step is computed anew whenever totals are known."""
         if meetings and is_captured(bucket.tensors[0].array):
             raise RuntimeError(

@@ -13,20 +13,6 @@ from arrayopt.state.run import Holder
 from arrayopt.state.tensors import Left
 from arrayopt.state.verdict import Verdict
 
-__all__ = [
-    "Asked",
-    "CompilationError",
-    "Engine",
-    "Judge",
-    "NoRemedyError",
-    "Partials",
-    "Report",
-    "Run",
-    "Stops",
-    "Swap",
-    "interleaved",
-]
-
 Report = dict[str, Array]
 """What a step reports of one tensor."""
 
@@ -51,7 +37,7 @@ class Partials(NamedTuple):
 Stops = Iterator[list[Partials]]
 """A step that runs, with stops where ranks or other buckets have something to do."""
 
-Run = Callable[[dict[str, Report]], Stops]
+MakeStep = Callable[[dict[str, Report]], Stops]
 """Makes a step that is ready; see `Engine.prepare`."""
 
 Swap = Callable[[list[Partials]], Callable[[], None]]
@@ -117,7 +103,7 @@ class Engine(ABC):
         """Raise ValueError or `TraceError`, saying why, if the bucket is not for this engine."""
 
     @abstractmethod
-    def prepare(self, bucket: Bucket, asked: Asked, meetings: Sequence[Any] = ()) -> Run:
+    def prepare(self, bucket: Bucket, asked: Asked, meetings: Sequence[Any] = ()) -> MakeStep:
         """Make a step ready, raising whatever there is to raise.
 
         Parameters

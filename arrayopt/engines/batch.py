@@ -21,11 +21,9 @@ from arrayopt.fusion.plan import Plan
 from arrayopt.state.quantized import dequantized, quantized, scale_of
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["DECODED", "Batch", "Kind", "Prepared", "Rows", "plain"]
-
 DECODED = "state in 8 bits is decoded to a temporary copy"
 
-KEPT = 8
+KEPT_ROWS = 8
 """So many sets of tensors that took part in a step are remembered."""
 
 
@@ -115,8 +113,8 @@ class Batch(ABC):
         self.whole = self._made_rows(np.arange(len(members)))
         self._some: dict[bytes, Rows] = {}
         self._located = -1
-        first, narrow = self.tensors[0], set(self.plan.quantized)
-        self.widens = {x for x in self.plan.slots if scale_of(x) in first.slots} - narrow
+        first, coded = self.tensors[0], set(self.plan.quantized)
+        self.widens = {x for x in self.plan.slots if scale_of(x) in first.slots} - coded
         self._versioned = "p" in self.plan.written and array_api_compat.is_torch_array(first.array)
 
     def rows(self, grads: Grads, *, complete: bool) -> Rows:
@@ -126,7 +124,7 @@ class Batch(ABC):
         some = layers_with(grads)
         key = some.tobytes()
         if key not in self._some:
-            if len(self._some) >= KEPT:
+            if len(self._some) >= KEPT_ROWS:
                 self._some.pop(next(iter(self._some)))
             self._some[key] = self._made_rows(some)
         return self._some[key]

@@ -15,8 +15,6 @@ from typing import Any
 
 from arrayopt.fusion.layout import BANDS
 
-__all__ = ["bands", "blas_address", "controlled", "lacking", "one_thread"]
-
 _lock = threading.Lock()
 _before: list[tuple[Any, int]] = []
 _users = 0

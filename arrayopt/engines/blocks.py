@@ -11,8 +11,6 @@ from arrayopt.state.blocks import Cut
 from arrayopt.state.shares import Share
 from arrayopt.state.tensors import Left, Tensor
 
-__all__ = ["Parts", "Stacks", "share_of"]
-
 
 class Parts(Grads):
     """Gradients in parts, into which they are cut when a part is asked for, if it is.

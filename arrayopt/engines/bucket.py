@@ -15,8 +15,6 @@ from arrayopt.rules.ones import reads_value
 from arrayopt.state.run import Run
 from arrayopt.state.tensors import Left, Tensor
 
-__all__ = ["AtHome", "Bucket", "chosen", "companion"]
-
 KEPT = 16
 """So many patterns of dtypes of gradients are kept for a bucket; the oldest is dropped."""
 

@@ -13,8 +13,6 @@ from arrayopt.params.parameters import Parameters
 from arrayopt.state.run import Run
 from arrayopt.state.tensors import explain_wide
 
-__all__ = ["Buckets", "bucketed", "explain_buckets"]
-
 _STRUCTURE = operator.attrgetter("rule.structure")
 
 

@@ -12,8 +12,6 @@ from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.windows import WINDOW
 from arrayopt.state.quantized import scale_of
 
-__all__ = ["TableBatch", "first_columns", "native_columns", "value_columns"]
-
 
 def first_columns(plan: Plan, layout: Layout, head: Sequence[str]) -> list[str]:
     """The first columns: ``IN_`` and a name of `head`, ``AT_`` and an array's, `value_columns`."""

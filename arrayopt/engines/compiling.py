@@ -6,8 +6,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-__all__ = ["LOG", "PATIENCE", "compiling", "quiet"]
-
 LOG = logging.getLogger("arrayopt")
 
 PATIENCE = 2.0

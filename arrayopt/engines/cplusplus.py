@@ -11,8 +11,6 @@ from arrayopt.engines.printer import Lines, Printer
 from arrayopt.fusion import program
 from arrayopt.fusion.graph import Node
 
-__all__ = ["CPlusPlusPrinter", "CppLines", "header"]
-
 
 @cache
 def _folder() -> Path:
@@ -29,7 +27,7 @@ def header(name: str) -> str:
     return (_folder() / name).read_text()
 
 
-class CppLines(Lines):
+class CPlusPlusLines(Lines):
     """Lines of C++: comments, types and numbers."""
 
     language = "cuda"  # its texts are C++, with the functions of the headers
@@ -51,7 +49,7 @@ class CppLines(Lines):
         return f"({self.type}){n.data!r}" if finite else f"({self.type}){self.special[str(n.data)]}"
 
 
-class CPlusPlusPrinter(CppLines, Printer):
+class CPlusPlusPrinter(CPlusPlusLines, Printer):
     """Prints statements that are the same on CPUs and on a device."""
 
     integer: ClassVar[str]

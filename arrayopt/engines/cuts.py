@@ -17,8 +17,6 @@ from arrayopt.fusion.windows import undivided, views, windows
 from arrayopt.state.shares import Shards
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["CutTable"]
-
 
 class CutTable(ABC):
     """What else a table knows of tensors that ranks share.

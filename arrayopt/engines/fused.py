@@ -10,7 +10,7 @@ import numpy as np
 
 from arrayopt.arrays import Grads, Ints, dtype_name, size
 from arrayopt.codecs import PAIR
-from arrayopt.engines.base import Asked, Engine, NoRemedyError, Run, Stops
+from arrayopt.engines.base import Asked, Engine, MakeStep, NoRemedyError, Stops
 from arrayopt.engines.batch import DECODED, Batch, Kind, Prepared, Rows
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.joint import Joint
@@ -25,8 +25,6 @@ from arrayopt.rules.base import Rule
 from arrayopt.state.quantized import scales
 from arrayopt.state.slots import BY_GROUP
 from arrayopt.state.tensors import Tensor
-
-__all__ = ["Fused"]
 
 
 class Fused(Engine):
@@ -138,7 +136,7 @@ class Fused(Engine):
     def foresee(self, coming: Iterable[tuple[Bucket, Asked]]) -> None:
         """Before the first steps of these buckets: begin what takes long for all of them."""
 
-    def prepare(self, bucket: Bucket, asked: Asked, meetings: Sequence[Any] = ()) -> Run:
+    def prepare(self, bucket: Bucket, asked: Asked, meetings: Sequence[Any] = ()) -> MakeStep:
         return Launch(self, bucket, asked, meetings)
 
     def plan(self, rule: Rule, rank: int, dtype: str, **options: Any) -> Plan:

@@ -8,8 +8,6 @@ from collections import deque
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["uninterrupted"]
-
 SIGNALS = sorted(valid_signals())
 
 _looked: list[Any] = []  # the handlers of all signals when a section last began

@@ -16,8 +16,6 @@ from arrayopt.fusion.phases import is_vector
 from arrayopt.fusion.plan import Plan
 from arrayopt.rules.totals import of_total, totals_in
 
-__all__ = ["Joint"]
-
 
 class Joint:
     """Tensors of a plan with totals, from one bucket; `batch_of` gives what makes a batch."""

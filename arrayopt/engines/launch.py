@@ -8,16 +8,14 @@ import numpy as np
 
 from arrayopt.arrays import Grads, size
 from arrayopt.engines.array_api import ArrayAPI
-from arrayopt.engines.base import Asked, Report, Run, Stops, interleaved
+from arrayopt.engines.base import Asked, MakeStep, Report, Stops, interleaved
 from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.layers import Split, layers_with
 from arrayopt.engines.meeting import Meeting
 from arrayopt.engines.threads import thread_count
 
-__all__ = ["Launch"]
-
-SMALL = 1 << 17
+SMALL_TENSOR = 1 << 17
 """Tensors of up to so many elements are small."""
 
 
@@ -79,7 +77,7 @@ class Launch:
         self._watched, self._work = [], []
 
 
-def _as_written(bucket: Bucket, asked: Asked) -> tuple[list[Run], Asked]:
+def _as_written(bucket: Bucket, asked: Asked) -> tuple[list[MakeStep], Asked]:
     """The updates that are made as they are written, which are ready to be made, and what is asked
     of the others.
 
@@ -95,11 +93,11 @@ def _as_written(bucket: Bucket, asked: Asked) -> tuple[list[Run], Asked]:
     due = [False] * len(updates)
     for i in layers_with(asked.grads).tolist():
         due[i] = numbers[updates[i]]
-    ready = list[Run]()
+    ready = list[MakeStep]()
     for small, held in ((True, one_thread), (False, nullcontext)):
         mine = []
         for is_due, tensor in zip(due, bucket.tensors, strict=True):
-            mine.append(is_due and (size(tensor.array) <= SMALL) is small)
+            mine.append(is_due and (size(tensor.array) <= SMALL_TENSOR) is small)
         if any(mine):
             with held():
                 ready.append(

@@ -30,18 +30,6 @@ from arrayopt.state.blocks import Cut
 from arrayopt.state.run import Run
 from arrayopt.state.tensors import Left, Tensor
 
-__all__ = [
-    "Layers",
-    "Split",
-    "each",
-    "layer_name",
-    "layers_with",
-    "of_layers",
-    "split",
-    "stack_of",
-    "unless",
-]
-
 
 def layer_name(name: str, i: int) -> str:
     """The name of a layer, in statistics and errors."""

@@ -10,8 +10,6 @@ from arrayopt.arrays import Array, array_namespace, is_array, place
 from arrayopt.fusion.ops import OPS
 from arrayopt.rules.draws import Drawn
 
-__all__ = ["Layerwise", "LayerwiseDraws", "NotLayerwiseError", "layerwise", "over_layers"]
-
 
 class NotLayerwiseError(Exception):
     """A rule does what is not known of all layers at once."""

@@ -16,9 +16,7 @@ from arrayopt.fusion.plan import Total, in_rounds
 from arrayopt.rules.stretches import stretches
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["DeviceTotals", "Meeting", "numbers_of"]
-
-MOST = 1 << 32
+MOST_LAYERS = 1 << 32
 """No tensor has so many layers."""
 
 
@@ -184,7 +182,7 @@ def numbers_of(bucket: Bucket, *, stacks: bool = False) -> list[Ints]:
             here = bucket.first_layer(k) + np.arange(max(1, tensor.array.shape[0]))
         else:
             here = np.arange(_layers(bucket, tensor))
-        found.append(tensor.place * MOST + here)
+        found.append(tensor.place * MOST_LAYERS + here)
     return found
 
 
@@ -206,5 +204,5 @@ def _members(bucket: Bucket, asked: Asked) -> Iterator[tuple[int, int, tuple[int
             count = bucket.stacks.tensors[bucket.lying[at][0]].array.shape[0]
         for i, number in enumerate(numbers[at].tolist()):
             if prod(tensor.shape) and (mask is None or not mask[i]):
-                layer = (count, number % MOST) if stacked else (0, 0)
+                layer = (count, number % MOST_LAYERS) if stacked else (0, 0)
                 yield number, holders[0] if holders else 0, layer

@@ -12,8 +12,6 @@ from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.program import Statement
 from arrayopt.state.quantized import scale_of
 
-__all__ = ["Lines", "Printer"]
-
 STRENGTH = {"+": 1, "-": 1, "*": 2, "//": 2, "%": 2}
 
 

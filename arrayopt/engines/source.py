@@ -7,9 +7,7 @@ from arrayopt.fusion.plans import plan_for, widened
 from arrayopt.rules.base import Rule
 from arrayopt.rules.named import check_rule
 
-__all__ = ["source"]
-
-MOST = 64
+MOST_DIMENSIONS = 64
 """The dimensions that an array of NumPy can have."""
 
 
@@ -61,8 +59,8 @@ def source(rule: Rule, *, engine: str = "numba", dtype: str = "float32", rank: i
             )
     if not isinstance(rank, int) or isinstance(rank, bool):
         raise TypeError(f"source: `rank` must be an integer; got {rank!r}")
-    if not 0 <= rank <= MOST:
-        raise ValueError(f"source: `rank` must be in [0, {MOST}]; got {rank}")
+    if not 0 <= rank <= MOST_DIMENSIONS:
+        raise ValueError(f"source: `rank` must be in [0, {MOST_DIMENSIONS}]; got {rank}")
     plan = plan_for(rule, rank, dtype, lean=ENGINES[engine].lean)
     if PAIR in plan.storage.values():  # which engines decode before the step
         plan = widened(plan)

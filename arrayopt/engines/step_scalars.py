@@ -18,8 +18,6 @@ from arrayopt.fusion.scalars import scalar_code
 from arrayopt.randomness import halves, key
 from arrayopt.rules.names import VALUE
 
-__all__ = ["StepScalars"]
-
 AHEAD = 64
 """While hyper-parameters stay, scalars are computed for so many steps at once."""
 

@@ -11,14 +11,20 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import Array, library
-from arrayopt.engines.base import Asked, CompilationError, Engine, NoRemedyError, Report, Run, Stops
+from arrayopt.engines.base import (
+    Asked,
+    CompilationError,
+    Engine,
+    MakeStep,
+    NoRemedyError,
+    Report,
+    Stops,
+)
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.compiling import LOG
 from arrayopt.engines.layers import Layers
 from arrayopt.fusion.dims import TraceError
 from arrayopt.rules.returned import ReturnedError
-
-__all__ = ["ENGINES", "FUSED", "EngineRow", "NotFusedWarning", "advise", "instead", "select"]
 
 
 class NotFusedWarning(UserWarning):
@@ -200,7 +206,7 @@ class _Counting(Engine):
     def check(self, bucket: Bucket) -> None:
         """Any bucket is for this engine."""
 
-    def prepare(self, bucket: Bucket, asked: Asked, meetings: Sequence[Any] = ()) -> Run:
+    def prepare(self, bucket: Bucket, asked: Asked, meetings: Sequence[Any] = ()) -> MakeStep:
         """See `Engine.prepare`: other ranks tell the numbers."""
         took = np.flatnonzero([g is not None for g in asked.grads])
 

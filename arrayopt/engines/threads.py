@@ -16,9 +16,7 @@ import numpy as np
 from arrayopt.arrays import Ints
 from arrayopt.engines.interrupts import uninterrupted
 
-__all__ = ["MOST", "divide", "process_count", "run", "thread_count", "thread_source"]
-
-MOST = 4 * (os.cpu_count() or 1) + 64
+MOST_THREADS = 4 * (os.cpu_count() or 1) + 64
 """So many threads are kept at most, whatever is asked for."""
 
 
@@ -125,7 +123,7 @@ class _Job:
 
 
 class _Pool:
-    """Threads that wait for jobs; there are as many as were ever wanted at once, up to `MOST`.
+    """Threads that wait for jobs: as many as were ever wanted at once, up to `MOST_THREADS`.
 
     Each has a queue of its own, and jobs go to the first ones, so that the room that a thread keeps
     is not needed again in others.
@@ -137,7 +135,7 @@ class _Pool:
 
     def help(self, job: _Job, count: int) -> None:
         """Ask so many threads to help with a job. The caller works too, and can do without."""
-        count = min(count, MOST)
+        count = min(count, MOST_THREADS)
         if len(self.queues) < count:
             self._grow(count)
         for queue in self.queues[:count]:
@@ -162,7 +160,7 @@ def _serve(jobs: "SimpleQueue[_Job]") -> None:
         jobs.get().work()
 
 
-def run(tasks: Sequence[Callable[[], Any]], threads: int = MOST) -> None:
+def run(tasks: Sequence[Callable[[], Any]], threads: int = MOST_THREADS) -> None:
     """Run functions on this thread and others, up to so many at once, and wait for all; then the
     first error is raised.
 

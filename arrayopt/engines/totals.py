@@ -15,8 +15,6 @@ from arrayopt.rules.base import Rule
 from arrayopt.rules.namespace import rule_namespace
 from arrayopt.rules.totals import PREFIX, of_total, totals_in, unforeseen
 
-__all__ = ["Work", "as_many", "together"]
-
 
 class Work(NamedTuple):
     """The update of a tensor."""

@@ -6,8 +6,6 @@ from typing import Any
 from arrayopt.fusion.graph import Factors, Node
 from arrayopt.fusion.index import Index, Place
 
-__all__ = ["Buffer", "Codes", "Elements", "Listed", "Multiply", "Spread", "Waves"]
-
 
 @dataclass(frozen=True, slots=True)
 class Codes:

@@ -8,17 +8,6 @@ from typing import Any
 
 from arrayopt.fusion.graph import ELEMENT, LETTERS
 
-__all__ = [
-    "RAISED",
-    "Dtype",
-    "RetraceError",
-    "TraceError",
-    "View",
-    "broadcast",
-    "not_fused",
-    "reduced_over",
-]
-
 RAISED = local()
 """`first` is the first of these errors in a trace, which a rule may have caught."""
 

@@ -20,30 +20,6 @@ import numpy as np
 from arrayopt.arrays import NARROW
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 
-__all__ = [
-    "CACHED",
-    "CLIP",
-    "COPIES",
-    "COUNT",
-    "ELEMENT",
-    "KEY",
-    "LETTERS",
-    "POSITION",
-    "PRODUCT",
-    "SCRATCH",
-    "TOTAL",
-    "UPDATES",
-    "Factors",
-    "Node",
-    "Spare",
-    "Summed",
-    "evaluate",
-    "is_whole",
-    "operands",
-    "reachable",
-    "within",
-]
-
 ELEMENT = {1: "C", 2: "RC", 3: "ARC", 4: "ABRC"}
 """The axes of a tensor, by its rank (0 as 1, above 4 as 4)."""
 

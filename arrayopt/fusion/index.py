@@ -4,22 +4,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = [
-    "ONE",
-    "ZERO",
-    "Index",
-    "Place",
-    "column",
-    "entry",
-    "greatest",
-    "least",
-    "name",
-    "number",
-    "position_of",
-    "product",
-    "ranges_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Index:

@@ -22,8 +22,6 @@ from arrayopt.fusion.layout import Layout, geometry, layout
 from arrayopt.fusion.passes import Between, in_loops
 from arrayopt.fusion.plan import Plan
 
-__all__ = ["Lanes", "Segment", "in_lanes", "lane_geometry", "suits"]
-
 LANES = 256
 """Matrices of up to so many elements are laid side by side."""
 
@@ -58,13 +56,15 @@ class Lanes:
     """Where values per tensor lie, sums that are carried between segments, and partial sums."""
 
 
-FEW = 64
+MANY_MATRICES = 64
 """So many matrices are worth laying side by side: each form of a rule is compiled by itself."""
 
 
 def suits(shape: tuple[int, ...]) -> bool:
     """Whether a tensor is a batch of many small matrices, which are processed side by side."""
-    return len(shape) > 2 and shape[-2] * shape[-1] <= LANES and math.prod(shape[:-2]) >= FEW
+    return (
+        len(shape) > 2 and shape[-2] * shape[-1] <= LANES and math.prod(shape[:-2]) >= MANY_MATRICES
+    )
 
 
 def lane_geometry(shapes: list[tuple[int, ...]], element: str, room: int) -> Any:

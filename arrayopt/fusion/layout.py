@@ -16,31 +16,13 @@ import numpy as np
 
 from arrayopt.arrays import Ints
 from arrayopt.codecs import BLOCK
+from arrayopt.fusion.dims import TraceError
 from arrayopt.fusion.graph import CACHED, ELEMENT, Node, operands
 from arrayopt.fusion.passes import Between, Pass
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.ring_members import in_order
 from arrayopt.fusion.staging import Staging
-from arrayopt.fusion.trace import TraceError
 from arrayopt.fusion.waves import in_waves, waves
-
-__all__ = [
-    "BANDS",
-    "CHUNK",
-    "GEOMETRY",
-    "Layout",
-    "as_matrices",
-    "boundaries",
-    "extent",
-    "flops",
-    "geometry",
-    "in_rows",
-    "layout",
-    "moved",
-    "outliving",
-    "partial_length",
-    "starts",
-]
 
 CHUNK = 8192
 """Elements in a unit of a tensor that is seen as one row, unless an engine has its own number."""

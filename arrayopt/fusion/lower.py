@@ -13,8 +13,6 @@ from arrayopt.fusion.lowering import scratch_of
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.program import Function, Program, Stage
 
-__all__ = ["lowered"]
-
 
 @lru_cache(maxsize=CACHED)
 def lowered(plan: Plan, lanes: Lanes | None = None) -> Program:

@@ -19,9 +19,7 @@ from arrayopt.fusion.layout import Layout
 from arrayopt.fusion.lowering import Lowering
 from arrayopt.fusion.passes import Between, Loop
 from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.ring_members import LEAST
-
-__all__ = ["LoweredBetween", "Statements", "loops_over"]
+from arrayopt.fusion.ring_members import LEAST_ON_CPU
 
 Statements = list[program.Statement]
 
@@ -50,7 +48,7 @@ class LoweredBetween(Lowering):
         body += self.reads([n for n in reads if n.on_host], wide=True)
         rest: Statements = []
         for run in self.runs(between.combine):
-            if len(run) >= LEAST:
+            if len(run) >= LEAST_ON_CPU:
                 fold, kept = self.combined_all(run)
                 each = number(len(run))
                 rest.append(program.Loop("which", ZERO, each, (*fold.serial, kept)))

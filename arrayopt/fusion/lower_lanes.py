@@ -18,8 +18,6 @@ from arrayopt.fusion.lower_passes import Loops
 from arrayopt.fusion.passes import Loop as Small
 from arrayopt.fusion.passes import Pass
 
-__all__ = ["LoweredSegment"]
-
 
 def _inside(axes: str) -> str:
     """The axes along which a matrix has several values."""

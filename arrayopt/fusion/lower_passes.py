@@ -22,14 +22,12 @@ from arrayopt.fusion.lower_between import LoweredBetween, Statements
 from arrayopt.fusion.lower_rings import STRETCH, in_turns, kept_room, of_members, started
 from arrayopt.fusion.lowering import Lowering
 from arrayopt.fusion.passes import Between, Pass
-from arrayopt.fusion.ring_members import LEAST
+from arrayopt.fusion.ring_members import LEAST_ON_CPU
 from arrayopt.fusion.rings import Rolled
 from arrayopt.fusion.windows import WINDOW
 from arrayopt.state.quantized import scale_of
 
-__all__ = ["Loops"]
-
-AT_ONCE = 16
+SUMS_AT_ONCE = 16
 """So many sums over a tensor are made in one loop: with more, registers would be few."""
 
 Slices = dict[str, tuple[str, Index, Index]]
@@ -38,13 +36,7 @@ Slices = dict[str, tuple[str, Index, Index]]
 class Loops(Lowering):
     """The functions of a program for CPUs."""
 
-    least = LEAST
-
-    def rings(self, pass_: Pass, body: program.Body) -> Rolled | None:
-        """See `Lowering.rings`; real numbers alone, as loops over others are not quicker."""
-        if body.codes or any(n.dtype == "complex" for n in (*pass_.loads.values(), *pass_.nodes)):
-            return None
-        return super().rings(pass_, body)
+    least, rolls_wide = LEAST_ON_CPU, False  # loops over what is wide are not quicker
 
     def between(self, index: int, between: Between) -> program.Function:
         """What comes before pass k."""
@@ -107,47 +99,47 @@ class Loops(Lowering):
         self, index: int, pass_: Pass, body: program.Body, rings: Rolled | None
     ) -> Iterator[program.Statement]:
         """A unit of a tensor that is seen as one row of elements."""
-        start, end_of_unit = name("o"), name("e")
+        start, end = name("o"), name("e")
         yield program.Let("o", name("unit") * name("TC"))
         yield program.Let("e", least(name("size"), start + name("TC")))
+        sums = body.sums["tensor"]
+        parts = [pass_] if body.codes else pass_.divided(SUMS_AT_ONCE)
         if rings is not None:
             yield from started(rings, self._partial)
             yield in_turns(index, pass_, rings, self._partial)
-            return
-        parts = [pass_] if body.codes else pass_.in_turns(AT_ONCE)
-        turns = [body.elements]
-        if len(parts) > 1:
-            turns = [self.elements(f"pass_{index}_{i}", part) for i, part in enumerate(parts)]
-        places = {s: Place("part", at + name("unit")) for s, at in body.sums["tensor"].items()}
-        if not body.codes and len(turns) == 1:
-            slices = {x: (x, start, end_of_unit) for x in body.elements.storage}
+        elif body.codes or len(parts) > 1:
+            loops = [body.elements]
+            if len(parts) > 1:
+                loops = [self.elements(f"pass_{index}_{i}", part) for i, part in enumerate(parts)]
+            yield from (program.Start(f"t{s.id}", s) for s in sums)
+            yield self._turns(body, loops)
+            yield from (program.Write(self._partial(s), f"t{s.id}") for s in sums)
+        else:  # one loop over all of the unit
+            slices = {x: (x, start, end) for x in body.elements.storage}
             yield self._elements(body, body.elements, slices, start)
-            for order, reduction in enumerate(places):
-                yield program.Write(places[reduction], Place("got", number(order)))
-            return
+            for order, reduction in enumerate(sums):
+                yield program.Write(self._partial(reduction), Place("got", number(order)))
+
+    def _turns(self, body: program.Body, loops: Sequence[bulk.Elements]) -> program.Loop:
+        """Loops over the elements of a unit, one after the other for each `STRETCH` of them."""
         first, end = name("first"), name("end")
         inside: Statements = [
-            program.Let("first", start + name("turn") * STRETCH),
-            program.Let("end", least(end_of_unit, first + STRETCH)),
+            program.Let("first", name("o") + name("turn") * STRETCH),
+            program.Let("end", least(name("e"), first + STRETCH)),
         ]
-        for loop in turns:
+        for loop in loops:
             slices = {x: (x, first, end) for x in loop.storage}
-            inside += [self._elements(body, loop, slices, first), *self._taken(loop)]
+            inside.append(self._elements(body, loop, slices, first))
+            for order, reduction in enumerate(loop.totals):
+                got = Place("got", number(order))
+                inside.append(program.Take(reduction, f"t{reduction.id}", got))
         inside += self._stored(body, first, end)
-        yield from (program.Start(f"t{s.id}", s) for s in places)
-        count = (end_of_unit - start + (STRETCH - 1)) // STRETCH
-        yield program.Loop("turn", ZERO, count, tuple(inside))
-        for reduction, place in places.items():
-            yield program.Write(place, f"t{reduction.id}")
+        count = (name("e") - name("o") + (STRETCH - 1)) // STRETCH
+        return program.Loop("turn", ZERO, count, tuple(inside))
 
-    def _partial(self, reduction: Node, after: Index | None) -> Place:
+    def _partial(self, reduction: Node, after: Index | None = None) -> Place:
         """Where the unit's partial result of a reduction is, or of one that is so many after it."""
         return Place("part", self.part(reduction, after) + name("unit"))
-
-    def _taken(self, loop: bulk.Elements) -> Iterator[program.Statement]:
-        """What the sums of a loop over elements are added to."""
-        for order, reduction in enumerate(loop.totals):
-            yield program.Take(reduction, f"t{reduction.id}", Place("got", number(order)))
 
     def _tile(self, body: program.Body) -> Iterator[program.Statement]:
         """A unit of matrices: some rows and columns of one, or several whole ones."""

@@ -10,8 +10,6 @@ from arrayopt.fusion.ring_members import Part
 from arrayopt.fusion.rings import Rolled
 from arrayopt.state.quantized import scale_of
 
-__all__ = ["STRETCH", "Into", "in_turns", "kept_room", "of_members", "started"]
-
 STRETCH = 1024
 """So many elements are taken at a time: they stay in the first cache from part to part."""
 

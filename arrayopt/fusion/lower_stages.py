@@ -33,9 +33,7 @@ from arrayopt.fusion.staging import Staging
 from arrayopt.fusion.waves import in_waves
 from arrayopt.state.quantized import scale_of
 
-__all__ = ["in_stages", "split_position", "turns_of"]
-
-MOST = 640
+MOST_SUMS = 640
 """A pass over rings has no more sums: they are to fit into a block's memory."""
 
 
@@ -74,7 +72,7 @@ class Stages(Lowering):
         read_again = tuple(x in body.again for x in body.arrays)
         key: Any = self.described(pass_), read_again
         turns: Statements = []
-        rings = self.rings(pass_, body) if len(pass_.sums) <= MOST else None
+        rings = self.rings(pass_, body) if len(pass_.sums) <= MOST_SUMS else None
         if rings is not None and (turns := self._turns(index, pass_, rings, body)):
             key = index
             self.of_rings |= {*pass_.sums}

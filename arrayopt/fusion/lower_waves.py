@@ -11,8 +11,6 @@ from arrayopt.fusion.index import ONE, ZERO, Index, Place, column, entry, name
 from arrayopt.fusion.layout import Layout
 from arrayopt.fusion.waves import waves
 
-__all__ = ["Waving"]
-
 Sources = Sequence[Sequence[int | str]]
 Body = list[program.Statement]
 

@@ -21,11 +21,9 @@ from arrayopt.fusion.index import (
 from arrayopt.fusion.layout import Layout
 from arrayopt.fusion.passes import KINDS, Pass
 from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.ring_members import FEWEST
+from arrayopt.fusion.ring_members import LEAST_ON_DEVICE
 from arrayopt.fusion.rings import Rolled, rolled
 from arrayopt.state.quantized import scale_of
-
-__all__ = ["Lowering", "scratch_of"]
 
 
 class Lowering:
@@ -35,11 +33,12 @@ class Lowering:
     ----------
     outliving : set of Node
         Values between passes that are read outside of the loop that computes them, and so stored.
-    least : int
-        How many members such rings have at least.
+    least, rolls_wide : int, bool
+        How many members a ring that becomes a loop has at least; and whether they may be complex,
+        or stored as codes.
     """
 
-    least = FEWEST
+    least, rolls_wide = LEAST_ON_DEVICE, True
 
     def __init__(self, plan: Plan, layout: Layout, outliving: Iterable[Node]) -> None:
         self.plan, self.layout, self.outliving = plan, layout, set(outliving)
@@ -86,25 +85,25 @@ class Lowering:
             sums[kind] = {s: self.part(s) for s in pass_.reducing(kind)}
         later = set[str]().union(*(other.loads for other in plan.passes[index + 1 :]))
         return program.Body(
-            self.reads([*pass_.using("host"), *pass_.using("tensor")]),
-            self.reads(pass_.using("batch")),
-            self.reads(pass_.using("row")),
-            columns,
-            self.elements(f"pass_{index}", pass_),
-            sums,
-            arrays,
-            codes,
-            frozenset(later & arrays.keys()),
+            tensor=self.reads([*pass_.using("host"), *pass_.using("tensor")]),
+            batch=self.reads(pass_.using("batch")),
+            row=self.reads(pass_.using("row")),
+            columns=columns,
+            elements=self.elements(f"pass_{index}", pass_),
+            sums=sums,
+            arrays=arrays,
+            codes=codes,
+            again=frozenset(later & arrays.keys()),
         )
 
     def rings(self, pass_: Pass, body: program.Body) -> Rolled | None:
         """The pass in loops over members of rings, if it is such a one."""
-        halves = any(n.dtype == "complex" for n in (*pass_.loads.values(), *pass_.nodes))
-        if self.plan.element != "C" or (body.codes and halves):
+        is_complex = any(n.dtype == "complex" for n in (*pass_.loads.values(), *pass_.nodes))
+        wide = is_complex or bool(body.codes)
+        if self.plan.element != "C" or (body.codes and is_complex) or wide > self.rolls_wide:
             return None
         guarded = replace(pass_, guards=self._guards(pass_))
-        heavy = halves or bool(body.codes)
-        return rolled(guarded, [*self.plan.slots], self.least, heavy=heavy)
+        return rolled(guarded, [*self.plan.slots], self.least, wide=wide)
 
     def _guards(self, pass_: Pass) -> dict[str, Node]:
         """The conditions under which arrays are written; codes always are."""
@@ -125,17 +124,17 @@ class Lowering:
         used = within([*stores.values(), *sums.values()], pass_.nodes)
         return bulk.Elements(
             function,
-            {},
-            tuple(scalars),
-            {f"at_{x}": n for x, n in pass_.loads.items()} | columns,
-            tuple(n for n in pass_.nodes if n in used),
-            {f"at_{x}": n for x, n in stores.items()},
-            sums,
-            {s: f"s{s.id}" for s in pass_.reducing("column")},
-            {f"at_{x}": x for x in pass_.arrays},
-            column("START") if pass_.draws else None,
-            ONE,
-            {f"at_{x}": n for x, n in guards.items()},
+            slices={},
+            scalars=tuple(scalars),
+            loads={f"at_{x}": n for x, n in pass_.loads.items()} | columns,
+            nodes=tuple(n for n in pass_.nodes if n in used),
+            stores={f"at_{x}": n for x, n in stores.items()},
+            sums=sums,
+            into={s: f"s{s.id}" for s in pass_.reducing("column")},
+            storage={f"at_{x}": x for x in pass_.arrays},
+            position=column("START") if pass_.draws else None,
+            stride=ONE,
+            guards={f"at_{x}": n for x, n in guards.items()},
         )
 
     # ---- between passes --------------------------------------------------------------------------

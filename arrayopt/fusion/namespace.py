@@ -13,8 +13,6 @@ from arrayopt.fusion.ops import OPS, REDUCTIONS
 from arrayopt.fusion.symbol import Extent, Symbol, elementwise, lift
 from arrayopt.rules.faults import INSTEAD
 
-__all__ = ["NAMESPACE"]
-
 
 def _is_transposed(matrix: Symbol) -> bool:
     """Whether the rows of a matrix are axes that come after its columns."""

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Op", "Reduction"]
-
 
 @dataclass(frozen=True, slots=True)
 class Op:

@@ -22,8 +22,6 @@ from arrayopt.randomness import (
     round_float16,
 )
 
-__all__ = ["OPS", "REDUCTIONS"]
-
 
 def _abs2(x: Any, out: Any) -> None:
     np.multiply(x.real, x.real, out=out)

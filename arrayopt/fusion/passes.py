@@ -12,8 +12,6 @@ from itertools import chain
 
 from arrayopt.fusion.graph import POSITION, PRODUCT, Node, is_whole, operands, within
 
-__all__ = ["KINDS", "Between", "Loop", "Pass", "in_loops"]
-
 KINDS = ("tensor", "row", "column", "batch")
 """What partial results are kept for, and what a value of fewer axes is the same for."""
 
@@ -108,10 +106,10 @@ class Pass:
             found.setdefault(key, name)
         return tuple(found.values())
 
-    def in_turns(self, most: int) -> list["Pass"]:
+    def divided(self, most_sums: int) -> list["Pass"]:
         """The pass as several, each with so many sums at most; the last one makes the stores."""
-        count = max(0, len(self.sums) - 1) // most * most
-        made = [self._part(self.sums[i : i + most], {}) for i in range(0, count, most)]
+        count = max(0, len(self.sums) - 1) // most_sums * most_sums
+        made = [self._part(self.sums[i : i + most_sums], {}) for i in range(0, count, most_sums)]
         made.append(self._part(self.sums[count:], self.stores))
         return made if all(part.arrays for part in made) else [self]
 

@@ -17,8 +17,6 @@ from arrayopt.fusion.graph import COPIES, POSITION, TOTAL, Node, is_whole, opera
 from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.plan import Plan, assembled, ordered_totals
 
-__all__ = ["GIVEN", "is_vector", "phases"]
-
 KEPT, GIVEN = ":kept", (":kept", ":total")
 """How scalars are named that an earlier phase computed; and all that a meeting brings."""
 

@@ -8,8 +8,6 @@ from arrayopt.fusion.graph import SCRATCH, Node
 from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.work import Work, cheapest
 
-__all__ = ["Placement"]
-
 MOST_SHARING = 4
 """With products, which make many passes, a spill is tried as if fewer than this shared it."""
 

@@ -10,8 +10,6 @@ from arrayopt.fusion.graph import TOTAL, Factors, Node, is_whole, operands, reac
 from arrayopt.fusion.passes import Between, Pass, in_loops
 from arrayopt.state.quantized import scale_of
 
-__all__ = ["Plan", "Total", "assembled", "in_rounds", "ordered_totals"]
-
 
 class Total(NamedTuple):
     """A total of a plan: tensors meet for it before pass `level`, as the `turn`-th there."""

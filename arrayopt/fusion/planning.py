@@ -21,8 +21,6 @@ from arrayopt.fusion.plan import Plan, assembled, ordered_totals
 from arrayopt.fusion.trace import Trace
 from arrayopt.fusion.work import Work
 
-__all__ = ["plan"]
-
 
 def plan(traced: Trace, *, calls: bool = False) -> Plan:
     """Plan the passes of a trace.

@@ -22,8 +22,6 @@ from arrayopt.rules.ones import update_of_ones
 from arrayopt.rules.returned import WritesError
 from arrayopt.rules.totals import Heard
 
-__all__ = ["plan_for", "totals_for", "ways", "widened"]
-
 
 @dataclass(frozen=True, slots=True)
 class _ByStructure:

@@ -11,27 +11,6 @@ from arrayopt.fusion.bulk import Buffer, Codes, Elements, Listed, Multiply, Spre
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.index import ZERO, Index, Place
 
-__all__ = [
-    "Array",
-    "Body",
-    "Compute",
-    "Fill",
-    "Fold",
-    "Function",
-    "Let",
-    "Loop",
-    "Program",
-    "Read",
-    "Stage",
-    "Start",
-    "Statement",
-    "Take",
-    "View",
-    "When",
-    "Write",
-    "elements_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Let:

@@ -8,9 +8,7 @@ from typing import Any
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.passes import Pass
 
-__all__ = ["FEWEST", "LEAST", "Members", "Part", "UnlikeError", "families", "in_order"]
-
-FEWEST, LEAST = 2, 8
+LEAST_ON_DEVICE, LEAST_ON_CPU = 2, 8
 """Rings of fewer members are unrolled: on devices, with few registers; on CPUs, to read less."""
 
 _MEMBER = re.compile(r"(.+)_(\d+)")
@@ -20,7 +18,7 @@ class UnlikeError(Exception):
     """What is done with members differs."""
 
 
-def families(names: Iterable[str], least: int = FEWEST) -> dict[str, int]:
+def families(names: Iterable[str], least: int = LEAST_ON_DEVICE) -> dict[str, int]:
     """Names that may be rings of at least so many members, without numbers, and their counts."""
     found: dict[str, set[int]] = {}
     for match in filter(None, map(_MEMBER.fullmatch, names)):

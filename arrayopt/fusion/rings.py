@@ -14,17 +14,15 @@ from arrayopt.fusion.graph import Node
 from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.ring_members import Members, Part, UnlikeError, families, in_order
 
-__all__ = ["Rolled", "rolled"]
-
-AT_ONCE = 4
+MEMBERS_AT_ONCE = 4
 """Members taken at a time: several arrays are read faster. Half if they need more registers."""
 
 
-def rolled(one: Pass, slots: Sequence[str], least: int, *, heavy: bool = False) -> "Rolled | None":
+def rolled(one: Pass, slots: Sequence[str], least: int, *, wide: bool = False) -> "Rolled | None":
     """A pass as loops over members; None where it has no rings, or they are not treated alike.
 
     `slots` are all stored arrays, in the order of their addresses. Rings have so many members at
-    `least`; they are `heavy` if these are complex, or stored as codes.
+    `least`, which are `wide` if they are complex, or stored as codes.
     """
     rings = families(one.arrays, least)
     if not rings or one.draws or one.multiplies:
@@ -36,7 +34,7 @@ def rolled(one: Pass, slots: Sequence[str], least: int, *, heavy: bool = False) 
         if list(slots[first : first + members]) != [f"{ring}_{j}" for j in range(members)]:
             return None
     try:
-        return Rolled(one, rings, AT_ONCE // 2 if heavy else AT_ONCE)
+        return Rolled(one, rings, MEMBERS_AT_ONCE // 2 if wide else MEMBERS_AT_ONCE)
     except UnlikeError:
         return None
 

@@ -16,8 +16,6 @@ from arrayopt.fusion.graph import CACHED, CLIP, UPDATES, Node, evaluate, operand
 from arrayopt.fusion.ops import OPS
 from arrayopt.fusion.plan import Plan
 
-__all__ = ["EACH_STEP", "ScalarCode", "read_elsewhere", "scalar_code", "straight"]
-
 EACH_STEP = {UPDATES: "t", CLIP: "clip"}
 """What may change in each step while hyper-parameters stay, and its name in the text."""
 

@@ -11,8 +11,6 @@ from arrayopt.fusion.dims import View
 from arrayopt.fusion.graph import COUNT, LETTERS, PRODUCT, TOTAL, UPDATES, Node, is_whole
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 
-__all__ = ["Graph"]
-
 
 def _axes_of_all(nodes: Iterable[Node]) -> str:
     """The axes that one of some values has, or more of them."""

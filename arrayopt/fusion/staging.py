@@ -13,8 +13,6 @@ from arrayopt.fusion.passes import Loop, in_loops
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.waves import in_waves
 
-__all__ = ["Staging"]
-
 
 class Staging:
     """The stages between the passes of a plan. Where numbers are made in waves, each loop is one.

@@ -15,8 +15,6 @@ from arrayopt.rules.faults import is_of_user
 from arrayopt.rules.namespace import of_numbers
 from arrayopt.rules.returned import Given
 
-__all__ = ["Extent", "Symbol", "elementwise", "lift"]
-
 
 def _refused(said: str) -> Any:
     """A method that cannot be traced."""

@@ -32,8 +32,6 @@ from arrayopt.rules.names import VALUE, NameInRuleError, On, Values
 from arrayopt.rules.returned import ODD, ReturnedError, WritesError, check_value
 from arrayopt.rules.totals import TOTALS, of_total
 
-__all__ = ["RetraceError", "Trace", "TraceError", "trace"]
-
 
 @dataclass(frozen=True, slots=True)
 class Trace:

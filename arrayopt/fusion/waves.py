@@ -9,15 +9,13 @@ from typing import Any
 
 from arrayopt.fusion.graph import Node, operands
 
-__all__ = ["MANY", "in_waves", "waves"]
-
-MANY = 80
+MANY_NUMBERS = 80
 """From so many numbers on they may be made in waves."""
 
 
 def in_waves(nodes: Sequence[Node], axes: str, element: str) -> bool:
     """Whether values over some axes may be made in waves."""
-    many = element == "C" and not axes and len(nodes) >= MANY
+    many = element == "C" and not axes and len(nodes) >= MANY_NUMBERS
     return many and all(n.dtype != "complex" for n in (*nodes, *operands(nodes)))
 
 

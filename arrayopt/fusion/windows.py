@@ -14,8 +14,6 @@ import numpy as np
 from arrayopt.arrays import Ints
 from arrayopt.fusion.graph import ELEMENT
 
-__all__ = ["WINDOW", "axes_of", "undivided", "views", "windows"]
-
 WINDOW = ("A_0", "A_1", "A_T", "R_0", "R_1", "R_T", "C_0", "C_1", "C_T")
 """A window: its first batch, end, and first unit along batches; the same for rows, columns."""
 

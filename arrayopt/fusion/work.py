@@ -7,8 +7,6 @@ from typing import Any
 from arrayopt.fusion.graph import POSITION, PRODUCT, Node, reachable
 from arrayopt.fusion.passes import Pass
 
-__all__ = ["Work", "cheapest"]
-
 
 class Work:
     """What the passes over elements of some axes are to do, whichever pass does what.

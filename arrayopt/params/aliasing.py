@@ -18,12 +18,7 @@ from arrayopt.state.tensors import Tensor
 
 
 class WrittenMemory:
-    """The memory of slots, and of parameters that are written in place.
-
-    Parameters
-    ----------
-    tensors : sequence of Tensor
-        The tensors, whose arrays stay where they are.
+    """The memory of slots, and of parameters that are written in place; arrays must stay there.
 
     Attributes
     ----------
@@ -62,24 +57,10 @@ class WrittenMemory:
     ) -> Locations | None:
         """Raise if a gradient has an element in this memory; return locations if they are known.
 
-        Gradients are not compared again while they stay where the last ones were.
-
-        Parameters
-        ----------
-        grads : sequence of array or None
-            A gradient for each tensor.
-        alike : bool
-            Whether those that are not None are of one type, and have the sizes of those since
-            `forget`.
-        complete : bool
-            Whether none is None.
-        found : Locations, optional
-            Their locations, if they are known before.
-
-        Raises
-        ------
-        ValueError
-            With the names of both.
+        The ValueError has the names of both. Gradients are not compared again while they stay where
+        the last ones were. They are `alike` if those that are not None are of one type, and have
+        the sizes of those since `forget`; `complete` if none is None. `found` are their locations,
+        if they are known before.
         """
         places: Sequence[int] = range(len(grads))
         if not complete:
@@ -133,7 +114,6 @@ class WrittenMemory:
         self._last = found if found.complete and not len(loose) else None
 
     def _size(self, i: int, grads: Sequence[Any]) -> int:
-        """Return the bytes of a gradient."""
         if self._bytes[i] < 0:
             self._bytes[i] = size(grads[i]) * CODECS[dtype_name(grads[i])].itemsize
         return int(self._bytes[i])

@@ -19,12 +19,7 @@ SHOWN = 10
 def as_tree(who: str, params: Any) -> Any:
     """Return what an iterator yields: a dict for pairs of names and arrays, else a list.
 
-    ``named_parameters()`` yields such pairs.
-
-    Raises
-    ------
-    ValueError
-        If two have the same name.
+    ``named_parameters()`` yields such pairs. Two of the same name are a ValueError.
     """
     if not isinstance(params, Iterator):
         return params
@@ -66,14 +61,9 @@ def named_params(
 ) -> list[tuple[str, Array]]:
     """Return the parameters of a tree with their names, in order, without leaves that are None.
 
-    With `functional`, they are not written, and may share memory.
-
-    Raises
-    ------
-    TypeError
-        For a leaf that is not an array of floating-point numbers, or of an unsupported kind.
-    ValueError
-        For a tree without arrays, and if two parameters have the same name or share memory.
+    With `functional`, they are not written, and may share memory. Raise TypeError for a leaf that
+    is not an array of floating-point numbers, or of an unsupported kind; ValueError for a tree
+    without arrays, and if two parameters have the same name or share memory.
     """
     named = [(name, leaf) for name, leaf in flatten(params) if leaf is not None]
     check_params(named, who, params, functional=functional)
@@ -137,13 +127,7 @@ def _check_param(name: str, leaf: Any, who: str, params: Any, *, functional: boo
 
 
 def is_group_list(params: Any) -> bool:
-    """Return whether params is a list of group dicts, and not a tree of parameters.
-
-    Raises
-    ------
-    TypeError
-        For a list that mixes group dicts with other things.
-    """
+    """Return whether params is a list of group dicts; TypeError if it mixes them with others."""
     if not isinstance(params, list):
         return False
     groups = [isinstance(x, dict) and ("params" in x or "order_params" in x) for x in params]
@@ -161,11 +145,8 @@ def parse_group_list(
 ) -> tuple[list[tuple[str, Array]], list[Assigned]]:
     """Return the named parameters of a list of group dicts, in order, and the groups.
 
-    Raises
-    ------
-    TypeError, ValueError
-        As `named_params`; for a group without parameters, and for `order_params` that come with
-        other keys or are not exactly the parameters.
+    Raise as `named_params`; also for a group without parameters, and for `order_params` that come
+    with other keys or are not exactly the parameters.
     """
     named: list[tuple[str, Array]] = []
     groups: list[Assigned] = []
@@ -233,12 +214,8 @@ def extend(
 ) -> tuple[Any, list[tuple[str, Array]]]:
     """Return a tree with parameters added to those of `names`, and the new ones with names.
 
-    `own`, if given, returns first what this rank has of the tree.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As `named_params`; for names that are taken; for a tree that is neither a dict nor a list.
+    `own`, if given, returns first what this rank has of the tree. Raise as `named_params`; also for
+    names that are taken, and for a tree that is neither a dict nor a list.
     """
     if isinstance(tree, dict) and isinstance(params, dict):
         taken = [str(key) for key in params if key in tree]

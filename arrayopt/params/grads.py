@@ -20,16 +20,8 @@ class GradMatcher:
     """Matches the gradients of a step to tensors.
 
     It remembers the types and forms of the last gradients. Those of the same types and forms are
-    not checked again.
-
-    Parameters
-    ----------
-    tree : tree
-        The parameters, whose structure gradients have.
-    tensors : list of Tensor
-        The tensors.
-    by_position : bool
-        Whether a list of gradients is in the order of the parameters, whatever their names.
+    not checked again. Gradients have the structure of the parameters, `tree`; `by_position`, a list
+    of them is in their order, whatever their names.
     """
 
     def __init__(self, tree: Any, tensors: list[Tensor], *, by_position: bool) -> None:
@@ -81,7 +73,6 @@ class GradMatcher:
         return found
 
     def _written_memory(self) -> WrittenMemory:
-        """Return the memory that a step writes."""
         version = self._tensors[0].run.arrays
         version_then, written = self._written or (-1, None)
         if written is None or (version_then != version and not written.always_empty):
@@ -145,11 +136,7 @@ def match_grads(
     """Return the gradient of each parameter by name, or None where left out, all checked.
 
     With `by_position`, a list of gradients is in the order of the parameters, whatever their names.
-
-    Raises
-    ------
-    ValueError
-        For all mismatches of names, shapes, dtype kinds, libraries and devices.
+    A ValueError lists all mismatches of names, shapes, dtype kinds, libraries and devices.
     """
     grads = as_tree(who, grads)
     given, names = dict(flatten(grads)), dict(params)

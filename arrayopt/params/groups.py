@@ -198,10 +198,8 @@ def override(rule: Rule, changes: Mapping[str, Any], who: str) -> Rule:
 def grouped(rule: Rule, given: Given, who: str) -> tuple[Rule, frozenset[str]]:
     """Return the rule of a group, and the fields that do not follow the optimizer's `rule`.
 
-    Raises
-    ------
-    TypeError, ValueError
-        For fields that the rule does not have, or values that it cannot have.
+    Raise TypeError or ValueError for fields that the rule does not have, or values that it cannot
+    have.
     """
     changes: Mapping[str, Any] = {"rule": given} if isinstance(given, Rule) else given
     if "rule" not in changes:
@@ -224,12 +222,8 @@ class Assigned:
 def assign(rule: Rule, groups: Groups | None, named: list[tuple[str, Array]]) -> list[Assigned]:
     """Sort parameters into groups by pattern, in the order given; the rest are the last group.
 
-    Raises
-    ------
-    ValueError
-        For a group without tensors, or a key that is no hyper-parameter of the rule.
-    TypeError
-        For a pattern that is neither a glob, a compiled regular expression nor a function.
+    Raise ValueError for a group without tensors, or a key that is no hyper-parameter of the rule;
+    TypeError for a pattern that is neither a glob, a compiled regular expression nor a function.
     """
     if groups is None:
         groups = ()
@@ -274,7 +268,6 @@ def assign(rule: Rule, groups: Groups | None, named: list[tuple[str, Array]]) ->
 
 
 def _matches(pattern: Pattern, name: str, array: Array) -> bool:
-    """Return whether a pattern matches a tensor."""
     if isinstance(pattern, str):
         return fnmatchcase(name, pattern)
     if isinstance(pattern, re.Pattern):

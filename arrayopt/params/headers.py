@@ -35,22 +35,14 @@ _ADDRESS, _IN_ORDER = operator.attrgetter("data.ptr"), operator.attrgetter("flag
 
 
 class Locations(NamedTuple):
-    """The locations of those gradients that are not None, in order.
-
-    Attributes
-    ----------
-    addresses : array of int64, or list of int
-        The addresses of their first elements.
-    contiguous : array or list
-        Odd if an array is contiguous in C's order; 0 if its elements do not fill one piece of
-        memory.
-    complete : bool
-        Whether no gradient is None.
-    """
+    """The locations of those gradients that are not None, in order."""
 
     addresses: Any
+    """Of their first elements: an array of int64, or a list of int."""
     contiguous: Any
+    """Odd where one is contiguous in C's order; 0 where it does not fill one piece of memory."""
     complete: bool
+    """Whether no gradient is None."""
 
     def same(self, other: "Locations") -> bool:
         """Return whether other arrays, as many, lie in the same places in the same order."""
@@ -129,7 +121,6 @@ def _within(counts: Ints) -> Ints:
 
 
 def _cupy_words(kind: Any) -> Any:
-    """See `cupy_words`."""
     memory = words()
     if memory is None or not any(base.__module__ == "cupy._core.core" for base in kind.__mro__):
         return None

@@ -10,16 +10,9 @@ from arrayopt.arrays import Array
 
 
 def refusal(array: Any, *, parameter: bool = False, functional: bool = False) -> str | None:
-    """Return why an array is unsupported, and what to do; None if it is supported.
+    """Return why a parameter or a gradient is unsupported, and what to do; None if it is supported.
 
-    Parameters
-    ----------
-    array : array
-        A parameter or a gradient.
-    parameter : bool
-        Whether it will be written.
-    functional : bool
-        Whether nothing is written, and the array's own library does all.
+    A `parameter` is written. With `functional`, nothing is, and the array's own library does all.
     """
     if isinstance(array, np.ndarray | np.generic):
         return _refused_by_numpy(array)
@@ -42,7 +35,6 @@ def _refused_by_numpy(array: Any) -> str | None:
 
 
 def _refused_by_torch(tensor: Any, parameter: bool) -> str | None:
-    """See `refusal`."""
     torch = sys.modules["torch"]  # private names are not in the compatible namespace
     if getattr(tensor, "_fsdp_flattened", False):
         return "a piece of FSDP's flat parameter, without shape and norm; use FSDP2, or torch.optim"

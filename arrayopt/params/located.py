@@ -29,12 +29,8 @@ Locate = Callable[[Sequence[Any]], tuple[Any, Any] | None]
 class LocatedGrads(list[Any]):
     """A gradient or None for each tensor, with what is valid for them while this list exists.
 
-    Attributes
-    ----------
-    locations : Locations or None
-        Their locations, if they are known.
-    dtype : object
-        The dtype of all of them; None if it is not known, or they have several.
+    `locations` are known, or None. `dtype` is that of all; None if it is not known, or they have
+    several.
     """
 
     __slots__ = ("dtype", "locations")

@@ -23,14 +23,10 @@ Divide = Callable[[list[Group]], None]
 
 
 class Parameters:
-    """Parameters as tensors with state, in groups.
+    """Parameters as tensors with state, in groups; both in the order in which they were given.
 
     Attributes
     ----------
-    all : list of Tensor
-        The tensors, in the order of the parameters.
-    groups : list of Group
-        The groups, in order.
     kinds : int
         How often a tensor's dtype, shape or device has changed: a version of these.
     replaced : Replaced
@@ -201,12 +197,9 @@ class Parameters:
         """Check and use the arrays that the user has put into the tree of the parameters.
 
         A parameter or a slot may also be the same array, and have moved or become read-only. Before
-        the first step, it may have another dtype, shape or device; then state is made anew.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If arrays do not fit, with all mismatches. Nothing has been changed then.
+        the first step, it may have another dtype, shape or device; then state is made anew. If
+        arrays do not fit, a TypeError or ValueError lists all mismatches, and nothing has been
+        changed.
         """
         if self.lent is not None:
             self.lent = self.lent.follow(self.all)
@@ -235,10 +228,7 @@ class Parameters:
     def exchange(self, tree: Any, who: str) -> None:
         """Use the arrays of a tree of the same structure or with the same names: all, or none.
 
-        Raises
-        ------
-        TypeError, ValueError
-            As `take_up`.
+        Raise as `take_up`.
         """
         tree = as_tree(who, tree)
         if self._by_position and is_group_list(tree):

@@ -31,33 +31,16 @@ def exchange(
     given: Iterable[tuple[str, Any]],
     rules: dict[str, Rule] | None,
 ) -> bool:
-    """Give tensors the arrays with their names.
+    """Give tensors the arrays with their names; return whether slots were made anew.
 
     Slots are kept. The next step updates a master in each element that is no longer the master
-    rounded.
+    rounded. A TypeError or ValueError, which begins with `who`, lists all mismatches of names,
+    shapes, dtypes, libraries and devices, and arrays that share memory. Nothing has been changed
+    then.
 
-    Parameters
-    ----------
-    who : str
-        The caller, which errors begin with.
-    tensors, forms
-        The tensors, and the `form` that the array of each must have.
-    given
-        Arrays with their names.
-    rules : dict of str to Rule, optional
-        The rules of the tensors, if there is no state yet that could be lost. Then an array that is
-        the same object may have another form, and its slots are made anew.
-
-    Returns
-    -------
-    bool
-        Whether slots were made anew.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For all mismatches of names, shapes, dtypes, libraries and devices, and for arrays that
-        share memory. Nothing has been changed then.
+    `forms` has the `form` that the array of each tensor must have. `rules` are those of the
+    tensors, if there is no state yet that could be lost. Then an array that is the same object may
+    have another form, and its slots are made anew.
     """
     named = list(given)
     arrays, wrong, anew = dict(named), dict[str, list[str]](), set[str]()
@@ -136,12 +119,7 @@ def _unlike(was: tuple[Any, ...], now: tuple[Any, ...]) -> list[tuple[str, Any]]
 class Replaced:
     """What the user did to parameters, before ranks agree on it.
 
-    Attributes
-    ----------
-    tensors : list of Tensor
-        All tensors.
-    marks : dict of int to int
-        `PUT` or `WROTE` for each such tensor, by its place.
+    `marks` has `PUT` or `WROTE` for each such tensor, by its place among all `tensors`.
     """
 
     def __init__(self, tensors: list[Tensor]) -> None:
@@ -194,10 +172,8 @@ class Lent:
     def follow(self, tensors: Sequence[Tensor]) -> "Lent":
         """Tell engines that slots have moved; return what to watch from now on.
 
-        Raises
-        ------
-        ValueError
-            If the dtype, shape or device of a slot has changed, or what it is a view of.
+        Raise ValueError if the dtype, shape or device of a slot has changed, or what it is a view
+        of.
         """
         moved, wrong = list[Tensor](), list[str]()
         for i in self._watch.changed():

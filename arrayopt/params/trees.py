@@ -14,16 +14,8 @@ LONE = "param"
 def flatten(tree: Any) -> list[tuple[str, Any]]:
     """Return the leaves of a tree with their names, in order.
 
-    Parameters
-    ----------
-    tree : leaf, dict, list, tuple or namedtuple, nested at will
-        Everything else is a leaf, None too.
-
-    Returns
-    -------
-    list of (str, leaf)
-        A name is the path of keys and positions, joined by dots: ``blocks.0.bias``. A lone leaf is
-        ``param``.
+    A tree consists of dicts, lists, tuples and namedtuples. Everything else is a leaf, None too. A
+    name is the path of keys and positions, joined by dots. A lone leaf is ``param``.
 
     Examples
     --------

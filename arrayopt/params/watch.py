@@ -30,13 +30,7 @@ Watcher = Callable[[list[Any]], Changed]
 
 
 class Watch:
-    """Some arrays, and their properties when this was made.
-
-    Attributes
-    ----------
-    in_place : bool
-        Whether all can be written.
-    """
+    """Some arrays, and their properties when this was made; `in_place` if all can be written."""
 
     def __init__(self, arrays: Iterable[Array]) -> None:
         self.arrays = list(arrays)
@@ -149,7 +143,6 @@ _numpy_asked = _asked("dtype", "shape", "strides", "flags.num", "ctypes.data")
 
 
 def _cupy(arrays: list[Array]) -> Changed:
-    """Watch arrays of CuPy."""
     memory = cupy_words(type(arrays[0])) if len(set(map(type, arrays))) == 1 else None
     if memory is None:
         return _cupy_asked(arrays)
@@ -157,7 +150,6 @@ def _cupy(arrays: list[Array]) -> Changed:
 
 
 def _numpy(arrays: list["np.ndarray[Any, Any]"]) -> Changed:
-    """Watch arrays of NumPy."""
     memory = numpy_words()
     if memory is None:
         return _numpy_asked(arrays)
@@ -167,16 +159,8 @@ def _numpy(arrays: list["np.ndarray[Any, Any]"]) -> Changed:
 def _read(memory: Any, arrays: list[Array], offsets: tuple[int, ...], lists: int) -> Changed:
     """Watch by reading all headers at once, ten times as quick as asking each array.
 
-    Parameters
-    ----------
-    memory : array of int64
-        The memory of this process.
-    arrays : list of array
-        The arrays.
-    offsets : tuple of int
-        The words of a header to read.
-    lists : int
-        How many of these words, the first ones, point to the shape or to a list of its length.
+    `memory` is that of this process, as int64. `offsets` are the words of a header to read. The
+    first ones, `lists` of them, point to the shape or to a list of its length.
     """
     places = (header_indices(arrays)[:, None] + np.array(offsets)).reshape(-1)
     was = memory.take(places)

@@ -23,10 +23,8 @@ WISH, CHANGED, CHECKED, HOOKED = 1, 2, 4, 8
 class Agreement(Alone):
     """The votes of ranks, and the errors that they raise together; a base of `Team`.
 
-    Attributes
-    ----------
-    torn : str or None
-        Why ranks may hold different parameters or state: a step was interrupted.
+    They are `torn` if they may hold different parameters or state, because a step was interrupted;
+    it says why.
     """
 
     def __init__(self, comm: Comm, check: int | None) -> None:

@@ -10,7 +10,7 @@ from arrayopt.arrays import Array, like, of_host, size, to_host
 from arrayopt.ranks.alone import Alone
 from arrayopt.ranks.comm import Comm, as_bytes, cut
 from arrayopt.ranks.partition import fills
-from arrayopt.state.shares import Homed, Shards
+from arrayopt.state.shares import Shards
 from arrayopt.state.tensors import Tensor
 
 
@@ -56,28 +56,25 @@ def collect(comm: Comm, tensor: Tensor, slot: str, root: int | None) -> Any:
 def pieces_of(tensor: Tensor, slot: str) -> dict[int, Any] | None:
     """Return which rank sends which elements of a slot, or of the parameter ("p").
 
-    Returns
-    -------
-    dict of int to slice or tuple of slice, or None
-        For each such rank its stretch or its block; None where each rank has all elements.
-
-    Raises
-    ------
-    ValueError
-        If the pieces are not all elements, each once, or this rank does not have its piece.
+    It is a stretch (a slice) or a block (slices) by rank; None where each rank has all elements.
+    Raise ValueError if the pieces are not all elements, each once, or this rank does not have its
+    piece.
     """
     share, shape = tensor.share, tensor.shape if slot == "p" else tensor.whole[slot]
-    divided = isinstance(share, Shards) and slot not in share.undivided
-    divided = divided and (slot == "p" or not isinstance(share, Homed))
-    if share is None or (not share.holders and not divided):
+    if share is None:
+        return None
+    parts = share.shards if slot == "p" else None
+    if isinstance(share, Shards) and slot not in share.undivided:
+        parts = share
+    if not share.holders and parts is None:
         return None
     try:
         found: dict[int, Any]
-        if isinstance(share, Shards) and divided:
-            found = {r: (*share.where(slot, r), ...) for r in share.senders}
-            blocks = [share.parts_of(slot)[r] for r in found]
+        if parts is not None:
+            found = {r: (*parts.where(slot, r), ...) for r in share.senders}
+            blocks = [parts.parts_of(slot)[r] for r in found]
             counts = {r: math.prod(n) for r, (_, n) in zip(found, blocks, strict=True)}
-            if not fills(blocks, share.seen if share.are_scales(slot) else shape):
+            if not fills(blocks, parts.seen if parts.are_scales(slot) else shape):
                 raise ValueError(f"the parts {blocks} must cover {shape} exactly once")
         else:
             ends = share.parts(slot, math.prod(shape))
@@ -118,7 +115,6 @@ class Scattered:
 
     @property
     def dtype(self) -> Any:
-        """The dtype."""
         return self.part.dtype
 
     @property

@@ -32,18 +32,12 @@ class Comm(ABC):
 
     All ranks make the same calls in the same order. A call raises `RankError` if it fails or does
     not end within the time limit.
-
-    Attributes
-    ----------
-    rank, size : int
-        This rank, and the number of ranks.
-    timeout : float
-        Seconds that a call may take.
     """
 
     rank: int
     size: int
     timeout: float
+    """Seconds that a call may take."""
     number = 1
     """Counts the objects that share a channel of messages, in the order of their creation."""
     renews = False
@@ -93,14 +87,9 @@ class Comm(ABC):
     ) -> Callable[[], None]:
         """Start to send a stretch of memory to each rank; the returned function waits.
 
-        Calls are waited for in the order in which they were started.
-
-        Parameters
-        ----------
-        sent, room : flat array of bytes
-            What is sent to rank 0, to rank 1, ...; and memory for what they send here.
-        counts, received : sequence of int
-            The bytes that each rank gets from here, and sends here.
+        Calls are waited for in the order in which they were started. `sent` has what goes to rank
+        0, to rank 1, ...; `room` gets what they send here. `counts` and `received` are the bytes of
+        these.
         """
 
     def alltoall(self, parts: Sequence[Bytes], received: Sequence[int]) -> list[Bytes]:
@@ -139,15 +128,9 @@ class AddingComm(Comm):
     def start_add(self, values: Any, counts: Sequence[int]) -> Callable[[], Any]:
         """Start to add real numbers of all ranks in the quickest order.
 
-        The returned function waits, and returns this rank's sums.
-
-        Parameters
-        ----------
-        values : array
-            A flat array with a value for each sum, those of rank 0 first; of NumPy, or of CuPy
-            where `on_device`.
-        counts : sequence of int
-            The number of sums that each rank gets.
+        The returned function waits, and returns this rank's sums. `values` is a flat array with a
+        value for each sum, those of rank 0 first; of NumPy, or of CuPy where `on_device`. `counts`
+        says how many sums each rank gets.
         """
 
 
@@ -167,12 +150,7 @@ class DeviceComm(AddingComm):
 class Packed:
     """Pieces of memory in one flat piece, those of rank 0 first.
 
-    Attributes
-    ----------
-    flat : array of bytes
-        The memory; this rank's own pieces are in it.
-    counts : list of int
-        The bytes of each rank.
+    `flat` has this rank's own pieces; `counts` are the bytes of each rank.
     """
 
     def __init__(self, comm: Comm, pieces: Sequence[tuple[int, Bytes]]) -> None:

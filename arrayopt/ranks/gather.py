@@ -29,19 +29,10 @@ MOST = 1 << 30
 class Gather:
     """Fetches the parameters that other ranks have updated, by buckets, in the order of tensors.
 
-    Each bucket is one collective call. It is valid until arrays are replaced.
-
-    Parameters
-    ----------
-    comm : Comm
-        The communicator.
-    tensors : sequence of Tensor
-        The tensors that are updated.
-    packed : bool
-        Whether each rank sends all in one message, through a buffer.
-    processes : list of int
-        The processes of ranks that read each other's memory where a step waits; see `can_read`. If
-        a rank can no longer read, it becomes empty on all ranks, and they send.
+    Each bucket is one collective call. It is valid until arrays are replaced. If `packed`, each
+    rank sends all in one message, through a buffer. `processes` are those of ranks that read each
+    other's memory where a step waits; see `can_read`. If a rank can no longer read, the list
+    becomes empty on all ranks, and they send.
 
     Attributes
     ----------
@@ -135,7 +126,6 @@ class Arrivals:
         self._start()
 
     def _start(self) -> None:
-        """Start broadcasts."""
         gather = self._gather
         while self._started < len(gather.buckets) and self._bytes <= self._most:
             self._waiting.append(gather.comm.start_broadcast(gather.buckets[self._started]))

@@ -26,7 +26,7 @@ from arrayopt.fusion.dims import TraceError
 from arrayopt.fusion.layout import flops, geometry
 from arrayopt.fusion.plans import plan_for, ways
 from arrayopt.ranks.comm import Bytes, Comm, as_bytes
-from arrayopt.state.shares import Homed, Shards
+from arrayopt.state.shares import Shards, Share
 from arrayopt.state.tensors import Tensor
 
 Grads = Sequence[Array | None]
@@ -69,20 +69,20 @@ def cost_of(tensor: Tensor, bucket: Bucket, engine: Any) -> int:
     return max(costs)
 
 
-def homed(tensor: Tensor, parts: Shards, owner: int) -> Homed:
+def homed(tensor: Tensor, parts: Shards, owner: int) -> Share:
     """Return the share of a tensor that its owner updates, and give the tensor its home."""
     count, ranks = int(np.prod(tensor.shape)), len(parts.blocks)
     ends = (0,) * (owner + 1) + (count,) * (ranks - owner)
-    share = Homed(parts.rank, ends, (), parts.blocks, parts.starts)
+    share = Share(parts.rank, ends, shards=parts)
     tensor.home = Tensor(tensor.name, _whole(tensor, share, tensor.array), share=share)
     return share
 
 
-def _whole(tensor: Tensor, share: Any, part: Array) -> Array:
+def _whole(tensor: Tensor, share: Share, part: Array) -> Array:
     """Return room for a whole array like a part; elsewhere than at the owner it has no memory."""
     xp, device = place(part)
     with on_its_device(part):
-        if share.rank == share.owner:
+        if share.kind == "whole":
             return xp.zeros(tensor.shape, dtype=part.dtype, device=device)
         return xp.broadcast_to(xp.zeros((), dtype=part.dtype, device=device), tensor.shape)
 
@@ -91,9 +91,9 @@ def rooms(tensors: Sequence[Tensor], grads: Grads) -> list[Array | None]:
     """Return gradients, with room for the whole one where the tensor has an owner."""
     found = list(grads)
     for index, tensor in enumerate(tensors):
-        grad = grads[index]
-        if tensor.home is not None and grad is not None:
-            found[index] = _whole(tensor, tensor.share, grad)
+        grad, home = grads[index], tensor.home
+        if home is not None and home.share is not None and grad is not None:
+            found[index] = _whole(tensor, home.share, grad)
     return found
 
 
@@ -109,9 +109,9 @@ def bring(
         if tensor.home is None or (whole is not None and grads[index] is None):
             continue
         share: Any = tensor.share
-        ways = []
+        (owner,), ways = share.holders, []
         for sender in share.senders:
-            ways.append((sender, share.owner, (...,), (*share.where("p", sender), ...)))
+            ways.append((sender, owner, (...,), (*share.shards.where("p", sender), ...)))
         legs.append(_Leg(tensor.array, tensor.home.array, ways, tensor.home.take))
         if whole is not None:
             legs.append(_Leg(grads[index], whole[index], ways, partial(setitem, whole, index)))
@@ -125,10 +125,11 @@ def send_back(comm: Comm, tensors: Iterable[Tensor]) -> None:
         if tensor.home is None:
             continue
         share: Any = tensor.share
-        ways = []
-        for receiver, (_, shape) in enumerate(share.blocks):
+        (owner,), ways = share.holders, []
+        for receiver, (_, shape) in enumerate(share.shards.blocks):
             if 0 not in shape:
-                ways.append((share.owner, receiver, (*share.where("p", receiver), ...), (...,)))
+                here = (*share.shards.where("p", receiver), ...)
+                ways.append((owner, receiver, here, (...,)))
         legs.append(_Leg(tensor.home.array, tensor.array, ways, partial(tensor.put, None)))
     _move(comm, legs)
 

@@ -25,10 +25,7 @@ class Kept:
     def begin(self, key: Any, *, captured: bool) -> None:
         """Begin a reduction, which differs from those of other keys.
 
-        Raises
-        ------
-        RuntimeError
-            If it is being captured, and no memory was made for it.
+        Raise RuntimeError if it is being captured, and no memory was made for it.
         """
         self._captured, self._key, self._next, self._asking = captured, key, 0, []
         if captured and key not in self._made:

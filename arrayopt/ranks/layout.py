@@ -40,7 +40,7 @@ class Piece:
 
 
 class BucketLayout:
-    """What is sent together: gradients of one dtype.
+    """What is sent together: gradients of one dtype, from CuPy's memory if `on_device`.
 
     The pieces lie in the order of the ranks that update with them. Each rank adds an equal part of
     the bucket, and sends the sums to those ranks. So all links are used alike, wherever the tensors
@@ -48,18 +48,12 @@ class BucketLayout:
 
     Parameters
     ----------
-    dtype : str
-        The dtype in which they are sent.
-    on_device : bool
-        Whether they are sent from CuPy's memory.
     stretches : list of (int, int, int, int, bool)
         Of each piece the index of its tensor, its first element, its end, its rank, and whether it
         is the first one of the tensor for that rank.
     filled : list of int
         How many elements the sums of each rank have in the buckets before it; grows by those of
         this one.
-    rank : int
-        This rank.
 
     Attributes
     ----------
@@ -107,8 +101,6 @@ class Layout:
 
     Attributes
     ----------
-    buckets : list of BucketLayout
-        The buckets.
     places : dict of int to list of (int, slice or None, slice, int)
         For each tensor its pieces: their bucket, their elements in the tensor (None for all) and
         there, and their number of elements.

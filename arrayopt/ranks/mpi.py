@@ -21,30 +21,24 @@ SPIN, ENDED = 2e-3, 1
 
 @dataclass(eq=False)
 class _Duplicate:
-    """The duplicate of a communicator, which every `MPIComm` over it uses; freed with it.
-
-    Attributes
-    ----------
-    comm : mpi4py.MPI.Intracomm or None
-        The duplicate; None until there is one.
-    pending : tuple, optional
-        The next duplicate, and the request that completes it.
-    running, abandoned : dict, list
-        Requests that are on their way, with memory that they send; and those that nobody waits for
-        any more. MPI may still write into their memory, so none may be lost.
-    broken : bool
-        Whether a call was interrupted, so that its messages may be on their way.
-    users, renewed : int
-        The number of objects that have started to use it, and how often it was replaced.
-    """
+    """The duplicate of a communicator, which every `MPIComm` over it uses; freed with it."""
 
     comm: Any = None
+    """None until there is one."""
     pending: Any = None
+    """The next duplicate, and the request that completes it."""
     running: dict[int, tuple[list[Any], Any]] = field(default_factory=dict)
+    """Requests that are on their way, with memory that they send."""
     abandoned: list[tuple[list[Any], Any]] = field(default_factory=list)
+    """Requests that nobody waits for any more. MPI may still write into their memory, so none may
+    be lost.
+    """
     broken: bool = False
+    """Whether a call was interrupted, so that its messages may be on their way."""
     users: int = 0
+    """How many objects have started to use it."""
     renewed: int = 0
+    """How often it was replaced."""
 
 
 @cache
@@ -60,15 +54,7 @@ def _key() -> int:
 
 
 class MPIComm(AddingComm):
-    """A communicator of mpi4py.
-
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Intracomm
-        The communicator. It is duplicated once, so that messages do not mix with the user's.
-    timeout : float
-        Seconds that a call may take.
-    """
+    """A communicator of mpi4py, duplicated once: its messages do not mix with the user's."""
 
     renews = True
 

@@ -13,12 +13,7 @@ from arrayopt.ranks.comm import Bytes, DeviceComm, Pending, RankError, cut
 class NcclComm(DeviceComm):
     """An `NcclCommunicator` of CuPy, or the backend of ``cupyx.distributed`` around one.
 
-    Parameters
-    ----------
-    comm : cupy.cuda.nccl.NcclCommunicator
-        The communicator. It is used on CuPy's current stream.
-    timeout : float
-        Seconds that a call may take. Then the communicator is aborted.
+    It is used on CuPy's current stream. A call that takes longer than `timeout` aborts it.
     """
 
     def __init__(self, comm: Any, timeout: float) -> None:

@@ -35,34 +35,18 @@ A divided tensor costs messages.
 
 @dataclass(frozen=True)
 class Boundaries:
-    """Where a tensor may be divided.
-
-    Attributes
-    ----------
-    elements : array of int64
-        The elements before which it may be divided, in order: first 0, last its size.
-    undivided : tuple of str
-        The slots that each rank keeps as a whole.
-    """
+    """Where a tensor may be divided."""
 
     elements: Any
+    """An array of the elements before which it may be, in order: first 0, last its size."""
     undivided: tuple[str, ...] = ()
+    """The slots that each rank keeps as a whole."""
     cost: int = 0
     """FLOPs of an update, if one rank makes all of it because the rule multiplies matrices."""
 
 
 def divide(groups: Sequence[Group], engine: str, rank: int, ranks: int) -> None:
-    """Give the tensors of groups their shares.
-
-    Parameters
-    ----------
-    groups : sequence of Group
-        The groups.
-    engine : str
-        The engine that the user asked for.
-    rank, ranks : int
-        This rank, and the number of ranks.
-    """
+    """Give the tensors of groups their shares; `engine` is what the user asked for."""
     found: dict[int, Boundaries] = {}
     for bucket in bucketed(groups, Run()):
         chosen, _ = select(engine, bucket)
@@ -85,12 +69,7 @@ def divide(groups: Sequence[Group], engine: str, rank: int, ranks: int) -> None:
 def part_ends(elements: Sequence[Any], ranks: int) -> list[list[int]]:
     """Find for each tensor where the part of each rank begins, and where the last part ends.
 
-    Parameters
-    ----------
-    elements : sequence of arrays
-        The `Boundaries.elements` of each tensor.
-    ranks : int
-        The number of ranks.
+    `elements` are the `Boundaries.elements` of each tensor.
     """
     sizes = np.array([int(own[-1]) for own in elements], np.int64)
     tops = np.cumsum(sizes)
@@ -143,34 +122,20 @@ def _unit_starts(engine: Fused, shape: tuple[int, ...], element: str) -> Any:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a rule asks of the parts of a tensor.
-
-    Attributes
-    ----------
-    elements : set of str
-        The axes of an element, as the rule's plans see them.
-    spans : dict of str to tuple of int
-        The slots with fewer elements than the parameter, and the tensor's axes that each has.
-    codes : bool
-        Whether slots are stored in 8 bits, with scales for blocks of neighbours.
-    cost : int
-        FLOPs of an update if the rule needs the whole tensor, which one rank then updates.
-    """
+    """What a rule asks of the parts of a tensor."""
 
     elements: set[str]
+    """The axes of an element, as the rule's plans see them."""
     spans: dict[str, tuple[int, ...]]
+    """The slots with fewer elements than the parameter, and the tensor's axes that each has."""
     codes: bool = False
+    """Whether slots are stored in 8 bits, with scales for blocks of neighbours."""
     cost: int = 0
+    """FLOPs of an update if the rule needs the whole tensor, which one rank then updates."""
 
 
 def check_parts(groups: Sequence[Group], engine: str) -> dict[str, Needs]:
-    """Find what is asked of the parts of each tensor.
-
-    Raises
-    ------
-    ValueError
-        For parts that no engine can run; `engine` is what the user asked for.
-    """
+    """Find what is asked of the parts of each tensor; ValueError if no engine can run them."""
     found: dict[str, Needs] = {}
     for bucket in bucketed(groups, Run()):
         for tensor in bucket.whole.tensors:
@@ -217,25 +182,11 @@ def _needs(tensor: Tensor, bucket: Bucket, engine: str) -> Needs:
 
 
 def shards(tensor: Tensor, rank: int, every: Sequence[Any], needs: Needs) -> Shards:
-    """Return the parts of a tensor.
+    """Return the parts of a tensor; `every` has the offset, shape and checksum of each rank's.
 
-    Parameters
-    ----------
-    tensor : Tensor
-        The tensor of which this rank has a part.
-    rank : int
-        This rank.
-    every : sequence of (offset, shape, checksum)
-        The part of each rank.
-    needs : Needs
-        What the tensor's rule asks of them.
-
-    Raises
-    ------
-    ValueError
-        If the parts do not fill the tensor or overlap, if ranks have the same part with other
-        values, or if a part must consist of whole rows and columns, or of whole blocks of codes,
-        and does not.
+    Raise ValueError if the parts do not fill the tensor or overlap, if ranks have the same part
+    with other values, or if a part must consist of whole rows and columns, or of whole blocks of
+    codes, and does not.
     """
     blocks = tuple((tuple(offset), tuple(shape)) for offset, shape, _ in every)
     first: dict[Any, tuple[int, Any]] = {}

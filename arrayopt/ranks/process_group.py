@@ -26,15 +26,7 @@ atexit.register(ctypes.pythonapi.Py_IncRef, ctypes.py_object(_KEPT))
 
 
 class ProcessGroup(Comm):
-    """A process group of torch.distributed.
-
-    Parameters
-    ----------
-    group : torch.distributed.ProcessGroup
-        The group. A group with NCCL alone moves bytes through the GPU.
-    timeout : float
-        Seconds that a call may take.
-    """
+    """A process group of torch.distributed. One with NCCL alone moves bytes through the GPU."""
 
     def __init__(self, group: Any, timeout: float) -> None:
         import torch

@@ -51,14 +51,8 @@ def can_read(comm: Comm) -> list[int]:
 class Reading:
     """Copies pieces of memory from the processes of other ranks.
 
-    Parameters
-    ----------
-    comm : Comm
-        The communicator.
-    processes : list of int
-        The processes of all ranks; see `can_read`.
-    buckets : sequence of list of (int, array of bytes)
-        Pieces of memory, each with the rank that has it; the same on all ranks.
+    `processes` are those of all ranks; see `can_read`. `buckets` have pieces of memory, each with
+    the rank that has it; the same on all ranks.
     """
 
     def __init__(

@@ -22,23 +22,8 @@ class Reduction:
     and for what it receives of the latter: as much, or with `fast` its part. The sums of its part
     of the bucket before are on their way then.
 
-    Parameters
-    ----------
-    comm : Comm
-        The communicator.
-    layout : Layout
-        The same on all ranks.
-    kept : Kept
-        Where memory comes from.
-    mean : bool
-        Whether sums are divided by the number of ranks.
-    fast : bool
-        Whether the communicator adds. Else gradients are added in the order of ranks.
-
-    Attributes
-    ----------
-    sums : dict of Kind to array
-        Gets this rank's sums.
+    With `mean`, sums are divided by the number of ranks. With `fast`, the communicator adds; else
+    gradients are added in the order of ranks. `sums` gets this rank's sums, by kind.
     """
 
     def __init__(self, comm: Comm, layout: Layout, kept: Kept, *, mean: bool, fast: bool) -> None:

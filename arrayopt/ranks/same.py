@@ -14,7 +14,7 @@ from arrayopt.params.groups import Group, labelled
 from arrayopt.params.replaced import PUT, short
 from arrayopt.ranks.comm import as_bytes
 from arrayopt.ranks.machine import shared_at
-from arrayopt.state.shares import Homed, Shards
+from arrayopt.state.shares import Shards
 from arrayopt.state.tensors import Tensor
 
 PIECE = 1 << 18
@@ -70,10 +70,12 @@ def groups_of(tensor: Tensor, ranks: int) -> list[list[int]]:
 
     All ranks are one group; of parts that the user gave, the ranks with the same part.
     """
-    if not isinstance(tensor.share, Shards):
+    share = tensor.share
+    shards = share if share is None or isinstance(share, Shards) else share.shards
+    if shards is None:
         return [list(range(ranks))]
     found: dict[Any, list[int]] = {}
-    for r, block in enumerate(tensor.share.blocks):
+    for r, block in enumerate(shards.blocks):
         found.setdefault(block, []).append(r)
     return [own for own in found.values() if len(own) > 1]
 
@@ -86,14 +88,9 @@ def unlike(
 ) -> list[str]:
     """Return what differs between ranks and must not.
 
-    Parameters
-    ----------
-    tensors : sequence of Tensor
-        All tensors.
-    marks : sequence of dict
-        For each rank what the user did to its parameters; see `Replaced`.
-    params, grads : sequence of dict
-        For each rank the checksums of some of its parameters and gradients, by the tensor's place.
+    For each rank, `marks` has what the user did to its parameters (see `Replaced`); `params` and
+    `grads` have the checksums of some of its parameters and gradients. All are by the tensor's
+    place.
     """
     found, odd_grads = [], False
     for i, tensor in enumerate(tensors):
@@ -130,12 +127,12 @@ def _ranks(ranks: Sequence[int]) -> str:
 def is_odd(tensor: Tensor, grad: Array) -> bool:
     """Return whether a gradient is not finite in an element that other ranks measure."""
     share = tensor.share
-    if share is None or not share.holders:
+    if share is None or not share.holders or share.shards is not None:
         return False
     xp, first, last = array_namespace(grad), 0, 0
     if not isinstance(share, Shards):
         first, last = share.first, share.last
-    elif share.rank in share.holders or isinstance(share, Homed):
+    elif share.rank in share.holders:
         return False
     flat = xp.reshape(detached(grad), (-1,))
     for rest in (flat[:first], flat[last:]):

@@ -24,17 +24,7 @@ class Sums:
 
     Ranks send the same buckets in the same order. Where gradients are taken one by one, it is in
     the first step the reverse order of the parameters, as a backward pass has it; from then on,
-    that in which gradients arrived on rank 0.
-
-    Parameters
-    ----------
-    comm : Comm
-        The communicator.
-    mean : bool
-        Whether sums are divided by the number of ranks.
-    fast : bool
-        Whether the communicator adds, in an order of its own. Else they are added in the order of
-        ranks, so that a sum is the same in each run.
+    that in which gradients arrived on rank 0. For `mean` and `fast`, see `Reduction`.
 
     Attributes
     ----------
@@ -190,7 +180,6 @@ class Sums:
         )
 
     def _sum(self, index: int, shape: tuple[int, ...]) -> Any:
-        """Return the memory of a sum."""
         assert self.reduction is not None
         kind, first = self._layout.starts[index]
         return self.reduction.sums[kind][first : first + math.prod(shape)].reshape(shape)

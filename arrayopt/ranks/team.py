@@ -34,8 +34,6 @@ class Team(Agreement):
         Whether a CUDA graph can record the messages of a step.
     has_homes : bool
         Whether the user has divided tensors that one rank updates; see `arrayopt.ranks.homes`.
-    gradients : Sums
-        What adds up the gradients of ranks.
     """
 
     def __init__(self, ranks: Ranks, engine: str) -> None:

@@ -17,12 +17,8 @@ TIMEOUT = 60.0
 class _Mail:
     """Pieces of memory that threads have sent to each other.
 
-    Attributes
-    ----------
-    parts : dict
-        By sender and number of the call, the memory for each rank that has not received it.
-    calls : list of int
-        How many calls each rank has made.
+    `parts` has, by sender and number of the call, the memory for each rank that has not received
+    it; `calls` counts those of each rank.
     """
 
     def __init__(self, size: int) -> None:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, final
 from arrayopt.arrays import Array
 from arrayopt.hyper import Hyper, flag, real
 from arrayopt.rules.base import Rule
-from arrayopt.rules.words import abs2, debias, ema, sqrt, zeros_abs2
+from arrayopt.rules.words import abs2, debias, ema, expected, sqrt, zeros_abs2
 
 
 @final
@@ -36,12 +36,7 @@ class AdaBelief(Rule):
     nesterov : bool, default False
         Nesterov's momentum: β₁ m / (1 - β₁^(t+1)) + (1-β₁) g / c₁ replaces m / c₁ (as in optax).
     grad_centralization : bool, default False
-        See `Rule`, for this and the other options of every rule.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For a value of the wrong kind or outside its interval.
+        See `Rule`, for this, the other options of every rule, and errors.
 
     Notes
     -----
@@ -78,9 +73,7 @@ class AdaBelief(Rule):
         g = g if self.decoupled else g + h.weight_decay * p
         m = ema(s["m"], g, h.beta1)
         v = ema(s["v"], abs2(xp, g - m), h.beta2) + h.eps_root
-        m_hat = debias(m, h.beta1, h.t)
-        if self.nesterov:
-            m_hat = ema(debias(m, h.beta1, h.t + 1), debias(g, h.beta1, h.t), h.beta1)
+        m_hat = expected(m, g, h.beta1, h.t, nesterov=self.nesterov)
         u = m_hat / (sqrt(xp, debias(v, h.beta2, h.t)) + h.eps)
         u = u + h.weight_decay * p if self.decoupled else u
         return p - h.lr * u, {"m": m, "v": v}

@@ -6,16 +6,7 @@ from typing import Any, ClassVar, final
 from arrayopt.arrays import Array
 from arrayopt.hyper import Hyper, flag, real
 from arrayopt.rules.base import Rule
-from arrayopt.rules.words import (
-    cautious,
-    corrected,
-    debias,
-    ema,
-    is_zero,
-    moments,
-    sqrt,
-    zeros_abs2,
-)
+from arrayopt.rules.words import cautious, corrected, debias, expected, is_zero, moments, sqrt, zeros_abs2
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -47,15 +38,8 @@ class _Adam(Rule):
             v = new["v_max"] = xp.maximum(s["v_max"], v)
         v = debias(v, h.beta2, h.t) if self.bias_correction else v
         v = v if is_zero(self.eps_root) else v + h.eps_root
-        return self._momentum(g, m, h) / (sqrt(xp, v) + h.eps), new
-
-    def _momentum(self, g: Array, m: Array, h: Any) -> Array:
-        """m/c₁, or with Nesterov's momentum what it would be one step later if the gradient stayed (Dozat 2016)."""
-        if not self.bias_correction:
-            return ema(m, g, h.beta1) if self.nesterov else m
-        if not self.nesterov:
-            return debias(m, h.beta1, h.t)
-        return ema(debias(m, h.beta1, h.t + 1), debias(g, h.beta1, h.t), h.beta1)
+        m_hat = expected(m, g, h.beta1, h.t, nesterov=self.nesterov, bias_correction=self.bias_correction)
+        return m_hat / (sqrt(xp, v) + h.eps), new
 
 
 @final
@@ -95,12 +79,7 @@ class AdamW(_Adam):
         norm of at most 1, instead of g (Yuan et al., arXiv:2411.10438). The slot ``previous`` is the
         previous gradient, 0 at first.
     grad_centralization : bool, default False
-        See `Rule`, for this and the other options of every rule.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For a value of the wrong kind or outside its interval.
+        See `Rule`, for this, the other options of every rule, and errors.
 
     Notes
     -----
@@ -150,11 +129,6 @@ class Adam(_Adam):
         As in `AdamW`, with the same defaults and ranges.
     weight_decay : number, schedule or sequence, default 0
         λ, in [0, inf). L2 regularization: the moments include it.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `AdamW`.
 
     Notes
     -----

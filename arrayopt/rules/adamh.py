@@ -33,12 +33,7 @@ class AdamH(Rule):
     radius : number, schedule or sequence, optional
         R, in (0, inf). By default it is ‖p‖ before the tensor's first update, in the slot ``radius``.
     grad_centralization : bool, default False
-        See `Rule`, for this and the other options of every rule.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For a value of the wrong kind or outside its interval.
+        See `Rule`, for this, the other options of every rule, and errors.
 
     Notes
     -----

@@ -43,12 +43,7 @@ class AdEMAMix(Rule):
     eps_root : number, schedule or sequence, default 0
         Added to v / c₂ inside the root, in [0, inf) (optax).
     grad_centralization : bool, default False
-        See `Rule`, for this and the other options of every rule.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For a value of the wrong kind or outside its interval.
+        See `Rule`, for this, the other options of every rule, and errors.
 
     Notes
     -----

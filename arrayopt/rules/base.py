@@ -150,18 +150,15 @@ class Rule(ABC):
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
+        who = type(self).__name__
         for f in dataclasses.fields(self):
-            object.__setattr__(self, f.name, read(f, f"{type(self).__name__}: `{f.name}`", getattr(self, f.name)))
+            object.__setattr__(self, f.name, read(f, f"{who}: `{f.name}`", getattr(self, f.name)))
         if is_number(self.lookahead_steps) and self.lookahead_steps % 1:  # type: ignore[operator]
-            who = type(self).__name__
             raise ValueError(f"{who}: `lookahead_steps` must be an integer; got {self.lookahead_steps}")
         if self.rounding == "stochastic" and self.master_weights is True:
-            who = type(self).__name__
             raise ValueError(f"{who}: rounding='stochastic' is for parameters without masters; got master_weights=True")
         if self.stacked and self.blocks is not None:
-            raise ValueError(
-                f"{type(self).__name__}: `stacked` and `blocks` both define the first axis; set only one of them"
-            )
+            raise ValueError(f"{who}: `stacked` and `blocks` both define the first axis; set only one of them")
         self.check()
 
     @property

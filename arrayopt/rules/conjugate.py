@@ -38,12 +38,7 @@ class CG(Searching):
     joint : bool, default True
         All tensors of a step are one unknown; see `LBFGS`.
     grad_centralization : bool, default False
-        See `Rule`, for this and the other options of every rule.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For a value of the wrong kind or outside its interval.
+        See `Rule`, for this, the other options of every rule, and errors.
 
     Notes
     -----
@@ -111,12 +106,7 @@ class SPG(OneUnknown):
     project : callable, optional
         Onto a convex set, see `Rule`; for a penalty, such as `projections.soft_threshold`, use `FISTA`.
     grad_centralization : bool, default False
-        See `Rule`, for this and the other options of every rule.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For a value of the wrong kind or outside its interval.
+        See `Rule`, for this, the other options of every rule, and errors.
 
     Notes
     -----

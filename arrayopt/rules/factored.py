@@ -133,7 +133,7 @@ class Adafactor(_Factored):
     lr_in_momentum : bool, default False
         Average η_t u instead of u; the decay is then not multiplied by η_t: p ← p - m - λp (optax).
     grad_centralization : bool, default False
-        See `Rule`, for this and the other options of every rule.
+        See `Rule`, for this, the other options of every rule, and errors.
 
     Raises
     ------
@@ -255,12 +255,7 @@ class CAME(_Factored):
     relative_step, warmup_init : bool, default False
         As in `Adafactor`.
     grad_centralization : bool, default False
-        See `Rule`, for this and the other options of every rule.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `Adafactor`.
+        See `Rule`, for this, the other options of every rule, and errors.
 
     Notes
     -----

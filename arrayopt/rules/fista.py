@@ -34,12 +34,7 @@ class FISTA(Rule):
     project : callable, optional
         A projection or proximal step, see `Rule`.
     grad_centralization : bool, default False
-        See `Rule`, for this and the other options of every rule.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For a value of the wrong kind or outside its interval.
+        See `Rule`, for this, the other options of every rule, and errors.
 
     Notes
     -----

@@ -12,13 +12,7 @@ from arrayopt.rules.words import choose, norm
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class GradientNorms(Rule):
-    """Reports ``grad_norm``, the Euclidean norm of the gradient: infinite or NaN only if some element is.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As every rule.
-    """
+    """Reports ``grad_norm``, the Euclidean norm of the gradient: infinite or NaN only if some element is."""
 
     complex_ok: ClassVar[bool] = True
 
@@ -35,13 +29,7 @@ class GradientNorms(Rule):
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Accumulate(Rule):
-    """Adds `factor` times the gradient to the slot ``sum``, which the first update begins anew.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As every rule.
-    """
+    """Adds `factor` times the gradient to the slot ``sum``, which the first update begins anew."""
 
     factor: Hyper = real("(0, inf)")
 
@@ -66,11 +54,6 @@ class MeanNorms(Rule):
         As for `Accumulate`.
     first : bool
         Whether this would be the first gradient of the sum.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As every rule.
     """
 
     factor: Hyper = real("(0, inf)")

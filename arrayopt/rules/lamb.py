@@ -98,10 +98,9 @@ class LAMB(_LayerwiseAdam):
     eps_root : number, schedule or sequence, default 0
         Added to v / c₂ inside the root, in [0, inf) (optax).
     caution : bool, default False
-        Set elements of the update to zero whose sign differs from the gradient's, and divide the
-        others by their share, at least 1e-3 (Liang et al., arXiv:2411.16085).
+        As in `AdamW`.
     grad_centralization : bool, default False
-        See `Rule`, for this and the other options of every rule.
+        See `Rule`, for this, the other options of every rule, and errors.
 
     Raises
     ------
@@ -164,12 +163,7 @@ class LANS(_LayerwiseAdam):
     sequential : bool, default False
         Apply the u_m part first. The decay in u_g then uses the updated parameter, but ‖p‖ is still the old norm.
     grad_centralization : bool, default False
-        See `Rule`, for this and the other options of every rule.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `LAMB`.
+        See `Rule`, for this, the other options of every rule, and errors.
 
     Notes
     -----

@@ -46,10 +46,9 @@ class LARS(Rule):
         Compute λ before `clip_value` limits the gradient, not after it (MXNet). Without `clip_value` this makes no
         difference.
     caution : bool, default False
-        Set elements of the update to zero whose sign differs from the gradient's, and divide the
-        others by their share, at least 1e-3 (Liang et al., arXiv:2411.16085).
+        As in `AdamW`.
     grad_centralization : bool, default False
-        See `Rule`, for this and the other options of every rule.
+        See `Rule`, for this, the other options of every rule, and errors.
 
     Raises
     ------

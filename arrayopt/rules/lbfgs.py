@@ -55,12 +55,7 @@ class LBFGS(Searching):
         that is less: the minimum of a parabola whose least value is zero. If the start is good, use a smaller one, so
         that the run does not leave the valley.
     grad_centralization : bool, default False
-        See `Rule`, for this and the other options of every rule.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For a value of the wrong kind or outside its interval.
+        See `Rule`, for this, the other options of every rule, and errors.
 
     Notes
     -----

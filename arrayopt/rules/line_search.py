@@ -148,11 +148,6 @@ class Found(NamedTuple):
     numbers: dict[str, Array]
 
 
-def begun(xp: Any, p: Array) -> dict[str, Array]:
-    """The numbers of a search before it has begun."""
-    return {name: number(xp, p) for name in NUMBERS}
-
-
 def started(xp: Any, where: Array, numbers: dict[str, Array], f: Any, slope: Array, step: Any) -> dict[str, Array]:
     """The numbers of a new search where it begins, of the old one elsewhere."""
     new = dict.fromkeys(NUMBERS, 0.0)

@@ -30,20 +30,10 @@ class Lion(Rule):
         λ, in [0, inf).
     decoupled : bool, default True
         Decay the parameter. With False, λp is added to the gradient instead (L2).
-    caution : bool, default False
-        Set elements of the update to zero whose sign differs from the gradient's, and divide the
-        others by their share, at least 1e-3 (Liang et al., arXiv:2411.16085).
-    mars : number, schedule or sequence, optional
-        γ, in [0, inf), such as 0.025: average g + γ β₁/(1-β₁)·(g - the previous gradient), with a
-        norm of at most 1, instead of g (Yuan et al., arXiv:2411.10438). The slot ``previous`` is the
-        previous gradient, 0 at first.
+    caution, mars
+        As in `AdamW`.
     grad_centralization : bool, default False
-        See `Rule`, for this and the other options of every rule.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For a value of the wrong kind or outside its interval.
+        See `Rule`, for this, the other options of every rule, and errors.
 
     Notes
     -----

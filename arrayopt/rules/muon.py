@@ -8,7 +8,7 @@ from arrayopt.arrays import Array
 from arrayopt.hyper import Hyper, choice, flag, real, structural, whole
 from arrayopt.rules.base import Rule
 from arrayopt.rules.matrices import as_matrices, as_tensor, lying, newton_schulz, refused, scale_of, triples
-from arrayopt.rules.words import cautious, clamp, debias, ema, nonzero, norm, number
+from arrayopt.rules.words import cautious, clamp, ema, expected, nonzero, norm, number
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -37,18 +37,11 @@ class _Muon(Rule):
         m = ema(s["m"], g, h.momentum)
         several = isinstance(self.ns_coefficients[0], tuple)
         coefficients = self.ns_coefficients if several else (self.ns_coefficients,) * self.ns_steps
-        d = as_matrices(xp, self._direction(m, g, h), self.matrix)
+        d = expected(m, g, h.momentum, h.t, nesterov=self.nesterov, bias_correction=self.bias_correction)
+        d = as_matrices(xp, d, self.matrix)
         size = norm(xp, d, axis=(-2, -1), keepdims=True)
         size = size + h.eps if self.eps_added else clamp(xp, size, h.eps, None)
         return m, newton_schulz(xp, d, coefficients, size, self.ns_dtype)
-
-    def _direction(self, m: Array, g: Array, h: Any) -> Array:
-        """What is made orthogonal: the average of gradients, or what it would be if the gradient stayed."""
-        if not self.bias_correction:
-            return ema(m, g, h.momentum) if self.nesterov else m
-        if not self.nesterov:
-            return debias(m, h.momentum, h.t)
-        return ema(debias(m, h.momentum, h.t + 1), debias(g, h.momentum, h.t), h.momentum)
 
 
 @final
@@ -94,10 +87,9 @@ class Muon(_Muon):
         How tensors of rank ≥ 3 are treated: as one matrix of the first axis against all others, as for convolutions; or
         as a batch of matrices along the last two axes.
     caution : bool, default False
-        Set elements of the update to zero whose sign differs from the gradient's, and divide the
-        others by their share, at least 1e-3 (Liang et al., arXiv:2411.16085).
+        As in `AdamW`.
     grad_centralization : bool, default False
-        See `Rule`, for this and the other options of every rule.
+        See `Rule`, for this, the other options of every rule, and errors.
 
     Raises
     ------
@@ -167,12 +159,7 @@ class NorMuon(_Muon):
     eps2 : number, schedule or sequence, default 1e-10
         Added to √v and to the norm that is divided by, in (0, inf).
     grad_centralization : bool, default False
-        See `Rule`, for this and the other options of every rule.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `Muon`.
+        See `Rule`, for this, the other options of every rule, and errors.
 
     Notes
     -----
@@ -228,11 +215,6 @@ class MuonH(_Muon):
     radius : number, schedule or sequence, optional
         R, in (0, inf). By default it is the norm of each matrix before its first step, stored in the slot ``radius``,
         so rounding errors do not add up.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `Muon`.
 
     Notes
     -----

@@ -36,15 +36,9 @@ class NAdam(Rule):
     decoupled : bool, default False
         Decay the parameter instead: p ← p - ηλp. The moments are then without decay.
     caution : bool, default False
-        Set elements of the update to zero whose sign differs from the gradient's, and divide the
-        others by their share, at least 1e-3 (Liang et al., arXiv:2411.16085).
+        As in `AdamW`.
     grad_centralization : bool, default False
-        See `Rule`, for this and the other options of every rule.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For a value of the wrong kind or outside its interval.
+        See `Rule`, for this, the other options of every rule, and errors.
 
     Notes
     -----

@@ -51,12 +51,7 @@ class Prodigy(Rule):
     safeguard_warmup : bool, default False
         Leave η out of the growth of s: while η grows from zero, estimates stay smaller.
     grad_centralization : bool, default False
-        See `Rule`, for this and the other options of every rule.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For a value of the wrong kind or outside its interval.
+        See `Rule`, for this, the other options of every rule, and errors.
 
     Notes
     -----

@@ -9,8 +9,7 @@ from arrayopt.rules.base import Rule
 from arrayopt.rules.words import (
     bias_correction,
     choose,
-    debias,
-    ema,
+    expected,
     is_zero,
     moments,
     on_scalar,
@@ -59,12 +58,7 @@ class RAdam(Rule):
     eps_root : number, schedule or sequence, default 0
         Added to v inside the root, before the correction by c₂, in [0, inf).
     grad_centralization : bool, default False
-        See `Rule`, for this and the other options of every rule.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For a value of the wrong kind or outside its interval.
+        See `Rule`, for this, the other options of every rule, and errors.
 
     Notes
     -----
@@ -101,9 +95,7 @@ class RAdam(Rule):
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
         g = g if self.decoupled else g + h.weight_decay * p
         m, v = moments(xp, g, s, h)
-        u = debias(m, h.beta1, h.t)
-        if self.nesterov:
-            u = ema(debias(m, h.beta1, h.t + 1), debias(g, h.beta1, h.t), h.beta1)
+        u = expected(m, g, h.beta1, h.t, nesterov=self.nesterov)
         known, r = _rectification(h)
         early = 1.0 if self.degenerated_to_sgd else 0.0  # a factor, so that NaN comes through
         inside = v if is_zero(self.eps_root) else v + h.eps_root

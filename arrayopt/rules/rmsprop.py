@@ -47,7 +47,7 @@ class RMSprop(Rule):
     decoupled : bool, default False
         Decay the parameter itself: p ← p - η (b + λp). The gradient is then without decay (timm).
     grad_centralization : bool, default False
-        See `Rule`, for this and the other options of every rule.
+        See `Rule`, for this, the other options of every rule, and errors.
 
     Raises
     ------

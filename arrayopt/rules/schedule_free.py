@@ -45,12 +45,7 @@ class ScheduleFreeAdamW(Rule):
     weight_lr_power : number, schedule or sequence, default 2
         q, the power of the learning rate in the weights, in [0, inf).
     grad_centralization : bool, default False
-        See `Rule`, for this and the other options of every rule.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For a value of the wrong kind or outside its interval.
+        See `Rule`, for this, the other options of every rule, and errors.
 
     Notes
     -----

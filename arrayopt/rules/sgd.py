@@ -33,7 +33,7 @@ class SGD(Rule):
     weight_decay : number, schedule or sequence, default 0
         w, in [0, inf); added to the gradient (L2).
     grad_centralization : bool, default False
-        See `Rule`, for this and the other options of every rule.
+        See `Rule`, for this, the other options of every rule, and errors.
 
     Raises
     ------

@@ -51,7 +51,7 @@ class SOAP(Rule):
         How tensors of rank ≥ 3 are treated: as one matrix of the first axis against all others, as for convolutions; or
         as a batch of matrices along the last two axes.
     grad_centralization : bool, default False
-        See `Rule`, for this and the other options of every rule.
+        See `Rule`, for this, the other options of every rule, and errors.
 
     Raises
     ------

@@ -37,12 +37,7 @@ class Sophia(Rule):
     bias_correction : bool, default True
         Divide m by c₁, as optax does. With False, c₁ = 1, as in the authors' code.
     grad_centralization : bool, default False
-        See `Rule`, for this and the other options of every rule.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For a value of the wrong kind or outside its interval.
+        See `Rule`, for this, the other options of every rule, and errors.
 
     Notes
     -----

@@ -221,6 +221,16 @@ def debias(average: Array, beta: Any, t: Any) -> Array:
     return average / bias_correction(beta, t)
 
 
+def expected(m: Array, g: Array, beta: Any, t: Any, *, nesterov: bool, bias_correction: bool = True) -> Array:
+    """m / (1 - beta^t); with Nesterov's momentum, what it would be one step later if the gradient stayed.
+
+    Dozat, "Incorporating Nesterov Momentum into Adam", ICLR workshop 2016.
+    """
+    if not bias_correction:
+        return ema(m, g, beta) if nesterov else m
+    return ema(debias(m, beta, t + 1), debias(g, beta, t), beta) if nesterov else debias(m, beta, t)
+
+
 def finite(xp: Any, square: Array) -> Array:
     """A mean of squares that has overflowed, as the largest power of two; NaN stays."""
     return xp.minimum(square, LARGEST[real_name(square)])

@@ -26,14 +26,8 @@ def replacing(who: str, path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """A new file in path's folder to write into, which takes path's place, on disk, when the block ends without error.
 
     It gets the mode, and where that is possible the owner, of the file that it replaces; else what the umask leaves.
-    `who` is what errors begin with. Until then the file's `name` is where it lies.
-
-    Raises
-    ------
-    ValueError
-        If there is something else than a file at path.
-    OSError
-        Where the system cannot do it.
+    Until then the file's `name` is where it lies. Raise ValueError, which begins with `who`, if there is something else
+    than a file at path; OSError where the system cannot do it.
     """
     target = Path(os.path.realpath(path))
     if target.is_dir():

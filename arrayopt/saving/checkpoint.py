@@ -39,15 +39,8 @@ def load(
 ) -> tuple[str, dict[str, Any], dict[str, Array], list[str], str]:
     """Read a file: what errors begin with, the state dict, the parameters, what is known not to fit, and a checksum.
 
-    Parameters
-    ----------
-    path
-        The file; see `Optimizer.load`.
-    live
-        The state dict of the optimizer, without copies: it says which library each array goes to, and which part of it
-        this rank takes.
-    params
-        The parameters, in the same way.
+    `live` is the state dict of the optimizer, without copies: it says which library each array goes to, and which part
+    of it this rank takes; `params` does so of the parameters.
     """
     safetensors = reader("Optimizer.load")
     path = checked_path("Optimizer.load", path)

@@ -49,7 +49,11 @@ class Saved:
 
     @property
     def params(self) -> Any:
-        """The parameters, in the structure given."""
+        """The parameters, in the structure given; for a list of group dicts, a flat list in their order.
+
+        You may replace one array by another with the same shape, dtype, library and device, ``opt.params["w"] = w``, or
+        all of them, ``opt.params = tree``. The next step starts from the new values.
+        """
         self._arrive()
         return self._parameters.params
 
@@ -90,7 +94,7 @@ class Saved:
             self._whole_sums(what)
             self._parameters.first.follow()
         self._team.agree(what)
-        self._follow_at_home(what)
+        self._follow(what)
         return call()
 
     def _whole_sums(self, what: str) -> None:
@@ -121,19 +125,21 @@ class Saved:
         with uninterrupted():
             self.clip_norm, self._rule = put()
             self._parameters.keep_state()
-            self._follow_loaded(what)
+            self._follow(what, loaded=True)
             if self._team.size == 1:  # parameters are the user's to put back; ranks must read the same file
                 self._team.mend()
 
-    def _follow_at_home(self, what: str) -> None:
-        """Have slots follow of tensors of which ranks have parts, and one updates each; all ranks call it."""
-        self._team.bring_homes(what, self._parameters.all)
-        self._parameters.first.follow(at_home=True)
+    def _follow(self, what: str, *, loaded: bool = False) -> None:
+        """Have slots follow of tensors of which ranks have parts, and one updates each; all ranks call it.
 
-    def _follow_loaded(self, what: str) -> None:
-        """Have slots that were loaded, and are what they begin as, follow the parameters until the first update."""
-        self._team.bring_homes(what, self._parameters.all)
-        self._parameters.first.loaded({tensor: tensor.slots for tensor in self._parameters.all})
+        Those that were `loaded`, and are what they begin as, follow the parameters until the first update.
+        """
+        every, first = self._parameters.all, self._parameters.first
+        self._team.bring_homes(what, every)
+        if loaded:
+            first.loaded({tensor: tensor.slots for tensor in every})
+        else:
+            first.follow(at_home=True)
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Load a snapshot: state, counts and hyper-parameters become those of the saved optimizer.
@@ -221,7 +227,7 @@ class Saved:
                 warn_of_name("Optimizer.save", file.path)
             said = {"what there is to save": file.head, "`wait`": wait}
             self._team.agree("Optimizer.save", lambda: said)
-            self._follow_at_home("Optimizer.save")
+            self._follow("Optimizer.save")
             if wait:
                 self._team.agree("Optimizer.save", dict, file.write(self._team))
                 return None
@@ -259,11 +265,8 @@ class Saved:
             self._team.renew(self._parameters.all)
             with self._team.warned("Optimizer.load"):
                 self._parameters.take_up()
-                live, groups, tensors = (
-                    self._dump(partial(slot_of, self._team)),
-                    self._parameters.groups,
-                    self._parameters.all,
-                )
+                groups, tensors = self._parameters.groups, self._parameters.all
+                live = self._dump(partial(slot_of, self._team))
                 who, state, params, wrong, checksum = checkpoint.load(path, live, self._params())
                 try:
                     put = load(state, self._run, self._rule, groups, self._step, who=who, wrong=wrong, copies=False)
@@ -287,7 +290,7 @@ class Saved:
                 for tensor in tensors if params else ():
                     tensor.put(None, params[tensor.name])
                 self._parameters.settle()
-                self._follow_loaded("Optimizer.load")
+                self._follow("Optimizer.load", loaded=True)
             self._team.mend()
             if params:
                 self._parameters.replaced.agreed()

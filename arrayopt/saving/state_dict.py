@@ -90,16 +90,7 @@ def load(
 ) -> Callable[[], tuple[Any, Rule]]:
     """Check a saved state; what is returned brings groups, tensors and numbers to it. See `Optimizer.load_state_dict`.
 
-    Parameters
-    ----------
-    saved, run, rule, groups, step
-        What `dump` returned; what the optimizer has.
-    who : str
-        What errors begin with.
-    wrong : iterable of str
-        What is already known not to fit.
-    copies : bool
-        Without, the arrays of `saved` are taken over as they are.
+    `wrong` is what is already known not to fit. Without `copies`, the arrays of `saved` are taken over as they are.
     """
     if not isinstance(saved, dict) or "format" not in saved:
         torch = isinstance(saved, dict) and saved.keys() >= {"state", "param_groups"}

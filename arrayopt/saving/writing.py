@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import IO, Any
 
@@ -44,10 +44,7 @@ LONGEST = 100_000_000
 class File:
     """A checkpoint that is to be written: a state dict, and the tensors' parameters where given; see `Optimizer.save`.
 
-    Attributes
-    ----------
-    head : bytes
-        The file up to the first tensor's bytes, but for the checksums.
+    `head` is the file up to the first tensor's bytes, but for the checksums.
     """
 
     def __init__(self, path: str | os.PathLike[str], state: dict[str, Any], params: dict[str, Any] | None) -> None:
@@ -79,7 +76,6 @@ class File:
         return None
 
     def _write_together(self, team: Alone, stack: ExitStack) -> None:
-        """See `write`."""
         files, _, shared = self.begin(team, stack)
         writers = self.writers(team.size if shared else 1)
         for written in team.hear("Optimizer.save", lambda: self._write_own(team.rank, writers, files)):
@@ -166,39 +162,22 @@ class File:
     def copy(self, rank: int) -> BaseException | None:
         """Copy all arrays to the host's memory, on rank 0, so that `write` can come later."""
         copies = list[tuple[dict[str, Any], Any]]()
-        values = self._values()
+
+        def take(i: int, at: int, value: Any) -> None:
+            copies.append((self._arrays[i][0], np.array(as_memory(value))))
+
         try:
-            for about, array in values:
-                if rank == 0:
-                    copies.append((about, np.array(as_memory(array))))
+            self.visit(rank, self.writers(1), take)
         except BaseException as error:
             return error
-        finally:
-            for _ in values:  # others wait to hand over what is left
-                pass
         self._arrays = copies
         return None
 
     def write_copy(self) -> None:
         """Write what was copied, or raise."""
-        self._write(self._arrays)
-
-    def _values(self) -> Iterator[tuple[dict[str, Any], Any]]:
-        """The arrays with their descriptions; what is scattered over ranks comes to rank 0."""
-        for about, array in self._arrays:
-            yield about, array.collect(0) if isinstance(array, Scattered) else array
-
-    def _write(self, values: Iterable[tuple[dict[str, Any], Any]]) -> None:
-        """Write the file in one process."""
-        from arrayopt.saving.atomic import replacing  # for POSIX systems only
-
-        with replacing("Optimizer.save", self._place) as file:
-            file.write(self.head)
-            for about, array in values:
-                about["blake2b"], written = _write(file, array)
-                if written != length(about):
-                    raise _torn()
-            self.finish(file)
+        error = self.write(Alone())
+        if error is not None:
+            raise error
 
     def finish(self, file: IO[bytes]) -> None:
         """Write the header again, with checksums."""

@@ -20,24 +20,9 @@ from arrayopt.state.quantized import scale_shape, scales
 class Cut:
     """How a tensor is cut into stacked ones, one for each stretch of equal blocks.
 
-    Slots with a value for each element have the shape of the tensor. Others have one more axis, of
-    the blocks; where they differ from block to block, they lie end to end.
-
-    Parameters
-    ----------
-    rule : Rule
-        A rule with `blocks`, which fit.
-    shape : tuple of int
-        The tensor's shape.
-    dtype : str
-        The dtype that the tensor is stored in.
-
-    Attributes
-    ----------
-    stretches : list of Stretch
-        The stretches.
-    row : int
-        How many elements have one index of the first axis.
+    Slots with a value for each element have the shape of the tensor. Others have one more axis, of the blocks; where
+    they differ from block to block, they lie end to end. The rule's `blocks` fit; `dtype` is that which the tensor is
+    stored in. `row` elements have one index of the first axis.
     """
 
     def __init__(self, rule: Rule, shape: Sequence[int], dtype: str) -> None:
@@ -73,7 +58,6 @@ class Cut:
         return found
 
     def slot(self, name: str, x: Array) -> list[Array]:
-        """The stacks of a slot."""
         shapes = [own[name] for own in self._slots]
         if shapes == self._blocks:
             return self.parameter(x)
@@ -119,7 +103,6 @@ def _end_to_end(stacks: Sequence[Array], shape: tuple[int, ...]) -> Array:
 
 
 def _slot_shapes(rule: Rule, block: tuple[int, ...], dtype: str) -> dict[str, tuple[int, ...]]:
-    """The shapes of the slots of one block."""
     like = np.float32(0.0) if not dtype.startswith("complex") else np.complex64(0.0)
     made = rule.all_slots(np, np.broadcast_to(like, block), dtype)
     shapes = {name: tuple(x.shape) for name, x in made.items()}

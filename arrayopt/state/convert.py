@@ -54,7 +54,7 @@ def convert(tensors: Iterable[Tensor], old: Rule, new: Rule) -> None:
 def _share(tensor: Tensor, slots: dict[str, Array]) -> Share | None:
     """The share of a tensor that has other slots: parts that the user made must be whole blocks of codes."""
     share = tensor.share
-    if not isinstance(share, Shards) or tensor.home is not None or not narrowed(slots):
+    if not isinstance(share, Shards) or not narrowed(slots):
         return share
     scales, seen = scales_of(tensor.name, tensor.shape, share.blocks)
     return replace(share, scales=scales, seen=seen)
@@ -65,18 +65,10 @@ def _is_split(rule: Rule) -> bool:
 
 
 def converted(p: Array, slots: dict[str, Array], old: Rule, new: Rule, rank: int | None = None) -> dict[str, Array]:
-    """The slots of a tensor as another storage has them; those whose storage is the same are the same arrays.
+    """The slots of a tensor p as another storage has them; those whose storage is the same are the same arrays.
 
-    Parameters
-    ----------
-    p : array
-        The parameter.
-    slots : dict of str to array
-        Its slots.
-    old, new : Rule
-        The rule that its slots are of, and the same one with another `state_dtype`, or another kind of masters.
-    rank : int, optional
-        The tensor's number of dimensions, where the arrays are a stretch of it.
+    `new` is the rule `old` with another `state_dtype`, or another kind of masters. `rank` is the tensor's number of
+    dimensions, where the arrays are a stretch of it.
     """
     if new.blocks is not None:
         return _of_blocks(p, slots, old, new)

@@ -23,11 +23,6 @@ class FirstValues:
     """What users write into a parameter before its first update, such as pretrained weights, is what its slots begin
     as: slow weights, averages, and slots that a rule makes from values. A slot that users write is left as it is.
     Layers of a stacked tensor that steps have skipped have no update yet; elsewhere than on the host, it counts as one.
-
-    Parameters
-    ----------
-    groups : list of Group
-        All groups.
     """
 
     def __init__(self, groups: "list[Any]") -> None:

@@ -78,16 +78,9 @@ def _as_it_was(xp: Any, blocks: Array, like: Array) -> Array:
 
 
 def quantized(x: Array, dtype: str, layers: int = 0) -> tuple[Array, Array]:
-    """Codes and scales of an array.
+    """Codes, stored in int8, uint8 or for complex numbers in int16 (`PAIR`), and scales of an array.
 
-    Parameters
-    ----------
-    x : array
-        The numbers; complex ones for `PAIR`.
-    dtype : {"int8", "uint8", "int16"}
-        What the codes are stored in.
-    layers : int
-        How many of the first axes have blocks of their own for each index.
+    Each index of the first `layers` axes has blocks of its own.
     """
     xp = array_namespace(x)
     shape = scale_shape(tuple(x.shape), layers)

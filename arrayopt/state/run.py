@@ -10,15 +10,10 @@ from arrayopt.streams import Streams
 
 
 class Holder(Protocol):
-    """Memory of a device that holds a share of a run's numbers, and where the device moves them on by itself.
-
-    Attributes
-    ----------
-    counted : array of int64
-        The places of the tensors, or layers of stacked ones, whose updates it counts.
-    """
+    """Memory of a device that holds a share of a run's numbers, and where the device moves them on by itself."""
 
     counted: Ints
+    """The places of the tensors, or layers of stacked ones, whose updates it counts."""
 
     def upload(self, counts: Ints, loss: dict[str, Any]) -> None:
         """Copy the holder's share to the device; of `counts` a row are updates, and a row skipped ones."""

@@ -7,30 +7,28 @@ from dataclasses import dataclass, field
 from arrayopt.arrays import Array, array_namespace, size
 from arrayopt.codecs import BLOCK, SCALE
 
+Blocks = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+"""For each rank the offset and the shape of its part."""
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
     """Which of a tensor's elements each rank updates and has state for: a stretch of them, in the order of ranks.
-
-    Attributes
-    ----------
-    rank : int
-        The rank that this is on.
-    ends : tuple of int
-        Rank r has elements ``ends[r]`` to ``ends[r + 1]``.
-    undivided : tuple of str
-        Slots of fewer elements than the parameter: every rank that has elements has all of these.
-    holders : tuple of int
-        The ranks that have elements.
 
     A tensor that one rank has all of may have slots of any size; where several have stretches, slots have a value for
     each element, or for each block of `arrayopt.codecs.BLOCK` elements, or are undivided.
     """
 
     rank: int
+    """The rank that this is on."""
     ends: tuple[int, ...]
+    """Rank r has elements ``ends[r]`` to ``ends[r + 1]``."""
     undivided: tuple[str, ...] = ()
+    """Slots of fewer elements than the parameter: every rank that has elements has all of these."""
+    shards: "Shards | None" = field(default=None, kw_only=True)
+    """The parts of the tensor that the user gave, where one rank updates all of it, and has the slots."""
     holders: tuple[int, ...] = field(init=False, compare=False, repr=False)
+    """The ranks that have elements."""
 
     @property
     def first(self) -> int:
@@ -83,23 +81,33 @@ class Share:
 
     def taken(self, slot: str, x: Array) -> Array:
         """This rank's part of a slot, or of the parameter ("p"), that was saved whole."""
+        if self.shards is not None and slot == "p":
+            return x[self.shards.where(slot, self.rank)]
         return self.of(slot, x)
+
+    @property
+    def senders(self) -> tuple[int, ...]:
+        """The ranks that send their parts where all of the parameter is put together.
+
+        Of ranks that the user gave the same part, it is the one that updates the tensor, or else the first.
+        """
+        if self.shards is None:
+            return self.holders
+        blocks, (owner,) = self.shards.blocks, self.holders
+        found = {block: r for r, block in reversed([*enumerate(blocks)]) if math.prod(block[1])}
+        if blocks[owner] in found:
+            found[blocks[owner]] = owner
+        return tuple(sorted(found.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Where in a whole tensor a part of it lies that the user gave.
-
-    Attributes
-    ----------
-    offset : tuple of int
-        Where it begins, along each axis.
-    shape : tuple of int
-        The shape of the whole tensor.
-    """
+    """Where in a whole tensor a part of it lies that the user gave."""
 
     offset: tuple[int, ...]
+    """Where it begins, along each axis."""
     shape: tuple[int, ...]
+    """That of the whole tensor."""
 
     def first(self, here: tuple[int, ...]) -> int | None:
         """The position in the whole of the first element of a part of this shape; None if it is several pieces."""
@@ -118,26 +126,17 @@ class Shards(Share):
 
     The parts lie end to end, in the order of the first ranks that have them, each from a unit of work on. So `ends` are
     not those of the whole tensor's elements; of ranks that have the same part, the first one speaks for all.
-
-    Attributes
-    ----------
-    blocks : tuple of (tuple of int, tuple of int)
-        For each rank the offset and the shape of its part.
-    starts : tuple of int
-        Where each rank's part begins, as `ends` counts.
-    spans : dict of str to tuple of int
-        For each undivided slot the axes of the tensor that it goes over.
-    scales : tuple of (tuple of int, tuple of int)
-        As `blocks`, of the scales of slots of codes.
-    seen : tuple of int
-        The shape that all scales are seen in, where `scales` are parts of it.
     """
 
-    blocks: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
+    blocks: Blocks = ()
     starts: tuple[int, ...] = ()
+    """Where each rank's part begins, as `ends` counts."""
     spans: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    scales: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
+    """For each undivided slot the axes of the tensor that it goes over."""
+    scales: Blocks = ()
+    """As `blocks`, of the scales of slots of codes."""
     seen: tuple[int, ...] = ()
+    """The shape that all scales are seen in, where `scales` are parts of it."""
 
     @property
     def first(self) -> int:
@@ -168,7 +167,7 @@ class Shards(Share):
         """Whether a slot is the scales of another."""
         return bool(self.seen) and slot.startswith(SCALE)
 
-    def parts_of(self, slot: str) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+    def parts_of(self, slot: str) -> Blocks:
         """For each rank the offset and the shape of its part of a slot, or of the parameter ("p")."""
         return self.scales if self.are_scales(slot) else self.blocks
 
@@ -189,50 +188,6 @@ class Shards(Share):
     def where(self, slot: str, rank: int) -> tuple[slice, ...]:
         """The place of a rank's part in the whole slot, or parameter ("p")."""
         return tuple(slice(first, first + n) for first, n in zip(*self.parts_of(slot)[rank], strict=True))
-
-    @property
-    def senders(self) -> tuple[int, ...]:
-        """The ranks that send their parts where all of the tensor is put together."""
-        return self.holders
-
-
-@dataclass(frozen=True, slots=True)
-class Homed(Shards):
-    """Parts that the user gave of a tensor that one rank updates as a whole. That rank has the slots."""
-
-    @property
-    def owner(self) -> int:
-        """The rank that updates it."""
-        return self.holders[0]
-
-    @property
-    def first(self) -> int:
-        return self.ends[self.rank]
-
-    @property
-    def last(self) -> int:
-        return self.ends[self.rank + 1]
-
-    @property
-    def kind(self) -> str:
-        return "whole" if self.rank == self.owner else "none"
-
-    def of(self, slot: str, x: Array) -> Array:
-        return Share.of(self, slot, x)
-
-    def taken(self, slot: str, x: Array) -> Array:
-        return x[self.where("p", self.rank)] if slot == "p" else self.of(slot, x)
-
-    @property
-    def senders(self) -> tuple[int, ...]:
-        """Of ranks with the same part the owner, or else the first."""
-        found = {block: r for r, block in reversed([*enumerate(self.blocks)]) if math.prod(block[1])}
-        if self.blocks[self.owner] in found:
-            found[self.blocks[self.owner]] = self.owner
-        return tuple(sorted(found.values()))
-
-
-Blocks = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
 
 
 def scales_of(name: str, shape: tuple[int, ...], blocks: Blocks) -> tuple[Blocks, tuple[int, ...]]:

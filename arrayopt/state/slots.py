@@ -51,12 +51,8 @@ def advising(instead: str) -> Iterator[None]:
 
 
 def new_slots(rule: Rule, name: str, array: Array, block: Block | None = None) -> dict[str, Array]:
-    """The state of one tensor, or a block of it, before its first update.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If the rule cannot have it.
+    """The state of one tensor, or a block of it, before its first update; TypeError or ValueError if the rule cannot
+    have it.
     """
     with on_its_device(array):
         slots = _own(array, _begun(rule, name, array))

@@ -15,33 +15,23 @@ FLOAT32_MAX = 3.4028234663852886e38
 
 
 class Verdict(NamedTuple):
-    """What all gradients together mean for the step.
-
-    Attributes
-    ----------
-    factor : float, 0-d array or None
-        What gradients are multiplied by; None: nothing.
-    skip : bool or 0-d array
-        Whether the step is to change nothing.
-    norm : float, 0-d array, function or None
-        The joint norm of the unscaled gradients, where it was asked for; or what asks the device for it.
-    left : dict, optional
-        Which layers of stacked tensors the step leaves out; see `arrayopt.state.tensors.Left`.
-    """
+    """What all gradients together mean for the step; of numbers, or of 0-d arrays."""
 
     factor: Any = None
+    """What gradients are multiplied by; None: nothing."""
     skip: Any = False
+    """Whether the step is to change nothing."""
     norm: Any = None
+    """The joint norm of the unscaled gradients, where it was asked for; or what asks the device for it."""
     left: Any = None
+    """Which layers of stacked tensors the step leaves out; see `arrayopt.state.tensors.Left`."""
 
 
 def joint_norm(norms: Sequence[Any]) -> Any:
     """The Euclidean norm over tensors of these norms, free of overflow.
 
-    Returns
-    -------
-    float or 0-d array
-        A float for NumPy, and for several libraries or devices, which are waited for; else an array, without a wait.
+    It is a float for NumPy, and for several libraries or devices, which are waited for; else a 0-d array, without a
+    wait.
     """
     if not norms:
         return 0.0
@@ -55,18 +45,11 @@ def joint_norm(norms: Sequence[Any]) -> Any:
 
 
 def judge(total: Any, *, scale: Any = None, limit: Any = None, check: bool = False) -> Verdict:
-    """What the step is to do with gradients of this joint norm; of numbers, of 0-d arrays, or traced.
+    """What the step is to do with gradients of this joint norm, times the loss scale; of numbers, 0-d arrays, or
+    traced.
 
-    Parameters
-    ----------
-    total : float or 0-d array
-        The joint norm of all gradients, times the loss scale.
-    scale : float or 0-d array, optional
-        The loss scale.
-    limit : float or 0-d array, optional
-        What the joint norm of the unscaled gradients is limited to.
-    check : bool
-        Whether a gradient that is not finite, or not once the scale is taken off, is to skip the step.
+    The joint norm of the unscaled gradients is limited to `limit`. With `check`, a gradient that is not finite, or not
+    once the scale is taken off, skips the step.
     """
     norm = total if scale is None else total / scale
     factor = None if scale is None else 1.0 / scale

@@ -27,42 +27,29 @@ def room_for(param: Array) -> Array:
 
 @dataclass(slots=True)
 class Adding:
-    """The additions of a micro-step: made ready, but not written yet.
-
-    Attributes
-    ----------
-    given : list of array or None
-        The gradients of this call.
-    ready : Ready
-        Writes the sums.
-    scaled : bool
-        Whether these are gradients of a scaled loss.
-    only : int, optional
-        The place of the one tensor that is updated by itself, by `Optimizer.give`.
-    means : list of array or None
-        In the last micro-step the mean gradients: arrays that hold them once `ready` has run. None
-        for tensors that had no gradient in any micro-step.
-    measures : Measures
-        In the last micro-step, what measures the means before `ready` has run.
-    """
+    """The additions of a micro-step: made ready, but not written yet."""
 
     given: list[Array | None]
+    """The gradients of this call."""
     ready: Ready
+    """Writes the sums."""
     scaled: bool
+    """Whether these are gradients of a scaled loss."""
     only: int | None = None
+    """The place of the one tensor that is updated by itself, by `Optimizer.give`."""
     means: list[Array | None] = field(default_factory=list)
+    """In the last micro-step the mean gradients: arrays that hold them once `ready` has run. None
+    for tensors that had no gradient in any micro-step.
+    """
     measures: Measures = ()
+    """In the last micro-step, what measures the means before `ready` has run."""
 
 
 class Accumulator:
-    """Sums gradients over `every` micro-steps.
+    """Sums gradients over `every` micro-steps, of which there have been `done` since the last step.
 
     Attributes
     ----------
-    every : int
-        How many micro-steps make a step.
-    done : int
-        How many there have been since the last step.
     scaled : bool
         Whether one of them had gradients of a scaled loss.
     tensors : dict of str to Tensor
@@ -104,12 +91,8 @@ class Accumulator:
 
         Parameters
         ----------
-        buckets : sequence of Bucket
-            All tensors.
-        grads : list of array or None
-            The gradients of this call.
         factor : float or 0-d array, optional
-            What they are multiplied by first.
+            What gradients are multiplied by first.
         early : bool
             Whether the means are needed before the step is written. They are made in new memory
             then, for the sums must stay as they are until then. For some buckets they are always
@@ -117,7 +100,7 @@ class Accumulator:
         judged : bool
             Whether the means are to be measured.
         only : int, optional
-            The place of the one tensor of these that is updated by itself.
+            The place of the one tensor that is updated by itself.
         """
         if not self.last:
             asked = [self._asked(self._sums(bucket), grads, factor) for bucket in buckets]

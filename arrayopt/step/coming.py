@@ -45,30 +45,20 @@ class Coming(NamedTuple):
 
 @dataclass(slots=True)
 class Begun:
-    """What has been made ready of a step, before it is known whether all ranks make it.
-
-    Attributes
-    ----------
-    given : list of array or None
-        The gradients of this call.
-    grads : list of array or None
-        The gradients of the step: those that were given, or the means of all micro-steps.
-    rooms : list of array or None
-        Where those go that ranks add up; where they do not, the gradients themselves.
-    adding : Adding, optional
-        With `accumulate`, the additions of this micro-step.
-    ready : Ready, optional
-        All of it, where nothing else is to be known of the gradients.
-    reduced : bool
-        Whether ranks have added the gradients up already, in the rooms.
-    """
+    """What has been made ready of a step, before it is known whether all ranks make it."""
 
     given: list[Array | None]
+    """The gradients of this call."""
     grads: list[Array | None]
+    """The gradients of the step: those that were given, or the means of all micro-steps."""
     rooms: list[Array | None]
+    """Where those go that ranks add up; where they do not, the gradients themselves."""
     adding: Adding | None = None
+    """With `accumulate`, the additions of this micro-step."""
     ready: Ready | None = None
+    """All of it, where nothing else is to be known of the gradients."""
     reduced: bool = False
+    """Whether ranks have added the gradients up already, in the rooms."""
 
 
 def form_of(coming: Coming, grads: Grads, verdict: Verdict) -> tuple[Any, ...] | None:

@@ -13,12 +13,8 @@ class Guard:
     as hooks do.
 
     Each call comes after the one before on devices too, on whatever streams they are made; see
-    `Streams`.
-
-    Attributes
-    ----------
-    arrive : callable or None
-        Waits for parameters of other ranks that are on their way; called before a thread goes in.
+    `Streams`. `arrive` is called before a thread goes in: it waits for parameters of other ranks
+    that are on their way.
     """
 
     __slots__ = ("arrive", "lock", "run", "what")

@@ -22,30 +22,20 @@ from arrayopt.step.norms import Measures, gradient_norms, measured
 
 
 class Known(NamedTuple):
-    """What the host knows of a step before its gradients.
-
-    Attributes
-    ----------
-    scale : float or None
-        The loss scale that is given with the step.
-    limit : float or None
-        What the joint norm is limited to.
-    check : bool
-        Whether a gradient that is not finite skips the step.
-    judge : Judge or None
-        What decides in the host's place.
-    verdict : Verdict or None
-        What somebody else has decided; nothing is looked at then.
-    stacks : sequence of Bucket
-        The stacked tensors of which a layer may be skipped alone.
-    """
+    """What the host knows of a step before its gradients."""
 
     scale: float | None = None
+    """The loss scale that is given with the step."""
     limit: float | None = None
+    """What the joint norm is limited to."""
     check: bool = False
+    """Whether a gradient that is not finite skips the step."""
     judge: Judge | None = None
+    """What decides in the host's place."""
     verdict: Verdict | None = None
+    """What somebody else has decided; nothing is looked at then."""
     stacks: Sequence[Bucket] = ()
+    """The stacked tensors of which a layer may be skipped alone."""
 
     @property
     def measures(self) -> bool:
@@ -64,8 +54,6 @@ class Judging:
     ----------
     scaling : LossScale or None
         How the loss is scaled.
-    skip_nonfinite : bool
-        Whether steps with a non-finite gradient are skipped without a loss scale too.
     """
 
     def __init__(
@@ -91,12 +79,8 @@ class Judging:
 
         A `Verdict` may be given in place of a loss scale, of 0-d arrays where the gradients are: a
         factor in float64, and in int32 whether to skip. If no device decides, the host waits for
-        their values.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If the loss scale that is given is no positive number, or there is one already.
+        their values. Raise TypeError or ValueError if the loss scale that is given is no positive
+        number, or there is one already.
         """
         if isinstance(given, Verdict) and given.factor is None and given.skip is False:
             return Known(verdict=given)
@@ -200,7 +184,6 @@ class Judging:
         self._run.loss = {**scaled, "skipped": loss["skipped"] + verdict.skip}
 
     def nonfinite(self) -> list[str]:
-        """See `Optimizer.nonfinite`."""
         if self._norms is None:
             raise RuntimeError(
                 "Optimizer.nonfinite: the last step did not check its gradients, or there is none"
@@ -221,18 +204,11 @@ def _overwritten() -> dict[str, Any]:
 
 
 def _left_out(stacks: Sequence[Bucket], norms: dict[str, Any]) -> tuple[Left, dict[str, Any]]:
-    """Which layers a step leaves out, and the norms of all others.
+    """Which layers a step leaves out, and the norms of all others, by name of tensor or layer.
 
     Layers of one place belong together, in all stacked tensors with the same number of layers: they
     are one fit, or one layer of a model. None is left out by itself if something else is not finite
     either, or if nothing would be left.
-
-    Parameters
-    ----------
-    stacks : sequence of Bucket
-        The stacked tensors.
-    norms : dict of str to float or 0-d array
-        The norms of all gradients, by name of tensor or layer.
     """
     places = {}
     for bucket in stacks:

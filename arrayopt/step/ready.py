@@ -6,7 +6,7 @@ from itertools import chain
 from typing import Any
 
 from arrayopt.arrays import dtype_name
-from arrayopt.engines.base import Asked, CompilationError, Report, Run, Stops, interleaved
+from arrayopt.engines.base import Asked, CompilationError, MakeStep, Report, Stops, interleaved
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.fused import Fused
 from arrayopt.engines.launch import Launch
@@ -24,21 +24,9 @@ from arrayopt.rules.base import Rule
 class Ready:
     """Launches of all buckets.
 
-    Parameters
-    ----------
-    engine : str
-        The engine that the user asked for.
-    asked : iterable of (Bucket, Asked)
-        What is asked for each bucket. Its engine prepares it, and raises what there is to raise.
-    form : object, optional
-        What other steps must have in common with this one to be made by the same launches.
-    team : Alone
-        The ranks.
-
-    Attributes
-    ----------
-    form : object
-        The same; None where the launches can make just one step.
+    The engine of each prepares what is asked, and raises what there is to raise. `form` is what
+    other steps must have in common with this one to be made by the same launches; None where these
+    can make just one step.
     """
 
     def __init__(
@@ -49,7 +37,7 @@ class Ready:
         team: Alone | None = None,
     ) -> None:
         self._reports: dict[str, Report] = {}
-        self._alone: list[Run] = []
+        self._alone: list[MakeStep] = []
         self._waiting: list[Stops] = []
         work = [(select(engine, bucket)[0], bucket, wanted) for bucket, wanted in asked]
         begins = []
@@ -125,7 +113,6 @@ def totals_of(bucket: Bucket, *, valued: bool) -> set[tuple[Total, ...]]:
 
 
 def _totals(bucket: Bucket, *, valued: bool) -> set[tuple[Total, ...]]:
-    """See `totals_of`."""
     dtype, found = dtype_name(bucket.tensors[0].array), set[tuple[Total, ...]]()
     stacks = bucket.rule.stacked and not isinstance(bucket, Layers)
     for shape in {x.shape[1 if stacks else 0 :] for x in bucket.tensors}:

@@ -30,15 +30,7 @@ _NOTHING = nullcontext()
 
 
 class Step:
-    """Runs the steps of an optimizer: judges gradients, has engines prepare all buckets, launches.
-
-    Attributes
-    ----------
-    judging : Judging
-        Loss scale, check and joint norm.
-    accumulator : Accumulator
-        What has been summed up in micro-steps.
-    """
+    """Runs the steps of an optimizer: judges gradients, has engines prepare buckets, launches."""
 
     def __init__(
         self,
@@ -146,15 +138,9 @@ class Step:
     ) -> bool:
         """Make a step that has begun; whether it was a whole step, and no micro-step.
 
-        Parameters
-        ----------
-        stats : bool
-            Whether reports are wanted.
-        record : callable
-            Gets what is reported, by tensor name, and the joint norm of all gradients, as part of
-            the step.
-        counted : bool
-            Whether others count the step; then micro-steps are recorded, too.
+        `record` gets what is reported, by tensor name, and the joint norm of all gradients, as part
+        of the step; `stats` says whether reports are wanted. If the step is `counted` by others,
+        micro-steps are recorded, too.
         """
         # after a vote the others take it to be made
         with _NOTHING if self._team.size == 1 else uninterrupted():
@@ -249,7 +235,6 @@ class Step:
     # ---- in two halves, so that the second can be captured ---------------------------------------
 
     def advance(self, loss_scale: Any, limit: float | None, value: Any = None) -> None:
-        """See `Optimizer.advance`."""
         if self.accumulator.every != 1:
             raise RuntimeError(
                 "Optimizer.advance: `accumulate` keeps gradients for later steps; use `step`"
@@ -284,7 +269,6 @@ class Step:
         return partial(self.make, self._coming, begun, stats=False, record=record, counted=True)
 
     def explain(self, *, clips: bool) -> str:
-        """See `Optimizer.explain`."""
         lines, every = [], self.accumulator.every
         if every > 1:
             lines.append(

@@ -283,7 +283,6 @@ class Optimizer(Saved):
 
 
 def _step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-    """See `Optimizer.step`."""
     loss = None
     if closure is not None:
         with torch.enable_grad():

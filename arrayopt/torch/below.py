@@ -31,18 +31,12 @@ class Below:
 
     Parameters
     ----------
-    who : str
-        What errors begin with.
-    rule : type
-        The rule.
     options : dict
         Those of `arrayopt.Optimizer`.
     groups : sequence of dict
         PyTorch's parameter groups, each with all fields of the rule.
     states : mapping of tensor to dict
         State for some of the parameters, as `arrayopt.torch.state.show` has it; it is copied.
-    steps : int
-        The number of steps made.
 
     Attributes
     ----------

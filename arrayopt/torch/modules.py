@@ -37,19 +37,8 @@ class Hook:
 def have_wait(modules: Iterable[Module], current: Current, heard: set[int]) -> list[Any]:
     """Have modules wait for their own parameters before their forward pass, and before they are saved or loaded.
 
-    Parameters
-    ----------
-    modules : iterable of Module
-        The modules.
-    current : callable
-        See `Current`. It must not keep the optimizer alive.
-    heard : set of int
-        Gets the ids of parameters whose modules have been called.
-
-    Returns
-    -------
-    list
-        What removes the hooks.
+    `current` must not keep the optimizer alive. `heard` gets the ids of parameters whose modules have been called. What
+    is returned removes the hooks.
     """
 
     def wait(module: Module, *args: Any) -> None:

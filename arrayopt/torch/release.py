@@ -22,10 +22,7 @@ from arrayopt.torch.modules import Hook, have_wait, modules_of, refuse_reducers,
 def asked(who: str, release: Any, overlap: Any, comm: Any) -> tuple[int, bool, Any]:
     """How many backward passes make a step, 0 where `step` takes gradients; whether they overlap; and the ranks.
 
-    Raises
-    ------
-    TypeError, ValueError
-        For values of the wrong kind, and where one of them needs another.
+    Raise TypeError or ValueError for values of the wrong kind, and where one of them needs another.
     """
     for name, x in (("release", release), ("overlap", overlap)):
         if not isinstance(x, int) or x < 0:
@@ -52,14 +49,8 @@ def asked(who: str, release: Any, overlap: Any, comm: Any) -> tuple[int, bool, A
 class Release:
     """The hooks of an optimizer's parameters and their modules.
 
-    Parameters
-    ----------
-    optimizer : Optimizer
-        The optimizer, one of `arrayopt.torch`.
-    every : int
-        How many backward passes make a step. PyTorch adds their gradients up, and the last one lets them go.
-    overlap : bool
-        Whether a step leaves it to modules to wait for the parameters of other ranks.
+    So many backward passes, `every`, make a step: PyTorch adds their gradients up, and the last one lets them go. With
+    `overlap`, a step leaves it to modules to wait for the parameters of other ranks.
     """
 
     def __init__(self, optimizer: Any, every: int, *, overlap: bool) -> None:

@@ -181,21 +181,8 @@ def _loaded_of(
 ) -> dict[str, Any]:
     """A state dict with the parameters themselves in it, in place of their numbers.
 
-    Parameters
-    ----------
-    who : str
-        What errors begin with.
-    rule, defaults
-        The rule of groups that have none of their own, and the values of its fields where a group says nothing.
-    groups : list of dict
-        The optimizer's groups.
-    saved : mapping
-        What `Optimizer.state_dict` returned.
-
-    Raises
-    ------
-    ValueError
-        If it is of other rules, or of other groups.
+    `rule` is that of groups that have none of their own, and `defaults` the values of its fields where a group says
+    nothing. Raise ValueError if what was saved is of other rules, or of other groups.
     """
     saved_groups = saved["param_groups"]
     if saved.get("rule", rule.__name__) != rule.__name__:

@@ -24,11 +24,6 @@ class Settings(dict[str, Any]):
     ``betas`` is ``beta1`` and ``beta2`` at once, to read and to write, where the rule has these; so is ``eps`` where
     the rule has several. So are PyTorch's names of fields, such as ``decoupled_weight_decay``. They are not kept under
     these names. A group with a rule of its own has its class under ``rule``.
-
-    Attributes
-    ----------
-    rule : type
-        The rule.
     """
 
     def __init__(self, rule: type[Rule], given: Mapping[str, Any]) -> None:
@@ -83,11 +78,9 @@ class Settings(dict[str, Any]):
             super().__delitem__(part)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """See `dict.get`."""
         return self[name] if name in self else default  # noqa: SIM401 - it is that
 
     def pop(self, name: str, *default: Any) -> Any:
-        """See `dict.pop`."""
         if name not in self:
             return super().pop(name, *default)
         value = self[name]
@@ -95,13 +88,11 @@ class Settings(dict[str, Any]):
         return value
 
     def setdefault(self, name: str, default: Any = None) -> Any:
-        """See `dict.setdefault`."""
         if name not in self:
             self[name] = default
         return self[name]
 
     def update(self, *given: Any, **named: Any) -> None:
-        """See `dict.update`."""
         for name, value in dict(*given, **named).items():
             self[name] = value
 
@@ -111,7 +102,6 @@ class Settings(dict[str, Any]):
         return {name: x for name, x in self.items() if name in idle or not _means_something(self.rule, name)}
 
     def copy(self) -> "Settings":
-        """See `dict.copy`."""
         return Settings(self.rule, self)
 
     __copy__ = copy
@@ -135,13 +125,7 @@ def _means_something(rule: type[Rule], name: str) -> bool:
 
 
 def rule_of(who: str, given: Any) -> tuple[type[Rule], dict[str, Any]]:
-    """The class of a group's own rule, and the fields that a rule says; a class says none.
-
-    Raises
-    ------
-    TypeError
-        If it is none of these.
-    """
+    """The class of a group's own rule, and the fields that a rule says; a class says none. TypeError for others."""
     if isinstance(given, Rule):
         fields = {name: getattr(given, name) for name in fields_of(type(given))}
         idle = {IDLE} if given.lookahead_steps is None else set[str]()

@@ -112,10 +112,7 @@ def places(rule: type[Rule]) -> tuple[str, ...]:
 def placed(who: str, rule: type[Rule], values: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments without names, after parameters and the learning rate, by PyTorch's names.
 
-    Raises
-    ------
-    TypeError
-        Where there are more than PyTorch takes, or one is given by name, too.
+    Raise TypeError where there are more than PyTorch takes, or one is given by name, too.
     """
     names = _PLACES.get(rule, ())
     if len(values) > len(names):

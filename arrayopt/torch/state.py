@@ -88,7 +88,6 @@ class Entry(dict[str, Any]):
     setdefault = MutableMapping.setdefault
 
     def pop(self, key: str, *default: Any) -> Any:
-        """See `dict.pop`."""
         if key not in self and default:
             return default[0]
         value = self[key]
@@ -237,28 +236,11 @@ def _place_of(tensor: Tensor, slot: str) -> tuple[Block, tuple[int, ...]]:
 def put(
     who: str, first: FirstValues, given: Iterable[tuple[str, Tensor, Mapping[str, Any]]], *, copies: bool = True
 ) -> bool:
-    """Have tensors go on from states; nothing of an empty one.
+    """Have tensors go on from states, as `show` returns them; nothing of an empty one.
 
-    Parameters
-    ----------
-    who : str
-        What errors begin with.
-    first : FirstValues
-        What lets slots follow the parameters.
-    given : iterable of (str, Tensor, mapping)
-        Names, tensors in their first state, or in one that is to be replaced, and what `show` returned.
-    copies : bool, default True
-        Without, slots that fit are taken over as they are.
-
-    Returns
-    -------
-    bool
-        Whether any of them has been updated before.
-
-    Raises
-    ------
-    ValueError
-        Listing every mismatch. Nothing has been changed then.
+    Return whether any of them has been updated before. The tensors are in their first state, or in one that is to be
+    replaced. `first` lets slots follow the parameters. Without `copies`, slots that fit are taken over as they are. A
+    ValueError, which begins with `who`, lists every mismatch; nothing has been changed then.
     """
     wrong, ready = list[str](), list[tuple[Tensor, Any, dict[str, Param]]]()
     for name, tensor, state in given:

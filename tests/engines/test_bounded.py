@@ -43,7 +43,7 @@ def test_sets_of_tensors_that_are_left_out(engine):
         opt.step({str(i): np.ones(3) if there else None for i, there in enumerate(some)})
     assert all(x["t"] == len(taken) // 2 for x in opt.state.values())
     for batch in (batch for made in opt._step.buckets[0].batches.values() for batch in made):
-        assert len(batch._some) <= batches.KEPT
+        assert len(batch._some) <= batches.KEPT_ROWS
 
 
 def test_plans_of_functions_that_are_made_anew():

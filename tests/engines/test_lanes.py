@@ -19,7 +19,7 @@ from tests.support.tracing import made
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
     """A single matrix is enough, so that each test's are few."""
-    monkeypatch.setattr(module, "FEW", 1)
+    monkeypatch.setattr(module, "MANY_MATRICES", 1)
 
 
 KERNELS = (

@@ -115,7 +115,7 @@ def test_one_pool_for_every_number_of_threads(no_threads):
 
 
 def test_there_are_never_more_threads_than_a_limit(no_threads, monkeypatch):
-    monkeypatch.setattr(threads, "MOST", 3)
+    monkeypatch.setattr(threads, "MOST_THREADS", 3)
     done = []
     threads.run([lambda i=i: done.append(i) for i in range(1000)])
     assert sorted(done) == list(range(1000))
@@ -134,7 +134,7 @@ def test_a_system_without_threads_to_give(no_threads, monkeypatch):
 
 def test_a_function_may_itself_run_functions(no_threads, monkeypatch):
     """All threads are taken then, and nobody waits for one."""
-    monkeypatch.setattr(threads, "MOST", 2)
+    monkeypatch.setattr(threads, "MOST_THREADS", 2)
     done = []
     threads.run([lambda: threads.run([lambda: done.append(1)] * 5)] * 5)
     assert len(done) == 25

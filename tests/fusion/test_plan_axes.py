@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
+from arrayopt.fusion.dims import TraceError
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.plans import plan_for
-from arrayopt.fusion.trace import TraceError
 from tests.support.engines import COMPILED, FUSED, SLOW, each_compiled, each_fused
 from tests.support.planning import SEVERAL_TILES, agree, zeros
 from tests.support.slow import marked

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.fusion.graph import evaluate, reachable
+from arrayopt.fusion.graph import UPDATES, evaluate, reachable
 from arrayopt.fusion.namespace import NAMESPACE
 from arrayopt.fusion.plans import plan_for
 from arrayopt.fusion.simplify import Graph
-from arrayopt.fusion.trace import UPDATES, trace
+from arrayopt.fusion.trace import trace
 from tests.support.cases import ALL, IDS, make
 from tests.support.engines import each_fused
 from tests.support.tracing import made, of

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
+from arrayopt.fusion.dims import TraceError
 from arrayopt.fusion.plans import plan_for
-from arrayopt.fusion.trace import TraceError, trace
+from arrayopt.fusion.trace import trace
 from tests.support.engines import each_fused
 from tests.support.tracing import made, of, words
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import arrayopt as ao
-from arrayopt.engines.native.cut import Cut
+from arrayopt.engines.native.cut import NativeCut
 from arrayopt.ranks import reduction
 from arrayopt.ranks.threads import ThreadComm
 from tests.support.engines import COMPILED, SLOW, STAND_IN, each_compiled, each_engine
@@ -129,7 +129,7 @@ def test_more_ranks_than_tensors(engine):
 @each_compiled
 def test_norms_of_local_parts_are_noticed(engine, monkeypatch):
     """A control: without the exchange of partial sums the tests above fail."""
-    monkeypatch.setattr(Cut, "wanted", lambda *args: [])
+    monkeypatch.setattr(NativeCut, "wanted", lambda *args: [])
     found, _ = both(ao.LAMB(lr=0.01), 2, engine=engine)
     assert found != [[]] * 2
 

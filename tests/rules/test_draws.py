@@ -5,8 +5,8 @@ import pytest
 
 import arrayopt as ao
 from arrayopt import randomness
-from arrayopt.engines.layers import Tensor
 from arrayopt.rules.draws import Drawn
+from arrayopt.state.tensors import Tensor
 from tests.cudacpu import standin
 from tests.support.draws import EXPECTED, SHAPES, WORD, Draws, T, block, check, drawn, numbers
 from tests.support.engines import EVERY, SLOW, TORCH, each_fused
@@ -121,10 +121,10 @@ def test_threads_change_no_bit(engine, monkeypatch):
     from arrayopt.engines.native import table as compiled
     from arrayopt.engines.numpy import engine as blocks
 
-    monkeypatch.setattr(blocks, "SHARED", 64)
+    monkeypatch.setattr(blocks, "LEAST_SHARED", 64)
     monkeypatch.setattr(blocks, "PACKED", 64)
-    monkeypatch.setattr(compiled, "SHARED", 64)
-    monkeypatch.setattr(compiled, "ALONE", 64)
+    monkeypatch.setattr(compiled, "LEAST_SHARE", 64)
+    monkeypatch.setattr(compiled, "MOST_ALONE", 64)
     for n in (1, 2, 3, 5):
         monkeypatch.setattr("arrayopt.engines.launch.thread_count", lambda n=n: n)
         check(drawn("numpy", engine, Draws(seed=11)))

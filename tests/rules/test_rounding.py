@@ -188,8 +188,8 @@ RULES = {
 def test_ranks_and_threads_round_alike(engine, rule, monkeypatch):
     from arrayopt.engines.native import table as compiled
 
-    monkeypatch.setattr(compiled, "SHARED", 64)
-    monkeypatch.setattr(compiled, "ALONE", 64)
+    monkeypatch.setattr(compiled, "LEAST_SHARE", 64)
+    monkeypatch.setattr(compiled, "MOST_ALONE", 64)
     expected = run("numpy", engine, BFLOAT16, RULES[rule])
     for n in (2, 5):
         monkeypatch.setattr("arrayopt.engines.launch.thread_count", lambda n=n: n)

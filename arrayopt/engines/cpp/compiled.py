@@ -14,10 +14,8 @@ from arrayopt.engines.base import CompilationError
 from arrayopt.engines.compiling import LOG, compiling
 from arrayopt.engines.cpp.compiler import Compiler, compiler
 from arrayopt.engines.cpp.process import end_all, library
-from arrayopt.engines.native.kept import kept_in, read, turn, write
+from arrayopt.engines.native.cache import kept_in, read, turn, write
 from arrayopt.engines.threads import process_count
-
-__all__ = ["ahead", "bound"]
 
 _loaded: dict[tuple[str, str], Any] = {}
 

@@ -16,9 +16,7 @@ from arrayopt.engines.base import CompilationError
 from arrayopt.engines.compiling import LOG, compiling
 from arrayopt.engines.cplusplus import header
 from arrayopt.engines.cpp.process import LateError, compiled, library, said
-from arrayopt.engines.native.kept import read, turn, write
-
-__all__ = ["FLAGS", "Compiler", "compiler"]
+from arrayopt.engines.native.cache import read, turn, write
 
 NAMES = "c++", "g++", "clang++"
 """The compilers that are looked for, after the one that the environment variable ``CXX`` names."""

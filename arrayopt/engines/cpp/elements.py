@@ -7,8 +7,6 @@ from arrayopt.fusion.bulk import Elements
 from arrayopt.fusion.graph import Node, Spare
 from arrayopt.fusion.ops import REDUCTIONS
 
-__all__ = ["ElementsPrinter"]
-
 COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne"}
 ARITHMETIC = {"add", "sub", "mul", "div", "over", "sqrt", "neg", "where", "minimum", "maximum"}
 ARITHMETIC |= {"current_bfloat16", "joined_bfloat16", "low_bfloat16", "round_bfloat16"}

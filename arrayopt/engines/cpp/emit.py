@@ -16,8 +16,6 @@ from arrayopt.fusion.layout import layout
 from arrayopt.fusion.lower import lowered
 from arrayopt.fusion.plan import Plan
 
-__all__ = ["emit"]
-
 REST = "int64_t* t, const double* scalars, double* values, W* work, double* part"
 ARGUMENTS = {
     "": REST,
@@ -27,7 +25,7 @@ ARGUMENTS = {
 """What a function takes, by how threads share it."""
 
 
-class CppPrinter(CPlusPlusPrinter):
+class CpuPrinter(CPlusPlusPrinter):
     """Prints a program as C++ for CPUs."""
 
     words: ClassVar[dict[str, str]] = {"min": "least", "max": "greatest", "//": "/"}
@@ -167,7 +165,7 @@ def emit(
     """The text of a C++ source that runs a plan; see `arrayopt.engines.numba.emit.emit`."""
     plan.check_wide()
     laid_out = lanes.layout if lanes else layout(plan)
-    text = CppPrinter(plan, dtype, grad_dtype or dtype, laid_out, native_columns(plan, laid_out))
+    text = CpuPrinter(plan, dtype, grad_dtype or dtype, laid_out, native_columns(plan, laid_out))
     text.comment(f"Fused loops{about}")
     text.put_text(header("cpu.h"))
     text.put(0, "", f"typedef {CODECS[text.real].cuda} W;", "")

@@ -9,15 +9,13 @@ from arrayopt.engines.cpp.compiled import ahead, bound
 from arrayopt.engines.cpp.compiler import compiler
 from arrayopt.engines.cpp.emit import emit
 from arrayopt.engines.native.engine import Native
-from arrayopt.engines.native.table import Run, Table
-
-__all__ = ["Cpp"]
+from arrayopt.engines.native.table import RunStages, Table
 
 
 class _Table(Table):
     """A table, and a library."""
 
-    def compile(self, kind: Kind) -> Callable[..., Run]:
+    def compile(self, kind: Kind) -> Callable[..., RunStages]:
         text = emit(kind.plan, kind.dtype, kind.grad_dtype, lanes=kind.lanes)
         return bound(text, self.about(kind))
 

@@ -15,8 +15,6 @@ from typing import Any
 from arrayopt.engines.base import CompilationError
 from arrayopt.engines.interrupts import uninterrupted
 
-__all__ = ["LateError", "compiled", "end_all", "library", "said"]
-
 PATIENCE = 300.0
 """After so many seconds a compiler is ended."""
 
@@ -29,7 +27,7 @@ SHARED_MEMORY = "/dev/shm"
 ROOM = 1 << 25
 """Bytes that must be free there."""
 
-MOST = 1 << 16
+MOST_OUTPUT = 1 << 16
 """So many bytes of what a compiler says are looked at."""
 
 _running: set["subprocess.Popen[bytes]"] = set()
@@ -99,7 +97,7 @@ def _run(command: Sequence[str], folder: Path, patience: float) -> str:
     finally:
         if process is not None:
             _end(process)
-    text = output[:MOST].decode(errors="replace")
+    text = output[:MOST_OUTPUT].decode(errors="replace")
     if process.returncode < 0:
         name = signal.Signals(-process.returncode).name
         raise CompilationError(f"{command[0]} was ended by {name}{_first(text)}")

@@ -7,22 +7,30 @@ from arrayopt.fusion.phases import GIVEN
 from arrayopt.fusion.plan import Plan
 from arrayopt.rules.names import VALUE
 
-__all__ = ["COLUMNS", "WINDOW", "columns", "given", "hypers", "keys"]
-
 COLUMNS = (*GEOMETRY, "ALIGNED", "GROUP", "COUNT")
 """What a tensor's row of the table begins with; addresses and offsets follow."""
 
-WINDOW = ("A_FROM", "R_FROM", "C_FROM", "A_END", "R_END", "C_END", "STRIDE", "MATRIX", "BEFORE")
+WINDOW_COLUMNS = (
+    "A_FROM",
+    "R_FROM",
+    "C_FROM",
+    "A_END",
+    "R_END",
+    "C_END",
+    "STRIDE",
+    "MATRIX",
+    "BEFORE",
+)
 """What it ends with where matrices are cut: see ``Tile`` in ``matrix.cuh``."""
 
 
-def columns(plan: Plan, layout: Layout, *, windows: bool) -> list[str]:
-    """The columns: `first_columns`, position and keys of random numbers, `GIVEN`s, `WINDOW`."""
+def table_columns(plan: Plan, layout: Layout, *, windows: bool) -> list[str]:
+    """`first_columns`, position and keys of random numbers, `GIVEN`s, and `WINDOW_COLUMNS`."""
     found = first_columns(plan, layout, COLUMNS)
     if plan.draws:
-        found += ["START", *(f"KEY{i}" for i in range(len(keys(plan))))]
-    found += [f"GIVEN{i}" for i in range(len(given(plan)))]
-    return [*found, *WINDOW] if windows else found
+        found += ["START", *(f"KEY{i}" for i in range(len(key_names(plan))))]
+    found += [f"GIVEN{i}" for i in range(len(given_names(plan)))]
+    return [*found, *WINDOW_COLUMNS] if windows else found
 
 
 def _leaves(plan: Plan) -> list[str]:
@@ -30,17 +38,17 @@ def _leaves(plan: Plan) -> list[str]:
     return [n.data for n in reachable(plan.scalars) if n.op == "host"]
 
 
-def hypers(plan: Plan) -> list[str]:
+def hyper_names(plan: Plan) -> list[str]:
     """The hyper-parameters that the scalars depend on, in the order of their table."""
     others, own = (COUNT, KEY, *GIVEN), (UPDATES, CLIP, VALUE)
     return [x for x in _leaves(plan) if x not in own and not x.startswith(others)]
 
 
-def keys(plan: Plan) -> list[str]:
+def key_names(plan: Plan) -> list[str]:
     """The halves of keys of random numbers, in the order of their columns."""
     return [name for name in _leaves(plan) if name.startswith(KEY)]
 
 
-def given(plan: Plan) -> list[str]:
+def given_names(plan: Plan) -> list[str]:
     """The scalars that each tensor has elsewhere, in the order of the columns that say where."""
     return [name for name in _leaves(plan) if name == VALUE or name.startswith(GIVEN)]

@@ -17,8 +17,6 @@ import numpy as np
 from arrayopt.codecs import CODECS
 from arrayopt.state.run import Run
 
-__all__ = ["Alike", "Blas", "Call", "blas_of", "library", "strided"]
-
 POINTER, INT, LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
 
 STRIDED = "cublasGemmStridedBatchedEx"

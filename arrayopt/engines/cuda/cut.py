@@ -9,14 +9,12 @@ from arrayopt.engines.base import Partials, Stops
 from arrayopt.engines.batch import Rows
 from arrayopt.engines.cuts import CutTable
 
-__all__ = ["Cut"]
 
-
-class Cut(CutTable):
+class DeviceCut(CutTable):
     """See `CutTable`. A piece of a pass is a unit."""
 
     def windows_here(self) -> Ints | None:
-        """This rank's windows, with columns named as in `WINDOW`; None if there are none."""
+        """This rank's windows, with columns as in `WINDOW_COLUMNS`; None if there are none."""
         if not self.windows:
             return None
         found = self.lying()

@@ -13,8 +13,6 @@ import numpy as np
 from arrayopt.arrays import Array, Ints, detached
 from arrayopt.params import headers
 
-__all__ = ["OPTIONS", "Access", "access", "uncaptured"]
-
 OPTIONS = ("-std=c++17", "-fmad=false")
 """Of the compiler; products are rounded before they are added, as on a CPU: 0 to 2 % slower."""
 

@@ -10,18 +10,16 @@ from collections.abc import Mapping
 
 from arrayopt.codecs import STORED
 from arrayopt.engines.cplusplus import header
-from arrayopt.engines.cuda.columns import WINDOW, given, hypers, keys
+from arrayopt.engines.cuda.columns import WINDOW_COLUMNS, given_names, hyper_names, key_names
 from arrayopt.engines.cuda.emit_pass import PassPrinter
 from arrayopt.engines.cuda.emit_rings import RingsPrinter
+from arrayopt.engines.cuda.pieces import OUTPUTS, SMALL_COLUMNS, SMALL_MATRIX, SQUARE, SUMS
 from arrayopt.engines.cuda.printer import CudaPrinter
-from arrayopt.engines.cuda.stages import OUTPUTS, SMALL_COLUMNS, SMALL_MATRIX, SQUARE, SUMS
 from arrayopt.fusion.graph import CLIP, COUNT, UPDATES
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.lower_stages import in_stages, turns_of
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.program import Body, Stage
-
-__all__ = ["LEAN", "emit"]
 
 LEAN = True
 """A thread has 80 registers if three blocks share a multiprocessor; see `trace`."""
@@ -130,14 +128,14 @@ def _constants(text: CudaPrinter, blocks: int) -> None:
     text.put(0, f"typedef {STORED[text.real].cuda} W;  // the dtype of arithmetic", "")
     columns = ", ".join(text.columns)
     text.put(0, f"enum {{ {columns}, kColumns }};  // what the table has of a tensor")
-    values = {"kHypers": len(hypers(plan)), "kScalars": len(text.layout.scalars)}
+    values = {"kHypers": len(hyper_names(plan)), "kScalars": len(text.layout.scalars)}
     values |= {"kValues": text.layout.values, "kBlocks": blocks}
     values["kStages"] = len(in_stages(plan).stages)
     values["kMostSums"] = max([1, *(len(p.sums) for p in plan.passes)])
     if plan.element != "C":
         most = max((len(p.reducing("column")) for p in plan.passes), default=0)
         # 0: tensors are whole
-        values["kWindow"] = text.columns.index(WINDOW[0]) if text.windows else 0
+        values["kWindow"] = text.columns.index(WINDOW_COLUMNS[0]) if text.windows else 0
         values |= {"kSmallMatrix": SMALL_MATRIX, "kSmallColumns": SMALL_COLUMNS}
         values["kColumnRoom"] = max(1, most) * 256 * SMALL_COLUMNS
         values |= {"kOutputs": OUTPUTS, "kResults": SUMS}
@@ -193,9 +191,9 @@ def _scalars(text: CudaPrinter) -> None:
     text.put(0, "                           double* scalar, W* working) {")
     text.put(1, "(void)t, (void)hyper, (void)count, (void)factor, (void)scalar, (void)working;")
     table = {UPDATES: "count", CLIP: "factor"}
-    table |= {name: f"hyper[{i}]" for i, name in enumerate(hypers(plan))}
-    table |= {name: f"(double)t[KEY{i}]" for i, name in enumerate(keys(plan))}
-    for number, name in enumerate(given(plan)):
+    table |= {name: f"hyper[{i}]" for i, name in enumerate(hyper_names(plan))}
+    table |= {name: f"(double)t[KEY{i}]" for i, name in enumerate(key_names(plan))}
+    for number, name in enumerate(given_names(plan)):
         table[name] = f"*reinterpret_cast<const double*>(t[GIVEN{number}])"
 
     def leaf(name: str) -> str:

@@ -13,8 +13,6 @@ from arrayopt.rules.words import SMALL, choose, root_of_squares
 from arrayopt.state.loss_scale import LossScale
 from arrayopt.state.verdict import judge
 
-__all__ = ["GIVEN", "STATE", "VERDICT", "emit_judge"]
-
 GIVEN = ("given_scale", "limit")
 """What the host says of a step: the loss scale of this call, and the limit of the joint norm."""
 

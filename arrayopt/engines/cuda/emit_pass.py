@@ -8,8 +8,6 @@ from arrayopt.fusion.index import Place, name
 from arrayopt.fusion.program import Body, Function, Read
 from arrayopt.state.quantized import scale_of
 
-__all__ = ["PassPrinter"]
-
 RESULTS = {"Whole": "tensor", "Row": "row", "Column": "column", "Batch": "batch"}
 """By what each kind of result is called in the headers, what partial results are kept for."""
 

@@ -15,8 +15,6 @@ from arrayopt.fusion.lower_rings import STRETCH
 from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.state.quantized import scale_of
 
-__all__ = ["RingsPrinter"]
-
 EACH = "for (int j = 0; j < kVector; ++j)"
 
 

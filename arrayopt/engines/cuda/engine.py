@@ -14,12 +14,10 @@ from arrayopt.engines.cuda.device import access
 from arrayopt.engines.cuda.emit import LEAN
 from arrayopt.engines.cuda.joint import DeviceJoint
 from arrayopt.engines.cuda.judge import Judge
-from arrayopt.engines.cuda.stages import tiles
+from arrayopt.engines.cuda.pieces import tiles
 from arrayopt.engines.cuda.table import Table
 from arrayopt.engines.fused import Fused
 from arrayopt.fusion.plan import Plan
-
-__all__ = ["CuPy"]
 
 
 class CuPy(Fused):

@@ -19,8 +19,6 @@ from arrayopt.engines.meeting import Meeting
 from arrayopt.rules.names import VALUE
 from arrayopt.rules.totals import of_total
 
-__all__ = ["DeviceJoint"]
-
 
 @lru_cache(maxsize=16)
 def _kernel(how: str, device: int) -> Any:

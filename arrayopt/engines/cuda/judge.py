@@ -24,8 +24,6 @@ from arrayopt.state.loss_scale import LossScale
 from arrayopt.state.tensors import Tensor
 from arrayopt.state.verdict import Verdict
 
-__all__ = ["Flags", "Judge"]
-
 THREADS = 256
 
 

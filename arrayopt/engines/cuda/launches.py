@@ -12,9 +12,7 @@ from arrayopt.engines.batch import Rows
 from arrayopt.engines.cuda.cublas import Call
 from arrayopt.engines.cuda.device import uncaptured
 from arrayopt.engines.cuda.products import calls_of
-from arrayopt.engines.cuda.queue import Line, tickets
-
-__all__ = ["NOTHING", "THREADS", "Launches", "Queue"]
+from arrayopt.engines.cuda.queue import Queue, tickets
 
 THREADS = 256
 LONGEST, MANY = 8, 8192
@@ -26,7 +24,7 @@ Launch = tuple[tuple[int], tuple[Any, ...]]
 """A grid and the arguments of a kernel."""
 
 
-class Queue(NamedTuple):
+class Launches(NamedTuple):
     """What a step launches, with grids and arguments, except the factor and the skip flag."""
 
     begin: Launch
@@ -34,32 +32,32 @@ class Queue(NamedTuple):
     calls: list[list[Call]]
 
 
-class Launches:
+class Launcher:
     """The launches over a table, made once for each set of its tensors. From the first step on,
-    `line` has the tickets of all tensors.
+    `queue` has the tickets of all tensors.
     """
 
     def __init__(self, table: Any) -> None:
         # which keeps this: a circle would wait for the garbage collector
         self.table = weakref.proxy(table)
-        self.line: Line | None = None
+        self.queue: Queue | None = None
 
-    def of(self, rows: Rows) -> Queue:
+    def of(self, rows: Rows) -> Launches:
         """The launches of a step over some tensors; kept for the next step."""
         if rows.kept is None:
             rows.kept = self._made(rows)
-        kept: Queue = rows.kept
+        kept: Launches = rows.kept
         return kept
 
-    def _made(self, rows: Rows) -> Queue:
+    def _made(self, rows: Rows) -> Launches:
         uncaptured()
-        table, count, line = self.table, len(self.table.tensors), self._line()
-        part, queue, ends = NOTHING, self.line_there, line.ends
+        table, count, all_tickets = self.table, len(self.table.tensors), self._tickets()
+        part, queue, ends = NOTHING, self.queue_there, all_tickets.ends
         if len(rows.all) < count:
             some = np.zeros(count, bool)
             some[rows.all] = True
-            left, ends = line.among(some)
-            queue = queue if left is line.queue else cupy.asarray(left.view(np.int32))
+            left, ends = all_tickets.among(some)
+            queue = queue if left is all_tickets.tickets else cupy.asarray(left.view(np.int32))
             part = cupy.asarray(some)
         taken, done = self.counters[: len(ends)], self.counters[len(ends) :]
         counts = table.counts.array if table.own_counts is None else table.own_counts
@@ -74,11 +72,11 @@ class Launches:
         spilled = table.plan.spilled
         at = dict(zip(spilled, table.table[:, table.addresses(spilled)].T, strict=True))
         calls = calls_of(table.plan, table.work.dtype.name, table.geo, at, rows.full)
-        return Queue(begin, runs, calls)
+        return Launches(begin, runs, calls)
 
-    def _line(self) -> Line:
+    def _tickets(self) -> Queue:
         """The tickets of all tensors."""
-        if self.line is None:
+        if self.queue is None:
             table, count = self.table, len(self.table.tensors)
             separate = table.plan.multiplies or table.cut is not None
             owned = table.cut and table.cut.own
@@ -87,10 +85,10 @@ class Launches:
             made = tickets(
                 *given, table.whole.all, lag, separate=separate, owned=owned, spans=spans
             )
-            self.line = Line(*made, count)
-            self.line_there = cupy.asarray(self.line.queue.view(np.int32))
-            self.counters = cupy.empty(len(self.line.ends) + count, np.uint32)
-        return self.line
+            self.queue = Queue(*made, count)
+            self.queue_there = cupy.asarray(self.queue.tickets.view(np.int32))
+            self.counters = cupy.empty(len(self.queue.ends) + count, np.uint32)
+        return self.queue
 
     def _lag(self) -> int | None:
         """See `tickets`: one launch for two passes over rows of elements, if the L2 cache can hold

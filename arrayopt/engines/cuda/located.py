@@ -12,8 +12,8 @@ from arrayopt.engines.base import Report
 from arrayopt.engines.batch import Kind, Rows
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.columns import TableBatch
-from arrayopt.engines.cuda.columns import WINDOW
-from arrayopt.engines.cuda.cut import Cut
+from arrayopt.engines.cuda.columns import WINDOW_COLUMNS
+from arrayopt.engines.cuda.cut import DeviceCut
 from arrayopt.engines.cuda.device import access, uncaptured
 from arrayopt.engines.cuda.launches import NOTHING
 from arrayopt.engines.cuda.upload import Upload
@@ -22,12 +22,10 @@ from arrayopt.params.headers import Locations
 from arrayopt.params.located import locations_of
 from arrayopt.state.quantized import dequantized, scale_of
 
-__all__ = ["Located"]
-
 WORD = 16
 """Bytes that are read at once, at most."""
 
-STRIDE = WINDOW.index("STRIDE")
+STRIDE = WINDOW_COLUMNS.index("STRIDE")
 
 
 class Located(TableBatch):
@@ -53,7 +51,7 @@ class Located(TableBatch):
 
     on_device = True
     table_there: Upload
-    cut: Cut | None
+    cut: DeviceCut | None
     """What else the table knows of tensors that ranks share."""
     windows: Ints | None
     """How parts of matrices lie; see `Cut.windows_here`."""

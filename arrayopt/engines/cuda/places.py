@@ -15,8 +15,6 @@ from arrayopt.engines.cuda.device import OPTIONS
 from arrayopt.engines.cuda.upload import Upload, lookup
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["Places"]
-
 THREADS = 256
 
 COLLECT = """

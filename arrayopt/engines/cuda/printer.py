@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar
 
-from arrayopt.engines.cplusplus import CPlusPlusPrinter, CppLines
-from arrayopt.engines.cuda.columns import columns
+from arrayopt.engines.cplusplus import CPlusPlusLines, CPlusPlusPrinter
+from arrayopt.engines.cuda.columns import table_columns
 from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import POSITION, Node, reachable
 from arrayopt.fusion.index import Place, name
@@ -14,8 +14,6 @@ from arrayopt.fusion.lower_stages import split_position
 from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.plan import Plan
 
-__all__ = ["CudaLines", "CudaPrinter"]
-
 BEFORE = ", int before"
 """The argument of a part of a stage: how many pieces the parts before it have."""
 
@@ -23,7 +21,7 @@ EACH = {"positions": "kOutputs", "folds": "kResults"}
 """How many positions a piece has."""
 
 
-class CudaLines(CppLines):
+class CudaLines(CPlusPlusLines):
     """Lines of CUDA."""
 
     type = "double"
@@ -56,7 +54,7 @@ class CudaPrinter(CudaLines, CPlusPlusPrinter):
 
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, *, windows: bool = False) -> None:
         laid_out = layout(plan, device=True)
-        names = columns(plan, laid_out, windows=windows)
+        names = table_columns(plan, laid_out, windows=windows)
         super().__init__(plan, dtype, grad_dtype, laid_out, names)
         self.windows, self.type = windows, "W"
         self.sums: dict[str, str] = {}  # by the names of folds, what all threads have made

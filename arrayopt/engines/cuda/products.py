@@ -12,8 +12,6 @@ from arrayopt.fusion.layout import extent
 from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.plan import Plan
 
-__all__ = ["calls_of", "scratch_starts"]
-
 
 def scratch_starts(plan: Plan, geo: Any) -> dict[str, tuple[Ints, int]]:
     """Where the scratch arrays of each tensor begin in one for all, in elements, and how many

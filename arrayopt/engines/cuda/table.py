@@ -13,25 +13,28 @@ from arrayopt.engines.batch import DECODED, Kind, Rows
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.columns import value_columns
 from arrayopt.engines.compiling import compiling
-from arrayopt.engines.cuda.columns import WINDOW, columns, given, keys
-from arrayopt.engines.cuda.columns import hypers as hypers_of
+from arrayopt.engines.cuda.columns import (
+    WINDOW_COLUMNS,
+    given_names,
+    hyper_names,
+    key_names,
+    table_columns,
+)
 from arrayopt.engines.cuda.cublas import Blas, blas_of
-from arrayopt.engines.cuda.cut import Cut
+from arrayopt.engines.cuda.cut import DeviceCut
 from arrayopt.engines.cuda.device import OPTIONS, access, uncaptured
 from arrayopt.engines.cuda.emit import emit
 from arrayopt.engines.cuda.judge import Flags
-from arrayopt.engines.cuda.launches import NOTHING, THREADS, Launches
+from arrayopt.engines.cuda.launches import NOTHING, THREADS, Launcher
 from arrayopt.engines.cuda.located import Located
+from arrayopt.engines.cuda.pieces import pieces, tiles
 from arrayopt.engines.cuda.products import scratch_starts
-from arrayopt.engines.cuda.stages import pieces, tiles
 from arrayopt.engines.cuda.upload import Upload
 from arrayopt.fusion.graph import UPDATES, reachable
 from arrayopt.fusion.lower_stages import in_stages
 from arrayopt.fusion.phases import GIVEN
 from arrayopt.fusion.plan import Plan
 from arrayopt.rules.names import VALUE
-
-__all__ = ["Table"]
 
 STEP = np.dtype([(name, "u8") for name in ("table", "scalars", "values", "work", "working")])
 
@@ -82,28 +85,28 @@ class Table(Located):
         # a cut is between units
         tiles(self.geo, plan.element, sums=cut or any(p.reductions for p in plan.passes))
         self.stages = in_stages(plan).stages
-        self.cut = Cut(self) if cut else None
+        self.cut = DeviceCut(self) if cut else None
         self.pieces = pieces(self.stages, self.geo)
         if self.cut is not None:
             self.cut.keep_own(self.pieces)
-        self.hyper_names = hypers_of(plan)
-        self.given = {name: f"GIVEN{i}" for i, name in enumerate(given(plan))}
+        self.hyper_names = hyper_names(plan)
+        self.given = {name: f"GIVEN{i}" for i, name in enumerate(given_names(plan))}
         lengths = self.layout.lengths(self.geo)
         self.sized = self.filled.copy()  # here or elsewhere
         if bucket.kind == "none":  # other ranks have them; here they are counted
             self.filled[:], self.pieces[:], lengths = False, 0, 0 * lengths
             self.whole = self._made_rows(self.whole.all)
         self.windows = None if self.cut is None else self.cut.windows_here()
-        self.lay_out(columns(plan, self.layout, windows=self.windows is not None))
+        self.lay_out(table_columns(plan, self.layout, windows=self.windows is not None))
         self.put("IN_GROUP", self.step_scalars.groups)
         self.put("IN_COUNT", members)
         starts = np.cumsum(lengths).reshape(lengths.shape) - lengths
         for name, start in zip(value_columns(self.layout), starts.T, strict=True):
             self.put(name, start)
-        for i, name in enumerate(keys(plan) if plan.draws else ()):
+        for i, name in enumerate(key_names(plan) if plan.draws else ()):
             self.put(f"KEY{i}", self.step_scalars.fixed[name])
         if self.windows is not None:
-            for name, column in zip(WINDOW, self.windows.T, strict=True):
+            for name, column in zip(WINDOW_COLUMNS, self.windows.T, strict=True):
                 self.put(name, column)
         with self.access.section():
             uncaptured()
@@ -124,7 +127,7 @@ class Table(Located):
                 plan, dtype, kind.grad_dtype, self.access.device, windows=self.windows is not None
             )
             self.prepare_kernel, self.run_kernel = made
-        self.launching = Launches(self)
+        self.launcher = Launcher(self)
         self.alive: Sequence[Any] = []
         self.factor: Any = self.factor_there.array
         self.places: Any = None  # of its layers among the flags of a step
@@ -222,7 +225,7 @@ class Table(Located):
         if told or self.widens or rows.kept is None:
             with self.access.section():
                 uncaptured(f"{DECODED}: use another `state_dtype` for it" if self.widens else "")
-                self.launching.of(rows)
+                self.launcher.of(rows)
 
     def launch(self, rows: Rows, grads: Grads, threads: int) -> None:
         with self.access.section():
@@ -230,7 +233,7 @@ class Table(Located):
                 self.blas.use()
             for k in self.launches(rows):
                 if self.blas is not None:
-                    self.blas.multiply(self.launching.of(rows).calls[k])
+                    self.blas.multiply(self.launcher.of(rows).calls[k])
             self._recorded(rows, grads)
         self.alive = []
 
@@ -257,7 +260,7 @@ class Table(Located):
         # what only reports moves copies of the counts on
         if self.own_counts is not None and self.follows_t:
             self.own_counts[...] = self.counts.array
-        queue = self.launching.of(rows)
+        queue = self.launcher.of(rows)
         grid, given = queue.begin
         self.prepare_kernel(grid, (THREADS,), (*given, self.factor, self.skip, self.layer))
         for i, (grid, given) in enumerate(queue.runs):

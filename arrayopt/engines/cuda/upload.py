@@ -9,8 +9,6 @@ import numpy as np
 from arrayopt.engines.cuda.device import uncaptured
 from arrayopt.state.run import Run
 
-__all__ = ["Upload", "lookup"]
-
 _left: list[tuple[Any, Any]] = []
 """Pinned memory of deleted uploads that copies may still read; CuPy's pool would reuse it."""
 

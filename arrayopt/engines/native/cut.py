@@ -11,10 +11,8 @@ from arrayopt.engines.batch import Rows
 from arrayopt.engines.cuts import CutTable
 from arrayopt.engines.threads import run
 
-__all__ = ["Cut"]
 
-
-class Cut(CutTable):
+class NativeCut(CutTable):
     """See `CutTable`."""
 
     def begin(self) -> None:
@@ -24,9 +22,10 @@ class Cut(CutTable):
             first = int(own[0]) if len(own) and row not in self.windows else 0
             table.put("FIRST", first, row)
             table.put("LAST", first + len(own), row)
-        ends = {room: np.cumsum(lengths) for room, lengths in table.room.items()}
-        for name, room in table.rooms.items():  # room of each tensor's own, for all wait together
-            table.table[:, table.column[name]] += ends[room] - table.room[room]
+        ends = {room: np.cumsum(lengths) for room, lengths in table.lengths.items()}
+        # each tensor has its own values, for all wait for other ranks together
+        for name, room in table.room_of.items():
+            table.table[:, table.column[name]] += ends[room] - table.lengths[room]
         self.work = np.empty(ends["work"][-1], table.real)
         self.parts = np.empty(ends["part"][-1])
         self.scratch: list[Any] = []

@@ -8,8 +8,6 @@ from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.fused import Fused
 from arrayopt.engines.threads import thread_count
 
-__all__ = ["Native"]
-
 
 class Native(Fused):
     """Fused loops in machine code; results do not depend on the number of threads."""

@@ -12,8 +12,6 @@ from arrayopt.engines.layers import Split
 from arrayopt.params.headers import Locations
 from arrayopt.params.located import locations_of, locator
 
-__all__ = ["Gradients"]
-
 
 class Gradients:
     """The column of a table that has the addresses of gradients, of so many bytes per element."""
@@ -26,19 +24,19 @@ class Gradients:
 
     def bind(self, rows: Ints, grads: Grads) -> Sequence[Any]:
         """Put addresses of gradients into the table. The result must live as long as they."""
-        if self._known(rows, grads):
+        if self._bind_known(rows, grads):
             return grads
         if isinstance(grads, Split):
             return self._of_stacks(rows, grads)
         given = list(chosen(grads, rows))
         located = locator(given)(given) if len(set(map(type, given))) == 1 else None
-        if located is None:
+        if located is None:  # of several libraries, or of one that tells no addresses
             given = list(map(memory, given))
             located = locator(given)(given)
         assert located is not None  # NumPy tells addresses
         addresses, in_order = map(np.asarray, located)
-        lies = (in_order & 1 != 0) & (addresses % self.itemsize == 0)
-        for i in np.flatnonzero(~lies).tolist():
+        usable = (in_order & 1 != 0) & (addresses % self.itemsize == 0)
+        for i in np.flatnonzero(~usable).tolist():
             given[i] = _in_order(memory(given[i]))
             addresses[i] = given[i].ctypes.data
         self.table.put("AT_g", addresses, rows)
@@ -58,9 +56,8 @@ class Gradients:
         self.table.put("AT_g", np.concatenate(addresses)[rows], rows)
         return given
 
-    def _known(self, rows: Ints, grads: Grads) -> bool:
-        """Put the gradients' addresses into the table if they are known, and no gradient must be
-        copied.
+    def _bind_known(self, rows: Ints, grads: Grads) -> bool:
+        """`bind`, if the addresses are known and no gradient must be copied; else False.
 
         Those that the last step has put there are not put there again.
         """

@@ -16,28 +16,26 @@ from arrayopt.engines.batch import Kind, Rows, plain
 from arrayopt.engines.blas import blas_address, one_thread
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.columns import TableBatch, native_columns, value_columns
-from arrayopt.engines.native.cut import Cut
+from arrayopt.engines.native.cut import NativeCut
 from arrayopt.engines.native.gradients import Gradients
 from arrayopt.engines.threads import divide, run
 from arrayopt.fusion.layout import extent, flops
 from arrayopt.fusion.lower import lowered
 from arrayopt.fusion.windows import WINDOW, undivided
 
-__all__ = ["Run", "Table"]
-
-SHARED = 1 << 18
+LEAST_SHARE = 1 << 18
 """Threads share a tensor if each gets at least so many elements; else one does it."""
 
-FLOPS = 32
+FLOPS_PER_ELEMENT = 32
 """So many operations of a product take about as long as an element of the passes."""
 
-ALONE = 1 << 15
+MOST_ALONE = 1 << 15
 """Up to so many elements in all, one thread is quicker than several; with many slots, fewer."""
 
 _NOTHING = contextlib.nullcontext()
 
 
-Run = Callable[[int, int, int, int], Any]
+RunStages = Callable[[int, int, int, int], Any]
 """``run(first, last, thread, threads)`` does stages `first` to `last` of some tensors; of passes,
 one thread's share.
 """
@@ -53,7 +51,7 @@ class _Shares:
     """The rows that all threads share."""
     own: list[Ints]
     """For each thread the rows that it does alone."""
-    calls: list[Run] = field(default_factory=list)
+    calls: list[RunStages] = field(default_factory=list)
     own_calls: list[Callable[[], Any]] = field(default_factory=list)
     """The code over each row that is shared, and over each thread's own."""
 
@@ -68,35 +66,50 @@ class Table(TableBatch):
         The code; see `compile`.
     real : type
         NumPy's type of arithmetic on real numbers.
+    lengths : dict of str to array of int64
+        How many numbers each tensor needs in ``work`` and in ``part``, the two rooms for values
+        between passes.
+    room_of : dict of str to str
+        By its column, which of these a vector, or a reduction's partial results, lies in.
+    loads : array of int64
+        How much work each tensor is, in elements.
+    own : array of int64
+        How many numbers more each thread needs in ``work`` for itself.
+    scratch : dict of str to array
+        Memory for spilled values, as long as the table; larger where a step needs more.
+    staged : list of (int, str)
+        Rows and names of arrays that compiled code cannot work on where they lie; `copies` has them
+        with the copies of a step.
+    alive : sequence of array
+        The gradients that a step that is ready has the addresses of.
     """
 
     def __init__(self, kind: Kind, bucket: Bucket, members: list[int]) -> None:
         super().__init__(kind, bucket, members)
         plan, lanes = kind.plan, kind.lanes
-        self.cut = Cut(self) if bucket.kind == "cut" else None
+        self.cut = NativeCut(self) if bucket.kind == "cut" else None
         self.code, self.multiplies = self.compile(kind), plan.multiplies
         self.real = np.dtype(real_dtype(kind.dtype)).type
         self.lay_out(native_columns(plan, self.layout))
         windows = undivided(self.geo) if self.cut is None else self.cut.lying()
         for name, column in zip(WINDOW, windows.T, strict=True):
             self.put(f"IN_{name}", column)
-        self.room = {name: np.zeros(len(members), np.int64) for name in ("work", "part")}
-        # in which room each vector and each reduction's partial results lie, by the column
-        self.rooms: dict[str, str] = {}
+        self.lengths = {name: np.zeros(len(members), np.int64) for name in ("work", "part")}
+        self.room_of: dict[str, str] = {}
         kinds = ["row"] * len(self.layout.vectors) + [*self.layout.partials.values()]
         lengths = self.layout.lengths(self.geo).T
         for name, what, length in zip(value_columns(self.layout), kinds, lengths, strict=True):
-            room = self.rooms[name] = "work" if what in ("row", "column") else "part"
-            self.put(name, self.room[room])
-            self.room[room] += length
+            room = self.room_of[name] = "work" if what in ("row", "column") else "part"
+            self.put(name, self.lengths[room])
+            self.lengths[room] += length
         if self.multiplies:
             self.put("BLAS", blas_address(real_dtype(kind.dtype)))
-        self.put("OWN", self.room["work"])
+        self.put("OWN", self.lengths["work"])
         self.put("LAST", self.geo["UNITS"])
-        self.loads = self.geo["SIZE"] + flops(plan, self.geo) // FLOPS
+        self.loads = self.geo["SIZE"] + flops(plan, self.geo) // FLOPS_PER_ELEMENT
         if self.cut is not None:
             self.cut.begin()
-        self.own = np.zeros(len(members), np.int64)  # what each thread needs for itself
+        self.own = np.zeros(len(members), np.int64)
         if lanes is not None:
             planes = []
             for each in lowered(plan, lanes).planes:
@@ -108,11 +121,10 @@ class Table(TableBatch):
         count = len(plan.passes if lanes is None else lanes.segments)
         self.stages = list(range(2 * count + 1))
         self.gradients = Gradients(self, CODECS[kind.grad_dtype].itemsize)
-        # the gradients that a step that is ready has the addresses of
         self.alive: Sequence[Any] = []
 
     @abstractmethod
-    def compile(self, kind: Kind) -> Callable[..., Run]:
+    def compile(self, kind: Kind) -> Callable[..., RunStages]:
         """The compiled code of the plan, for parameters and gradients of these dtypes.
 
         It takes the arrays ``table, scalars, values, work, part, rows``, which stay where they are
@@ -123,11 +135,26 @@ class Table(TableBatch):
         """What is compiled, for a message."""
         return f"{type(self.bucket.rule).__name__} for {kind.dtype}"
 
-    def _rooms(self, rows: Ints, threads: int) -> tuple[Any, Any]:
-        """Room for the values between the passes of any of these tensors, and for partial sums."""
-        work = (self.room["work"] + threads * self.own)[rows].max(initial=0)
-        part = self.room["part"][rows].max(initial=0)
-        return np.empty(work, self.real), np.empty(part)
+    # ---- before a step ---------------------------------------------------------------------------
+
+    def bind(self) -> None:
+        self.staged = []
+        for name in self.plan.touched:
+            left = np.ones(len(self.tensors), bool)
+            for stack, rows in self.whole_stacks(name):
+                far = self.layer[rows] * stack.strides[0]
+                self.put(f"AT_{name}", stack.ctypes.data + far, rows)
+                left[rows] = False
+            for row in np.flatnonzero(left).tolist():
+                x = self.stored(row, name)
+                # memory of a scalar is a copy
+                copied = name in self.widens or isinstance(x, np.generic)
+                if not copied and plain(memory(x)):
+                    self.put(f"AT_{name}", memory(x).ctypes.data, row)
+                else:
+                    self.staged.append((row, name))
+        if self.cut is not None:
+            self.cut.shift()
 
     def prepare(self, rows: Rows, grads: Grads, asked: Asked) -> None:
         super().prepare(rows, grads, asked)
@@ -137,24 +164,6 @@ class Table(TableBatch):
             given = [grads[row] for row in full.tolist()]
             before = self.cut.gradients_before(full, given)
             self.table[full, self.column["AT_g"]] -= before * self.gradients.itemsize
-
-    def launch(self, rows: Rows, grads: Grads, threads: int) -> None:
-        if not len(rows.full):
-            return
-        with one_thread() if self.multiplies else _NOTHING:
-            self._loop(rows, threads)
-        if self.copies:
-            self.write_back()
-        self.alive = []
-
-    def is_shared(self, rows: Rows) -> bool:
-        return int(self.loads[rows.full].sum()) > ALONE
-
-    def passes(self, rows: Rows, grads: Grads, threads: int) -> Stops:
-        assert self.cut is not None
-        if len(rows.full):
-            yield from self.cut.passes(rows, threads)
-        self.alive = []
 
     def allocate(self, rows: Rows, threads: int) -> None:
         """See `Batch.allocate`. Arrays with an unusable layout are copied, and written back."""
@@ -177,78 +186,82 @@ class Table(TableBatch):
                 before = 0 if self.cut is None else self.cut.elements_before(row, name)
                 self.put(f"AT_{name}", copy.ctypes.data - before * copy.itemsize, row)
 
-    def write_back(self) -> None:
-        """Write what was computed in copies to where it belongs."""
-        copies, self.copies = self.copies, []
-        for row, name, copy in copies:
-            if name in self.plan.written:
-                (self.put_wide if name in self.widens else self.replace)(row, name, copy)
-
-    def bind(self) -> None:
-        self.staged = []
-        for name in self.plan.touched:
-            left = np.ones(len(self.tensors), bool)
-            for stack, rows in self.whole_stacks(name):
-                far = self.layer[rows] * stack.strides[0]
-                self.put(f"AT_{name}", stack.ctypes.data + far, rows)
-                left[rows] = False
-            for row in np.flatnonzero(left).tolist():
-                x = self.stored(row, name)
-                # memory of a scalar is a copy
-                copied = name in self.widens or isinstance(x, np.generic)
-                if not copied and plain(memory(x)):
-                    self.put(f"AT_{name}", memory(x).ctypes.data, row)
-                else:
-                    self.staged.append((row, name))
-        if self.cut is not None:
-            self.cut.shift()
-
     def _share(self, rows: Rows, threads: int) -> _Shares:
         """Divide the rows over threads."""
         if rows.kept is None or rows.kept.threads != threads:
             sizes = self.loads[rows.full]
             total = int(sizes.sum())
-            workers = 1 if total * (1 + len(self.plan.touched) // 16) <= ALONE else threads
-            least = SHARED * (len(self.plan.passes) if self.multiplies else 1)
+            workers = 1 if total * (1 + len(self.plan.touched) // 16) <= MOST_ALONE else threads
+            least = LEAST_SHARE * (len(self.plan.passes) if self.multiplies else 1)
             big = (workers > 1) & (sizes > max(least, total // (4 * workers)))
             small = divide(rows.full[~big], sizes[~big] + 64, workers)
             kept = _Shares(threads, rows.full[big], [some for some in small if len(some)])
-            room = self._rooms(kept.shared, workers)
+            memory_of_values = self._values_of_one(kept.shared, workers)
             for row in kept.shared:
-                kept.calls.append(self.bound(room, np.array([row])))
+                kept.calls.append(self.bound(memory_of_values, np.array([row])))
             for some in kept.own:
-                call = self.bound(self._rooms(some, 1), some)
+                call = self.bound(self._values_of_one(some, 1), some)
                 kept.own_calls.append(partial(call, 0, self.stages[-1] + 1, 0, 1))
             rows.kept = kept
         return rows.kept  # type: ignore[no-any-return]
 
-    def bound(self, room: tuple[Any, Any], rows: Ints) -> Run:
-        """The code over some rows."""
-        return self.code(self.table, self.scalars, self.values, *room, rows)
-
-    def wide_type(self, kind: str) -> Any:
-        """The type of arithmetic on ``real`` or ``complex`` numbers."""
-        return np.result_type(self.real, np.complex64) if kind == "complex" else self.real
+    def _values_of_one(self, rows: Ints, threads: int) -> tuple[Any, Any]:
+        """Memory for ``work`` and ``part`` of any one of these tensors at a time."""
+        work = (self.lengths["work"] + threads * self.own)[rows].max(initial=0)
+        part = self.lengths["part"][rows].max(initial=0)
+        return np.empty(work, self.real), np.empty(part)
 
     def _scratch(self, shares: _Shares) -> None:
-        """Put addresses of scratch memory into the table: one tensor's room for each thread."""
+        """Put addresses of scratch memory into the table: that of one tensor for each thread."""
         for name, value in self.plan.spilled.items():
             sizes = extent(value.axes, self.geo)
             largest = max((int(sizes[rows].max(initial=0)) for rows in shares.own), default=0)
             need = max(len(shares.own) * largest, int(sizes[shares.shared].max(initial=0)))
             if name not in self.scratch or self.scratch[name].size < need:
                 self.scratch[name] = np.empty(need, self.wide_type(value.dtype))
-            room = self.scratch[name]
-            self.put(f"AT_{name}", room.ctypes.data, shares.shared)
+            memory_of_all = self.scratch[name]
+            begin, each = memory_of_all.ctypes.data, largest * memory_of_all.itemsize
+            self.put(f"AT_{name}", begin, shares.shared)
             for i, rows in enumerate(shares.own):
-                self.put(f"AT_{name}", room.ctypes.data + i * largest * room.itemsize, rows)
+                self.put(f"AT_{name}", begin + i * each, rows)
 
-    def _loop(self, rows: Rows, threads: int) -> None:
-        """All passes: of shared tensors, meeting after each; then of each thread's own."""
+    def bound(self, work_and_part: tuple[Any, Any], rows: Ints) -> RunStages:
+        """The code over some rows."""
+        return self.code(self.table, self.scalars, self.values, *work_and_part, rows)
+
+    def wide_type(self, kind: str) -> Any:
+        """The type of arithmetic on ``real`` or ``complex`` numbers."""
+        return np.result_type(self.real, np.complex64) if kind == "complex" else self.real
+
+    # ---- a step ----------------------------------------------------------------------------------
+
+    def is_shared(self, rows: Rows) -> bool:
+        return int(self.loads[rows.full].sum()) > MOST_ALONE
+
+    def launch(self, rows: Rows, grads: Grads, threads: int) -> None:
+        if not len(rows.full):
+            return
         shares = self._share(rows, threads)
-        for call in shares.calls:
-            for stage in self.stages:
-                count = threads if stage % 2 else 1
-                run([partial(call, stage, stage + 1, i, count) for i in range(count)])
-        if shares.own_calls:
-            run(shares.own_calls)
+        with one_thread() if self.multiplies else _NOTHING:
+            for call in shares.calls:  # all threads meet after each stage
+                for stage in self.stages:
+                    count = threads if stage % 2 else 1
+                    run([partial(call, stage, stage + 1, i, count) for i in range(count)])
+            if shares.own_calls:
+                run(shares.own_calls)
+        if self.copies:
+            self.write_back()
+        self.alive = []
+
+    def passes(self, rows: Rows, grads: Grads, threads: int) -> Stops:
+        assert self.cut is not None
+        if len(rows.full):
+            yield from self.cut.passes(rows, threads)
+        self.alive = []
+
+    def write_back(self) -> None:
+        """Write what was computed in copies to where it belongs."""
+        copies, self.copies = self.copies, []
+        for row, name, copy in copies:
+            if name in self.plan.written:
+                (self.put_wide if name in self.widens else self.replace)(row, name, copy)

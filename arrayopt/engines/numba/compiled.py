@@ -17,9 +17,7 @@ from numba.core.caching import NullCache
 
 from arrayopt._version import __version__
 from arrayopt.engines.compiling import LOG, compiling
-from arrayopt.engines.native.kept import kept_in, read, turn, write
-
-__all__ = ["converts_float16", "load", "ready"]
+from arrayopt.engines.native.cache import kept_in, read, turn, write
 
 CHECKS = 128
 """A loop over several arrays is vectorized after a check that they do not overlap, of up to so many

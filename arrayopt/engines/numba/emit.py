@@ -23,8 +23,6 @@ from arrayopt.fusion.lower import lowered
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.program import Program
 
-__all__ = ["emit"]
-
 REST = "t, scalars, values, work, part"
 """Where everything of a tensor lies."""
 

@@ -10,17 +10,15 @@ from arrayopt.engines.base import CompilationError, NoRemedyError
 from arrayopt.engines.batch import Kind
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.native.engine import Native
-from arrayopt.engines.native.table import Run, Table
+from arrayopt.engines.native.table import RunStages, Table
 from arrayopt.engines.numba.compiled import converts_float16, load, ready
 from arrayopt.engines.numba.emit import emit
-
-__all__ = ["Numba"]
 
 
 class _Table(Table):
     """A table, and a module of Numba."""
 
-    def compile(self, kind: Kind) -> Callable[..., Run]:
+    def compile(self, kind: Kind) -> Callable[..., RunStages]:
         text = emit(kind.plan, kind.dtype, kind.grad_dtype, lanes=kind.lanes)
         module = load(text, self.about(kind))
         try:

@@ -2,8 +2,6 @@
 
 from arrayopt.randomness import PARITY, ROTATIONS, ROUNDS
 
-__all__ = ["DRAW", "HALF", "HEADER", "PRODUCT", "ROUND", "SPLIT", "TILE"]
-
 HEADER = '''"""Fused loops{about}
 
 Of a tensor, `t` is a row of integers (the columns are named below: sizes, addresses, offsets),

@@ -3,8 +3,6 @@
 from arrayopt.codecs import BLOCK
 from arrayopt.state.quantized import LEAST, TINY
 
-__all__ = ["CODES", "COPIES"]
-
 CODES = f"""
 exact = nb.njit(error_model="numpy", fastmath=False, **OWN)  # else it is as of who calls
 SINGLES, WHOLE = ir.VectorType(ir.FloatType(), {BLOCK}), ir.VectorType(ir.IntType(32), {BLOCK})

@@ -10,15 +10,13 @@ import numpy as np
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.ops import REDUCTIONS
 
-__all__ = ["DIMS", "blocks", "buffers_of", "dims", "joined", "part", "reduced", "totals"]
-
 DIMS = {axis: i + 1 for i, axis in enumerate("ABRC")} | {"r": 4, "c": 4}
 """The dimension of each axis; the second axis of a product X Xᵀ is the last dimension."""
 
-SHORT = 16
+SHORT_AXIS = 16
 """Axes of up to so many values are short."""
 
-DOT = 256
+DOT_LENGTH = 256
 """BLAS adds up so many products in the dtype of arithmetic; their sums are in double."""
 
 
@@ -50,10 +48,10 @@ def totals(reduction: Node, left: Any, right: Any) -> Any:
     """The reduction of each row, in double precision; with `right`, of products with it."""
     if right is None:
         return REDUCTIONS[reduction.op].ufunc.reduce(left, axis=1).astype(np.float64)
-    whole = left.shape[1] // DOT * DOT
+    whole = left.shape[1] // DOT_LENGTH * DOT_LENGTH
     made = np.vecdot(left[:, whole:], right[:, whole:]).astype(np.float64)
     if whole:
-        parts = np.vecdot(*(v[:, :whole].reshape(len(v), -1, DOT) for v in (left, right)))
+        parts = np.vecdot(*(v[:, :whole].reshape(len(v), -1, DOT_LENGTH) for v in (left, right)))
         made += parts.sum(axis=1, dtype=np.float64)
     return made
 
@@ -61,7 +59,7 @@ def totals(reduction: Node, left: Any, right: Any) -> Any:
 def reduced(reduction: Node, values: Any, axis: int) -> Any:
     """A reduction over an axis; over a short one by slices, as short calls are slow."""
     ufunc, length = REDUCTIONS[reduction.op].ufunc, values.shape[axis]
-    if length > SHORT:
+    if length > SHORT_AXIS:
         return ufunc.reduce(values, axis=axis, keepdims=True)
     if length == 1:
         return values

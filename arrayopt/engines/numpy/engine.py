@@ -18,7 +18,7 @@ from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.fused import Fused
 from arrayopt.engines.layers import Split, of_layers
 from arrayopt.engines.numpy.blocks import joined
-from arrayopt.engines.numpy.stacks import GROUP, Grouped, Ragged, Stack
+from arrayopt.engines.numpy.stacks import GROUP_SIZE, Grouped, Ragged, Stack
 from arrayopt.engines.numpy.values import Runs, Values
 from arrayopt.engines.threads import run, thread_count
 from arrayopt.fusion.graph import Node
@@ -28,9 +28,7 @@ from arrayopt.fusion.plans import plan_for, widened
 from arrayopt.rules.base import Rule
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["NumPy"]
-
-FEW = 8
+MANY_LAYERS = 8
 """Layers of a stack that has fewer are taken like other tensors, with those of other stacks."""
 
 PACKED = 16384
@@ -39,7 +37,7 @@ PACKED = 16384
 TOGETHER = 32768
 """Small tensors of so many elements in all are taken together."""
 
-SHARED = 1 << 20
+LEAST_SHARED = 1 << 20
 """Tensors of more elements may be shared by all threads; smaller ones are one thread's."""
 
 
@@ -78,7 +76,7 @@ class _Blocks(Batch):
         self.stack_of: dict[int, Tensor] = {}  # the stacked tensor of many layers that a row is of
         self.place_of: dict[Tensor, int] = {}  # its place among those of the batch
         for place, (tensor, rows) in enumerate(self.stacks.items()):
-            if len(rows) >= FEW:
+            if len(rows) >= MANY_LAYERS:
                 self.stack_of |= dict.fromkeys(rows.tolist(), tensor)
             self.place_of[tensor] = place
         self.reported = [n for n in plan.reports.values() if n in self.layout.tensor]
@@ -105,7 +103,7 @@ class _Blocks(Batch):
         if rows.kept is None or rows.kept[0] != self._located:
             rows.kept = self._located, self._chunks(rows.full.tolist())
         chunks: list[Chunk] = rows.kept[1]
-        large = max(SHARED, sum(x.size for x in chunks) // (4 * threads))
+        large = max(LEAST_SHARED, sum(x.size for x in chunks) // (4 * threads))
         if self.plan.multiplies:
             large = self.chunk
         with one_thread() if self.plan.multiplies else nullcontext():
@@ -216,7 +214,7 @@ class _Blocks(Batch):
             chunk.stack = Ragged(self.runs, self.geo["SIZE"][rows], firsts)
             return chunk.stack
         geo = self.geo[rows[0]]
-        large = geo["SIZE"] > GROUP
+        large = geo["SIZE"] > GROUP_SIZE
         kind = Grouped if large and in_lanes(self.plan) is not None else Stack
         chunk.stack = kind(self.runs, (len(rows), *(int(geo[x]) for x in "ABRC")), firsts)
         for name, axes in self.axes.items() if not self.widens else ():

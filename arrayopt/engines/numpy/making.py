@@ -14,8 +14,6 @@ from arrayopt.fusion.graph import Node, Spare, operands, within
 from arrayopt.fusion.ops import OPS
 from arrayopt.fusion.passes import Pass
 
-__all__ = ["PassFunction", "pass_function"]
-
 VIEWS = ("real", "imag")
 """Operations whose results are views of their operands."""
 

@@ -26,9 +26,7 @@ from arrayopt.fusion.lanes import Segment, in_lanes
 from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.passes import Pass
 
-__all__ = ["GROUP", "Grouped", "Ragged", "Stack"]
-
-GROUP = 16384
+GROUP_SIZE = 16384
 """So many elements are taken together, or one matrix."""
 
 
@@ -215,7 +213,7 @@ class Grouped(Stack):
         lanes = in_lanes(self.runs.plan)
         assert lanes is not None
         cuts, whole, size = list[tuple[slice, ...]](), slice(None), math.prod(self.extents[3:])
-        for of_a, of_b in blocks(self.extents[1:3], max(1, GROUP // size)):
+        for of_a, of_b in blocks(self.extents[1:3], max(1, GROUP_SIZE // size)):
             cuts.append((whole, of_a, of_b, whole, whole))
         partials, kept = dict[Node, Any](), dict[Node, Any]()
         for segment in lanes.segments:

@@ -17,8 +17,6 @@ from arrayopt.fusion.passes import Between, Pass
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.scalars import read_elsewhere, straight
 
-__all__ = ["Readers", "Runs", "SmallValues", "Values", "last_readers"]
-
 Readers = dict[Node | Between | Pass, list[Node]]
 """Values over rows or columns, by what reads them last."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import NARROW
-from arrayopt.fusion.trace import TraceError
+from arrayopt.fusion.dims import TraceError
 from arrayopt.testing.diagnosis.fit import ENOUGH, LEAST, LINEAR, LOWER, fit, moved, refined, snapped
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis, numbers, plain
 from arrayopt.testing.diagnosis.model import Fit, Model, Seen

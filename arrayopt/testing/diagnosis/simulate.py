@@ -12,11 +12,11 @@ import numpy as np
 
 from arrayopt.arrays import NARROW
 from arrayopt.codecs import QUANTIZED
-from arrayopt.fusion.dims import RetraceError, View
+from arrayopt.fusion.dims import RetraceError, TraceError, View
 from arrayopt.fusion.graph import PRODUCT, UPDATES, Node, reachable
 from arrayopt.fusion.layout import as_matrices
 from arrayopt.fusion.ops import OPS, REDUCTIONS
-from arrayopt.fusion.trace import Trace, TraceError, trace
+from arrayopt.fusion.trace import Trace, trace
 from arrayopt.rules.base import Rule
 from arrayopt.state.quantized import dequantized, quantized
 from arrayopt.testing.diagnosis.trajectory import Trajectory, Values

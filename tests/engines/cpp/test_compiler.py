@@ -18,7 +18,7 @@ from arrayopt.cli import info
 from arrayopt.engines import table
 from arrayopt.engines.base import CompilationError
 from arrayopt.engines.cpp import compiled, compiler, process
-from arrayopt.engines.native import kept
+from arrayopt.engines.native import cache
 
 REAL = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
 pytestmark = pytest.mark.skipif(REAL is None, reason="there is no C++ compiler")
@@ -34,7 +34,7 @@ extern "C" void run(double** call, long long first, long long last, long long, l
 def fresh(tmp_path, monkeypatch):
     """A cache of its own, and a process that has looked for no compiler yet."""
     monkeypatch.setenv("ARRAYOPT_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(kept, "_told", set())
+    monkeypatch.setattr(cache, "_told", set())
     monkeypatch.setattr(compiled, "_loaded", {})
     monkeypatch.delenv("CXX", raising=False)
     compiler._found.cache_clear()
@@ -242,7 +242,7 @@ def test_code_is_compiled_once_for_all_processes(monkeypatch):
 
 def test_damaged_code_is_compiled_again(monkeypatch):
     assert value() == 34
-    (path,) = kept.usable_folder().glob("cpp-*.so")
+    (path,) = cache.usable_folder().glob("cpp-*.so")
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     monkeypatch.setattr(compiled, "_loaded", {})
@@ -255,9 +255,9 @@ def test_damaged_code_is_compiled_again(monkeypatch):
 def test_code_that_was_kept_and_cannot_be_loaded_is_compiled_again(monkeypatch, logged):
     """As a library that was compiled with a newer C library."""
     assert value() == 34
-    (path,) = kept.usable_folder().glob("cpp-*.so")
+    (path,) = cache.usable_folder().glob("cpp-*.so")
     found = compiler.compiler()
-    kept.write(path.name, f"{found.identity}\n{SOURCE.format(n=0)}", b"no library")
+    cache.write(path.name, f"{found.identity}\n{SOURCE.format(n=0)}", b"no library")
     monkeypatch.setattr(compiled, "_loaded", {})
     commands = counted(monkeypatch)
     assert value() == 34
@@ -271,7 +271,7 @@ def test_what_another_process_compiles_is_left_to_it_at_first(monkeypatch):
     monkeypatch.setenv("ARRAYOPT_COMPILE_PROCESSES", "2")
     commands, sources = counted(monkeypatch), [SOURCE.format(n=n) for n in range(2)]
     name = compiled._name(compiler.compiler(), sources[0])[0]
-    with kept.turn(name, wait=False):
+    with cache.turn(name, wait=False):
         compiled.ahead([(x, "a test") for x in sources])
         assert len(commands) == 1
     assert [value(n) for n in range(2)] == [34, 35]

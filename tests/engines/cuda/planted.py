@@ -72,7 +72,7 @@ MORE = [
     ("a step that is to be skipped is made", "kernels/queue.cuh", "if (skip != nullptr && *skip != 0) return;", "(void)skip;", f"{STEPS}::test_a_skipped_step_changes_no_bit"),
     ("a step that is skipped is counted", "kernels/prepare.cuh", " || (skip != nullptr && *skip != 0)", "", f"{STEPS}::test_a_skipped_step_changes_no_bit"),
     ("a norm of another tensor", LOCATED, "np.arange(len(self.tensors)) * there.shape[1] + column\n", "np.arange(len(self.tensors)) * 0 + column\n", f"{STEPS}::test_clip_norm"),
-    ("a ticket of the second pass too early", QUEUE, 'queue["wait"] = waits.ravel()[each]', 'queue["wait"] = waits.ravel()[each] // 2', LEFT_OUT),
+    ("a ticket of the second pass too early", QUEUE, 'waits.ravel()[entry]', 'waits.ravel()[entry] // 2', LEFT_OUT),
     ("a 32-bit offset of a row", "kernels/matrix.cuh", "return row * t.C + c;", "return (int)(row * t.C + c);", f"{STRICT}::test_a_matrix_of_more_elements_than_32_bits_count"),
     ("the first column of a part forgotten", "kernels/matrix.cuh", "t.TC + t.c0 + lane * N;", "t.TC + lane * N;", UNEVEN),
     ("sums of a part's columns in the first columns", "kernels/matrix.cuh", "t.TC + t.c0, to", "t.TC, to", UNEVEN),

@@ -211,8 +211,8 @@ def test_one_launch_or_several_and_any_grid_give_the_same_bits(cupy, rule, monke
             seen.add(bits(opts[0]))
             kept = opts[0]._step.buckets[0].batches
             batches = [batch for made in kept.values() for batch in made]
-            assert {x for batch in batches for x in batch.launching.line.queue["count"]} == {1}
-            launches[cache] = {len(batch.launching.line.ends) - len(batch.plan.passes) for batch in batches}
+            assert {x for batch in batches for x in batch.launcher.queue.tickets["count"]} == {1}
+            launches[cache] = {len(batch.launcher.queue.ends) - len(batch.plan.passes) for batch in batches}
     monkeypatch.setattr(launching, "MANY", 1)
     for cache, blocks in ((1, 2), (1 << 40, 5)):
         monkeypatch.setattr(launching, "_resident", lambda blocks=blocks: blocks)
@@ -223,7 +223,7 @@ def test_one_launch_or_several_and_any_grid_give_the_same_bits(cupy, rule, monke
                 opt.step({name: cupy.asarray(g) for name, g in trees(SHAPES, "float32", seed).items()})
         seen.add(bits(opt))
         batches = [batch for made in opt._step.buckets[0].batches.values() for batch in made]
-        most = max(int(batch.launching.line.queue["count"].max()) for batch in batches)
+        most = max(int(batch.launcher.queue.tickets["count"].max()) for batch in batches)
         assert most > 1 or cache > 1 or len(batches[0].plan.passes) == 1
     assert len(seen) == 1
     assert launches[1] == {0}

@@ -45,7 +45,7 @@ def test_all_pieces_of_a_ticket_are_done(cupy, name, monkeypatch):
             for opt, given in zip(opts, (grads, there), strict=True):
                 opt.step(given)
     batches = [x for made in opts[1]._step.buckets[0].batches.values() for x in made]
-    assert max(int(x.launching.line.queue["count"].max()) for x in batches) > 1
+    assert max(int(x.launcher.queue.tickets["count"].max()) for x in batches) > 1
     compare(opts)
 
 

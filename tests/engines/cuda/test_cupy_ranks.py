@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.engines.cuda import stages
+from arrayopt.engines.cuda import pieces
 from tests.cudacpu import standin
 from tests.engines.cuda.test_cupy import trees
 from tests.support import parts as cut
@@ -88,7 +88,7 @@ def test_ranks_compute_what_one_process_does(cupy, label, ranks, tmp_path):
 
 def test_ranks_share_what_is_taken_in_longer_pieces_by_one(cupy, monkeypatch):
     """As in a large model, where nothing is summed."""
-    monkeypatch.setattr(stages, "MANY", 0)
+    monkeypatch.setattr(pieces, "MANY", 0)
     one = held(trained(cupy, ao.AdamW(lr=0.01)))
 
     def rank(comm):

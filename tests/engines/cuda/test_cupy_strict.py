@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.engines.cuda.columns import COLUMNS, hypers
+from arrayopt.engines.cuda.columns import COLUMNS, hyper_names
 from arrayopt.engines.cuda.emit import emit
+from arrayopt.engines.cuda.pieces import pieces, tiles
 from arrayopt.engines.cuda.queue import TICKET
-from arrayopt.engines.cuda.stages import pieces, tiles
 from arrayopt.fusion.layout import GEOMETRY, geometry, layout
 from arrayopt.fusion.lower_stages import in_stages
 from arrayopt.fusion.plans import plan_for
@@ -167,7 +167,7 @@ def last_piece(rule, shape, values):
     scalars, work = np.zeros((1, max(1, len(plan.scalars)))), lazily(int(lengths.sum()) + 1, np.float32)
     room = np.zeros((1, max(1, len(where.tensor))))
     working = np.zeros((1, len(plan.scalars) + room.size), np.float32)
-    numbers = np.array([[float(rule.at(0)[name]) for name in hypers(plan)] or [0.0]])
+    numbers = np.array([[float(rule.at(0)[name]) for name in hyper_names(plan)] or [0.0]])
     taken, done, counts, factor = np.zeros(1, "u4"), np.zeros(1, "u4"), np.zeros((1, 2), "i8"), np.ones(1)
     module = Module(code=emit(plan, "float32", "float32"), names=["prepare", "run"])
     one = np.int32(1)

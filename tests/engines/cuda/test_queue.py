@@ -6,8 +6,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import arrayopt as ao
-from arrayopt.engines.cuda.queue import Line, tickets
-from arrayopt.engines.cuda.stages import pieces, tiles
+from arrayopt.engines.cuda.pieces import pieces, tiles
+from arrayopt.engines.cuda.queue import Queue, tickets
 from arrayopt.fusion.layout import geometry
 from arrayopt.fusion.lower_stages import in_stages
 from arrayopt.fusion.plans import plan_for
@@ -67,14 +67,14 @@ def test_what_is_left_of_a_queue(lag, sizes, chosen):
     geo = geometry([(n,) for n in sizes], plan.element)
     tiles(geo, plan.element)
     made = in_stages(plan).stages
-    line = Line(*tickets(made, pieces(made, geo), np.arange(len(sizes)), lag), len(sizes))
+    whole = Queue(*tickets(made, pieces(made, geo), np.arange(len(sizes)), lag), len(sizes))
     part = np.array([i in chosen for i in range(len(sizes))])
-    queue, ends = line.among(part)
-    left = [[x for x in q[i:j].tolist() if part[x[0]]] for q, e in ((queue, ends), (line.queue, line.ends))
+    queue, ends = whole.among(part)
+    left = [[x for x in q[i:j].tolist() if part[x[0]]] for q, e in ((queue, ends), (whole.tickets, whole.ends))
             for i, j in zip([0, *e], e, strict=False)]  # fmt: skip
     assert left[: len(ends)] == left[len(ends) :]
     taken = sum(map(len, left)) // 2
-    assert len(queue) == (len(line.queue) if 2 * taken >= len(line.queue) else taken)
+    assert len(queue) == (len(whole.tickets) if 2 * taken >= len(whole.tickets) else taken)
 
 
 @pytest.mark.parametrize("lag", [None, 0, 3, 1000])

@@ -19,7 +19,7 @@ import arrayopt as ao
 from arrayopt.cli import info
 from arrayopt.engines import compiling
 from arrayopt.engines.cpp import compiled as loaded
-from arrayopt.engines.native import kept
+from arrayopt.engines.native import cache
 from arrayopt.engines.numba import compiled
 from arrayopt.engines.threads import process_count
 from tests.engines.numba.test_numba_cache import start
@@ -61,8 +61,8 @@ def folder(tmp_path, monkeypatch):
     """A folder of its own, and a process that has said nothing yet."""
     monkeypatch.setattr(compiling, "_told", set())
     monkeypatch.setenv("ARRAYOPT_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(kept, "_told", set())
-    return kept.usable_folder()
+    monkeypatch.setattr(cache, "_told", set())
+    return cache.usable_folder()
 
 
 def code(folder):
@@ -129,12 +129,12 @@ def test_of_a_thousand_damages_none_is_read(folder):
     run()
     path, (name, identity) = code(folder), identity_of(1)
     whole = path.read_bytes()
-    assert kept.read(name, identity) is not None
+    assert cache.read(name, identity) is not None
     for i in range(1000):
         path.write_bytes(DAMAGES[i % len(DAMAGES)](whole, rng))
-        assert kept.read(name, identity) is None
+        assert cache.read(name, identity) is None
     path.write_bytes(whole)
-    assert kept.read(name, identity) is not None
+    assert cache.read(name, identity) is not None
 
 
 def identity_of(n):
@@ -242,7 +242,7 @@ def planted(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run()
     name, identity = identity_of(1)
-    kept.write(name, identity, pickle.dumps(Planted()))
+    cache.write(name, identity, pickle.dumps(Planted()))
     return lambda: (tmp_path / "harm").exists()
 
 
@@ -388,24 +388,28 @@ def test_a_step_says_what_it_compiles(folder, engine, logged, monkeypatch):
 
 # ---- one process at a time ------------------------------------------------------------------------------------------
 
-locks = pytest.mark.skipif(kept.fcntl is None, reason="files cannot be locked on this system")
+locks = pytest.mark.skipif(cache.fcntl is None, reason="files cannot be locked on this system")
 
 
 @locks
 def test_one_at_a_time(folder, monkeypatch):
-    with kept.turn("x", wait=False) as first, kept.turn("x", wait=False) as second, kept.turn("y", wait=False) as other:
+    with (
+        cache.turn("x", wait=False) as first,
+        cache.turn("x", wait=False) as second,
+        cache.turn("y", wait=False) as other,
+    ):
         assert (first, second, other) == (True, False, True)
-        monkeypatch.setattr(kept, "PATIENCE", 0.05)
-        with kept.turn("x", wait=True) as third:
+        monkeypatch.setattr(cache, "PATIENCE", 0.05)
+        with cache.turn("x", wait=True) as third:
             assert third  # the first has taken too long
     assert not [*folder.glob("*.lock")]
-    with kept.turn("x", wait=True) as again:
+    with cache.turn("x", wait=True) as again:
         assert again
 
 
 HOLD = """
 import sys, time
-from arrayopt.engines.native.kept import turn
+from arrayopt.engines.native.cache import turn
 with turn("x", wait=False):
     print("held", flush=True)
     time.sleep(600)
@@ -416,11 +420,11 @@ with turn("x", wait=False):
 def test_a_process_that_died_is_not_waited_for(folder):
     process = start(HOLD, ARRAYOPT_CACHE_DIR=os.environ["ARRAYOPT_CACHE_DIR"])
     assert process.stdout.readline() == "held\n"
-    with kept.turn("x", wait=False) as mine:
+    with cache.turn("x", wait=False) as mine:
         assert not mine
     process.kill()
     process.communicate()
-    with kept.turn("x", wait=True) as mine:
+    with cache.turn("x", wait=True) as mine:
         assert mine
 
 
@@ -429,8 +433,8 @@ def test_where_files_cannot_be_locked_everybody_makes_everything(folder, monkeyp
     def refuse(descriptor, operation):
         raise OSError("no locks here")
 
-    monkeypatch.setattr(kept.fcntl, "flock", refuse)
-    with kept.turn("x", wait=False) as first, kept.turn("x", wait=True) as second:
+    monkeypatch.setattr(cache.fcntl, "flock", refuse)
+    with cache.turn("x", wait=False) as first, cache.turn("x", wait=True) as second:
         assert first
         assert second
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.engines.native.kept import cache_folder
+from arrayopt.engines.native.cache import cache_folder
 from tests.support.engines import FUSED, SLOW, each_fused
 from tests.support.slow import marked
 

@@ -24,8 +24,6 @@ try:
 except ImportError:  # as on Windows: processes do not wait for each other there
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["cache_folder", "kept_in", "read", "turn", "usable_folder", "write"]
-
 LARGEST = 1 << 28
 """The bytes of the largest file that is read."""
 

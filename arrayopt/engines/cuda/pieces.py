@@ -12,17 +12,6 @@ from arrayopt.arrays import Ints
 from arrayopt.fusion.layout import extent
 from arrayopt.fusion.program import Stage
 
-__all__ = [
-    "CHUNK",
-    "OUTPUTS",
-    "SMALL_COLUMNS",
-    "SMALL_MATRIX",
-    "SQUARE",
-    "SUMS",
-    "pieces",
-    "tiles",
-]
-
 CHUNK, LONGEST, MANY = 4096, 32768, 32768
 """Elements of a piece of a tensor that is seen as one row; where nothing is summed, up to how many,
 if there are so many pieces then, of which the last ones end at about the same time.
