@@ -41,7 +41,7 @@ class Settings(Saved):
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """The groups, in order. Their fields can be set too: ``opt.groups[0].lr = 0.1``."""
+        """The groups, in order. Their fields can be set too, as in ``opt.groups[0].lr = 0.1``."""
         return tuple(self._parameters.groups)
 
     @property
