@@ -156,12 +156,7 @@ class Settings(Saved):
             `FISTA` are evaluated. For other tensors, copies of the parameters.
         """
         with self._guard("Optimizer.averaged"):
-            with self._team.warned("Optimizer.averaged"):
-                self._parameters.take_up()
-                self._team.check_complete(self._parameters.all)
-                self._parameters.first.follow()
-            self._team.agree("Optimizer.averaged")
-            self._follow("Optimizer.averaged")
+            self._together("Optimizer.averaged", sums=False)
             rules, found = {x.name: group.rule for group in self.groups for x in group.tensors}, []
             for x in self._parameters.all:
                 with on_its_device(x.array):

@@ -63,6 +63,10 @@ LINES = {
     "params": 2505,
     "step": 1588,
     "testing": 3909,
+    "rules": 5661,
+    "state": 1617,
+    "saving": 1449,
+    "torch": 2125,
 }
 """Of a room; they may only fall.
 

@@ -75,30 +75,20 @@ def rounded(xp: Any, p: Array, h: Any) -> Array:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Draws for an array of any library.
-
-    Attributes
-    ----------
-    like : array
-        The parameter, in the dtype of arithmetic.
-    stored : str
-        The dtype that it is stored in.
-    seed : int
-        The rule's.
-    name : str
-        The tensor's name.
-    t : int or 0-d array
-        The number of the update.
-    first : int or 0-d array
-        The position of its first element, if it is a layer of a tensor.
-    """
+    """Draws for an array of any library."""
 
     like: Array
+    """The parameter, in the dtype of arithmetic."""
     stored: str
+    """The dtype that it is stored in."""
     seed: int
+    """The rule's."""
     name: str
+    """The tensor's."""
     t: Any
+    """The number of the update, which may be traced; as `first`."""
     first: Any = 0
+    """The position of its first element, if it is a layer of a tensor."""
 
     def __call__(self, stream: int | str) -> Array:
         xp = place(self.like)[0]

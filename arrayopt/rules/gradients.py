@@ -48,12 +48,7 @@ class Accumulate(Rule):
 class MeanNorms(Rule):
     """Reports ``grad_norm``, the norm of what `Accumulate` would put into the slot ``sum``, which stays as it is.
 
-    Parameters
-    ----------
-    factor : number
-        As for `Accumulate`.
-    first : bool
-        Whether this would be the first gradient of the sum.
+    With `first`, this would be the first gradient of the sum.
     """
 
     factor: Hyper = real("(0, inf)")

@@ -31,27 +31,17 @@ ARMIJO = 1e-4
 
 
 class Turn(NamedTuple):
-    """A new direction.
-
-    Attributes
-    ----------
-    d : array
-        The direction.
-    slope : array, 0-d
-        The slope of f along it; it is negative.
-    step : number or 0-d array
-        The length to try first.
-    since : array, 0-d
-        How many steps there were since a direction was that of steepest descent.
-    slots : dict of str to array
-        What the rule keeps beside that.
-    """
+    """A new direction; numbers are 0-d arrays."""
 
     d: Array
     slope: Array
+    """The slope of f along it; it is negative."""
     step: Any
+    """The length to try first."""
     since: Array
+    """How many steps there were since a direction was that of steepest descent."""
     slots: dict[str, Array]
+    """What the rule keeps beside that."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -133,19 +123,14 @@ class Searching(OneUnknown):
 
 
 class Found(NamedTuple):
-    """What a search says of the point that was evaluated.
-
-    Attributes
-    ----------
-    taken, failed : array of bool, 0-d
-        Whether the point ends the search; or whether no step was found at which f is less than at x.
-    numbers : dict of str to array
-        What the search keeps, with the step to try next.
-    """
+    """What a search says of the point that was evaluated."""
 
     taken: Array
+    """Whether it ends the search: a 0-d array of bool, as `failed`."""
     failed: Array
+    """Whether no step was found at which f is less than at x."""
     numbers: dict[str, Array]
+    """What the search keeps, with the step to try next."""
 
 
 def started(xp: Any, where: Array, numbers: dict[str, Array], f: Any, slope: Array, step: Any) -> dict[str, Array]:

@@ -17,20 +17,10 @@ _READ: dict[Hashable, bool] = {}
 
 
 def update_of_ones(rule: Any, rank: int, heard: Heard, *, valued: bool | None = True, t: int = 1) -> None:
-    """Run a rule's first update of ones, of length 2 along each axis, on NumPy; raise what the rule raises.
+    """Run a rule's t-th update, of ones of length 2 along each axis, on NumPy; raise what the rule raises.
 
-    Parameters
-    ----------
-    rule : Rule
-        The rule; its numbers are 0.5 where they are not None.
-    rank : int
-        The number of axes.
-    heard : Heard
-        What it tells its totals.
-    valued : bool or None
-        Whether the step has a value; with None, to ask for it raises an error.
-    t : int
-        The number that the update has.
+    The rule's numbers are 0.5 where they are not None; `heard` tells it totals. `valued` says whether the step has a
+    value; with None, to ask for it raises an error.
     """
     kind: Any = type(rule)
     ones, numbers = np.ones((2,) * rank), hypers(kind)

@@ -19,24 +19,16 @@ Over = Callable[[list[Any]], list[Any]]
 
 
 class Direction(NamedTuple):
-    """An estimate of the inverse Hessian, times the gradient.
-
-    Attributes
-    ----------
-    known : array of bool, 0-d
-        Whether there is a pair; else the estimate is one.
-    array : array
-        The product.
-    slope : array, 0-d
-        The inner product of both.
-    slots : dict of str to array or Ring
-        The memory with the newest pair, if that can be used; ``place`` is where the next direction goes.
-    """
+    """An estimate of the inverse Hessian, times the gradient; numbers are 0-d arrays."""
 
     known: Array
+    """Whether there is a pair; else the estimate is one."""
     array: Array
+    """The product."""
     slope: Array
+    """The inner product of both."""
     slots: dict[str, Any]
+    """The memory with the newest pair, if that can be used; ``place`` is where the next direction goes."""
 
 
 def begun(xp: Any, p: Array, k: int) -> dict[str, Any]:
@@ -69,14 +61,10 @@ def direction(
 
     Parameters
     ----------
-    xp : namespace
-        The namespace.
     s : dict of str to array or Ring
         The memory, with the direction that was taken last; and ``grad``, the gradient before.
-    g : array
-        The gradient.
-    square : array, 0-d
-        The square of its norm.
+    g, square : array
+        The gradient, and the square of its norm.
     over : callable
         Adds each of several numbers up, over all tensors that are one unknown.
     stored : bool or array of bool, 0-d

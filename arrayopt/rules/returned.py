@@ -34,10 +34,7 @@ class WritesError(ReturnedError):
 class Given:
     """An array of which it is known whether a rule was given it: then the rule must not write to it.
 
-    Attributes
-    ----------
-    is_given : bool
-        Whether it is in the memory of what the rule was given: not an own result, even where that has the same values.
+    It `is_given` if it is in the memory of what the rule was given: no own result is, even if that has the same values.
     """
 
     is_given = False

@@ -115,18 +115,6 @@ class SOAP(Rule):
 
         In a basis, 8 bits are too few for `m`: its error is as large in all directions, and is divided by roots of v,
         which are small in some.
-
-        Parameters
-        ----------
-        rank : int
-            The number of the tensor's axes.
-        dtype : str
-            Its dtype.
-
-        Returns
-        -------
-        dict of str to str
-            Dtypes by slot.
         """
         found = super().storage(rank, dtype)
         return {slot: stored for slot, stored in found.items() if rank < 2 or (slot, stored) != ("m", "int8")}

@@ -14,24 +14,16 @@ Blocks = int | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Blocks of one length that follow each other.
-
-    Attributes
-    ----------
-    first : int
-        The number of the first of them among all blocks of the tensor.
-    count : int
-        How many they are.
-    start : int
-        Where the first begins, along the tensor's first axis.
-    length : int
-        How long each is, along that axis.
-    """
+    """Blocks of one length that follow each other."""
 
     first: int
+    """The number of the first of them among all blocks of the tensor."""
     count: int
+    """How many they are."""
     start: int
+    """Where the first begins, along the tensor's first axis."""
     length: int
+    """How long each is, along that axis."""
 
     @property
     def end(self) -> int:

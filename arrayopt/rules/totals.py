@@ -89,19 +89,8 @@ def total(h: Any, x: Any, how: str = "sum") -> Array:
 class Heard:
     """Totals of an update that is made as it is written.
 
-    Parameters
-    ----------
-    known : dict of str to number or array
-        The totals that are known. An update that asks for others is told 1, to be made again.
-    given : callable
-        Makes of a total what the update takes.
-
-    Attributes
-    ----------
-    told : dict of str to number or 0-d array
-        The numbers of this tensor, by the names of totals.
-    how : list of str
-        What each total is.
+    `told` has the numbers of this tensor by the names of totals, and `how` says what each total is. `given` makes of a
+    total that is `known` what the update takes. An update that asks for others is told 1, to be made again.
     """
 
     def __init__(self, known: dict[str, Any], given: Callable[[Any], Array]) -> None:

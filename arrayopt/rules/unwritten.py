@@ -18,15 +18,9 @@ _LOOKED_AT: set[Any] = set()
 def unwritten(rule: Any, given: Mapping[str, Array], t: Any) -> Iterator[None]:
     """Restore what is written of the arrays within, and raise WritesError, in the first updates of each kind.
 
-    Parameters
-    ----------
-    rule : Rule
-        The rule whose update runs within; those of this package are not looked at.
-    given : dict of str to array
-        What the update is given, by name.
-    t : int or array
-        The number of the update. Updates that are not the first of a tensor are looked at by themselves: what a rule
-        writes may change nothing while its slots are zero.
+    `given` is what the update of the rule within is given, by name; rules of this package are not looked at. Updates
+    that are not the first of a tensor (t = 1) are looked at by themselves: what a rule writes may change nothing while
+    its slots are zero.
     """
     if type(rule).__module__.startswith("arrayopt.") or not all(map(is_array, given.values())):
         yield

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.hyper import Hyper
@@ -21,8 +21,6 @@ from arrayopt.state.run import Run
 from arrayopt.state.tensors import Tensor
 from arrayopt.step.given import GivenStep
 from arrayopt.step.guard import Guard
-
-T = TypeVar("T")
 
 
 def _said(saved: dict[str, Any]) -> dict[str, Any]:
@@ -74,10 +72,8 @@ class Saved:
         """
         with self._guard("Optimizer.state_dict"):
             self._step.release.check_whole("Optimizer.state_dict")
-            return self._together(
-                "Optimizer.state_dict",
-                lambda: self._dump(lambda x, slot: copy_of(self._team.collect(x, slot)), copy_of),
-            )
+            self._together("Optimizer.state_dict")
+            return self._dump(lambda x, slot: copy_of(self._team.collect(x, slot)), copy_of)
 
     def _dump(self, slots: Callable[[Tensor, str], Any], sums: Callable[[Any], Any] = lambda x: x) -> dict[str, Any]:
         """What there is to save; see `arrayopt.saving.state_dict.dump`."""
@@ -87,25 +83,24 @@ class Saved:
         """The parameters by name, or what stands for them where ranks have parts of them."""
         return {tensor.name: slot_of(self._team, tensor, "p") for tensor in self._parameters.all}
 
-    def _together(self, what: str, call: Callable[[], T]) -> T:
-        """Call something that all ranks call, once all are known to be here."""
+    def _together(self, what: str, *, sums: bool = True) -> None:
+        """Begin a call that all ranks make, with slots that are whole; and with `sums` that are, too."""
         with self._team.warned(what):
-            self._parameters.take_up()
-            self._whole_sums(what)
-            self._parameters.first.follow()
+            self._take_whole(what, sums=sums)
         self._team.agree(what)
         self._follow(what)
-        return call()
 
-    def _whole_sums(self, what: str) -> None:
-        """Raise where there are sums of gradients that are not the same on all ranks, or slots that are not whole."""
+    def _take_whole(self, what: str, *, sums: bool = True) -> None:
+        """Take up what users have written; raise where slots, or sums of gradients, are not whole on all ranks."""
+        self._parameters.take_up()
         self._team.check_complete(self._parameters.all)
         own = self._team.sums or any(tensor.block is not None for tensor in self._parameters.all)
-        if own and self._step.accumulator.done:
+        if sums and own and self._step.accumulator.done:
             raise RuntimeError(
                 f"{what}: each rank has accumulated other gradients, after {self._step.accumulator.done} micro-steps;"
                 " save after the last one"
             )
+        self._parameters.first.follow()
 
     def _no_sums(self, saved: dict[str, Any], what: str) -> None:
         """Raise where a state has sums of gradients, which each rank would take for its own."""
@@ -219,9 +214,7 @@ class Saved:
             self._step.release.check_whole("Optimizer.save")
             with self._team.warned("Optimizer.save"):
                 self._writer.check()
-                self._parameters.take_up()
-                self._whole_sums("Optimizer.save")
-                self._parameters.first.follow()
+                self._take_whole("Optimizer.save")
                 state = self._dump(partial(slot_of, self._team))
                 file = writing.File(path, state, self._params() if params else None)
                 warn_of_name("Optimizer.save", file.path)
