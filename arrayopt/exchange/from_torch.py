@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from arrayopt.arrays import Array, array_namespace, dtype_name, is_array, kind, size
+from arrayopt.arrays import Array, array_namespace, dtype_name, is_array, kind, of_host, place, size, to_host
 from arrayopt.exchange.eight_bits import widened
 from arrayopt.exchange.given import below, put_fields, said
 from arrayopt.exchange.sources import KNOWN, SOURCES, Source
@@ -282,7 +282,7 @@ def _found(entry: Mapping[str, Any], names: tuple[str, ...]) -> Any:
 
 
 def _cast(x: Any, slot: Array, *, complex_: bool) -> Any:
-    """An array in the dtype of a slot, in as many dimensions; what is none, and what does not fit, as it is.
+    """An array where a slot is, in its dtype, in as many dimensions; what is none, and of another kind, as it is.
 
     Second moments of complex numbers' parts, which PyTorch keeps as the parts of a complex number, are added up.
     """
@@ -295,4 +295,5 @@ def _cast(x: Any, slot: Array, *, complex_: bool) -> Any:
         return x
     if x.ndim == slot.ndim + 1 and size(x) == size(slot):  # Adafactor's averages keep the axis that they are over
         x = xp.reshape(x, tuple(slot.shape))
-    return xp.astype(x, getattr(xp, dtype_name(slot)))
+    x = xp.astype(x, getattr(xp, dtype_name(slot)))
+    return x if place(x) == place(slot) else of_host(slot, to_host(x))

@@ -158,6 +158,9 @@ class Lent:
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._owners = [(tensor, slot) for tensor in tensors for slot in tensor.slots]
+        several = [*tensors, *(tensor.home for tensor in tensors if tensor.home is not None)]
+        self._runs, self._count = {id(x.run): x.run for x in several}, len(tensors)
+        self._version = self._versions()
         self._watch = Watch(tensor.slots[slot] for tensor, slot in self._owners)
         self._forms, self._places = list(map(form, self._watch.arrays)), dict[Tensor, list[int]]()
         for i, (tensor, _) in enumerate(self._owners):
@@ -175,8 +178,11 @@ class Lent:
         Raise ValueError if the dtype, shape or device of a slot has changed, or what it is a view
         of.
         """
+        version, changed = self._versions(), self._watch.changed()
+        if version == self._version and len(tensors) == self._count and not changed:
+            return self
         moved, wrong = list[Tensor](), list[str]()
-        for i in self._watch.changed():
+        for i in changed:
             (tensor, slot), x = self._owners[i], self._watch.arrays[i]
             if tensor.slots.get(slot) is x:
                 moved.append(tensor)
@@ -195,5 +201,11 @@ class Lent:
         for tensor in moved:
             tensor.run.arrays += 1
         arrays = [array for tensor in tensors for array in tensor.slots.values()]
-        same = list(map(id, arrays)) == list(map(id, self._watch.arrays))
-        return self if same and not moved else Lent(tensors)
+        if moved or list(map(id, arrays)) != list(map(id, self._watch.arrays)):
+            return Lent(tensors)
+        self._version = version
+        return self
+
+    def _versions(self) -> list[int]:
+        """Return numbers that grow when slots or parameters become other arrays."""
+        return [run.arrays for run in self._runs.values()]

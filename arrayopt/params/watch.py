@@ -18,6 +18,7 @@ from arrayopt.params.headers import (
     word_ranges,
     words,
 )
+from arrayopt.params.torch_headers import torch_unchanged
 
 DATA, _NDIM, _SHAPE, _STRIDES, _DTYPE, FLAGS = 1, 2, 3, 4, 6, 7
 """Words in the header of a NumPy array, ``PyArrayObject_fields`` in C, after the first."""
@@ -135,11 +136,17 @@ def _asked(*attributes: str, calls: tuple[str, ...] = ()) -> Watcher:
     return watched
 
 
-_torch = _asked("dtype", "shape", calls=("data_ptr", "stride"))
+_torch_asked = _asked("dtype", "shape", calls=("data_ptr", "stride"))
 _torch_complex = _asked("dtype", "shape", calls=("data_ptr", "stride", "is_conj"))
 _cupy_asked = _asked("dtype", "shape", "strides", "data.ptr")
 _others = _asked("dtype", "shape")
 _numpy_asked = _asked("dtype", "shape", "strides", "flags.num", "ctypes.data")
+
+
+def _torch(arrays: list[Array]) -> Changed:
+    """Watch real tensors of PyTorch."""
+    changed, same = _torch_asked(arrays), torch_unchanged(arrays)
+    return changed if same is None else lambda: [] if same() else changed()
 
 
 def _cupy(arrays: list[Array]) -> Changed:

@@ -36,8 +36,10 @@ class Writer:
         saving.set_running_or_notify_cancel()
         if write is None:
             saving.set_result(None)
-        else:
+        elif threading.main_thread().is_alive():
             threading.Thread(target=_run, args=(write, saving), name="arrayopt checkpoint").start()
+        else:  # Python ends, as in a function of `atexit`: it waits for no thread that begins now
+            _run(write, saving)
         self._last = saving
         return saving
 

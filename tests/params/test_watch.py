@@ -14,11 +14,13 @@ from tests.support.refusals import raises
 
 @pytest.fixture(params=[True, False], ids=["heads", "attributes"])
 def way(request, monkeypatch):
-    """NumPy's arrays watched by their heads, and, where heads are not known, by their attributes."""
+    """Arrays watched by their heads, and, where heads are not known, by their attributes."""
     if not request.param:
         monkeypatch.setattr(watch, "numpy_words", lambda: None)
+        monkeypatch.setattr(watch, "torch_unchanged", lambda tensors: None)
     else:
         assert watch.numpy_words() is not None
+        assert watch.torch_unchanged([torch.ones(1)]) is not None
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:Setting the .* on a NumPy array:DeprecationWarning")  # of NumPy 2.5

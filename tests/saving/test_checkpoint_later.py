@@ -4,6 +4,8 @@ import copy
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -129,3 +131,18 @@ def test_a_child_process_does_not_wait_for_what_its_parent_writes(tmp_path, slow
     later.result(30)
     for name in ("parent", "child"):
         assert optimizer().load(tmp_path / name)
+
+
+AT_EXIT = """
+import atexit, sys, numpy as np, arrayopt as ao
+opt = ao.Optimizer({"w": np.ones((500, 500))}, ao.SGD(lr=0.5), engine="array_api")
+atexit.register(lambda: opt.save(sys.argv[1], wait=False))
+opt.step({"w": np.ones((500, 500))})
+"""
+
+
+def test_a_file_that_is_asked_for_while_python_ends_is_written(tmp_path):
+    subprocess.run([sys.executable, "-c", AT_EXIT, tmp_path / "x"], check=True, timeout=60)
+    opt = ao.Optimizer({"w": np.zeros((500, 500))}, ao.SGD(lr=0.5))
+    opt.load(tmp_path / "x")
+    assert (opt.step_count, np.unique(opt.params["w"]).tolist()) == (1, [0.5])
