@@ -6,24 +6,19 @@ from typing import Any
 
 from arrayopt.foreign import got
 
-OTHERS = 'pass one rule, and other rules by pattern: groups={"*.bias": AdamW(lr=1e-3)}'
-"""What to do in place of giving several rules."""
-
 
 def check_rule(who: str, rule: Any, base: type, example: str = "LAMB(lr=1e-3)") -> None:
     """Raise TypeError for what is no rule, an instance of `base`."""
     if isinstance(rule, base):
         return
-    said, several = got(rule), list(rule.values() if isinstance(rule, Mapping) else rule) if _holds(rule) else []
+    said = got(rule)
+    several = rule.values() if isinstance(rule, Mapping) else rule if isinstance(rule, list | tuple) else ()
     if any(isinstance(x, base) for x in several):
-        said = f"a {type(rule).__name__} of rules; {OTHERS}"
+        groups = 'groups={"*.bias": AdamW(lr=1e-3)}'
+        said = f"a {type(rule).__name__} of rules; pass one rule, and other rules by pattern: {groups}"
     elif hasattr(rule, "init") and hasattr(rule, "update") and not isinstance(rule, type):
         said = f"{type(rule).__name__} of optax; use a rule of arrayopt, or arrayopt.optax in a program of optax"
     raise TypeError(f"{who}: `rule` must be a Rule such as {example}; got {said}")
-
-
-def _holds(rule: Any) -> bool:
-    return isinstance(rule, Mapping | list | tuple)
 
 
 def one_tensor(update: Callable[..., Any]) -> Callable[..., Any]:
