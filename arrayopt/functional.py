@@ -1,5 +1,6 @@
 """The functional form: state in, state out; nothing is written, and everything can be traced or differentiated."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, overload
 
@@ -8,6 +9,7 @@ from array_api_compat import is_jax_array
 
 from arrayopt.arrays import array_namespace, detached, dtype_name, is_array, place, size, working_dtype
 from arrayopt.engines.apply import apply
+from arrayopt.engines.apply_one import Done, Update
 from arrayopt.engines.layers import unless
 from arrayopt.engines.totals import Work, together
 from arrayopt.hyper import concrete, data, scalar
@@ -215,8 +217,8 @@ def update(
             r, old = rules[name], tensors[name]
             slots = {slot: x for slot, x in old.items() if slot != "t"}
             _check_slots(r, name, p, slots)
-            given = r, p, matched[name], slots, _next(old["t"]), hypers[id(r)]
-            run = partial(_update, *given, name=name, clip=verdict.factor, stats=stats)
+            update = Update(r, name, _next(old["t"]), hypers[id(r)], verdict.factor, stats)
+            run = partial(_updated, update, p, matched[name], slots)
             work[name] = Work(r, p, run, left.get(name))
     with np.errstate(all="ignore"):  # infinity and NaN are data, and no warning
         done = together(work, valued=value is not None)
@@ -241,10 +243,9 @@ def update(
     return (new_params, made, reports) if stats else (new_params, made)
 
 
-def _update(*given: Any, **options: Any) -> Any:
-    """One tensor's update; given last are its hyper-parameters and the totals that are known."""
-    rule, p, g, slots, t, hypers, known = given
-    return apply(rule, p, g, slots, t, {**hypers, **known} if known else hypers, **options)
+def _updated(update: Update, p: Any, g: Any, slots: dict[str, Any], known: dict[str, Any]) -> Done:
+    """One tensor's update, with the totals that are known."""
+    return apply(replace(update, hypers={**update.hypers, **known}), p, g, slots)
 
 
 def _counts(p: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -35,20 +36,50 @@ Done = tuple[Array, dict[str, Array], Report]
 """A new parameter, its new slots, and what is reported."""
 
 
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The update of a tensor, apart from its arrays."""
+
+    rule: Rule
+    name: str
+    """The tensor's name, which random numbers follow from."""
+    t: Any
+    """The number of this update; of a stacked tensor perhaps an array, with that of each layer."""
+    hypers: dict[str, Any]
+    """The hyper-parameters' values, and totals that are known."""
+    clip: Any = None
+    """What to multiply the gradient by first."""
+    stats: bool = False
+    """Whether norms are reported."""
+
+    @property
+    def differs(self) -> bool:
+        """Whether layers have numbers of updates of their own."""
+        return bool(getattr(self.t, "ndim", 0) == 1)
+
+    @property
+    def of_layers(self) -> dict[str, Any]:
+        """The numbers that layers have of their own."""
+        some = {key: x for key, x in self.hypers.items() if key.startswith(PREFIX) or key == VALUE}
+        return {key: x for key, x in some.items() if getattr(x, "ndim", 0) == 1}
+
+    def of_layer(self, own: dict[str, Any]) -> "Update":
+        """The update of a layer that has these numbers of its own, perhaps ``t`` among them."""
+        now = {"t": self.t, **self.hypers, **own}  # no field is called t
+        return replace(self, t=now.pop("t"), hypers=now)
+
+
 def apply_one(
-    rule: Rule,
+    update: Update,
     p: Array,
     g: Array,
     slots: dict[str, Array],
-    t: Any,
-    hypers: dict[str, Any],
+    first: Any,
     *,
-    origin: tuple[str, Any],
-    clip: Any = None,
-    stats: bool = False,
     together: bool = False,
 ) -> Done:
     """`apply` for a tensor that is not stacked, or one layer; or for all layers `together`."""
+    rule, t, hypers = update.rule, update.t, update.hypers
     if size(p) == 0:
         return p, slots, {}
     xp, who = array_namespace(p), type(rule).__name__
@@ -58,7 +89,7 @@ def apply_one(
     values = Values(**{name: _scalar(xp, x, scalar) for name, x in numbers.items()})
     heard = Heard(totals, partial(_total, p, scalar, together))
     setattr(values, TOTALS, heard)
-    drawn = Drawn(p, dtype_name(p), rule.seed, origin[0], t, origin[1])
+    drawn = Drawn(p, dtype_name(p), rule.seed, update.name, t, first)
     if together and getattr(hypers.get(VALUE), "ndim", 0) == 1:
         setattr(values, VALUE, Layerwise(getattr(values, VALUE)))
     setattr(values, DRAWS, LayerwiseDraws(drawn) if together else drawn)
@@ -71,8 +102,8 @@ def apply_one(
     run: Callable[..., Any] = partial(over_layers, telling) if together else telling
     norms: Callable[..., Any] = partial(over_layers, rule.norms) if together else rule.norms
     wide_p, wide_g = xp.astype(p, work, copy=False), xp.astype(g, work, copy=False)
-    if clip is not None:
-        wide_g = wide_g * _scalar(xp, clip, scalar)
+    if update.clip is not None:
+        wide_g = wide_g * _scalar(xp, update.clip, scalar)
     store = _Store(p, g, slots)
     with np.errstate(all="ignore"):  # infinity and NaN are data, and no warning
         new_p, out = run(space, wide_p, wide_g, store.wide, values)
@@ -82,7 +113,7 @@ def apply_one(
     new_slots = store.taken(new_p, out)
     report = {name: x for name, x in out.items() if name not in store.wide}
     report = _one_each(who, report, (p.shape[0],) if together else ())
-    if stats:
+    if update.stats:
         report |= norms(space, store.wide.get("master", wide_p), wide_g, new_p)
     return store.kept(new_p, wide_p, p), new_slots, report
 

@@ -19,7 +19,7 @@ from arrayopt.arrays import (
     to_host,
 )
 from arrayopt.engines.apply import apply
-from arrayopt.engines.apply_one import Done
+from arrayopt.engines.apply_one import Done, Update
 from arrayopt.engines.base import Asked, Engine, MakeStep, Report, Stops
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.layers import Layers, Split, layer_name, layers_with, unless
@@ -106,15 +106,14 @@ class _Updates:
         """A tensor's new parameter, slots and report; layers that are `left` do not change."""
         p, g, asked = detached(tensor.array), detached(g), self.asked
         slots, (name, first) = {} if self.slotless else tensor.slots, tensor.origin
-        options: dict[str, Any] = {"name": name, "first": first, "stacked": self.stacks or None}
         with on_its_device(p):
             if left is not None:  # LAPACK raises where it is given NaN
                 g = unless(left, g, array_namespace(g).zeros_like(g))
             hypers = {**asked.hypers[group], **totals} if totals else asked.hypers[group]
             rule, t = self.bucket.groups[group].rule, tensor.updates + 1
-            new, made, report = apply(
-                rule, p, g, slots, t, hypers, clip=asked.clip, stats=asked.stats, **options
-            )
+            update = Update(rule, name, t, hypers, asked.clip, asked.stats)
+            stacked = self.stacks or None
+            new, made, report = apply(update, p, g, slots, first=first, stacked=stacked)
             if asked.stats:  # what a slot held is about to be overwritten
                 report = {key: copied(x) if is_array(x) else x for key, x in report.items()}
             if left is not None:

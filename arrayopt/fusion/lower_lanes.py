@@ -29,9 +29,9 @@ class LoweredSegment:
 
     Attributes
     ----------
-    counts : dict of str to str
-        The views of planes, and the axes along which there is a plane for each position.
-    carried : dict of str to str
+    plane_axes : dict of str to str
+        By its name, the axes along which a value has a plane for each position.
+    carried_axes : dict of str to str
         The same of what is kept from segment to segment.
     planes_of : dict of Node to str
         In which of them a value lies.
@@ -52,12 +52,12 @@ class LoweredSegment:
             elements |= dict.fromkeys(pass_.arrays)
             self.stored |= dict.fromkeys(pass_.stores)
         self.vectors = [n for n in lowering.layout.vectors if n in segment.carried or n in sums]
-        self.carried = {f"c{n.id}": _inside(n.axes) for n in self.vectors}
+        self.carried_axes = {f"c{n.id}": _inside(n.axes) for n in self.vectors}
         self.planes_of = {n: f"q_{x}" for x, n in segment.reads.items()}
         self.planes_of |= {n: f"c{n.id}" for n in self.vectors}
         self.elements = list(elements)
-        self.counts = {f"q_{x}": _inside(n.axes) for x, n in segment.reads.items()}
-        self.counts |= {f"q_{x}": _inside(lowering.plan.element) for x in self.elements}
+        self.plane_axes = {f"q_{x}": _inside(n.axes) for x, n in segment.reads.items()}
+        self.plane_axes |= {f"q_{x}": _inside(lowering.plan.element) for x in self.elements}
         outlive = outliving(self.passes, segment.small) | set(segment.writes.values())
         small = list[Node]()
         for between in segment.small:
@@ -65,7 +65,7 @@ class LoweredSegment:
         for n in [*small, *sums]:
             if n not in self.planes_of:
                 self.planes_of[n] = f"v{n.id}"
-                self.counts[f"v{n.id}"] = _inside(n.axes)
+                self.plane_axes[f"v{n.id}"] = _inside(n.axes)
         self.scalars: dict[Node, None] = {}
 
     def _size(self, array: str) -> Index:
@@ -96,7 +96,7 @@ class LoweredSegment:
     def _fill(self, reduction: Node) -> program.Fill:
         """All planes of a reduction begin anew."""
         planes = self.planes_of[reduction]
-        size = name("n") * product((self.counts | self.carried)[planes])
+        size = name("n") * product((self.plane_axes | self.carried_axes)[planes])
         return program.Fill(planes, size, reduction)
 
     def _pass(self, function: str, pass_: Pass) -> Iterator[program.Statement]:
@@ -127,7 +127,7 @@ class LoweredSegment:
         into = {s: self.planes_of[s] for s in sums if s.axes}
         slices = {}
         for planes in dict.fromkeys([*reads, *stores, *into.values()]):
-            first = position_of((self.counts | self.carried)[planes]) * name("n")
+            first = position_of((self.plane_axes | self.carried_axes)[planes]) * name("n")
             slices[planes] = planes, first, first + name("n")
         position = None
         if any(n.op == POSITION for n in used):
@@ -151,7 +151,7 @@ class LoweredSegment:
         body += [program.Array(x, name("count") * self._size(x)) for x in [*self.elements, *slots]]
         body += [program.Array(n.data, number(1)) for n in self.scalars if n.op == "input"]
         body += lowering.reads(self.scalars)
-        every = _total(list(self.counts.values()))
+        every = _total(list(self.plane_axes.values()))
         body.append(program.Let("own", column("OWN") + name("thread") * name("G") * every))
         # every other segment runs backwards, so that it begins with what the one before has left in
         # the cache
@@ -166,8 +166,8 @@ class LoweredSegment:
         yield program.Let("n", least(name("count"), ab + name("G")) - ab)
         if lowering.plan.draws:
             yield program.Let("start", column("START") + ab * name("R") * name("C"))
-        for i, (planes, axes) in enumerate(self.counts.items()):
-            first = name("own") + name("G") * _total(list(self.counts.values())[:i])
+        for i, (planes, axes) in enumerate(self.plane_axes.items()):
+            first = name("own") + name("G") * _total(list(self.plane_axes.values())[:i])
             yield program.View(planes, "work", first, name("n") * product(axes))
         for n in self.vectors:
             each = product(_inside(n.axes))

@@ -64,10 +64,9 @@ class Loops(Lowering):
             for axis in "RC":
                 extent, tile = name(f"{axis}_1") - name(f"{axis}_0"), name(f"T{axis}")
                 made.append(program.Let(f"M{axis}", (extent + tile - 1) // tile))
-        # every other pass runs backwards, so that it begins with what the one before has left in
-        # the cache
-        # in turns it would be one loop more to compile
-        # codes are widened in pieces, which memory brings sooner one after the other
+        # every other pass runs backwards, to begin with what the one before has left in the cache;
+        # none of a plan with products, where it would be one loop more to compile; and none over
+        # codes, as memory brings the pieces that are decoded sooner one after the other
         backwards = index % 2 == 1 and not self.plan.multiplies and not body.codes
         inside = self._tile(body) if matrices else self._stretch(index, pass_, body, rings)
         made.append(program.Loop("unit", name("lo"), name("hi"), tuple(inside), backwards))

@@ -22,7 +22,7 @@ Into = Callable[[Node, Index | None], Place]
 
 def of_members(rolled: Rolled) -> Iterator[program.Statement]:
     """Room for the values of each member, which are put there."""
-    for one, values in rolled.each.items():
+    for one, values in rolled.own_values.items():
         yield bulk.Buffer(str(one.data), len(values))
         for j, value in enumerate(values):
             yield program.Write(Place(str(one.data), number(j)), value)
@@ -76,8 +76,8 @@ def _elements(
     before: list[program.Statement] = []
     slices = dict[str, tuple[str, Index, Index]]()
     for array in dict.fromkeys([*part.loads, *part.stores]):
-        if array in rolled.arrays:
-            first, which = rolled.arrays[array], _member(part, rolled.which[array])
+        if array in rolled.first_of:
+            first, which = rolled.first_of[array], _member(part, rolled.nth_of[array])
             before.append(program.Array(array, name("size"), column(f"AT_{first}", which)))
             if array in codes:
                 scales = column(f"AT_{scale_of(first)}", which)
@@ -90,8 +90,8 @@ def _elements(
     used |= dict.fromkeys([*part.guards.values(), *part.stores.values(), *part.sums.values()])
     scalars = [node for node in used if node.axes != pass_.axes and node.op != "const"]
     for node in scalars:
-        if node in rolled.each:
-            where = _member(part, rolled.which[str(node.data)])
+        if node in rolled.own_values:
+            where = _member(part, rolled.nth_of[str(node.data)])
             before.append(program.Read(node, Place(str(node.data), where)))
     loads = {f"at_{array}": node for array, node in part.loads.items()}
     loads |= {_buffer(node): node for node in part.taken}

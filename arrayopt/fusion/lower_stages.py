@@ -91,7 +91,7 @@ class Stages(Lowering):
             return Place("sums", own if after is None else own + after)
 
         made: Statements = []
-        for one, values in rings.each.items():
+        for one, values in rings.own_values.items():
             if all(n.op == "const" for n in values):
                 made.append(bulk.Listed(str(one.data), values))
             elif any(n.op == "const" for n in values):
@@ -105,7 +105,7 @@ class Stages(Lowering):
         turn = in_turns(index, pass_, rings, into, body.codes)
         read = dict[Node, None]()
         for elements in program.elements_of([turn]):
-            read |= {n: None for n in elements.scalars if n not in rings.each}
+            read |= {n: None for n in elements.scalars if n not in rings.own_values}
         return [*made, *self.reads(read), *kept_room(rings), turn]
 
     def of_loop(self, loop: Loop) -> program.Stage:

@@ -69,91 +69,92 @@ class Members:
 
     Attributes
     ----------
-    made_of : dict of Node to set of (int, int)
-        Of which members each value is made: how many its ring has, and which it is.
+    members_of : dict of Node to set of (int, int)
+        The members that each value is made of: how many its ring has, and which it is.
     stage : dict of Node to int
         How many sums over members come before a value.
     terms : dict of Node to list of Node
         Sums over all members, and what is added of each.
-    arrays : dict of str to str
-        The names that stand for members of a ring, and the ring's first.
-    each : dict of Node to tuple of Node
+    first_of : dict of str to str
+        The first member of its ring, for each name that stands for members.
+    own_values : dict of Node to tuple of Node
         What stands for a value of each member's own, and these values.
-    which : dict of str to int
-        For what stands for members, which of those that are taken it stands for.
+    nth_of : dict of str to int
+        For each name that stands for members, which of those that are taken at a time it is.
     """
 
     def __init__(self, one: Pass, rings: dict[str, int]) -> None:
         self.one, self.rings = one, rings
-        self.arrays, self.which = dict[str, str](), dict[str, int]()
-        self.each: dict[Node, tuple[Node, ...]] = {}
-        self.array = {node: name for name, node in one.loads.items()}
+        self.first_of, self.nth_of = dict[str, str](), dict[str, int]()
+        self.own_values: dict[Node, tuple[Node, ...]] = {}
+        self.name_of = {node: name for name, node in one.loads.items()}
         self.member_of = dict[str, tuple[str, int]]()
         for ring, members in rings.items():
             self.member_of |= {f"{ring}_{j}": (ring, j) for j in range(members)}
-        self.made_of: dict[Node, frozenset[tuple[int, int]]] = {}
+        self.members_of: dict[Node, frozenset[tuple[int, int]]] = {}
         self.stage: dict[Node, int] = {}
         self.terms: dict[Node, list[Node]] = {}
-        self.alike: dict[Any, Node] = {}
-        for node, name in self.array.items():
+        self.standing_for: dict[Any, Node] = {}
+        for node, name in self.name_of.items():
             self.stage[node] = 0
             ring, j = self.member_of.get(name, ("", 0))
-            self.made_of[node] = frozenset([(rings[ring], j)] if ring else [])
+            self.members_of[node] = frozenset([(rings[ring], j)] if ring else [])
         for node in one.nodes:
             self._classify(node)
 
     def _classify(self, node: Node) -> None:
-        whole = [a for a in node.args if a in self.made_of]
+        whole = [a for a in node.args if a in self.members_of]
         self.stage[node] = max((self.stage[a] for a in whole), default=0)
-        self.made_of[node] = frozenset[tuple[int, int]]().union(*(self.made_of[a] for a in whole))
-        if {k for k, _ in self.made_of[node]} == {len(self.made_of[node])}:
+        of_each = [self.members_of[a] for a in whole]
+        self.members_of[node] = frozenset[tuple[int, int]]().union(*of_each)
+        if {k for k, _ in self.members_of[node]} == {len(self.members_of[node])}:
             terms = self._terms(node)
             if terms is not None:
-                self.terms[node], self.made_of[node] = terms, frozenset()
+                self.terms[node], self.members_of[node] = terms, frozenset()
                 self.stage[node] = max(self.stage[x] for x in terms) + 1
 
     def _terms(self, node: Node) -> list[Node] | None:
         """What a sum over all members is of, in their order; None of anything else."""
         terms = list[Node]()
-        while len(self.made_of[node]) > 1:
-            if node.op != "add" or any(a not in self.made_of for a in node.args):
+        while len(self.members_of[node]) > 1:
+            if node.op != "add" or any(a not in self.members_of for a in node.args):
                 return None
             node, last = node.args
             terms.append(last)
         terms = [node, *reversed(terms)]
         each = [frozenset([(len(terms), j)]) for j in range(len(terms))]
-        return terms if [self.made_of[x] for x in terms] == each else None
+        return terms if [self.members_of[x] for x in terms] == each else None
 
     def same(self, nodes: tuple[Node, ...], which: int = 0) -> Node:
         """What stands for a value of each member, in names of one of them."""
         first = nodes[which]
         if all(n is first for n in nodes):
-            if len(self.made_of.get(first, ())) > 0:
+            if len(self.members_of.get(first, ())) > 0:
                 raise UnlikeError
             return first
         key = nodes, which
-        if key not in self.alike:
-            self.alike[key] = self._same(nodes, which)
-        return self.alike[key]
+        if key not in self.standing_for:
+            self.standing_for[key] = self._same(nodes, which)
+        return self.standing_for[key]
 
     def _same(self, nodes: tuple[Node, ...], which: int) -> Node:
         first = nodes[which]
-        if all(n in self.array for n in nodes):
-            names = [self.array[n] for n in nodes]
+        if all(n in self.name_of for n in nodes):
+            names = [self.name_of[n] for n in nodes]
             ring, _ = self.member_of.get(names[0], ("", 0))
             if [self.member_of.get(x) for x in names] != [(ring, j) for j in range(len(nodes))]:
                 raise UnlikeError
-            self.arrays[names[which]] = f"{ring}_0"
-            self.which[names[which]] = which
+            self.first_of[names[which]] = f"{ring}_0"
+            self.nth_of[names[which]] = which
             return first
-        if not any(n in self.made_of for n in nodes):
-            name = f"_each{len(self.each)}"
+        if not any(n in self.members_of for n in nodes):
+            name = f"_each{len(self.own_values)}"
             made = Node("input", (), "", first.level, first.dtype, name, -1)
-            self.each[made] = nodes
-            self.which[name] = which
+            self.own_values[made] = nodes
+            self.nth_of[name] = which
             return made
-        kinds = {(n.op, n.dtype, len(n.args), n.data, n in self.array) for n in nodes}
-        if len(kinds) > 1 or any(n not in self.made_of or n in self.terms for n in nodes):
+        kinds = {(n.op, n.dtype, len(n.args), n.data, n in self.name_of) for n in nodes}
+        if len(kinds) > 1 or any(n not in self.members_of or n in self.terms for n in nodes):
             raise UnlikeError
         args = list[Node]()
         for i in range(len(first.args)):

@@ -40,13 +40,13 @@ def rolled(one: Pass, slots: Sequence[str], least: int, *, wide: bool = False) -
 
 
 class Rolled(Members):
-    """A pass over rings, in `parts`: of each stage what is done once, with pairs, with members."""
+    """A pass over rings, in `parts`: those of each stage are made `once`, or `by_members`."""
 
     def __init__(self, one: Pass, rings: dict[str, int], at_once: int) -> None:
         super().__init__(one, rings)
         self.at_once = at_once
         self.numbers = count(1 << 29)
-        self.once, self.others = dict[int, Part](), dict[int, list[Part]]()
+        self.once, self.by_members = dict[int, Part](), dict[int, list[Part]]()
         self.parts = self._made()
 
     def _made(self) -> list[Part]:
@@ -54,27 +54,27 @@ class Rolled(Members):
         at_once = self.at_once
         for stage in range(max(self.stage.values()) + 2):
             self.once[stage] = Part("once")
-            self.others[stage] = []
+            self.by_members[stage] = []
             for members in dict.fromkeys(self.rings.values()):
                 if members >= at_once:
-                    self.others[stage].append(Part("several", members, at_once))
+                    self.by_members[stage].append(Part("several", members, at_once))
                 if members % at_once:
-                    self.others[stage].append(Part("rest", members, members % at_once))
+                    self.by_members[stage].append(Part("rest", members, members % at_once))
         self._sums()
         self._chains()
-        for parts in self.others.values():
+        for parts in self.by_members.values():
             for part in parts:
                 self._complete(part, ())
         self._member_stores()
         self._place()
         made = list[Part]()
         for stage, part in self.once.items():
-            made += [x for x in (part, *self.others[stage]) if x]
+            made += [x for x in (part, *self.by_members[stage]) if x]
         for at, part in enumerate(made):
-            rings = {self.arrays[x] for x in part.stores if x in self.arrays}
+            rings = {self.first_of[x] for x in part.stores if x in self.first_of}
             for later in made[at + 1 :]:
                 others = part.over == "several" and later.over == "rest"  # other members
-                if not others and rings & {self.arrays.get(x) for x in later.loads}:
+                if not others and rings & {self.first_of.get(x) for x in later.loads}:
                     raise UnlikeError
         return made
 
@@ -83,14 +83,14 @@ class Rolled(Members):
         sums, at = in_order(self.one), 0
         while at < len(sums):
             value = sums[at].args[0]
-            if not self.made_of[value]:
+            if not self.members_of[value]:
                 self.once[self.stage[value]].sums[sums[at]] = value
                 at += 1
                 continue
-            members, _ = next(iter(self.made_of[value]))
+            members, _ = next(iter(self.members_of[value]))
             values = [s.args[0] for s in sums[at : at + members]]
             each = [frozenset([(members, j)]) for j in range(members)]
-            if [self.made_of[x] for x in values] == each:
+            if [self.members_of[x] for x in values] == each:
                 for part in self._of_members(self.stage[value], members):
                     for j in range(part.at_once):
                         part.sums[sums[at + j]] = self.same(tuple(values), j)
@@ -106,7 +106,7 @@ class Rolled(Members):
             value = self._of_pairs(each, values) if len(values) == len(each) else None
             if value is not None:
                 part = Part(over, members, sums={sums[0]: value})
-                self.others[max(self.stage[x] for x in values)].insert(0, part)
+                self.by_members[max(self.stage[x] for x in values)].insert(0, part)
                 return len(each)
         raise UnlikeError
 
@@ -141,17 +141,17 @@ class Rolled(Members):
                 continue
             if len(there) < len(names) or 0 < len(guarded) < len(names):
                 raise UnlikeError
-            values, arrays = [self.one.stores[x] for x in names], self.arrays
+            values = [self.one.stores[x] for x in names]
             stage = max(self.stage.get(x, 0) for x in values)
-            for at, parts in self.others.items():
-                if any(arrays.get(x) == names[0] for x in _loaded(parts)):
+            for at, parts in self.by_members.items():
+                if any(self.first_of.get(x) == names[0] for x in _loaded(parts)):
                     stage = max(stage, at)
             guards = tuple(self.one.guards[x] for x in names if guarded)
             values = [x.args[1] if guarded else x for x in values]
             for part in self._of_members(stage, len(names)):
                 for j in range(part.at_once):
                     part.stores[names[j]] = self.same(tuple(values), j)
-                    arrays[names[j]], self.which[names[j]] = names[0], j
+                    self.first_of[names[j]], self.nth_of[names[j]] = names[0], j
                     if guarded:
                         part.guards[names[j]] = self.same(guards, j)
 
@@ -168,19 +168,19 @@ class Rolled(Members):
 
     def _of_members(self, stage: int, members: int) -> list[Part]:
         """The parts of a stage that take all of so many members."""
-        return [x for x in self.others[stage] if x.at_once and x.members == members]
+        return [x for x in self.by_members[stage] if x.at_once and x.members == members]
 
     def _place(self) -> None:
         """Complete the parts. Other arrays are written when no part reads their old values."""
         when = dict[str, int]()
         for name, node in self.one.stores.items():
             if name not in self.member_of:
-                if self.made_of.get(node):
+                if self.members_of.get(node):
                     raise UnlikeError
                 when[name] = self.stage.get(node, 0)  # a number is in no stage
         ready = {*self.terms}
         for stage, part in self.once.items():
-            for other in self.others[stage]:
+            for other in self.by_members[stage]:
                 self._complete(other, ready)
                 new = [node for node in other.taken if node not in ready]
                 part.kept += new
@@ -192,7 +192,7 @@ class Rolled(Members):
             reads = list[tuple[int, str]]()
             for at, part in self.once.items():
                 reads += [(2 * at, x) for x in part.loads]
-            for at, parts in self.others.items():
+            for at, parts in self.by_members.items():
                 reads += [(2 * at + 1, x) for x in _loaded(parts)]
             moved = False
             for at, name in reads:
@@ -226,9 +226,9 @@ class Rolled(Members):
             if id(node) in done or node in so_far or node.axes != self.one.axes:
                 return
             done.add(id(node))
-            if node in self.array:
-                part.loads[self.array[node]] = node
-            elif node in there or (common and node in self.made_of and not self.made_of[node]):
+            if node in self.name_of:
+                part.loads[self.name_of[node]] = node
+            elif node in there or (common and self.members_of.get(node) == frozenset()):
                 part.taken.append(node)
             else:
                 for a in node.args:

@@ -200,7 +200,7 @@ WHY = "SOAP runs some updates unfused, depending on the step number, which this 
 def test_fused_engines_make_the_first_and_every_fth_update_as_it_is_written(frequency, monkeypatch):
     """Of each tensor by its own count."""
     made, real = [], apply.apply_one
-    monkeypatch.setattr(apply, "apply_one", lambda *args, **how: made.append(how["origin"][0]) or real(*args, **how))
+    monkeypatch.setattr(apply, "apply_one", lambda *args, **how: made.append(args[0].name) or real(*args, **how))
     rule = ao.SOAP(lr=0.1, precondition_frequency=frequency)
     params, rng, found, late = drawn(a=(2, 3), b=(5, 2), late=(3, 3)), np.random.default_rng(1), [], 2
     fused, exact = (ao.Optimizer({n: p.copy() for n, p in params.items()}, rule, engine=e) for e in FUSED_AND_WRITTEN)
@@ -253,7 +253,7 @@ def test_over_small_tensors_blas_is_held_to_one_thread(small, monkeypatch):
         return real(x, **how)
 
     if not small:
-        monkeypatch.setattr(launch, "SMALL", 11)
+        monkeypatch.setattr(launch, "SMALL_TENSOR", 11)
     monkeypatch.setattr(np.linalg, "qr", counted)
     with threadpoolctl.threadpool_limits(2, "blas"):
         run(RULE, drawn(w=(3, 4)), steps=3, engine="numpy")

@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 
 import arrayopt as ao
+from arrayopt.codecs import STORED
 from arrayopt.engines.cuda.emit import emit
 from arrayopt.fusion.lower_stages import in_stages
 from arrayopt.fusion.plans import plan_for
@@ -33,9 +34,11 @@ RULES = {
     "LAMB, bfloat16": (ao.LAMB(), 1),
     "LANS, bfloat16": (ao.LANS(), 1),
     "CAME, bfloat16": (ao.CAME(lr=0.1), 2),
+    "LAMB, int8, split, bfloat16": (ao.LAMB(state_dtype="int8", master_weights="split"), 1),
+    "LANS, int8, split, bfloat16": (ao.LANS(state_dtype="int8", master_weights="split"), 1),
 }
 """Rules, with the rank of the tensors. `judging` measures gradients, for `clip_norm` and loss scales. In bfloat16 are
-parameters and gradients; slots and masters are in float32."""
+parameters and gradients; slots and masters are in float32, where nothing else is said."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,10 @@ class Row:
     facts: sass.PassFacts
     narrow: int
     """How many of the arrays that it reads have 16 bits: four elements are a word of 8 bytes."""
+    wide: int
+    """How many of them have more; those of codes have 8 bits."""
+    words: int
+    """How many of the arrays that it writes have more than 8 bits."""
 
 
 @cache
@@ -59,8 +66,9 @@ def look(name, arch=ARCH):
     at = [j for j, stage in enumerate(in_stages(plan).stages) if stage.kind == "pass"]
     made = []
     for j, p in zip(at, plan.passes, strict=True):
-        narrow = sum(plan.storage.get(x, dtype) == "bfloat16" for x in p.loads)
-        made.append(Row(tuple(p.loads), tuple(p.stores), sass.facts(kernel, j), narrow))
+        sizes, written = ([STORED[plan.storage.get(x, dtype)].itemsize for x in some] for some in (p.loads, p.stores))
+        facts, wide, words = sass.facts(kernel, j), sum(x > 2 for x in sizes), sum(x > 1 for x in written)
+        made.append(Row(tuple(p.loads), tuple(p.stores), facts, sizes.count(2), wide, words))
     return kernel, made
 
 

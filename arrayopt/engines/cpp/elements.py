@@ -150,22 +150,26 @@ class ElementsPrinter:
 
     def _compute(self, depth: int, kind: str) -> None:
         """Print what is computed of an element, or of vectors, which have a kind."""
-        text, nodes = self.text, self.loop.nodes
-        products = {n: i for i, n in enumerate(nodes) if (n.op, n.dtype) == ("mul", "real")}
-        multiples = [n for n in nodes if (n.op, n.dtype) == ("mul", "complex")]
-        multiples = [n for n in multiples if n.args[0].dtype != n.args[1].dtype]
-        for node in nodes:
-            made = text.expression(node)
+        text = self.text
+        for node in self.loop.nodes:
+            product = self._unrounded(node)
+            made = text.expression(node) if product is None else self._fused(node, product)
             if kind and node.op == "uniform":
                 made = f"vector_at(v{node.id}.of + i)"
-            if node.op in ("add", "sub") and products.keys() >= {*node.args}:
-                made = self._fused(node, first=min(node.args, key=products.__getitem__))
-            if node.op == "add" and all(x.dtype == "complex" for x in node.args):
-                scaled = [x for x in node.args if x in multiples]
-                made = self._fused(node, first=scaled[0]) if scaled else made
             if node.op == "where" and node.dtype == "real" and not node.args[0].axes:
+                # of one condition for all elements, g++ makes no vectors of `?`
                 made = f"chosen({', '.join(map(text.name, node.args))})"
             self.put(depth, f"const {kind or text.kind(node)} {text.name(node)} = {made};")
+
+    def _unrounded(self, node: Node) -> Node | None:
+        """The product that a sum or difference takes unrounded, the first where there are two."""
+        nodes = self.loop.nodes
+        products = [x for x in node.args if x.op == "mul" and x in nodes]
+        if node.op in ("add", "sub") and [x.dtype for x in products] == ["real", "real"]:
+            return min(products, key=nodes.index)
+        if node.op == "add" and all(x.dtype == "complex" for x in node.args):
+            return next((x for x in products if x.args[0].dtype != x.args[1].dtype), None)
+        return None
 
     def _fused(self, node: Node, first: Node) -> str:
         """A sum or difference with a product, the first of two, that is not rounded."""

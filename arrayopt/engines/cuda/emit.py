@@ -24,7 +24,7 @@ from arrayopt.fusion.program import Body, Stage
 LEAN = True
 """A thread has 80 registers if three blocks share a multiprocessor; see `trace`."""
 
-AHEAD = 32 << 10
+AHEAD, AHEAD_OF_CODES = 32 << 10, 24 << 10
 """Bytes that a multiprocessor is to wait for at once. See "Bytes in flight" in ``docs/cuda.md``."""
 
 WIDE, COMPLEX, WIDEST = 18, 10, 20
@@ -54,31 +54,28 @@ def emit(
         text.put_text(header(f"{name}.cuh"))
         text.put(0, "")
     text.put(0, "// ---- the plan", "")
-    alike: dict[str, list[int]] = {}
+    numbers: dict[str, list[int]] = {}  # of the stages that have a function in common
     for number, stage in enumerate(stages):
+        same = numbers.setdefault(stage.function.name, [])
+        same.append(number)
         if stage.kind == "between":
             text.between(stage)
         elif stage.kind == "pass":
-            same = alike.setdefault(stage.function.name, [])
-            same.append(number)
             text.put(0, f"// {plan.line(sum(x.kind != 'between' for x in stages[:number]))}")
             if turns_of(stage):
                 text.rings(number, stage.function)
             elif len(same) == 1:
                 struct = PassPrinter(text, stage.function)
                 struct.write(_ahead(plan, struct.body, text.storage, blocks))
-    for same in alike.values():
-        if not turns_of(stages[same[0]]):
+    for same in numbers.values():
+        if stages[same[0]].kind == "pass" and not turns_of(stages[same[0]]):
             _pass(text, same, [stages[number] for number in same])
-    first, several = dict[int, int](), set[int]()
-    for same in alike.values():
-        first |= dict.fromkeys(same, same[0])
-        several |= {*same} if same[1:] else set()
     text.put(0, "__device__ void piece(const Step& step, int stage) {", "    switch (stage) {")
     for number, stage in enumerate(stages):
         if stage.kind != "product":
-            more = ", stage" if number in several else ""
-            text.put(2, f"case {number}: stage{first.get(number, number)}(step{more}); break;")
+            first, *others = numbers[stage.function.name]
+            more = ", stage" if others else ""
+            text.put(2, f"case {number}: stage{first}(step{more}); break;")
     text.put(1, "}")
     text.put(0, "}", "")
     _scalars(text)
@@ -110,16 +107,15 @@ def _ahead(plan: Plan, body: Body, storage: Mapping[str, str], blocks: int) -> i
     """The vectors of each array that a thread reads before it uses the first."""
     if plan.multiplies:  # many passes share the registers, and products take the time
         return 1
-    loop, each, sizes = body.elements, 0, set[int]()
-    for name in loop.loads:
-        if name in loop.storage:
-            size = STORED[storage[loop.storage[name]]].itemsize
-            sizes.add(size)
-            each += blocks * 256 * 4 * size
+    loop = body.elements
+    sizes = [STORED[storage[loop.storage[x]]].itemsize for x in loop.loads if x in loop.storage]
+    each = blocks * 256 * 4 * sum(sizes)
     if plan.element != "C":
         return next((n for n in (1, 2, 4) if n * each >= AHEAD), 8) if each else 1
-    least = 2 if len(plan.passes) == 2 and sizes == {4} else 1  # as measured on an H200
-    return next((n for n in (1, 2) if n >= least and n * each >= AHEAD), 4)  # a piece is of four
+    least = 2 if len(plan.passes) == 2 and {*sizes} == {4} else 1  # as measured on an H200
+    # a piece is of four; where there are codes, so many values do not fit into 128 registers
+    most = 2 if plan.quantized and 2 * each >= AHEAD_OF_CODES else 4
+    return next((n for n in (1, 2) if n >= least and n * each >= AHEAD), most)
 
 
 def _constants(text: CudaPrinter, blocks: int) -> None:

@@ -15,7 +15,7 @@ from arrayopt.engines.batch import Prepared, Rows
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.cuda.device import OPTIONS, access, uncaptured
 from arrayopt.engines.cuda.emit_judge import GIVEN, STATE, VERDICT, emit_judge
-from arrayopt.engines.cuda.launches import NOTHING
+from arrayopt.engines.cuda.launches import NOTHING, THREADS
 from arrayopt.engines.cuda.places import Places
 from arrayopt.engines.cuda.upload import Upload, lookup
 from arrayopt.engines.fused import Fused
@@ -23,8 +23,6 @@ from arrayopt.engines.layers import layer_name
 from arrayopt.state.loss_scale import LossScale
 from arrayopt.state.tensors import Tensor
 from arrayopt.state.verdict import Verdict
-
-THREADS = 256
 
 
 @lru_cache(maxsize=64)

@@ -12,10 +12,9 @@ from arrayopt.arrays import Ints
 from arrayopt.engines.base import Partials, Swap
 from arrayopt.engines.batch import Rows
 from arrayopt.engines.cuda.device import OPTIONS
+from arrayopt.engines.cuda.launches import THREADS
 from arrayopt.engines.cuda.upload import Upload, lookup
 from arrayopt.state.tensors import Tensor
-
-THREADS = 256
 
 COLLECT = """
 // The values at some addresses; zero where there is none.

@@ -97,17 +97,7 @@ class Table(Located):
             self.filled[:], self.pieces[:], lengths = False, 0, 0 * lengths
             self.whole = self._made_rows(self.whole.all)
         self.windows = None if self.cut is None else self.cut.windows_here()
-        self.lay_out(table_columns(plan, self.layout, windows=self.windows is not None))
-        self.put("IN_GROUP", self.step_scalars.groups)
-        self.put("IN_COUNT", members)
-        starts = np.cumsum(lengths).reshape(lengths.shape) - lengths
-        for name, start in zip(value_columns(self.layout), starts.T, strict=True):
-            self.put(name, start)
-        for i, name in enumerate(key_names(plan) if plan.draws else ()):
-            self.put(f"KEY{i}", self.step_scalars.fixed[name])
-        if self.windows is not None:
-            for name, column in zip(WINDOW_COLUMNS, self.windows.T, strict=True):
-                self.put(name, column)
+        self._fill(members, lengths)
         with self.access.section():
             uncaptured()
             self.blas: Blas | None = (
@@ -132,6 +122,21 @@ class Table(Located):
         self.factor: Any = self.factor_there.array
         self.places: Any = None  # of its layers among the flags of a step
         self.follows_t = any(n.data == UPDATES for n in reachable(plan.scalars))
+
+    def _fill(self, members: list[int], lengths: Ints) -> None:
+        """Fill in what no step changes. Values between passes lie end to end, of these lengths."""
+        plan = self.plan
+        self.lay_out(table_columns(plan, self.layout, windows=self.windows is not None))
+        self.put("IN_GROUP", self.step_scalars.groups)
+        self.put("IN_COUNT", members)
+        starts = np.cumsum(lengths).reshape(lengths.shape) - lengths
+        for name, start in zip(value_columns(self.layout), starts.T, strict=True):
+            self.put(name, start)
+        for i, name in enumerate(key_names(plan) if plan.draws else ()):
+            self.put(f"KEY{i}", self.step_scalars.fixed[name])
+        if self.windows is not None:
+            for name, column in zip(WINDOW_COLUMNS, self.windows.T, strict=True):
+                self.put(name, column)
 
     def _allocate(self, real: Any, work: int, groups: int) -> None:
         """Make all that lasts in device memory."""

@@ -1,8 +1,8 @@
 """Tensors as a table, which compiled code works through on all cores."""
 
-import contextlib
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -31,9 +31,6 @@ FLOPS_PER_ELEMENT = 32
 
 MOST_ALONE = 1 << 15
 """Up to so many elements in all, one thread is quicker than several; with many slots, fewer."""
-
-_NOTHING = contextlib.nullcontext()
-
 
 RunStages = Callable[[int, int, int, int], Any]
 """``run(first, last, thread, threads)`` does stages `first` to `last` of some tensors; of passes,
@@ -242,7 +239,7 @@ class Table(TableBatch):
         if not len(rows.full):
             return
         shares = self._share(rows, threads)
-        with one_thread() if self.multiplies else _NOTHING:
+        with one_thread() if self.multiplies else nullcontext():
             for call in shares.calls:  # all threads meet after each stage
                 for stage in self.stages:
                     count = threads if stage % 2 else 1

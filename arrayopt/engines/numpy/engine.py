@@ -19,7 +19,7 @@ from arrayopt.engines.fused import Fused
 from arrayopt.engines.layers import Split, of_layers
 from arrayopt.engines.numpy.blocks import joined
 from arrayopt.engines.numpy.stacks import GROUP_SIZE, Grouped, Ragged, Stack
-from arrayopt.engines.numpy.values import Runs, Values
+from arrayopt.engines.numpy.values import Setup, Values
 from arrayopt.engines.threads import run, thread_count
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.lanes import in_lanes
@@ -53,7 +53,7 @@ class Chunk:
     """Whether they are of different sizes."""
     layers: tuple[Tensor, Any] | None = None
     """Tuple or None: if they are layers of one stacked tensor: that, and an index of its layers."""
-    stack: Stack | None = None
+    runner: Stack | None = None
     """What works through them, made by the first step."""
     views: dict[str, Any] = field(default_factory=dict)
     """Their parameters and slots as the stack sees them, where these can be used in place."""
@@ -70,14 +70,15 @@ class _Blocks(Batch):
         plan, dtype = kind.plan, kind.dtype
         self.real = np.dtype(real_dtype(dtype))
         storage = tuple(({"g": kind.grad_dtype} | plan.storage).items())
-        self.runs = Runs(plan, storage, self.real, self.chunk, threading.local())
+        self.setup = Setup(plan, storage, self.real, self.chunk, threading.local())
         self.flat = set(plan.slots.values()) <= {"C"} and plan.element == "C"
         self.axes = {name: plan.slots.get(name, plan.element) for name in plan.touched}
-        self.stack_of: dict[int, Tensor] = {}  # the stacked tensor of many layers that a row is of
+        # the stacked tensor of many layers that a row is of
+        self.stacked_of: dict[int, Tensor] = {}
         self.place_of: dict[Tensor, int] = {}  # its place among those of the batch
         for place, (tensor, rows) in enumerate(self.stacks.items()):
             if len(rows) >= MANY_LAYERS:
-                self.stack_of |= dict.fromkeys(rows.tolist(), tensor)
+                self.stacked_of |= dict.fromkeys(rows.tolist(), tensor)
             self.place_of[tensor] = place
         self.reported = [n for n in plan.reports.values() if n in self.layout.tensor]
 
@@ -120,7 +121,7 @@ class _Blocks(Batch):
         found: dict[Any, list[int]] = {}
         for row in rows:
             shape = int(self.geo["SIZE"][row]) if self.flat else self.tensors[row].shape
-            found.setdefault((shape, self.stack_of.get(row)), []).append(row)
+            found.setdefault((shape, self.stacked_of.get(row)), []).append(row)
         made, small = list[Chunk](), list[list[int]]()
         for (_, stack), members in found.items():
             size = int(self.geo["SIZE"][members[0]])
@@ -146,7 +147,7 @@ class _Blocks(Batch):
 
     def _layers(self, rows: list[int]) -> tuple[Tensor, Any] | None:
         """Which layers of which stacked tensor these are, if they can be taken from it at once."""
-        stack = self.stack_of.get(rows[0])
+        stack = self.stacked_of.get(rows[0])
         if stack is None or self.vectors or self.outside.intersection(rows):
             return None
         if not all(plain(of_layers(name, stack)) for name in self.axes):
@@ -166,9 +167,7 @@ class _Blocks(Batch):
 
     def _run(self, chunk: Chunk, grads: Grads, threads: int) -> None:
         """All passes over a chunk."""
-        rows, stack = chunk.rows, chunk.stack
-        if stack is None:
-            stack = self._begin(chunk)
+        rows, stack = chunk.rows, chunk.runner or self._begin(chunk)
         stack.threads = threads
         gradient = self._gradient(chunk, grads)
         arrays = {"g": gradient.reshape(stack.shape(self.plan.element)), **chunk.views}
@@ -211,12 +210,12 @@ class _Blocks(Batch):
         """Fill in what all steps of a chunk have in common."""
         rows, firsts = chunk.rows, self.firsts[chunk.rows]
         if chunk.ragged:
-            chunk.stack = Ragged(self.runs, self.geo["SIZE"][rows], firsts)
-            return chunk.stack
+            chunk.runner = Ragged(self.setup, self.geo["SIZE"][rows], firsts)
+            return chunk.runner
         geo = self.geo[rows[0]]
         large = geo["SIZE"] > GROUP_SIZE
         kind = Grouped if large and in_lanes(self.plan) is not None else Stack
-        chunk.stack = kind(self.runs, (len(rows), *(int(geo[x]) for x in "ABRC")), firsts)
+        chunk.runner = kind(self.setup, (len(rows), *(int(geo[x]) for x in "ABRC")), firsts)
         for name, axes in self.axes.items() if not self.widens else ():
             if chunk.layers is not None and isinstance(chunk.layers[1], slice):
                 found = of_layers(name, chunk.layers[0])[chunk.layers[1]]
@@ -224,8 +223,8 @@ class _Blocks(Batch):
                 found = self.lying(name)[rows[0]]
             else:
                 break
-            chunk.views[name] = found.reshape(chunk.stack.shape(axes))
-        return chunk.stack
+            chunk.views[name] = found.reshape(chunk.runner.shape(axes))
+        return chunk.runner
 
     def _put(self, name: str, chunk: Chunk, new: Any) -> None:
         """Bring what was worked on in a copy to where it belongs."""

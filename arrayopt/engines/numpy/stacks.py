@@ -19,7 +19,7 @@ from arrayopt.arrays import Ints
 from arrayopt.engines.blas import bands
 from arrayopt.engines.numpy.blocks import blocks, buffers_of, dims, part, reduced, totals
 from arrayopt.engines.numpy.making import pass_function
-from arrayopt.engines.numpy.values import Readers, Runs, SmallValues, Values
+from arrayopt.engines.numpy.values import Readers, Setup, SmallValues, Values
 from arrayopt.engines.threads import run
 from arrayopt.fusion.graph import POSITION, Node
 from arrayopt.fusion.lanes import Segment, in_lanes
@@ -36,18 +36,18 @@ class Stack(SmallValues):
     @np.errstate(all="ignore")
     def run(self, values: Values) -> None:
         """All passes and products; results go to the values that are known."""
-        spilled = self.runs.plan.spilled
+        spilled = self.setup.plan.spilled
         kinds = [value.dtype for value in spilled.values()]
         shapes = [self.shape(value.axes) for value in spilled.values()]
         largest = max(map(math.prod, shapes), default=0)
-        rooms = buffers_of(kinds, self.runs.real, largest, self.runs.scratch)
+        rooms = buffers_of(kinds, self.setup.real, largest, self.setup.scratch)
         for name, room, shape in zip(spilled, rooms, shapes, strict=True):
             values.arrays[name] = room[: math.prod(shape)].reshape(shape)
         self._passes(values)
 
     def _passes(self, values: Values) -> None:
         """All passes and products, and what lies between them."""
-        plan, partials = self.runs.plan, dict[Node, Any]()
+        plan, partials = self.setup.plan, dict[Node, Any]()
         for between, pass_ in zip_longest(plan.between, plan.passes):
             self._between(between, partials, values)
             if pass_ is not None:
@@ -86,12 +86,12 @@ class Stack(SmallValues):
 
     def _pass(self, pass_: Pass, values: Values) -> dict[Node, Any]:
         """A pass, block by block; what it reduces."""
-        made = pass_function(pass_, self.runs.storage)
+        made = pass_function(pass_, self.setup.storage)
         small = list[Any]()  # None: positions
         for node in made.small:
             is_position = node.op == POSITION
             small.append(None if is_position else self._spread(values[node]))
-        cuts, real = blocks(self.shape(pass_.axes), self.most), self.runs.real
+        cuts, real = blocks(self.shape(pass_.axes), self.most), self.setup.real
         found: list[dict[Node, Any]] = [{} for _ in cuts]
 
         def one(index: int) -> None:
@@ -116,7 +116,7 @@ class Stack(SmallValues):
         """A value of fewer axes for a pass: an array in the dtype of arithmetic."""
         if isinstance(value, bool) or (np.ndim(value) and value.dtype == bool):
             return value
-        return np.asarray(value, self.runs.real)
+        return np.asarray(value, self.setup.real)
 
     def _positions(self, cuts: tuple[slice, ...]) -> Any:
         """The positions of a block's elements."""
@@ -159,14 +159,14 @@ class Stack(SmallValues):
         made = parts[0]
         if len(parts) > 1:
             row, kept = REDUCTIONS[reduction.op], dims(reduction.axes)
-            dtype = np.float64 if kind in ("tensor", "batch") else self.runs.real
+            dtype = np.float64 if kind in ("tensor", "batch") else self.setup.real
             made = np.full(self.shape(reduction.axes), row.initial, dtype)
             for cuts, found in zip(blocks, parts, strict=True):
                 where = tuple(cut if i in kept else slice(None) for i, cut in enumerate(cuts))
                 row.ufunc(made[where], found, out=made[where])
             if kind == "tensor" and made.size == 1:
                 return made.item()
-        return made.astype(self.runs.real, copy=False) if kind == "batch" else made
+        return made.astype(self.setup.real, copy=False) if kind == "batch" else made
 
 
 class Ragged(Stack):
@@ -174,8 +174,8 @@ class Ragged(Stack):
     elements. Equal sizes follow each other.
     """
 
-    def __init__(self, runs: Runs, sizes: Ints, firsts: Ints) -> None:
-        super().__init__(runs, (1, 1, 1, 1, int(sizes.sum())), firsts)
+    def __init__(self, setup: Setup, sizes: Ints, firsts: Ints) -> None:
+        super().__init__(setup, (1, 1, 1, 1, int(sizes.sum())), firsts)
         self.sizes, self.starts, self.most = sizes, np.cumsum(sizes) - sizes, self.extents[-1]
 
     def column(self, x: Any) -> Any:
@@ -210,7 +210,7 @@ class Grouped(Stack):
         return {}
 
     def _passes(self, values: Values) -> None:
-        lanes = in_lanes(self.runs.plan)
+        lanes = in_lanes(self.setup.plan)
         assert lanes is not None
         cuts, whole, size = list[tuple[slice, ...]](), slice(None), math.prod(self.extents[3:])
         for of_a, of_b in blocks(self.extents[1:3], max(1, GROUP_SIZE // size)):
@@ -218,7 +218,7 @@ class Grouped(Stack):
         partials, kept = dict[Node, Any](), dict[Node, Any]()
         for segment in lanes.segments:
             for node in segment.carried:
-                kept[node] = np.empty(self.shape(node.axes), self.runs.real)
+                kept[node] = np.empty(self.shape(node.axes), self.setup.real)
         for segment in lanes.segments:
             self._between(segment.before, partials, values)
             found = [dict[Node, Any]() for _ in cuts]
@@ -237,7 +237,7 @@ class Grouped(Stack):
         """A segment's passes over some matrices; what they reduce per tensor."""
         extents = [self.extents[0], *(x.stop - x.start for x in cut[1:3]), *self.extents[3:]]
         first = (cut[1].start * self.extents[2] + cut[2].start) * math.prod(self.extents[3:])
-        group = Grouped(self.runs, extents, self.firsts + first)
+        group = Grouped(self.setup, extents, self.firsts + first)
         known = {node: part(value, cut) for node, value in values.known.items()}
         known |= {node: part(kept[node], cut) for node in segment.carried}
         arrays = {name: part(x, cut) for name, x in values.arrays.items()}
@@ -254,7 +254,7 @@ class Grouped(Stack):
                 values.known[node] = values.arrays[name]
         for small, number in zip_longest(segment.small, segment.passes):
             self._between(small, {}, values)
-            sums = {} if number is None else self._pass(self.runs.plan.passes[number], values)
+            sums = {} if number is None else self._pass(self.setup.plan.passes[number], values)
             for node, found in sums.items():
                 (values.known if node.axes else made)[node] = found
         for name, node in segment.writes.items():

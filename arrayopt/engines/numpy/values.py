@@ -22,7 +22,7 @@ Readers = dict[Node | Between | Pass, list[Node]]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Runs:
+class Setup:
     """What all stacks of a batch have in common."""
 
     plan: Plan
@@ -62,19 +62,17 @@ class SmallValues:
 
     Parameters
     ----------
-    runs : Runs
+    setup : Setup
         What is to be done.
     extents : sequence of int
         How many tensors there are, and the lengths of A, B, R and C.
     firsts : array of int64
         The position of each tensor's first element.
-    threads : int
-        How many threads share each pass.
     """
 
-    def __init__(self, runs: Runs, extents: Sequence[int], firsts: Ints, threads: int = 1) -> None:
-        self.runs, self.extents, self.firsts, self.threads = runs, tuple(extents), firsts, threads
-        self.most = runs.chunk
+    def __init__(self, setup: Setup, extents: Sequence[int], firsts: Ints) -> None:
+        self.setup, self.extents, self.firsts = setup, tuple(extents), firsts
+        self.most, self.threads = setup.chunk, 1  # threads of a pass
 
     def shape(self, axes: str) -> tuple[int, ...]:
         """The shape of values over some axes."""
@@ -91,7 +89,7 @@ class SmallValues:
     @property
     def last(self) -> Readers:
         """What can be dropped after each value, `Between` and pass."""
-        return last_readers(self.runs.plan)
+        return last_readers(self.setup.plan)
 
     def _between(self, between: Between, partials: dict[Node, Any], values: Values) -> None:
         """Compute and store what is between passes."""
@@ -109,7 +107,7 @@ class SmallValues:
 
     def _scalars(self, nodes: tuple[Node, ...], values: Values) -> bool:
         """Compute values per tensor by one function, if that is possible; whether it was."""
-        outer, results, function = straight(nodes, read_elsewhere(self.runs.plan))
+        outer, results, function = straight(nodes, read_elsewhere(self.setup.plan))
         given = []
         for node in outer:
             value = values[node]
@@ -151,13 +149,13 @@ class SmallValues:
             ):
                 made = made.copy()
         if node.axes:
-            return made.astype(self.runs.real, copy=False) if node.dtype == "real" else made
+            return made.astype(self.setup.real, copy=False) if node.dtype == "real" else made
         return made if np.ndim(made) else made.item()
 
     def _narrowed(self, value: Any) -> Any:
         """An array in double precision in the dtype of arithmetic; others as they are."""
         double = isinstance(value, np.ndarray) and value.dtype == np.float64
-        return np.asarray(value, self.runs.real) if double else value
+        return np.asarray(value, self.setup.real) if double else value
 
 
 @lru_cache(maxsize=64)

@@ -79,4 +79,5 @@ LATER = [
     ('columns of a small matrix summed up where those of the whole are', 'kernels/matrix.cuh', 'kWindow == 0 ? batch : batch * t.NR + tile_row;', 'batch;', 'tests/engines/cuda/test_cupy_windows.py::test_parts_that_end_anywhere_have_the_sums_of_whole_tensors[matrices]'),
     ('columns of a small matrix from the first one on', 'kernels/matrix.cuh', 'const int c0 = tile_column * t.TC + (int)t.c0;', 'const int c0 = tile_column * t.TC;', 'tests/engines/cuda/test_cupy_windows.py::test_parts_that_end_anywhere_have_the_sums_of_whole_tensors[matrices]'),
     ('totals of tensors without elements left as memory was', 'arrayopt/engines/cuda/joint.py', '            self.totals.send(self.values)\n        cells', '        cells', 'tests/engines/cuda/test_cupy_totals.py::test_tensors_of_no_elements_are_in_no_total[Joint]'),
+    ("what is left of layers, of the last tensor of each thread alone", 'kernels/judge.cuh', 'rest |= layer[i] == 0', 'rest = layer[i] == 0', 'tests/engines/cuda/test_cuda_judge.py::test_what_is_left_out[all layers but one]'),
 ]  # fmt: skip

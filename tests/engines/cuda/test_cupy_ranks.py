@@ -65,6 +65,7 @@ QUICK = (("LAMB", 2), ("AdamW", 3))
 
 @pytest.mark.parametrize(("label", "ranks"), marked([(x, n) for x in RULES for n in (2, 3)], lambda *x: x in QUICK))
 def test_ranks_compute_what_one_process_does(cupy, label, ranks, tmp_path):
+    pytest.importorskip("safetensors")
     rule, options = RULES[label]
     one = trained(cupy, rule, **options)
     one.save(tmp_path / "one")
@@ -117,6 +118,7 @@ PARTS = {
     marked([(x, n) for x in PARTS for n in (2, 4)], lambda label, ranks: (label, ranks) == ("LAMB", 2)),
 )
 def test_norms_of_parts_are_those_of_whole_tensors(cupy, label, ranks, tmp_path):
+    pytest.importorskip("safetensors")
     rule, options = PARTS[label]
     one = ao.Optimizer({n: np.asarray(x) for n, x in parameters(cut.SHAPES).items()}, rule, engine="numpy", **options)
     for k in range(4):

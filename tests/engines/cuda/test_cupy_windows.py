@@ -137,6 +137,7 @@ RULES = {
 )
 def test_parts_that_end_where_tiles_do_give_what_one_process_does(cupy, label, ranks, tmp_path):
     """To the last bit."""
+    pytest.importorskip("safetensors")
     rule, names, options = RULES[label]
     cuts = cuts_of(ranks, names)
     one = trained(cupy, rule, cuts, **options)

@@ -4,6 +4,7 @@ import inspect
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines.cuda import test_cupy, test_cupy_products, test_cupy_steps
+from tests.support import device
 
 ROOT = Path(__file__).parents[3]
 NEEDED = ("numpy>=2", "scipy>=1.16", "pytest>=8")  # SciPy has array-api-compat
@@ -29,6 +31,15 @@ def python(tmp_path_factory):
     if ran.returncode:
         pytest.skip(f"no packages to be had: {ran.stderr[-300:]}")
     return made
+
+
+def test_a_module_that_cannot_be_imported_is_skipped(monkeypatch):
+    """As where a package of its is not there; pytest takes functions alone as tests."""
+    monkeypatch.setattr(device, "STANDIN", True)
+    monkeypatch.setitem(sys.modules, "tests.engines.cuda.test_cupy_narrow", None)
+    found = runpy.run_path(str(ROOT / "tests/gpu/test_features.py"))
+    assert inspect.isfunction(found["test_narrow"])
+    assert found["test_narrow"].pytestmark[0].name == "skip"
 
 
 def run(python, *arguments):
