@@ -62,10 +62,10 @@ LINES = {
     "ranks": 3528,
     "params": 2618,
     "step": 1588,
-    "testing": 3909,
+    "testing": 3791,
     "rules": 5701,
     "state": 1621,
-    "saving": 1444,
+    "saving": 1449,
     "torch": 2155,
 }
 """Of a room; they may only fall.
@@ -87,8 +87,9 @@ tensors. Params: 83 more so that a look at memory tells that nothing has changed
 host took twice (a step) and five times (a captured one) as long over 10,000 tensors of CuPy; 10 more so that `give`
 looks at the slots of its tensor alone where users have them, and that these are no lazy views; 116 more so that
 PyTorch's tensors are read as NumPy's arrays are: to ask them took a quarter of a step over 300 small tensors, and half
-of one where users have slots. Rules, torch and state: 40, 30 and 4 more for errors that name the way where a rule is
-taken for a transformation of optax, or several are passed, and for what public methods take, return and raise."""
+of one where users have slots.
+Rules, torch and state: 40, 30 and 4 more for errors that name the way where a rule is taken for a transformation of
+optax, or several are passed, and for what public methods take, return and raise."""
 FLOOR = {room: i for i, rooms in enumerate(UP) for room in rooms}
 
 
