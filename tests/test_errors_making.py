@@ -32,13 +32,6 @@ MAKING = [
         TypeError,
         "of optax; use a rule of arrayopt",
     ),
-    row(
-        "rule: as a transformation of optax",
-        lambda: optax.chain(ao.LANS(lr=0.1)).update(A, optax.chain(ao.LANS()).init(A), A),
-        TypeError,
-        "LANS.update is the update of one tensor",
-        "arrayopt.optax.transformation(LANS(...))",
-    ),
     row("rule: as a schedule", lambda: ao.LAMB(lr=ao.LAMB()), TypeError, "LAMB: `lr` must be a number, a schedule"),
     row("rule: a name", lambda: ao.Optimizer(A, "LAMB"), TypeError, "Optimizer: `rule` must be a Rule", "'LAMB'"),
     row(

@@ -16,7 +16,6 @@ from arrayopt.foreign_names import RULE
 from arrayopt.hyper import Hyper, choice, evaluate, flag, is_number, real, structural, whole
 from arrayopt.rules.draws import rounded
 from arrayopt.rules.fields import flags, function, hypers, is_off, numbers, readers
-from arrayopt.rules.named import one_tensor
 from arrayopt.rules.names import AROUND, VALUE, Numbers, OnFloat, Values, check_class, check_fields
 from arrayopt.rules.returned import Slots, returned_slots, returned_update
 from arrayopt.rules.rings import expanded, gathered
@@ -141,8 +140,6 @@ class Rule(ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         check_fields(cls, Rule)
-        if "update" in vars(cls):
-            cls.update = one_tensor(cls.update)  # type: ignore[method-assign]
 
     def __new__(cls, *args: Any, **fields: Any) -> "Rule":
         check_class(cls, Rule)

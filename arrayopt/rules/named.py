@@ -1,7 +1,6 @@
-"""Errors for a rule that is asked for, or called, in another way than it is meant."""
+"""Errors for what is passed in place of a rule."""
 
-from collections.abc import Callable, Mapping
-from functools import wraps
+from collections.abc import Mapping
 from typing import Any
 
 from arrayopt.foreign import got
@@ -19,20 +18,3 @@ def check_rule(who: str, rule: Any, base: type, example: str = "LAMB(lr=1e-3)") 
     elif hasattr(rule, "init") and hasattr(rule, "update") and not isinstance(rule, type):
         said = f"{type(rule).__name__} of optax; use a rule of arrayopt, or arrayopt.optax in a program of optax"
     raise TypeError(f"{who}: `rule` must be a Rule such as {example}; got {said}")
-
-
-def one_tensor(update: Callable[..., Any]) -> Callable[..., Any]:
-    """A rule's `update`, which raises TypeError with what to call for a step, if too few arguments are passed."""
-
-    @wraps(update)
-    def checked(*args: Any, **given: Any) -> Any:
-        if len(args) + len(given) < 6:  # self, xp, p, g, s, h
-            name = type(args[0]).__name__
-            raise TypeError(
-                f"{name}.update is the update of one tensor, update(xp, p, g, s, h); for optax use"
-                f" arrayopt.optax.transformation({name}(...)); for a step,"
-                " arrayopt.update(rule, params, grads, state)"
-            )
-        return update(*args, **given)
-
-    return checked
