@@ -62,7 +62,7 @@ LINES = {
     "ranks": 3528,
     "params": 2618,
     "step": 1588,
-    "testing": 3909,
+    "testing": 3791,
     "rules": 5661,
     "state": 1617,
     "saving": 1449,

@@ -13,8 +13,6 @@ from arrayopt.optimizer import Optimizer
 from arrayopt.params.trees import flatten
 from arrayopt.rules.base import Rule
 
-__all__ = ["Backend", "Functional", "backend_names", "choose", "start"]
-
 JIT = "jit"
 """Beside the engines: the functional form, compiled by JAX."""
 

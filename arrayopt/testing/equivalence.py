@@ -20,8 +20,6 @@ from arrayopt.state.verdict import CLIP_NORM
 from arrayopt.testing.backends import Backend, Functional, choose, start
 from arrayopt.testing.ulps import Scale, ulps
 
-__all__ = ["LIMITS", "Difference", "Outcome", "assert_equivalent", "compare"]
-
 LIMITS = {"float16": 4.0, "bfloat16": 4.0, "float32": 64.0, "float64": 64.0, "complex64": 64.0, "complex128": 64.0}
 """The ULPs that pass for each dtype of parameters, unless one says otherwise.
 
@@ -190,8 +188,7 @@ def compare(
     UnavailableError, ValueError, TypeError
         As `assert_equivalent`.
     """
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise ValueError(f"compare: `steps` must be an integer of at least 1; got {steps!r}")
+    whole("compare", "steps", steps)
     if not callable(grads_fn):
         raise TypeError(f"compare: `grads_fn` must be a function; got {grads_fn!r}")
     named = named_params(params, "compare")
@@ -215,6 +212,13 @@ def compare(
         for run in runs.values():
             run.step(step, grads, now, codes)
     return {b.name: runs[b].outcome for b in runs} | found
+
+
+def whole(who: str, name: str, x: Any, least: int = 1) -> int:
+    """An argument that is an integer of at least `least`; else a ValueError."""
+    if not isinstance(x, int) or isinstance(x, bool) or x < least:
+        raise ValueError(f"{who}: `{name}` must be an integer of at least {least}; got {x!r}")
+    return x
 
 
 def _codes(state: Mapping[str, Any]) -> dict[str, dict[str, Array]]:

@@ -16,8 +16,6 @@ from arrayopt.testing.backends import Backend, backend_names, choose
 from arrayopt.testing.diagnosis import Trajectory, check, record
 from arrayopt.testing.diagnosis.trajectory import STEPS
 
-__all__ = ["backend", "recorded"]
-
 
 @pytest.fixture(params=backend_names())
 def backend(request: Any) -> Backend:

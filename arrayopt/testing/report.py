@@ -12,8 +12,6 @@ from arrayopt.testing.equivalence import Difference, Outcome
 from arrayopt.testing.ulps import in_short
 from arrayopt.testing.verify import Report, Row
 
-__all__ = ["document", "page", "show", "table"]
-
 # From white over blue to dark blue, of one hue, for what passes; orange for what does not.
 SCALE = ((247, 251, 255), (158, 202, 225), (49, 130, 189), (8, 69, 148))
 

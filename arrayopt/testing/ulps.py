@@ -8,8 +8,6 @@ import numpy as np
 
 from arrayopt.arrays import REAL
 
-__all__ = ["Scale", "in_short", "plain", "ulps"]
-
 Values = np.ndarray[Any, Any]
 
 PRECISION = {"float16": (10, -14), "bfloat16": (7, -126), "float32": (23, -126), "float64": (52, -1022)}

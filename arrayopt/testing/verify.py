@@ -16,8 +16,6 @@ from arrayopt.testing.backends import Backend
 from arrayopt.testing.equivalence import LIMITS, Difference, Outcome, compare
 from arrayopt.testing.ulps import plain
 
-__all__ = ["RULES", "SHAPES", "STORED", "Report", "Row", "Settings", "verify"]
-
 Shape = tuple[int, ...]
 
 RULES: dict[str, Rule] = {

@@ -13,10 +13,10 @@ from arrayopt.testing import Trajectory, diagnose
 from arrayopt.testing.diagnosis import fit
 from arrayopt.testing.diagnosis.entry import run
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis, plain
-from arrayopt.testing.diagnosis.model import Model, Seen, one_set
+from arrayopt.testing.diagnosis.model import Model, one_set
 from arrayopt.testing.diagnosis.simulate import rounded
 from arrayopt.testing.diagnosis.subjects import as_subject
-from arrayopt.testing.diagnosis.trajectory import gradients, parameters
+from arrayopt.testing.diagnosis.trajectory import Seen, gradients, parameters
 from tests.support.slow import marked
 from tests.testing.faulty import adam, lamb, lars, sgd
 
@@ -137,7 +137,7 @@ def test_a_planted_fault_is_one_change_of_a_rule(make, options, fault):
     seen = Seen(recorded(make(fault=fault, **options)))
     for changes, right in ((switches, twist), True), ((switches if make is sgd else (), ""), False):
         model = Model(Hypothesis(kind, *changes), seen, {})
-        rule = model.hypothesis.rule()
+        rule = model.hypothesis.rule
         values = {n: numbers.get(n, getattr(rule, n, None)) for n in model.names}
         assert model.at(values)[0].passes == right
 
@@ -279,7 +279,7 @@ def test_what_cannot_be_seen_is_said():
 @pytest.mark.parametrize("hypothesis", plain(), ids=lambda h: f"{h.kind.__name__}{len(h.switches)}")
 def test_simulated_rules_are_the_rules(hypothesis):
     """Every rule of the package, new ones too: evaluated for several numbers at once, they are what the engine does."""
-    rule = hypothesis.rule()
+    rule = hypothesis.rule
     made = recorded(rule)
     model = Model(hypothesis, Seen(made), {})
     values = {name: getattr(rule, name) for name in model.names}
@@ -298,9 +298,8 @@ def test_simulated_rules_are_the_rules(hypothesis):
 )
 def test_every_change_of_a_rule_has_a_graph(names):
     """What cannot be traced could not be simulated."""
-    seen = Seen(recorded(ao.SGD(lr=0.1)).only(names))
-    shapes = [x.shape for x in seen.trajectory.params[0].values()]
-    for one in plain(shapes):
+    seen = Seen(recorded(ao.SGD(lr=0.1))).only(names)
+    for one in plain(seen.shapes):
         for hypothesis in one.neighbours(narrow=False, known=True):
             assert Model(hypothesis, seen, {}).simulation.blocks, hypothesis
 

@@ -11,7 +11,7 @@ import pytest
 import arrayopt as ao
 from arrayopt import cli
 from arrayopt.testing import Trajectory, check, diagnose, record
-from arrayopt.testing.diagnosis.page import page
+from arrayopt.testing.diagnosis.diagnosis import page
 from arrayopt.testing.diagnosis.trajectory import parameters
 from arrayopt.testing.fixtures import recorded as recorded
 from tests.support.slow import marked

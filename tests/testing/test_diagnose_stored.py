@@ -7,10 +7,10 @@ import arrayopt as ao
 from arrayopt.testing import diagnose
 from arrayopt.testing.diagnosis.entry import run
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis
-from arrayopt.testing.diagnosis.model import Model, Seen
+from arrayopt.testing.diagnosis.model import Model
 from arrayopt.testing.diagnosis.search import attempt
 from arrayopt.testing.diagnosis.subjects import as_subject
-from arrayopt.testing.diagnosis.trajectory import parameters
+from arrayopt.testing.diagnosis.trajectory import Seen, parameters
 from tests.support.slow import marked
 
 

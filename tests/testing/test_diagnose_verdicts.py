@@ -7,13 +7,14 @@ import pytest
 
 import arrayopt as ao
 from arrayopt.testing import Trajectory, diagnose
-from arrayopt.testing.diagnosis.diagnosis import diagnosis_of
+from arrayopt.testing.diagnosis.diagnosis import page
 from arrayopt.testing.diagnosis.entry import run
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis
-from arrayopt.testing.diagnosis.model import Model, Seen
-from arrayopt.testing.diagnosis.page import page
+from arrayopt.testing.diagnosis.model import Model
 from arrayopt.testing.diagnosis.search import Search, Watch, attempt
 from arrayopt.testing.diagnosis.subjects import as_subject, keeps_nothing
+from arrayopt.testing.diagnosis.trajectory import Seen
+from arrayopt.testing.diagnosis.words import diagnosis_of
 from tests.testing.faulty import adam, lars, sgd
 
 START = {"w": np.array([-1.0, -0.25, 0.5, 2.0]), "b": np.array([0.3, 0.1])}
@@ -30,13 +31,13 @@ def recorded(step, steps=4):
 
 def searched(hypothesis, seen, known, search=None):
     """What a search finds that begins there, and changes nothing."""
-    search = search or Search(seen, known, seen.trajectory.subject, Watch(lambda h: None))
+    search = search or Search(seen, known, Watch(lambda h: None))
     return search.run(0, attempt(Model(hypothesis, seen, known), {}))
 
 
 def told(made, kind, **known):
     """The diagnosis with a rule alone."""
-    return diagnosis_of(searched(Hypothesis(kind), Seen(made), known), made, known)
+    return diagnosis_of(searched(Hypothesis(kind), Seen(made), known), known)
 
 
 # ---- what follows nothing --------------------------------------------------------------------------------------------
@@ -151,11 +152,11 @@ def test_a_rule_that_is_the_same_there_is_named_too(monkeypatch):
     off = attempt(Model(Hypothesis(ao.Adam), seen, {**known, "lr": 0.5}), {})
     assert not off.passes
     assert set(off.model.names) == {"lr", *known}
-    search = Search(seen, {**known, "lr": 0.003}, "", Watch(lambda h: None))
+    search = Search(seen, {**known, "lr": 0.003}, Watch(lambda h: None))
     search.tried[off.hypothesis] = off
     found = searched(Hypothesis(ao.AdamW), seen, {**known, "lr": 0.003}, search)
     assert [x.hypothesis.kind for x in found] == [ao.Adam, ao.AdamW]
-    told_of = diagnosis_of(found, made, known)
+    told_of = diagnosis_of(found, known)
     assert told_of.name == "Adam"
     assert [other.partition(" ")[0] for other in told_of.others] == ["AdamW"]
 

@@ -1,26 +1,24 @@
-"""What came of it: the rule that an optimizer follows, in words and as data."""
+"""What came of it: the rule that an optimizer follows, in words, as data, and as one HTML page."""
 
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from arrayopt.rules.base import Rule
-from arrayopt.testing.diagnosis import words
-from arrayopt.testing.diagnosis.fit import LOWER, MADE_UP, simplified
-from arrayopt.testing.diagnosis.hypothesis import OFF
-from arrayopt.testing.diagnosis.model import Fit, Seen, one_set
-from arrayopt.testing.diagnosis.trajectory import Trajectory
+from arrayopt.testing.diagnosis.fit import LOWER, MADE_UP
 from arrayopt.testing.equivalence import Difference
+from arrayopt.testing.report import document, table
 from arrayopt.testing.ulps import in_short, plain
 
-__all__ = ["NOT_SEARCHED", "Diagnosis", "diagnosis_of", "no_rule"]
-
 NOT_SEARCHED = "known, not searched"
+COLOURS = ("#08519c", "#a33b00", "#238b45", "#6a51a3", "#525252", "#99000d")
+LEFT, RIGHT, TOP, BOTTOM = 64.0, 570.0, 12.0, 268.0  # of the plot's frame, in 720 by 300
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,8 +97,12 @@ class Diagnosis:
 
     @property
     def is_coarse(self) -> bool:
-        """Whether it is so near a rule that what is left may be the rounding of a lower precision."""
-        return self.finite and not self.explained and self.error < LOWER
+        """Whether it is so near a rule that what is left may be the rounding of a lower precision.
+
+        A number that is fitted for each step makes up for much: with one, it is near a rule, and no more.
+        """
+        fitted = any(np.ndim(x) and len(x) > 1 for x in self.hypers.values())
+        return self.finite and not self.explained and self.error < LOWER and not fitted
 
     def __str__(self) -> str:
         if self.parts:
@@ -120,6 +122,8 @@ class Diagnosis:
             return f"is {self.name} to {self.error:.2g} of its updates: something may be computed in a lower precision."
         if not self.explained:
             nearest = f" The nearest is {self.name}." if self.name else ""
+            if self.finite and self.error < LOWER:
+                nearest = f" It is near {self.name}, to {self.error:.2g} of its updates, with a number for each step."
             return f"follows no rule{f': {self.reason}' if self.reason else ' that is known here'}.{nearest}"
         what = f"is {self.name}, but not as documented"
         if self.as_documented:
@@ -130,7 +134,7 @@ class Diagnosis:
     def _about(self) -> list[str]:
         """What is said of the rule, line by line."""
         lines = [f"{'but' if change == self.twist else 'with'}: {change}" for change in self.changes]
-        lines.append(words.numbers_in_words(self.hypers))
+        lines.append(numbers_in_words(self.hypers))
         if not self.explained:
             updates = "finite updates" if not self.finite else "updates"
             lines.append(f"Its {updates} are off by {self.error:.2g} of their size. They part first: {self.first}.")
@@ -160,71 +164,73 @@ class Diagnosis:
 
     def to_html(self, path: Any) -> None:
         """Write a page that needs neither network nor script, with a plot of the differences by step."""
-        from arrayopt.testing.diagnosis.page import page
-
         Path(path).write_text(page(self), encoding="utf-8")
 
 
-def diagnosis_of(fits: Sequence[Fit], trajectory: Trajectory, known: Mapping[str, Any], reason: str = "") -> Diagnosis:
-    """The diagnosis of what a search has found, and why it ended before it was over."""
-    best, names = fits[0], trajectory.names
-    if best.passes:
-        simple = simplified(best)
-        best = simple if simple.passes else best
-    h, values, seen, follows = best.hypothesis, dict(best.values), best.model.seen, best.passes
-    changes = words.changes(h, values, names)
-    equals = []
-    for x in fits[1:] if follows else ():
-        changed = "; ".join(words.changes(x.hypothesis, x.values, names))
-        numbers = words.numbers_in_words(x.values)
-        equals.append(f"{x.hypothesis.kind.__name__}{': ' if changed else ''}{changed} ({numbers})")
-    lost, remarks = words.lost(seen), words.remarks(values, known)
-    distances, beyond, in_float32 = best.judged
-    remarks += ["hyper-parameters are rounded to float32"] if in_float32 else []
-    remarks += [*lost[1:2], *words.motion(seen)]
-    if lost:  # values that become no numbers are too far off
-        remarks += [f"what is finite follows this, to {in_short(best.ulps)} ULPs"] if follows else []
-        odd = ~np.isfinite(seen.got)
-        odd[1:] &= np.isfinite(seen.start[1:])
-        distances, beyond = np.where(odd, np.inf, distances), beyond | odd
-        follows = follows and not odd.any()
-    first = None
-    if not follows:
-        pair = best.model.predict(one_set(best.values))[0], seen.got
-        first = seen.first_difference(distances, beyond, pair)
-    return Diagnosis(
-        subject=trajectory.subject,
-        explained=follows,
-        name=h.kind.__name__,
-        rule=_rule(best) if follows else None,
-        switches={name: values.get(name) if x is None else None if x == OFF else x for name, x in h.switches},
-        hypers=values,
-        twist=changes[len(h.switches)] if h.twist else "",
-        ulps=float(distances.max(initial=0.0)),
-        error=best.cost,
-        first=first,
-        unseen=words.unseen(best) if follows else (),
-        made_up=words.made_up(best, known) if follows else (),
-        others=tuple(dict.fromkeys(equals)) if follows else (),
-        remarks=tuple(remarks),
-        by_step={name: distances[:, part].max(axis=1, initial=0.0).tolist() for name, part in seen.parts.items()},
-        agreeing=tuple(name for name, part in seen.parts.items() if not beyond[:, part].any()),
-        finite=not lost,
-        reason=lost[0] if lost else reason,
-        changes=tuple(changes),
-    )
+def number(x: Any) -> str:
+    """A number in few digits, or several."""
+    if np.ndim(x):
+        return "[" + ", ".join(f"{float(y):.6g}" for y in np.ravel(x)) + "]"
+    return f"{float(x):.6g}"
 
 
-def no_rule(trajectory: Trajectory, reason: str) -> Diagnosis:
-    """The diagnosis of what comes near no rule, for some reason."""
-    return Diagnosis(trajectory.subject, explained=False, reason=reason, finite=not words.lost(Seen(trajectory)))
+def numbers_in_words(values: Mapping[str, Any]) -> str:
+    """Numbers by name."""
+    return ", ".join(f"{name}={number(x)}" for name, x in values.items())
 
 
-def _rule(found: Fit) -> Rule | None:
-    """The rule itself, where that is all."""
-    if found.hypothesis.twist or any(np.ndim(x) for x in found.values.values()):
-        return None
-    try:
-        return found.hypothesis.rule({k: float(x) for k, x in found.values.items()})
-    except (TypeError, ValueError):  # a number outside its interval
-        return None
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+def page(found: Diagnosis) -> str:
+    """The whole page of a `Diagnosis`, as text to be written in UTF-8."""
+    return document(f"arrayopt diagnose: {found.subject}", f"What does {found.subject} compute?", _body(found))
+
+
+def _body(found: Diagnosis) -> str:
+    """One diagnosis, or one after the other."""
+    if found.parts:
+        return "\n".join(f"<h2>{escape(', '.join(names))}</h2>\n{_body(part)}" for names, part in found.parts)
+    first, *rest = str(found).splitlines()
+    made = [f'<p class="verdict{"" if found.as_documented else " bad"}">{escape(first)}</p>']
+    if found.name:
+        numbers = numbers_in_words(found.hypers)  # which the table has
+        made += [f"<p>{escape(line.strip())}</p>" for line in rest if line.strip() != numbers]
+        unseen = dict.fromkeys(found.unseen, "not to be seen in these gradients")
+        rows = [[name, number(x), unseen.get(name, "")] for name, x in found.hypers.items()]
+        made.append(table("list", ("hyper-parameter", "found", ""), rows))
+        made += ["<h2>Differences by step, in ULPs of the update</h2>", *_plot(found.by_step)]
+    return "\n".join(made)
+
+
+def _plot(by_step: Any) -> list[str]:
+    """A line for each tensor: the largest difference after each step, on a logarithmic scale."""
+    steps = max(map(len, by_step.values()))
+    finite = [x for row in by_step.values() for x in row if math.isfinite(x)]
+    top = max(3, math.ceil(math.log10(max([1.0, *finite])) + 0.2))  # the powers of ten go from -1 to this
+
+    def x(step: int) -> float:
+        return LEFT + (RIGHT - LEFT) * step / max(steps - 1, 1)
+
+    def y(power: float) -> float:
+        return BOTTOM - (BOTTOM - TOP) * (power + 1) / (top + 1)
+
+    lines = ['<svg viewBox="0 0 720 300" role="img" aria-label="Largest difference of each tensor after each step">']
+    for power in range(-1, top + 1, max(1, (top + 1) // 8)):
+        lines.append(f'<line x1="{LEFT}" x2="{RIGHT}" y1="{y(power):.1f}" y2="{y(power):.1f}" stroke="#ddd"/>')
+        label = in_short(10.0**power) if power >= 0 else "≤ 0.1"
+        lines.append(f'<text x="{LEFT - 8}" y="{y(power) + 4:.1f}" text-anchor="end">{label}</text>')
+    for step in range(0, steps, max(1, steps // 12)):
+        lines.append(f'<text x="{x(step):.1f}" y="{BOTTOM + 16}" text-anchor="middle">{step}</text>')
+    lines.append(f'<text x="{(LEFT + RIGHT) / 2}" y="{BOTTOM + 31}" text-anchor="middle">step</text>')
+    for i, (name, row) in enumerate(by_step.items()):
+        colour, places = COLOURS[i % len(COLOURS)], []
+        for step, value in enumerate(row):
+            place = f"{x(step):.1f}", f"{y(math.log10(max(value, 0.1)) if math.isfinite(value) else top):.1f}"
+            said = f"<title>{escape(name)}, step {step}: {in_short(value)}</title>"
+            lines.append(f'<circle cx="{place[0]}" cy="{place[1]}" r="2.6" fill="{colour}">{said}</circle>')
+            places.append(",".join(place))
+        lines.append(f'<polyline points="{" ".join(places)}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
+        if i < 14:
+            lines.append(f'<text x="{RIGHT + 14}" y="{24 + 18 * i}" style="fill:{colour}">{escape(name)}</text>')
+    return [*lines, "</svg>"]

@@ -12,17 +12,17 @@ from arrayopt.foreign import unknown
 from arrayopt.hyper import is_number
 from arrayopt.libraries import to_numpy
 from arrayopt.params.grads import match_grads
-from arrayopt.testing.diagnosis.diagnosis import Diagnosis, no_rule
+from arrayopt.testing.diagnosis.diagnosis import Diagnosis
 from arrayopt.testing.diagnosis.fit import LOWER
 from arrayopt.testing.diagnosis.hypothesis import hyper_names
-from arrayopt.testing.diagnosis.model import LIMITS, Seen
+from arrayopt.testing.diagnosis.model import LIMITS
 from arrayopt.testing.diagnosis.search import Watch
-from arrayopt.testing.diagnosis.strategy import Examination
 from arrayopt.testing.diagnosis.subjects import Subject, as_subject
-from arrayopt.testing.diagnosis.trajectory import STEPS, Trajectory, Values, each, gradients
+from arrayopt.testing.diagnosis.tensors import Examination
+from arrayopt.testing.diagnosis.trajectory import STEPS, Seen, Trajectory, Values, each, gradients
+from arrayopt.testing.diagnosis.words import no_rule
 from arrayopt.testing.equivalence import LIMITS as CHECKED
-
-__all__ = ["check", "diagnose", "record", "run"]
+from arrayopt.testing.equivalence import whole
 
 
 def diagnose(
@@ -90,26 +90,22 @@ def diagnose(
     >>> found.rule
     SGD(lr=0.1, momentum=0.0, dampening=0.0, weight_decay=0.0)
     """
-    given = _known(known)
-    _whole("diagnose", "depth", depth, least=0)
+    given, who = _known(known), "diagnose"
+    whole(who, "depth", depth, least=0)
     if seconds is not None and not (is_number(seconds) and seconds >= 0):
         raise ValueError(f"diagnose: `seconds` must be a number of at least 0; got {seconds!r}")
-    if isinstance(step, Trajectory):
-        made = step
-    else:
-        subject = as_subject(step, params, "diagnose")
-        given = {**subject.known, **given}
-        made = run(subject, grads, _whole("diagnose", "steps", steps), "diagnose")
-        if subject.again:
-            one = Seen(run(as_subject(step, params, "diagnose"), made.grads[:1], 1, "diagnose"))
-            far = one.distance(Seen(made).got[:1]) > one.by_dtype(LIMITS)
-            odd = [name for name, part in one.parts.items() if far[:, part].any()]
-            if odd:
-                return no_rule(made, f"two runs of the first step differ in {', '.join(odd)}")
-    watch = Watch(on_try, seconds)
-    found = Examination(made, given, given, watch).run(depth)
+    subject = None if isinstance(step, Trajectory) else as_subject(step, params, who)
+    seen = Seen(step if subject is None else run(subject, grads, whole(who, "steps", steps), who))
+    if subject is not None and subject.again:
+        one = Seen(run(as_subject(step, params, who), seen.trajectory.grads[:1], 1, who))
+        same = one.where(one.distance(seen.got[:1]) <= one.by_dtype(LIMITS))
+        if same != seen.names:
+            odd = ", ".join(name for name in seen.names if name not in same)
+            return no_rule(seen, f"two runs of the first step differ in {odd}")
+    given, watch = {**({} if subject is None else subject.known), **given}, Watch(on_try, seconds)
+    found = Examination(seen, given, given, watch).run(depth)
     if found.name and given and not found.explained and found.error >= LOWER and not watch.over:
-        other = Examination(made, {}, given, watch).run(depth)
+        other = Examination(seen, {}, given, watch).run(depth)
         found = other if other.explained or other.error < found.error else found
     return replace(found, complete=not watch.stopped)
 
@@ -138,7 +134,7 @@ def record(
     OSError
         If the file cannot be written.
     """
-    made = run(as_subject(step, params, "record"), grads, _whole("record", "steps", steps), "record")
+    made = run(as_subject(step, params, "record"), grads, whole("record", "steps", steps), "record")
     made.save(path)
     return made
 
@@ -195,12 +191,6 @@ def _known(known: Any) -> dict[str, float]:
     if wrong:
         raise ValueError(unknown("diagnose: `known`", hyper_names(), wrong[0], {}))
     return {name: float(x) for name, x in known.items()}
-
-
-def _whole(who: str, name: str, x: Any, least: int = 1) -> int:
-    if not isinstance(x, int) or isinstance(x, bool) or x < least:
-        raise ValueError(f"{who}: `{name}` must be an integer of at least {least}; got {x!r}")
-    return x
 
 
 def run(

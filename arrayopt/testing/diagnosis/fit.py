@@ -13,20 +13,6 @@ from arrayopt.testing.diagnosis.hypothesis import USUAL
 from arrayopt.testing.diagnosis.model import Fit, Model, Sets
 from arrayopt.testing.diagnosis.trajectory import Values
 
-__all__ = [
-    "ENOUGH",
-    "LEAST",
-    "LINEAR",
-    "LOWER",
-    "MADE_UP",
-    "fit",
-    "least_squares",
-    "moved",
-    "refined",
-    "simplified",
-    "snapped",
-]
-
 LINEAR = ("weight_decay", "momentum", "dampening", "weight_lr_power")  # moved themselves: they may be zero
 WHOLE = frozenset({"lookahead_steps"})  # whole numbers are tried and not fitted
 REACH = 100.0  # numbers are taken times this: MINPACK's first step from zero then moves them by a factor of e
@@ -78,7 +64,7 @@ def refined(found: Fit, limit: int = 40) -> Fit:
     moved = [_Moved(name, given[name], hypers(model.hypothesis.kind).get(name)) for name in tried]
     start = np.concatenate([x.start for x in moved])
     count, ends = len(start), np.cumsum([len(x.start) for x in moved])[:-1]
-    exact = "float64" in model.seen.trajectory.dtypes.values()
+    exact = "float64" in model.seen.dtypes.values()
     hold = HOLD * (min(1.0, max(least, 1e-15)) if exact else 1.0)
     last: list[Any] = [None]
 
@@ -135,16 +121,15 @@ def fit(model: Model, warm: Mapping[str, Any], *, quick: bool = False) -> Fit:
     if not model.unknown:
         return model.at(model.fixed)[0]
     sets, seen = model.sets(list(_starts(model, warm, quick=quick and bool(warm)))), model.seen
-    predicted = model.predict(sets)
     if "lr" in sets:
-        twice = model.predict({name: x[:1] * (1.0 + (name == "lr")) for name, x in sets.items()})
-        if np.allclose(twice - seen.start, 2.0 * (predicted[:1] - seen.start), rtol=1e-3, equal_nan=True):
-            sets = model.rescaled(sets, predicted)
+        doubled = {name: np.concatenate([x, x[:1] * (1.0 + (name == "lr"))]) for name, x in sets.items()}
+        *predicted, twice = model.predict(doubled)
+        if np.allclose(twice - seen.start, 2.0 * (predicted[0] - seen.start), rtol=1e-3, equal_nan=True):
+            sets = model.rescaled(sets, np.stack(predicted))
         else:  # updates are not in proportion to it
             sets = {name: np.concatenate([x] * (1 + len(RATES))) for name, x in sets.items()}
             sets["lr"] = sets["lr"] * np.repeat([1.0, *RATES], len(predicted))[:, None, None]
-        predicted = model.predict(sets)
-    costs = seen.costs(seen.errors(predicted))
+    costs = seen.costs(model.errors(sets))
     if quick:
         best = int(np.argmin(costs))
         return model.fit(sets, best, float(costs[best]))
@@ -170,7 +155,7 @@ def fit(model: Model, warm: Mapping[str, Any], *, quick: bool = False) -> Fit:
 
 def _starts(model: Model, warm: Mapping[str, Any], *, quick: bool) -> Iterator[dict[str, Any]]:
     """Where to begin: with the rule's numbers, with those that are `warm`, and, unless `quick`, with each usual one."""
-    rule, stepped = model.hypothesis.rule(), STEPPED.get(model.hypothesis.kind.__name__, {})
+    rule, stepped = model.hypothesis.rule, STEPPED.get(model.hypothesis.kind.__name__, {})
     base = {name: getattr(rule, name, None) for name in model.unknown}
     warm = {k: x if np.shape(x) in ((), model.shape(k)) else float(np.mean(x)) for k, x in warm.items() if k in base}
     grids = {name: x for name, x in {**model.hypothesis.starts(), **stepped}.items() if name in base}
@@ -277,6 +262,11 @@ def _often(name: str, x: Any, often: tuple[Any, ...]) -> Any:
             if math.isclose(a, b, rel_tol=0.5 if name.startswith("eps") else 0.1, abs_tol=1e-30 if usual else 1e-9):
                 return usual
     return x
+
+
+def is_short(x: float, digits: int = 1, near: float = 1e-6) -> bool:
+    """Whether a number has few digits, or nearly so."""
+    return math.isclose(x, float(f"{x:.{digits}g}"), rel_tol=near)
 
 
 def _short(name: str, x: Any, digits: int) -> Any:

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, replace
+from functools import cached_property
 from importlib.util import find_spec
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,6 @@ from arrayopt import rules as offered
 from arrayopt.rules.base import Rule
 from arrayopt.rules.fields import hypers, is_flag, is_off
 from arrayopt.testing.diagnosis.twists import TWISTS, Twist
-
-__all__ = ["OFF", "USUAL", "Hypothesis", "hyper_names", "not_searched", "numbers", "plain"]
 
 # Fields that change no step here, or that are tried with another; and those that are as plain switched on as off.
 LEFT_ALONE = {"stacked", "blocks", "project", "ema_decay", "lookahead_alpha", "rounding", "ns_dtype"}
@@ -89,8 +87,13 @@ class Hypothesis:
         """The twist itself."""
         return TWISTS.get(self.twist, Twist(""))
 
-    def rule(self, values: Mapping[str, float] = MappingProxyType({})) -> Rule:
-        """The rule without its twist, with some numbers; ValueError or TypeError if these or switches do not fit."""
+    @cached_property
+    def rule(self) -> Rule:
+        """The rule without its twist, with the numbers that it has by default, or that switches begin at."""
+        return self.rule_with({})
+
+    def rule_with(self, values: Mapping[str, float]) -> Rule:
+        """The same with some numbers; ValueError or TypeError if these or switches do not fit."""
         made: dict[str, Any] = {f.name: 0.1 for f in fields(self.kind) if f.default is MISSING}
         on = {name: x[0] for name, x in self._switched_on().items()}
         made |= {name: on.get(name, None if x == OFF else x) for name, x in self.switches} | dict(values)
@@ -101,24 +104,26 @@ class Hypothesis:
                 raise
             return self.kind(**{**made, "lr": 0.01})
 
-    def exists(self, values: Mapping[str, Any] = MappingProxyType({})) -> bool:
+    def exists(self, values: Mapping[str, Any]) -> bool:
         """Whether the rule can be made with numbers that were found; arrays have one for each step or tensor."""
         own = {name: x for name, x in values.items() if name in hypers(self.kind)}
         try:
             for end in (np.min, np.max):
-                self.rule({name: float(end(x)) for name, x in own.items()})
+                self.rule_with({name: float(end(x)) for name, x in own.items()})
         except (TypeError, ValueError):
             return False
         return True
 
     def applies(self) -> bool:
         """Whether there is such a rule, and its twist means something there."""
-        return self.exists() and self.twisted.applies(self.rule())
+        try:
+            return self.twisted.applies(self.rule)
+        except (TypeError, ValueError):
+            return False
 
-    def takes(self, tensors: Iterable[Any]) -> bool:
-        """Whether the rule is one for all these tensors."""
-        rule = self.rule()
-        return not any(rule.refuses(np, x) for x in tensors)
+    def takes(self, shapes: Iterable[tuple[int, ...]]) -> bool:
+        """Whether the rule is one for tensors of all these shapes."""
+        return not any(self.rule.refuses(np, np.zeros(shape)) for shape in shapes)
 
     def _switched_on(self) -> dict[str, Sequence[float]]:
         """Numbers that are switched on, and where the search for these begins."""
@@ -135,7 +140,7 @@ class Hypothesis:
 
     def neighbours(self, *, narrow: bool, known: bool) -> Iterator["Hypothesis"]:
         """All with one change more."""
-        rule, changed = self.rule(), {name for name, _ in self.switches}
+        rule, changed = self.rule, {name for name, _ in self.switches}
         for f in fields(self.kind):
             if f.name not in changed | LEFT_ALONE and (narrow or f.name != "master_weights"):
                 yield from self.switched(f)
@@ -149,7 +154,7 @@ class Hypothesis:
 
     def switched(self, f: Field[Any]) -> Iterator["Hypothesis"]:
         """All with another value of a field, or with it on or off, that exist."""
-        value, values = getattr(self.rule(), f.name), list[Any]()
+        value, values = getattr(self.rule, f.name), list[Any]()
         if f.name in PUBLISHED or f.metadata.get("options"):
             options = PUBLISHED[f.name] if f.name in PUBLISHED else f.metadata["options"]
             values = [x for x in options if x is not value and x != value]
@@ -166,14 +171,14 @@ class Hypothesis:
     def _existing(self, several: Iterable[tuple[tuple[str, Any], ...]]) -> Iterator["Hypothesis"]:
         """The same with other switches, where these go together."""
         for new in (replace(self, switches=switches) for switches in several):
-            if new.exists():
+            if new.applies():
                 yield new
 
 
 def plain(shapes: Iterable[tuple[int, ...]] = ((1,),)) -> list[Hypothesis]:
     """Every rule as it is by default that takes tensors of these shapes, and with the switches in `ORDINARY`."""
-    tensors = [np.zeros(shape) for shape in set(shapes)]
-    found = [one for one in map(Hypothesis, _kinds()) if one.takes(tensors)]
+    several = set(shapes)
+    found = [one for one in map(Hypothesis, _kinds()) if one.takes(several)]
     for name in sorted(ORDINARY):
         for one in list(found):
             for f in (f for f in fields(one.kind) if f.name == name):

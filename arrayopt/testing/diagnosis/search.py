@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -10,11 +10,10 @@ import numpy as np
 
 from arrayopt.arrays import NARROW
 from arrayopt.fusion.dims import TraceError
-from arrayopt.testing.diagnosis.fit import ENOUGH, LEAST, LINEAR, LOWER, fit, moved, refined, snapped
+from arrayopt.testing.diagnosis.fit import ENOUGH, LEAST, LINEAR, LOWER, fit, is_short, moved, refined, snapped
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis, numbers, plain
-from arrayopt.testing.diagnosis.model import Fit, Model, Seen
-
-__all__ = ["Search", "Watch", "attempt"]
+from arrayopt.testing.diagnosis.model import Fit, Model
+from arrayopt.testing.diagnosis.trajectory import Seen
 
 WIDTH = 4  # how many of the nearest go on with one change more
 LOOKED = 15  # of how many switches, and of how many twists, of one of these numbers are fitted, after a glance at all
@@ -22,6 +21,9 @@ WORKED = 5  # and how many of these are worked on
 SCHEDULE = (("lr", "step"),)
 GAIN = 0.7  # how much nearer one change more must come, or the search ends
 PROMISING = 0.05  # the cost below which numbers are brought to short decimals
+
+Wanted = Callable[[Hypothesis, Hypothesis], bool]
+"""Whether a hypothesis is wanted that has one change more than another."""
 
 
 class Watch:
@@ -42,12 +44,12 @@ class Search:
     """Hypotheses that are tried on a trajectory, each with the best numbers so far.
 
     Numbers that are `known` are not to be found; if they are `certain`, twists are tried that only such numbers tell.
-    Among equals a rule comes first that is called `name`.
+    Among equals a rule comes first that is called as the subject is.
     """
 
-    def __init__(self, seen: Seen, known: Mapping[str, Any], name: str, watch: Watch, *, certain: bool = True) -> None:
-        self.seen, self.known, self.name, self.watch = seen, known, name, watch
-        self.narrow = any(x in NARROW for x in seen.trajectory.dtypes.values())
+    def __init__(self, seen: Seen, known: Mapping[str, Any], watch: Watch, *, certain: bool = True) -> None:
+        self.seen, self.known, self.name, self.watch = seen, known, seen.subject, watch
+        self.narrow = any(x in NARROW for x in seen.dtypes.values())
         self.tried: dict[Hypothesis, Fit] = {}
         self.certain = certain and bool(known)
 
@@ -57,10 +59,14 @@ class Search:
         It begins at what is `near`, or at all plain rules, and makes `depth` changes. What an earlier run has tried is
         not tried again.
         """
-        self._begin(near)
+        if near is None:
+            first = plain(self.seen.shapes)
+            if self.narrow:
+                first += [replace(x, switches=(("master_weights", False),)) for x in first]
+            self.take(dict.fromkeys(first))
+        else:
+            self.take({near.hypothesis: replace(near, cost=math.inf)})
         self._change(depth, 0 if near is None else near.hypothesis.changes)
-        self._replace_schedule()
-        self._drop_switches()
         if self.has_match:
             self._add_equals()
             return self.matches()
@@ -76,25 +82,33 @@ class Search:
         """What fits, the simplest first."""
         return sorted((x for x in self.tried.values() if x.passes), key=lambda x: _simplicity(x, self.name))
 
-    def take(self, hypotheses: Iterable[Hypothesis], warm: Mapping[str, Any], least: float = math.inf) -> None:
-        """Look at all that are new, and work on those that come nearest: switches and twists may explain the same."""
-        fresh = self.glance(hypotheses, warm)
-        for twisted in (False, True):
-            some = [h for h in fresh if bool(h.twist) == twisted]
-            for h in self.nearest(some, WORKED, LOOKED if warm else len(some)):
-                self.work(h, warm, least)
+    def take(self, parents: Mapping[Hypothesis, Fit | None]) -> None:
+        """Look at all that are new, each from its parent's numbers, and work on those that come nearest.
 
-    def glance(self, hypotheses: Iterable[Hypothesis], warm: Mapping[str, Any]) -> list[Hypothesis]:
-        """All that are new, each with the best numbers to begin with; these count as no match."""
-        fresh = []
-        for h in hypotheses:
-            if h not in self.tried and not (self.tried and self.watch.over):
-                self.watch.on_try(h)
-                near = self._near(h, warm)
-                if near is not None:
-                    self.tried[h] = replace(near, refused=True)
-                    fresh.append(h)
-        return fresh
+        Switches and twists of one parent may explain the same: some of both are worked on.
+        """
+        fresh = [h for h, parent in parents.items() if self._glance(h, parent)]
+        several = len({*parents.values()}) > 1
+        for some in [fresh] if several else [[h for h in fresh if not h.twist], [h for h in fresh if h.twist]]:
+            begun = parents[some[0]] is None if some else False
+            chosen = sorted(some, key=self._promise)[: None if begun else LOOKED * (1 + 3 * several)]
+            for h in chosen:  # the numbers of those that may come near, by a few steps of least squares
+                self.tried[h] = replace(refined(self.tried[h], 5), refused=True)
+            for h in sorted(chosen, key=self._promise)[: WORKED * (1 + several)]:
+                parent = parents[h]
+                if not self.watch.over:
+                    warm, least = ({}, math.inf) if parent is None else (parent.values, parent.cost)
+                    self.tried[h] = attempt(self.tried[h].model, warm, least)
+
+    def _glance(self, h: Hypothesis, parent: Fit | None) -> bool:
+        """Whether a hypothesis is new: then it has the best numbers to begin with, and counts as no match."""
+        if h in self.tried or (self.tried and self.watch.over):
+            return False
+        self.watch.on_try(h)
+        near = self._near(h, {} if parent is None else parent.values)
+        if near is not None:
+            self.tried[h] = replace(near, refused=True)
+        return near is not None
 
     def _near(self, h: Hypothesis, warm: Mapping[str, Any]) -> Fit | None:
         """A hypothesis with the best numbers to begin with; None if it is no rule for some of these tensors."""
@@ -103,39 +117,25 @@ class Search:
         except TraceError:
             return None
 
-    def nearest(self, some: Iterable[Hypothesis], count: int, looked: int) -> list[Hypothesis]:
-        """Which come nearest, after a few steps of least squares of those that may."""
-        chosen = sorted(some, key=self._promise)[:looked]
-        for h in chosen:
-            self.tried[h] = replace(refined(self.tried[h], 5), refused=True)
-        return sorted(chosen, key=self._promise)[:count]
-
     def _promise(self, h: Hypothesis) -> tuple[bool, float]:
         """What is worked on before what; no rule has a learning rate or a decay below zero."""
         values = self.tried[h].values
         return any(np.any(np.less(values.get(x, 0.0), -1e-6)) for x in ("lr", *LINEAR)), self.tried[h].cost
 
-    def work(self, h: Hypothesis, warm: Mapping[str, Any], least: float = math.inf) -> None:
-        """Find the best numbers of one that was looked at."""
-        if not self.watch.over:
-            self.tried[h] = attempt(self.tried[h].model, warm, least)
+    def neighbours(self, h: Hypothesis) -> Iterator[Hypothesis]:
+        """All with one change more that can be told here."""
+        return h.neighbours(narrow=self.narrow, known=self.certain)
 
-    def changes(self, h: Hypothesis, *, varying: bool = False) -> list[Hypothesis]:
-        """All with one change more; only if `varying` also those in which more numbers vary."""
-        found = h.neighbours(narrow=self.narrow, known=self.certain)
-        return [x for x in found if varying or x.free == h.free]
+    def changes(self, parents: Iterable[Fit], wanted: Wanted) -> dict[Hypothesis, Fit]:
+        """All that have one change more than their parents, and are wanted."""
+        found: dict[Hypothesis, Fit] = {}
+        for x in parents:
+            for h in self.neighbours(x.hypothesis):
+                if wanted(h, x.hypothesis):
+                    found.setdefault(h, x)
+        return found
 
     # ---- what is tried ----------------------------------------------------------------------------------------------
-
-    def _begin(self, near: Fit | None) -> None:
-        """Try plain rules, or what is near."""
-        if near is not None:
-            self.take([near.hypothesis], near.values)
-            return
-        first = plain(x.shape for x in self.seen.trajectory.params[0].values())
-        if self.narrow:
-            first += [replace(x, switches=(("master_weights", False),)) for x in first]
-        self.take(first, {})
 
     def _change(self, depth: int, base: int) -> None:
         """Try one change more than `base`, then two, ..., until something fits or no change comes much nearer."""
@@ -146,64 +146,53 @@ class Search:
                 break
             before = ordered[0].cost if level else math.inf
             able = [x for x in ordered if x.hypothesis.changes <= base + level]
-            parents = _parents(able, self.name)
-            self._change_each(parents, varying=False)
-            for schedule in (False, True) if not level else ():
+            near = [[x] for x in _parents(able, self.name)]
+            ways: list[tuple[list[Fit], Wanted]] = [(one, _is_constant) for one in near]
+            if not level:  # without its twist, its codes or its schedule, a rule may seem farther than others
+                ways += [(able, _is_odd), (able, lambda h, of: h.free == SCHEDULE)]
+            for parents, wanted in (*ways, *((one, lambda h, of: True) for one in near)):
                 if not self.has_match:
-                    self._change_all(able, schedule)
-            self._change_each(parents, varying=True)
-
-    def _change_each(self, parents: Iterable[Fit], *, varying: bool) -> None:
-        """Try one change more of each; only if `varying` also those in which more numbers vary."""
-        for x in parents:
-            if not self.has_match:
-                self.take(self.changes(x.hypothesis, varying=varying), x.values, x.cost)
-
-    def _change_all(self, able: Iterable[Fit], schedule: bool) -> None:
-        """Try a schedule of each, or its twists and codes: without these a rule may seem farther than others."""
-        parent: dict[Hypothesis, Fit] = {}
-        for x in able:
-            found = self.changes(x.hypothesis, varying=schedule)
-            found = [h for h in found if (h.free == SCHEDULE if schedule else h.twist or h.is_coded)]
-            parent |= dict.fromkeys(self.glance(found, x.values), x)
-        for h in self.nearest(parent, 2 * WORKED, 4 * LOOKED):
-            self.work(h, parent[h].values, parent[h].cost)
-        for x in dict.fromkeys(parent[h] for h in parent if self.tried[h].passes):  # a switch may explain the same
-            self.take(self.changes(x.hypothesis), x.values, x.cost)
-
-    def _replace_schedule(self) -> None:
-        """Where a number changes from step to step, try constant ones with one switch, which it may stand for."""
-        for match in [x for x in self.matches()[:1] if x.hypothesis.free]:
-            still = {key: value for key, value in match.values.items() if np.ndim(value) == 0}
-            constant = replace(match.hypothesis, twist="", free=())
-            for h in [x for x in self.changes(constant) if not x.twist]:
-                self.glance([h], still)
-                if h in self.tried and not self.tried[h].passes and self.tried[h].cost < PROMISING:
-                    self.work(h, still)
-
-    def _drop_switches(self) -> None:
-        """Leave out what does nothing: Nesterov's momentum where it is 0."""
-        found, last = self.matches(), None
-        while found and found[0] is not last:
-            last = found[0]
-            self.take(last.hypothesis.with_one_switch_less(), last.values)
-            found = self.matches()
+                    tried = self.changes(parents, wanted)
+                    self.take(tried)
+                    shown = dict.fromkeys(x for h, x in tried.items() if h in self.tried and self.tried[h].passes)
+                    self.take(self.changes(shown, _is_constant))  # a switch may explain the same
 
     def _add_equals(self) -> None:
-        """Try other rules and twists that may be the same as the simplest match, where nothing has shown it yet."""
-        match = self.matches()[0]
-        h, values = match.hypothesis, match.values
+        """Try what may be the same as the simplest match, where nothing has shown it yet."""
+        last = None
+        while (match := self.matches()[0]) is not last:
+            last = match
+            for h in self._equals(match):
+                if h in self.tried and self.tried[h].passes:
+                    continue
+                near = self._near(h, match.values)
+                if near is not None and near.cost < PROMISING:
+                    near = refined(near, 5)
+                    if near.cost <= max(2.0 * match.cost, ENOUGH) and not self.watch.over:
+                        self.tried[h] = attempt(near.model, near.values)
+
+    def _equals(self, match: Fit) -> Iterator[Hypothesis]:
+        """What may be the same: one switch less, where it does nothing; one in place of a number that changes from step
+        to step; other rules; and other twists.
+        """
+        h = match.hypothesis
+        yield from h.with_one_switch_less()
         kinds = [replace(h, kind=kind) for kind in dict.fromkeys(x.kind for x in self.tried)]
-        found = [x for x in kinds if x.applies() and set(numbers(x.rule())) <= set(values)]
-        found += [x for x in self.changes(replace(h, twist="")) if x.twist] if h.twist else []
-        for x in found:
-            if x in self.tried and self.tried[x].passes:
-                continue
-            near = self._near(x, values)
-            if near is not None and near.cost < PROMISING:
-                near = refined(near, 5)
-                if near.cost <= max(2.0 * match.cost, ENOUGH) and not self.watch.over:
-                    self.tried[x] = attempt(near.model, near.values)
+        yield from [x for x in kinds if x.applies() and set(numbers(x.rule)) <= set(match.values)]
+        for whole in [replace(h, twist="", free=())] if h.free else []:
+            yield from (x for x in self.neighbours(whole) if not x.twist and not x.free)
+        for whole in [replace(h, twist="")] if h.twist else []:
+            yield from (x for x in self.neighbours(whole) if x.twist)
+
+
+def _is_constant(h: Hypothesis, of: Hypothesis) -> bool:
+    """Whether no more numbers vary."""
+    return h.free == of.free
+
+
+def _is_odd(h: Hypothesis, of: Hypothesis) -> bool:
+    """Whether no more numbers vary, and it has a twist or codes."""
+    return h.free == of.free and bool(h.twist or h.is_coded)
 
 
 def _parents(nearest: Sequence[Fit], name: str) -> list[Fit]:
@@ -252,11 +241,6 @@ def _simplicity(x: Fit, name: str) -> tuple[Any, ...]:
     unusual = sum(bool(np.any(np.asarray(value) != usual.get(key))) for key, value in x.values.items())
     odd = not np.all(np.asarray(x.values.get("eps", 1.0)) > 1e-15)  # where eps does nothing, another place has it
     values = [float(y) for value in x.values.values() for y in np.ravel(value)]
-    long = sum(not (_tidy(y) or _tidy(1.0 - y)) for y in values)
+    long = sum(not (is_short(y, 4, 1e-12) or is_short(1.0 - y, 4, 1e-12)) for y in values)
     ulps = x.ulps if x.passes else math.inf
     return h.changes + len(h.free), odd, long, exactly, named, bool(h.twist), len(h.switches), unusual, ulps
-
-
-def _tidy(x: float) -> bool:
-    """Whether a number has few digits."""
-    return math.isclose(x, float(f"{x:.4g}"), rel_tol=1e-12)

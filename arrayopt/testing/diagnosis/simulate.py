@@ -19,11 +19,11 @@ from arrayopt.fusion.ops import OPS, REDUCTIONS
 from arrayopt.fusion.trace import Trace, trace
 from arrayopt.rules.base import Rule
 from arrayopt.state.quantized import dequantized, quantized
-from arrayopt.testing.diagnosis.trajectory import Trajectory, Values
-
-__all__ = ["Simulation", "rounded"]
+from arrayopt.testing.diagnosis.trajectory import Seen, Values
 
 AT_ONCE = 2**15  # so many elements are evaluated at once
+Steps = list[tuple[Node, Callable[..., Any]]]
+"""Nodes, each with what computes it."""
 _TRACES: dict[Any, Trace] = {}  # what rules were traced as
 _GRAPHS: dict[Any, Trace] = {}  # one of those that are the same
 
@@ -46,36 +46,34 @@ class Simulation:
     `state` is what slots are stored in, if not in what the rule says.
     """
 
-    def __init__(self, rule: Rule, trajectory: Trajectory, state: str = "") -> None:
-        self.trajectory = trajectory
-        narrow = {x for x in trajectory.dtypes.values() if x in NARROW}
+    def __init__(self, rule: Rule, seen: Seen, state: str = "") -> None:
+        self.seen = seen
+        narrow = {x for x in seen.dtypes.values() if x in NARROW}
         dtype = narrow.pop() if len(narrow) == 1 else "float64"
         together: dict[Any, tuple[Trace, list[int]]] = {}  # where rows and columns do not matter, in one block
-        for i, name in enumerate(trajectory.names):
-            made = _traced(rule, trajectory.params[0][name].shape, dtype)
+        for i, shape in enumerate(seen.shapes):
+            made = _traced(rule, shape, dtype)
             together.setdefault((id(made), made.element == "C" or i), (made, []))[1].append(i)
-        self.blocks = [_Block(rule, trajectory, made, index, dtype, state) for made, index in together.values()]
+        self.blocks = [_Block(rule, seen, made, index, dtype, state) for made, index in together.values()]
 
     def run(self, hypers: Mapping[str, Any]) -> Values:
-        """The parameters after each step, of shape (sets, steps, elements), one tensor after the other.
+        """The parameters after each step, of shape (sets, steps, elements).
 
         Numbers broadcast to (sets, steps, tensors). ``t`` is the number of updates, and gradients are multiplied by
         ``grad_factor``.
         """
-        steps, sizes = self.trajectory.steps, [self.trajectory.params[0][name].size for name in self.trajectory.names]
-        ends, sets = np.cumsum([0, *sizes]), max(len(x) for x in hypers.values())
-        numbers = {k: np.broadcast_to(x, (len(x), steps, len(sizes))) for k, x in hypers.items()}
-        found = np.empty((sets, steps, ends[-1]))
+        sets = max(len(x) for x in hypers.values())
+        found = np.empty((sets, *self.seen.got.shape))
         with np.errstate(all="ignore"):
             for block in self.blocks:
                 ones = (1,) * (block.p.ndim - 3)
-                laid = {k: x[:, :, block.index].reshape(len(x), steps, -1, *ones) for k, x in numbers.items()}
+                own = {k: x if x.shape[2] == 1 else x[:, :, block.index] for k, x in hypers.items()}
+                laid = {k: x.reshape(*x.shape, *ones) for k, x in own.items()}
                 few = max(1, AT_ONCE // block.p.size)
                 for i in range(0, sets, few):
                     new = block.run({k: x if len(x) == 1 else x[i : i + few] for k, x in laid.items()})
-                    for k, tensor in enumerate(block.index):
-                        own = new[:, :, k].reshape(len(new), steps, -1)
-                        found[i : i + few, :, ends[tensor] : ends[tensor + 1]] = own[:, :, : sizes[tensor]]
+                    whole = np.broadcast_to(new, (*new.shape[:2], *block.filled.shape))
+                    found[i : i + few, :, block.place[block.filled]] = whole[:, :, block.filled]
         return found
 
 
@@ -85,60 +83,51 @@ class _Block:
     What needs no slots is computed for all steps at once, and so is what no new slot needs; the rest step by step.
     """
 
-    def __init__(
-        self, rule: Rule, trajectory: Trajectory, made: Trace, index: list[int], dtype: str, state: str
-    ) -> None:
+    def __init__(self, rule: Rule, seen: Seen, made: Trace, index: list[int], dtype: str, state: str) -> None:
         self.index, self._given = index, dict[str, Values]()
-        names = [trajectory.names[i] for i in index]
-        starts = [trajectory.params[0][name] for name in names]
-        sizes = [dict(zip("ABRC", as_matrices(x.shape, made.element), strict=True)) for x in starts]
+        sizes = [dict(zip("ABRC", as_matrices(seen.shapes[i], made.element), strict=True)) for i in index]
 
-        def lay(arrays: list[Any], axes: str = made.element) -> Values:
+        def lay(arrays: list[Any], axes: str = made.element, other: float = 0.0) -> Values:
             """An array of each tensor, as the graph sees it: with ones for axes that it has not."""
             shapes = [tuple(size[a] if a in axes else 1 for a in made.element) for size in sizes]
-            laid = np.zeros((len(arrays), *np.max(shapes, axis=0)))
+            laid = np.full((len(arrays), *np.max(shapes, axis=0)), other)
             for row, x, shape in zip(laid, arrays, shapes, strict=True):
-                if x is not None:
-                    row[tuple(map(slice, shape))] = np.reshape(x, shape)
+                row[tuple(map(slice, shape))] = np.reshape(x, shape)
             return laid
 
-        self.p = np.stack([lay([row[name] for name in names]) for row in trajectory.params[:-1]])[None]
-        self._g = np.stack([lay([row[name] for name in names]) for row in trajectory.grads])[None]
-        self._took = trajectory.took[:, index].reshape(-1, len(index), *(1,) * len(made.element))
-        filled = len({x.size for x in starts}) > 1
-        self._mask: Any = lay([np.ones(x.shape) for x in starts]).astype(bool)[None, None] if filled else True
+        parts, last = [seen.parts[seen.names[i]] for i in index], len(seen.tensor)
+        self.place = lay([np.arange(part.start, part.stop) for part in parts], other=last).astype(int)
+        self.filled = self.place < last  # where there is an element, and which
+        self.p, self._g = (np.pad(x, ((0, 0), (0, 1)))[None, :, self.place] for x in (seen.start, seen.grads))
+        ones = (1,) * len(made.element)
+        self._took = seen.took[:, index].reshape(-1, len(index), *ones)
+        starts = [seen.start[0, part].reshape(seen.shapes[i]) for i, part in zip(index, parts, strict=True)]
         fresh = [rule.all_slots(np, x, dtype) for x in starts]
         for slot, axes in made.slots.items():
             self._given[slot] = lay([x[slot] for x in fresh], str(axes))[None, None]
 
-        self._nodes = nodes = reachable(made.outputs.values())
-        place = {n: k for k, n in enumerate(nodes)}
+        nodes, self._out = reachable(made.outputs.values()), made.outputs["p"]
         slots = {n: made.outputs[n.data] for n in nodes if n.op == "input" and n.data in made.slots}
-        late: set[Node] = set()  # all that slots go into
+        needed, late = {*reachable(slots.values())}, {*slots}  # what goes into new slots, and what old ones go into
+        self._loaded, self._before, self._during, self._after = [], Steps(), Steps(), Steps()
         for n in nodes:
-            if n in slots or not late.isdisjoint(n.args):
-                late.add(n)
             if n.op == "host" and n.data.startswith("count:"):
                 counts = [float(prod(size[a] for a in n.data.removeprefix("count:"))) for size in sizes]
-                self._given[n.data] = np.reshape(counts, (1, 1, -1, *(1,) * len(made.element)))
-        needed = late & {*reachable(slots.values())}  # of these, what new slots are computed from
-        Steps = list[tuple[int, Callable[..., Any], list[int]]]
-        self._before, self._during, self._after = Steps(), Steps(), Steps()
-        self._loaded = []
-        for k, n in enumerate(nodes):
+                self._given[n.data] = np.reshape(counts, (1, 1, -1, *ones))
             if n.op in ("const", "host", "input"):
-                self._loaded += [(k, n)] if n not in slots else []
+                self._loaded.append(n)
+            elif late.isdisjoint(n.args):
+                self._before.append((n, self._operation(n, made.element)))
             else:
-                part = self._before if n not in late else self._during if n in needed else self._after
-                part.append((k, self._operation(n, made.element), [place[a] for a in n.args]))
-        self._out, self._slots = place[made.outputs["p"]], []
+                late.add(n)
+                (self._during if n in needed else self._after).append((n, self._operation(n, made.element)))
+        self._slots = []
         for n, new in slots.items():
             stored = state or made.storage[n.data]
-            self._slots.append((place[n], place[new], n.data, stored if stored in {*NARROW, *QUANTIZED} else ""))
-        stepwise = {k for k, *_ in self._during} | {k for k, *_ in self._slots}
-        read = {a for _, _, args in self._during for a in args} | {new for _, new, *_ in self._slots}
-        self._read = sorted(read - stepwise)
-        self._kept = sorted(stepwise & ({a for _, _, args in self._after for a in args} | {self._out}))
+            self._slots.append((n, new, stored if stored in {*NARROW, *QUANTIZED} else ""))
+        stepwise = {*slots, *(n for n, _ in self._during)}
+        self._read = _arguments(self._during, *slots.values()) - stepwise
+        self._kept = _arguments(self._after, self._out) & stepwise
 
     def _operation(self, n: Node, element: str) -> Callable[..., Any]:
         """The function of a node."""
@@ -153,43 +142,50 @@ class _Block:
         if n.op in REDUCTIONS:
             reduce, start = REDUCTIONS[n.op].ufunc.reduce, REDUCTIONS[n.op].initial
             axes = tuple(3 + i for i, a in enumerate(element) if a in n.args[0].axes and a not in n.axes)
-            return lambda x: reduce(x, axis=axes, keepdims=True, where=self._mask, initial=start)
+            mask: Any = True if self.filled.all() else self.filled[None, None]
+            return lambda x: reduce(x, axis=axes, keepdims=True, where=mask, initial=start)
         return OPS[n.op].numpy
 
     def run(self, numbers: dict[str, Values]) -> Values:
         """The new parameters of all steps, from those before each."""
         given = {**self._given, **numbers, "p": self.p, "g": self._g * numbers.get("grad_factor", 1.0)}
         given[UPDATES] = given.pop("t")
-        values: list[Any] = [None] * len(self._nodes)
-        for k, n in self._loaded:
-            values[k] = np.full((1,) * self.p.ndim, n.data) if n.op == "const" else given[n.data]
-        for k, function, args in self._before:
-            values[k] = function(*[values[a] for a in args])
+        values: dict[Node, Any] = {}
+        for n in self._loaded:
+            values[n] = np.full((1,) * self.p.ndim, n.data) if n.op == "const" else given[n.data]
+        _evaluate(self._before, values)
         self._loop(values)
-        for k, function, args in self._after:
-            values[k] = function(*[values[a] for a in args])
+        _evaluate(self._after, values)
         new = values[self._out]
         return new if self._took.all() else np.where(self._took, new, self.p)
 
-    def _loop(self, values: list[Any]) -> None:
+    def _loop(self, values: dict[Node, Any]) -> None:
         """What new slots need, step after step."""
-        at = list(values)
-        for k, _, name, _ in self._slots:
-            at[k] = self._given[name]
-        rows: dict[int, list[Values]] = {k: [] for k in self._kept}
-        moving = [k for k in self._read if values[k].shape[1] > 1]
+        at, rows = dict(values), {n: list[Values]() for n in self._kept}
+        moving = [n for n in self._read if values[n].shape[1] > 1]
         for s, took in enumerate(self._took):
-            for k in moving:
-                at[k] = values[k][:, s : s + 1]
-            for k, function, args in self._during:
-                at[k] = function(*[at[a] for a in args])
-            for k, row in rows.items():
-                row.append(at[k])
-            fresh = [rounded(at[new], stored) if stored else at[new] for _, new, _, stored in self._slots]
-            for (k, *_), new in zip(self._slots, fresh, strict=True):
-                at[k] = new if took.all() else np.where(took, new, at[k])
-        for k, row in rows.items():  # the slots before the first step are the same for all sets
-            values[k] = np.concatenate(np.broadcast_arrays(*row) if row[0].shape != row[-1].shape else row, axis=1)
+            for n in moving:
+                at[n] = values[n][:, s : s + 1]
+            _evaluate(self._during, at)
+            for n, row in rows.items():
+                row.append(at[n])
+            fresh = [rounded(at[new], stored) if stored else at[new] for _, new, stored in self._slots]
+            every = took.all()
+            for (n, *_), new in zip(self._slots, fresh, strict=True):
+                at[n] = new if every else np.where(took, new, at[n])
+        for n, row in rows.items():  # the slots before the first step are the same for all sets
+            values[n] = np.concatenate(np.broadcast_arrays(*row) if row[0].shape != row[-1].shape else row, axis=1)
+
+
+def _evaluate(steps: Steps, values: dict[Node, Any]) -> None:
+    """Compute nodes, one after the other."""
+    for n, function in steps:
+        values[n] = function(*[values[a] for a in n.args])
+
+
+def _arguments(steps: Steps, *others: Node) -> set[Node]:
+    """All that nodes read, and some others."""
+    return {*others, *(a for n, _ in steps for a in n.args)}
 
 
 def _traced(rule: Rule, shape: tuple[int, ...], dtype: str) -> Trace:

@@ -9,7 +9,7 @@ import math
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType, NoneType
 from typing import Any
 
@@ -23,8 +23,6 @@ from arrayopt.params.trees import rebuild
 from arrayopt.rules.base import Rule
 from arrayopt.rules.fields import hypers
 from arrayopt.testing.diagnosis.trajectory import parameters
-
-__all__ = ["Subject", "as_subject", "keeps_nothing"]
 
 Step = Callable[[Mapping[str, Array], Mapping[str, Array | None]], Mapping[str, Array]]
 
@@ -84,13 +82,16 @@ def _filled(tree: Any, values: Mapping[str, Any]) -> Any:
     return rebuild(tree, lambda x: None if x is None else next(rest))
 
 
-def _function(step: Callable[..., Any], params: Any, who: str) -> Subject:
+def _function(
+    step: Callable[..., Any], params: Any, who: str, absent: Callable[[Array], Any] = lambda x: None
+) -> Subject:
+    """A function; `absent` gives what it is called with in place of a gradient that there is not."""
     tree = _given(params, who)
     name = getattr(step, "__qualname__", type(step).__name__).replace(".<locals>", "")
 
     def one(now: Mapping[str, Array], grads: Mapping[str, Array | None]) -> Mapping[str, Array]:
-        here, there = _filled(tree, now), _filled(tree, grads)
-        new = step(here, there)
+        here = _filled(tree, now)
+        new = step(here, _filled(tree, {k: absent(now[k]) if g is None else g for k, g in grads.items()}))
         made = dict(named_params(here if new is None else new, f"{who}: what {name} returned", functional=True))
         if set(made) != set(now):
             raise ValueError(f"{who}: {name} must return the parameters, {list(now)}; got {list(made)}")
@@ -154,22 +155,18 @@ def _optax(transformation: Any, params: Any, who: str) -> Subject:
     import jax
 
     given = {k: jax.numpy.asarray(x) for k, x in parameters().items()} if params is None else params
-    tree = _given(given, who)
     kept: dict[str, Any] = {}
 
-    def one(now: Mapping[str, Array], grads: Mapping[str, Array | None]) -> Mapping[str, Array]:
-        here = _filled(tree, now)
+    def step(params: Any, grads: Any) -> Any:
         if not kept:
-            kept["state"] = transformation.init(here)
-        there = _filled(tree, {k: jax.numpy.zeros_like(now[k]) if g is None else g for k, g in grads.items()})
-        updates, kept["state"] = transformation.update(there, kept["state"], here)
-        new = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), here, updates)
-        made = dict(named_params(new, who, functional=True))
-        return {key: made[key] for key in now}  # JAX sorts keys
+            kept["state"] = transformation.init(params)
+        updates, kept["state"] = transformation.update(grads, kept["state"], params)
+        return jax.tree.map(lambda p, u: (p + u).astype(p.dtype), params, updates)
 
     update = getattr(transformation.update, "__qualname__", "")
-    name = update.partition(".")[0] if update and not update.startswith("chain") else "the optax transformation"
-    return Subject(name, dict(named_params(tree, who, functional=True)), one, {})
+    known = update and not update.startswith("chain")
+    step.__qualname__ = update.partition(".")[0] if known else "the optax transformation"
+    return replace(_function(step, given, who, jax.numpy.zeros_like), again=True)
 
 
 LIBRARIES = frozenset({"numpy", "scipy", "torch", "jax", "cupy", *sys.stdlib_module_names})  # they keep nothing

@@ -14,9 +14,7 @@ from arrayopt.rules.base import Rule
 from arrayopt.rules.radam import RAdam
 from arrayopt.rules.words import bias_correction, on_scalar, trust_ratio
 from arrayopt.testing.diagnosis.simulate import rounded
-from arrayopt.testing.diagnosis.trajectory import Trajectory, Values, each
-
-__all__ = ["TWISTS", "Twist"]
+from arrayopt.testing.diagnosis.trajectory import Seen, Values
 
 Numbers = dict[str, Any]
 """Hyper-parameters, ``t`` and ``grad_factor``, as arrays that broadcast to (sets, steps, tensors)."""
@@ -30,9 +28,9 @@ class Twist:
     words: str  # what it is, to follow the rule's name and "but"; ``{name}`` is a number's value
     applies: Callable[[Rule], bool] = lambda rule: True  # whether it means something for a rule
     kind: Change = lambda kind: kind  # gives another class of rules in place of one
-    grads: Callable[[Trajectory], Trajectory] = lambda made: made  # gives another trajectory
+    sees: Callable[[Seen], Seen] = lambda seen: seen  # what it sees of a trajectory
     numbers: Mapping[str, list[float]] = field(default_factory=dict)  # of its own, with values to begin at
-    alters: Callable[[Numbers, Trajectory], Numbers] = lambda h, made: h  # gives other numbers
+    alters: Callable[[Numbers, Seen], Numbers] = lambda h, seen: h  # gives other numbers
     state: str = ""  # what the state is stored in, as it is; `state_dtype` stores roots of second moments
     known: bool = False  # it can be told only where hyper-parameters are known
     wide: bool = False  # it can be told only where parameters are wider than 16 bits
@@ -163,40 +161,26 @@ _m_begun = _update(lambda update, xp, p, g, s, h: update(xp, p, g, {**s, "m": xp
 # ---- other gradients, t and numbers ----------------------------------------------------------------------------------
 
 
-def _each(change: Callable[[Values], Values]) -> Callable[[Trajectory], Trajectory]:
-    """A trajectory whose gradients are changed one by one."""
-    return lambda made: replace(made, grads=each(made.grads, change))
+def _each(change: Callable[[Values], Values]) -> Callable[[Seen], Seen]:
+    """A trajectory with other gradients, which a function gives."""
+    return lambda seen: seen.with_grads(change(seen.grads))
 
 
-def _added_up(made: Trajectory) -> Trajectory:
-    total = {name: np.zeros(x.shape) for name, x in made.params[0].items()}
-    grads = []
-    for g in made.grads:
-        total = {name: total[name] if x is None else total[name] + x for name, x in g.items()}
-        grads.append({name: None if g[name] is None else x for name, x in total.items()})
-    return replace(made, grads=grads)
-
-
-def _late(made: Trajectory) -> Trajectory:
-    return replace(made, grads=[*each(made.grads[:1], np.zeros_like), *made.grads[:-1]])
-
-
-def _to(**changes: Callable[[Numbers], Any]) -> Callable[[Numbers, Trajectory], Numbers]:
+def _to(**changes: Callable[[Numbers], Any]) -> Callable[[Numbers, Seen], Numbers]:
     """Numbers of which some are what functions give."""
-    return lambda h, made: {**h, **{name: change(h) for name, change in changes.items()}}
+    return lambda h, seen: {**h, **{name: change(h) for name, change in changes.items()}}
 
 
-def _count_per_tensor(h: Numbers, made: Trajectory) -> Numbers:
-    flat = np.cumsum(made.took.ravel()).reshape(1, *made.took.shape)
+def _count_per_tensor(h: Numbers, seen: Seen) -> Numbers:
+    flat = np.cumsum(seen.took.ravel()).reshape(1, *seen.took.shape)
     return {**h, "t": np.maximum(flat, 1).astype(float)}
 
 
 def _joint_clip(times: int) -> dict[str, Any]:
     """Gradients times what their joint norm asks for, once or twice."""
 
-    def alters(h: Numbers, made: Trajectory) -> Numbers:
-        squares = [sum(np.sum(x**2) for x in grads.values() if x is not None) for grads in made.grads]
-        norms = np.sqrt(np.maximum(squares, 1e-300))[None, :, None]
+    def alters(h: Numbers, seen: Seen) -> Numbers:
+        norms = np.sqrt(np.maximum(np.sum(seen.grads**2, axis=1), 1e-300))[None, :, None]
         return {**h, "grad_factor": np.minimum(1.0, h["clip_norm"] / norms) ** times}
 
     return {"numbers": {"clip_norm": [float(x) for x in 10.0 ** np.arange(-3.0, 3.1, 0.5)]}, "alters": alters}
@@ -284,7 +268,7 @@ TWISTS: dict[str, Twist] = {
     "joined": Twist(
         "all tensors are taken as one: norms are over all of them at once",
         lambda rule: not rule.refuses(np, np.zeros(1)),
-        grads=Trajectory.joined,
+        sees=Seen.joined,
     ),
     "ratio inverted": Twist(
         "the trust ratio is upside down", _adapts, _instead("_ratio", lambda ratio, *given: 1.0 / ratio(*given))
@@ -303,18 +287,23 @@ TWISTS: dict[str, Twist] = {
         numbers={"grad_factor": [2.0**k for k in (-16, -10, -5, -1, 1, 5, 10, 16)]},
         known=True,
     ),
-    "added up": Twist("gradients add up from step to step: they are not set to zero", grads=_added_up),
-    "late": Twist("each step uses the gradient of the step before", grads=_late),
-    "uphill": Twist("the sign is wrong: it goes up the gradient", grads=_each(np.negative)),
-    "sign": Twist("only the sign of the gradient is used", grads=_each(np.sign)),
+    "added up": Twist(
+        "gradients add up from step to step: they are not set to zero", sees=_each(lambda g: np.cumsum(g, axis=0))
+    ),
+    "late": Twist(
+        "each step uses the gradient of the step before",
+        sees=_each(lambda g: np.vstack([np.zeros_like(g[:1]), g[:-1]])),
+    ),
+    "uphill": Twist("the sign is wrong: it goes up the gradient", sees=_each(np.negative)),
+    "sign": Twist("only the sign of the gradient is used", sees=_each(np.sign)),
     # precision
     "float16 state": Twist("the state is stored in float16", state="float16", wide=True),
     "bfloat16 state": Twist("the state is stored in bfloat16", state="bfloat16", wide=True),
     "float16 gradient": Twist(
-        "the gradient is rounded to float16", grads=_each(lambda x: rounded(x, "float16")), wide=True
+        "the gradient is rounded to float16", sees=_each(lambda x: rounded(x, "float16")), wide=True
     ),
     "bfloat16 gradient": Twist(
-        "the gradient is rounded to bfloat16", grads=_each(lambda x: rounded(x, "bfloat16")), wide=True
+        "the gradient is rounded to bfloat16", sees=_each(lambda x: rounded(x, "bfloat16")), wide=True
     ),
 }
 """All of them, by a short name."""

@@ -1,17 +1,20 @@
-"""What is found, in plain English: the changes of a rule, what gradients do not show, and what is odd."""
+"""From what is found to its diagnosis: the changes of a rule, what gradients do not show, and what is odd."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from arrayopt.rules.base import Rule
 from arrayopt.rules.fields import hypers
-from arrayopt.testing.diagnosis.fit import MADE_UP
+from arrayopt.testing.diagnosis.diagnosis import Diagnosis, number, numbers_in_words
+from arrayopt.testing.diagnosis.fit import MADE_UP, is_short, simplified
 from arrayopt.testing.diagnosis.hypothesis import OFF, Hypothesis
-from arrayopt.testing.diagnosis.model import Fit, Seen
-
-__all__ = ["changes", "lost", "made_up", "motion", "number", "numbers_in_words", "remarks", "unseen", "untold"]
+from arrayopt.testing.diagnosis.model import Fit, one_set
+from arrayopt.testing.diagnosis.trajectory import Seen
+from arrayopt.testing.ulps import in_short
 
 # Switches that have better words than their names, and numbers that may be switched on.
 SWITCHES: Mapping[tuple[str, Any], str] = {
@@ -37,18 +40,6 @@ NUMBERS: Mapping[str, str] = {
     "lookahead_steps": "lookahead every {} steps",
 }
 STILL = "the parameters never move"
-
-
-def number(x: Any) -> str:
-    """A number in few digits, or several."""
-    if np.ndim(x):
-        return "[" + ", ".join(f"{float(y):.6g}" for y in np.ravel(x)) + "]"
-    return f"{float(x):.6g}"
-
-
-def numbers_in_words(values: Mapping[str, Any]) -> str:
-    """Numbers by name."""
-    return ", ".join(f"{name}={number(x)}" for name, x in values.items())
 
 
 def changes(h: Hypothesis, values: Mapping[str, Any], names: list[str]) -> list[str]:
@@ -85,7 +76,7 @@ def remarks(values: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
     if plain.get("beta1", 0.0) > plain.get("beta2", 1.0):
         made.append("β1 is larger than β2: they may be swapped")
     eps = plain.get("eps", 0.0)
-    if eps > 0 and not _short(eps) and "eps" not in known:
+    if eps > 0 and not is_short(eps) and "eps" not in known:
         for factor in 2.0 ** np.arange(-30, 31):
             power = math.log10(eps * factor)
             if abs(power - round(power)) < 1e-6 and -10 <= round(power) <= -5:
@@ -95,15 +86,11 @@ def remarks(values: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
         if name in plain and not np.ndim(x) and x > 0 and not math.isclose(plain[name], x, rel_tol=1e-3):
             made.append(f"{name} is {plain[name] / x:.6g} times the {number(x)} that it is said to be")
     decay, lr = plain.get("weight_decay", 0.0), plain.get("lr", 0.0)
-    if decay and lr and not _short(decay) and _short(decay * lr):
+    if decay and lr and not is_short(decay) and is_short(decay * lr):
         made.append(f"lr times weight_decay is {decay * lr:.3g}: the decay may not be multiplied by lr")
     if decay < 0:
         made.append("weight decay has the wrong sign")
     return made[:3]
-
-
-def _short(x: float) -> bool:
-    return math.isclose(x, float(f"{x:.1g}"), rel_tol=1e-6)
 
 
 def unseen(best: Fit) -> tuple[str, ...]:
@@ -171,3 +158,62 @@ def motion(seen: Seen) -> list[str]:
 
 def _is_still(seen: Seen) -> bool:
     return np.array_equal(seen.start, seen.got, equal_nan=True)
+
+
+def diagnosis_of(fits: Sequence[Fit], known: Mapping[str, Any], reason: str = "") -> Diagnosis:
+    """The diagnosis of what a search has found, and why it ended before it was over."""
+    simple = simplified(fits[0]) if fits[0].passes else fits[0]
+    best = simple if simple.passes else fits[0]
+    h, values, seen, follows = best.hypothesis, dict(best.values), best.model.seen, best.passes
+    own, gone, notes = changes(h, values, seen.names), lost(seen), remarks(values, known)
+    distances, beyond, in_float32 = best.judged
+    notes += ["hyper-parameters are rounded to float32"] if in_float32 else []
+    notes += [*gone[1:2], *motion(seen)]
+    if gone:  # values that become no numbers are too far off
+        notes += [f"what is finite follows this, to {in_short(best.ulps)} ULPs"] if follows else []
+        odd = ~np.isfinite(seen.got)
+        odd[1:] &= np.isfinite(seen.start[1:])
+        distances, beyond = np.where(odd, np.inf, distances), beyond | odd
+        follows = follows and not odd.any()
+    found = Diagnosis(
+        seen.subject,
+        explained=follows,
+        name=h.kind.__name__,
+        switches={name: values.get(name) if x is None else None if x == OFF else x for name, x in h.switches},
+        hypers=values,
+        twist=own[len(h.switches)] if h.twist else "",
+        ulps=float(distances.max(initial=0.0)),
+        error=best.cost,
+        remarks=tuple(notes),
+        by_step={name: distances[:, part].max(axis=1, initial=0.0).tolist() for name, part in seen.parts.items()},
+        agreeing=tuple(seen.where(~beyond)),
+        finite=not gone,
+        reason=gone[0] if gone else reason,
+        changes=tuple(own),
+    )
+    if not follows:
+        pair = best.model.predict(one_set(best.values))[0], seen.got
+        return replace(found, first=seen.first_difference(distances, beyond, pair))
+    others = tuple(dict.fromkeys(_in_words(x) for x in fits[1:]))
+    return replace(found, rule=_rule(best), unseen=unseen(best), made_up=made_up(best, known), others=others)
+
+
+def no_rule(seen: Seen, reason: str) -> Diagnosis:
+    """The diagnosis of what comes near no rule, for some reason."""
+    return Diagnosis(seen.subject, explained=False, reason=reason, finite=not lost(seen))
+
+
+def _in_words(fit: Fit) -> str:
+    """A rule with its changes and numbers."""
+    changed = "; ".join(changes(fit.hypothesis, fit.values, fit.model.seen.names))
+    return f"{fit.hypothesis.kind.__name__}{': ' if changed else ''}{changed} ({numbers_in_words(fit.values)})"
+
+
+def _rule(found: Fit) -> Rule | None:
+    """The rule itself, where that is all."""
+    if found.hypothesis.twist or any(np.ndim(x) for x in found.values.values()):
+        return None
+    try:
+        return found.hypothesis.rule_with({k: float(x) for k, x in found.values.items()})
+    except (TypeError, ValueError):  # a number outside its interval
+        return None
