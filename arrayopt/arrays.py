@@ -172,8 +172,12 @@ def _look(package: str) -> Callable[[Array], tuple[Any, ...]]:
 
 
 def on_its_device(x: Array) -> AbstractContextManager[Any]:
-    """For a ``with`` statement, in which new arrays of CuPy are on the device of x."""
+    """For a ``with`` statement: new arrays of CuPy are on the device of x, PyTorch's autocast rounds no operand."""
     made: AbstractContextManager[Any] = x.device if array_api_compat.is_cupy_array(x) else nullcontext()
+    if array_api_compat.is_torch_array(x):
+        torch = sys.modules["torch"]
+        if torch.is_autocast_enabled(x.device.type):
+            made = torch.autocast(x.device.type, enabled=False)
     return made
 
 

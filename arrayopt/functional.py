@@ -7,7 +7,7 @@ from typing import Any, Literal, overload
 import numpy as np
 from array_api_compat import is_jax_array
 
-from arrayopt.arrays import array_namespace, detached, dtype_name, is_array, place, size, working_dtype
+from arrayopt.arrays import array_namespace, detached, dtype_name, is_array, on_its_device, place, size, working_dtype
 from arrayopt.engines.apply import apply
 from arrayopt.engines.apply_one import Done, Update
 from arrayopt.engines.layers import unless
@@ -244,7 +244,8 @@ def update(
 
 def _updated(update: Update, p: Any, g: Any, slots: dict[str, Any], known: dict[str, Any]) -> Done:
     """One tensor's update, with the totals that are known."""
-    return apply(replace(update, hypers={**update.hypers, **known}), p, g, slots)
+    with on_its_device(p):
+        return apply(replace(update, hypers={**update.hypers, **known}), p, g, slots)
 
 
 def _counts(p: Any) -> Any:

@@ -5,6 +5,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass, field
+from functools import cache
 from numbers import Real
 from typing import Any, final
 
@@ -252,9 +253,16 @@ def _checked(where: str, value: Any, interval: str | None, number: float | None 
 
 def _contains(interval: str, x: float) -> bool:
     """Whether x lies in an interval such as ``"[0, 1)"``."""
-    low, high = (float(end) for end in interval[1:-1].split(","))
+    low, high = _ends(interval)
     above = x >= low if interval[0] == "[" else x > low
     return above and (x <= high if interval[-1] == "]" else x < high)
+
+
+@cache
+def _ends(interval: str) -> tuple[float, float]:
+    """The ends of an interval."""
+    low, _, high = interval[1:-1].partition(",")
+    return float(low), float(high)
 
 
 def concrete(value: Any) -> float | None:

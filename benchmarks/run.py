@@ -43,7 +43,7 @@ from benchmarks.tables import Say  # noqa: E402
 __all__ = ["FULL", "QUICK", "Job", "Settings", "jobs", "main"]
 
 
-SQUARES = equal(16, (512, 512))
+SQUARES = equal(64, (256, 256))
 
 
 @dataclass(frozen=True)

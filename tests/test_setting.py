@@ -200,3 +200,12 @@ def test_state_is_for_reading():
     with pytest.raises(ValueError, match="`t` counts updates, and is not given"):
         opt.state["w"]["t"] = 3
     assert set(opt.state["w"]) == {"t", "m", "v"}
+
+
+def test_a_number_that_is_set_is_checked_once(monkeypatch):
+    checked = []
+    monkeypatch.setattr(ao.SGD, "check", lambda rule: checked.append(rule.lr))
+    opt = ao.Optimizer({"a": ones(3), "b": ones(3)}, ao.SGD(lr=0.1), groups={"b": {"lr": 0.2}}, engine="numpy")
+    checked.clear()
+    opt.lr, opt.groups[0].lr = 0.3, 0.4
+    assert checked == [0.3, 0.4]

@@ -74,12 +74,12 @@ class Group:
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in fields_of(type(self.rule)):
             raise AttributeError(f"group {self.label!r}: {unknown_key(self.rule, name, value)}")
-        self.replace_rule(self.checked(self.rule, {name: value}), self.overridden | {name})
+        self.replace_rule(self.checked({name: value}), self.overridden | {name})
 
-    def checked(self, rule: Rule, changes: Mapping[str, Any]) -> Rule:
-        """Return the rule with changes; ValueError if the tensors' state does not fit it."""
-        who = f"group {self.label!r}"
-        old, rule = rule, override(rule, changes, who)
+    def checked(self, changes: Mapping[str, Any], made: Rule | None = None) -> Rule:
+        """Return the rule with changes, or `made`; ValueError if the state does not fit it."""
+        who, old = f"group {self.label!r}", self.rule
+        rule = override(old, changes, who) if made is None else made
         for name in ("stacked", "blocks"):
             if getattr(rule, name) != getattr(old, name):
                 why = "each layer or block has slots of its own; make a new Optimizer"

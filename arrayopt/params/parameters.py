@@ -133,7 +133,7 @@ class Parameters:
         """Change a field of the optimizer's rule, and in groups that follow; return the rule."""
         new, (name,) = override(rule, change, "Optimizer"), change
         following = [group for group in self.groups if name not in group.overridden]
-        rules = [group.checked(group.rule, change) for group in following]
+        rules = [group.checked(change, new if group.rule is rule else None) for group in following]
         for group, own in zip(following, rules, strict=True):
             group.replace_rule(own)
         return new

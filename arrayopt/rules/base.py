@@ -15,7 +15,7 @@ from arrayopt.foreign import check_call
 from arrayopt.foreign_names import RULE
 from arrayopt.hyper import Hyper, choice, evaluate, flag, is_number, real, structural, whole
 from arrayopt.rules.draws import rounded
-from arrayopt.rules.fields import function, hypers, is_flag, is_off, read
+from arrayopt.rules.fields import flags, function, hypers, is_off, numbers, readers
 from arrayopt.rules.names import AROUND, VALUE, Numbers, OnFloat, Values, check_class, check_fields
 from arrayopt.rules.returned import Slots, returned_slots, returned_update
 from arrayopt.rules.rings import expanded, gathered
@@ -148,8 +148,8 @@ class Rule(ABC):
 
     def __post_init__(self) -> None:
         who = type(self).__name__
-        for f in dataclasses.fields(self):
-            object.__setattr__(self, f.name, read(f, f"{who}: `{f.name}`", getattr(self, f.name)))
+        for name, read in readers(type(self)).items():
+            object.__setattr__(self, name, read(getattr(self, name)))
         if is_number(self.lookahead_steps) and self.lookahead_steps % 1:  # type: ignore[operator]
             raise ValueError(f"{who}: `lookahead_steps` must be an integer; got {self.lookahead_steps}")
         if self.rounding == "stochastic" and self.master_weights is True:
@@ -323,7 +323,7 @@ class Rule(ABC):
     @cached_property
     def _not_floats(self) -> dict[str, bool]:
         """The numbers that are given as schedules or arrays, and whether zero would turn them off."""
-        found = {f.name: f for f in dataclasses.fields(self) if not is_flag(f)}
+        found = {f.name: f for f in numbers(type(self))}
         odd = [name for name in found if not isinstance(getattr(self, name), float | None)]
         return {name: bool(found[name].metadata.get("zero_is_off")) for name in odd}
 
@@ -366,13 +366,13 @@ class Rule(ABC):
     @cached_property
     def switches(self) -> tuple[tuple[str, Any], ...]:
         """The names and values of the fields that are no numbers."""
-        return tuple((f.name, getattr(self, f.name)) for f in dataclasses.fields(self) if is_flag(f))
+        return tuple((name, getattr(self, name)) for name in flags(type(self)))
 
     @cached_property
     def structure(self) -> tuple[Any, ...]:
         """What shapes the computation and the state: the class, the switches, and which numbers are off."""
         switches = tuple(getattr(value, "structure", value) for _, value in self.switches)
-        off = tuple(f.name for f in dataclasses.fields(self) if not is_flag(f) and is_off(f, getattr(self, f.name)))
+        off = tuple(f.name for f in numbers(type(self)) if is_off(f, getattr(self, f.name)))
         return type(self), switches, off
 
     init: ClassVar[Callable[..., dict[str, Any]]]

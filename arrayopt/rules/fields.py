@@ -1,7 +1,8 @@
 """The fields of a rule's class: which are numbers and which switches, and how their values are read."""
 
 import dataclasses
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from inspect import signature
 from typing import Any
 
@@ -10,25 +11,39 @@ from arrayopt.hyper import coerce
 from arrayopt.rules.words import is_zero
 
 
-def read(f: "dataclasses.Field[Any]", where: str, value: Any) -> Any:
-    """A field's value as it is stored; TypeError or ValueError, with what is to be said of the field."""
-    if "read" in f.metadata:
-        return f.metadata["read"](where, value)
-    if is_flag(f):
-        _check_option(where, value, f.metadata.get("options", (True, False)))
-        return value
+@cache
+def readers(rule: type[Any]) -> dict[str, Callable[[Any], Any]]:
+    """What reads the value of each field of a rule class: it returns what is stored, or raises TypeError or ValueError,
+    with what is to be said of the field.
+    """
+    found: dict[str, Callable[[Any], Any]] = {}
+    for f in dataclasses.fields(rule):
+        where, about = f"{rule.__name__}: `{f.name}`", f.metadata
+        if "read" in about:
+            found[f.name] = partial(about["read"], where)
+        elif is_flag(f):
+            found[f.name] = partial(_option, where, about.get("options", (True, False)))
+        else:
+            optional = about.get("optional", f.default is None)
+            found[f.name] = partial(_number, f, where, about.get("interval"), optional)
+    return found
+
+
+def _number(f: "dataclasses.Field[Any]", where: str, interval: str | None, optional: bool, value: Any) -> Any:
+    """A number as it is stored."""
     if isinstance(value, str) and isinstance(f.default, str):
         raise TypeError(
             f"{where} has text as its default, and is declared as a number; declare a switch by"
             f" {f.name}: str = arrayopt.choice({f.default!r}, ...), with all its values"
         )
-    return coerce(where, value, f.metadata.get("interval"), optional=f.metadata.get("optional", f.default is None))
+    return coerce(where, value, interval, optional=optional)
 
 
-def _check_option(where: str, value: Any, options: tuple[Any, ...]) -> None:
-    """Raise where a value is not among a field's options."""
-    if any(type(value) is type(x) and value == x for x in options):
-        return
+def _option(where: str, options: tuple[Any, ...], value: Any) -> Any:
+    """A value that is among a field's options."""
+    for x in options:
+        if type(value) is type(x) and value == x:
+            return value
     named = " or ".join([", ".join(map(repr, options[:-1])), repr(options[-1])])
     kinds = {type(x) for x in options}
     raise (ValueError if type(value) in kinds else TypeError)(f"{where} must be {named}; got {value!r}")
@@ -77,6 +92,18 @@ def is_flag(f: "dataclasses.Field[Any]") -> bool:
 def is_off(f: "dataclasses.Field[Any]", value: Any) -> bool:
     """Whether a number is off: None, or plainly zero where the field says that this is structural."""
     return value is None or (bool(f.metadata.get("zero_is_off")) and is_zero(value))
+
+
+@cache
+def numbers(rule: type[Any]) -> tuple["dataclasses.Field[Any]", ...]:
+    """The fields of a rule class that are numbers."""
+    return tuple(f for f in dataclasses.fields(rule) if not is_flag(f))
+
+
+@cache
+def flags(rule: type[Any]) -> tuple[str, ...]:
+    """The names of the fields of a rule class that are structural switches."""
+    return tuple(f.name for f in dataclasses.fields(rule) if is_flag(f))
 
 
 @cache

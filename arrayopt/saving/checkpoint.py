@@ -26,6 +26,7 @@ from arrayopt.saving.words import (
     as_memory,
     digest,
     is_ours,
+    is_whole,
     name_of,
     plain,
     reader,
@@ -68,8 +69,8 @@ def _read(
     if metadata.get("blake2b") != digest(text.encode()):
         raise ValueError("the checksum of its description does not match")
     document = json.loads(text)
-    if document["checkpoint"] != FORMAT:
-        raise ValueError(f"format must be {FORMAT}; got {document['checkpoint']!r}")
+    if document["checkpoint"] not in (1, FORMAT):
+        raise ValueError(f"format must be 1 or {FORMAT}; got {document['checkpoint']!r}")
     decoder = _Decoder(file)
     state = decoder.decode(document["state"], live, ())
     params = decoder.decode(document.get("params", {}), live_params, ("params",))
@@ -107,6 +108,8 @@ class _Decoder:
             x = self._tensor(node)
             if shown(live) != shown(x):
                 return x
+            if isinstance(live, np.ndarray) and x.flags.writeable:
+                return x  # in memory of its own
             return live.own(x) if isinstance(live, Scattered) else like(live, x)
         if VALUES in node:
             return node[VALUES]
@@ -135,7 +138,7 @@ class _Decoder:
         if found != expected:
             raise ValueError(f"tensor {key!r} is {found}, but must be {expected}")
         x: np.ndarray[Any, Any] = self.file.get_tensor(key)
-        if digest(as_memory(x)) != about["blake2b"]:
+        if not is_whole(as_memory(x), about):
             raise ValueError(f"the checksum of tensor {key!r} does not match")
         made: np.ndarray[Any, Any] = x.view(about["dtype"])  # complex numbers are kept as pairs
         return made.reshape(about["shape"])

@@ -1,9 +1,9 @@
 """The words of checkpoint files: names of dtypes, marks in JSON, checksums, and how arrays are described."""
 
 import math
-from functools import partial
 from hashlib import blake2b
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -12,8 +12,8 @@ from arrayopt.arrays import REAL, Array, dtype_name, is_array, to_host
 from arrayopt.codecs import item_size
 from arrayopt.ranks.collect import Scattered
 
-FORMAT = 1
-"""The version of the document that `arrayopt.saving.checkpoint` describes."""
+FORMAT = 2
+"""The version of the document that `arrayopt.saving.checkpoint` describes. In the first, checksums were BLAKE2b."""
 
 ARRAY, VALUES, SCHEDULE, FUNCTION = "$array", "$values", "$schedule", "$function"  # other keys' leading $ is doubled
 
@@ -34,8 +34,6 @@ CODES = {
 }
 """safetensors' names of dtypes. Complex arrays are kept as pairs of real numbers, along one more axis."""
 
-checksum = partial(blake2b, digest_size=16)
-
 
 def stored(about: dict[str, Any]) -> tuple[str, list[int]]:
     """The dtype and shape that a described array has in the file."""
@@ -55,8 +53,20 @@ def shown(x: Any) -> str:
 
 
 def digest(data: bytes | memoryview) -> str:
-    """The checksum of some bytes."""
-    return checksum(data).hexdigest()
+    """The checksum of a description."""
+    return blake2b(data, digest_size=16).hexdigest()
+
+
+def shown_crc(crc: int) -> str:
+    """The checksum of an array's bytes, as long for any."""
+    return f"{crc:08x}"
+
+
+def is_whole(data: memoryview, about: dict[str, Any]) -> bool:
+    """Whether an array's bytes have the checksum that its description has."""
+    if "blake2b" in about:
+        return bool(digest(data) == about["blake2b"])
+    return bool(shown_crc(crc32(data)) == about["crc32"])
 
 
 def is_ours(kind: Any) -> bool:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import IO, Any
+from zlib import crc32
 
 import numpy as np
 
@@ -24,13 +25,13 @@ from arrayopt.saving.words import (
     SCHEDULE,
     VALUES,
     as_memory,
-    checksum,
     digest,
     escaped,
     is_ours,
     length,
     name_of,
     reader,
+    shown_crc,
     stored,
 )
 
@@ -113,7 +114,7 @@ class File:
     def note(self, written: Iterable[tuple[int, str]]) -> None:
         """Take down checksums of arrays that were written."""
         for i, found in written:
-            self._arrays[i][0]["blake2b"] = found
+            self._arrays[i][0]["crc32"] = found
 
     def writers(self, ranks: int) -> list[int]:
         """Which rank writes each array: one that has it, and has the least to write so far."""
@@ -192,12 +193,12 @@ def _joined(temporary: str) -> IO[bytes]:
 
 def _write(file: IO[bytes], array: Array) -> tuple[str, int]:
     """Write an array's bytes; their checksum and number. Each byte is read once: another thread may be writing it."""
-    data, found = as_memory(array), checksum()
+    data, found = as_memory(array), 0
     for start in range(0, len(data), PIECE):
         piece = bytes(data[start : start + PIECE])
-        found.update(piece)
+        found = crc32(piece, found)
         file.write(piece)
-    return found.hexdigest(), len(data)
+    return shown_crc(found), len(data)
 
 
 def _torn() -> RuntimeError:
@@ -214,7 +215,7 @@ def _encode(node: Any, path: tuple[str, ...], arrays: list[tuple[dict[str, Any],
         if REAL.get(dtype_name(node), dtype_name(node)) not in CODES:
             raise ValueError(f"Optimizer.save: {'.'.join(path)} is of dtype {node.dtype}, which cannot be saved")
         key = "/".join(part.replace("~", "~0").replace("/", "~1") for part in path)  # as in JSON pointers, RFC 6901
-        about = {ARRAY: key, "dtype": dtype_name(node), "shape": list(node.shape), "blake2b": digest(b"")}
+        about = {ARRAY: key, "dtype": dtype_name(node), "shape": list(node.shape), "crc32": shown_crc(0)}
         arrays.append((about, node))
         return about
     if node is None or isinstance(node, bool | int | float | str):  # np.float64, which is a float too, is an array

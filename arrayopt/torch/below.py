@@ -95,6 +95,7 @@ class Below:
             made.__setattr__("step_count", steps)
             made._take_place(self.made)
         self.made, self.params = made, params
+        self.repeats = len(params) < sum(len(group["params"]) for group in filled)
         self._see(groups, values)
 
     def _see(self, groups: Groups, values: Iterable[tuple[Any, ...]]) -> None:
@@ -102,15 +103,12 @@ class Below:
         found = iter(values)
         self._rules = [] if self.made is None else [self.made.rule, *(group.rule for group in self.made.groups)]
         self._seen = [(list(group["params"]), next(found) if group["params"] else ()) for group in groups]
-        self.repeats = any(len(distinct(group)) < len(group["params"]) for group in groups)
 
     def _is_seen(self, group: Mapping[str, Any], seen: tuple[list[Tensor], tuple[Any, ...]]) -> bool:
         """Whether a group holds the very objects that it did; tensors as values may have become others."""
         params, values = seen
-        now = group["params"]
-        same = len(now) == len(params) and all(map(is_, now, params))
         try:
-            return same and (not now or all(map(is_, _taking(group)[1](group), values)))
+            return _holds(group, params) and (not params or all(map(is_, _taking(group)[1](group), values)))
         except KeyError:
             return False
 
@@ -134,8 +132,7 @@ class Below:
         self._take_settings(groups)
         if len(groups) == len(self._seen) and all(map(self._is_seen, groups, self._seen)):
             return self.made
-        sizes = [len(group["params"]) for group in groups] == [len(params) for params, _ in self._seen]
-        same = sizes and all(map(is_, (p for group in groups for p in distinct(group)), self.params))
+        same = len(groups) == len(self._seen) and all(map(_holds, groups, (params for params, _ in self._seen)))
         if same and self.made is not None:
             values = [self._values(group) for group in groups if group["params"]]
             filled = [group for group in groups if group["params"]]
@@ -201,7 +198,7 @@ class Below:
         names = [name for name in fields_of(type(rule)) if hasattr(group.rule, name)]  # Adam has not all of AdamW's
         pairs = ((name, getattr(group.rule, name), getattr(rule, name)) for name in names)
         try:
-            group.checked(group.rule, {name: new for name, old, new in pairs if new is not old and new != old})
+            group.checked({name: new for name, old, new in pairs if new is not old and new != old})
         except ValueError as error:
             raise ValueError(f"{self._who}: {error}") from error
 
@@ -266,6 +263,12 @@ def _taken(rule: type[Rule]) -> tuple[list[str], Any]:
 def _of(group: Mapping[str, Any], values: Iterable[Any]) -> Rule:
     """The rule with a group's values."""
     return as_pytorch(cast(Settings, group).rule, dict(zip(_taking(group)[0], values, strict=True)))
+
+
+def _holds(group: Mapping[str, Any], params: list[Tensor]) -> bool:
+    """Whether a group's parameters are these very tensors."""
+    now = group["params"]
+    return len(now) == len(params) and all(map(is_, now, params))
 
 
 def distinct(group: Mapping[str, Any]) -> list[Tensor]:

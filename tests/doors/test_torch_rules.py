@@ -222,3 +222,19 @@ def test_a_line_search_goes_on_where_its_state_is_loaded(kind):
         steps(p, straight, 5)
         steps(q, resumed, 5)
         assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("rule", [ao.Muon(lr=0.1), ao.SOAP(lr=0.1)], ids=["Muon", "SOAP"])
+def test_autocast_around_a_step_rounds_no_product(rule):
+    def run(enabled):
+        torch.manual_seed(0)
+        grads, w = torch.randn(3, 20, 30), torch.randn(20, 30)
+        params, opt = {"w": w.clone()}, ao.Optimizer({"w": w}, rule, engine="array_api")
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            state = ao.init(rule, params)
+            for g in grads:
+                opt.step({"w": g})
+                params, state = ao.update(rule, params, {"w": g}, state)
+        return w.tolist(), params["w"].tolist()
+
+    assert run(enabled=True) == run(enabled=False)

@@ -79,3 +79,16 @@ def test_schedules(name, momenta):
                 advance(schedule)
     assert [group["lr"] for group in opt.param_groups] == [group["lr"] for group in witness.param_groups]
     assert all(torch.equal(p, q) for p, q in zip(many[1], many[2], strict=True))
+
+
+def test_a_schedule_asks_no_tensor(monkeypatch):
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(5)]
+    opt = door.SGD(params, lr=0.1)
+    for p in params:
+        p.grad = torch.ones(3)
+    opt.step()
+    monkeypatch.setattr(torch.Tensor, "__hash__", lambda self: pytest.fail("a parameter was looked up"))
+    opt.param_groups[0]["lr"] = 0.2
+    opt.step()
+    monkeypatch.undo()
+    assert all((p == 1.0 - 0.1 - 0.2).all() for p in params)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
+from arrayopt.engines.numpy import engine as numpy_engine
 from tests.support.cases import ALL, IDS, make
 from tests.support.engine_runs import (
     ALL_AND_FIRST,
@@ -256,3 +257,15 @@ def test_warnings_are_not_for_what_is_data(engine):
     params, grads = problem(shapes_of(("prime", "matrix", "several chunks")))
     params, grads = planted(params, grads, AWKWARD["everything"], in_params=False)
     run(engine, ao.LAMB(), params, grads)
+
+
+@pytest.mark.parametrize("rule", [ao.AdamW(lr=0.1), ao.LAMB(lr=0.1)], ids=lambda rule: type(rule).__name__)
+def test_large_tensors_of_one_size_are_updated_where_they_lie(rule, monkeypatch):
+    monkeypatch.setattr(numpy_engine, "joined", lambda name, arrays: pytest.fail(f"{name} was copied"))
+    start, rng = np.linspace(-1, 1, 40_000).astype("f4"), np.random.default_rng(0)
+    grads = {name: rng.standard_normal(40_000).astype("f4") for name in "abc"}
+    opt = ao.Optimizer({name: start.copy() for name in grads}, rule, engine="numpy")
+    opt.step(grads)
+    for name, g in grads.items():
+        alone = ao.Optimizer({name: start.copy()}, rule, engine="numpy").step({name: g})
+        np.testing.assert_array_equal(opt.params[name], alone[name])

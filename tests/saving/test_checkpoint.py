@@ -248,7 +248,7 @@ def test_the_file_says_what_it_holds(tmp_path):
     with safe_open(tmp_path / "x", "numpy") as file:
         assert (file.get_tensor("params/w") == 1).all()
         document = json.loads(file.metadata()["arrayopt"])
-    assert (document["checkpoint"], document["arrayopt"]) == (1, ao.__version__)
+    assert (document["checkpoint"], document["arrayopt"]) == (2, ao.__version__)
     state = document["state"]
     assert state["rule"]["hypers"]["lr"] == {
         "$schedule": "Cosine",

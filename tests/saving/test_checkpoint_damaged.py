@@ -120,6 +120,37 @@ def twice(header):
 
 
 DELETED = object()
+
+
+def in_the_first_format(data):
+    """A file as it was written when arrays had BLAKE2b's checksums."""
+    header, tensors = parts(data)
+
+    def change(node):
+        if isinstance(node, dict) and node.pop("crc32", None):
+            start, end = header[node["$array"]]["data_offsets"]
+            node["blake2b"] = blake2b(tensors[start:end], digest_size=16).hexdigest()
+        for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+            change(child)
+
+    def make(document, header):
+        document["checkpoint"] = 1
+        change(document)
+
+    return forged(make)(data)
+
+
+def test_files_of_the_first_format_are_read(tmp_path):
+    source, opt = small(2.0), small()
+    source.save(tmp_path / "x")
+    old = in_the_first_format((tmp_path / "x").read_bytes())
+    (tmp_path / "bad").write_bytes(old[:-1] + bytes([old[-1] ^ 1]))
+    refused(opt, tmp_path / "bad", "the checksum of tensor")
+    (tmp_path / "old").write_bytes(old)
+    opt.load(tmp_path / "old")
+    assert contents(opt) == contents(source)
+
+
 M_KEY = "state/tensors/w/slots/buf"
 T = ("state", "tensors", "w")
 M = (*T, "slots", "buf")
@@ -148,7 +179,7 @@ TAMPERED = {
     "digits": (forged(lambda d, h: f'{{"checkpoint": {"9" * 10**5}}}'), "is damaged"),
     "a list": (forged(lambda d, h: "[]"), "was written by another program"),
     "a number": (forged(lambda d, h: "1"), "was written by another program"),
-    "a later format": (state(["checkpoint"], 2), "format must be 1; got 2"),
+    "a later format": (state(["checkpoint"], 3), "format must be 1 or 2; got 3"),
     "another state format": (state(["state", "format"], 7), "format must be 1; got 7"),
     "no state": (state(["state"], DELETED), "KeyError('state')"),
     "state is a list": (state(["state"], []), "does not name its tensors"),
@@ -158,7 +189,7 @@ TAMPERED = {
     "a shape": (state([*M, "shape"], [3, 2]), "must be ('F64', [3, 2])"),
     "a dtype": (state([*M, "dtype"], "int64"), "must be ('I64', [2, 3])"),
     "a dtype that there is not": (state([*M, "dtype"], "float128"), "KeyError('float128')"),
-    "a checksum": (state([*M, "blake2b"], None), "the checksum of tensor"),
+    "a checksum": (state([*M, "crc32"], None), "the checksum of tensor"),
     "a key": (state([*M, "$array"], ["x"]), "TypeError"),
     "shape of the parameter": (state([*T, "shape"], [3, 2]), "shape (3, 2) at 'w', expected (2, 3)"),
     "t negative": (state([*T, "t"], -1), "t of 'w' must be an integer from 0, below 2**53; got -1"),

@@ -125,7 +125,8 @@ class _Blocks(Batch):
         made, small = list[Chunk](), list[list[int]]()
         for (_, stack), members in found.items():
             size = int(self.geo["SIZE"][members[0]])
-            most = max(1, self.chunk // size)
+            alone = self.flat and size > TOGETHER and stack is None  # copies take longer
+            most = 1 if alone else max(1, self.chunk // size)
             for i in range(0, len(members), most):
                 some = members[i : i + most]
                 if self.flat and len(some) * size <= PACKED and stack is None:
