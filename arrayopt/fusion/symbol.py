@@ -19,7 +19,7 @@ from arrayopt.rules.returned import Given
 def _refused(said: str) -> Any:
     """A method that cannot be traced."""
 
-    def method(*_: Any) -> Any:
+    def method(*_: Any, **options: Any) -> Any:
         raise not_fused(said)
 
     return method

@@ -131,7 +131,7 @@ CASES = {
     "zeros": (lambda xp, p, g, h: p - xp.zeros(p.shape), r"xp.zeros_like\(p\)"),
     "sorts": (lambda xp, p, g, h: p - xp.sort(g), r"xp.sort cannot be traced; use element-wise functions"),
     "dtype": (lambda xp, p, g, h: p - xp.sum(g, dtype=g.dtype), r"a function of `xp` that is traced got an unexpected"),
-    "copy": (lambda xp, p, g, h: p - np.array(g, copy=True), r": a function of `xp` that is traced got an unexpected"),
+    "copy": (lambda xp, p, g, h: p - np.array(g, copy=True), r"has no value; use functions of `xp`"),
     "len": (lambda xp, p, g, h: p - len(g) * g, r"has no length"),
     "list": (lambda xp, p, g, h: p - [1] * g, r"cannot trace an operation with a list"),
     "if": (lambda xp, p, g, h: p if xp.sum(g) > 0 else g, r"use xp.where or &"),

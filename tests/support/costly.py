@@ -32,13 +32,14 @@ COSTLY = {
         "test_tree_map_params_finds_all_slots_of_any_tree": "soap",
     },
     "tests/doors/test_torch_comm.py": {
-        "test_ranks_make_the_step_of_one_process": "no_sync|left out|up|clipped|two passes"
+        "test_ranks_make_the_step_of_one_process": "no_sync|left out|up|clipped|two passes",
     },
+    "tests/doors/test_torch_originals.py": {"test_inputs": "Adafactor"},
     "tests/doors/test_torch_release.py": {"test_it_is_the_step_of_all_gradients": "CAME"},
     "tests/engines/cuda/test_cuda_compile.py": {
         "test_all_that_a_rule_can_have_around_it_compiles": "",
-        "test_every_kernel_compiles": "LARS|LANS|AdamW|SGD|Adam-|LAMB-(float16|float64|complex|float32-1-sm_75)"
-        "|CAME-float32-1|Adafactor",
+        "test_every_kernel_compiles": "LARS|LANS|AdamW|SGD|Adam-|"
+        "LAMB-(float16|float64|complex|float32-1-sm_75)|CAME-float32-1|Adafactor",
         "test_registers_do_not_grow_with_the_members_of_rings": "LBFGS|ring-10|complex64",
         "test_the_judge_compiles": "given_scale|None",
         "test_what_comes_between_products_compiles": "",
@@ -78,6 +79,7 @@ COSTLY = {
     },
     "tests/engines/cuda/test_cupy_rings.py": {
         "test_it_has_what_the_witness_has": "7-bfloat16",
+        "test_members_in_8_bits_are_those_of_numpy": "",
         "test_ranks_change_no_bit": "",
     },
     "tests/engines/cuda/test_cupy_steps.py": {"test_masters_half_precision_state_averages_and_lookahead": "bfloat16"},
@@ -149,9 +151,11 @@ COSTLY = {
         "test_a_ring_with_itself": "numpy",
         "test_rolled_loops_have_what_the_witness_has": "8-float64",
     },
+    "tests/fusion/test_staging.py": {"test_values_between_passes_are_those_of_the_rule": "0-Old"},
     "tests/params/test_aliasing.py": {"test_a_gradient_may_be_its_own_parameter": "float16-.*-cpp"},
     "tests/params/test_slots_given.py": {"test_a_rule_that_asks_gets_the_value": "numba"},
     "tests/ranks/test_around.py": {"test_arrays_of_jax": ""},
+    "tests/ranks/test_converting.py": {"test_storage_changes_over_ranks_as_in_one_process": "CAME|LAMB"},
     "tests/ranks/test_exact.py": {"test_engines_that_cut_tensors": "AdamW", "test_messages_are_counted": "rule3"},
     "tests/ranks/test_given.py": {"test_it_is_the_step_that_all_gradients_make": "checked|nothing|scaled|accumulated"},
     "tests/ranks/test_hostile.py": {"test_a_field_that_is_switched_on_cannot_move_the_cuts": "clip_unit_ratio"},
@@ -240,12 +244,12 @@ COSTLY = {
     },
     "tests/solving/test_hostile.py": {"test_a_hostile_batch_has_the_bits_of_each_problem_alone": "CG"},
     "tests/solving/test_joint.py": {
-        "test_each_tensor_is_a_problem_of_its_own": "numpy",
+        "test_each_tensor_is_a_problem_of_its_own": "",
         "test_in_a_loop_of_optax_the_value_is_given": "",
         "test_kernels_do_the_same": "",
         "test_layers_of_the_same_number_are_one_unknown": "cpp",
         "test_several_arrays_are_one_unknown": "cpp-(line search|some values|no line search)|numpy-CG",
-        "test_without_values_it_is_pytorchs": "numpy",
+        "test_without_values_it_is_pytorchs": "",
     },
     "tests/solving/test_lbfgs.py": {
         "test_a_step_of_length_zero_stands_still_and_the_search_goes_on_later": "array_api-LBFGS",
@@ -283,7 +287,7 @@ COSTLY = {
     "tests/test_errors_later.py": {"test_loading": "None"},
     "tests/test_functional.py": {
         "test_hypergradients": "CAME|LANS|Adafactor",
-        "test_jax_differentiates_through_steps": "CAME|LANS",
+        "test_jax_differentiates_through_steps": "",
         "test_one_compilation_serves_all_steps": "(?<!L)A[dD]|CAME|LANS|LARS|SGD",
         "test_zeros_differentiate_to_finite_values": "LAMB",
     },
@@ -319,7 +323,10 @@ COSTLY = {
         "test_timms_lamb_is_lamb_with_gradients_clipped_together": "",
         "test_what_is_not_known_is_said_to_be_so": "",
     },
-    "tests/testing/test_diagnose_stored.py": {"test_codes_tell_unusual_betas": "0.87"},
+    "tests/testing/test_diagnose_stored.py": {
+        "test_codes_tell_unusual_betas": "0.87",
+        "test_numbers_are_found_as_well": "",
+    },
     "tests/testing/test_testing.py": {
         "test_other_dtypes": "bfloat16|float16",
         "test_other_libraries_parameters_options_and_tensors_left_out": "",
