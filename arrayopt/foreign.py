@@ -81,6 +81,11 @@ def got(value: Any) -> str:
     return said if len(said) <= 200 else f"{said[:200]}..."
 
 
+def listed_names(names: Iterable[str]) -> str:
+    """The names of the first tensors, for errors about one that there is not."""
+    return f"the tensors are {', '.join(list(names)[:10])}"
+
+
 def no_attribute(module: str, names: Sequence[str], name: str, other: Any = None) -> AttributeError:
     """The error for a name that a module does not have, with what to take in its place.
 

@@ -15,10 +15,11 @@ from arrayopt.engines.totals import Work, together
 from arrayopt.hyper import concrete, data, scalar
 from arrayopt.params.given import named_params
 from arrayopt.params.grads import match_grads
-from arrayopt.params.groups import Groups, assign, check_rule, grouped
+from arrayopt.params.groups import Groups, assign, grouped
 from arrayopt.params.trees import rebuild
 from arrayopt.rules.base import Rule
 from arrayopt.rules.gradients import GradientNorms
+from arrayopt.rules.named import check_rule
 from arrayopt.rules.one_unknown import check_alike
 from arrayopt.rules.words import choose
 from arrayopt.state.loss_scale import LOSS_SCALE, LossScale
@@ -69,7 +70,7 @@ def init(
     >>> ao.init(ao.SGD(lr=0.1, momentum=0.9), {"w": np.ones(2)})
     {'step': 0, 'tensors': {'w': {'t': 0, 'buf': array([0., 0.])}}}
     """
-    check_rule("init", rule)
+    check_rule("init", rule, Rule)
     if loss_scale is not None and not isinstance(loss_scale, LossScale):
         raise TypeError(f"init: `loss_scale` must be a LossScale or None; got {loss_scale!r}")
     _check_flag("init: `skip_nonfinite`", skip_nonfinite)
@@ -183,7 +184,7 @@ def update(
     >>> params, state["step"]
     ({'w': array([0.9, 0.9])}, 1)
     """
-    check_rule("update", rule)
+    check_rule("update", rule, Rule)
     _check_state(state)
     _check_flag("update: `skip_nonfinite`", skip_nonfinite)
     _check_flag("update: `stats`", stats)

@@ -158,7 +158,7 @@ def coerce(where: str, value: Any, interval: str | None, *, optional: bool) -> A
         value = value.item()
     if is_number(value):
         return _checked(where, _float(value), interval)
-    if callable(value) and not isinstance(value, type):
+    if callable(value) and not isinstance(value, type) and not hasattr(value, "slots"):  # as a rule has
         return value
     if _is_real_array(value) and value.ndim == 0:
         number = concrete(value)

@@ -9,15 +9,17 @@ from typing import Any, Never
 from arrayopt.engines.base import Report
 from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.engines.layers import stack_of
+from arrayopt.foreign import listed_names, unknown
 from arrayopt.html import Text
 from arrayopt.hyper import Hyper, data, evaluate
 from arrayopt.params.given import as_params
-from arrayopt.params.groups import Group, Groups, check_rule
+from arrayopt.params.groups import Group, Groups, fields_of
 from arrayopt.params.parameters import Parameters
 from arrayopt.params.parts import mesh_of
 from arrayopt.ranks.same import alike
 from arrayopt.ranks.team import team
 from arrayopt.rules.base import Rule
+from arrayopt.rules.named import check_rule
 from arrayopt.saving.later import Writer
 from arrayopt.settings import Settings
 from arrayopt.state.loss_scale import LossScale
@@ -32,6 +34,13 @@ from arrayopt.step.stats import Stats
 
 NOT_GIVEN: Any = object()
 """What `Optimizer.step` takes for gradients where there are none: None may be the gradient of a lone parameter."""
+
+
+def _not_of_step(rule: type[Rule], name: str) -> str:
+    """What to say of an argument that `Optimizer.step` does not have."""
+    if name in fields_of(rule):
+        return f"Optimizer.step has no `{name}`; set opt.{name} before the step, or give the rule a schedule"
+    return unknown("Optimizer.step", ("grads", "loss_scale", "value", "incomplete", "wait"), name, {})
 
 
 class Optimizer(Settings):
@@ -114,7 +123,7 @@ class Optimizer(Settings):
         params = as_params("Optimizer", params)
         object.__setattr__(self, "_team", team(mesh_of(params) if comm is None else comm, engine))
         with self._team.warned("Optimizer"):
-            check_rule("Optimizer", rule)
+            check_rule("Optimizer", rule, Rule)
             if not isinstance(engine, str):
                 raise TypeError(f"Optimizer: `engine` must be a string; got {engine!r}")
             object.__setattr__(self, "_rule", rule)
@@ -143,6 +152,7 @@ class Optimizer(Settings):
         value: float | None = None,
         incomplete: bool = False,
         wait: bool = True,
+        **given: Never,
     ) -> Any:
         """Update the parameters with gradients, or end a step that `give` has started.
 
@@ -175,7 +185,7 @@ class Optimizer(Settings):
         Raises
         ------
         TypeError
-            If `loss_scale` or `value` is not a number, or parameters are passed too.
+            If `loss_scale` or `value` is not a number, or something else is passed, such as parameters or `lr`.
         RuntimeError
             If another thread is using the Optimizer; or if `give` has refused a gradient.
         ValueError
@@ -187,6 +197,8 @@ class Optimizer(Settings):
         """
         if _:
             raise TypeError("Optimizer.step: pass gradients alone, opt.step(grads); the optimizer has the parameters")
+        if given:
+            raise TypeError(_not_of_step(type(self._rule), next(iter(given))))
         if value is not None:
             value = data("Optimizer.step: `value`", value, rank=1)
         if grads is NOT_GIVEN and self._team.size > 1:
@@ -304,7 +316,7 @@ class Optimizer(Settings):
             if place is not None:
                 self._step.arrive(place)
                 return self._parameters.all[place].array
-        raise ValueError(f"Optimizer.wait: there is no tensor {name!r}")
+        raise ValueError(f"Optimizer.wait: there is no tensor {name!r}; {listed_names(self._parameters.places)}")
 
     def __del__(self) -> None:
         """Have the parameters arrive that are on their way: nobody can ask for them any more."""
@@ -473,16 +485,35 @@ class Optimizer(Settings):
         -------
         callable
             Call it to remove the hook.
+
+        Raises
+        ------
+        TypeError
+            If `hook` is not a function.
+
+        Examples
+        --------
+        >>> import numpy as np, arrayopt as ao
+        >>> opt = ao.Optimizer(np.zeros(2), ao.SGD(lr=1.0))
+        >>> remove = opt.before_step(lambda opt, grads: 0.5 * grads)
+        >>> opt.step(np.ones(2))
+        array([-0.5, -0.5])
+        >>> remove()
         """
         return attach(self._before, hook)
 
     def after_step(self, hook: Callable[["Optimizer"], Any]) -> Callable[[], None]:
-        """Call ``hook(opt)`` at the end of each step.
+        """Call ``hook(opt)`` at the end of each step. If it raises an error, the step has been made.
 
         Returns
         -------
         callable
             Call it to remove the hook.
+
+        Raises
+        ------
+        TypeError
+            If `hook` is not a function.
         """
         return attach(self._after, hook)
 
@@ -501,7 +532,7 @@ class Optimizer(Settings):
     # ---- showing -----------------------------------------------------------------------------------------------------
 
     def explain(self) -> str:
-        """Describe how a step runs: the engine of each bucket of tensors, why it was chosen, and its passes.
+        """Describe how a step runs: which engine runs which tensors, why it was chosen, and its passes over memory.
 
         The bytes of state are those of this process.
         """

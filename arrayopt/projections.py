@@ -226,7 +226,7 @@ nonnegative = _Plain("nonnegative", _nonnegative)
 """Set negative elements to zero; of complex elements, negative real and negative imaginary parts."""
 
 unit_modulus = _Plain("unit_modulus", _unit_modulus)
-"""Scale each element to modulus 1, with its phase as it is: for complex parameters. Zeros become 1."""
+"""Scale each element of complex parameters to modulus 1, and keep its phase. Zeros become 1."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -260,6 +260,18 @@ class ball(_Radius):  # noqa: N801
     axis : int, tuple of int or None, default None
         The axes of the norm, such as ``-1`` for each row; None is the whole tensor. A tensor without the axis raises a
         ValueError when an `Optimizer` is made.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `radius` is not a number in (0, inf), or `axis` is of another type.
+
+    Examples
+    --------
+    >>> import numpy as np, arrayopt as ao
+    >>> rule = ao.SGD(lr=1.0, project=ao.projections.ball(5.0))
+    >>> ao.Optimizer(np.zeros(2), rule).step(np.array([-30.0, -40.0]))
+    array([3., 4.])
     """
 
     def __call__(self, xp: Any, p: Array, h: Any) -> Array:
@@ -273,6 +285,11 @@ class sphere(_Radius):  # noqa: N801
     Parameters
     ----------
     radius, axis
+        As for `ball`.
+
+    Raises
+    ------
+    TypeError, ValueError
         As for `ball`.
     """
 
@@ -289,11 +306,23 @@ class soft_threshold(Projection):  # noqa: N801
     Parameters
     ----------
     l1 : number
-        The weight of the norm in the objective, in [0, inf). The learning rate is the rule's.
+        The weight of the norm in the objective, in [0, inf). `lr` is the rule's learning rate.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `l1` is not a number in [0, inf). A step raises a ValueError if the rule has no `lr`.
 
     References
     ----------
     Parikh, Boyd, "Proximal Algorithms", 2014, section 6.5.2.
+
+    Examples
+    --------
+    >>> import numpy as np, arrayopt as ao
+    >>> rule = ao.SGD(lr=0.5, project=ao.projections.soft_threshold(1.0))
+    >>> ao.Optimizer(np.array([3.0, 0.2]), rule).step(np.zeros(2))
+    array([2.5, 0. ])
     """
 
     l1: Any
@@ -321,6 +350,18 @@ class compose(Projection):  # noqa: N801
     ----------
     *functions : callable
         Projections, ``f(xp, p, h) -> p``.
+
+    Raises
+    ------
+    TypeError
+        If there is none, or one is not a function.
+
+    Examples
+    --------
+    >>> import numpy as np, arrayopt as ao
+    >>> within = ao.projections.compose(ao.projections.nonnegative, ao.projections.ball(5.0))
+    >>> ao.Optimizer(np.zeros(3), ao.SGD(lr=1.0, project=within)).step(np.array([9.0, -30.0, -40.0]))
+    array([0., 3., 4.])
     """
 
     functions: tuple[Project, ...]

@@ -41,7 +41,7 @@ class Settings(Saved):
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """The groups, in order. Their fields can be set too: ``opt.groups[0].lr = 0.1``."""
+        """The groups, in order. Their fields can be set too, as in ``opt.groups[0].lr = 0.1``."""
         return tuple(self._parameters.groups)
 
     @property
@@ -51,12 +51,12 @@ class Settings(Saved):
 
     @property
     def state(self) -> Mapping[str, Mapping[str, Any]]:
-        """The state of each tensor by its name: the number of updates ``t``, and the slots.
+        """The state of each tensor by its name, a mapping with the number of updates ``t`` and the slots.
 
-        A slot can be given, for the next step to take up: ``opt.state["w"]["hess"] = x``. It is copied. It must be of
-        the slot's library, device, dtype and shape, and finite; else a TypeError or ValueError says what it must be.
-        Ranks give the part of the slot that they have, or the whole. A ring is shown as a copy of its members, along
-        a first axis; each is a slot too: ``opt.state["w"]["s_0"]`` is the first member of the ring ``s``.
+        Assign to a slot to change it: ``opt.state["w"]["m"] = x``. The array is copied. It must be finite and have the
+        slot's library, device, dtype and shape; otherwise a TypeError or ValueError is raised. A rank may pass its part
+        of the slot, or the whole slot. ``opt.state["w"]["s"]`` of a ring ``s`` is a copy of its members along a first
+        axis; ``opt.state["w"]["s_0"]`` is the first member.
         """
         self._parameters.lend()
         rings = {x.name: group.rule.rings for group in self.groups for x in group.tensors}

@@ -1,13 +1,16 @@
 """Sphinx's settings; ``make docs`` builds the pages into ``docs/_build``, without network access."""
 
+import inspect
 import re
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]
 
 import arrayopt  # noqa: E402
+from arrayopt import Rule  # noqa: E402
 
 project = "arrayopt"
 author = "the arrayopt authors"
@@ -62,10 +65,16 @@ def without_footnotes(app, what, name, obj, options, lines):
 
 
 def plain_signature(app, what, name, obj, options, signature, annotation):
-    """Write an argument without default as one that may be left out."""
-    return signature and re.sub(
-        r"<dataclasses._MISSING_TYPE object[^>]*>", "...", signature
-    ), annotation
+    """Write the arguments of classes as their `__init__` has them, and an argument without default as left out."""
+    if signature and signature.startswith("(*args"):
+        taken = list(inspect.signature(obj.__init__).parameters.values())[1:]
+        shared = (
+            {f.name for f in fields(Rule)} if issubclass(obj, Rule) and obj is not Rule else set()
+        )
+        own = [x.replace(annotation=inspect.Parameter.empty) for x in taken if x.name not in shared]
+        signature = f"{str(inspect.Signature(own))[:-1]}{', **options' if shared else ''})"
+    unknown = r"<(dataclasses._MISSING_TYPE )?object[^>]*>|<function <lambda>[^>]*>"
+    return signature and re.sub(unknown, "...", signature).replace(", **given)", ")"), annotation
 
 
 def setup(app):

@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import importlib
+import inspect
 import re
 from pathlib import Path
 
@@ -51,6 +52,14 @@ PUBLIC = [
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_name_is_in_the_reference_once(name):
     assert documented().count(name) == 1
+
+
+def test_no_property_begins_with_a_type():
+    """Sphinx takes what is before a colon in the first line of a property's docstring for its type."""
+    classes = [x for x in map(reach, documented()) if isinstance(x, type)]
+    shown = [(x, name, part) for x in classes for name, part in inspect.getmembers(x) if isinstance(part, property)]
+    firsts = {f"{x.__name__}.{name}": (part.__doc__ or "").split("\n")[0] for x, name, part in shown if name[0] != "_"}
+    assert [name for name, first in firsts.items() if re.search(r":(?!`)", re.sub("`+[^`]*`+", "", first))] == []
 
 
 def test_the_reference_names_nothing_else():

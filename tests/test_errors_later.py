@@ -32,7 +32,12 @@ ADDING = [
     row("nothing", lambda o: o.add_group({}), ValueError, "Optimizer.add_group: params must hold at least one array"),
     row("no array", lambda o: o.add_group({"x": 1.0}), TypeError, "Optimizer.add_group", "float at 'x'"),
     row("integers", lambda o: o.add_group({"x": np.ones(2, int)}), TypeError, "floating-point", "int64 at 'x'"),
-    row("one that is there", lambda o: o.add_group({"x": o.params["w"]}), ValueError, "'w' and 'x' are the same array"),
+    row(
+        "one that is there",
+        lambda o: o.add_group({"x": o.params["w"]}),
+        ValueError,
+        "'w' and 'x' are the same array",
+    ),
     row(
         "unknown key",
         lambda o: o.add_group({"x": ones(2)}, learning_rate=1),
@@ -129,12 +134,14 @@ LOADING = [
         TypeError,
         "group 'all': LAMB: `lr` must be a number",
     ),
-    row("a step that is none", damaged(lambda d: d.update(step=-1)), ValueError, "step must be an integer from 0"),
+    row(
+        "a step that is none", damaged(lambda d: d.update(step=-1)), ValueError, "step must be an integer of at least 0"
+    ),
     row(
         "a count that is none",
         damaged(lambda d: d["tensors"]["w"].update(t=0.5)),
         ValueError,
-        "t of 'w' must be an integer from 0, below 2**53; got 0.5",
+        "t of 'w' must be an integer of at least 0, below 2**53; got 0.5",
     ),
     row(
         "a field that is none",
@@ -219,7 +226,7 @@ def test_setting(call, exception, words):
 
 def test_stats_that_were_not_asked_for():
     opt = optimizer()
-    raises(opt.stats.read, RuntimeError, "Optimizer: `stats` are off; make the Optimizer with stats=True")
+    raises(opt.stats.read, RuntimeError, "Optimizer.stats: nothing is recorded; make the Optimizer with stats=True")
 
 
 STATE = ao.LAMB().init(params())
@@ -239,7 +246,7 @@ FUNCTIONAL = [
         "init: groups",
         lambda: ao.LAMB().init(params(), groups={"x": {}}),
         ValueError,
-        "group 'x': it must match a parameter that no earlier group has",
+        "group 'x': its pattern must match a parameter that no earlier group has",
     ),
     row(
         "init: an unknown key",

@@ -5,6 +5,7 @@ import re
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import torch
 
@@ -19,6 +20,26 @@ MAKING = [
         "Optimizer: `rule` must be a Rule",
         "LAMB(lr=1e-3)",
     ),
+    row(
+        "rule: a dict of rules",
+        lambda: ao.Optimizer({"a": A, "b": B}, {"a": ao.LAMB(), "b": ao.AdamW()}),
+        TypeError,
+        "got a dict of rules; pass one rule, and other rules by pattern: groups=",
+    ),
+    row(
+        "rule: a transformation of optax",
+        lambda: ao.Optimizer(A, optax.adam(0.1)),
+        TypeError,
+        "of optax; use a rule of arrayopt",
+    ),
+    row(
+        "rule: as a transformation of optax",
+        lambda: optax.chain(ao.LANS(lr=0.1)).update(A, optax.chain(ao.LANS()).init(A), A),
+        TypeError,
+        "LANS.update is the update of one tensor",
+        "arrayopt.optax.transformation(LANS(...))",
+    ),
+    row("rule: as a schedule", lambda: ao.LAMB(lr=ao.LAMB()), TypeError, "LAMB: `lr` must be a number, a schedule"),
     row("rule: a name", lambda: ao.Optimizer(A, "LAMB"), TypeError, "Optimizer: `rule` must be a Rule", "'LAMB'"),
     row(
         "params: None",
@@ -137,14 +158,14 @@ MAKING = [
         "groups: nothing left",
         lambda: optimizer(groups={"w*": {}, "w": {}}),
         ValueError,
-        "group 'w': it must match a parameter that no earlier group has",
+        "group 'w': its pattern must match a parameter that no earlier group has",
         "w, b",
     ),
     row(
         "groups: no match",
         lambda: optimizer(groups={re.compile("^x"): {}}),
         ValueError,
-        "group '^x': it must match a parameter that no earlier group has",
+        "group '^x': its pattern must match a parameter that no earlier group has",
     ),
     row(
         "groups: no dict",

@@ -33,6 +33,10 @@ GRADS = {
     "None for all": (lambda g: None, ["missing 'w'; missing 'b'"]),
     "unexpected": (lambda g: {**g, "c": g["b"]}, ["unexpected 'c'"]),
     "other names": (lambda g: {"W": g["w"], "b": g["b"]}, ["missing 'w'", "unexpected 'W'"]),
+    "a closure": (
+        lambda g: lambda: g,
+        ["missing 'w'; missing 'b'; unexpected 'param'; pass gradients, not a function that"],
+    ),
     "one array for two": (lambda g: g["w"], ["missing 'w'; missing 'b'; unexpected 'param'"]),
     "a list for a dict": (lambda g: [g["w"], g["b"]], ["missing 'w'; missing 'b'; unexpected '0'; unexpected '1'"]),
     "deeper": (lambda g: {"w": [g["w"]], "b": g["b"]}, ["a list, tuple or dict at 'w', expected an array or None"]),
@@ -230,3 +234,12 @@ def test_hooks_that_fail():
     fails_without_a_trace(opt, lambda: opt.step(params()), ValueError, NOT_MATCHING + "missing 'b'")
     remove()
     opt.step(params())
+
+
+def test_a_step_takes_no_number_of_the_rule_and_says_where_it_is_set():
+    opt = optimizer()
+    with pytest.raises(TypeError, match=r"Optimizer.step has no `lr`; set opt.lr before the step, or give the rule"):
+        opt.step(opt.params, lr=0.1)
+    with pytest.raises(TypeError, match=r"Optimizer.step has no `closure`; it has grads, loss_scale"):
+        opt.step(opt.params, closure=None)
+    assert opt.step_count == 0

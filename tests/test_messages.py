@@ -13,7 +13,7 @@ WORDS = {"can't": "cannot", "doesn't": "does not", "whole number": "integer", "P
 def test_messages_are_found():
     texts = [text for _, _, text in found()]
     assert len(texts) > 400
-    assert "{who}: `rule` must be a Rule such as LAMB(lr=1e-3); got {got(rule)}" in texts
+    assert "{who}: `rule` must be a Rule such as {example}; got {said}" in texts
 
 
 @pytest.mark.parametrize("word", WORDS)

@@ -3,9 +3,9 @@
 from arrayopt.arrays import WORKING
 from arrayopt.codecs import PAIR
 from arrayopt.engines.table import ENGINES
-from arrayopt.foreign import got
 from arrayopt.fusion.plans import plan_for, widened
 from arrayopt.rules.base import Rule
+from arrayopt.rules.named import check_rule
 
 MOST_DIMENSIONS = 64
 """The dimensions that an array of NumPy can have."""
@@ -48,8 +48,7 @@ def source(rule: Rule, *, engine: str = "numba", dtype: str = "float32", rank: i
     >>> print(ao.source(ao.SGD(lr=0.1)).splitlines()[0])
     \"""Fused loops: SGD(lr=0.1, momentum=0.0, dampening=0.0, weight_decay=0.0), float32, rank 2.
     """
-    if not isinstance(rule, Rule):
-        raise TypeError(f"source: `rule` must be a Rule such as LAMB(lr=1e-3); got {got(rule)}")
+    check_rule("source", rule, Rule)
     for name, value, known in (
         ("engine", engine, [name for name, row in ENGINES.items() if row.emits]),
         ("dtype", dtype, WORKING),

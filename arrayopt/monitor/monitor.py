@@ -161,7 +161,9 @@ class Monitor:
                 steps.append(row["step"])
                 values.append(row[quantity])
         if not found or quantity in ("step", "tensor"):
-            raise ValueError(f"Monitor: there is no {quantity!r}; there are {', '.join(quantities_of(rows)) or 'none'}")
+            raise ValueError(
+                f"Monitor: there is no quantity {quantity!r}; there are {', '.join(quantities_of(rows)) or 'none'}"
+            )
         return found
 
     # ---- giving away ------------------------------------------------------------------------------------------------
@@ -258,7 +260,7 @@ class Monitor:
         given = quantities_of(self.read()) if quantities is None else quantities
         chosen = [given] if isinstance(given, str) else listed("Monitor.plot: `quantities`", given)
         if not chosen:
-            raise ValueError("Monitor: there is nothing to draw yet")
+            raise ValueError("Monitor.plot: no step has been recorded yet")
         figure = heat_maps({name: self.series(name) for name in chosen})
         if path is not None:
             figure.savefig(path)

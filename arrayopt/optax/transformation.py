@@ -11,11 +11,11 @@ import numpy as np
 import optax
 
 from arrayopt import functional
-from arrayopt.foreign import got
 from arrayopt.hyper import Listed, concrete
 from arrayopt.optax.form import Form, Leaf, Seen
 from arrayopt.params.groups import Groups
 from arrayopt.rules.base import Rule
+from arrayopt.rules.named import check_rule
 from arrayopt.state.quantized import scales
 from arrayopt.state.slots import advising, new_slots
 
@@ -32,7 +32,7 @@ class State(NamedTuple):
 
     Notes
     -----
-    A transformation makes a class of it for each rule, such as `LAMBState`, and refuses that of another rule.
+    Each rule has its own subclass, such as `LAMBState`. The update of another rule raises an error for it.
     """
 
     count: Any
@@ -92,8 +92,7 @@ def transformation(rule: Rule, *, mask: Any = None) -> optax.GradientTransformat
     >>> optax.apply_updates(params, updates)["w"].tolist(), int(state.count)
     ([0.5, 0.5], 1)
     """
-    if not isinstance(rule, Rule):
-        raise TypeError(f"transformation: `rule` must be a Rule such as LAMB(lr=1e-3); got {got(rule)}")
+    check_rule("transformation", rule, Rule)
     if mask is not None and "weight_decay" not in {f.name for f in fields(rule)}:
         raise TypeError(f"transformation: `mask` selects what decays, but {type(rule).__name__} has no weight decay")
     return transform(Form(rule, masked(rule, [("mask", mask, {"weight_decay": 0.0})])))

@@ -160,7 +160,7 @@ def match_grads(
             for what, expected in _differences(param, grad, devices):
                 wrong.append(f"{what} at {name!r}, expected {expected}")
     if wrong:
-        todo = ""
+        todo = "; pass gradients, not a function that computes them" if callable(grads) else ""
         if any(type(x) in (int, float, complex) for x in given.values()):
             todo = "; make arrays of numbers, such as numpy.asarray([1.0, 2.0])"
         unnamed = isinstance(grads, list | tuple) and not given.keys() & names.keys()

@@ -13,6 +13,7 @@ from arrayopt.foreign import got, unknown
 from arrayopt.foreign_names import RULE
 from arrayopt.rules.base import Rule
 from arrayopt.rules.fields import hypers
+from arrayopt.rules.named import check_rule
 from arrayopt.state.convert import check_convertible, convert
 from arrayopt.state.tensors import Tensor
 
@@ -194,12 +195,6 @@ def override(rule: Rule, changes: Mapping[str, Any], who: str) -> Rule:
         raise type(error)(f"{who}: {error}") from error
 
 
-def check_rule(who: str, rule: Any) -> None:
-    """Raise TypeError for what is no rule."""
-    if not isinstance(rule, Rule):
-        raise TypeError(f"{who}: `rule` must be a Rule such as LAMB(lr=1e-3); got {got(rule)}")
-
-
 def grouped(rule: Rule, given: Given, who: str) -> tuple[Rule, frozenset[str]]:
     """Return the rule of a group, and the fields that do not follow the optimizer's `rule`.
 
@@ -210,7 +205,7 @@ def grouped(rule: Rule, given: Given, who: str) -> tuple[Rule, frozenset[str]]:
     if "rule" not in changes:
         return override(rule, changes, who), frozenset(changes)
     own = changes["rule"]
-    check_rule(who, own)
+    check_rule(who, own, Rule)
     own = override(own, {name: x for name, x in changes.items() if name != "rule"}, who)
     return own, frozenset(fields_of(type(own)))
 
@@ -238,7 +233,7 @@ def assign(rule: Rule, groups: Groups | None, named: list[tuple[str, Array]]) ->
         pairs = list(given)
     if any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
         raise TypeError(
-            "groups: must map patterns to dicts of hyper-parameters or to rules, or list such"
+            "`groups` must map patterns to dicts of hyper-parameters or to rules, or list such"
             f" pairs; got {groups!r}"
         )
     made: list[Assigned] = []
@@ -266,8 +261,8 @@ def assign(rule: Rule, groups: Groups | None, named: list[tuple[str, Array]]) ->
         if not group.names:
             listed = ", ".join(name for name, _ in named)
             raise ValueError(
-                f"group {group.label!r}: it must match a parameter that no earlier group has; the"
-                f" names are {listed}"
+                f"group {group.label!r}: its pattern must match a parameter that no earlier group"
+                f" has; the names are {listed}"
             )
     return [*made, rest] if rest.names else made
 

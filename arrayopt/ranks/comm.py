@@ -17,7 +17,7 @@ Pending = Callable[[], list[Bytes]]
 
 
 class RankError(RuntimeError):
-    """Another rank has failed or did not answer in time; `what` is the call that its text names."""
+    """Another rank has failed or did not answer in time. `what` names the call."""
 
     what = ""
 

@@ -85,7 +85,7 @@ class Ranks:
         return self  # copies share the communicator
 
     def __reduce__(self) -> Any:
-        raise TypeError("a communicator cannot be pickled; make an Optimizer, and load its state")
+        raise TypeError("a communicator cannot be pickled; save and load the Optimizer's state")
 
     def open(self) -> Comm:
         """Return the communicator as a `Comm`."""

@@ -16,6 +16,7 @@ from arrayopt.foreign_names import RULE
 from arrayopt.hyper import Hyper, choice, evaluate, flag, is_number, real, structural, whole
 from arrayopt.rules.draws import rounded
 from arrayopt.rules.fields import flags, function, hypers, is_off, numbers, readers
+from arrayopt.rules.named import one_tensor
 from arrayopt.rules.names import AROUND, VALUE, Numbers, OnFloat, Values, check_class, check_fields
 from arrayopt.rules.returned import Slots, returned_slots, returned_update
 from arrayopt.rules.rings import expanded, gathered
@@ -105,10 +106,10 @@ class Rule(ABC):
     """
 
     complex_ok: ClassVar[bool] = False
-    """Whether complex parameters make sense under this rule."""
+    """Whether the rule supports complex parameters."""
 
     squares: ClassVar[tuple[str, ...]] = ()
-    """Slots that average squares. In half precision their roots are stored: squares would underflow."""
+    """Slots that average squares. In 16 or 8 bits, their roots are stored, because squares would underflow."""
 
     wide: ClassVar[tuple[str, ...]] = ()
     """Slots that `state_dtype` does not narrow: points that small steps are added to, and single numbers."""
@@ -117,7 +118,7 @@ class Rule(ABC):
     """Whether each slot begins as zeros, or as the parameter: stacked ones need not be made layer by layer then."""
 
     rings: ClassVar[tuple[str, ...]] = ()
-    """Slots that are rings: `slots` makes them by `arrayopt.ring`, `update` writes them by `arrayopt.put`."""
+    """Slots that are rings. `slots` makes them with `arrayopt.ring`, and `update` writes them with `arrayopt.put`."""
 
     evaluated_from: ClassVar[tuple[str, ...]] = ()
     """Slots that `evaluated` looks at; none where the parameter itself is the point to evaluate at."""
@@ -140,6 +141,8 @@ class Rule(ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         check_fields(cls, Rule)
+        if "update" in vars(cls):
+            cls.update = one_tensor(cls.update)  # type: ignore[method-assign]
 
     def __new__(cls, *args: Any, **fields: Any) -> "Rule":
         check_class(cls, Rule)
@@ -160,7 +163,7 @@ class Rule(ABC):
 
     @property
     def several(self) -> bool:
-        """Whether a parameter is several tensors to the rule: layers, or blocks."""
+        """Whether a parameter is several tensors to the rule, layers or blocks."""
         return self.stacked or self.blocks is not None
 
     @property
@@ -190,7 +193,7 @@ class Rule(ABC):
 
     @property
     def constants(self) -> Mapping[str, Array]:
-        """Arrays that `project` needs, by the names of slots: there they stand, and no step changes them."""
+        """Arrays that `project` needs, by the names of the slots that have them; no step changes these."""
         return {f"{PROJECT}{name}": x for name, x in getattr(self.project, "arrays", {}).items()}
 
     def check(self) -> None:  # noqa: B027 - a rule without conditions between its fields gives none

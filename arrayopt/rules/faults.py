@@ -2,6 +2,7 @@
 
 import re
 import traceback
+from inspect import unwrap
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -63,7 +64,7 @@ def is_of_user(frame: FrameType | None) -> bool:
 
 def line_of(rule: Any, error: Exception) -> str:
     """Which line of the rule, or of a function that it calls, raised an error; it ends with a colon, or is empty."""
-    codes = [getattr(f, "__code__", None) for f in (rule.update, rule.slots, rule.project)]
+    codes = [getattr(unwrap(f), "__code__", None) for f in (rule.update, rule.slots, rule.project) if f is not None]
     own = {code.co_filename for code in codes if code is not None}
     found = None
     for frame in traceback.extract_tb(error.__traceback__):

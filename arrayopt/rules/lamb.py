@@ -90,9 +90,9 @@ class LAMB(_LayerwiseAdam):
     clip_value : number, schedule or sequence, optional
         First limit each element of the gradient to ±clip_value, in (0, inf). Complex: its magnitude.
     min_norm, max_norm : number, schedule or sequence, optional
-        φ limits ‖p‖ to [min_norm, max_norm]. This happens before the test for zero.
+        φ limits ‖p‖ to [min_norm, max_norm], each in [0, inf). This happens before the test for zero.
     min_ratio, max_ratio : number, schedule or sequence, optional
-        Limits of the trust ratio.
+        Limits of the trust ratio, each in [0, inf).
     grad_averaging : bool, default True
         Multiply the gradient by 1-β₁ in the first moment. With False, m ← β₁ m + g (apex, timm).
     eps_root : number, schedule or sequence, default 0

@@ -57,10 +57,10 @@ def ring(xp: Any, p: Array, k: int) -> Ring:
     """
     if isinstance(k, bool) or not isinstance(k, int):
         raise TypeError(
-            f"arrayopt.ring: `k` must be an integer; got {k!r}; declare a field for it with arrayopt.choice(3, 2, 4)"
+            f"ring: `k` must be an integer; got {k!r}; declare a field for it with arrayopt.choice(3, 2, 4)"
         )
     if k < 1:
-        raise ValueError(f"arrayopt.ring: `k` must be at least 1; got {k}")
+        raise ValueError(f"ring: `k` must be at least 1; got {k}")
     return Ring(tuple(xp.zeros_like(p) for _ in range(k)))
 
 
@@ -90,7 +90,7 @@ def dots(a: Ring | Array, b: Ring | Array) -> list[Any]:
         lower = [[_dot(a[i], a[j]) for j in range(i + 1)] for i in range(len(a))]
         return [[lower[max(i, j)][min(i, j)] for j in range(len(a))] for i in range(len(a))]
     if not isinstance(a, Ring) and not isinstance(b, Ring):
-        raise TypeError("arrayopt.dots: one of the two must be a ring; got two arrays, whose product is xp.sum(a * b)")
+        raise TypeError("dots: one of the two must be a ring; got two arrays, whose product is xp.sum(a * b)")
     return [_dot(x, b) for x in a] if isinstance(a, Ring) else [_dot(a, x) for x in b]
 
 
@@ -116,9 +116,7 @@ def combined(ring: Ring, coefficients: Sequence[Any]) -> Array:
     """
     _check("combined", ring)
     if len(coefficients) != len(ring):
-        raise ValueError(
-            f"arrayopt.combined: a ring of {len(ring)} needs {len(ring)} coefficients; got {len(coefficients)}"
-        )
+        raise ValueError(f"combined: a ring of {len(ring)} needs {len(ring)} coefficients; got {len(coefficients)}")
     total = coefficients[0] * ring[0]
     for x, c in zip(ring.members[1:], coefficients[1:], strict=True):
         total = total + c * x
@@ -149,7 +147,7 @@ def put(ring: Ring, i: Any, x: Array) -> Ring:
     """
     _check("put", ring)
     if not is_array(x):
-        raise TypeError(f"arrayopt.put: `x` must be an array like a member: put(ring, index, x); got {x!r:.40}")
+        raise TypeError(f"put: `x` must be an array like a member: put(ring, index, x); got {x!r:.40}")
     return Ring(tuple(choose(i == j, x, old) for j, old in enumerate(ring)))
 
 

@@ -93,7 +93,7 @@ def _number_differences(was: dict[str, Any], step: GivenStep) -> list[str]:
 
 def _count_differences(who: str, n: Any) -> list[str]:
     """What is wrong with a number of steps or updates."""
-    return [] if is_count(n) else [f"{who} must be an integer from 0, below 2**53; got {n!r}"]
+    return [] if is_count(n) else [f"{who} must be an integer of at least 0, below 2**53; got {n!r}"]
 
 
 def describe(rule: Rule) -> dict[str, Any]:

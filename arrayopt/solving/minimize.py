@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Never
 
 from arrayopt.arrays import Array, array_namespace, library, place, to_host
-from arrayopt.foreign import check_names, got
+from arrayopt.foreign import check_names
 from arrayopt.foreign_names import SOLVER
 from arrayopt.functional import init, update
 from arrayopt.hyper import scalar, whole
@@ -16,6 +16,7 @@ from arrayopt.optimizer import Optimizer
 from arrayopt.rules import SGD, Rule
 from arrayopt.rules.conjugate import SPG
 from arrayopt.rules.lbfgs import LBFGS
+from arrayopt.rules.named import check_rule
 from arrayopt.solving.check import check_gradient as look_at_gradient
 from arrayopt.solving.mapping import GradientMapping
 from arrayopt.solving.problem import Problem, engine_for
@@ -196,11 +197,11 @@ def _rule(rule: Any, project: Any, *, stacked: bool) -> Rule:
     """The rule, with what `minimize` was given beside it."""
     if rule is None:
         rule = LBFGS() if project is None else SPG()
-    if not isinstance(rule, Rule):
-        both = f"; {SOLVER['jac']}" if inspect.isroutine(rule) else ""
+    if inspect.isroutine(rule):
         raise TypeError(
-            f"minimize: `rule` must be a Rule such as LBFGS(memory=20); got {got(rule)}{both}"
+            f"minimize: `rule` must be a Rule such as LBFGS(memory=20); got {rule!r}; {SOLVER['jac']}"
         )
+    check_rule("minimize", rule, Rule, "LBFGS(memory=20)")
     given: dict[str, Any] = {"stacked": True} if stacked else {}
     if project is not None and rule.project is not None:
         raise ValueError(
@@ -209,7 +210,8 @@ def _rule(rule: Any, project: Any, *, stacked: bool) -> Rule:
         )
     if project is not None and not isinstance(project, Mapping):
         given["project"] = project
-    return dataclasses.replace(rule, **given)
+    made: Rule = dataclasses.replace(rule, **given)
+    return made
 
 
 def _nothing(result: Result) -> None:
@@ -223,9 +225,7 @@ def _bar(total: int, call: Callable[[Result], Any] | None = None) -> Iterator[An
         from rich.console import Console
         from rich.progress import Progress
     except ImportError as error:
-        raise ImportError(
-            "minimize: `progress` needs rich; install it with `pip install rich`"
-        ) from error
+        raise ImportError("minimize: `progress` needs rich; pip install rich") from error
     console = Console(stderr=True)
     if not (console.is_terminal or console.is_jupyter):
         yield call

@@ -192,5 +192,7 @@ def checked_count(where: str, x: Any) -> int:
     """x, if `is_count`; else TypeError or ValueError."""
     if not is_count(x):
         wrong = ValueError if isinstance(x, int) and not isinstance(x, bool) else TypeError
-        raise wrong(f"{where} must be an integer from 0{', below 2**53' if wrong is ValueError else ''}; got {x!r}")
+        raise wrong(
+            f"{where} must be an integer of at least 0{', below 2**53' if wrong is ValueError else ''}; got {x!r}"
+        )
     return int(x)

@@ -41,6 +41,8 @@ class TensorState(Mapping[str, Any]):
         if key in self._rings:
             members = self._gathered()[key]
             return array_namespace(members[0]).stack([detached(x) for x in members])
+        if key != "t" and key not in self._tensor.slots:
+            raise KeyError(f"{key!r}; the slots of {self._tensor.name!r} are {', '.join(self._gathered()) or 'none'}")
         return self._tensor.t if key == "t" else self._tensor.slots[key]
 
     def __setitem__(self, slot: str, value: Any) -> None:
@@ -85,15 +87,15 @@ def _checked(tensor: Tensor, slot: str, value: Any, said: str, known: Mapping[st
     old = tensor.slots[slot]
     if not is_array(value) or array_namespace(value) is not array_namespace(old):
         got = f"a {library(value)} array" if is_array(value) else f"a {type(value).__name__}"
-        raise TypeError(f"{who} is a {library(old)} array; got {got}")
+        raise TypeError(f"{who} must be a {library(old)} array; got {got}")
     whole, shape = tensor.whole.get(slot, tuple(old.shape)), tuple(value.shape)
     if shape not in (tuple(old.shape), whole):
         part = "" if whole == tuple(old.shape) else f" on this rank, of {whole} in whole; give either"
-        raise ValueError(f"{who} has shape {tuple(old.shape)}{part}; got {shape}")
+        raise ValueError(f"{who} must have shape {tuple(old.shape)}{part}; got {shape}")
     if dtype_name(value) != dtype_name(old):
-        raise TypeError(f"{who} is stored in {dtype_name(old)}; got {dtype_name(value)}; convert it")
+        raise TypeError(f"{who} must be of dtype {dtype_name(old)}; got {dtype_name(value)}; convert it")
     if place(value)[1] != place(old)[1]:
-        raise ValueError(f"{who} is on {place(old)[1]}; got one on {place(value)[1]}")
+        raise ValueError(f"{who} must be on {place(old)[1]}; got one on {place(value)[1]}")
     xp, value = array_namespace(old), detached(value)
     with on_its_device(old):
         if "int" not in dtype_name(old) and not bool(xp.all(xp.isfinite(value))):

@@ -6,6 +6,7 @@ from typing import Any
 
 from arrayopt.arrays import Array, look, zeros_in_place_of
 from arrayopt.engines.interrupts import uninterrupted
+from arrayopt.foreign import listed_names
 from arrayopt.params.parameters import Parameters
 from arrayopt.step.accumulate import Adding
 from arrayopt.step.coming import Begun, Coming
@@ -49,8 +50,7 @@ class Release:
                 " call step(grads), or make an Optimizer without"
             )
         if not isinstance(name, str) or name not in names:
-            known = f"the tensors are {', '.join(list(names)[:10])}"
-            raise ValueError(f"Optimizer.give: there is no tensor {name!r}; {known}")
+            raise ValueError(f"Optimizer.give: there is no tensor {name!r}; {listed_names(names)}")
         if name in self.given:
             first = "call step() before the next gradients"
             raise ValueError(f"Optimizer.give: {name!r} was already given in this step; {first}")

@@ -186,8 +186,8 @@ class Judging:
     def nonfinite(self) -> list[str]:
         if self._norms is None:
             raise RuntimeError(
-                "Optimizer: the last step did not check its gradients, or there is none yet; set"
-                " skip_nonfinite, loss_scale or clip_norm"
+                "Optimizer.nonfinite: the last step did not check its gradients, or there is none"
+                " yet; set skip_nonfinite, loss_scale or clip_norm"
             )
         return [name for name, norm in self._norms().items() if not math.isfinite(float(norm))]
 

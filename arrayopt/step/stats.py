@@ -11,18 +11,16 @@ class Stats(Mapping[str, Mapping[str, Array]]):
     """Reports of the last step by tensor name: ``opt.stats["w"]["trust_ratio"]``, as 0-d arrays on
     their device.
 
-    Looking up an array does not wait for the device; `read` does.
+    Looking up an array does not wait for the device; `read` does. The keys of a report:
 
-    The keys of a report: ``param_norm`` (‖p‖ before the step), ``grad_norm`` (‖g‖ as the rule was
-    given it, before centralization and clipping by value), ``update_norm`` (‖p_new - p‖), and what
-    the rule reports: ``trust_ratio`` of LAMB, LANS and LARS (the number 1.0 without `adapt`),
-    ``trust_ratio_grad`` of LANS. Tensors that the step left out, and empty ones, are absent; where
-    a device skipped the step by itself, values are NaN.
+    - ``param_norm``, ‖p‖ before the step;
+    - ``grad_norm``, ‖g‖ after the global clip, before centralization and clipping by value;
+    - ``update_norm``, ‖p_new - p‖;
+    - ``trust_ratio`` of LAMB, LANS and LARS (1.0 without `adapt`), ``trust_ratio_grad`` of LANS.
 
-    ``stats.global_norm`` is the joint norm of the last step's gradients, unscaled and before
-    clipping, with `clip_norm`, a loss scale or `skip_nonfinite`, else None; ``stats.skipped`` is
-    how many steps were skipped. Both are there without ``stats=True`` too. Layers that were skipped
-    alone are in neither: see `Optimizer.skipped_layers`.
+    Tensors without elements or gradient have no report. If a GPU skips a step, values are NaN.
+    Without ``stats=True`` too, ``stats.skipped`` is the number of skipped steps; with `clip_norm`,
+    a loss scale or `skip_nonfinite`, ``stats.global_norm`` is that of gradients before clipping.
     """
 
     def __init__(self, skipped: Callable[[], Any], *, enabled: bool) -> None:
@@ -92,7 +90,9 @@ class Stats(Mapping[str, Mapping[str, Array]]):
 
     def _all(self) -> dict[str, dict[str, Array]]:
         if not self.enabled:
-            raise RuntimeError("Optimizer: `stats` are off; make the Optimizer with stats=True")
+            raise RuntimeError(
+                "Optimizer.stats: nothing is recorded; make the Optimizer with stats=True"
+            )
         return self._reports
 
     def __getitem__(self, name: str) -> Mapping[str, Array]:

@@ -43,7 +43,7 @@ class Backend:
         return self.library.xp
 
     def array(self, values: Any, dtype: str = "float32") -> Array:
-        """See `Library.array`."""
+        """Return an array of the library, of these values and this dtype."""
         return self.library.array(values, dtype)
 
     def numpy(self, x: Array) -> Any:

@@ -42,11 +42,11 @@ class Difference:
     Parameters
     ----------
     ulps : float
-        How far, in units in the last place of the update; infinity where only one of both values is finite.
+        The difference, in units in the last place of the update; infinity if only one of the values is finite.
     tensor, index : str, tuple of int
         The tensor's name, and the element.
     step : int
-        The step after which it was so, from 0.
+        The step after which the difference was found, counted from 0.
     expected, got : float or complex
         The element in the reference and in the run.
     """

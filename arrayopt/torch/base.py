@@ -91,7 +91,7 @@ class Optimizer(Saved):
         super().__setattr__(name, value)
 
     def wait(self) -> None:
-        """Wait for the parameters of other ranks that are on their way after a step with `overlap`.
+        """Wait for the parameters that other ranks are still sending after a step with `overlap`.
 
         Modules wait for their own parameters before their forward pass, and before they are saved or loaded. Call this
         before you read or write a parameter by yourself.
@@ -105,9 +105,14 @@ class Optimizer(Saved):
             self._below.made._arrive()
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Leave the gradients of backward passes in ``p.grad``, where PyTorch adds them up; as that of DDP.
+        """Accumulate the gradients of backward passes in ``p.grad``, like `no_sync` of DistributedDataParallel.
 
-        With `release` or `overlap`, the first backward pass after it lets the sum go; `step` does, too.
+        With `release` or `overlap`, the first backward pass after the block uses the sum and frees it, or `step` does.
+
+        Returns
+        -------
+        context manager
+            For a ``with`` statement around backward passes.
 
         Examples
         --------
@@ -145,6 +150,17 @@ class Optimizer(Saved):
         -------
         loss
             What `closure` returned, or None.
+
+        Raises
+        ------
+        TypeError
+            If `closure` is not a function.
+        ValueError
+            If a setting in `param_groups` is out of range, or a gradient does not match. Nothing is changed.
+        RuntimeError
+            If `release` and a `GradScaler` are used together, or a step has failed while writing.
+        RankError
+            If another process has failed or did not answer in time.
         """
         if closure is not None and not callable(closure):
             got = type(closure).__name__
@@ -206,9 +222,18 @@ class Optimizer(Saved):
 
     @eager
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group: a dict with ``params`` and the group's own values of the rule's fields.
+        """Add a group of parameters, with new state.
 
-        ``rule`` is a rule of its own, such as `Muon`; fields that are not given have its defaults then.
+        Parameters
+        ----------
+        param_group : dict
+            ``params``, the group's own values of the rule's fields, and optionally ``rule``, a rule of its own, such as
+            `Muon`, whose defaults then hold.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a key is unknown, a value is invalid, or a parameter is in another group.
         """
         defaults = self.defaults
         if isinstance(param_group, dict):
@@ -239,7 +264,10 @@ class Optimizer(Saved):
 
     @property
     def state(self) -> Any:
-        """The state of each parameter: ``step``, the number of its updates, the rule's slots, and what others keep."""
+        """The state of each parameter, a mapping with ``step``, the number of updates, and the slots of the rule.
+
+        Assigning to an entry copies the tensor, ``opt.state[p]["m"] = x``. Entries that others have added are kept.
+        """
         inner, below = self.inner, self._below
         if inner is None or below is None:
             return State((), lambda states: None, Guests(dict))

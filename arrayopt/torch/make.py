@@ -59,8 +59,8 @@ def optimizer(rule: type[Rule]) -> type[Optimizer]:
     -------
     type
         A subclass of `arrayopt.torch.Optimizer`, always the same one for a rule. It takes parameters and, by name, the
-        rule's fields, `maximize`, and options of `arrayopt.Optimizer`: `engine`, `clip_norm`, `skip_nonfinite`,
-        `stats`. The learning rate may come second, without its name.
+        rule's fields, `maximize`, `release`, `overlap`, and options of `arrayopt.Optimizer`: `engine`, `clip_norm`,
+        `skip_nonfinite`, `stats`, `comm`. The learning rate may come second, without its name.
 
     Raises
     ------

@@ -44,10 +44,10 @@ class Saved(torch.optim.Optimizer):
 
     @property
     def inner(self) -> Inner | None:
-        """The `arrayopt.Optimizer` that makes the steps, to look at: ``explain()``, ``stats``, ``now()``.
+        """The `arrayopt.Optimizer` that makes the steps, for ``explain()``, ``stats`` and ``now()``.
 
-        Settings and state are changed here, in `param_groups` and `state`, and not there. It is another one after
-        parameters have come or gone; None where there are none.
+        Change settings and state in `param_groups` and `state`, not here. When parameters are added or removed, or a
+        state is loaded, a new one takes its place. Without parameters it is None.
         """
         if self._below is None:
             return None

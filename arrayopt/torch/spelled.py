@@ -33,7 +33,9 @@ def _at_most_1(clips: Any) -> float | None:
 def _always(adapts: Any) -> bool:
     """Whether tensors that do not decay are adapted, too, which can only be said of each group."""
     if not adapts:
-        raise ValueError('param_groups: put tensors without decay into a group with "adapt": False')
+        raise ValueError(
+            'param_groups: for always_adapt=False, put tensors without decay into a group with "adapt": False'
+        )
     return True
 
 

@@ -276,7 +276,7 @@ def _differences(tensor: Tensor, state: Mapping[str, Any]) -> list[str]:
         if not (
             isinstance(number, int | float) and math.isfinite(number) and is_count(int(number)) and number % 1 == 0
         ):
-            wrong.append(f"{STEP} must be an integer from 0; got {t!r}")
+            wrong.append(f"{STEP} must be an integer of at least 0; got {t!r}")
             break
     for slot, mine in tensor.slots.items():
         x = state[slot]

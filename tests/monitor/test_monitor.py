@@ -70,7 +70,7 @@ def test_the_users_statistics_are_left_as_they_are():
         ao.Monitor(opt, every=2)
         for _ in range(2):
             opt.step(GRADS)
-    with pytest.raises(RuntimeError, match="`stats` are off"):
+    with pytest.raises(RuntimeError, match="nothing is recorded"):
         off.stats.read()
     assert set(on.stats.read()) == set(NAMES)
     assert off.stats.global_norm is None
@@ -400,9 +400,9 @@ def test_wrong_options(options, error, said):
 def test_wrong_optimizer_and_quantity(monitor):
     with pytest.raises(TypeError, match="`opt` must be an Optimizer"):
         ao.Monitor({})
-    with pytest.raises(ValueError, match="there is no 'loss'; there are lr, trust_ratio"):
+    with pytest.raises(ValueError, match="there is no quantity 'loss'; there are lr, trust_ratio"):
         monitor.series("loss")
-    with pytest.raises(ValueError, match="there is no 'loss'"):
+    with pytest.raises(ValueError, match="there is no quantity 'loss'"):
         monitor.plot("loss")
-    with pytest.raises(ValueError, match="there is nothing to draw yet"):
+    with pytest.raises(ValueError, match="no step has been recorded yet"):
         ao.Monitor(host_optimizer()).plot()

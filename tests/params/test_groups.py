@@ -32,7 +32,9 @@ PATTERNS = {
 def test_patterns(groups, expected):
     params = {name: ones((2, 2) if "weight" in name else (2,)) for name in NAMED}
     if expected is ValueError:
-        with pytest.raises(ValueError, match="group 'bias': it must match a parameter that no earlier group has"):
+        with pytest.raises(
+            ValueError, match="group 'bias': its pattern must match a parameter that no earlier group has"
+        ):
             ao.Optimizer(params, HALF, groups=groups)
         return
     opt = ao.Optimizer(params, HALF, groups=groups)

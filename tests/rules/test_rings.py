@@ -283,8 +283,8 @@ def test_a_ring_of_pytorchs_state_is_one_tensor():
     ("value", "error"),
     [
         (np.zeros((2, 2, 3)), "ring 's' of 'w' must be an array whose first axis has 3 members"),
-        (np.zeros((3, 3, 2)), r"slot 's\[0\]' of 'w' has shape \(2, 3\); got \(3, 2\)"),
-        (np.zeros((3, 2, 3), np.float32), r"slot 's\[0\]' of 'w' is stored in float64; got float32"),
+        (np.zeros((3, 3, 2)), r"slot 's\[0\]' of 'w' must have shape \(2, 3\); got \(3, 2\)"),
+        (np.zeros((3, 2, 3), np.float32), r"slot 's\[0\]' of 'w' must be of dtype float64; got float32"),
     ],
 )
 def test_what_is_no_ring_is_refused(value, error):

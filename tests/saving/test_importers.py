@@ -285,7 +285,7 @@ REFUSED = {
     "a count": (
         changed(lambda s, g, w: w.update(step=-1)),
         ValueError,
-        "t of 'w' must be an integer from 0, below 2**53; got -1",
+        "t of 'w' must be an integer of at least 0, below 2**53; got -1",
     ),
     "Adagrad's": (
         lambda: stepped(torch.optim.Adagrad),

@@ -76,7 +76,7 @@ class Trajectory:
 
     @classmethod
     def load(cls, path: Any) -> "Trajectory":
-        """Read what `save` wrote; ValueError if the file is none of these."""
+        """Read a file that `save` has written. Another file raises a ValueError."""
         try:
             made = json.loads(Path(path).read_text(encoding="utf-8"))
             if made["format"] != FORMAT:
