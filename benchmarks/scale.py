@@ -116,11 +116,11 @@ class Messages:
             most = max(received.values(), default=0), max(messages.values(), default=0)
             self.reductions.append((places, bucket.size * ITEM, *most))
         self.gathers = []
-        with_memory, gather.Buffer = gather.Buffer, _Sized
+        with_memory, gather.GatherBuffer = gather.GatherBuffer, _Sized
         try:
             later = gather.Gather(comm, tensors, packed=False, processes=[])
         finally:
-            gather.Buffer = with_memory
+            gather.GatherBuffer = with_memory
         places = [[] for _ in later.buckets]
         for place, number in later.last.items():
             places[number].append(place)
@@ -130,7 +130,7 @@ class Messages:
         self.fullest = fullest * self.sizes.sum() / ranks
 
 
-class _Sized(gather.Buffer):
+class _Sized(gather.GatherBuffer):
     """A parameter's size in bytes."""
 
     def __init__(self, tensor, *, on_device):

@@ -30,7 +30,7 @@ class Partials(NamedTuple):
 
     pieces: tuple[Any, ...]
     """What each rank fills in, in this rank's memory; on a device, together one stretch of it."""
-    where: Callable[[], AbstractContextManager[Any]] = nullcontext
+    section: Callable[[], AbstractContextManager[Any]] = nullcontext
     """A section in which to work on them: on their device, in the stream that has filled them."""
 
 

@@ -156,7 +156,7 @@ class Batch(ABC):
     def launch(self, rows: Rows, grads: Grads, threads: int) -> None:
         """All passes over some of the tensors, which are ready."""
 
-    def passes(self, rows: Rows, grads: Grads, threads: int) -> Stops:
+    def run_cut(self, rows: Rows, grads: Grads, threads: int) -> Stops:
         """Run the passes over this rank's units of tensors that ranks share; stop where partial
         results are wanted.
 
@@ -165,9 +165,9 @@ class Batch(ABC):
         raise NotImplementedError
 
     def steps(self, rows: Rows, grads: Grads, threads: int) -> Stops:
-        """`passes` over tensors that ranks share; over others `launch`."""
+        """`run_cut` over tensors that ranks share; over others `launch`."""
         if self.bucket.kind == "cut":
-            yield from self.passes(rows, grads, threads)
+            yield from self.run_cut(rows, grads, threads)
         else:
             self.launch(rows, grads, threads)
 

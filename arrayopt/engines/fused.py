@@ -33,7 +33,7 @@ class Fused(Engine):
     lean: ClassVar[bool] = False
     """See `arrayopt.fusion.trace.trace`."""
     cuts: ClassVar[bool] = False
-    """Whether ranks can share a tensor; see `Batch.passes`."""
+    """Whether ranks can share a tensor; see `Batch.run_cut`."""
     parts: ClassVar[bool] = False
     """Whether parts that the user has made of tensors can be run."""
     side_by_side: ClassVar[bool] = True
@@ -48,10 +48,10 @@ class Fused(Engine):
     """Whether half of a symmetric product is computed."""
 
     def __init__(self) -> None:
-        if self.cuts and self.batch.passes is Batch.passes:
+        if self.cuts and self.batch.run_cut is Batch.run_cut:
             raise TypeError(
                 f"{type(self).__name__}: with `cuts = True` {self.batch.__name__} must have"
-                " `passes`"
+                " `run_cut`"
             )
 
     def geometry(self, shapes: list[tuple[int, ...]], element: str) -> Any:
@@ -248,5 +248,5 @@ class _Idle(Batch):
     def launch(self, rows: Rows, grads: Grads, threads: int) -> None:
         """See `Batch.launch`."""
 
-    def passes(self, rows: Rows, grads: Grads, threads: int) -> Stops:
+    def run_cut(self, rows: Rows, grads: Grads, threads: int) -> Stops:
         yield from ()

@@ -111,5 +111,5 @@ def _some(grads: Grads, which: Sequence[bool]) -> Grads:
     if all(which):
         return grads
     if isinstance(grads, Split):
-        return grads.where(which)
+        return grads.only(which)
     return [g if x else None for g, x in zip(grads, which, strict=True)]

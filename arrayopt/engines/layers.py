@@ -142,7 +142,7 @@ class Split(Parts):
         stacks, counts = [self.wholes[at] for at in some], [self.counts[at] for at in some]
         return Split(stacks, counts, [self.left[at] for at in some])
 
-    def where(self, which: Sequence[bool]) -> "Split":
+    def only(self, which: Sequence[bool]) -> "Split":
         """These gradients, but for those that are to count as left out."""
         ends = np.cumsum(self.counts)[:-1]
         left = [~mask for mask in np.split(self.there & np.asarray(which, bool), ends)]

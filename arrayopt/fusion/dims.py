@@ -31,11 +31,11 @@ def not_fused(why: str) -> TraceError:
 
 
 class RetraceError(_NotedError):
-    """A trace must know more of the tensor: what the argument says, a field of `View`."""
+    """A trace must know more of the tensor: what the argument says, a field of `Aspect`."""
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class Aspect:
     """How a trace sees a tensor."""
 
     flat: bool = False
@@ -61,15 +61,15 @@ class View:
             return ("A", *(f"B{number}" for number in range(rank - 3)), "R", "C")
         return tuple(self.element(rank))
 
-    def more(self, what: str, shape: Sequence[int]) -> "View":
+    def more(self, what: str, shape: Sequence[int]) -> "Aspect":
         """The view that a `RetraceError` asks for; without a shape there are fewer rows."""
         if what in ("flat", "folded"):
-            return View(folded=what == "folded")
+            return Aspect(folded=what == "folded")
         rows, columns = shape[-2:] or (0, 1)
         if self.folded and shape:
             rows, columns = shape[0], math.prod(shape[1:])
         sides = (rows, columns) if what == "sides" else self.sides
-        return View(False, self.folded, (rows > columns) - (rows < columns), sides)
+        return Aspect(False, self.folded, (rows > columns) - (rows < columns), sides)
 
 
 class Dtype(str):

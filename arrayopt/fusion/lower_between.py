@@ -17,7 +17,7 @@ from arrayopt.fusion.index import (
 )
 from arrayopt.fusion.layout import Layout
 from arrayopt.fusion.lowering import Lowering
-from arrayopt.fusion.passes import Between, Loop
+from arrayopt.fusion.passes import Between, SmallLoop
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.ring_members import LEAST_ON_CPU
 
@@ -88,7 +88,7 @@ class LoweredBetween(Lowering):
         ((_, count),) = fold.ranges
         return [program.When(count, ONE, copied, tuple(made))]
 
-    def _small(self, loop: Loop) -> Statements:
+    def _small(self, loop: SmallLoop) -> Statements:
         """Operations over the same axes."""
         made, wide = set(loop.nodes), not loop.axes
         taken = dict.fromkeys(operands(loop.nodes))

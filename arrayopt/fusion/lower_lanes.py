@@ -15,8 +15,7 @@ from arrayopt.fusion.lanes import Segment
 from arrayopt.fusion.layout import outliving
 from arrayopt.fusion.lower_between import loops_over
 from arrayopt.fusion.lower_passes import Loops
-from arrayopt.fusion.passes import Loop as Small
-from arrayopt.fusion.passes import Pass
+from arrayopt.fusion.passes import Pass, SmallLoop
 
 
 def _inside(axes: str) -> str:
@@ -82,7 +81,7 @@ class LoweredSegment:
             if j < len(self.passes):
                 yield from self._pass(f"pass_{self.segment.passes[j]}", self.passes[j])
 
-    def _small(self, function: str, loop: Small) -> Iterator[program.Statement]:
+    def _small(self, function: str, loop: SmallLoop) -> Iterator[program.Statement]:
         """Values per row, column or matrix: over lanes, for each place."""
         first = loop.nodes[0]
         if loop.reduces:

@@ -6,7 +6,7 @@ from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import Node, operands
 from arrayopt.fusion.index import ZERO, Index, Place, column, least, name, number
 from arrayopt.fusion.passes import Pass
-from arrayopt.fusion.ring_members import Part
+from arrayopt.fusion.ring_members import RingLoop
 from arrayopt.fusion.rings import Rolled
 from arrayopt.state.quantized import scale_of
 
@@ -70,7 +70,7 @@ def in_turns(
 
 
 def _elements(
-    function: str, pass_: Pass, part: Part, rolled: Rolled, codes: Sequence[str]
+    function: str, pass_: Pass, part: RingLoop, rolled: Rolled, codes: Sequence[str]
 ) -> list[program.Statement]:
     """The loop over elements of a part, and what it needs to know of a member before it."""
     before: list[program.Statement] = []
@@ -110,7 +110,7 @@ def _buffer(node: Node) -> str:
     return f"_kept{node.id}"
 
 
-def _result(part: Part, reduction: Node, into: Into) -> Place:
+def _result(part: RingLoop, reduction: Node, into: Into) -> Place:
     """Where the result of a reduction is, or that of a member or pair."""
     after = {
         "several": name("several") * part.at_once,
@@ -121,7 +121,7 @@ def _result(part: Part, reduction: Node, into: Into) -> Place:
     return into(reduction, after.get(part.over))
 
 
-def _member(part: Part, which: int) -> Index:
+def _member(part: RingLoop, which: int) -> Index:
     """Which member a name stands for."""
     if part.over == "several":
         return name("several") * part.at_once + which
@@ -130,7 +130,7 @@ def _member(part: Part, which: int) -> Index:
     return MEMBER if which == 0 else OTHER
 
 
-def _looped(part: Part, body: Sequence[program.Statement]) -> list[program.Statement]:
+def _looped(part: RingLoop, body: Sequence[program.Statement]) -> list[program.Statement]:
     """Statements for each member, or pair."""
     if part.over == "once":
         return [*body]

@@ -26,7 +26,7 @@ from arrayopt.fusion.lower_between import Statements
 from arrayopt.fusion.lower_rings import in_turns, kept_room
 from arrayopt.fusion.lower_waves import Waving
 from arrayopt.fusion.lowering import Lowering, scratch_of
-from arrayopt.fusion.passes import Loop, Pass
+from arrayopt.fusion.passes import Pass, SmallLoop
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.rings import Rolled
 from arrayopt.fusion.staging import Staging
@@ -108,7 +108,7 @@ class Stages(Lowering):
             read |= {n: None for n in elements.scalars if n not in rings.own_values}
         return [*made, *self.reads(read), *kept_room(rings), turn]
 
-    def of_loop(self, loop: Loop) -> program.Stage:
+    def of_loop(self, loop: SmallLoop) -> program.Stage:
         """A loop between passes: what it reduces, then what it computes, then what it writes."""
         wide, reductions = not loop.axes, [n for n in loop.nodes if n.reduces]
         nodes = [n for n in loop.nodes if not n.reduces]
@@ -133,7 +133,7 @@ class Stages(Lowering):
         return self._between("folds" if loop.reduces else "positions", loop.axes, body)
 
     def _reductions(
-        self, loop: Loop, reductions: Sequence[Node], small: Sequence[Node]
+        self, loop: SmallLoop, reductions: Sequence[Node], small: Sequence[Node]
     ) -> tuple[Statements, set[Node]]:
         """What reduces values, some of which are over few axes; and those that are read by now."""
         wide, made = not loop.axes, set[Node]()
@@ -152,7 +152,7 @@ class Stages(Lowering):
             body += self._reduced(f"sum{summed.id}", summed)
         return body, made | {*sums}
 
-    def _stores(self, loop: Loop, made: set[Node]) -> Statements:
+    def _stores(self, loop: SmallLoop, made: set[Node]) -> Statements:
         """What writes slots; some values are read by now."""
         wide, body = not loop.axes, list[program.Statement]()
         held, there = {n.data for n in made if n.op == "input"}, {*made}

@@ -135,7 +135,7 @@ class Pass:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Loop:
+class SmallLoop:
     """What one loop computes between passes: operations over the same axes, or one reduction."""
 
     axes: str
@@ -156,7 +156,7 @@ class Between:
 
     combine: tuple[Node, ...] = ()
     """Reductions over elements, to be combined."""
-    loops: tuple[Loop, ...] = ()
+    loops: tuple[SmallLoop, ...] = ()
     """What is computed then, in order."""
     stores: dict[str, Node] = field(default_factory=dict)
     """Slots of fewer axes that are written then."""
@@ -170,13 +170,13 @@ class Between:
         return bool(self.combine or self.loops or self.stores)
 
 
-def in_loops(nodes: Iterable[Node], element: str) -> tuple[Loop, ...]:
+def in_loops(nodes: Iterable[Node], element: str) -> tuple[SmallLoop, ...]:
     """The loops that compute values of fewer axes than the elements; arguments come first."""
 
     def alone(n: Node) -> bool:
         return n.reduces and n.args[0].axes != element
 
-    todo, made = list(nodes), list[Loop]()
+    todo, made = list(nodes), list[SmallLoop]()
     while todo:
         first = todo[0]
         group = [first]
@@ -188,7 +188,7 @@ def in_loops(nodes: Iterable[Node], element: str) -> tuple[Loop, ...]:
                     waiting.add(n)
                 else:
                     group.append(n)
-        made.append(Loop(first.axes, tuple(group), alone(first)))
+        made.append(SmallLoop(first.axes, tuple(group), alone(first)))
         todo = [n for n in todo if n not in group]
     return tuple(made)
 

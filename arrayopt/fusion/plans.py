@@ -12,7 +12,7 @@ import numpy as np
 
 from arrayopt.arrays import WORKING, real_dtype
 from arrayopt.codecs import PAIR
-from arrayopt.fusion.dims import RetraceError, View, not_fused
+from arrayopt.fusion.dims import Aspect, RetraceError, not_fused
 from arrayopt.fusion.graph import CACHED
 from arrayopt.fusion.plan import Plan, Total
 from arrayopt.fusion.planning import plan
@@ -51,7 +51,7 @@ _CHANGES = (
 
 @lru_cache(maxsize=CACHED)
 def _made(
-    key: _ByStructure, rank: int, dtype: str, view: View, calls: bool, **options: bool
+    key: _ByStructure, rank: int, dtype: str, view: Aspect, calls: bool, **options: bool
 ) -> Plan | str:
     """The plan of a structure of rule; or what a trace must know more of the shape.
 
@@ -95,7 +95,7 @@ def plan_for(
     alone that compare rows with columns, or either with a number; where it is not given there are
     fewer rows.
     """
-    key, view = _ByStructure(rule), View(flat=True)
+    key, view = _ByStructure(rule), Aspect(flat=True)
     valued = valued or not rule.value_optional
     while True:
         made = _made(

@@ -34,7 +34,7 @@ def in_order(one: Pass) -> list[Node]:
 
 
 @dataclass(slots=True)
-class Part:
+class RingLoop:
     """What one loop over elements does, for each member if `over` says so."""
 
     over: str

@@ -12,7 +12,7 @@ from itertools import chain, count, product
 
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.passes import Pass
-from arrayopt.fusion.ring_members import Members, Part, UnlikeError, families, in_order
+from arrayopt.fusion.ring_members import Members, RingLoop, UnlikeError, families, in_order
 
 MEMBERS_AT_ONCE = 4
 """Members taken at a time: several arrays are read faster. Half if they need more registers."""
@@ -46,20 +46,20 @@ class Rolled(Members):
         super().__init__(one, rings)
         self.at_once = at_once
         self.numbers = count(1 << 29)
-        self.once, self.by_members = dict[int, Part](), dict[int, list[Part]]()
+        self.once, self.by_members = dict[int, RingLoop](), dict[int, list[RingLoop]]()
         self.parts = self._made()
 
-    def _made(self) -> list[Part]:
+    def _made(self) -> list[RingLoop]:
         """See `parts`."""
         at_once = self.at_once
         for stage in range(max(self.stage.values()) + 2):
-            self.once[stage] = Part("once")
+            self.once[stage] = RingLoop("once")
             self.by_members[stage] = []
             for members in dict.fromkeys(self.rings.values()):
                 if members >= at_once:
-                    self.by_members[stage].append(Part("several", members, at_once))
+                    self.by_members[stage].append(RingLoop("several", members, at_once))
                 if members % at_once:
-                    self.by_members[stage].append(Part("rest", members, members % at_once))
+                    self.by_members[stage].append(RingLoop("rest", members, members % at_once))
         self._sums()
         self._chains()
         for parts in self.by_members.values():
@@ -67,7 +67,7 @@ class Rolled(Members):
                 self._complete(part, ())
         self._member_stores()
         self._place()
-        made = list[Part]()
+        made = list[RingLoop]()
         for stage, part in self.once.items():
             made += [x for x in (part, *self.by_members[stage]) if x]
         for at, part in enumerate(made):
@@ -105,7 +105,7 @@ class Rolled(Members):
             values = [s.args[0] for s in sums[: len(each)]]
             value = self._of_pairs(each, values) if len(values) == len(each) else None
             if value is not None:
-                part = Part(over, members, sums={sums[0]: value})
+                part = RingLoop(over, members, sums={sums[0]: value})
                 self.by_members[max(self.stage[x] for x in values)].insert(0, part)
                 return len(each)
         raise UnlikeError
@@ -166,7 +166,7 @@ class Rolled(Members):
                     new = Node("add", (new, term), *form, None, next(self.numbers))
                 part.added[root] = so_far, new
 
-    def _of_members(self, stage: int, members: int) -> list[Part]:
+    def _of_members(self, stage: int, members: int) -> list[RingLoop]:
         """The parts of a stage that take all of so many members."""
         return [x for x in self.by_members[stage] if x.at_once and x.members == members]
 
@@ -201,7 +201,7 @@ class Rolled(Members):
             if not moved:
                 return
 
-    def _store(self, part: Part, names: list[str]) -> None:
+    def _store(self, part: RingLoop, names: list[str]) -> None:
         """Have a part write these arrays."""
         stores, guards = self.one.stores, self.one.guards
         part.stores = {x: stores[x].args[1] if x in guards else stores[x] for x in names}
@@ -213,7 +213,7 @@ class Rolled(Members):
             return self.stage[node] - 1
         return next(stage for stage, part in self.once.items() if node in part.kept)
 
-    def _complete(self, part: Part, ready: Iterable[Node]) -> None:
+    def _complete(self, part: RingLoop, ready: Iterable[Node]) -> None:
         """Find what a part reads and computes. `ready` values, and common ones, are in buffers."""
         ends = [*part.stores.values(), *part.sums.values(), *part.kept]
         ends += [new for _, new in part.added.values()]
@@ -240,6 +240,6 @@ class Rolled(Members):
         part.nodes = tuple(nodes)
 
 
-def _loaded(parts: Iterable[Part]) -> list[str]:
+def _loaded(parts: Iterable[RingLoop]) -> list[str]:
     """What several parts read from arrays."""
     return list(chain.from_iterable(part.loads for part in parts))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.fusion.dims import View
+from arrayopt.fusion.dims import Aspect
 from arrayopt.fusion.graph import COUNT, LETTERS, PRODUCT, TOTAL, UPDATES, Node, is_whole
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 
@@ -32,7 +32,7 @@ class Graph:
 
     nodes: dict[Any, Node] = field(default_factory=dict)
     element: str = "C"
-    view: View = field(default_factory=View)
+    view: Aspect = field(default_factory=Aspect)
     tiny: float = float(np.finfo("float64").tiny)
     lean: bool = False
     ordinary: bool = False

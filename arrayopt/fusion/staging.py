@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import chain
 
 from arrayopt.fusion.graph import Node, operands
-from arrayopt.fusion.passes import Loop, in_loops
+from arrayopt.fusion.passes import SmallLoop, in_loops
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.waves import in_waves
 
@@ -19,7 +19,7 @@ class Staging:
 
     Attributes
     ----------
-    gaps : list of list of list of Loop
+    gaps : list of list of list of SmallLoop
         The stages before each pass, and after the last one; each stage as its loops.
     """
 
@@ -33,7 +33,7 @@ class Staging:
             gap |= dict.fromkeys(part, number)
         if not plain:
             self._delay(gap)
-        self.gaps = list[list[list[Loop]]]()
+        self.gaps = list[list[list[SmallLoop]]]()
         for number in range(len(parts)):
             some = [n for n, first in gap.items() if first == number]
             alone = [[loop] for loop in in_loops(some, plan.element)]
@@ -43,10 +43,10 @@ class Staging:
             if plain or not self._stored(slot, value):
                 left.setdefault(plan.slots[slot], {})[slot] = value
         if left:
-            self.gaps[-1].append([Loop(axes, (), False, some) for axes, some in left.items()])
+            self.gaps[-1].append([SmallLoop(axes, (), False, some) for axes, some in left.items()])
 
     @property
-    def loops(self) -> Iterator[tuple[int, int, Loop]]:
+    def loops(self) -> Iterator[tuple[int, int, SmallLoop]]:
         """All loops, each with the passes before it and its stage."""
         for k, stages in enumerate(self.gaps):
             for level, stage in enumerate(stages):
@@ -90,7 +90,7 @@ class Staging:
         return False
 
 
-def _stages(nodes: Iterable[Node], element: str) -> list[list[Loop]]:
+def _stages(nodes: Iterable[Node], element: str) -> list[list[SmallLoop]]:
     """Values in stages of loops. Values over the same axes are computed in one loop; but each
     reduction of values over some axes begins a loop of its own, which also computes what follows.
     """
@@ -102,13 +102,13 @@ def _stages(nodes: Iterable[Node], element: str) -> list[list[Loop]]:
         level = max((at[a][0] + (apart or a.axes != node.axes) for a in before), default=0)
         joined = {at[a][1] for a in before if at[a][0] == level}
         level += len(joined) > 1
-        key = (
-            joined.pop() if len(joined) == 1 else (node.axes, node if apart and node.axes else None)
-        )
+        reduction = node if apart and node.axes else None
+        key = joined.pop() if len(joined) == 1 else (node.axes, reduction)
         stages += [{}] if level == len(stages) else []
         stages[level].setdefault(key, []).append(node)
         at[node] = level, key
-    made = list[list[Loop]]()
+    made = list[list[SmallLoop]]()
     for stage in stages:
-        made.append([Loop(axes, tuple(x), one is not None) for (axes, one), x in stage.items()])
+        loops = stage.items()
+        made.append([SmallLoop(axes, tuple(x), one is not None) for (axes, one), x in loops])
     return made

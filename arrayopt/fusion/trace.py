@@ -10,7 +10,7 @@ import numpy as np
 
 from arrayopt.arrays import NARROW, WORKING, real_dtype
 from arrayopt.codecs import SPLIT
-from arrayopt.fusion.dims import RAISED, RetraceError, TraceError, View, not_fused
+from arrayopt.fusion.dims import RAISED, Aspect, RetraceError, TraceError, not_fused
 from arrayopt.fusion.graph import (
     CLIP,
     KEY,
@@ -159,7 +159,7 @@ def trace(
     rule: Rule,
     rank: int,
     dtype: str,
-    view: View = View(),  # noqa: B008 - it does not change
+    view: Aspect = Aspect(),  # noqa: B008 - it does not change
     *,
     clip: bool = False,
     valued: bool = True,
@@ -176,7 +176,7 @@ def trace(
         The tensor's number of dimensions.
     dtype : str
         The dtype that the tensor is stored in.
-    view : View
+    view : Aspect
         How it is seen.
     valued : bool
         Whether `h.value` is the step's value; else it is None.
@@ -193,7 +193,7 @@ def trace(
     TraceError
         If the rule does something that cannot be traced, saying what, and what to do instead.
     RetraceError
-        If the rule asks for more than the view says; see `View`.
+        If the rule asks for more than the view says; see `Aspect`.
     ValueError
         If the rule does not return every slot, or changes a shape.
     """

@@ -71,7 +71,7 @@ def pieces_of(tensor: Tensor, slot: str) -> dict[int, Any] | None:
     try:
         found: dict[int, Any]
         if parts is not None:
-            found = {r: (*parts.where(slot, r), ...) for r in share.senders}
+            found = {r: (*parts.slices(slot, r), ...) for r in share.senders}
             blocks = [parts.parts_of(slot)[r] for r in found]
             counts = {r: math.prod(n) for r, (_, n) in zip(found, blocks, strict=True)}
             if not fills(blocks, parts.seen if parts.are_scales(slot) else shape):

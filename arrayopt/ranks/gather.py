@@ -54,13 +54,13 @@ class Gather:
         self._version = tensors[0].run.arrays if tensors else 0
         self.meets, self.buckets = False, list[list[tuple[int, Any]]]()
         self.sizes, self.last = list[int](), dict[int, int]()
-        self._settling = list[Buffer]()
-        sent = list[Buffer]()
+        self._settling = list[GatherBuffer]()
+        sent = list[GatherBuffer]()
         for tensor in tensors:
             share = tensor.share
             if share is None or not share.holders or tensor.block is not None:
                 continue
-            buffer = Buffer(tensor, on_device=comm.on_device)
+            buffer = GatherBuffer(tensor, on_device=comm.on_device)
             if buffer.settles:
                 self._settling.append(buffer)
             if shared_at(tensor.array) is None:
@@ -72,7 +72,7 @@ class Gather:
         if processes and not packed and self.buckets:
             self._reading = Reading(comm, processes, self.buckets)
 
-    def _fill(self, buffers: Sequence["Buffer"], most: int, large: int) -> None:
+    def _fill(self, buffers: Sequence["GatherBuffer"], most: int, large: int) -> None:
         """Divide the memory of tensors into buckets of at most so many bytes."""
         together, filled = -1, most
         for buffer in buffers:
@@ -149,7 +149,7 @@ class Arrivals:
             self._start()
 
 
-class Buffer:
+class GatherBuffer:
     """A parameter's memory as bytes; a copy if it is not contiguous or cannot be written."""
 
     def __init__(self, tensor: Tensor, *, on_device: bool) -> None:

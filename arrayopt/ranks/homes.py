@@ -111,7 +111,7 @@ def bring(
         share: Any = tensor.share
         (owner,), ways = share.holders, []
         for sender in share.senders:
-            ways.append((sender, owner, (...,), (*share.shards.where("p", sender), ...)))
+            ways.append((sender, owner, (...,), (*share.shards.slices("p", sender), ...)))
         legs.append(_Leg(tensor.array, tensor.home.array, ways, tensor.home.take))
         if whole is not None:
             legs.append(_Leg(grads[index], whole[index], ways, partial(setitem, whole, index)))
@@ -128,7 +128,7 @@ def send_back(comm: Comm, tensors: Iterable[Tensor]) -> None:
         (owner,), ways = share.holders, []
         for receiver, (_, shape) in enumerate(share.shards.blocks):
             if 0 not in shape:
-                here = (*share.shards.where("p", receiver), ...)
+                here = (*share.shards.slices("p", receiver), ...)
                 ways.append((owner, receiver, here, (...,)))
         legs.append(_Leg(tensor.home.array, tensor.array, ways, partial(tensor.put, None)))
     _move(comm, legs)

@@ -96,7 +96,7 @@ class BucketLayout:
         self.sums, self.shift = slice(before[rank], filled[rank]), before[rank] - tops[rank]
 
 
-class Layout:
+class Packing:
     """All buckets, in the order in which they are sent.
 
     Attributes
@@ -134,7 +134,7 @@ def _overlaps(first: int, end: int, ends: list[int]) -> list[int]:
 
 def layout(
     comm: Comm, tensors: Sequence[Tensor], sent_as: Sequence[str | None], order: Sequence[int]
-) -> Layout:
+) -> Packing:
     """Divide tensors, in some order, into buckets of about `ROUND` bytes.
 
     `sent_as` is the dtype in which each tensor's gradient is sent; None for a tensor without one.
@@ -163,4 +163,4 @@ def layout(
     for (dtype, on_device), own in found:
         of_ranks = filled.setdefault((WORKING[dtype], on_device), [0] * comm.size)
         buckets.append(BucketLayout(dtype, on_device, own, of_ranks, comm.rank))
-    return Layout(buckets, comm.rank, tensors)
+    return Packing(buckets, comm.rank, tensors)

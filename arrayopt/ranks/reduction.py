@@ -9,10 +9,10 @@ from arrayopt.arrays import REAL, Array, array_namespace, detached, on_its_devic
 from arrayopt.params.kinds import resolved
 from arrayopt.ranks.comm import AddingComm, Comm
 from arrayopt.ranks.kept import Kept
-from arrayopt.ranks.layout import BucketLayout, Kind, Layout
+from arrayopt.ranks.layout import BucketLayout, Kind, Packing
 
 
-class Reduction:
+class GradientSums:
     """The gradients of a step on their way.
 
     A bucket is sent when all of its gradients have arrived, and the bucket before it has come to
@@ -26,7 +26,7 @@ class Reduction:
     gradients are added in the order of ranks. `sums` gets this rank's sums, by kind.
     """
 
-    def __init__(self, comm: Comm, layout: Layout, kept: Kept, *, mean: bool, fast: bool) -> None:
+    def __init__(self, comm: Comm, layout: Packing, kept: Kept, *, mean: bool, fast: bool) -> None:
         self._comm, self._places, self._buckets = comm, layout.places, layout.buckets
         self._kept, self._fast, self._divisor = kept, fast, comm.size if mean else 1
         self._missing = [bucket.missing for bucket in layout.buckets]
@@ -37,12 +37,12 @@ class Reduction:
         self._next = 0  # the number of the bucket that is sent next
         self._packed: dict[int, Any] = {}  # the memory of buckets that are not sent yet
         # a bucket on its way to those who add, and sums on their way to those who update
-        self._coming: tuple[BucketLayout, Callable[[], Any]] | None = None
+        self._in_flight: tuple[BucketLayout, Callable[[], Any]] | None = None
         self._landing: Callable[[], None] | None = None
 
     def take(self, index: int, grad: Array) -> None:
         """Copy a gradient into its buckets, and send those that are complete."""
-        if self._coming is not None:
+        if self._in_flight is not None:
             self._comm.poll()
         flat = grad.ravel() if isinstance(grad, np.ndarray) else _flat(grad)
         missing, packed = self._missing, self._packed
@@ -89,17 +89,17 @@ class Reduction:
         packed = self._packed.pop(self._next)
         start = self._start_fast if self._fast else self._start_in_order
         with self._comm.device:
-            self._coming = bucket, start(bucket, packed)
+            self._in_flight = bucket, start(bucket, packed)
             self._next += 1
             self._pass_on(arrived)
 
     def _arrived(self) -> tuple[BucketLayout, Any] | None:
         """Wait for the bucket that was sent last, and for the sums of the one before it."""
-        if self._coming is None:
+        if self._in_flight is None:
             return None
-        bucket, wait = self._coming
+        bucket, wait = self._in_flight
         received = wait()
-        self._coming = None
+        self._in_flight = None
         del wait  # with it goes what was sent
         self._land()
         return bucket, received

@@ -11,8 +11,8 @@ import numpy as np
 from arrayopt.arrays import WORKING, Array, dtype_name, is_captured, is_on_host, like, place, store
 from arrayopt.ranks.comm import Comm
 from arrayopt.ranks.kept import Kept
-from arrayopt.ranks.layout import Layout, layout
-from arrayopt.ranks.reduction import Reduction
+from arrayopt.ranks.layout import Packing, layout
+from arrayopt.ranks.reduction import GradientSums
 from arrayopt.state.tensors import Tensor
 
 Rooms = list[Array | None]
@@ -24,11 +24,11 @@ class Sums:
 
     Ranks send the same buckets in the same order. Where gradients are taken one by one, it is in
     the first step the reverse order of the parameters, as a backward pass has it; from then on,
-    that in which gradients arrived on rank 0. For `mean` and `fast`, see `Reduction`.
+    that in which gradients arrived on rank 0. For `mean` and `fast`, see `GradientSums`.
 
     Attributes
     ----------
-    reduction : Reduction or None
+    reduction : GradientSums or None
         The gradients on their way; None where no step has begun.
     parts : dict of int to array
         The gradients of the user's parts, which are not added up, by index.
@@ -41,7 +41,7 @@ class Sums:
         self._comm, self._mean, self._fast = comm, mean, fast
         self._key: Any = None
         self._name = ""
-        self._layout = Layout([], comm.rank, ())  # of the last step
+        self._layout = Packing([], comm.rank, ())  # of the last step
         self.kept = Kept(comm)
         self.renew()
 
@@ -62,7 +62,7 @@ class Sums:
 
     def clear(self) -> None:
         """Forget what was taken."""
-        self.reduction: Reduction | None = None
+        self.reduction: GradientSums | None = None
         self.parts = dict[int, Array]()
 
     # ---- all at once -----------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class Sums:
             self._key, self._layout = key, layout(self._comm, tensors, sent_as, order)
             self._name = repr(key) if self._comm.on_device else ""
         self.kept.begin(self._name, captured=captured)
-        self.reduction = Reduction(
+        self.reduction = GradientSums(
             self._comm, self._layout, self.kept, mean=self._mean, fast=self._fast
         )
 

@@ -117,12 +117,12 @@ class Team(Agreement):
             (there if self._comm.on_device and not on_host else rest).append(partials)
         if not there or not isinstance(self._comm, DeviceComm):
             return self._swap_on_host(wanted)
-        with there[0].where():
+        with there[0].section():
             end_device = self._comm.fill([partials.pieces for partials in there])
         end_host = self._swap_on_host(rest) if rest else None
 
         def finish() -> None:
-            with there[0].where():
+            with there[0].section():
                 end_device()
             if end_host is not None:
                 end_host()
@@ -136,7 +136,7 @@ class Team(Agreement):
             for r, piece in enumerate(partials.pieces):
                 if piece.size:
                     counts[r] += piece.nbytes
-            with partials.where():
+            with partials.section():
                 own = np.ascontiguousarray(to_host(partials.pieces[self.rank]))
                 sent.append(as_bytes(own))
         pending = self._comm.allgather(np.concatenate(sent), counts)
@@ -259,7 +259,7 @@ def _unpack(received: Bytes, rank: int, wanted: list[Partials]) -> None:
         if not piece.size:
             continue
         values = received[at : at + piece.nbytes].view(piece.dtype).reshape(piece.shape)
-        with partials.where():
+        with partials.section():
             piece[...] = values if isinstance(piece, np.ndarray) else like(piece, values)
         at += piece.nbytes
 

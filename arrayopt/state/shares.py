@@ -82,7 +82,7 @@ class Share:
     def taken(self, slot: str, x: Array) -> Array:
         """This rank's part of a slot, or of the parameter ("p"), that was saved whole."""
         if self.shards is not None and slot == "p":
-            return x[self.shards.where(slot, self.rank)]
+            return x[self.shards.slices(slot, self.rank)]
         return self.of(slot, x)
 
     @property
@@ -159,9 +159,9 @@ class Shards(Share):
         if slot in self.undivided:
             return self.held(x)
         if not self.are_scales(slot):
-            return x[self.where(slot, self.rank)]
+            return x[self.slices(slot, self.rank)]
         xp = array_namespace(x)
-        return xp.reshape(xp.reshape(x, self.seen)[self.where(slot, self.rank)], (-1,))
+        return xp.reshape(xp.reshape(x, self.seen)[self.slices(slot, self.rank)], (-1,))
 
     def are_scales(self, slot: str) -> bool:
         """Whether a slot is the scales of another."""
@@ -185,7 +185,7 @@ class Shards(Share):
             return tuple(shape[i] for i in over)
         return tuple(n if i in over else 1 for i, n in enumerate(shape))
 
-    def where(self, slot: str, rank: int) -> tuple[slice, ...]:
+    def slices(self, slot: str, rank: int) -> tuple[slice, ...]:
         """The place of a rank's part in the whole slot, or parameter ("p")."""
         return tuple(slice(first, first + n) for first, n in zip(*self.parts_of(slot)[rank], strict=True))
 

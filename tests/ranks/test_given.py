@@ -202,7 +202,7 @@ def test_two_buckets_exist_at_a_time_if_gradients_come_in_the_same_order(reducti
             for name in order:
                 opt.give(name, np.ones(4096, np.float32))
                 running = opt._team.gradients.reduction
-                most = max(most, len(running._packed) + (running._coming is not None))
+                most = max(most, len(running._packed) + (running._in_flight is not None))
             opt.step()
             found.append(most)
         return found

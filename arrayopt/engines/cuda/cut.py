@@ -39,8 +39,8 @@ class DeviceCut(CutTable):
         starts = np.cumsum(sizes) - sizes - first
         return dict.fromkeys(self.plan.spilled, (starts, int(sizes.sum())))
 
-    def passes(self, rows: Rows) -> Stops:
-        """See `Batch.passes`."""
+    def run_cut(self, rows: Rows) -> Stops:
+        """See `Batch.run_cut`."""
         going = self.table.launches(rows)
         while True:
             with self.table.access.section():  # not while others are at work

@@ -43,7 +43,7 @@ class Located(TableBatch):
         Copies of gradients that are not contiguous, by row; graphs have their addresses.
     even : array of bool
         Which tensors, but for their gradients, can be read in words.
-    known : Locations or None
+    last : Locations or None
         Those of all gradients, if their addresses are in the table.
     skip, layer : object
         The flags of the step, and which of them is each tensor's; `NOTHING` where there are none.
@@ -63,7 +63,7 @@ class Located(TableBatch):
         super().__init__(kind, bucket, members)
         self.access, self.grad_dtype = access(self.tensors[0].array), kind.grad_dtype
         self.sent = False
-        self.known: Locations | None = None
+        self.last: Locations | None = None
         self.even: Any = None
         self.staged: dict[tuple[int, str], Any] = {}
         self.packed: dict[int, Any] = {}
@@ -87,7 +87,7 @@ class Located(TableBatch):
         """Raise if a captured graph has addresses, in these columns, that have changed."""
         if not self.bucket.run.is_captured(self):
             return
-        moved = (self.table_there.known != self.table)[:, columns].any(axis=1)
+        moved = (self.table_there.values != self.table)[:, columns].any(axis=1)
         if moved.any():
             names = ", ".join(self.tensors[i].name for i in np.flatnonzero(moved)[:5])
             raise ValueError(
@@ -129,16 +129,16 @@ class Located(TableBatch):
     def bind_grads(self, rows: Rows, grads: Grads) -> Sequence[Any]:
         """Put gradients' addresses into the table; what is returned must live until the launch."""
         known = locations_of(grads, len(rows.all))
-        if known is not None and known is self.known and self.sent:
+        if known is not None and known is self.last and self.sent:
             return grads
         given: list[Any] = list(chosen(grads, rows.all))
         if known is None:
-            found, whole = self.access.located(given)
+            found, contiguous = self.access.located(given)
         else:
             found = np.asarray(known.addresses)
-            whole = bool((np.asarray(known.contiguous) & 1).all())
-        self.known = known if whole and rows is self.whole else None
-        if not whole:
+            contiguous = bool((np.asarray(known.contiguous) & 1).all())
+        self.last = known if contiguous and rows is self.whole else None
+        if not contiguous:
             for i, row in enumerate(rows.all.tolist()):
                 if not self.access.contiguous(given[i]):
                     given[i] = self._pack(row, given[i])

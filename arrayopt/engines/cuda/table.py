@@ -221,7 +221,7 @@ class Table(Located):
             self.value.put(np.full(room, value, np.float64))
             return
         uncaptured()
-        self.value.known, self.value.array[...] = None, cupy.asarray(detached(value))
+        self.value.values, self.value.array[...] = None, cupy.asarray(detached(value))
 
     # ---- a step ----------------------------------------------------------------------------------
 
@@ -242,9 +242,9 @@ class Table(Located):
             self._recorded(rows, grads)
         self.alive = []
 
-    def passes(self, rows: Rows, grads: Grads, threads: int) -> Stops:
+    def run_cut(self, rows: Rows, grads: Grads, threads: int) -> Stops:
         assert self.cut is not None
-        yield from self.cut.passes(rows)
+        yield from self.cut.run_cut(rows)
         with self.access.section():
             self._recorded(rows, grads)
         self.alive = []

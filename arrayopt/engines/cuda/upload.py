@@ -19,16 +19,16 @@ class Upload:
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
         uncaptured()
         self.array = cupy.empty(shape, dtype)
-        self.known: Any = None
+        self.values: Any = None
         self.rooms: list[tuple[Any, Any]] = []
         weakref.finalize(self, _left.extend, self.rooms).atexit = False
 
     def holds(self, values: Any) -> bool:
         """Whether these values, always an array or always a list, are there already."""
         if isinstance(values, list):
-            return bool(self.known == values)
-        return self.known is not None and np.array_equal(
-            self.known, values, equal_nan=values.dtype.kind == "f"
+            return bool(self.values == values)
+        return self.values is not None and np.array_equal(
+            self.values, values, equal_nan=values.dtype.kind == "f"
         )
 
     def put(self, values: Any) -> None:
@@ -47,11 +47,11 @@ class Upload:
         stream = uncaptured()
         room, event = self._room()
         room[...] = values
-        self.known = None  # until they are on their way
+        self.values = None  # until they are on their way
         self.array.set(room, stream=stream)
         event.record(stream)
         self.rooms.append((room, event))
-        self.known = values if isinstance(values, list) else room  # which is written only here
+        self.values = values if isinstance(values, list) else room  # which is written only here
 
     def _room(self) -> tuple[Any, Any]:
         """Pinned memory that no copy is still reading, with the event that tells."""

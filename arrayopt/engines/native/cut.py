@@ -45,8 +45,8 @@ class NativeCut(CutTable):
                 before = self.first(row) * self.scratch[-1].itemsize
                 self.table.put(f"AT_{name}", self.scratch[-1].ctypes.data - before, row)
 
-    def passes(self, rows: Rows, threads: int) -> Stops:
-        """See `Batch.passes`."""
+    def run_cut(self, rows: Rows, threads: int) -> Stops:
+        """See `Batch.run_cut`."""
         table, held = self.table, self.table.held(rows)
         call = table.bound((self.work, self.parts), held.full)
         for stage in table.stages:

@@ -250,10 +250,10 @@ class Table(TableBatch):
             self.write_back()
         self.alive = []
 
-    def passes(self, rows: Rows, grads: Grads, threads: int) -> Stops:
+    def run_cut(self, rows: Rows, grads: Grads, threads: int) -> Stops:
         assert self.cut is not None
         if len(rows.full):
-            yield from self.cut.passes(rows, threads)
+            yield from self.cut.run_cut(rows, threads)
         self.alive = []
 
     def write_back(self) -> None:

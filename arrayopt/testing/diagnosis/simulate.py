@@ -12,7 +12,7 @@ import numpy as np
 
 from arrayopt.arrays import NARROW
 from arrayopt.codecs import QUANTIZED
-from arrayopt.fusion.dims import RetraceError, TraceError, View
+from arrayopt.fusion.dims import Aspect, RetraceError, TraceError
 from arrayopt.fusion.graph import PRODUCT, UPDATES, Node, reachable
 from arrayopt.fusion.layout import as_matrices
 from arrayopt.fusion.ops import OPS, REDUCTIONS
@@ -190,10 +190,10 @@ def _arguments(steps: Steps, *others: Node) -> set[Node]:
 
 def _traced(rule: Rule, shape: tuple[int, ...], dtype: str) -> Trace:
     """A rule's graph for tensors of a shape, each traced once; flat where it sees no rows or columns."""
-    views = [View(flat=True), View()]
+    views = [Aspect(flat=True), Aspect()]
     if rule.refuses(np, np.zeros(1)) and len(shape) > 1:  # one for matrices asks which way these lie
         tall, folded = (int(np.sign(rows - columns)) for rows, columns in (shape[-2:], (shape[0], prod(shape[1:]))))
-        views = [View(tall=tall), View(tall=folded, folded=True)]
+        views = [Aspect(tall=tall), Aspect(tall=folded, folded=True)]
     rank = max(len(shape), 1)
     key = (rule.structure, rank, dtype, repr(views))
     for view in views if key not in _TRACES else ():
