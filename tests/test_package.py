@@ -197,7 +197,7 @@ def parameters_of(x):
         signature = inspect.signature(x.__init__ if inspect.isclass(x) and "__init__" in vars(x) else x)
     except ValueError:
         return set()
-    return {p for p in signature.parameters if p not in ("self", "_")}  # `_` takes nothing
+    return {p for p in signature.parameters if p not in ("self", "_", "given")}  # the last two take nothing
 
 
 def raises_something(x):

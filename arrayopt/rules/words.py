@@ -110,7 +110,7 @@ TINY = {"float32": 2.0**-100, "float64": 2.0**-900}
 """Sums of squares below these have lost digits, or all of them, to underflow."""
 
 NEAR = {"float32": 2.0**-40, "float64": 2.0**-300}
-"""Values of which a sum of squares is below `TINY` are below these."""
+"""Sums of squares of values from these to their inverses neither underflow nor overflow."""
 
 ORDINARY = {"float32": (2.0**-60, 2.0**60), "float64": (2.0**-860, 2.0**900)}
 """Where a part of a sum of squares is in this range, the same part of the sums of grown, or of shrunk, values is idle.
@@ -239,31 +239,34 @@ def finite(xp: Any, square: Array) -> Array:
 # ---- whole tensors --------------------------------------------------------------------------------------------------
 
 
-def _root(xp: Any, x: Array, over: Callable[[Array], Array], *, all_sizes: bool = False) -> Array:
+def _root(xp: Any, x: Array, over: Callable[..., Array], *, all_sizes: bool = False, **axes: Any) -> Array:
     """√over(|x|²), `over` a sum or a mean; also where squares overflow or underflow.
 
-    The scales are powers of two, so that the result does not depend on which is taken. Where registers are few there
-    are two, unless sums of `all_sizes` are to be finite.
+    The scales are powers of two, so that the result does not depend on which is taken. In a trace there are three sums,
+    in one pass; two where registers are few, unless sums of `all_sizes` are to be finite. As written there is one, of
+    what a look at the largest value has scaled.
     """
-    if not all_sizes and getattr(x, "lean", False):
+    small, near = SMALL[real_name(x)], NEAR[real_name(x)]
+    if not hasattr(x, "lean"):
+        square = over(abs2(xp, x), **axes) if isinstance(x, np.ndarray) else None
+        if square is not None and square.size and TINY[real_name(x)] <= square.min() <= square.max() < math.inf:
+            return sqrt(xp, square)  # which is what follows, too
+        if 0 in x.shape:
+            return over(abs2(xp, x), **axes)
+        kept = axes if axes.get("axis") is None else {**axes, "keepdims": True}
+        top = xp.max(xp.abs(x), **kept)
+        scale = xp.where(top < near, 1.0 / small, xp.where(top > 1.0 / near, small, xp.ones_like(top)))
+        root = sqrt(xp, over(abs2(xp, x * scale), **kept)) * (1.0 / scale)
+        return root if kept == axes else xp.sum(root, axis=axes["axis"])
+    if x.lean and not all_sizes:
         large, small = PAIR[real_name(x)]
-        grown, shrunk = (over(abs2(xp, y)) for y in (x * large, x * small))
+        grown, shrunk = (over(abs2(xp, y), **axes) for y in (x * large, x * small))
         return xp.where(xp.isfinite(grown), sqrt(xp, grown) * (1.0 / large), sqrt(xp, shrunk) * (1.0 / small))
-    small, squares = SMALL[real_name(x)], abs2(xp, x)
-    square = over(squares)
-    if isinstance(x, np.ndarray) and square.size and TINY[real_name(x)] <= square.min() <= square.max() < math.inf:
-        return sqrt(xp, square)  # which is what is chosen below
-    far, near = x * small, x * (1.0 / small)
-    if hasattr(x, "lean"):
-        low, high = ORDINARY[real_name(x)]
-        shrunk = over(abs2(xp, far).beside(squares, 0.0, high))
-        grown = over(abs2(xp, near).beside(squares, low, math.inf))
-    else:
-        # each without the values that it is not for: no square overflows for nothing, and warns; and a compiler cannot
-        # take the square of the scale alone, which is zero or infinite (XLA would)
-        far = xp.where(xp.abs(x) <= 1.0, 0.0, far)
-        near = xp.where(xp.abs(x) < NEAR[real_name(x)], near, 0.0)
-        shrunk, grown = (over(abs2(xp, y)) for y in (far, near))
+    squares, (low, high) = abs2(xp, x), ORDINARY[real_name(x)]
+    square = over(squares, **axes)
+    less, more = x * small, x * (1.0 / small)
+    shrunk = over(abs2(xp, less).beside(squares, 0.0, high), **axes)
+    grown = over(abs2(xp, more).beside(squares, low, math.inf), **axes)
     root = root_of_squares(xp, square, shrunk, small)
     return xp.where(square < TINY[real_name(x)], sqrt(xp, grown) * small, root)
 
@@ -274,7 +277,7 @@ def norm(xp: Any, x: Array, *, axis: Any = None, keepdims: bool = False, all_siz
     It is infinite only if an element is, or if no number is so large; on a GPU, without `all_sizes`, from 1e34 on in
     float32, 1e301 in float64.
     """
-    return _root(xp, x, lambda square: xp.sum(square, axis=axis, keepdims=keepdims), all_sizes=all_sizes)
+    return _root(xp, x, xp.sum, all_sizes=all_sizes, axis=axis, keepdims=keepdims)
 
 
 def dot(xp: Any, x: Array, y: Array) -> Array:

@@ -136,6 +136,37 @@ def test_norms_of_any_size(backend, dtype):
         assert found == pytest.approx(np.linalg.norm(x.astype(dtype).astype("float64")) * 2.0**exponent, rel=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
+@pytest.mark.parametrize("axis", [None, (-2, -1), -1], ids=str)
+def test_norms_as_written_over_axes(backend, axis, dtype):
+    """Each norm over some axes has a scale of its own; no other value, and none at all, changes that."""
+    if not backend.has(dtype):
+        pytest.skip(f"{backend.name} has no {dtype}")
+    xp = array_api_compat.array_namespace(backend.array(np.ones(1), dtype))
+    x = np.random.default_rng(1).standard_normal((5, 3, 4))
+    x[:, 0, 0], x[1, :, 1], x[2], x[3, 0, 0] = 1.0, 1e-18, 0.0, 1e28
+    x = x.astype(dtype)
+    x[4, 2, 2] = np.inf if dtype != "complex64" else 1e-30
+    for keepdims in (False, True):
+        with np.errstate(all="ignore"):
+            found = np.asarray(words.norm(xp, backend.array(x, dtype), axis=axis, keepdims=keepdims))
+        exact = np.sqrt(np.sum(np.abs(x.astype("complex128")) ** 2, axis=axis, keepdims=keepdims))
+        np.testing.assert_allclose(found, exact, rtol=1e-6)
+        assert found.shape == exact.shape
+    assert np.isnan(np.asarray(words.norm(xp, backend.array(x * np.nan, dtype))))
+    assert float(words.norm(xp, backend.array(x[:0], dtype))) == 0.0
+
+
+def test_a_norm_in_jax_is_one_sum():
+    """Three, of which two are for very small and very large numbers, took most of the time of a step of LAMB."""
+    norm = jax.jit(lambda x: words.norm(jnp, x))
+    text = str(jax.make_jaxpr(norm)(jnp.ones((3, 4))))
+    assert (text.count("reduce_sum"), text.count("reduce_max")) == (1, 1)
+    for exponent in (-120, -60, 0, 60, 120):  # XLA may not take the scale's square alone
+        x = np.full((3, 4), 2.0**exponent, np.float32)
+        assert float(norm(x)) == pytest.approx(12**0.5 * 2.0**exponent, rel=1e-6)
+
+
 def test_scales_cost_no_bytes():
     assert plan_for(ao.LANS(), 1, "float32").bytes_per_parameter() == 48
 
