@@ -17,12 +17,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from arrayopt import Optimizer
 from arrayopt.params.groups import fields_of
-from benchmarks import ours
+from benchmarks import ours, peers_jax
 from benchmarks.contest import Contestant, Race, Running, race
 from benchmarks.problems import Problem, equal
 from benchmarks.results import Row
 
-__all__ = ["BELOW", "DOOR", "SCHEDULED", "SHAPES", "beside", "main", "through_doors"]
+__all__ = ["BELOW", "DOOR", "SCHEDULED", "SHAPES", "beside", "main", "through_doors", "under_jit"]
 
 BELOW, DOOR, SCHEDULED = "arrayopt.Optimizer", "arrayopt.torch", ", lr set in each step"
 
@@ -96,6 +96,20 @@ def through_doors(
             for name in times.names:
                 ms, ratio = 1e3 * times.seconds(name) / steps, times.ratio(name, name.replace(DOOR, BELOW))
                 made.append(Row(rule, f"200 of {' × '.join(map(str, shape))}", name, ms, ratio))
+    return made
+
+
+def under_jit(shapes: Sequence[tuple[int, ...]], rules: Sequence[str] = ("AdamW", "LAMB"), **pace: Any) -> list[Row]:
+    """A row for `arrayopt.optax` and one for optax, by rule and shape of 20 tensors, both under `jax.jit`."""
+    made = []
+    for rule in rules:
+        for shape in shapes:
+            problem = equal(20, shape)
+            both = reversed(peers_jax.transforms(rule).items())
+            times = race([Contestant(name, partial(peers_jax.running, tx, problem)) for name, tx in both], **pace)
+            for name in times.names:
+                row = 1e3 * times.seconds(name), times.ratio(name, times.names[0])
+                made.append(Row(rule, f"20 of {' × '.join(map(str, shape))}", name, *row))
     return made
 
 

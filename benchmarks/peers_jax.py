@@ -11,7 +11,7 @@ from benchmarks.contest import Contestant, Running
 from benchmarks.ours import STATE
 from benchmarks.problems import Problem
 
-__all__ = ["contestants"]
+__all__ = ["contestants", "running", "transforms"]
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "LAMB": {"learning_rate": 1e-3, "weight_decay": 0.01},
@@ -46,16 +46,29 @@ def contestants(rule: str, problem: Problem, patience: float = 60.0) -> list[Con
     elif compiling > patience:
         minutes = f"{compiling / 60:.0f} min" if compiling > 60 else f"{compiling:.0f} s"
         left_out = f"XLA takes about {minutes} to compile a step over {len(problem.shapes):,} tensors"
-    build: Callable[[], Running] = lambda: _running(rule, problem)  # noqa: E731
+    build: Callable[[], Running] = lambda: running(transforms(rule)["optax"], problem)  # noqa: E731
     return [Contestant("optax", build, held=size * (1 + STATE[rule]), extra=size * 3, left_out=left_out)]
 
 
-def _running(rule: str, problem: Problem) -> Running:
-    import jax
+def transforms(rule: str) -> dict[str, Any]:
+    """The rule by optax, and by `arrayopt.optax` with the same options where it has the function."""
     import optax
     import optax.contrib
 
-    transform = attrgetter(NAMES.get(rule, rule.lower()))(optax)(**OPTIONS[rule])
+    import arrayopt.optax
+
+    name = NAMES.get(rule, rule.lower())
+    made = {"optax": attrgetter(name)(optax)(**OPTIONS[rule])}
+    if hasattr(arrayopt.optax, name):
+        made["arrayopt.optax"] = getattr(arrayopt.optax, name)(**OPTIONS[rule])
+    return made
+
+
+def running(transform: Any, problem: Problem) -> Running:
+    """Steps of a transformation of optax."""
+    import jax
+    import optax
+
     params = [jax.numpy.array(x) for x in problem.params()]
     grads = [jax.dlpack.from_dlpack(x) for x in problem.grads]
     held = [params, jax.jit(transform.init)(params)]

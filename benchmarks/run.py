@@ -94,6 +94,8 @@ class Settings:
         The engines that they are measured in.
     doors : tuple of tuple of int
         The shapes of the tensors that are updated through `arrayopt.torch`.
+    jitted : tuple of tuple of int
+        The shapes of the tensors that are updated through `arrayopt.optax`.
     little : float
         As `seconds`, in these three contests.
     alone : tuple of Problem
@@ -130,6 +132,7 @@ class Settings:
     cost: Problem = SQUARES
     engines: tuple[str, ...] = ours.FUSED
     doors: tuple[tuple[int, ...], ...] = doors.SHAPES
+    jitted: tuple[tuple[int, ...], ...] = ((64, 64), (512, 512))
     little: float = 3.0
     alone: tuple[Problem, ...] = tuple(PROBLEMS[x] for x in ("bert-base", "resnet-50", "10000x64"))
     first: tuple[str, ...] = ("LAMB", "CAME")
@@ -166,6 +169,7 @@ QUICK = Settings(
     cost=equal(4, (256, 256)),
     engines=tuple(engine for engine in ours.FUSED if engine != "numba"),  # which compiles for minutes
     doors=doors.SHAPES[:1],
+    jitted=((64, 64),),
     little=0.7,
     alone=(PROBLEMS["2000x64"],),
     first=("LAMB",),
@@ -225,6 +229,8 @@ def jobs(settings: Settings, say: Say = lambda line: None) -> Iterator[Job]:
     yield table("small", "small steps", tables.small, x.few, **x.pace)
     if find_spec("torch"):
         yield table("doors", "steps through arrayopt.torch", tables.through_doors, x.doors, **x.quickly)
+    if find_spec("jax") and find_spec("optax"):
+        yield table("doors", "steps through arrayopt.optax", tables.under_jit, x.jitted, **x.quickly)
     for series, points in (
         ("parameters", lambda rule: scaling.by_parameters(rule, x.sizes, **x.quickly)),
         ("tensors", lambda rule: scaling.by_tensors(rule, x.counts, x.total, **x.quickly)),

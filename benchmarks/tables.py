@@ -12,7 +12,7 @@ from benchmarks.rules import side_by_side
 from benchmarks.small import small_steps
 
 __all__ = ["CONTEST", "IN_SHORT", "MORE", "Say", "beside", "contest", "in_short", "memory", "more", "of_matrices"]
-__all__ += ["scaled", "small", "through_doors"]
+__all__ += ["scaled", "small", "through_doors", "under_jit"]
 
 Say = Callable[[str], object]
 """Is told what is being measured."""
@@ -151,6 +151,14 @@ def through_doors(shapes: Sequence[tuple[int, ...]], **pace: Any) -> Sheet:
     for row in doors.through_doors(shapes, **pace):
         lines.append((f"{row.rule}, {row.problem}", row.shown(row.name), f"{row.ms:.3f}", f"{row.ratio:.2f}"))
     return Sheet("Steps through arrayopt.torch", ("rule and shapes", "contestant", "ms", "ratio"), lines, names=2)
+
+
+def under_jit(shapes: Sequence[tuple[int, ...]], **pace: Any) -> Sheet:
+    """`arrayopt.optax` beside optax."""
+    lines = []
+    for row in doors.under_jit(shapes, **pace):
+        lines.append((f"{row.rule}, {row.problem}", row.shown(row.name), f"{row.ms:.3f}", f"{row.ratio:.2f}"))
+    return Sheet("Steps through arrayopt.optax", ("rule and shapes", "contestant", "ms", "ratio"), lines, names=2)
 
 
 def scaled(rules: Sequence[str], series: str, say: Say, points: Callable[[str], list[scaling.Point]]) -> Sheet:

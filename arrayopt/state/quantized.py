@@ -123,7 +123,8 @@ def dequantized(codes: Array, scale: Array, wide: Any = None) -> Array:
         numbers = xp.stack([xp.where(low > 127.0, low - 256.0, low), high], axis=-1)
     blocks = _in_blocks(xp, numbers, tuple(scale.shape), BLOCK * (1 + pairs))
     step = xp.astype(scale, xp.float32) * float(np.float32(1 / top))
-    step = xp.where(xp.isfinite(step), step, xp.full_like(step, float("nan")))
+    with np.errstate(invalid="ignore"):
+        step = xp.where(xp.isfinite(step), step, xp.abs(step - step))  # no NaN is made where none is
     made = _as_it_was(xp, blocks * step[..., None], numbers)
     if pairs:
         made = xp.astype(made[..., 0], wide) + 1j * xp.astype(made[..., 1], wide)

@@ -35,6 +35,7 @@ FEW = replace(
     model=TINY,
     products=(MATRICES,),
     doors=((3, 2),),
+    jitted=((3, 2),),
     little=0.0,
     patience=0.0,
     weighs=False,
@@ -96,6 +97,7 @@ def test_the_lines_make_sense(made):
     assert sheets["Memory that a step allocates"].columns[2:] == ours.ENGINES
     through = {line[1].removesuffix(doors.SCHEDULED) for line in sheets["Steps through arrayopt.torch"].lines}
     assert through == {doors.BELOW, doors.DOOR}
+    assert {line[1] for line in sheets["Steps through arrayopt.optax"].lines} == {"arrayopt.optax", "optax"}
 
 
 def test_the_page_keeps_its_text_and_each_table_its_stamp(made):

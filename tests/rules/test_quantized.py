@@ -320,7 +320,8 @@ def test_the_functional_form_does_the_same_under_jit():
     step = jax.jit(lambda p, s: ao.update(rule, p, given, s))
     for _ in range(3):
         opt.step(grads)
-        traced, state = step(traced, state)
+        with jax.debug_nans(True):
+            traced, state = step(traced, state)
     assert np.allclose(traced["w"], opt.params["w"], rtol=1e-5)
     assert np.abs(np.asarray(state["tensors"]["w"]["m"]).astype(int) - opt.state["w"]["m"]).max() <= 1
 

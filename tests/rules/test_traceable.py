@@ -16,7 +16,7 @@ from tests.support.tolerances import TOLERANCES
 
 ELEMENTWISE = ("minimum", "maximum", "clip", "sqrt", "abs", "sign", "exp", "log", "square", "isfinite")
 PARTS = ("real", "imag", "conj")
-OTHERS = ("where", "astype", "sum", "mean", "expand_dims", "zeros_like", "ones_like")
+OTHERS = ("where", "astype", "sum", "mean", "max", "expand_dims", "zeros_like", "ones_like")
 SCALAR_ONLY = ("expm1",)  # for bias correction without cancellation, where t or beta is traced
 ARITHMETIC = ("add", "sub", "mul", "truediv", "mod", "pow")
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
