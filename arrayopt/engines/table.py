@@ -65,7 +65,9 @@ class EngineRow:
             engine = getattr(import_module(self.source[0]), self.source[1])
             made: Engine = engine(asked=asked) if self.looks else engine()
         except ImportError as error:  # as where a package is older than another that it needs
-            raise ValueError(f"{self.needs or self.source[0]} cannot be imported: {error}") from error
+            raise ValueError(
+                f"{self.needs or self.source[0]} cannot be imported: {error}"
+            ) from error
         return made
 
     @property
