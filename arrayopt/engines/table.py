@@ -40,7 +40,7 @@ class NotFusedWarning(UserWarning):
 class EngineRow:
     """An engine: where it is, what it needs, and whose arrays it takes."""
 
-    source: tuple[str, str]
+    path: tuple[str, str]
     """The module and the class."""
     takes: tuple[str, ...] = ()
     """The kinds of arrays that it fuses; an engine that fuses none takes all."""
@@ -62,12 +62,10 @@ class EngineRow:
         if self.needs and not _installed(self.needs):
             raise ValueError(f"it needs {self.install}")
         try:
-            engine = getattr(import_module(self.source[0]), self.source[1])
+            engine = getattr(import_module(self.path[0]), self.path[1])
             made: Engine = engine(asked=asked) if self.looks else engine()
         except ImportError as error:  # as where a package is older than another that it needs
-            raise ValueError(
-                f"{self.needs or self.source[0]} cannot be imported: {error}"
-            ) from error
+            raise ValueError(f"{self.needs or self.path[0]} cannot be imported: {error}") from error
         return made
 
     @property

@@ -89,7 +89,7 @@ def test_a_package_that_is_missing_or_too_old_is_named(broken, monkeypatch, tmp_
     else:
         (tmp_path / "too_old.py").write_text("raise ImportError('it needs NumPy 1 or less')")
         monkeypatch.syspath_prepend(tmp_path)
-        row = dataclasses.replace(row, needs="too_old", source=("too_old", "Engine"))
+        row = dataclasses.replace(row, needs="too_old", path=("too_old", "Engine"))
     monkeypatch.setitem(table.ENGINES, "numba", row)
     monkeypatch.setitem(table.FUSED, "torch", ("numba",))
     _, (message,) = told(lambda: ao.Optimizer(tree(torch.asarray), ao.SGD(lr=0.1)))
