@@ -39,6 +39,7 @@ NOT_NAMED = {
     "po_schedulefree/default": "1e-15 is added under the root, which shows in one tensor",
     "optax_adafactor/default": "the decay is computed in float32, and the two largest axes are factored",
     "torch_adafactor/default_f64": "no eps is added to g²; this shows in the tensors that are tiny",
+    "po_radam/standing": "in the first five steps there is nothing but decay, for which a rule with a warm-up is taken",
     "optax_radam/default": "its rectification loses five digits where ρ is near its threshold",
     "optax_muon/triples": "three triples of coefficients that nobody has published as such",
     "timm_rmsproptf/decoupled": "four options at once: eps in the root, v begins at 1, centred, decoupled decay",
