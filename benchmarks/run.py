@@ -100,6 +100,8 @@ class Settings:
         As `seconds`, in these three contests.
     alone : tuple of Problem
         What AdamW is run over by contestants that have a process of their own.
+    turns : int
+        How often each of them has its turn.
     first : tuple of str
         The rules whose first steps are timed, over `model`.
     minimize : tuple of str
@@ -135,6 +137,7 @@ class Settings:
     jitted: tuple[tuple[int, ...], ...] = ((64, 64), (512, 512))
     little: float = 3.0
     alone: tuple[Problem, ...] = tuple(PROBLEMS[x] for x in ("bert-base", "resnet-50", "10000x64"))
+    turns: int = 3
     first: tuple[str, ...] = ("LAMB", "CAME")
     minimize: tuple[str, ...] = ("--side", "2000")
     ranks: int = 7
@@ -172,6 +175,7 @@ QUICK = Settings(
     jitted=((64, 64),),
     little=0.7,
     alone=(PROBLEMS["2000x64"],),
+    turns=1,
     first=("LAMB",),
     minimize=("--only", "many", "--count", "100"),
     ranks=2,
@@ -239,7 +243,7 @@ def jobs(settings: Settings, say: Say = lambda line: None) -> Iterator[Job]:
     yield table("memory", "memory that a step allocates", tables.memory, x.scaled, x.weighed, say)
     if x.weighs:
         yield Job("memory", "bytes and times with 8 bits", lambda: apart.sheets(["benchmarks.memory", "--data"]))
-    yield table("alone", "contestants alone in a process", alone.settings, "AdamW", x.alone, say)
+    yield table("alone", "contestants alone in a process", alone.settings, "AdamW", x.alone, say, x.turns)
     yield table("first", "first steps", alone.first_steps, x.first, x.model, say)
     # with more threads, SciPy's loop over small problems is some 40 times slower
     solvers = partial(apart.sheets, ["benchmarks.minimize", "--data", *x.minimize], {"OPENBLAS_NUM_THREADS": "1"})
