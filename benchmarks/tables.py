@@ -25,7 +25,7 @@ MORE = "More rules: "
 
 MATTER = (
     ("BERT-base", "LAMB", "LAMB", "BERT-base"),
-    ("BERT-base", "AdamW", "AdamW", "BERT-base"),
+    ("Each alone in a process: AdamW", "BERT-base", "AdamW", "BERT-base"),  # where PyTorch's threads may wait actively
     ("10,000 tensors of 64", "AdamW", "AdamW", "10,000 tensors of 64"),
     ("Products of matrices", "Muon, a layer of GPT-2", "Muon", "a layer of GPT-2"),
     ("Small steps: AdamW", "2 tensors of 64", "AdamW", "2 tensors of 64"),
