@@ -216,4 +216,4 @@ def test_a_hyper_parameter_that_was_off_does_not_fit_one_that_is_on():
 
 def test_a_shallow_copy_is_refused():
     with pytest.raises(TypeError, match=r"use copy\.deepcopy"):
-        copy.copy(ao.Optimizer(np.ones(2), ao.SGD(lr=0.1), engine="numpy"))
+        copy.copy(ao.Optimizer(np.ones(2), ao.SGD(lr=0.1)))

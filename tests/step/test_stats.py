@@ -127,7 +127,7 @@ def test_reports_are_in_the_order_of_the_tensors(ranks):
         dtypes = {"a": "f8", "c": "f8"}
         params = {name: np.ones(shape, dtypes.get(name, "f4")) for name, shape in shapes.items()}
         groups = {"stack": {"stacked": True}, "b": {"lr": 1.0, "momentum": 0.5}}
-        opt = ao.Optimizer(params, ao.SGD(lr=0.1), groups=groups, engine="numpy", stats=True, comm=comm)
+        opt = ao.Optimizer(params, ao.SGD(lr=0.1), groups=groups, stats=True, comm=comm)
         opt.step({name: np.ones_like(p) for name, p in params.items()})
         return list(opt.stats)
 
