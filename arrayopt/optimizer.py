@@ -1,5 +1,6 @@
 """The optimizer: parameters, their groups, and the state that goes with them."""
 
+import inspect
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -9,7 +10,7 @@ from typing import Any, Never
 from arrayopt.engines.base import Report
 from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.engines.layers import stack_of
-from arrayopt.foreign import listed_names, unknown
+from arrayopt.foreign import check_names, listed_names
 from arrayopt.html import Text
 from arrayopt.hyper import Hyper, data, evaluate
 from arrayopt.params.given import as_params
@@ -34,13 +35,6 @@ from arrayopt.step.stats import Stats
 
 NOT_GIVEN: Any = object()
 """What `Optimizer.step` takes for gradients where there are none: None may be the gradient of a lone parameter."""
-
-
-def _not_of_step(rule: type[Rule], name: str) -> str:
-    """What to say of an argument that `Optimizer.step` does not have."""
-    if name in fields_of(rule):
-        return f"Optimizer.step has no `{name}`; set opt.{name} before the step, or give the rule a schedule"
-    return unknown("Optimizer.step", ("grads", "loss_scale", "value", "incomplete", "wait"), name, {})
 
 
 class Optimizer(Settings):
@@ -198,7 +192,11 @@ class Optimizer(Settings):
         if _:
             raise TypeError("Optimizer.step: pass gradients alone, opt.step(grads); the optimizer has the parameters")
         if given:
-            raise TypeError(_not_of_step(type(self._rule), next(iter(given))))
+            for name in given.keys() & fields_of(type(self._rule)):
+                todo = f"set opt.{name} before the step, or give the rule a schedule"
+                raise TypeError(f"Optimizer.step has no `{name}`; {todo}")
+            names = [name for name in inspect.signature(self.step).parameters if name not in ("_", "given")]
+            check_names("Optimizer.step", names, given, {})
         if value is not None:
             value = data("Optimizer.step: `value`", value, rank=1)
         if grads is NOT_GIVEN and self._team.size > 1:

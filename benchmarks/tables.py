@@ -147,18 +147,20 @@ def small(counts: Sequence[int], **pace: Any) -> Sheet:
 
 def through_doors(shapes: Sequence[tuple[int, ...]], **pace: Any) -> Sheet:
     """What `arrayopt.torch` costs."""
-    lines = []
-    for row in doors.through_doors(shapes, **pace):
-        lines.append((f"{row.rule}, {row.problem}", row.shown(row.name), f"{row.ms:.3f}", f"{row.ratio:.2f}"))
-    return Sheet("Steps through arrayopt.torch", ("rule and shapes", "contestant", "ms", "ratio"), lines, names=2)
+    return _through("torch", doors.through_doors(shapes, **pace))
 
 
 def under_jit(shapes: Sequence[tuple[int, ...]], **pace: Any) -> Sheet:
     """`arrayopt.optax` beside optax."""
+    return _through("optax", doors.under_jit(shapes, **pace))
+
+
+def _through(library: str, measured: Iterable[Row]) -> Sheet:
     lines = []
-    for row in doors.under_jit(shapes, **pace):
+    for row in measured:
         lines.append((f"{row.rule}, {row.problem}", row.shown(row.name), f"{row.ms:.3f}", f"{row.ratio:.2f}"))
-    return Sheet("Steps through arrayopt.optax", ("rule and shapes", "contestant", "ms", "ratio"), lines, names=2)
+    columns = ("rule and shapes", "contestant", "ms", "ratio")
+    return Sheet(f"Steps through arrayopt.{library}", columns, lines, names=2)
 
 
 def scaled(rules: Sequence[str], series: str, say: Say, points: Callable[[str], list[scaling.Point]]) -> Sheet:

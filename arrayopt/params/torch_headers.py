@@ -13,8 +13,6 @@ import numpy as np
 from arrayopt.arrays import Array
 from arrayopt.params.headers import header_indices, unchanged, word_index, words
 
-__all__ = ["torch_unchanged"]
-
 INLINE = 5
 """How many axes a tensor keeps beside its other fields: so many sizes, then so many strides."""
 

@@ -242,9 +242,9 @@ def finite(xp: Any, square: Array) -> Array:
 def _root(xp: Any, x: Array, over: Callable[..., Array], *, all_sizes: bool = False, **axes: Any) -> Array:
     """√over(|x|²), `over` a sum or a mean; also where squares overflow or underflow.
 
-    The scales are powers of two, so that the result does not depend on which is taken. In a trace there are three sums,
-    in one pass; two where registers are few, unless sums of `all_sizes` are to be finite. As written there is one, of
-    what a look at the largest value has scaled.
+    The scales are powers of two, so that the result does not depend on which is taken. A trace makes three sums in one
+    pass; two where registers are few, unless sums of `all_sizes` are to be finite. A rule that runs as written makes
+    one sum, of values that it has scaled by the size of the largest.
     """
     small, near = SMALL[real_name(x)], NEAR[real_name(x)]
     if not hasattr(x, "lean"):
