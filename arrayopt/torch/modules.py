@@ -34,11 +34,11 @@ class Hook:
         return Hook, ()
 
 
-def have_wait(modules: Iterable[Module], current: Current, heard: set[int]) -> list[Any]:
+def have_wait(modules: Iterable[Module], current: Current, heard: dict[int, None]) -> list[Any]:
     """Have modules wait for their own parameters before their forward pass, and before they are saved or loaded.
 
-    `current` must not keep the optimizer alive. `heard` gets the ids of parameters whose modules have been called. What
-    is returned removes the hooks.
+    `current` must not keep the optimizer alive. `heard` gets the ids of parameters whose modules have been called, in
+    the order of the first calls. What is returned removes the hooks.
     """
 
     def wait(module: Module, *args: Any) -> None:
@@ -50,7 +50,7 @@ def have_wait(modules: Iterable[Module], current: Current, heard: set[int]) -> l
                     opt.wait(names[id(p)])
 
     def before(module: Module, args: Any) -> None:
-        heard.update(map(id, module._parameters.values()))
+        heard.update(dict.fromkeys(map(id, module._parameters.values())))
         wait(module)
 
     hooks = list[Any]()
