@@ -1,4 +1,4 @@
-"""What all gradients together mean for a step: their joint norm, and what follows from it."""
+"""What all gradients together mean for a step: their global norm, and what follows from it."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from arrayopt.arrays import array_namespace, dtype_name, library, place
 from arrayopt.rules.words import SMALL, choose, root_of_squares
 
 CLIP_NORM = "(0, inf)"
-"""What the joint norm of gradients may be limited to."""
+"""What the global norm of gradients may be limited to."""
 
 FLOAT32_MAX = 3.4028234663852886e38
 """The largest number of float32."""
@@ -22,7 +22,7 @@ class Verdict(NamedTuple):
     skip: Any = False
     """Whether the step is to change nothing."""
     norm: Any = None
-    """The joint norm of the unscaled gradients, where it was asked for; or what asks the device for it."""
+    """The global norm of the unscaled gradients, where it was asked for; or what asks the device for it."""
     left: Any = None
     """Which layers of stacked tensors the step leaves out; see `arrayopt.state.tensors.Left`."""
 
@@ -45,10 +45,10 @@ def joint_norm(norms: Sequence[Any]) -> Any:
 
 
 def judge(total: Any, *, scale: Any = None, limit: Any = None, check: bool = False) -> Verdict:
-    """What the step is to do with gradients of this joint norm, times the loss scale; of numbers, 0-d arrays, or
+    """What the step is to do with gradients of this global norm, times the loss scale; of numbers, 0-d arrays, or
     traced.
 
-    The joint norm of the unscaled gradients is limited to `limit`. With `check`, a gradient that is not finite, or not
+    The global norm of the unscaled gradients is limited to `limit`. With `check`, a gradient that is not finite, or not
     once the scale is taken off, skips the step.
     """
     norm = total if scale is None else total / scale

@@ -1,4 +1,4 @@
-"""What all gradients of a step mean for it: loss scale, finite gradients, joint norm."""
+"""What all gradients of a step mean for it: loss scale, finite gradients, global norm."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ class Known(NamedTuple):
     scale: float | None = None
     """The loss scale that is given with the step."""
     limit: float | None = None
-    """What the joint norm is limited to."""
+    """What the global norm is limited to."""
     check: bool = False
     """Whether a gradient that is not finite skips the step."""
     judge: Judge | None = None
