@@ -20,10 +20,9 @@ from arrayopt.torch.modules import Hook, have_wait, modules_of, refuse_reducers,
 
 
 def asked(who: str, release: Any, overlap: Any, comm: Any) -> tuple[int, bool, Any]:
-    """Check `release`, `overlap` and `comm`.
+    """Return the number of backward passes in a step (0 if `step` reads ``p.grad``), whether they overlap, the ranks.
 
-    Return the number of backward passes in a step (0 if `step` reads ``p.grad``), whether messages overlap, and the
-    ranks. Raise TypeError or ValueError if a value is invalid or needs another one.
+    Raise TypeError or ValueError if a value is invalid, or needs another one.
     """
     for name, x in (("release", release), ("overlap", overlap)):
         if not isinstance(x, int) or x < 0:

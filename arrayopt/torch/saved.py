@@ -71,8 +71,7 @@ class Saved(torch.optim.Optimizer):
         Raises
         ------
         RuntimeError
-            In the middle of a step, when `release` or `overlap` has taken some of its gradients. Copying and pickling
-            raise it too.
+            If `release` or `overlap` has taken some gradients of an unfinished step. So do copying and pickling.
         """
         self._check_whole("state_dict")
         inner, made = self.inner, super().state_dict()
