@@ -168,7 +168,7 @@ class GivenStep(Step):
         return None
 
     def collect(self) -> tuple[list[Array | None], list[Array | None]]:
-        """Wait for all reductions; return zeros of the gradients' dtypes, and sums. All ranks call it."""
+        """Wait for all reductions; return zeros in place of gradients, and the sums. Collective."""
         accumulator, tensors, ranks = self.accumulator, self._parameters.all, self._ranks
         places, several = self._parameters.places, accumulator.every > 1
         given: list[Array | None] = list(map(self.release.given.get, places))
