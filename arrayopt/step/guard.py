@@ -9,8 +9,8 @@ from arrayopt.state.run import Run
 
 
 class Guard:
-    """A lock for one thread: ``with guard("Optimizer.step"): ...``. The same thread may enter again,
-    for instance in hooks.
+    """A lock for one thread: ``with guard("Optimizer.step"): ...``. The same thread may enter it
+    again, for instance in hooks.
 
     Calls on different streams of a device are ordered too; see `Streams`. `arrive` is called after
     entering: it waits for parameters that other ranks are sending.
