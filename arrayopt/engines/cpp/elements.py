@@ -126,9 +126,8 @@ class ElementsPrinter:
         """Print the loop over the elements that are left."""
         loop, text = self.loop, self.text
         clauses = [f" reduction({REDUCTIONS[s.op].simd}:s{s.id})" for s in loop.totals]
-        if loop.totals:
-            clauses.append(" simdlen(kSums)")
-            self.put(1, "if (first < count)  // a loop over nothing would add up kSums zeros")
+        clauses += [" simdlen(kSums)"] if loop.totals else []
+        self.put(1, *(["if (first < count)  // else kSums zeros are added"] if loop.totals else []))
         self.put(0, f"#pragma omp simd{''.join(clauses)}")
         self.put(1, "for (int64_t i = first; i < count; ++i) {")
         if loop.position is not None:

@@ -36,16 +36,12 @@ class CpuPrinter(CPlusPlusPrinter):
         self.defined: set[str] = set()
 
     def function(self, function: program.Function) -> None:
-        """Print a function, after the loops over elements that become part of it.
-
-        To call these would take longer than a loop over few elements. A function that has some is
-        not part of others, which would take longer to compile.
-        """
-        most, apart = 0, ""
-        for elements in program.elements_of(function.body):
+        """Print a function, after the loops over elements that are made part of it."""
+        loops = list(program.elements_of(function.body))
+        for elements in loops:
             ElementsPrinter(self, elements).print()
-            most = max(most, len(elements.totals))
-            apart = "__attribute__((noinline)) "
+        most = max((len(elements.totals) for elements in loops), default=0)
+        apart = "__attribute__((noinline)) " if loops else ""  # it is compiled sooner
         given = [ARGUMENTS[function.shared], *(f"int64_t AT_{x}" for x in function.scratch)]
         self.put(0, "", f"static {apart}void {function.name}({', '.join(given)}) {{")
         self.put(1, *([f"W got[{most}];"] if most else []))
@@ -186,7 +182,8 @@ def emit(
     for number, stage in enumerate(program.stages):
         if stage.function.body:
             given = ", ".join([CALLS[stage.function.shared], *(f"AT_{x}" for x in stage.scratch)])
-            asked = f"first <= {number} && {number} < last"
-            text.put(2, f"if ({asked}) {stage.function.name}({given});")
+            text.put(
+                2, f"if (first <= {number} && {number} < last) {stage.function.name}({given});"
+            )
     text.put(0, "    }", "}")
     return text.text()
