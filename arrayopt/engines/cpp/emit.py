@@ -177,8 +177,7 @@ def emit(
     program = lowered(plan, lanes)
     for function in program.functions:
         text.function(function)
-    scalars, values = len(text.layout.scalars), text.layout.values
-    text.put_text(RUN.format(scalars=scalars, values=values))
+    text.put_text(RUN.format(scalars=len(text.layout.scalars), values=text.layout.values))
     for number, stage in enumerate(program.stages):
         if stage.function.body:
             given = ", ".join([CALLS[stage.function.shared], *(f"AT_{x}" for x in stage.scratch)])
