@@ -17,7 +17,6 @@ from arrayopt.params.overlap import Region, may_share_element, region_of
 from arrayopt.params.replaced import short
 from arrayopt.state.tensors import Tensor
 
-
 NOWHERE = Region("", 0, 4096, 0, (4096,), (1,), 1, 1)
 """Addresses that nothing has: there a tensor of PyTorch lies whose storage was freed."""
 

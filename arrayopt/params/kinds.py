@@ -8,11 +8,12 @@ import numpy as np
 
 from arrayopt.arrays import Array
 
-
 OWN_MEMORY = "cpu", "cuda"
 """PyTorch's devices on which a tensor with elements has an address."""
 
-NO_MEMORY = "a tensor without memory, whose storage was freed or never made; give a copy of values that are there"
+NO_MEMORY = (
+    "a tensor without memory, whose storage was freed or never made; give a copy of existing values"
+)
 
 
 def refusal(array: Any, *, parameter: bool = False, functional: bool = False) -> str | None:
