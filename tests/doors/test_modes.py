@@ -38,8 +38,8 @@ def by_door(name, dtype, modes, places):
     grads = [drawn(k, dtype) for k in (1, 2, 3)]
     with entered(modes if 0 in places else ()):
         opt = getattr(ao.torch, name)(params, engine="array_api", **RULES[name])
-    for k, given in enumerate(grads, 1):
-        for p, g in zip(params, given, strict=True):
+    for k, own in enumerate(grads, 1):
+        for p, g in zip(params, own, strict=True):
             p.grad = g
         with entered(modes if k in places else ()):
             opt.step()
@@ -52,9 +52,9 @@ def by_function(name, dtype, modes, places):
     grads = [drawn(k, dtype) for k in (1, 2, 3)]
     with entered(modes if 0 in places else ()):
         state = rule.init(params)
-    for k, given in enumerate(grads, 1):
+    for k, own in enumerate(grads, 1):
         with entered(modes if k in places else ()):
-            params, state = ao.update(rule, params, given, state)
+            params, state = ao.update(rule, params, own, state)
     return [*params, *(x for of in state["tensors"].values() for x in of.values())]
 
 
