@@ -132,16 +132,16 @@ class WrittenMemory:
         after all passes have read it.
         """
         pairs, freed = list[str](), list[str]()
-        for i in places:
-            region = None if grads[i] is None else region_of(grads[i])
+        for place in places:
+            region = None if grads[place] is None else region_of(grads[place])
             if region is None or region.device not in self._devices:
                 continue
             if region.low < NOWHERE.high and region.device.startswith(OWN_MEMORY):
-                freed.append(f"{self._names[i]!r} is {NO_MEMORY}")
+                freed.append(f"{self._names[place]!r} is {NO_MEMORY}")
             else:
                 for other, what in self._devices[region.device].sharing(region):
-                    if (what, other) != (f"{self._names[i]!r}", region):
-                        pairs.append(f"the gradient of {self._names[i]!r} does with {what}")
+                    if (what, other) != (f"{self._names[place]!r}", region):
+                        pairs.append(f"the gradient of {self._names[place]!r} does with {what}")
         if freed:
             raise ValueError(
                 f"Optimizer.step: grads do not match params: {'; '.join(short(freed))}"
