@@ -160,7 +160,7 @@ class Rule(ABC):
 
     @property
     def several(self) -> bool:
-        """Whether the rule treats a parameter as several tensors: layers or blocks."""
+        """Whether the rule treats a parameter as several tensors, layers or blocks."""
         return self.stacked or self.blocks is not None
 
     @property
