@@ -9,15 +9,17 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from arrayopt import randomness
-from tests.support.engines import each_fused
+from tests.support.engines import each_engine, each_fused
 from tests.support.entered import bits
-from tests.support.powers import CALLS, CHANGES, DTYPES, RULES, RUNS, STORAGES, Case
+from tests.support.modes import MODES
+from tests.support.powers import CALLS, CHANGES, DTYPES, MAKING, RULES, RUNS, STORAGES, Case
 from tests.support.slow import settled
 
 # a fault in a generator that is being closed reaches nobody
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 SOME_CHANGES = st.lists(st.sampled_from(sorted(CHANGES)), unique=True, max_size=4)
+SOME_MODES = st.lists(st.sampled_from(sorted(MODES)), unique=True, max_size=3)
 SOME_CALLS = st.lists(st.sampled_from(sorted(CALLS)), unique=True, min_size=1, max_size=3)
 
 
@@ -39,32 +41,37 @@ def run(case, engine, where="alone", how=("straight",), seed=0):
         return RUNS[where](case, engine, list(how), Path(folder), seed)
 
 
-@each_fused
+@each_engine
 @settled(24)
 @given(
     name=st.sampled_from(sorted(RULES)),
     changes=SOME_CHANGES,
     where=st.sampled_from(sorted(RUNS)),
     how=SOME_CALLS,
+    modes=SOME_MODES,
     seed=st.integers(0, 99),
 )
-def test_what_must_change_no_bit_changes_none(engine, name, changes, where, how, seed):
+def test_what_must_change_no_bit_changes_none(engine, name, changes, where, how, modes, seed):
+    assume("inference_mode" not in modes or not set(MAKING) & set(how))
     assume(name != "SOAP" or "turned" not in changes or where != "own gradients")  # of sums, which lie otherwise
     case = case_of(name, changes)
     if where == "own gradients":
         case.calls = 6  # whole steps with `accumulate`, for sums of ranks are not to be seen
     (straight,) = map(bits, run(case, engine))
+    case.modes = [MODES[mode] for mode in modes]
     for found in map(bits, run(case, engine, where, how, seed)):
         assert {key for key in straight if found.get(key) != straight[key]} == set()
 
 
 @each_fused
 @settled(24)
-@given(name=st.sampled_from(sorted(RULES)), changes=SOME_CHANGES)
-def test_engines_agree(engine, name, changes):
+@given(name=st.sampled_from(sorted(RULES)), changes=SOME_CHANGES, modes=SOME_MODES)
+def test_engines_agree(engine, name, changes, modes):
     assume(name != "SOAP" or "centralized" not in changes)  # what rounding leaves of zero, it divides by its own size
     case = case_of(name, changes)
-    (expected,), (found,) = run(case, "array_api"), run(case, engine)
+    (found,) = run(case, engine)
+    case.modes = [MODES[mode] for mode in modes]
+    (expected,) = run(case, "array_api")
     assert list(found) == list(expected)
     coarse = case.dtype == "bfloat16" or set(STORAGES) & set(changes)
     for key, x in expected.items():

@@ -1,5 +1,6 @@
 """Threads: how many there may be, running functions on them, and work divided over them."""
 
+import ctypes
 import functools
 import heapq
 import math
@@ -81,15 +82,39 @@ def _quota() -> int:
         return 1 << 16
 
 
+@functools.cache
+def _modes() -> tuple[Any, Any] | None:
+    """C's functions that read and set a thread's floating-point mode; None where there are none."""
+    try:
+        process = ctypes.PyDLL(None)
+        return process.fegetenv, process.fesetenv
+    except (AttributeError, OSError, TypeError):
+        return None
+
+
 class _Job:
-    """Functions that several threads work through: each takes the next that nobody has taken."""
+    """Functions that several threads work through: each takes the next that nobody has taken.
+
+    Threads that help compute in the mode of the one that made the job: whether subnormal numbers
+    are zero, as after `torch.set_flush_denormal(True)`, is a setting of each thread.
+    """
 
     def __init__(self, tasks: Sequence[Callable[[], Any]]) -> None:
+        self.mode, modes = ctypes.create_string_buffer(256), _modes()
+        if modes is not None:
+            modes[0](self.mode)
         self.left = deque(tasks)
         self.count = len(tasks)
         self.errors: list[BaseException] = []
         self.ended: list[None] = []  # one for each function that has
         self.bell: SimpleQueue[None] = SimpleQueue()  # rung after each end
+
+    def help(self) -> None:
+        """Run functions on another thread."""
+        modes = _modes()
+        if modes is not None:
+            modes[1](self.mode)
+        self.work()
 
     def work(self) -> None:
         """Run functions until none is left."""
@@ -157,7 +182,7 @@ class _Pool:
 def _serve(jobs: "SimpleQueue[_Job]") -> None:
     """Work on one job after the other, without end."""
     while True:
-        jobs.get().work()
+        jobs.get().help()
 
 
 def run(tasks: Sequence[Callable[[], Any]], threads: int = MOST_THREADS) -> None:

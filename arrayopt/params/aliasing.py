@@ -11,10 +11,14 @@ import numpy as np
 from arrayopt.arrays import Array, Grads, Ints, dtype_name, size, writable
 from arrayopt.codecs import CODECS
 from arrayopt.params.headers import Locations
+from arrayopt.params.kinds import NO_MEMORY, OWN_MEMORY
 from arrayopt.params.located import FEW, ORDERS, Locate, locator
 from arrayopt.params.overlap import Region, may_share_element, region_of
 from arrayopt.params.replaced import short
 from arrayopt.state.tensors import Tensor
+
+NOWHERE = Region("", 0, 4096, 0, (4096,), (1,), 1, 1)
+"""Addresses that nothing has: there a tensor of PyTorch lies whose storage was freed."""
 
 
 class WrittenMemory:
@@ -35,6 +39,9 @@ class WrittenMemory:
             region = region_of(array)
             if region is not None:
                 devices.setdefault(region.device, []).append((region, what))
+        for device, regions in devices.items():
+            if device.startswith(OWN_MEMORY):
+                regions.append((NOWHERE, ""))
         self._devices = {device: _Regions(regions) for device, regions in devices.items()}
         self.forget()
 
@@ -119,18 +126,26 @@ class WrittenMemory:
         return int(self._bytes[i])
 
     def compare(self, grads: Any, places: Sequence[int]) -> None:
-        """Raise if one of these gradients has an element in this memory.
+        """Raise if one of these gradients has an element in this memory, or has no memory.
 
         A gradient may be its own parameter, as the gradient of p² / 2 is: an element is written
         after all passes have read it.
         """
-        pairs = []
-        for i in places:
-            region = None if grads[i] is None else region_of(grads[i])
-            if region is not None and region.device in self._devices:
+        pairs, freed = list[str](), list[str]()
+        for place in places:
+            region = None if grads[place] is None else region_of(grads[place])
+            if region is None or region.device not in self._devices:
+                continue
+            if region.low < NOWHERE.high and region.device.startswith(OWN_MEMORY):
+                freed.append(f"{self._names[place]!r} is {NO_MEMORY}")
+            else:
                 for other, what in self._devices[region.device].sharing(region):
-                    if (what, other) != (f"{self._names[i]!r}", region):
-                        pairs.append(f"the gradient of {self._names[i]!r} does with {what}")
+                    if (what, other) != (f"{self._names[place]!r}", region):
+                        pairs.append(f"the gradient of {self._names[place]!r} does with {what}")
+        if freed:
+            raise ValueError(
+                f"Optimizer.step: grads do not match params: {'; '.join(short(freed))}"
+            )
         if pairs:
             raise ValueError(
                 "Optimizer.step: a gradient must not share memory with what the step writes;"

@@ -8,6 +8,13 @@ import numpy as np
 
 from arrayopt.arrays import Array
 
+OWN_MEMORY = "cpu", "cuda"
+"""PyTorch's devices on which a tensor with elements has an address."""
+
+NO_MEMORY = (
+    "a tensor without memory, whose storage was freed or never made; give a copy of existing values"
+)
+
 
 def refusal(array: Any, *, parameter: bool = False, functional: bool = False) -> str | None:
     """Return why a parameter or a gradient is unsupported, and what to do; None if it is supported.
@@ -59,6 +66,8 @@ def _refused_by_torch(tensor: Any, parameter: bool) -> str | None:
             "a tensor that torch.func or torch.compile traces, which has no memory; use"
             " arrayopt.update"
         )
+    if tensor.device.type in OWN_MEMORY and tensor.numel() and not tensor.data_ptr():
+        return NO_MEMORY
     if not parameter:
         return "a parameter, and no gradient; give p.grad" if is_parameter else None
     if tensor.is_meta:

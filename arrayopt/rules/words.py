@@ -129,9 +129,13 @@ def real_name(x: Array) -> str:
     return REAL.get(dtype_name(x), dtype_name(x))
 
 
-def abs2(xp: Any, x: Array) -> Array:
-    """|x|², real also for complex x."""
-    return xp.real(x) ** 2 + xp.imag(x) ** 2 if kind(x) == "complex" else x * x
+def abs2(xp: Any, x: Array, scale: Any = None) -> Array:
+    """|x|², or |scale · x|², real also for complex x: libraries make NaN of an infinite complex number times a real."""
+    if kind(x) == "complex":
+        real, imag = (xp.real(x), xp.imag(x)) if scale is None else (xp.real(x) * scale, xp.imag(x) * scale)
+        return real**2 + imag**2
+    x = x if scale is None else x * scale
+    return x * x
 
 
 def zeros_abs2(xp: Any, p: Array) -> Array:
@@ -256,17 +260,16 @@ def _root(xp: Any, x: Array, over: Callable[..., Array], *, all_sizes: bool = Fa
         kept = axes if axes.get("axis") is None else {**axes, "keepdims": True}
         top = xp.max(xp.abs(x), **kept)
         scale = xp.where(top < near, 1.0 / small, xp.where(top > 1.0 / near, small, xp.ones_like(top)))
-        root = sqrt(xp, over(abs2(xp, x * scale), **kept)) * (1.0 / scale)
+        root = sqrt(xp, over(abs2(xp, x, scale), **kept)) * (1.0 / scale)
         return root if kept == axes else xp.sum(root, axis=axes["axis"])
     if x.lean and not all_sizes:
         large, small = PAIR[real_name(x)]
-        grown, shrunk = (over(abs2(xp, y), **axes) for y in (x * large, x * small))
+        grown, shrunk = (over(abs2(xp, x, scale), **axes) for scale in (large, small))
         return xp.where(xp.isfinite(grown), sqrt(xp, grown) * (1.0 / large), sqrt(xp, shrunk) * (1.0 / small))
     squares, (low, high) = abs2(xp, x), ORDINARY[real_name(x)]
     square = over(squares, **axes)
-    less, more = x * small, x * (1.0 / small)
-    shrunk = over(abs2(xp, less).beside(squares, 0.0, high), **axes)
-    grown = over(abs2(xp, more).beside(squares, low, math.inf), **axes)
+    shrunk = over(abs2(xp, x, small).beside(squares, 0.0, high), **axes)
+    grown = over(abs2(xp, x, 1.0 / small).beside(squares, low, math.inf), **axes)
     root = root_of_squares(xp, square, shrunk, small)
     return xp.where(square < TINY[real_name(x)], sqrt(xp, grown) * small, root)
 

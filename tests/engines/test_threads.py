@@ -9,7 +9,9 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
+import torch
 
 from arrayopt.engines import interrupts, threads
 from arrayopt.engines.interrupts import uninterrupted
@@ -104,6 +106,25 @@ def test_functions_run_at_once(no_threads):
 
     threads.run([task] * 3)
     assert {"arrayopt", threading.current_thread().name} == names
+
+
+def test_threads_treat_subnormal_numbers_as_the_caller_does(no_threads):
+    """Each has its own mode, and new ones that of the thread that starts them."""
+    together, found = threading.Barrier(3), []
+
+    def task():
+        together.wait(30)
+        found.append(float(np.float32(1e-38) * np.float32(0.5)))
+
+    try:
+        for flushed in (False, True, False):
+            if not torch.set_flush_denormal(flushed) and flushed:
+                pytest.skip("this processor cannot flush them")
+            found.clear()
+            threads.run([task] * 3)
+            assert [x == 0.0 for x in found] == [flushed] * 3
+    finally:
+        torch.set_flush_denormal(False)
 
 
 def test_one_pool_for_every_number_of_threads(no_threads):

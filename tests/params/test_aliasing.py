@@ -11,7 +11,7 @@ from arrayopt.params.aliasing import WrittenMemory
 from arrayopt.state.tensors import Tensor
 from tests.support.cases import CASES, MATRICES
 from tests.support.cases import make as rule_of
-from tests.support.engines import EVERY, SLOW, TORCH, each_engine
+from tests.support.engines import EVERY, SLOW, TORCH, each_engine, each_of_torch
 from tests.support.refusals import raises
 from tests.support.tracing import made as made_rule
 
@@ -52,6 +52,18 @@ def test_a_gradient_in_a_parameter(make, engine):
     refused(opt, good | {"w0": None, "w1": room[5:11]}, "'w1' does with 'w0', the gradient of 'w1' does with 'w1'")
     opt.step(good)
     assert opt.step_count == 2
+
+
+@each_of_torch
+def test_a_gradient_of_many_whose_storage_was_freed(engine):
+    opt, _ = made(MAKES["torch"], engine, 20)
+    good = {name: torch.ones(6, dtype=torch.float64) for name in opt.params}
+    opt.step(good)
+    gone = torch.ones(8, dtype=torch.float64)[1:7]
+    gone.untyped_storage().resize_(0)
+    before = holds(opt)
+    raises(lambda: opt.step(good | {"w1": gone}), ValueError, "Optimizer.step: ", "'w1' is a tensor without memory")
+    assert holds(opt) == before
 
 
 def _early(xp, p, g, s, h):

@@ -32,6 +32,12 @@ def distributed():
     return torch.Tensor._make_wrapper_subclass(DTensor, (2, 3))
 
 
+def freed():
+    x = torch.ones(2, 3)
+    x.untyped_storage().resize_(0)
+    return x
+
+
 BOTH = {
     "np.ma": (lambda: np.ma.masked_array(np.ones((2, 3))), "'w' is a masked array", "x.filled(0)"),
     "np.matrix": (lambda: np.matrix(np.ones((2, 3))), "'w' is a numpy.matrix", "np.asarray(x)"),
@@ -41,6 +47,8 @@ BOTH = {
     "sparse": (lambda: torch.ones(2, 3).to_sparse(), "layout torch.sparse_coo", "x.to_dense()"),
     "sparse rows": (lambda: torch.ones(2, 3).to_sparse_csr(), "layout torch.sparse_csr", "x.to_dense()"),
     "a tensor's subclass": (lambda: torch.ones(2, 3).as_subclass(Own), "Own, a kind of tensor", "plain torch.Tensor"),
+    "freed": (freed, "'w' is a tensor without memory", "give a copy"),
+    "zeros without memory": (lambda: torch._efficientzerotensor((2, 3)), "'w' is a tensor without memory", "a copy"),
     "DTensor": (distributed, "'w' is a DTensor", "x.to_local()"),
 }
 WRITTEN = {

@@ -146,7 +146,7 @@ def test_norms_as_written_over_axes(backend, axis, dtype):
     x = np.random.default_rng(1).standard_normal((5, 3, 4))
     x[:, 0, 0], x[1, :, 1], x[2], x[3, 0, 0] = 1.0, 1e-18, 0.0, 1e28
     x = x.astype(dtype)
-    x[4, 2, 2] = np.inf if dtype != "complex64" else 1e-30
+    x[4, 2, 2] = np.inf
     for keepdims in (False, True):
         with np.errstate(all="ignore"):
             found = np.asarray(words.norm(xp, backend.array(x, dtype), axis=axis, keepdims=keepdims))

@@ -1,8 +1,8 @@
 """The table of powers: what an optimizer can do beside its update, how each is switched on, and what must hold.
 
-A row of `CHANGES` changes what is computed; every engine must agree with `array_api` about it. A row of `RUNS` or of
-`CALLS` must change no bit. Tests draw pairs and triples of rows, for faults are found where two of them meet. A new
-power is a new row.
+A row of `CHANGES` changes what is computed; every engine must agree with `array_api` about it. A row of `RUNS`, of
+`CALLS` or of `MODES` (`tests/support/modes.py`) must change no bit. Tests draw pairs and triples of rows, for faults
+are found where two of them meet. A new power is a new row.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import os
 import pickle
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ import arrayopt as ao
 from arrayopt.arrays import detached, like, store, to_host
 from arrayopt.libraries import engines_for
 from tests.support.entered import Fault, Raising, contents, held
+from tests.support.modes import Mode, entered
 from tests.support.ringed import ringed
 
 RULES: dict[str, dict[str, Any]] = {
@@ -47,7 +48,7 @@ THEIRS = "b", "stack", "number"
 
 def torch_of(x: Any) -> Any:
     """A tensor of PyTorch of an array's shape and dtype."""
-    return torch.empty(x.shape, dtype=getattr(torch, str(x.dtype)))
+    return torch.empty(x.shape, dtype=getattr(torch, str(x.dtype)), device="cpu")
 
 
 @dataclass
@@ -78,6 +79,8 @@ class Case:
         How often `step` is called.
     begin : int
         What the parameters are drawn from that the optimizer is made with.
+    modes : sequence of callable
+        The modes of `tests.support.modes` that the optimizer is made and called in.
     """
 
     name: str = "LAMB"
@@ -94,6 +97,7 @@ class Case:
     later: bool = False
     calls: int = 7
     begin: int = 0
+    modes: Sequence[Mode] = ()
 
     def arrays(self, seed: Any, shapes: dict[str, Any] = SHAPES) -> dict[str, Any]:
         """Random arrays of the parameters' shapes."""
@@ -124,7 +128,8 @@ class Case:
         """The optimizer before the first call."""
         kind = ringed(2) if self.name == "ring" else getattr(ao, self.name)
         rule, params = kind(**RULES[self.name], **self.rule), self.placed(self.arrays(self.begin), engine)
-        return ao.Optimizer(params, rule, engine=engine, groups=self.groups, comm=comm, **self.options)
+        with entered(self.modes):
+            return ao.Optimizer(params, rule, engine=engine, groups=self.groups, comm=comm, **self.options)
 
     def add(self, opt: ao.Optimizer) -> None:
         """Add a group."""
@@ -442,6 +447,9 @@ CALLS: dict[str, Callable[[Place, Any, Any], Any]] = {
 ALONE = ("signals", "deepcopy", "pickle")
 """Not over ranks: these are threads here, which get no signals, and an Optimizer over ranks is not copied."""
 
+MAKING = ("pickle", "deepcopy", "moved", "elsewhere")
+"""Calls that make parameters anew: not in `torch.inference_mode`, for such tensors cannot be written outside."""
+
 OWN = ("straight", "waiting", "given", "release", "lazy views", "moved")
 """Where each rank has gradients of its own: other calls do not see sums of these in the middle of an accumulation."""
 
@@ -457,7 +465,8 @@ def train(place: Place, how: list[str]) -> dict[Any, Any]:
         scale = float(opt.loss_scale) if "loss_scale" in place.case.options else 1.0
         grads = place.grads(call, scale)
         hidden = place.hidden(opt, call)
-        opt = CALLS[how[call % len(how)]](place, opt, grads)
+        with entered(place.case.modes):
+            opt = CALLS[how[call % len(how)]](place, opt, grads)
         place.put(opt, hidden)
         if call in place.case.after:
             place.case.after[call](opt)
