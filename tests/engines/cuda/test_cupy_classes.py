@@ -179,6 +179,7 @@ class OverColumns(OverRows):
 @pytest.mark.parametrize("rule", [OverRows(), OverColumns()], ids=["rows", "columns"])
 def test_sums_over_several_axes_of_what_goes_over_few(cupy, rule):
     shapes = {"row": (999,), "matrix": (5, 131), "tall": (300, 3), "stack": (3, 20, 7), "more": (2, 3, 5, 7)}
+    shapes |= {"nine": (9, 20, 3)}  # whose sums are a warp's each
     opts = pair(cupy, rule, shapes)
     step(cupy, opts, shapes)
     compare(opts)
