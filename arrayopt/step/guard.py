@@ -1,4 +1,4 @@
-"""One thread at a time: an optimizer that a thread is using refuses others."""
+"""The lock of an optimizer: while one thread uses it, calls of other threads raise an error."""
 
 import threading
 from collections.abc import Callable
@@ -9,12 +9,11 @@ from arrayopt.state.run import Run
 
 
 class Guard:
-    """Lets one thread in: ``with guard("Optimizer.step"): ...``. The same thread may enter again,
-    as hooks do.
+    """A lock for one thread: ``with guard("Optimizer.step"): ...``. The same thread may enter it
+    again, for instance in hooks.
 
-    Each call comes after the one before on devices too, on whatever streams they are made; see
-    `Streams`. `arrive` is called before a thread goes in: it waits for parameters of other ranks
-    that are on their way.
+    Calls on different streams of a device are ordered too; see `Streams`. `arrive` is called after
+    entering: it waits for parameters that other ranks are sending.
     """
 
     __slots__ = ("arrive", "lock", "run", "what")
@@ -23,9 +22,8 @@ class Guard:
         self.lock, self.run, self.what, self.arrive = threading.RLock(), run, "", arrive
 
     def __call__(self, what: str, *, arrived: bool = True) -> "_Call":
-        """A call of that name, to be entered; RuntimeError there where another thread is inside.
-
-        `arrived` says whether it needs the parameters of other ranks.
+        """Return a context for a call of this name. Entering raises RuntimeError if another thread
+        is in a call. `arrived` is whether the call needs the parameters of other ranks.
         """
         return _Call(self, what, arrived)
 
@@ -34,7 +32,7 @@ class Guard:
 
 
 class _Call:
-    """A call by a thread: nothing is held before it is entered, whatever is raised until then."""
+    """A call by a thread. It takes the lock when it is entered, not when it is made."""
 
     __slots__ = ("_arrived", "_guard", "_what")
 
