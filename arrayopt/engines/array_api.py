@@ -90,7 +90,8 @@ class _Updates:
             of, grads, groups = bucket.stacks, grads.wholes, bucket.group_of_stacks
             self.several = self.stacks = True
         if isinstance(of, Stacks) and isinstance(grads, Parts) and bucket.rule.several:
-            of, grads, groups = of.given, grads.wholes, of.given.group_of
+            of, grads = of.given, grads.wholes
+            groups = of.group_of
             self.stacks = False  # `apply` cuts them, and takes equal blocks together
         self.of = of
         self.left = [(asked.left or {}).get(tensor.layers) for tensor in of.tensors]
