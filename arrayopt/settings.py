@@ -66,7 +66,7 @@ class Settings(Saved):
     @contextmanager
     def _changing(self, what: str) -> Iterator[None]:
         """Put something into the state: with nobody else inside, and no longer to be made anew."""
-        with self._guard(what), uninterrupted():
+        with self._guard(what, changes=True), uninterrupted():
             yield
             self._parameters.keep_state()
 
@@ -211,7 +211,7 @@ class Settings(Saved):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "params":
-            with self._guard("Optimizer.params"), uninterrupted():
+            with self._guard("Optimizer.params", changes=True), uninterrupted():
                 self._parameters.exchange(value, "Optimizer.params")
         elif name in fields_of(type(self._rule)):
             with uninterrupted():

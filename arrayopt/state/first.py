@@ -69,19 +69,20 @@ class FirstValues:
         On a device that counts updates by itself, it is for the last time then.
         Those of a tensor of which ranks have parts, and one updates it, do so `at_home`: once it was brought there.
         """
-        for tensor in [x for x in self._marks if (x.home is not None) is at_home]:
+        # a signal's handler may save at any place here: then they have followed when it returns
+        for tensor in [x for x in list(self._marks) if (x.home is not None) is at_home]:
             if grads is not None and (not grads or grads[tensor.place] is None):  # a micro-step updates none
                 continue
             waits = np.atleast_1d(tensor.updates) == 0
             if waits.any():
                 self._renew(tensor, waits)
             if not waits.any() or (grads is not None and _counts_by_itself(tensor.array)):
-                del self._marks[tensor]
+                self._marks.pop(tensor, None)
 
     def _renew(self, tensor: Tensor, waits: Any) -> None:
         """Have the slots of a tensor that nobody has written begin as the parameter is now, or those of layers."""
-        group, marks = self._marks[tensor]
-        made = (tensor.home or tensor).fresh(group.rule)
+        group, marks = self._marks.get(tensor, (None, {}))
+        made = (tensor.home or tensor).fresh(group.rule) if marks else {}
         for slot, (was, written) in marks.items():
             now, new = tensor.slots.get(slot), made.get(slot)
             if now is None or new is None or _form(now) != _form(new):
