@@ -15,6 +15,8 @@ from tests.support.drawn import left_out, shard
 from tests.support.engines import CHOICES, FUSED, SLOW
 from tests.support.slow import waits
 
+gc.disable()  # until all is collected, which stays: to look through it again and again takes half of the time
+
 
 def pytest_configure(config):
     """Have JAX keep what it compiles beside what pytest keeps: all workers need the same small functions."""
@@ -54,6 +56,7 @@ def pytest_collection_modifyitems(config, items):
 
 def pytest_collection_finish():
     """What the tests have in common stays: to look through it for garbage again and again takes 5 % of the time."""
+    gc.enable()
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)

@@ -1,4 +1,4 @@
-"""The update rules: mathematics and nothing else."""
+"""The update rules: only mathematics."""
 
 from arrayopt.rules.adabelief import AdaBelief
 from arrayopt.rules.adam import Adam, AdamW
@@ -50,4 +50,4 @@ __all__ = [
 ]
 
 SOLVERS = ("CG", "LBFGS", "SPG")
-"""Rules for whole functions, which the doors do not offer by name: theirs have another step."""
+"""Rules for whole functions, which `arrayopt.torch` and `arrayopt.optax` do not offer by name."""

@@ -34,7 +34,7 @@ from arrayopt.rules.words import (
 )
 
 PROJECT = "project_"
-"""How the names of slots begin that hold arrays of `Rule.project`."""
+"""The first characters of the names of slots that hold arrays of `Rule.project`."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -114,13 +114,13 @@ class Rule(ABC):
     """Slots that `state_dtype` does not narrow: points that small steps are added to, and single numbers."""
 
     begins_at_zero: ClassVar[bool] = False
-    """Whether each slot begins as zeros, or as the parameter: stacked ones need not be made layer by layer then."""
+    """Whether each slot is initially zero or equal to the parameter, so that stacked slots can be made at once."""
 
     rings: ClassVar[tuple[str, ...]] = ()
     """Slots that are rings. `slots` makes them with `arrayopt.ring`, and `update` writes them with `arrayopt.put`."""
 
     evaluated_from: ClassVar[tuple[str, ...]] = ()
-    """Slots that `evaluated` looks at; none where the parameter itself is the point to evaluate at."""
+    """Slots that `evaluated` uses; none if the parameter itself is the point to evaluate."""
 
     grad_centralization: bool = flag(False)
     clip_value: Hyper | None = real("(0, inf)", None)
@@ -160,17 +160,17 @@ class Rule(ABC):
 
     @property
     def several(self) -> bool:
-        """Whether a parameter is several tensors to the rule, layers or blocks."""
+        """Whether the rule treats a parameter as several tensors: layers or blocks."""
         return self.stacked or self.blocks is not None
 
     @property
     def clips_itself(self) -> bool:
-        """Whether `update` heeds `clip_value`, and the gradient is not clipped before."""
+        """Whether `update` applies `clip_value` itself, so that the gradient is not clipped before."""
         return False
 
     @property
     def branches(self) -> bool:
-        """Whether some updates are run unfused, in every engine."""
+        """Whether some updates run as written, not fused, in every engine."""
         return type(self).as_written is not Rule.as_written
 
     @property
@@ -185,19 +185,19 @@ class Rule(ABC):
 
     @property
     def projects_itself(self) -> bool:
-        """Whether `update` calls `project`, and its result is not projected after it."""
+        """Whether `update` calls `project` itself, so that its result is not projected afterwards."""
         return False
 
     @property
     def constants(self) -> Mapping[str, Array]:
-        """Arrays that `project` needs, by the names of the slots that have them; no step changes these."""
+        """Arrays that `project` needs, by the names of the slots that hold them. Steps do not change them."""
         return {f"{PROJECT}{name}": x for name, x in getattr(self.project, "arrays", {}).items()}
 
     def check(self) -> None:  # noqa: B027 - a rule without conditions between its fields gives none
         """Raise ValueError or TypeError if fields that are valid by themselves do not go together."""
 
     def as_written(self, t: int) -> bool:
-        """Whether the t-th update of a tensor, counted from 1, is run unfused, in every engine.
+        """Whether the t-th update of a tensor, counted from 1, runs as written, not fused, in every engine.
 
         Return True for each update in which a condition of `branch` holds. The others may be fused.
         """
@@ -244,9 +244,9 @@ class Rule(ABC):
         return p
 
     def all_slots(self, xp: Any, p: Array, dtype: str) -> dict[str, Array]:
-        """The whole state of one tensor before its first update, in the dtype of arithmetic.
+        """The whole initial state of one tensor, in the dtype of arithmetic.
 
-        `p` is the parameter in the dtype of arithmetic, `dtype` the name of that which it is stored in.
+        `p` is the parameter in the dtype of arithmetic, and `dtype` the name of the dtype in which it is stored.
         """
         around = {
             "master": self.masters and dtype in NARROW,
@@ -266,9 +266,9 @@ class Rule(ABC):
         return {**own, **copies, **fixed}
 
     def storage(self, rank: int, dtype: str = "float64") -> dict[str, str]:
-        """The slots of a tensor that `state_dtype` narrows, each with the dtype that it is stored in.
+        """The slots of a tensor that `state_dtype` narrows, with the dtypes in which they are stored.
 
-        These are slots of the rule with a value for each element.
+        Only slots with a value for each element are narrowed.
         """
         if self.state_dtype is None:
             return {}
@@ -282,9 +282,9 @@ class Rule(ABC):
         return found
 
     def __call__(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
-        """`update`, with all that the fields of `Rule` ask for around it: what an engine runs.
+        """Run `update` with everything that the fields of `Rule` add before and after it. Engines call this.
 
-        It takes `all_slots`, and returns the new parameter in the dtype of arithmetic.
+        `s` has `all_slots`; the new parameter is in the dtype of arithmetic.
         """
         p = s.get("master", p)
         g = centralize(xp, g) if self.grad_centralization else g
@@ -311,7 +311,7 @@ class Rule(ABC):
         return p if self.rounding == "nearest" else rounded(xp, p, h), new
 
     def _as_seen(self, h: Any) -> "Rule":
-        """Return the rule as its own functions see it in a step: `self.lr` is `h.lr`, even if it is a schedule."""
+        """Return the rule for its own functions in a step: `self.lr` is `h.lr`, even if it is a schedule."""
         if not self._not_floats:
             return self
         made = copy(self)
@@ -322,13 +322,13 @@ class Rule(ABC):
 
     @cached_property
     def _not_floats(self) -> dict[str, bool]:
-        """The numbers that are given as schedules or arrays, and whether zero would turn them off."""
+        """The fields whose value is a schedule or an array, and whether zero would turn them off."""
         found = {f.name: f for f in numbers(type(self))}
         odd = [name for name in found if not isinstance(getattr(self, name), float | None)]
         return {name: bool(found[name].metadata.get("zero_is_off")) for name in odd}
 
     def norms(self, xp: Any, p: Array, g: Array, new_p: Array) -> dict[str, Array]:
-        """What is reported of every step beside what `update` reports, where that is asked for."""
+        """The reports of every rule, besides those of `update`."""
         return {"param_norm": norm(xp, p), "grad_norm": norm(xp, g), "update_norm": norm(xp, new_p - p)}
 
     def at(self, step: Any, value: Any = None) -> dict[str, Any]:
@@ -344,7 +344,7 @@ class Rule(ABC):
         return Numbers(self.hypers_at(step, value))
 
     def hypers_at(self, step: Any, value: Any = None) -> dict[str, Any]:
-        """As `at`; not to be changed, for steps in which nothing can differ have one dict in common."""
+        """As `at`, but the dict must not be changed, because steps with the same values share it."""
         values, scheduled = self._numbers
         if not (scheduled or self.value_optional) and value is None:
             return values
@@ -357,7 +357,7 @@ class Rule(ABC):
 
     @cached_property
     def _numbers(self) -> tuple[Numbers, list[tuple[str, str, str | None]]]:
-        """The hyper-parameters as they are given; and the names, owners and intervals of schedules."""
+        """The hyper-parameters as set, and the names, owners and intervals of those that are schedules."""
         given = Numbers({name: getattr(self, name) for name in hypers(type(self))})
         intervals = hypers(type(self))
         scheduled = [name for name, x in given.items() if callable(x)]
@@ -365,18 +365,18 @@ class Rule(ABC):
 
     @cached_property
     def switches(self) -> tuple[tuple[str, Any], ...]:
-        """The names and values of the fields that are no numbers."""
+        """The names and values of the fields that are switches."""
         return tuple((name, getattr(self, name)) for name in flags(type(self)))
 
     @cached_property
     def structure(self) -> tuple[Any, ...]:
-        """What shapes the computation and the state: the class, the switches, and which numbers are off."""
+        """What determines the computation and the state: the class, the switches, and which numbers are off."""
         switches = tuple(getattr(value, "structure", value) for _, value in self.switches)
         off = tuple(f.name for f in numbers(type(self)) if is_off(f, getattr(self, f.name)))
         return type(self), switches, off
 
     init: ClassVar[Callable[..., dict[str, Any]]]
-    """The state of the functional form, `arrayopt.init`, as a method; `arrayopt.functional` puts it here."""
+    """`arrayopt.init` as a method; `arrayopt.functional` sets it."""
 
     def __repr__(self) -> str:
         common = {f.name for f in dataclasses.fields(Rule)}

@@ -1,4 +1,4 @@
-"""Random numbers for rules: the word `random`, what engines give it, and stochastic rounding, its first use."""
+"""`random`: random numbers for rules, their interface to engines, and stochastic rounding, which uses them."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -9,18 +9,18 @@ from arrayopt.arrays import NARROW, Array, place, size, working_dtype
 from arrayopt.randomness import key, signed, threefry, uniform
 
 DRAWS = "_draws"
-"""Where in `h` engines put what draws; no field can be called that."""
+"""The name in `h` of the engine's source of random numbers; fields cannot have this name."""
 
 ROUNDING = "rounding"
-"""The stream that rounds; those of rules are numbers."""
+"""The stream for stochastic rounding; streams of rules are integers."""
 
 
 class Draws(Protocol):
-    """What an engine gives: random numbers, and what the parameter is stored in."""
+    """An engine's source of random numbers."""
 
     @property
     def stored(self) -> str:
-        """The dtype that the parameter is stored in."""
+        """The dtype in which the parameter is stored."""
 
     def __call__(self, stream: int | str) -> Array:
         """The numbers of a stream in this update."""
@@ -68,25 +68,25 @@ def random(h: Any, stream: int = 0) -> Array:
 
 
 def rounded(xp: Any, p: Array, h: Any) -> Array:
-    """A new parameter on the grid of the dtype that it is stored in, by chance; one that is not narrow as it is."""
+    """Round a new parameter stochastically to the dtype in which it is stored; wide ones are returned as they are."""
     draws = vars(h)[DRAWS]
     return getattr(xp, f"round_{draws.stored}")(p, draws(ROUNDING)) if draws.stored in NARROW else p
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Draws for an array of any library."""
+    """Random numbers for an array of any library."""
 
     like: Array
     """The parameter, in the dtype of arithmetic."""
     stored: str
-    """The dtype that it is stored in."""
+    """The dtype in which it is stored."""
     seed: int
-    """The rule's."""
+    """The seed of the rule."""
     name: str
-    """The tensor's."""
+    """The name of the tensor."""
     t: Any
-    """The number of the update, which may be traced; as `first`."""
+    """The number of the update, which may be traced, as may `first`."""
     first: Any = 0
     """The position of its first element, if it is a layer of a tensor."""
 
@@ -100,7 +100,7 @@ class Drawn:
         )
 
     def _positions(self, xp: Any) -> tuple[Array, Any]:
-        """The positions of the elements: the lower words, and the upper ones, or 0 where they are."""
+        """The positions of the elements: their lower words, and their upper words, or the number 0 if these are 0."""
         n, shape, whole = size(self.like), tuple(self.like.shape), isinstance(self.first, int)
         jax = array_api_compat.is_jax_array(self.like)
         where = {} if jax else {"device": place(self.like)[1]}

@@ -1,4 +1,4 @@
-"""The fields of a rule's class: which are numbers and which switches, and how their values are read."""
+"""The fields of a rule's class: which are numbers and which are switches, and how their values are checked."""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,8 +13,8 @@ from arrayopt.rules.words import is_zero
 
 @cache
 def readers(rule: type[Any]) -> dict[str, Callable[[Any], Any]]:
-    """What reads the value of each field of a rule class: it returns what is stored, or raises TypeError or ValueError,
-    with what is to be said of the field.
+    """For each field of a rule class, a function that checks a value and returns it in its stored form, or raises
+    TypeError or ValueError with the field's name.
     """
     found: dict[str, Callable[[Any], Any]] = {}
     for f in dataclasses.fields(rule):
@@ -30,7 +30,7 @@ def readers(rule: type[Any]) -> dict[str, Callable[[Any], Any]]:
 
 
 def _number(f: "dataclasses.Field[Any]", where: str, interval: str | None, optional: bool, value: Any) -> Any:
-    """A number as it is stored."""
+    """Check a number, and return its stored form."""
     if isinstance(value, str) and isinstance(f.default, str):
         raise TypeError(
             f"{where} has text as its default, and is declared as a number; declare a switch by"
@@ -40,7 +40,7 @@ def _number(f: "dataclasses.Field[Any]", where: str, interval: str | None, optio
 
 
 def _option(where: str, options: tuple[Any, ...], value: Any) -> Any:
-    """A value that is among a field's options."""
+    """Return a value if it is among a field's options."""
     for x in options:
         if type(value) is type(x) and value == x:
             return value
@@ -50,10 +50,10 @@ def _option(where: str, options: tuple[Any, ...], value: Any) -> Any:
 
 
 def _takes(call: Any, count: int) -> bool:
-    """Whether a function takes so many arguments by place, as far as it is known."""
+    """Whether a function takes `count` positional arguments, as far as is known."""
     try:
         signature(call).bind(*range(count))
-    except ValueError:  # of one in C, which does not say
+    except ValueError:  # a function in C may have no signature
         return True
     except TypeError:
         return False
@@ -61,13 +61,13 @@ def _takes(call: Any, count: int) -> bool:
 
 
 def _of_library(call: Any) -> bool:
-    """Whether a function is one of an array library, which takes arrays alone, such as ``numpy.clip``."""
+    """Whether a function belongs to an array library, such as ``numpy.clip``, and so takes only arrays."""
     modules = (getattr(call, "__module__", None) or type(call).__module__, type(call).__module__)
     return any(name.partition(".")[0] in ("array_api_compat", "cupy", "jax", "numpy", "torch") for name in modules)
 
 
 def function(where: str, value: Any) -> Any:
-    """None, or a function that equals itself; else TypeError."""
+    """Check a function f(xp, p, h), which must be hashable, or None; else raise TypeError."""
     if value is not None and (not callable(value) or isinstance(value, type)):
         raise TypeError(f"{where} must be a function f(xp, p, h) -> p, or None; got {got(value)}")
     if value is not None and (_of_library(value) or not _takes(value, 3)):
@@ -79,7 +79,7 @@ def function(where: str, value: Any) -> Any:
         )
     try:
         hash(value)
-    except TypeError as error:  # as of a dataclass with an array in a field, which is compared by its fields
+    except TypeError as error:  # for instance a frozen dataclass with an array in a field
         raise TypeError(f"{where} must be hashable, because rules are compared by it; got {value!r}") from error
     return value
 
@@ -90,7 +90,7 @@ def is_flag(f: "dataclasses.Field[Any]") -> bool:
 
 
 def is_off(f: "dataclasses.Field[Any]", value: Any) -> bool:
-    """Whether a number is off: None, or plainly zero where the field says that this is structural."""
+    """Whether a number is off: None, or the plain number 0 if the field has `zero_is_off`."""
     return value is None or (bool(f.metadata.get("zero_is_off")) and is_zero(value))
 
 

@@ -1,4 +1,4 @@
-"""Rules that leave parameters as they are: they measure gradients, or gather them, through the engines of all rules."""
+"""Rules that do not change parameters: they measure or accumulate gradients, with the same engines as other rules."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
@@ -12,7 +12,7 @@ from arrayopt.rules.words import choose, norm
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class GradientNorms(Rule):
-    """Reports ``grad_norm``, the Euclidean norm of the gradient: infinite or NaN only if some element is."""
+    """Reports ``grad_norm``, the Euclidean norm of the gradient. It is finite if all elements are finite."""
 
     complex_ok: ClassVar[bool] = True
 
@@ -29,7 +29,7 @@ class GradientNorms(Rule):
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Accumulate(Rule):
-    """Adds `factor` times the gradient to the slot ``sum``, which the first update begins anew."""
+    """Adds `factor` times the gradient to the slot ``sum``, which the first update overwrites."""
 
     factor: Hyper = real("(0, inf)")
 
@@ -40,15 +40,15 @@ class Accumulate(Rule):
 
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
         before = choose(h.t == 1, -0.0, s["sum"])
-        return p, {"sum": before + h.factor * g}  # which compilers round at once, here and in `MeanNorms`
+        return p, {"sum": before + h.factor * g}  # compilers use one fma here and in `MeanNorms`
 
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class MeanNorms(Rule):
-    """Reports ``grad_norm``, the norm of what `Accumulate` would put into the slot ``sum``, which stays as it is.
+    """Reports ``grad_norm``, the norm of the value that `Accumulate` would store in ``sum``; does not change ``sum``.
 
-    With `first`, this would be the first gradient of the sum.
+    With `first`, the gradient would be the first one of the sum.
     """
 
     factor: Hyper = real("(0, inf)")

@@ -1,7 +1,7 @@
-"""A line search for the strong Wolfe conditions, one evaluation a step, made of `where` alone.
+"""A line search for the strong Wolfe conditions, with one evaluation per step; all decisions are made by `where`.
 
-A rule that searches keeps the numbers of `NUMBERS` among its slots. In each step it was evaluated at x + a·d. Then
-`search` says whether that point is taken, or where on the line to look next.
+Rules with a line search have the slots `NUMBERS`. In each step, f was evaluated at x + a·d. Then `search` decides
+whether that point is accepted, or which point on the line is next.
 """
 
 from abc import abstractmethod
@@ -19,15 +19,15 @@ NUMBERS = (
     *("value", "slope", "length", "trials", "width", "off"),
     *("low", "low_value", "low_slope", "high", "high_value", "high_slope"),
 )
-"""What is kept of a search: f and its slope at x, the step that is tried, how many were, the width
-of the interval that has a good step, and the steps at its ends. `low` is the best step so far. For
-`off`, see `disagreement`."""
+"""The state of a search: f and its slope at x, the step that is tried, the number of tries, the width
+of the interval that contains a good step, and the steps at its ends. `low` is the best step so far.
+For `off`, see `disagreement`."""
 
 MOST = 20
-"""So many steps are tried on a line."""
+"""The maximum number of steps that are tried on a line."""
 
 ARMIJO = 1e-4
-"""The part of the slope at x by which f must fall."""
+"""The part of the slope at x by which f must decrease."""
 
 
 class Turn(NamedTuple):
@@ -39,14 +39,14 @@ class Turn(NamedTuple):
     step: Any
     """The length to try first."""
     since: Array
-    """How many steps there were since a direction was that of steepest descent."""
+    """The number of steps since the last direction of steepest descent."""
     slots: dict[str, Array]
-    """What the rule keeps beside that."""
+    """The rule's other slots."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Searching(OneUnknown):
-    """A rule that turns where a point is taken, and looks along a line for the next one."""
+    """A rule that searches along a line, and chooses a new direction at each accepted point."""
 
     lr: Hyper = real("[0, inf)", 1.0)
     curvature: Hyper = real("(0, 1)", 0.9)
@@ -75,16 +75,17 @@ class Searching(OneUnknown):
         taken: Array,
         since: Array,
     ) -> Turn:
-        """A direction of descent from the point that was evaluated, where the gradient is g.
+        """Return a direction of descent from the evaluated point, where the gradient is g.
 
-        `square` is that of its norm; `later` is whether a point was taken before. Where the point is not taken, the
-        direction counts for nothing.
+        `square` is the square of its norm; `later` is whether a point was accepted before. If the point is not
+        accepted, the direction is not used.
         """
 
     def length(self, xp: Any, h: Any, f: Any, square: Array) -> Array:
-        """The length to try first along a gradient, of which the square of the norm is given.
+        """Return the first length to try along a gradient; `square` is the square of its norm.
 
-        It is that by which a parabola falls by all of f (Nocedal and Wright, equation 3.60), at most `first_step`.
+        A parabola would decrease by all of f over this length (Nocedal and Wright, equation 3.60). It is at most
+        `first_step`.
         """
         norm = xp.sqrt(nonzero(xp, square))
         fall = xp.abs(2.0 * f / norm)  # in the precision of the norm
@@ -99,10 +100,10 @@ class Searching(OneUnknown):
         first, later, company = self.begins(s, h)
         found = search(xp, s, h.value, self.over(h, dot(xp, g, s["d"])), h.curvature)
         going = first | (s["ended"] == 0)
-        still = s["length"] == 0  # where lr was 0
+        still = s["length"] == 0  # lr was 0
         taken = going & (first | still | found.taken)
         failed = going & ~taken & found.failed
-        # by steepest descent, where the direction was another
+        # try steepest descent, unless it was that
         again = failed & (s["since"] > s["trials"])
         ended = xp.where(failed & ~again, 1.0, xp.where(first, 0.0, s["ended"]))
         square, since = self.over(h, dot(xp, g, g)), xp.where(first, 0.0, s["since"] + 1.0)
@@ -123,18 +124,18 @@ class Searching(OneUnknown):
 
 
 class Found(NamedTuple):
-    """What a search says of the point that was evaluated."""
+    """The decision of a search about the evaluated point."""
 
     taken: Array
-    """Whether it ends the search: a 0-d array of bool, as `failed`."""
+    """Whether the point is accepted, which ends the search: a 0-d array of bool, as `failed`."""
     failed: Array
     """Whether no step was found at which f is less than at x."""
     numbers: dict[str, Array]
-    """What the search keeps, with the step to try next."""
+    """The state of the search, with the step to try next."""
 
 
 def started(xp: Any, where: Array, numbers: dict[str, Array], f: Any, slope: Array, step: Any) -> dict[str, Array]:
-    """The numbers of a new search where it begins, of the old one elsewhere."""
+    """The state of a new search if `where` holds, else that of the old one."""
     new = dict.fromkeys(NUMBERS, 0.0)
     new |= {"value": f, "slope": slope, "length": step, "low_value": f, "low_slope": slope}
     new["width"] = new["off"] = np.inf
@@ -159,14 +160,14 @@ def search(xp: Any, s: dict[str, Array], f: Any, slope: Array, curvature: Any) -
     tight = numbers["width"] <= rounding * (numbers["low"] + numbers["high"])
     spent = (numbers["trials"] >= MOST) | tight
     improved = numbers["low_value"] < s["value"]
-    # the best step is taken in its turn, and evaluated once more
+    # the best step is evaluated once more, and then accepted
     numbers["length"] = xp.where(spent, numbers["low"], numbers["length"])
     numbers["trials"] = xp.where(spent, float(MOST), numbers["trials"])
     return Found(taken, ~taken & spent & ~improved, numbers)
 
 
 def _refined(xp: Any, s: dict[str, Array], f: Any, slope: Array, finite: Array) -> dict[str, Array]:
-    """The interval after a step that is not taken, and the next step to try.
+    """The interval after a step that is not accepted, and the next step to try.
 
     The four cases are those of Moré and Thuente (ACM Trans. Math. Software 20, 1994, section 4).
     """
@@ -185,7 +186,7 @@ def _refined(xp: Any, s: dict[str, Array], f: Any, slope: Array, finite: Array) 
 
     at_first = xp.where(xp.abs(cubic - low) < xp.abs(square - low), cubic, 0.5 * (cubic + square))
     at_turn = xp.where(xp.abs(cubic - step) >= xp.abs(secant - step), cubic, secant)
-    ahead = xp.where((cubic - step) * way > 0, cubic, far)  # false of NaN, too
+    ahead = xp.where((cubic - step) * way > 0, cubic, far)  # `far` also for NaN
     closer = xp.abs(ahead - step) < xp.abs(secant - step)
     bent = xp.where(closer == bracketed, ahead, secant)
     limit = step + 0.66 * (s["high"] - step)
@@ -214,13 +215,14 @@ def _refined(xp: Any, s: dict[str, Array], f: Any, slope: Array, finite: Array) 
 
 
 def disagreement(xp: Any, s: dict[str, Array], f: Any, slope: Array, finite: Array) -> Array:
-    """How far values and slopes of a line disagree, in the one of its steps in which they do least.
+    """How much values and slopes of a line disagree, in the step of this search in which they disagree least.
 
-    Along a short way f changes by the mean of the slopes at its ends. Of this and what f changes by, it is the
-    difference over the sum. A step in which f changes by its rounding does not count; without others, it is infinite.
-    It is more by 2 where the last, shortest step that counts contradicts the slopes, and not by noise: f changes there
-    by at most ten times what they say. Along a longer step, it may change by chance as a wrong gradient says.
-    It is negative after a step that counts, and NaN after one to where something is not finite.
+    Over a short step, the change of f should be the step times the mean of the slopes at its ends. The disagreement is
+    the difference of both, divided by their sum. Steps in which f changes by less than its rounding error do not count;
+    if there are no others, the result is infinite. 2 is added if the last, shortest step that counts contradicts the
+    slopes, and not because of noise: there, f changes by at most ten times the expected amount. (Over a longer step, a
+    wrong gradient may match by chance.) The result is negative after a step that counts, and NaN after a step to a
+    point where something is not finite.
     """
     change, said = f - s["value"], 0.5 * s["length"] * (s["slope"] + slope)
     both = xp.abs(change) + xp.abs(said)
@@ -234,10 +236,7 @@ def disagreement(xp: Any, s: dict[str, Array], f: Any, slope: Array, finite: Arr
 
 
 def _cubic(xp: Any, a: tuple[Any, Any, Any], b: tuple[Any, Any, Any]) -> Array:
-    """Where the cubic through two points, by step, value and slope, is least; else NaN.
-
-    Nocedal and Wright, equation 3.59.
-    """
+    """The minimum of the cubic through two points (step, value, slope), or NaN; Nocedal and Wright, equation 3.59."""
     (start, f_start, d_start), (end, f_end, d_end) = a, b
     way = end - start
     mean = d_start + d_end - 3.0 * (f_start - f_end) / nonzero(xp, -way)

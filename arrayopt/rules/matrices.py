@@ -1,4 +1,4 @@
-"""Words for rules of matrices: how a tensor is seen as one, and the Newton-Schulz iteration."""
+"""Functions for rules of matrices: tensors as matrices, and the Newton-Schulz iteration."""
 
 import math
 from typing import Any
@@ -12,23 +12,23 @@ Triple = tuple[float, float, float]
 
 
 def as_matrices(xp: Any, x: Array, matrix: str) -> Array:
-    """x as matrices along its last two axes: with ``"flatten"`` its first axis against all others, one matrix."""
+    """Reshape x to matrices along its last two axes; with ``"flatten"`` to one matrix, of all axes but the first."""
     if matrix != "flatten" or x.ndim <= 2:
         return x
-    empty = any(type(n) is int and n == 0 for n in x.shape)  # a length of a traced array is no number
+    empty = any(type(n) is int and n == 0 for n in x.shape)  # lengths of traced arrays are not ints
     return xp.reshape(x, (x.shape[0], math.prod(x.shape[1:]) if empty else -1))
 
 
 def as_tensor(xp: Any, x: Array, p: Array) -> Array:
-    """What `as_matrices` has made of a tensor of the shape of p, or what follows from it, as that tensor again."""
+    """Reshape a result of `as_matrices` to the shape of p."""
     return x if x.ndim == p.ndim else xp.reshape(x, p.shape)
 
 
 def newton_schulz(xp: Any, x: Array, coefficients: tuple[Triple, ...], size: Array, dtype: str | None = None) -> Array:
-    """Each matrix with its singular values brought near to one; at first they are divided by `size`, about the norm.
+    """Bring the singular values of each matrix near to one. First x is divided by `size`, its approximate norm.
 
-    With A = XXᵀ, X ← aX + (bA + cA²)X for each triple (Jordan et al. 2024). A is of the smaller side. The steps are in
-    a `dtype` of the library's, where one is given.
+    With A = XXᵀ, X ← aX + (bA + cA²)X for each triple (Jordan et al. 2024). A has the size of the smaller side. The
+    iteration is in `dtype` if it is given.
     """
     x = x / size
     wide = x.dtype
@@ -43,7 +43,7 @@ def newton_schulz(xp: Any, x: Array, coefficients: tuple[Triple, ...], size: Arr
 
 
 def scale_of(x: Array, scale: str) -> Any:
-    """What the step of an orthogonal matrix is multiplied by, for its number of rows and columns."""
+    """The factor for the step of an orthogonal matrix, which depends on its numbers of rows and columns."""
     rows, columns = x.shape[-2:]
     if scale == "match_rms_adamw":
         return 0.2 * max(rows, columns) ** 0.5
@@ -51,13 +51,13 @@ def scale_of(x: Array, scale: str) -> Any:
 
 
 def lying(p: Array) -> float:
-    """√max(1, rows/columns) of the last two axes of a tensor; 1 where it is traced, and lengths are no numbers."""
+    """√max(1, rows/columns) of the last two axes of a tensor; 1 if it is traced and has no lengths."""
     rows, columns = p.shape[-2:]
     return max(1.0, rows / columns) ** 0.5 if type(columns) is int and columns else 1.0
 
 
 def refused(xp: Any, p: Array, dtype: str | None) -> str:
-    """Why a rule of matrices with steps in some dtype cannot update a tensor; empty where it can."""
+    """The reason for which a rule of matrices cannot update a tensor; empty if it can. `dtype` is its `ns_dtype`."""
     if p.ndim < 2:
         return "is not a matrix"
     # CuPy has no name for bfloat16, and engine "cupy" needs none
@@ -67,7 +67,7 @@ def refused(xp: Any, p: Array, dtype: str | None) -> str:
 
 
 def triples(where: str, value: Any) -> tuple[Any, ...]:
-    """Three numbers, or a sequence of such triples."""
+    """Check a value of three numbers, or of a sequence of such triples, and return it as tuples."""
     several = isinstance(value, tuple | list) and value and all(isinstance(x, tuple | list) for x in value)
     for triple in value if several else [value]:
         if not isinstance(triple, tuple | list) or not all(is_number(x) for x in triple):

@@ -1,4 +1,4 @@
-"""Errors for what is passed in place of a rule."""
+"""Errors for arguments that should be a rule."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from arrayopt.foreign import got
 
 
 def check_rule(who: str, rule: Any, base: type, example: str = "LAMB(lr=1e-3)") -> None:
-    """Raise TypeError for what is no rule, an instance of `base`."""
+    """Raise TypeError if `rule` is not an instance of `base`."""
     if isinstance(rule, base):
         return
     said = got(rule)

@@ -1,4 +1,4 @@
-"""The names that a rule may give: to its fields, which users reach on the optimizer, and to its slots."""
+"""The names that a rule may give to its fields, which users read and set on the optimizer, and to its slots."""
 
 import dataclasses
 import inspect
@@ -12,10 +12,10 @@ from arrayopt.codecs import SCALE
 from arrayopt.foreign import alias, close_to
 
 VALUE = "value"
-"""What a step's value is called: `h.value`."""
+"""The name of a step's value in `h`: `h.value`."""
 
 AROUND = ("master", "slow", "ema")
-"""Slots that are not the rule's own: copies of the parameter, in the dtype of arithmetic."""
+"""Slots that all rules may have: copies of the parameter in the dtype of arithmetic."""
 
 RESERVED = frozenset(
     {"t", VALUE, "arrays", "params", "order_params", "groups", "rule", "engine", "accumulate", "skip_nonfinite"}
@@ -47,8 +47,8 @@ RESERVED |= {
     "load",
 }
 RESERVED |= {"label", "names", "overridden", "tensors", "checked", "replace_rule"}
-"""What fields cannot be called: `h.t`, `h.value` and `h.arrays`; keys of group dicts; what an Optimizer has; what a
-Group has."""
+"""Names that fields must not have: those of `h.t`, `h.value` and `h.arrays`, of keys of group dicts, and of attributes
+of Optimizer and Group."""
 
 _SLOT = re.compile(r"(?!at_)[A-Za-z][A-Za-z0-9_]*")
 _TAKEN = re.compile(rf"{'|'.join(AROUND)}|p|g|t|step|accumulated|spill\d+|kept\d+|project_.*|{SCALE}.*")
@@ -61,7 +61,7 @@ NO_VALUE = (
 
 
 class ReturnedError(TypeError, ValueError):
-    """A rule returned what no engine can use."""
+    """A rule returned something that engines cannot use."""
 
 
 class NameInRuleError(ReturnedError, AttributeError, KeyError):
@@ -78,7 +78,7 @@ class Numbers(dict[str, Any]):
 
 
 class On:
-    """A number that is off where it is plainly zero, and is on: so much is known of it, whatever its value is."""
+    """A number of a field with `zero_is_off` that is on: it is truthy and not equal to 0, whatever its value is."""
 
     def __bool__(self) -> bool:
         return True
@@ -94,13 +94,13 @@ class On:
 
 
 class OnFloat(On, float):
-    """A float that is on, even as a schedule has it at zero in some steps."""
+    """A float that is on, even if a schedule makes it 0 in some steps."""
 
 
 class Values(SimpleNamespace):
-    """What a rule gets as `h`: its hyper-parameters in this step, and `t`."""
+    """The `h` of a rule's update: its hyper-parameters in this step, and `t`."""
 
-    def __getattr__(self, name: str) -> Any:  # where there is none
+    def __getattr__(self, name: str) -> Any:  # called only for missing attributes
         if name.startswith("__"):
             raise AttributeError(name)
         if name == VALUE:
@@ -112,13 +112,13 @@ class Values(SimpleNamespace):
 
 
 def _declared(cls: type) -> list[str]:
-    """The names of the fields that a class itself declares, whether it has been made a dataclass or not."""
+    """The names of the fields that a class itself declares, also if it is not a dataclass."""
     typed = [name for name, kind in inspect.get_annotations(cls).items() if "ClassVar" not in str(kind)]
     return [*typed, *(name for name, x in vars(cls).items() if isinstance(x, dataclasses.Field) and name not in typed)]
 
 
 def check_fields(cls: type, base: Any) -> None:
-    """Raise TypeError where a subclass of `base` declares a field whose name means something else."""
+    """Raise TypeError if a subclass of `base` declares a field with a reserved name."""
     own = {f.name for f in dataclasses.fields(base)}
     for name in _declared(cls):
         if name in RESERVED or name.startswith("_") or (hasattr(base, name) and name not in own):
@@ -128,7 +128,7 @@ def check_fields(cls: type, base: Any) -> None:
 
 @cache
 def check_class(cls: type, base: type) -> None:
-    """Raise TypeError where a subclass of `base` declares fields, or sets them itself, but was not made a dataclass."""
+    """Raise TypeError if a subclass of `base` declares fields, or has an __init__, but is not a dataclass."""
     for part in cls.__mro__:
         if not issubclass(part, base) or "__dataclass_fields__" in vars(part):
             continue
@@ -141,7 +141,7 @@ def check_class(cls: type, base: type) -> None:
 
 
 def check_slots(who: str, names: Iterable[Any]) -> None:
-    """Raise ValueError for slots whose name cannot stand beside those of the machine."""
+    """Raise ValueError for slots with an invalid or reserved name."""
     for name in names:
         if not isinstance(name, str) or not _SLOT.fullmatch(name):
             raise ValueError(

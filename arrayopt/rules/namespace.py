@@ -1,6 +1,6 @@
-"""The namespace that rules are given: a library's own, whose `where` also takes conditions on hyper-parameters.
+"""The namespace `xp` of rules: that of a library, whose functions also accept hyper-parameters, which are numbers.
 
-What the array API lacks, and rules need, is in it too.
+It also has functions that rules need and the array API lacks.
 """
 
 from collections.abc import Callable
@@ -22,11 +22,11 @@ from arrayopt.randomness import (
 )
 
 BINARY = ("maximum", "minimum", "hypot", "atan2", "copysign", "logaddexp", "nextafter")
-"""Functions of two arrays, of which one may be a number; PyTorch's may not be before array-api-compat 1.15."""
+"""Functions of two arrays, of which one may be a number. PyTorch's accept none before array-api-compat 1.15."""
 
 
 class _RuleNamespace:
-    """A library's array-API namespace; hyper-parameters are Python numbers, and conditions on them Python bools."""
+    """The array-API namespace of a library; arguments may be Python numbers, and conditions Python bools."""
 
     def __init__(self, xp: Any) -> None:
         self._xp = xp
@@ -56,13 +56,13 @@ class _RuleNamespace:
 
 
 def of_numbers(function: Callable[..., Any], *numbers: Any) -> Any:
-    """A function of NumPy of numbers of Python, which hyper-parameters are outside of traces: again such a number."""
+    """Apply a function of NumPy to Python numbers, and return a Python number."""
     with np.errstate(all="ignore"):
         return function(*(x if isinstance(x, bool) else float(x) for x in numbers)).item()
 
 
 def _of_elements(xp: Any, name: str, /, *args: Any, **named: Any) -> Any:
-    """A library's function of arrays, which is given numbers alone where those are hyper-parameters."""
+    """Call a library's function of arrays, or its counterpart in `OF_ELEMENTS` if all arguments are numbers."""
     for x in (*args, *named.values()):
         if x is not None and type(x) not in (bool, int, float):  # NumPy's float64 is a float, too
             whole = getattr(xp, name)
@@ -78,7 +78,7 @@ def _clipped(x: Any, min: Any = None, max: Any = None) -> Any:  # noqa: A002 - t
 
 
 OF_ELEMENTS: dict[str, Callable[..., Any]] = {"clip": _clipped, "pow": partial(of_numbers, np.power)}
-"""Functions of each element, as functions of numbers."""
+"""Elementwise functions, as functions of numbers."""
 for _name in (
     *("abs", "ceil", "cos", "exp", "expm1", "floor", "isfinite", "isnan", "log", "log1p", "log2", "negative"),
     *("reciprocal", "sign", "sin", "sqrt", "square", "tanh", "add", "subtract", "multiply", "divide", "remainder"),
@@ -88,24 +88,24 @@ for _name in (
 
 
 def _with_number(function: Callable[[Any, Any], Any], a: Any, b: Any, /) -> Any:
-    """A function of two of PyTorch's tensors, of which one may be a number."""
+    """Call a function of two PyTorch tensors, one of which may be a number."""
     like = a if is_array(a) else b
     return function(*(x if is_array(x) else like.new_tensor(x, dtype=like.dtype) for x in (a, b)))
 
 
 @cache
 def rule_namespace(xp: Any) -> Any:
-    """What rules are given for a library's namespace, made once for each."""
+    """The namespace for rules of a library's namespace; it is made once."""
     return _RuleNamespace(xp)
 
 
 def current(p: Array, master: Array) -> Array:
-    """The master that a parameter of 16 bits goes on from: the parameter where it is not the master rounded.
+    """The master of a 16-bit parameter before an update: the parameter itself in elements that the user has written.
 
-    Of a master that is split, the parameter is a part, and the other one is given.
+    If masters are split, `master` has the low bits, and the parameter is the other part.
     """
     xp = array_namespace(p)
-    if dtype_name(p) not in NARROW:  # p has been widened
+    if dtype_name(p) not in NARROW:  # p is already the master
         return p if is_split(master) else master
     space, name = rule_namespace(xp), dtype_name(p)
     wide = xp.astype(p, xp.float32)
@@ -116,12 +116,12 @@ def current(p: Array, master: Array) -> Array:
 
 
 def is_split(master: Array) -> bool:
-    """Whether a slot is what a master has more than the parameter."""
+    """Whether a slot has the low bits of a split master."""
     return dtype_name(master) == "int8"
 
 
 def low_bits(p: Array, wide: Array, master: Array) -> Array:
-    """What a master has more than a parameter, which is `wide` before it is rounded to the dtype of `p`."""
+    """The low bits of a split master; `wide` is the parameter before it is rounded to the dtype of `p`."""
     xp = array_namespace(p)
     with np.errstate(all="ignore"):
         made = getattr(rule_namespace(xp), f"low_{dtype_name(p)}")(master, wide)

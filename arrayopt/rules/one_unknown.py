@@ -1,4 +1,4 @@
-"""Rules to which all tensors are one unknown."""
+"""Rules that treat all tensors as one vector of unknowns."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,34 +11,34 @@ from arrayopt.rules.totals import total
 from arrayopt.rules.words import number
 
 COMPANY = ("company", "together")
-"""What is kept of the tensors that are one unknown: how many took part in the last step, and how many steps there were
-since the first of them took part in one."""
+"""Slots about the tensors that form one unknown: how many had a gradient in the last step, and the number of steps
+since the first of them had one."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class OneUnknown(Rule):
-    """A rule whose sums are over all tensors of a step, unless each is a problem of its own."""
+    """A rule whose sums are over all tensors of a step, unless each tensor is a separate problem."""
 
     joint: bool = flag(True)
 
     alike: ClassVar[tuple[str, ...]] = ()
-    """What all groups must have in common, in steps with a value."""
+    """The fields that must be equal in all groups, in steps with a value."""
 
     def over(self, h: Any, x: Any, how: str = "sum") -> Any:
-        """A sum, or the largest number, over all tensors that are one unknown; `x` is this tensor's."""
+        """The sum, or the maximum, over all tensors of the unknown; `x` is this tensor's number."""
         return total(h, x, how) if self.joint else x
 
     def each_over(self, h: Any, numbers: Sequence[Any]) -> list[Any]:
-        """`over` of each of several numbers."""
+        """`over` for each of several numbers."""
         return [self.over(h, x) for x in numbers]
 
     def company(self, xp: Any, p: Array) -> dict[str, Array]:
-        """The slots that `begins` looks at."""
+        """The initial slots for `begins`."""
         return {name: number(xp, p) for name in COMPANY} if self.joint else {}
 
     def begins(self, s: dict[str, Any], h: Any) -> tuple[Any, Any, dict[str, Any]]:
-        """Whether this step is the first one of just these tensors together, and whether it is a later one; and the
-        new slots that tell.
+        """Return whether this is the first step of exactly these tensors together, whether it is a later one, and the
+        new slots of `company`.
         """
         if not self.joint:
             return h.t == 1, h.t > 1, {}
@@ -48,8 +48,8 @@ class OneUnknown(Rule):
 
 
 def check_alike(settings: Iterable[tuple[Rule, dict[str, Any]]]) -> None:
-    """Raise ValueError where tensors that are one unknown have different numbers for one search, in a step with a
-    value; `settings` are rules and their hyper-parameters at the step.
+    """Raise ValueError if tensors of one unknown have different numbers for their common line search, in a step with a
+    value. `settings` has rules and their hyper-parameters at the step.
     """
     first: dict[type[Rule], dict[str, Any]] = {}
     for rule, numbers in settings:

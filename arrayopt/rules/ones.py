@@ -1,4 +1,4 @@
-"""An update of a small tensor of ones, as a rule is written: what it asks for, and whether it can run at all."""
+"""Test updates of a small tensor of ones, as the rule is written: what it reads, and whether it runs at all."""
 
 from collections.abc import Hashable
 from itertools import product
@@ -14,14 +14,14 @@ from arrayopt.rules.namespace import rule_namespace
 from arrayopt.rules.totals import TOTALS, Heard
 
 _READ: dict[Hashable, bool] = {}
-"""What `reads_value` has found, by the structure and code of rules."""
+"""The results of `reads_value`, by the structure and code of rules."""
 
 
 def update_of_ones(rule: Any, rank: int, heard: Heard, *, valued: bool | None = True, t: int = 1) -> None:
-    """Run a rule's t-th update, of ones of length 2 along each axis, on NumPy; raise what the rule raises.
+    """Run a rule's t-th update on NumPy, of ones of length 2 along each axis. Errors of the rule are raised.
 
-    The rule's numbers are 0.5 where they are not None; `heard` tells it totals. `valued` says whether the step has a
-    value; with None, to ask for it raises an error.
+    The rule's numbers are 0.5 unless None, and `heard` returns totals. `valued` is whether the step has a value; with
+    None, reading it raises an error.
     """
     kind: Any = type(rule)
     ones, numbers = np.ones((2,) * rank), hypers(kind)
@@ -32,12 +32,12 @@ def update_of_ones(rule: Any, rank: int, heard: Heard, *, valued: bool | None = 
         slots = rule.all_slots(np, ones, "float64")
         for x in (ones, *slots.values()):
             if isinstance(x, np.ndarray):
-                x.flags.writeable = False  # whether a rule writes is looked for where numbers are a user's
+                x.flags.writeable = False  # `unwritten` tells users of a rule that writes to its inputs
         rule(rule_namespace(np), ones, ones, slots, Values(**values, t=t, **given))
 
 
 def reads_value(rule: Any) -> bool:
-    """Whether updates read `h.value`; True, too, where it cannot be told."""
+    """Whether updates read `h.value`; also True if that is unknown."""
     if rule.value_optional:
         return True
     key = rule.structure, code_of(rule)
@@ -50,7 +50,7 @@ def reads_value(rule: Any) -> bool:
             try:
                 update_of_ones(rule, rank, Heard({}, np.asarray), valued=None, t=t)
                 runs = True
-            except Exception as error:  # of a rank that the rule refuses
+            except Exception as error:  # the rule may refuse this rank
                 wants |= str(error) == NO_VALUE
         _READ[key] = wants or not runs
     return _READ[key]

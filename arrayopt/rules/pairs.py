@@ -1,9 +1,9 @@
 """The memory of L-BFGS: the last directions and changes of the gradient, and their inner products.
 
-Two rings hold the pairs. The newest direction is in the ring of k as soon as it is known, and its length beside it; the
-change that follows from it is known in the next step, and goes into the ring of k - 1. So all inner products of a step
-are sums of one pass, and the direction is made in the next. The products of older pairs are kept, by age, so that their
-places matter to the rings alone.
+Two rings hold the pairs. The newest direction and its length are stored in a ring of k members; the change of the
+gradient along it is known in the next step, and is stored in a ring of k - 1 members. So one pass computes all inner
+products of a step, and the next pass computes the direction. The products of older pairs are stored by age; only the
+rings depend on positions.
 """
 
 from collections.abc import Callable
@@ -19,20 +19,20 @@ Over = Callable[[list[Any]], list[Any]]
 
 
 class Direction(NamedTuple):
-    """An estimate of the inverse Hessian, times the gradient; numbers are 0-d arrays."""
+    """The product of the estimated inverse Hessian and the gradient; numbers are 0-d arrays."""
 
     known: Array
-    """Whether there is a pair; else the estimate is one."""
+    """Whether there is a pair; if not, the estimate is the identity."""
     array: Array
     """The product."""
     slope: Array
-    """The inner product of both."""
+    """The inner product of `array` and the gradient."""
     slots: dict[str, Any]
-    """The memory with the newest pair, if that can be used; ``place`` is where the next direction goes."""
+    """The memory, with the newest pair if that can be used; ``place`` is the position for the next direction."""
 
 
 def begun(xp: Any, p: Array, k: int) -> dict[str, Any]:
-    """Room for k pairs, and for the products of all but one."""
+    """Initial slots for k pairs, and for the products of k - 1 pairs."""
     zero = number(xp, p)
     slots: dict[str, Any] = {"s": ring(xp, p, k), "lengths": ring(xp, zero, k), "place": zero}
     if k > 1:
@@ -42,13 +42,13 @@ def begun(xp: Any, p: Array, k: int) -> dict[str, Any]:
 
 
 def newest(xp: Any, s: dict[str, Any]) -> Array:
-    """The direction that was taken last."""
-    none = 0.0 * s["place"]  # the standard knows no choice between two numbers
+    """The direction of the last step."""
+    none = 0.0 * s["place"]  # the standard's `where` needs an array
     return combined(s["s"], [xp.where(s["place"] == i, 1.0, none) for i in range(len(s["s"]))])
 
 
 def remembered(xp: Any, s: dict[str, Any], slots: dict[str, Any], begins: Any, d: Array, length: Any) -> dict[str, Any]:
-    """New slots with the direction and the length of the step that is made; where it `begins`, d is another one."""
+    """New slots with the length of this step, and if a line `begins`, with its direction d."""
     place = slots["place"]
     put_in = {"s": put(s["s"], choose(begins, place, -1.0), d), "lengths": put(s["lengths"], place, length)}
     return slots | put_in
@@ -57,20 +57,21 @@ def remembered(xp: Any, s: dict[str, Any], slots: dict[str, Any], begins: Any, d
 def direction(
     xp: Any, s: dict[str, Any], g: Array, square: Array, *, over: Over, stored: Any, least: tuple[float, float]
 ) -> Direction:
-    """The two loops on coefficients (Nocedal and Wright, algorithm 7.4).
+    """The two-loop recursion on coefficients (Nocedal and Wright, algorithm 7.4).
 
     Parameters
     ----------
     s : dict of str to array or Ring
-        The memory, with the direction that was taken last; and ``grad``, the gradient before.
+        The memory, including the last direction; and ``grad``, the previous gradient.
     g, square : array
         The gradient, and the square of its norm.
     over : callable
-        Adds each of several numbers up, over all tensors that are one unknown.
+        Adds up each of several numbers over all tensors of the unknown.
     stored : bool or array of bool, 0-d
-        Whether the newest pair is to be kept.
+        Whether to keep the newest pair.
     least : tuple of float
-        It is used if its product is larger than the first, and than the second times the square of its change.
+        The newest pair is used if its inner product is larger than the first number, and larger than the second one
+        times the square of its change.
     """
     steps, place, k = s["s"], s["place"], len(s["s"])
     older, latest = s.get("y", Ring(())), s.get("latest", 0.0)
@@ -128,7 +129,7 @@ def direction(
 
 
 def forgotten(xp: Any, where: Array, slots: dict[str, Any]) -> dict[str, Any]:
-    """The memory, empty under a condition: a pair whose own product is zero counts for none."""
+    """Clear the memory under a condition: a pair whose inner product is zero is ignored."""
     if "sy" not in slots:
         return slots
     own = {i * (i + 3) // 2 for i in range(len(slots["sy"]))}
@@ -137,12 +138,12 @@ def forgotten(xp: Any, where: Array, slots: dict[str, Any]) -> dict[str, Any]:
 
 
 def _following(xp: Any, place: Array, k: int) -> Array:
-    """The place after one of k."""
+    """The next of k positions."""
     return xp.where(place >= k - 1.0, 0.0, place + 1.0)
 
 
 def _by_age(xp: Any, numbers: list[Any], place: Any) -> list[Any]:
-    """What is in order of places, in order of ages, the youngest is in that place; or the other way."""
+    """Reorder numbers from positions to ages, the youngest being at `place`; or from ages to positions."""
     turned = [numbers[-i % len(numbers)] for i in range(len(numbers))]
     for bit in range(max(0, len(numbers) - 1).bit_length()):
         far = 1 << bit
@@ -152,7 +153,7 @@ def _by_age(xp: Any, numbers: list[Any], place: Any) -> list[Any]:
 
 
 def _bordered(first: list[Any], older: Any) -> list[list[Any]]:
-    """The lower triangle of products, by age: those with the newest change, then what is kept of older ones."""
+    """The lower triangle of products by age: those of the newest pair, then the stored ones of older pairs."""
     rows = [[first[0]]]
     for i in range(1, len(first)):
         begin = i * (i - 1) // 2
@@ -161,6 +162,6 @@ def _bordered(first: list[Any], older: Any) -> list[list[Any]]:
 
 
 def _kept(xp: Any, good: Array, products: list[list[Any]], old: Ring) -> Ring:
-    """The products to keep: without the oldest pair's if the newest is good, else as they were."""
+    """The products to store: without the oldest pair if the newest one is good, else the old products."""
     new = [x for row in products[:-1] for x in row]
     return Ring(tuple(xp.where(good, x, y) for x, y in zip(new, old, strict=True)))

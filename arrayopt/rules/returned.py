@@ -1,4 +1,4 @@
-"""What the functions of a rule return, checked in the same words by all that call them, before anything is written."""
+"""Checks of what the functions of a rule return, with the same messages for all callers, before anything is written."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -12,15 +12,15 @@ from arrayopt.rules.names import ReturnedError as ReturnedError
 from arrayopt.rules.rings import Ring, expanded
 
 _WORDS = {"bool": "bools", "integer": "integers", "real": "real numbers", "complex": "complex numbers"}
-"""Kinds of dtypes: a value may be stored as one of a later kind, but for bools."""
+"""Kinds of dtypes. A value may be stored in a slot of a later kind, except bools."""
 
 
 ODD = "{}.update: {} must be among the names that `slots` returns or, as a statistic, be one number per tensor"
-"""What is said of a rule whose update returns more than slots and numbers, and of the names."""
+"""The message about a rule whose update returns values that are neither slots nor numbers."""
 
 
 class Slots(dict[str, Any]):
-    """What a rule gets as `s`: its slots by name."""
+    """The `s` of a rule's update: its slots by name."""
 
     def __missing__(self, name: Any) -> Any:
         has = f"it has {', '.join(self)}" if self else "it has none"
@@ -28,19 +28,19 @@ class Slots(dict[str, Any]):
 
 
 class WritesError(ReturnedError):
-    """A rule writes to what it was given: a parameter, a gradient or a slot."""
+    """A rule writes to an input: a parameter, a gradient or a slot."""
 
 
 class Given:
-    """An array of which it is known whether a rule was given it: then the rule must not write to it.
+    """The base of traced arrays, which know whether they are inputs of the rule, and must not be written.
 
-    It `is_given` if it is in the memory of what the rule was given: no own result is, even if that has the same values.
+    `is_given` is whether the array is an input, not whether its values are equal to those of one.
     """
 
     is_given = False
 
     def written(self, value: Any) -> Any:
-        """What `x += value` makes: where x was not given, what ``x = x + value`` does."""
+        """Raise WritesError for `x += value` if x is an input; else the statement is ``x = x + value``."""
         if self.is_given:
             raise WritesError("a rule must not write to its inputs; write p = p + u instead of p += u")
         return NotImplemented
@@ -52,7 +52,7 @@ class Given:
 def returned_slots(who: str, p: Array, found: Any, rings: Iterable[str] = ()) -> dict[str, Array]:
     """What `slots` returned for a parameter, once it is a dict of its library's arrays, by names that slots have.
 
-    In the place of each ring are its members.
+    Rings are replaced by their members.
     """
     if not isinstance(found, Mapping):
         raise ReturnedError(
@@ -83,7 +83,7 @@ def returned_slots(who: str, p: Array, found: Any, rings: Iterable[str] = ()) ->
 
 
 def returned_update(who: str, found: Any, slots: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """What `update` returned, once it is a parameter and a dict with these slots; rings as their members."""
+    """Check that `update` returned a parameter and a dict with these slots; replace rings by their members."""
     if not (isinstance(found, tuple | list) and len(found) == 2 and isinstance(found[1], Mapping)):
         raise ReturnedError(
             f"{who}.update must return the new parameter and a dict of the new slots, as in return p, {{'m': m}};"
@@ -107,7 +107,7 @@ def returned_update(who: str, found: Any, slots: Mapping[str, Any]) -> tuple[Any
 
 
 def check_value(who: str, what: str, old: Array, new: Any, form: Callable[[Any], tuple[Any, str]]) -> None:
-    """Raise where a value that `update` returned cannot take the place of an old one; `form` is as `form_of`."""
+    """Raise if a value that `update` returned cannot replace an old one. `form` is a function like `form_of`."""
     number = type(new) is not type(old) and is_number(new)
     if not (number or type(new) is type(old) or is_array(new)):
         raise ReturnedError(f"{who}.update must return arrays; {what} is {_said(new)}")
@@ -129,14 +129,14 @@ def form_of(x: Array) -> tuple[tuple[int, ...], str]:
 
 
 def _kind(dtype: str) -> str:
-    """The kind of a dtype, or of what is traced."""
+    """The kind of a dtype, also of traced ones."""
     if dtype == "bool" or dtype.startswith("complex"):
         return dtype[:7]
     return "integer" if "int" in dtype else "real"
 
 
 def _said(x: Any) -> str:
-    """What came, in few words."""
+    """Describe an object in few words."""
     if isinstance(x, dict):
         return "a dict"
     if isinstance(x, tuple | list):

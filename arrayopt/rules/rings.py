@@ -1,7 +1,7 @@
-"""Rings: the last k values of something, of which one at a time is overwritten; and the words for them.
+"""Rings: k arrays, such as the last k gradients, of which one per step is overwritten; and functions of them.
 
-A ring is k slots of a tensor's shape, which a rule sees as one. The place of a member says nothing of its age: a rule
-keeps a counter, and permutes coefficients.
+A ring consists of k slots of a tensor's shape, which a rule uses as one object. Members do not move: the rule keeps a
+counter of the oldest one, and permutes coefficients.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from arrayopt.rules.words import choose, dot
 
 @dataclass(frozen=True, eq=False)
 class Ring:
-    """Arrays of one tensor's shape; ``ring[i]`` is one of them, and ``len(ring)`` how many there are."""
+    """Arrays of one tensor's shape; ``ring[i]`` is member i, and ``len(ring)`` their number."""
 
     members: tuple[Array, ...]
 
@@ -43,7 +43,7 @@ def ring(xp: Any, p: Array, k: int) -> Ring:
     p : array
         The parameter, or another array with the shape and dtype of the members.
     k : int
-        How many members there are, at least 1.
+        The number of members, at least 1.
 
     Returns
     -------
@@ -157,7 +157,7 @@ def _dot(x: Array, y: Array) -> Any:
 
 
 def _check(word: str, ring: Any) -> None:
-    """Raise TypeError where something is no ring."""
+    """Raise TypeError if `ring` is not a ring."""
     if not isinstance(ring, Ring):
         got = "an array" if is_array(ring) else f"a {type(ring).__name__}"
         raise TypeError(f"arrayopt.{word} needs a ring, a slot whose name is in the rule's `rings`; got {got}")
@@ -167,12 +167,12 @@ def _check(word: str, ring: Any) -> None:
 
 
 def member_name(ring: str, i: int) -> str:
-    """The name of the slot that member i of a ring is."""
+    """The name of the slot of member i of a ring."""
     return f"{ring}_{i}"
 
 
 def expanded(slots: Mapping[str, Any]) -> dict[str, Any]:
-    """Slots with those of each ring in its place."""
+    """Replace each ring among slots by its members."""
     made: dict[str, Any] = {}
     for name, x in slots.items():
         if isinstance(x, Ring):
@@ -183,7 +183,7 @@ def expanded(slots: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def gathered(rings: Sequence[str], slots: Mapping[str, Any]) -> dict[str, Any]:
-    """Slots with each ring in the place of its members."""
+    """Replace the members of each ring among slots by the ring."""
     made = dict(slots)
     for name in rings:
         members: list[Any] = []

@@ -1,4 +1,4 @@
-"""What slots are stored in: the values of `Rule.state_dtype`."""
+"""Storage of slots: the values of `Rule.state_dtype`."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,7 +15,7 @@ STORAGES = ("float16", "bfloat16", "int8")
 
 
 def read_storage(where: str, value: Any) -> Any:
-    """The value of `state_dtype` as rules keep it: None, a name, or pairs of a slot and a name; else an error."""
+    """Check `state_dtype`; return its stored form: None, a name, or pairs of a slot and a name."""
     if value is None or isinstance(value, str) or plain_name(value) is not None:
         return _checked(where, value)
     if isinstance(value, tuple):
@@ -36,7 +36,7 @@ def _options() -> str:
 
 
 def _checked(where: str, dtype: Any) -> str | None:
-    """The name of a dtype to store slots in; else TypeError or ValueError. A library's dtype counts as its name."""
+    """Check a dtype for slots, which may be one of a library, and return its name. Or raise TypeError or ValueError."""
     if dtype is None:
         return None
     name = dtype if isinstance(dtype, str) else plain_name(dtype)
@@ -48,19 +48,19 @@ def _checked(where: str, dtype: Any) -> str | None:
 
 
 def storage_for(value: Any, slot: str) -> str | None:
-    """The dtype that `state_dtype` asks for a slot."""
+    """The dtype that `state_dtype` sets for a slot; None if it sets none."""
     return dict(value).get(slot) if isinstance(value, tuple) else value
 
 
 def code_of(dtype: str, *, unsigned: bool, pairs: bool) -> str:
-    """The dtype of the array: roots of second moments have no sign; complex numbers are pairs."""
+    """The dtype of a slot's array: codes of roots are unsigned, and those of complex numbers are pairs."""
     if dtype != "int8":
         return dtype
     return PAIR if pairs else "uint8" if unsigned else dtype
 
 
 def why_wide(rule: Any, rank: int, dtype: str) -> dict[str, str]:
-    """Why slots of a tensor keep their precision although `state_dtype` asks for less: a reason by slot."""
+    """For each slot that keeps its precision despite `state_dtype`, the reason."""
     if rule.state_dtype is None:
         return {}
     p, narrow = np.zeros((2,) * rank, complex if dtype.startswith("complex") else float), rule.storage(rank, dtype)

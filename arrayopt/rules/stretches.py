@@ -1,4 +1,4 @@
-"""Blocks of a tensor: consecutive stretches of its first axis, each of which is a tensor to a rule."""
+"""`blocks`: consecutive parts of a tensor's first axis, each of which a rule treats as a tensor."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,25 +14,25 @@ Blocks = int | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Blocks of one length that follow each other."""
+    """Consecutive blocks of equal length."""
 
     first: int
-    """The number of the first of them among all blocks of the tensor."""
+    """The index of the first one among all blocks of the tensor."""
     count: int
-    """How many they are."""
+    """The number of blocks."""
     start: int
-    """Where the first begins, along the tensor's first axis."""
+    """The start of the first one along the tensor's first axis."""
     length: int
-    """How long each is, along that axis."""
+    """The length of each along that axis."""
 
     @property
     def end(self) -> int:
-        """Where the last of them ends."""
+        """The end of the last one."""
         return self.start + self.count * self.length
 
 
 def read_blocks(where: str, value: Any) -> Blocks | None:
-    """The value of `blocks` as rules keep it: None, a number, or a tuple of lengths; else an error."""
+    """Check `blocks`; return its stored form: None, a number, or a tuple of lengths."""
     if value is None:
         return None
     if isinstance(value, str) or not isinstance(value, Sequence | np.ndarray) or not np.ndim(value):
@@ -44,7 +44,7 @@ def read_blocks(where: str, value: Any) -> Blocks | None:
 
 
 def uncuttable(blocks: Any, shape: tuple[int, ...]) -> str:
-    """Why a tensor cannot be cut into blocks, in words that follow its name; else empty."""
+    """The reason for which a tensor cannot be divided into blocks, as words that follow its name; empty if it can."""
     if not shape:
         return "has no axis"
     total = sum(blocks) if isinstance(blocks, tuple) else blocks
@@ -56,7 +56,7 @@ def uncuttable(blocks: Any, shape: tuple[int, ...]) -> str:
 
 
 def stretches(blocks: Any, length: int) -> list[Stretch]:
-    """The stretches of equal blocks of a first axis of some length."""
+    """The stretches of equal blocks into which a first axis of this length is divided."""
     if isinstance(blocks, int):
         return [Stretch(0, blocks, 0, length // blocks)]
     found, first, start = list[Stretch](), 0, 0

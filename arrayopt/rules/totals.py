@@ -1,4 +1,4 @@
-"""Sums over all tensors of a step, for rules: the word `total`, and what engines give it."""
+"""`total`: sums over all tensors of a step for rules, and their interface to engines."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,28 +7,28 @@ from arrayopt.arrays import Array, kind
 from arrayopt.rules.returned import ReturnedError
 
 TOTALS = "_totals"
-"""Where in `h` engines put what takes the numbers of a tensor; no field can be called that."""
+"""The name in `h` of the engine's function that takes a tensor's numbers; fields cannot have this name."""
 
 HOW = ("sum", "max")
-"""What a total may be."""
+"""The kinds of totals."""
 
 
 PREFIX = ":total"
-"""What the names of totals begin with, among the scalars and the reports of a tensor."""
+"""The first characters of the names of totals, in the scalars and the reports of a tensor."""
 
 
 def of_total(j: int) -> str:
-    """What the j-th total of an update is called."""
+    """The name of the j-th total of an update."""
     return f"{PREFIX}{j}"
 
 
 def totals_in(report: dict[str, Any]) -> list[int]:
-    """Which totals are in a report, or among scalars."""
+    """The numbers of the totals in a report, or among scalars."""
     return [int(name.removeprefix(PREFIX)) for name in report if name.startswith(PREFIX)]
 
 
 def unforeseen(rule: type[Any]) -> ReturnedError:
-    """What to raise where an update asks for totals that were not foreseen."""
+    """The error for an update that asks for other totals than in a test update of ones."""
     return ReturnedError(
         f"{rule.__name__}.update asks for other totals of this tensor than of one of ones; it must"
         " ask for the same ones of each tensor"
@@ -87,10 +87,10 @@ def total(h: Any, x: Any, how: str = "sum") -> Array:
 
 
 class Heard:
-    """Totals of an update that is made as it is written.
+    """Totals of an update that runs as written.
 
-    `told` has the numbers of this tensor by the names of totals, and `how` says what each total is. `given` makes of a
-    total that is `known` what the update takes. An update that asks for others is told 1, to be made again.
+    `told` has the numbers of this tensor by the names of totals, and `how` the kind of each total. `given` converts
+    totals that are `known` for the update. Unknown totals are 1, and the update must be run again.
     """
 
     def __init__(self, known: dict[str, Any], given: Callable[[Any], Array]) -> None:

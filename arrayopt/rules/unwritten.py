@@ -1,4 +1,4 @@
-"""Whether a rule writes what it is given: its first updates are looked at, as tracing does not see every write."""
+"""Detects rules that write to their inputs, in their first updates, because tracing does not see every write."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -8,19 +8,19 @@ from arrayopt.arrays import Array, copied, detached, dtype_name, is_array, is_ca
 from arrayopt.rules.returned import Given, WritesError
 
 MOST = 1024
-"""So many structures are remembered: a rule may hold a function that is made anew each time."""
+"""The number of structures that are remembered; it is limited because a rule may hold a new function each time."""
 
 _LOOKED_AT: set[Any] = set()
-"""The structures of rules, with the kinds of arrays, that were seen to write nothing."""
+"""The structures of rules, with kinds of arrays, that were checked."""
 
 
 @contextmanager
 def unwritten(rule: Any, given: Mapping[str, Array], t: Any) -> Iterator[None]:
-    """Restore what is written of the arrays within, and raise WritesError, in the first updates of each kind.
+    """A context for an update: restore inputs that it has written to, and raise WritesError. Only the first updates of
+    each kind are checked, and not those of rules of this package.
 
-    `given` is what the update of the rule within is given, by name; rules of this package are not looked at. Updates
-    that are not the first of a tensor (t = 1) are looked at by themselves: what a rule writes may change nothing while
-    its slots are zero.
+    `given` has the inputs by name. First updates (t = 1) and later ones are different kinds, because a write may change
+    nothing while slots are zero.
     """
     if type(rule).__module__.startswith("arrayopt.") or not all(map(is_array, given.values())):
         yield
@@ -48,7 +48,7 @@ def unwritten(rule: Any, given: Mapping[str, Array], t: Any) -> Iterator[None]:
 
 
 def _copies(given: Mapping[str, Array]) -> dict[str, tuple[Array, Array]]:
-    """The arrays that can be written, each with a copy; none that is traced or captured, whose values are not known."""
+    """The arrays that can be written, each with a copy, except traced and captured ones, whose values are unknown."""
     found = {}
     with suppress(Exception):
         for name, x in given.items():

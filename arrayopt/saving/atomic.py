@@ -1,4 +1,4 @@
-"""Files that are replaced at once: whenever the writer is killed, the old or the new one is there, whole (POSIX)."""
+"""Atomic replacement of files: if the writer is killed at any time, the complete old or new file exists (POSIX)."""
 
 import errno
 import fcntl
@@ -14,20 +14,20 @@ from typing import IO
 
 from arrayopt.saving.paths import refuse_others
 
-# A writer holds a lock on its temporary file, which the system takes away when the writer ends, however it ends. So a
-# temporary file whose lock can be had is litter. Where a file system has no locks, nothing is ever taken for litter.
+# A writer locks its temporary file, and the system releases the lock when the writer ends for any reason. So an un-
+# locked temporary file is a leftover, and is removed. On a file system without locks, nothing is removed.
 
 LONG = 100
-"""The bytes of the longest name that a temporary file's name holds; a longer one it holds a checksum of."""
+"""The temporary file's name contains the target's name if that has at most this many bytes, else its checksum."""
 
 
 @contextmanager
 def replacing(who: str, path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """A new file in path's folder to write into, which takes path's place, on disk, when the block ends without error.
+    """Open a temporary file in path's folder for writing. It replaces path, on disk, if the block ends without error.
 
-    It gets the mode, and where that is possible the owner, of the file that it replaces; else what the umask leaves.
-    Until then the file's `name` is where it lies. Raise ValueError, which begins with `who`, if there is something else
-    than a file at path; OSError where the system cannot do it.
+    It gets the mode, and if possible the owner, of the file that it replaces; a new file gets the mode that the umask
+    allows. During the block, the file's `name` is the temporary path. Raise ValueError, which begins with `who`, if
+    path exists and is not a file, and OSError if the system refuses.
     """
     target = Path(os.path.realpath(path))
     if target.is_dir():
@@ -41,7 +41,7 @@ def replacing(who: str, path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
             os.replace(temporary, target)
-            with suppress(OSError):  # a child process may have it still
+            with suppress(OSError):  # a child process may have the file open
                 fcntl.flock(file, fcntl.LOCK_UN)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -56,7 +56,7 @@ def replacing(who: str, path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def _where_possible() -> Iterator[None]:
-    """What not every file system can do with a folder: list it, bring it to disk."""
+    """Ignore errors of operations that some file systems lack: listing a folder, and fsync on it."""
     try:
         yield
     except OSError as error:
@@ -65,7 +65,7 @@ def _where_possible() -> Iterator[None]:
 
 
 def created(target: Path) -> tuple[IO[bytes], Path]:
-    """A temporary file beside the target, locked."""
+    """Create and lock a temporary file beside the target."""
     try:
         old = os.stat(target)
     except FileNotFoundError:
@@ -76,33 +76,33 @@ def created(target: Path) -> tuple[IO[bytes], Path]:
         mode = 0o666 if old is None else 0o600
         file = open(temporary, "wb", opener=lambda name, _: os.open(name, flags, mode))  # noqa: B023, SIM115
         if old is not None:
-            with suppress(OSError):  # as where it is another's
+            with suppress(OSError):  # for instance if another user owns it
                 os.fchown(file.fileno(), old.st_uid, old.st_gid)
-            with suppress(OSError):  # as on a file system without modes
+            with suppress(OSError):  # for instance on a file system without modes
                 os.fchmod(file.fileno(), stat.S_IMODE(old.st_mode))
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
-        if os.fstat(file.fileno()).st_nlink:  # if not, another writer has cleared it away before it was locked
+        if os.fstat(file.fileno()).st_nlink:  # else another writer has removed it before it was locked
             return file, temporary
         file.close()
 
 
 def _stem(target: Path) -> str:
-    """What the names of the target's temporary files begin with."""
+    """The first part of the names of the target's temporary files."""
     name = os.fsencode(target.name)
     return f".{target.name if len(name) <= LONG else blake2b(name, digest_size=16).hexdigest()}."
 
 
 def _clear(target: Path) -> None:
-    """Remove what dead writers of the same target left."""
+    """Remove temporary files that dead writers of the same target have left."""
     temporary = re.compile(rf"{re.escape(_stem(target))}[0-9a-f]{{16}}\.arrayopt-tmp")
     entries = list[Path]()
-    with _where_possible():  # not in a folder that cannot be listed
+    with _where_possible():  # the folder may not be readable
         entries += target.parent.iterdir()
     for entry in entries:
         if temporary.fullmatch(entry.name):
             with suppress(OSError):  # the lock of a live writer raises BlockingIOError
-                if not stat.S_ISREG(os.lstat(entry).st_mode):  # as a pipe, which nobody may ever write to
+                if not stat.S_ISREG(os.lstat(entry).st_mode):  # to open a pipe might wait forever
                     continue
                 flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
                 with open(os.open(entry, flags), "rb") as file:

@@ -1,9 +1,9 @@
-"""Checkpoints that ranks write together while the run goes on.
+"""Checkpoints that ranks write together in the background.
 
-Each rank copies what it is to write, and its thread writes that. Threads send no messages. Each rank but rank 0 has a
-small file beside the checkpoint, which it locks until its part is on disk; the system takes the lock away if the
+Each rank copies the arrays that it writes, and a thread writes the copies. Threads send no messages. Each rank but rank
+0 has a small file beside the checkpoint, which it locks until its part is on disk; the system releases the lock if the
 process ends. Rank 0 waits for these locks, reads the checksums in the small files, and completes the checkpoint. The
-others wait for the lock that rank 0 has on it.
+other ranks wait for rank 0's lock on the checkpoint.
 """
 
 import fcntl
@@ -25,7 +25,7 @@ WHO = "Optimizer.save"
 
 
 def begin_behind(file: File, team: Alone) -> Callable[[], None] | None:
-    """Copy what this rank is to write; what writes the copies, or None. An error on one rank is raised on all."""
+    """Copy this rank's arrays; return a function that writes them, or None. An error on one rank is raised on all."""
     stack, error, write = ExitStack(), None, None
     try:
         write = _copied(file, team, stack)
@@ -55,7 +55,7 @@ def _copied(file: File, team: Alone, stack: ExitStack) -> Callable[[], None] | N
 
     names = team.hear(WHO, add) if shared else []
     shared = shared and all(team.hear(WHO, lambda: _are_locked([temporary] if team.rank else names[1:])))
-    if not shared:  # or locks do not work here
+    if not shared:  # also if locks do not work on this file system
         error = file.copy(team.rank)
         _give_up(stack)
         if error is not None:
@@ -73,13 +73,13 @@ def _copied(file: File, team: Alone, stack: ExitStack) -> Callable[[], None] | N
 
 
 def _give_up(stack: ExitStack) -> None:
-    """Remove what was begun."""
+    """Close and remove the files that were begun."""
     with suppress(InterruptedError):
         stack.__exit__(InterruptedError, InterruptedError(), None)
 
 
 def _are_locked(names: list[str]) -> bool:
-    """Whether others have locks on all of these files."""
+    """Whether all of these files are locked by other processes."""
     for name in names:
         try:
             with open(name, "rb") as file:
@@ -95,7 +95,7 @@ def _are_locked(names: list[str]) -> bool:
 def _write_part(
     file: File, copies: list[tuple[int, int, Any]], sink: IO[bytes], temporary: str, beside: IO[bytes], stack: ExitStack
 ) -> None:
-    """Write the copies of a rank, tell rank 0 of it, and wait until the checkpoint is complete."""
+    """Write the copies of a rank, tell rank 0 the checksums, and wait until the checkpoint is complete."""
     with stack:
         error: BaseException | None = None
         try:
@@ -108,7 +108,7 @@ def _write_part(
         beside.write(json.dumps(said).encode())
         beside.flush()
         fcntl.flock(beside, fcntl.LOCK_UN)
-        fcntl.flock(sink, fcntl.LOCK_SH)  # until rank 0 has read that
+        fcntl.flock(sink, fcntl.LOCK_SH)  # waits until rank 0 has read the checksums
         if error is not None:
             raise error
         if os.path.exists(temporary) or not os.fstat(sink.fileno()).st_nlink:

@@ -1,9 +1,9 @@
 """Checkpoints: the state dict of an optimizer, and its parameters, in a safetensors file.
 
 The arrays are the file's tensors. The rest is JSON, under the key ``arrayopt`` of the file's metadata: the state dict,
-in which each array is described by the tensor's key, its dtype and shape, and a checksum of its bytes. What JSON does
-not know is a dict with a key of its own: ``$array``; ``$values``, a sequence; ``$schedule``, the class of one of ours,
-beside its fields; ``$function``, the name of another function, which the optimizer that loads must have too.
+in which each array is described by the tensor's key, its dtype and shape, and a checksum of its bytes. Values that JSON
+lacks are dicts with a special key: ``$array``; ``$values`` for a sequence; ``$schedule`` for one of our schedules, with
+its fields; ``$function`` with the name of another function, which the optimizer that loads the file must have too.
 """
 
 import json
@@ -38,16 +38,16 @@ from arrayopt.saving.words import (
 def load(
     path: str | os.PathLike[str], live: dict[str, Any], params: dict[str, Any]
 ) -> tuple[str, dict[str, Any], dict[str, Array], list[str], str]:
-    """Read a file: what errors begin with, the state dict, the parameters, what is known not to fit, and a checksum.
+    """Read a file. Return a prefix for errors, the state dict, the parameters, a list of mismatches, and a checksum.
 
-    `live` is the state dict of the optimizer, without copies: it says which library each array goes to, and which part
-    of it this rank takes; `params` does so of the parameters.
+    `live` is the optimizer's own state dict, without copies: it tells the library of each array, and the part that this
+    rank needs. `params` does the same for the parameters.
     """
     safetensors = reader("Optimizer.load")
     path = checked_path("Optimizer.load", path)
     who = f"Optimizer.load: {path}"
     refuse_others("Optimizer.load", path)
-    with open(path, "rb"):  # the system's own words for what is missing, or a folder
+    with open(path, "rb"):  # raises the system's error for a missing file, or a folder
         pass
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
@@ -61,7 +61,7 @@ def load(
 def _read(
     file: Any, live: dict[str, Any], live_params: dict[str, Array]
 ) -> tuple[dict[str, Any], dict[str, Array], list[str], str]:
-    """The state dict and the parameters of a file, what is known not to fit, and the checksum of all checksums."""
+    """Return the state dict, the parameters, a list of mismatches, and a checksum that covers all checksums."""
     metadata = file.metadata() or {}
     text = metadata.get("arrayopt")
     if text is None:
@@ -89,7 +89,7 @@ def _read(
 
 
 class _Decoder:
-    """Makes of JSON what it was; `wrong` lists functions that are not there, `seen` the keys of the tensors met."""
+    """Decodes the JSON. `wrong` lists functions that are missing here, and `seen` has the keys of the tensors read."""
 
     def __init__(self, file: Any) -> None:
         self.file = file
@@ -98,7 +98,7 @@ class _Decoder:
         self.seen: set[str] = set()
 
     def decode(self, node: Any, live: Any, path: tuple[str, ...]) -> Any:
-        """What a part of the document says, `live` being the optimizer's own object in its place, or None."""
+        """Decode a part of the document. `live` is the optimizer's own object in its place, or None."""
         if isinstance(node, list):
             own: Any = live if isinstance(live, list | tuple) else ()
             return [self.decode(x, own[i] if i < len(own) else None, (*path, str(i))) for i, x in enumerate(node)]
@@ -109,14 +109,14 @@ class _Decoder:
             if shown(live) != shown(x):
                 return x
             if isinstance(live, np.ndarray) and x.flags.writeable:
-                return x  # in memory of its own
+                return x  # already a copy
             return live.own(x) if isinstance(live, Scattered) else like(live, x)
         if VALUES in node:
             return node[VALUES]
         if FUNCTION in node:
             if not callable(live) or name_of(live) != node[FUNCTION]:
                 self.wrong.append(f"{'.'.join(path)} was the function {node[FUNCTION]}, here {live!r}")
-                return lambda step: 0.0  # in its place until that is said
+                return lambda step: 0.0  # a placeholder until the error is raised
             return live
         if SCHEDULE in node:
             made: Any = getattr(schedules, node[SCHEDULE]) if node[SCHEDULE] in schedules.__all__ else None
@@ -128,7 +128,7 @@ class _Decoder:
         return {plain(k): self.decode(x, own.get(plain(k)), (*path, plain(k))) for k, x in node.items()}
 
     def _tensor(self, about: dict[str, Any]) -> "np.ndarray[Any, Any]":
-        """A tensor of the file, compared with its description."""
+        """Read a tensor of the file, and compare it with its description."""
         key, expected = about[ARRAY], stored(about)
         if key in self.seen or key not in self.keys:
             raise ValueError(f"tensor {key!r} is missing, or named twice")
@@ -140,5 +140,5 @@ class _Decoder:
         x: np.ndarray[Any, Any] = self.file.get_tensor(key)
         if not is_whole(as_memory(x), about):
             raise ValueError(f"the checksum of tensor {key!r} does not match")
-        made: np.ndarray[Any, Any] = x.view(about["dtype"])  # complex numbers are kept as pairs
+        made: np.ndarray[Any, Any] = x.view(about["dtype"])  # complex numbers are stored as pairs
         return made.reshape(about["shape"])

@@ -1,4 +1,4 @@
-"""How a saved state differs from what an optimizer has: all that an error lists."""
+"""The differences between a saved state and an optimizer, as errors list them."""
 
 import dataclasses
 from typing import Any
@@ -14,14 +14,14 @@ from arrayopt.state.tensors import Tensor
 from arrayopt.step.given import GivenStep
 
 ACCUMULATED = "accumulated"
-"""Beside a tensor's slots, the sum of its gradients in micro-steps so far."""
+"""The key, among a tensor's slots, of the sum of its gradients in the micro-steps so far."""
 
 SKIPPED = "skipped"
-"""Beside the `t` of a stacked tensor, how many of these updates each layer has skipped; absent where none has."""
+"""The key of the number of updates that each layer of a stacked tensor has skipped; absent if none has skipped any."""
 
 
 def differences(saved: dict[str, Any], rule: Rule, groups: list[Group], step: GivenStep, *, whole: bool) -> list[str]:
-    """Return how a saved state differs from an optimizer's; `whole` if ranks take parts of its slots."""
+    """List the differences between a saved state and an optimizer. `whole` is whether saved slots are whole tensors."""
     wrong = _count_differences("step", saved["step"])
     wrong += rule_differences("rule", saved["rule"], rule)
     if len(saved["groups"]) != len(groups):
@@ -42,7 +42,7 @@ def differences(saved: dict[str, Any], rule: Rule, groups: list[Group], step: Gi
 
 
 def _tensor_differences(tensor: Tensor, was: dict[str, Any], *, whole: bool) -> list[str]:
-    """What is different between a saved tensor's state and what this tensor needs."""
+    """List the differences between the saved state of a tensor and the state that the tensor needs."""
     who = repr(tensor.name)
     wrong, skipped = _count_differences(f"t of {who}", was["t"]), was.get(SKIPPED, [])
     if not (len(skipped) in (0, tensor.layers) and all(is_count(n) and n <= was["t"] for n in skipped)):
@@ -71,7 +71,7 @@ def _tensor_differences(tensor: Tensor, was: dict[str, Any], *, whole: bool) -> 
 
 
 def _number_differences(was: dict[str, Any], step: GivenStep) -> list[str]:
-    """In what numbers that were saved do not fit."""
+    """List the saved numbers that are invalid, or do not fit the optimizer."""
     scale, done, every = was["loss_scale"], was["micro_steps"], was["accumulate"]
     wrong = _count_differences("the number of skipped steps", was["skipped"])
     wrong += _count_differences("the number of micro-steps", done)
@@ -92,12 +92,12 @@ def _number_differences(was: dict[str, Any], step: GivenStep) -> list[str]:
 
 
 def _count_differences(who: str, n: Any) -> list[str]:
-    """What is wrong with a number of steps or updates."""
+    """List what is wrong with a number of steps or updates."""
     return [] if is_count(n) else [f"{who} must be an integer of at least 0, below 2**53; got {n!r}"]
 
 
 def describe(rule: Rule) -> dict[str, Any]:
-    """A rule as plain values: its name, switches and hyper-parameters."""
+    """Return the name, switches and hyper-parameters of a rule as plain values."""
     return {
         "name": type(rule).__name__,
         "switches": {name: _plain(value) for name, value in rule.switches},
@@ -106,18 +106,18 @@ def describe(rule: Rule) -> dict[str, Any]:
 
 
 def _plain(x: Any) -> Any:
-    """A switch as JSON has it: tuples as lists; a function by its name, a projection of ours with its numbers."""
+    """Convert a switch for JSON: tuples to lists, functions to names, our own projections to their repr."""
     if callable(x):
         return repr(x) if dataclasses.is_dataclass(x) else name_of(x)
     return [_plain(y) for y in x] if isinstance(x, tuple) else x
 
 
 def rule_differences(who: str, was: dict[str, Any], rule: Rule) -> list[str]:
-    """What is structurally different between a saved rule and one in use."""
+    """List the structural differences between a saved rule and a rule in use."""
     now = describe(rule)
     if was["name"] != now["name"]:
         return [f"{who} was {was['name']}, here {now['name']}"]
-    off = {f.name: f.default for f in dataclasses.fields(rule)}  # what a rule did that had no such switch yet
+    off = {f.name: f.default for f in dataclasses.fields(rule)}  # for switches that older versions did not have
     wrong = [
         f"{who} had {k}={was['switches'].get(k, off[k])!r}, here {v!r}"
         for k, v in now["switches"].items()

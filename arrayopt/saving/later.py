@@ -1,4 +1,4 @@
-"""Checkpoints that are written while the run goes on."""
+"""Checkpoints that a thread writes in the background."""
 
 import os
 import threading
@@ -8,11 +8,11 @@ from typing import Any
 
 
 class Saving(Future[None]):
-    """A checkpoint that is being written: ``result()`` waits for it, and raises what went wrong."""
+    """A checkpoint that is being written: ``result()`` waits for it, and raises its error if there is one."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked = False  # whether somebody has been told what became of it
+        self.asked = False  # whether the result was read
 
     def result(self, timeout: float | None = None) -> None:
         self.asked = True
@@ -31,27 +31,27 @@ class Writer:
         self._process = os.getpid()
 
     def start(self, write: Callable[[], object] | None) -> Saving:
-        """Begin to write; None where another rank does."""
+        """Start to write; `write` is None if only another rank writes."""
         saving = Saving()
         saving.set_running_or_notify_cancel()
         if write is None:
             saving.set_result(None)
         elif threading.main_thread().is_alive():
             threading.Thread(target=_run, args=(write, saving), name="arrayopt checkpoint").start()
-        else:  # Python ends, as in a function of `atexit`: it waits for no thread that begins now
+        else:  # the interpreter is ending, as in `atexit`, and does not wait for new threads
             _run(write, saving)
         self._last = saving
         return saving
 
     def wait(self) -> None:
-        """Wait until the last file is written, or could not be."""
-        if self._process != os.getpid():  # a fork has no threads: its parent writes the file
+        """Wait until the last file is written, or has failed."""
+        if self._process != os.getpid():  # after a fork, the parent's thread writes the file
             self._last, self._process = None, os.getpid()
         if self._last is not None:
             super(Saving, self._last).exception()
 
     def check(self) -> None:
-        """Wait, and raise what went wrong unless somebody knows of it."""
+        """Wait, and raise the error of the last file unless it was raised already."""
         self.wait()
         last, self._last = self._last, None
         if last is not None and not last.asked:
@@ -65,7 +65,7 @@ class Writer:
 
 
 def _run(write: Callable[[], object], saving: Saving) -> None:
-    """Write, and tell how it went."""
+    """Write, and set the result or the error."""
     try:
         write()
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""Paths, checked."""
+"""Checks of paths."""
 
 import os
 import stat
@@ -6,11 +6,11 @@ import warnings
 from typing import Any
 
 OTHERS = (".h5", ".hdf5", ".json", ".msgpack", ".npy", ".npz", ".pickle", ".pkl", ".pt", ".pth")
-"""How the names of files in other formats end."""
+"""File name extensions of other formats."""
 
 
 def checked_path(who: str, path: Any) -> str:
-    """A path as a string; TypeError or ValueError for what can be none."""
+    """Return a path as a string; raise TypeError or ValueError if it is not a path."""
     given = os.fspath(path) if isinstance(path, str | os.PathLike) else path
     if not isinstance(given, str):
         raise TypeError(f"{who}: `path` must be a string or a path; got {path!r}")
@@ -24,7 +24,7 @@ def checked_path(who: str, path: Any) -> str:
 
 
 def refuse_others(who: str, path: str | os.PathLike[str]) -> None:
-    """Raise ValueError for a pipe, a device or a socket, which to open as a file may wait for ever, or do harm."""
+    """Raise ValueError for a pipe, a device or a socket: opening one may wait forever, or do harm."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -34,7 +34,7 @@ def refuse_others(who: str, path: str | os.PathLike[str]) -> None:
 
 
 def warn_of_name(who: str, path: str) -> None:
-    """Warn whoever calls the caller that a file has the name of another format: what opens it by that name fails."""
+    """Warn if the file name has the extension of another format. The warning points to the caller's caller."""
     stem, suffix = os.path.splitext(path)
     if suffix.lower() in OTHERS:
         warnings.warn(

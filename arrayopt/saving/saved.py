@@ -1,4 +1,4 @@
-"""Saving: what an Optimizer is, as a dict or a file, and how it goes on from there."""
+"""`Saved`: saving and loading of an Optimizer, as a dict or a file."""
 
 import os
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from arrayopt.step.guard import Guard
 
 
 def _said(saved: dict[str, Any]) -> dict[str, Any]:
-    """A saved state, with checksums of its arrays, as what ranks must have in common."""
+    """Return a saved state with checksums in place of arrays, which ranks compare."""
     words: dict[str, Any] = {"the state": {name: x for name, x in saved.items() if name != "tensors"}}
     for name, about in saved["tensors"].items():
         words[f"the state of {name!r}"] = {**about, "slots": {k: checksum(x) for k, x in about["slots"].items()}}
@@ -32,7 +32,7 @@ def _said(saved: dict[str, Any]) -> dict[str, Any]:
 
 
 class Saved:
-    """What can be saved; the base of `Optimizer`."""
+    """The part of an optimizer that saves and loads; the base class of `Optimizer`."""
 
     __slots__ = ("_guard", "_parameters", "_rule", "_run", "_step", "_team", "_writer", "clip_norm")
 
@@ -56,7 +56,7 @@ class Saved:
         return self._parameters.params
 
     def _arrive(self) -> None:
-        """Wait for parameters of other ranks that are on their way."""
+        """Wait for parameters that other ranks are still sending."""
         if self._step.is_arriving:
             with self._guard("Optimizer.params"):
                 pass  # the guard has waited
@@ -76,22 +76,22 @@ class Saved:
             return self._dump(lambda x, slot: copy_of(self._team.collect(x, slot)), copy_of)
 
     def _dump(self, slots: Callable[[Tensor, str], Any], sums: Callable[[Any], Any] = lambda x: x) -> dict[str, Any]:
-        """What there is to save; see `arrayopt.saving.state_dict.dump`."""
+        """See `arrayopt.saving.state_dict.dump`."""
         return dump(self._run, self.clip_norm, self._rule, self._parameters.groups, self._step, slots, sums)
 
     def _params(self) -> dict[str, Any]:
-        """The parameters by name, or what stands for them where ranks have parts of them."""
+        """Return the parameters by name; a placeholder for each that ranks have parts of."""
         return {tensor.name: slot_of(self._team, tensor, "p") for tensor in self._parameters.all}
 
     def _together(self, what: str, *, sums: bool = True) -> None:
-        """Begin a call that all ranks make, with slots that are whole; and with `sums` that are, too."""
+        """Begin a call that all ranks make and that needs whole slots; with `sums`, also whole sums of gradients."""
         with self._team.warned(what):
             self._take_whole(what, sums=sums)
         self._team.agree(what)
         self._follow(what)
 
     def _take_whole(self, what: str, *, sums: bool = True) -> None:
-        """Take up what users have written; raise where slots, or sums of gradients, are not whole on all ranks."""
+        """Take up changes by the user; raise if slots, or sums of gradients, differ between ranks."""
         self._parameters.take_up()
         self._team.check_complete(self._parameters.all)
         own = self._team.sums or any(tensor.block is not None for tensor in self._parameters.all)
@@ -103,7 +103,7 @@ class Saved:
         self._parameters.first.follow()
 
     def _no_sums(self, saved: dict[str, Any], what: str) -> None:
-        """Raise where a state has sums of gradients, which each rank would take for its own."""
+        """Raise ValueError if a state has sums of gradients, but each rank accumulates its own."""
         if self._team.sums and saved["extra"]["micro_steps"]:
             raise ValueError(
                 f"{what}: was saved after {saved['extra']['micro_steps']} micro-steps, but here the ranks accumulate"
@@ -111,7 +111,7 @@ class Saved:
             )
 
     def _restore(self, saved: dict[str, Any], what: str = "Optimizer.load_state_dict", **options: Any) -> None:
-        """Go on from what `_dump` returned; see `arrayopt.saving.state_dict.load`."""
+        """Load what `_dump` returned; see `arrayopt.saving.state_dict.load`."""
         with self._team.warned(what):
             self._parameters.take_up()
             put = load(saved, self._run, self._rule, self._parameters.groups, self._step, who=what, **options)
@@ -121,13 +121,13 @@ class Saved:
             self.clip_norm, self._rule = put()
             self._parameters.keep_state()
             self._follow(what, loaded=True)
-            if self._team.size == 1:  # parameters are the user's to put back; ranks must read the same file
+            if self._team.size == 1:  # the user restores the parameters; ranks must load the same file
                 self._team.mend()
 
     def _follow(self, what: str, *, loaded: bool = False) -> None:
-        """Have slots follow of tensors of which ranks have parts, and one updates each; all ranks call it.
+        """Update initial slots of tensors that ranks have parts of and one rank updates; all ranks call it.
 
-        Those that were `loaded`, and are what they begin as, follow the parameters until the first update.
+        After a load, initial slots follow the parameters until the first update; see `FirstValues`.
         """
         every, first = self._parameters.all, self._parameters.first
         self._team.bring_homes(what, every)
@@ -254,7 +254,7 @@ class Saved:
             Without safetensors: ``pip install 'arrayopt[checkpoint]'``.
         """
         with self._guard("Optimizer.load", changes=True):
-            self._writer.wait()  # it may be the file that is written
+            self._writer.wait()  # the file may still be being written
             self._team.renew(self._parameters.all)
             with self._team.warned("Optimizer.load"):
                 self._parameters.take_up()

@@ -1,4 +1,4 @@
-"""The state of an optimizer as a plain dict, and back."""
+"""Conversion of an optimizer's state to a plain dict, and back."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -37,11 +37,11 @@ def dump(
     slot_of: Callable[[Tensor, str], Any],
     sum_of: Callable[[Any], Any],
 ) -> dict[str, Any]:
-    """See `Optimizer.state_dict`; `slot_of` gives what stands there for a tensor's slot, `sum_of` for a sum.
+    """See `Optimizer.state_dict`. `slot_of` and `sum_of` return the entries for a tensor's slot and for a sum.
 
-    A checkpoint holds whatever this returns: dicts, lists, numbers, strings, None, schedules and arrays.
+    Checkpoints store the result, which has dicts, lists, numbers, strings, None, schedules and arrays.
     """
-    extra = _numbers(run, step)  # before any copy: in a capture it says that a replay cannot wait
+    extra = _numbers(run, step)  # before any copy: during a capture this raises a clear error
     sums = {name: sum_of(x) for name, x in step.accumulator.sums().items()}
     described, tensors = [], {}
     for group in groups:
@@ -65,7 +65,7 @@ def dump(
 
 
 def _numbers(run: Run, step: GivenStep) -> dict[str, Any]:
-    """The numbers that go on from step to step, and what there is of the next step; waits for the device."""
+    """Return the counters, and the progress of an accumulated step. This waits for the device."""
     loss = run.loss
     skipped = loss.pop("skipped")
     return {
@@ -88,9 +88,9 @@ def load(
     wrong: Iterable[str] = (),
     copies: bool = True,
 ) -> Callable[[], tuple[Any, Rule]]:
-    """Check a saved state; what is returned brings groups, tensors and numbers to it. See `Optimizer.load_state_dict`.
+    """Check a saved state, and return a function that applies it. See `Optimizer.load_state_dict`.
 
-    `wrong` is what is already known not to fit. Without `copies`, the arrays of `saved` are taken over as they are.
+    `wrong` lists mismatches that are already known. Without `copies`, the arrays of `saved` are used as they are.
     """
     if not isinstance(saved, dict) or "format" not in saved:
         torch = isinstance(saved, dict) and saved.keys() >= {"state", "param_groups"}
@@ -133,7 +133,7 @@ def load(
             skipped = np.array(was.get(SKIPPED, 0))
             run.put_updates(tensor.numbers, was["t"] - skipped, skipped)
             for slot, x in new_slots[name].items():
-                tensor.put(slot, x)  # where it lies: a CUDA graph may have recorded that
+                tensor.put(slot, x)  # in place, since a CUDA graph may have recorded the address
         extra = saved["extra"]
         run.steps = saved["step"]
         run.loss = {**(extra["loss_scale"] or {}), "skipped": extra["skipped"]}
@@ -146,7 +146,7 @@ def load(
 
 
 def _changed(rule: Rule, hypers: dict[str, Any], who: str) -> Rule:
-    """The rule with the saved hyper-parameters, which must leave its structure, and so the state kept, as it is."""
+    """Return the rule with the saved hyper-parameters, which must not change its structure."""
     new = override(rule, hypers, who)
     if new.structure != rule.structure:
         raise ValueError(f"{who}: the rule must have the same switches as the saved one; saved {new!r}, here {rule!r}")
@@ -154,19 +154,19 @@ def _changed(rule: Rule, hypers: dict[str, Any], who: str) -> Rule:
 
 
 def _skipped(tensor: Tensor) -> dict[str, list[int]]:
-    """How many updates each layer of a stacked tensor has skipped, where one has."""
+    """Return the number of updates that each layer of a stacked tensor has skipped, unless all are 0."""
     skipped: list[int] = tensor.skipped.tolist() if tensor.layers else []
     return {SKIPPED: skipped} if any(skipped) else {}
 
 
 def copy_of(x: Any) -> Any:
-    """A copy of an array, of the same library and on the same device."""
+    """Return a copy of an array, of the same library and on the same device."""
     with on_its_device(x):
         return array_namespace(x).asarray(detached(x), copy=True)
 
 
 def _like_sum(p: Any, x: Any) -> Any:
-    """A copy of an accumulated gradient, of p's library and on its device, in the dtype of arithmetic."""
+    """Return a copy of an accumulated gradient in p's library, on its device, in the dtype of its sums."""
     xp, device = place(p)
     room = room_for(p)
     own = x if array_namespace(x) is xp else to_host(x)

@@ -1,4 +1,4 @@
-"""The words of checkpoint files: names of dtypes, marks in JSON, checksums, and how arrays are described."""
+"""Details of the checkpoint format: names of dtypes, special keys of the JSON, checksums, descriptions of arrays."""
 
 import math
 from hashlib import blake2b
@@ -13,7 +13,7 @@ from arrayopt.codecs import item_size
 from arrayopt.ranks.collect import Scattered
 
 FORMAT = 2
-"""The version of the document that `arrayopt.saving.checkpoint` describes. In the first, checksums were BLAKE2b."""
+"""The version of the format that `arrayopt.saving.checkpoint` describes. In version 1, checksums were BLAKE2b."""
 
 ARRAY, VALUES, SCHEDULE, FUNCTION = "$array", "$values", "$schedule", "$function"  # other keys' leading $ is doubled
 
@@ -32,72 +32,72 @@ CODES = {
     "uint32": "U32",
     "uint64": "U64",
 }
-"""safetensors' names of dtypes. Complex arrays are kept as pairs of real numbers, along one more axis."""
+"""safetensors' names of dtypes. Complex arrays are stored as pairs of real numbers, along an additional last axis."""
 
 
 def stored(about: dict[str, Any]) -> tuple[str, list[int]]:
-    """The dtype and shape that a described array has in the file."""
+    """Return the dtype and shape that a described array has in the file."""
     name = about["dtype"]
     return (CODES[REAL[name]], [*about["shape"], 2]) if name in REAL else (CODES[name], about["shape"])
 
 
 def length(about: dict[str, Any]) -> int:
-    """The bytes of a described array."""
+    """Return the number of bytes of a described array."""
     n: int = math.prod(about["shape"]) * item_size(about["dtype"])
     return n
 
 
 def shown(x: Any) -> str:
-    """What kind of array it is."""
+    """Return the dtype and shape of an array, for messages."""
     return f"{dtype_name(x)} {tuple(x.shape)}" if is_array(x) or isinstance(x, Scattered) else type(x).__name__
 
 
 def digest(data: bytes | memoryview) -> str:
-    """The checksum of a description."""
+    """Return the checksum of a description."""
     return blake2b(data, digest_size=16).hexdigest()
 
 
 def shown_crc(crc: int) -> str:
-    """The checksum of an array's bytes, as long for any."""
+    """Return the checksum of an array's bytes as text of fixed length."""
     return f"{crc:08x}"
 
 
 def is_whole(data: memoryview, about: dict[str, Any]) -> bool:
-    """Whether an array's bytes have the checksum that its description has."""
+    """Return whether an array's bytes have the checksum in its description."""
     if "blake2b" in about:
         return bool(digest(data) == about["blake2b"])
     return bool(shown_crc(crc32(data)) == about["crc32"])
 
 
 def is_ours(kind: Any) -> bool:
-    """Whether it is the class of a schedule of this package."""
+    """Return whether `kind` is a schedule class of this package."""
     return isinstance(kind, type) and issubclass(kind, schedules.Schedule) and kind.__name__ in schedules.__all__
 
 
 def name_of(function: Any) -> str:
-    """A function's qualified name; another callable's class's."""
+    """Return the qualified name of a function, or of the class of another callable."""
     name: str = getattr(function, "__qualname__", type(function).__qualname__)
     return name
 
 
 def escaped(key: str) -> str:
-    """A name, such that it is none of the marks."""
+    """Return a key of the user's such that it differs from the special keys."""
     return f"${key}" if key.startswith("$") else key
 
 
 def plain(key: str) -> str:
-    """The name that was escaped."""
+    """Return the key that was escaped."""
     return key.removeprefix("$")
 
 
 def as_memory(x: Array) -> memoryview:
-    """The values of an array in C order, little-endian, as bytes."""
+    """Return the values of an array in C order, little-endian, as bytes."""
     values = to_host(x)
     return np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data
 
 
 def reader(who: str) -> Any:
-    """The library that reads files; or raise ImportError."""
+    """Return safetensors, which reads files, or raise ImportError."""
     try:
         import safetensors
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Checkpoints, written: by one process, or by all ranks into one file."""
+"""Writing of checkpoints, by one process, or by all ranks into one file."""
 
 import dataclasses
 import json
@@ -36,28 +36,28 @@ from arrayopt.saving.words import (
 )
 
 PIECE = 1 << 20
-"""So many bytes are copied, hashed and written at once."""
+"""The number of bytes that are copied, hashed and written at once."""
 
 LONGEST = 100_000_000
-"""The bytes of the longest header that safetensors reads."""
+"""The number of bytes of the longest header that safetensors reads."""
 
 
 class File:
-    """A checkpoint that is to be written: a state dict, and the tensors' parameters where given; see `Optimizer.save`.
+    """A checkpoint to be written: a state dict, and parameters unless None; see `Optimizer.save`.
 
-    `head` is the file up to the first tensor's bytes, but for the checksums.
+    `head` is the file up to the first tensor's bytes, with zeros for checksums.
     """
 
     def __init__(self, path: str | os.PathLike[str], state: dict[str, Any], params: dict[str, Any] | None) -> None:
-        reader("Optimizer.save")  # what is saved here can be loaded here
+        reader("Optimizer.save")  # so that the file can be loaded here
         self.path = checked_path("Optimizer.save", path)
-        self._place = os.path.realpath(self.path)  # a thread may write it when the process is in another folder
+        self._place = os.path.realpath(self.path)  # the working directory may change before a thread writes
         document = {"checkpoint": FORMAT, "arrayopt": __version__, "state": state}
         if params is not None:
             document["params"] = params
         self._arrays: list[tuple[dict[str, Any], Any]] = []
         self._described = _encode(document, (), self._arrays)
-        self._arrays.sort(key=lambda pair: -item_size(pair[0]["dtype"]))  # each lies at a multiple of its items' size
+        self._arrays.sort(key=lambda pair: -item_size(pair[0]["dtype"]))  # so that each array is aligned
         self.head = _header(self._described, [about for about, _ in self._arrays])
         if len(self.head) > LONGEST:
             raise ValueError(
@@ -65,9 +65,9 @@ class File:
             )
 
     def write(self, team: Alone) -> BaseException | None:
-        """Write the file; what went wrong, for all ranks to know of it.
+        """Write the file, and return the error, if any, which all ranks then get.
 
-        Where all ranks see the file that rank 0 has begun, each writes the arrays that it has; else rank 0 writes all.
+        If all ranks can open the file of rank 0, each writes the arrays that it has; else rank 0 writes all.
         """
         try:
             with ExitStack() as stack:
@@ -85,7 +85,7 @@ class File:
             self.finish(files[0])
 
     def begin(self, team: Alone, stack: ExitStack) -> tuple[list[IO[bytes]], str, bool]:
-        """Begin the file; this rank's handle of it if it has one, where it lies, and whether all ranks see it."""
+        """Begin the file. Return this rank's handle (in a list), the temporary path, and whether all ranks have one."""
         from arrayopt.saving.atomic import replacing  # for POSIX systems only
 
         who = "Optimizer.save"
@@ -112,12 +112,12 @@ class File:
         return files, temporary, all(team.hear(who, join))
 
     def note(self, written: Iterable[tuple[int, str]]) -> None:
-        """Take down checksums of arrays that were written."""
+        """Put the checksums of arrays that were written into their descriptions."""
         for i, found in written:
             self._arrays[i][0]["crc32"] = found
 
     def writers(self, ranks: int) -> list[int]:
-        """Which rank writes each array: one that has it, and has the least to write so far."""
+        """Return which rank writes each array: of those that have it, the one with the least to write so far."""
         holders = []
         for _, array in self._arrays:
             some = array.holders if isinstance(array, Scattered) and ranks > 1 else ()
@@ -130,16 +130,16 @@ class File:
         return writers
 
     def _write_own(self, rank: int, writers: list[int], files: list[IO[bytes]]) -> list[tuple[int, str]]:
-        """Write this rank's arrays to where they belong; the checksum of each."""
+        """Write this rank's arrays, and return the checksum of each."""
         found = list[tuple[int, str]]()
         self.visit(rank, writers, lambda i, at, value: found.append((i, self.put(files[0], i, at, value))))
-        if rank and found:  # rank 0 does so when all have written
+        if rank and found:  # rank 0 calls fsync after all have written
             files[0].flush()
             os.fsync(files[0].fileno())
         return found
 
     def put(self, file: IO[bytes], i: int, at: int, value: Any) -> str:
-        """Write an array to where it belongs; its checksum."""
+        """Write an array at a position of the file, and return its checksum."""
         file.seek(at)
         made, written = _write(file, value)
         if written != length(self._arrays[i][0]):
@@ -147,7 +147,7 @@ class File:
         return made
 
     def visit(self, rank: int, writers: list[int], take: Callable[[int, int, Any], object]) -> None:
-        """Call `take` with the number, the place and the values of each array that this rank writes."""
+        """Call `take` with the number, the position and the values of each array that this rank writes."""
         error, at = None, len(self.head)
         for i, ((about, array), writer) in enumerate(zip(self._arrays, writers, strict=True)):
             value = array.collect(writer) if isinstance(array, Scattered) else array
@@ -155,13 +155,13 @@ class File:
                 try:
                     take(i, at, value)
                 except BaseException as caught:
-                    error = caught  # others wait for what this rank has of the rest
+                    error = caught  # go on, since other ranks wait for this rank's parts
             at += length(about)
         if error is not None:
             raise error
 
     def copy(self, rank: int) -> BaseException | None:
-        """Copy all arrays to the host's memory, on rank 0, so that `write` can come later."""
+        """Copy all arrays to host memory on rank 0, for a later `write`."""
         copies = list[tuple[dict[str, Any], Any]]()
 
         def take(i: int, at: int, value: Any) -> None:
@@ -175,7 +175,7 @@ class File:
         return None
 
     def write_copy(self) -> None:
-        """Write what was copied, or raise."""
+        """Write the copies, or raise."""
         error = self.write(Alone())
         if error is not None:
             raise error
@@ -183,16 +183,16 @@ class File:
     def finish(self, file: IO[bytes]) -> None:
         """Write the header again, with checksums."""
         file.seek(0)
-        file.write(_header(self._described, [about for about, _ in self._arrays]))  # as long as before
+        file.write(_header(self._described, [about for about, _ in self._arrays]))  # of the same length
 
 
 def _joined(temporary: str) -> IO[bytes]:
-    """The file that rank 0 has begun, to write into, too."""
+    """Open the file that rank 0 has begun, for writing."""
     return open(temporary, "r+b", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC))
 
 
 def _write(file: IO[bytes], array: Array) -> tuple[str, int]:
-    """Write an array's bytes; their checksum and number. Each byte is read once: another thread may be writing it."""
+    """Write an array's bytes; return checksum and length. Each byte is read once, as another thread may change it."""
     data, found = as_memory(array), 0
     for start in range(0, len(data), PIECE):
         piece = bytes(data[start : start + PIECE])
@@ -202,7 +202,7 @@ def _write(file: IO[bytes], array: Array) -> tuple[str, int]:
 
 
 def _torn() -> RuntimeError:
-    """What to raise where a checkpoint would be half of one step and half of another."""
+    """Return the error for a state that has changed while it was saved."""
     return RuntimeError(
         "Optimizer.save: the state must stay as it is while it is saved, and it has changed, as by a step in another"
         " thread; save between steps. An old file has been left as it was"
@@ -210,7 +210,7 @@ def _torn() -> RuntimeError:
 
 
 def _encode(node: Any, path: tuple[str, ...], arrays: list[tuple[dict[str, Any], Array]]) -> Any:
-    """A part of the document as what JSON knows; its arrays are described, and added to `arrays`."""
+    """Convert a part of the document for JSON. Arrays are replaced by descriptions, and added to `arrays`."""
     if is_array(node) or isinstance(node, Scattered):
         if REAL.get(dtype_name(node), dtype_name(node)) not in CODES:
             raise ValueError(f"Optimizer.save: {'.'.join(path)} is of dtype {node.dtype}, which cannot be saved")
@@ -235,7 +235,7 @@ def _encode(node: Any, path: tuple[str, ...], arrays: list[tuple[dict[str, Any],
 
 
 def _header(described: dict[str, Any], arrays: list[dict[str, Any]]) -> bytes:
-    """The file up to the first tensor's bytes."""
+    """Return the file up to the first tensor's bytes."""
     text = json.dumps(described, ensure_ascii=False, allow_nan=False)
     entries: dict[str, Any] = {"__metadata__": {"arrayopt": text, "blake2b": digest(text.encode())}}
     end = 0

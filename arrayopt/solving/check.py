@@ -1,4 +1,4 @@
-"""Whether gradients are those of the values: a look along some directions, before a run."""
+"""`check_gradient`: compares gradients with differences of values along some directions, before a run."""
 
 from typing import Any
 
@@ -10,31 +10,31 @@ from arrayopt.rules import Rule
 from arrayopt.solving.problem import Problem
 
 LENGTHS = (1 / 4, 1 / 3, 1 / 2)
-"""How far a look goes: powers of the spacing of numbers near 1, times the size of the unknowns."""
+"""The lengths of finite differences: powers of the machine epsilon, times the size of the unknowns."""
 
 DIRECTIONS = 3
-"""Of each array."""
+"""The number of directions for each array."""
 
 WRONG = 1 / 4
-"""A gradient that differs by less than this power of the spacing, relative to what it says, may be right: lengths are
-not zero. It is 0.01 % in double precision, and 2 % in single."""
+"""Relative differences below this power of the machine epsilon (0.01 % in double precision, 2 % in single) are
+accepted, because the lengths are finite."""
 
 HIDDEN = 1 / 4
-"""Where values are rounded by this part of their change, nothing is known."""
+"""A difference is ignored if the rounding error of the values is a larger part of their change than this."""
 
 
 def check_gradient(problem: Problem, probe: Rule, groups: dict[str, Any] | None = None) -> None:
-    """Raise ValueError where gradients at the start are not those of the values.
+    """Raise ValueError if gradients at the start do not match the values.
 
-    Between two points, the value changes by the mean of the two gradients along the way, but for
-    the third power of the distance. So no point lies outside a set that `probe` projects to.
+    The change of the value between two points is compared with the mean of the two gradients, which
+    has an error of third order in the distance. All points lie in the set that `probe` projects to.
 
     Parameters
     ----------
     problem : Problem
-        The function, and where it begins.
+        The function, and its start.
     probe : Rule
-        A step of it is the gradient's, projected.
+        Makes a projected gradient step.
     groups : dict, optional
         The groups of `probe`.
     """
@@ -59,13 +59,13 @@ def check_gradient(problem: Problem, probe: Rule, groups: dict[str, Any] | None 
 
 
 def _size(x: Array) -> float:
-    """The root of the mean of squares."""
+    """The root mean square."""
     there = np.abs(to_host(x))
     return float(np.sqrt(np.mean(np.square(there)))) if there.size else 0.0
 
 
 def _signs(x: Array, seed: int, size: float) -> Array:
-    """An array like another of numbers of about one size and of random sign, or phase."""
+    """An array like x with numbers of about the magnitude `size` and random signs, or phases."""
     shape, rng = tuple(x.shape), np.random.default_rng(seed)
     signs: Any = rng.choice([-1.0, 1.0], shape) * rng.uniform(0.5, 1.5, shape)
     if kind(x) == "complex":
@@ -75,7 +75,7 @@ def _signs(x: Array, seed: int, size: float) -> Array:
 
 
 def _along(problem: Problem, grad: Array, way: Array) -> Array:
-    """What a gradient says of a way, for each problem."""
+    """The inner product of a gradient and a displacement, for each problem."""
     xp = array_namespace(grad)
     product = xp.conj(grad) * way if kind(grad) == "complex" else grad * way
     real = xp.real(product) if kind(grad) == "complex" else product
@@ -85,16 +85,16 @@ def _along(problem: Problem, grad: Array, way: Array) -> Array:
 
 
 def _judge(problem: Problem, name: str, looks: list[Any], eps: float) -> None:
-    """Raise where no length of a look makes values and gradients agree."""
+    """Raise ValueError if values and gradients disagree for all lengths."""
     several = [[np.atleast_1d(to_host(x)) for x in look] for look in looks]
     found, said, values = (np.stack(x) for x in zip(*several, strict=True))
     with np.errstate(all="ignore"):
         change = abs(found) + abs(said) + 1e-300
         noise, wrong = 16 * eps * values / change, abs(found - said) / change
-        # lengths that rounding hides say nothing, unless it hides all
+        # ignore lengths whose difference is mostly rounding error, unless all are
         known = noise < np.where(noise.min(axis=0) < eps**WRONG, eps**WRONG, HIDDEN)
         wrong = np.where(known, wrong - noise, np.inf)
-    # where a value is not finite, nothing is known
+    # ignore values that are not finite
     least = np.where(np.isfinite(wrong), wrong, np.inf).min(axis=0)
     bad = np.flatnonzero((least > eps**WRONG) & np.isfinite(least))
     if not len(bad):

@@ -1,4 +1,4 @@
-"""How far a gradient leads where parameters are projected: what `minimize` calls its norm then."""
+"""The gradient mapping, whose largest element `minimize` reports as `grad_norm` if there is a projection."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
@@ -12,7 +12,7 @@ from arrayopt.rules.one_unknown import OneUnknown
 from arrayopt.rules.words import LARGEST, clamp, nonzero, real_name
 
 ROUNDED = 64
-"""Times the rounding of the largest parameter: below it, p - project(p - g) tells nothing."""
+"""If `tol` is below this many times the rounding error of the largest parameter, p - project(p - g) is too inexact."""
 
 
 @final
@@ -20,8 +20,8 @@ ROUNDED = 64
 class GradientMapping(OneUnknown):
     """A rule whose "new parameters" are (p - project(p - t g)) / t (Nesterov 2018, section 2.2.4).
 
-    t is 1, unless `tol` is within the rounding of p - g. Then t g is as large as the fourth root of the rounding, times
-    p. For a convex set, the norm falls with t, but not where no bound is as near as that.
+    t is 1, unless `tol` is within the rounding error of p - g. Then t g has the size of p times the fourth root of the
+    machine epsilon. For a convex set, the norm decreases with t, unless no bound is that near.
     """
 
     tol: Hyper = real("[0, inf)")

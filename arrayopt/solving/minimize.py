@@ -1,4 +1,4 @@
-"""`minimize`: a rule is run until the gradient is small, for one problem or for many side by side."""
+"""`minimize`: runs a rule until the gradient is small, for one problem or for many side by side."""
 
 import dataclasses
 import inspect
@@ -166,7 +166,7 @@ def minimize(
             rule = dataclasses.replace(rule, joint=False)  # type: ignore[call-arg]
         probe, measure = SGD(lr=1.0, project=rule.project, stacked=rule.stacked), None
         if rule.project is not None or groups is not None:
-            init(rule, problem.arrays, groups=groups)  # what does not fit is to name the rule
+            init(rule, problem.arrays, groups=groups)  # errors must name this rule
             none = {name: array_namespace(x).zeros_like(x) for name, x in problem.arrays.items()}
             state = init(probe, problem.arrays, groups=groups)
             problem.arrays, _ = update(probe, problem.arrays, none, state, groups=groups)
@@ -194,7 +194,7 @@ def minimize(
 
 
 def _rule(rule: Any, project: Any, *, stacked: bool) -> Rule:
-    """The rule, with what `minimize` was given beside it."""
+    """Return the rule with the arguments `project` and `stacked` of `minimize`."""
     if rule is None:
         rule = LBFGS() if project is None else SPG()
     if inspect.isroutine(rule):
@@ -215,7 +215,7 @@ def _rule(rule: Any, project: Any, *, stacked: bool) -> Rule:
 
 
 def _nothing(result: Result) -> None:
-    """What is called back on ranks that have no `callback`, where others have one."""
+    """The callback of ranks that have none, while other ranks have one."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The function that is minimized, as a solver sees it: its point as a list of arrays, its results checked."""
+"""`Problem`: the function that is minimized, with its point as a dict of arrays, and its results checked."""
 
 import math
 from collections.abc import Callable
@@ -31,23 +31,23 @@ Point = dict[str, Array]
 """The arrays of a point, or their gradients, by name."""
 
 WORTH_COMPILING = 1 << 16
-"""For fewer unknowns L-BFGS is not compiled: what it does between its passes takes seconds."""
+"""For fewer unknowns L-BFGS is not compiled, because compilation takes seconds."""
 
 
 class Problem:
-    """A function `f` of a tree of arrays, and where it begins.
+    """A function `f` of a tree of arrays, and its start.
 
-    With `stacked`, the first axis of all arrays counts problems. With `joint`, several arrays of one dtype are given to
-    rules as one: the elements of all, end to end. `ranks` evaluate the function.
+    With `stacked`, the first axis of all arrays counts problems. With `joint`, several arrays of one dtype are
+    concatenated to one vector for rules. `ranks` evaluate the function.
 
     Attributes
     ----------
     named : list of (str, array)
         The leaves of the tree, with their names.
     arrays : dict of str to array
-        Copies of the start, as rules are given them.
+        Copies of the start, in the form for rules.
     count : int or None
-        The number of problems, where they are stacked.
+        The number of problems with `stacked`, else None.
     xp, real : namespace and dtype
         The library of values and their dtype.
     """
@@ -76,7 +76,7 @@ class Problem:
         self.arrays = self.given([copied(detached(x)) for _, x in self.named])
 
     def _counted(self) -> int:
-        """The number of problems; ValueError where arrays differ in it."""
+        """The number of problems; ValueError if arrays have different numbers."""
         counts = {name: tuple(x.shape)[:1] for name, x in self.named}
         if len(set(counts.values())) != 1 or () in counts.values():
             listed = ", ".join(f"{name!r} {tuple(x.shape)}" for name, x in self.named)
@@ -87,14 +87,14 @@ class Problem:
         return int(self.named[0][1].shape[0])
 
     def _end_to_end(self, leaves: list[Array]) -> Array:
-        """All elements of several arrays in one array, for each problem."""
+        """Concatenate the elements of several arrays, for each problem."""
         lead = () if self.count is None else (self.count,)
         shapes = [(*lead, math.prod(x.shape[len(lead) :])) for x in leaves]
         flat = [self.xp.reshape(x, shape) for x, shape in zip(leaves, shapes, strict=True)]
         return self.xp.concat(flat, axis=-1)
 
     def tree(self, point: Point) -> Any:
-        """A point as a tree of the structure that was given."""
+        """Convert a point to a tree with the structure of the start."""
         arrays = list(point.values())
         if self._joined:
             packed, arrays, start = arrays[0], [], 0
@@ -108,10 +108,10 @@ class Problem:
         return rebuild(self._tree, lambda leaf: leaf if leaf is None else next(leaves))
 
     def __call__(self, point: Point, *, apart: bool = False) -> tuple[Array, Point]:
-        """The values, one for each problem or a 0-d array, and gradients by the names of arrays.
+        """Evaluate; return the value (0-d, or one per problem) and gradients by the names of arrays.
 
-        `f` may write its point, and return the same arrays of gradients each time. If they are used
-        after the next call, pass ``apart=True``: `f` has none of these arrays then.
+        `f` may write to its point, and may return the same gradient arrays each time. Pass
+        ``apart=True`` for copies of both, if they are used after the next call.
         """
         point = fresh(point) if apart else point
         value, grads = self.ranks.evaluated(lambda: self._evaluated(point))
@@ -119,7 +119,7 @@ class Problem:
         return value, fresh(found) if apart else found
 
     def _evaluated(self, point: Point) -> tuple[Array, list[Array]]:
-        """What this rank's function returns."""
+        """Evaluate the function of this rank, and check what it returns."""
         found = self._f(self.tree(point))
         if not isinstance(found, tuple | list) or len(found) != 2:
             raise TypeError(
@@ -133,13 +133,13 @@ class Problem:
         return self._value(found[0]), list(self.given(grads).values())
 
     def given(self, leaves: list[Array]) -> Point:
-        """Arrays like the leaves of the tree, as rules are given them."""
+        """Convert arrays like the leaves of the tree to the form for rules."""
         if self._joined:
             return {"params": self._end_to_end(leaves)}
         return {name: leaf for (name, _), leaf in zip(self.named, leaves, strict=True)}
 
     def _way_out(self, shape: tuple[int, ...]) -> str:
-        """What to do where the value has another shape."""
+        """Advice for a value of the wrong shape."""
         if self.count is not None:
             return "; sum over all axes but the first"
         if len(shape) == 1 and all(tuple(x.shape)[:1] == shape for _, x in self.named):
@@ -147,7 +147,7 @@ class Problem:
         return "; return its sum"
 
     def _value(self, value: Any) -> Array:
-        """What the function returned as its value, as an array of the library of the parameters."""
+        """Check the returned value, and convert it to an array of the parameters' library."""
         shape = () if self.count is None else (self.count,)
         wanted = (
             "one real number" if self.count is None else f"an array of {self.count} real numbers"
@@ -170,19 +170,19 @@ class Problem:
 
 
 def fresh(point: Point) -> Point:
-    """Copies of arrays that can be written."""
+    """Copy arrays that can be written; return others as they are."""
     return {name: copied(x) if writable(x) else x for name, x in point.items()}
 
 
 def _said(x: Any) -> str:
-    """What came, in few words."""
+    """Describe an object in few words."""
     if is_array(x):
         return f"a {library(x)} array of shape {tuple(x.shape)} and dtype {dtype_name(x)}"
     return f"a {type(x).__name__}" + (f" of {len(x)}" if isinstance(x, tuple | list) else "")
 
 
 def engine_for(rule: Rule, problem: Problem) -> str:
-    """The engine that is taken if the user names none; it depends on the size of one problem."""
+    """The engine for ``"auto"``; it depends on the size of one problem."""
     first = next(iter(problem.arrays.values()))
     owner = library(first)
     if owner == "cupy" or "cuda" in str(place(first)[1]):

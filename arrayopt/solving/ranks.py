@@ -1,4 +1,4 @@
-"""Ranks that minimize one function together: they evaluate it, and go the same way."""
+"""Ranks that minimize one function together: they add up evaluations, and make the same decisions."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -20,29 +20,29 @@ Evaluation = tuple[Array, list[Array]]
 
 
 class One(Alone):
-    """One process: what it finds is what all find."""
+    """One process."""
 
     ranks: Ranks | None = None
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """A run; of several ranks only the user's functions are interrupted, so that all stop at one point."""
+        """A context for a run. With several ranks, Ctrl-C interrupts only the user's functions; see `own`."""
         yield
 
     def own(self, call: Callable[[], Any]) -> Any:
-        """Call a function of the user's."""
+        """Call a function of the user, which Ctrl-C may interrupt."""
         return call()
 
     def are_stopped(self, error: BaseException) -> bool:
-        """Whether an error of the run is the user's Ctrl-C, on any rank."""
+        """Whether an error of the run is a Ctrl-C, on any rank."""
         return isinstance(error, KeyboardInterrupt)
 
     def evaluated(self, call: Callable[[], Evaluation]) -> Evaluation:
-        """The value and the gradients of all ranks; `call` gives those of this one."""
+        """The value and gradients of all ranks together; `call` evaluates those of this rank."""
         return call()
 
     def known(self, x: Array) -> Array:
-        """A number of the state; a rank that holds none of it has an empty array."""
+        """A number of the state; x is empty on ranks without it."""
         return x
 
 
@@ -52,8 +52,8 @@ class Several(Agreement, One):
     Parameters
     ----------
     ranks : Ranks
-        The communicator; its `grads` says whether `f` returns the same on all ranks, or what is to
-        be added up.
+        The communicator. Its `grads` tells whether `f` returns the same on all ranks, or parts that
+        are added up.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -73,7 +73,7 @@ class Several(Agreement, One):
         if section is None:
             return call()
         try:
-            section.__exit__(None, None, None)  # what came before is handled here
+            section.__exit__(None, None, None)  # raises a Ctrl-C that came before
             return call()
         finally:
             section.__enter__()
@@ -107,7 +107,7 @@ class Several(Agreement, One):
             return self._added(value), [self._added(g) for g in grads]
 
     def _added(self, array: Array) -> Array:
-        """The sum over ranks, in their order, or the mean; on all ranks the same."""
+        """The sum over ranks, in their order, or the mean; the same bits on all ranks."""
         flat = np.ascontiguousarray(to_host(array)).reshape(-1)
         flat = flat.astype(WORKING[dtype_name(array)], copy=False)
         parts = np.array_split(flat, self.size)
@@ -131,7 +131,7 @@ class Several(Agreement, One):
 
 
 def ranks_of(comm: Any) -> One:
-    """The ranks of a communicator, or `One` if there is just one."""
+    """The ranks of a communicator; `One` if there is only one."""
     if comm is None:
         return One()
     made = Several(as_ranks(comm))

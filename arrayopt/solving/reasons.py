@@ -1,4 +1,4 @@
-"""Why problems have ended that have not converged, in words."""
+"""The reasons, in words, for which problems have ended without convergence."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,31 +23,31 @@ SEVERAL = "many of which took several evaluations; the function may have an edge
 UNBOUNDED = "the value falls as far as lines were followed; the function may not be bounded below"
 
 ENDLESS = 3
-"""After so many lines on which the value falls as far as they were followed, a problem ends."""
+"""A problem ends after this many line searches in which the value decreases to the last point tried."""
 
 LONG = 5
-"""A run in which each step takes so many evaluations is out of the ordinary."""
+"""If steps take more evaluations than this on average, the message says so."""
 
 AGREE = 0.1
-"""Values and slopes that disagree by less may be right: no way is short enough."""
+"""Values and slopes whose relative difference is smaller than this may both be right."""
 
 
 def reasons(
     told: Mapping[str, Any], ended: Any, off: Any, max_steps: int, otherwise: str
 ) -> list[tuple[int, str]]:
-    """How many problems have ended without convergence, and why; the most frequent reason first.
+    """Count the problems that have ended without convergence by reason; the most frequent reason first.
 
     Parameters
     ----------
     told : mapping of str to array, 1-d
-        The numbers of what a run has seen, by name.
+        The record of a run, by name.
     ended, off : array, 1-d
-        Whether the rule has found no better point; and for such, how far values and slopes of the last line disagree:
-        see `rules.line_search`.
+        Whether the rule has found no better point; and if so, how much values and slopes of the last line search
+        disagree; see `rules.line_search`.
     max_steps : int
-        The limit.
+        The limit of steps.
     otherwise : str
-        The reason of all others.
+        The reason for all other problems.
     """
     steps, open_ = told["steps"], ~told["converged"]
     with np.errstate(invalid="ignore"):

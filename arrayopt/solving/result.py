@@ -20,8 +20,8 @@ class Result:
     value : float or array
         The value of the function at this point.
     grad_norm : float or array
-        The largest magnitude of an element of the gradient; with `project`, of ``project(p - g) - p``,
-        with a longer step, divided by its length, if `tol` is within the rounding of p.
+        The largest magnitude in the gradient; with `project`, in ``project(p - g) - p``. If `tol` is
+        within the rounding error of p, a longer step is taken, and divided by its length.
     steps : int or array
         The number of accepted steps.
     evaluations : int or array
@@ -53,19 +53,19 @@ class Result:
         return table(self.message, ("", ""), self._rows())
 
     def _rows(self) -> list[tuple[str, str]]:
-        """What is shown, by name."""
+        """The rows of the printed table: names and texts."""
         numbers = ("converged", "value", "grad_norm", "steps", "evaluations")
         arrays = [(f"params {name}", _array(x)) for name, x in flatten(self.params)]
         return [(name, _shown(getattr(self, name))) for name in numbers] + arrays
 
 
 def _array(x: Any) -> str:
-    """An array, if it is short."""
+    """Show a short array in full, a long one by its shape."""
     return str(x) if x is None or size(x) <= 8 else f"array of shape {tuple(x.shape)}"
 
 
 def _shown(x: Any) -> str:
-    """A number, or of many the least, the median and the largest."""
+    """Show a number, or the smallest, the median and the largest of several."""
     if not hasattr(x, "shape"):
         return f"{x:.6g}" if isinstance(x, float) else str(x)
     host = to_host(x)

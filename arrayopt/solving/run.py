@@ -1,4 +1,4 @@
-"""A run of `minimize`: the loop, what has been seen, and what ends it."""
+"""A run of `minimize`: the loop, the best point so far, and the conditions that end it."""
 
 from collections.abc import Callable
 from itertools import count
@@ -16,11 +16,11 @@ from arrayopt.solving.result import Result
 from arrayopt.state.verdict import Verdict
 
 KINDS = {"value": float, "grad_norm": float, "steps": int, "evaluations": int, "converged": bool}
-"""The numbers of a `Result`, and what they are for one problem."""
+"""The numbers of a `Result`, and their Python types for one problem."""
 
 
 class _Seen(NamedTuple):
-    """What has been seen so far, of one problem or of all: the best point, and what is known of it."""
+    """The best point so far, and its properties; arrays have one entry per problem."""
 
     best: Point
     value: Array
@@ -35,8 +35,8 @@ class _Seen(NamedTuple):
 class Run:
     """A run of `minimize`.
 
-    Where it `spares`, engines make no steps of problems that have ended. `measure` gives what is small at a minimum, of
-    a point and its gradients, where that is not the gradients.
+    With `spares`, engines skip problems that have ended. `measure` computes from a point and its gradients the arrays
+    that are small at a minimum; by default these are the gradients.
     """
 
     _seen: _Seen
@@ -56,14 +56,14 @@ class Run:
         self._first = next(iter(problem.arrays))
         self._searches = "accepted" in opt.state[self._first]
         self._brackets = "width" in opt.state[self._first]
-        # such a rule takes gradients at points that may lie outside of the set
+        # such a rule evaluates gradients at points that may lie outside of the set
         self._apart = measure is not None and bool(opt.rule.evaluated_from)
         self._scale: Array | None = None
         self._stepped, self._left = (problem.count or 0) * spares, None
         self._wasted = 0
 
     def result(self, callback: Callable[[Result], Any] | None = None) -> Result:
-        """The loop. What it ends by is in the message."""
+        """Run the loop, and return the result, whose message says what has ended it."""
         ranks = self._problem.ranks
         with ranks.together():
             value, grads = self._problem(fresh(self._opt.params))
@@ -78,7 +78,7 @@ class Run:
                 return self._result("it was interrupted")
 
     def _loop(self, value: Array, grads: Point, callback: Callable[[Result], Any] | None) -> str:
-        """Step until all problems have ended; what ended those for which nothing else is known."""
+        """Step until all problems have ended; return the reason for those without a reason of their own."""
         opt, problem = self._opt, self._problem
         for step in count():
             due = step % self._check_every == 0
@@ -103,11 +103,11 @@ class Run:
         return NOWHERE
 
     def _ended(self) -> bool:
-        """Whether all problems have; it waits for the device."""
+        """Whether all problems have ended. This waits for the device."""
         return bool(self._problem.xp.all(self._seen.done))
 
     def _spare(self) -> None:
-        """Leave problems that have ended out of steps, once their steps have cost as much as that does."""
+        """Let steps skip problems that have ended, once their steps have cost more than a new launch."""
         done = to_host(self._seen.done)
         going = len(done) - int(done.sum())
         self._wasted += self._stepped - going
@@ -116,7 +116,7 @@ class Run:
             self._stepped, self._left, self._wasted = going, left, 0
 
     def _called_back(self, callback: Callable[[Result], Any]) -> bool:
-        """Call back; whether the run is to end, on this rank or on another."""
+        """Call the callback; return whether it ends the run, on this rank or on another."""
         stop, error, ranks = False, None, self._problem.ranks
         try:
             found = self._result("still running", copies=True)
@@ -128,31 +128,31 @@ class Run:
         return ranks.agree("minimize: `callback`", dict, error, wish=stop)
 
     def _shown(self, now: Point) -> Point:
-        """Where to evaluate, in arrays that `f` may write; ended problems at their best points."""
+        """The point to evaluate, in arrays that `f` may write; for ended problems, their best points."""
         if self._problem.count is None and self._check_every == 1:
             return fresh(now)
         return self._chosen(self._seen.done, self._seen.best, now)
 
     def _chosen(self, condition: Array, yes: Point, no: Point) -> Point:
-        """One of two points, by a condition for each problem, in new arrays."""
+        """Choose between two points by a condition for each problem; the arrays are new."""
         return {name: self._where(condition, yes[name], x) for name, x in no.items()}
 
     def _where(self, condition: Array, yes: Array, no: Array) -> Array:
-        """One of two arrays, by a condition for each problem, in a new array."""
+        """Choose between two arrays by a condition for each problem; the array is new."""
         if isinstance(condition, np.ndarray | np.generic) and condition.ndim == 0:
             return copied(yes if condition else no)
         return self._problem.xp.where(self._each(condition, no), yes, no)
 
     def _each(self, numbers: Array, x: Array) -> Array:
-        """A number for each problem, as it broadcasts to an array."""
+        """Reshape an array with one number per problem so that it broadcasts to x."""
         if self._problem.count is None:
             return numbers
         return self._problem.xp.reshape(numbers, (-1, *(1,) * (x.ndim - 1)))
 
     def _scale_for(self, value: Array, grads: Point) -> Array | None:
-        """Powers of two that the function is multiplied by for the rule, where its squares would over- or underflow.
+        """Powers of two that scale the function for the rule, if squares of gradients would overflow or underflow.
 
-        Steps do not depend on them but for that. SPG's do: it looks how far a gradient leads, and that must not round.
+        They do not change steps, except for SPG, which needs p - g without rounding. None if no scale is needed.
         """
         xp, dtype = self._problem.xp, self._problem.real
         info, narrow = xp.finfo(dtype), float(xp.finfo(dtype).eps) > 1e-10
@@ -171,7 +171,7 @@ class Run:
         return xp.asarray(factors, dtype=dtype, device=place(value)[1])
 
     def _scaled(self, grads: Point, scale: Array) -> Point:
-        """Gradients times a number for each problem."""
+        """Multiply gradients by one number per problem."""
         xp = self._problem.xp
         return {
             name: xp.astype(g * self._each(scale, g), g.dtype, copy=False)
@@ -179,11 +179,11 @@ class Run:
         }
 
     def _norm(self, value: Array, now: Point, grads: Point) -> Array:
-        """The largest element of the gradient, or of the step that it leads to where it is projected."""
+        """The largest magnitude in the gradient, or with a projection in what `measure` returns."""
         return self._most(value, grads if self._measure is None else self._measure(now, grads)[0])
 
     def _most(self, value: Array, arrays: Point) -> Array:
-        """The largest magnitude in arrays, for each problem."""
+        """The largest magnitude in arrays, one per problem."""
         xp = self._problem.xp
         found = xp.zeros_like(value)
         for g in [g for g in arrays.values() if size(g)]:
@@ -194,7 +194,7 @@ class Run:
 
     @np.errstate(all="ignore")
     def _started(self, value: Array, grads: Point) -> _Seen:
-        """What is known of the start."""
+        """The record of the start."""
         xp, now = self._problem.xp, self._opt.params
         norm, none = self._norm(value, now, grads), xp.astype(xp.zeros_like(value), xp.int32)
         small = norm <= self._tol
@@ -211,9 +211,9 @@ class Run:
 
     @np.errstate(all="ignore")
     def _judge(self, now: Point, value: Array, grads: Point, evaluations: int) -> None:
-        """Note what is known after more evaluations: where the last is better, it is the best.
+        """Update the record after evaluations: the last point is the best one if it is better.
 
-        One that is not finite is never better: minus infinity is an overflow.
+        A value that is not finite is never better: minus infinity is an overflow.
         """
         xp, old = self._problem.xp, self._seen
         norm, going = self._norm(value, now, grads), ~old.done
@@ -224,7 +224,7 @@ class Run:
             best=self._chosen(better, now, old.best),
             value=xp.where(better, value, old.value),
             grad_norm=xp.where(better, norm, old.grad_norm),
-            # the point at which it ends is taken, too, and the rule never told so
+            # the last point counts as an accepted step, although the rule does not see it
             steps=old.steps + xp.astype(small & self._searches, xp.int32),
             evaluations=old.evaluations + evaluations * xp.astype(going, xp.int32),
             converged=old.converged | small,
@@ -232,7 +232,7 @@ class Run:
         )
 
     def _note(self) -> None:
-        """Take from the rule how many points it has taken, and where it has ended."""
+        """Read from the rule's state how many points it has accepted, and which searches have ended."""
         xp, seen = self._problem.xp, self._seen
         if not self._searches:
             self._seen = seen._replace(steps=seen.steps + xp.astype(~seen.done, xp.int32))
@@ -246,11 +246,11 @@ class Run:
         self._seen = seen._replace(steps=steps, done=done | (endless >= ENDLESS), endless=endless)
 
     def _known(self, slot: str) -> Array:
-        """A number of the rule's, for each problem."""
+        """A slot of the rule with one number per problem."""
         return self._problem.ranks.known(self._opt.state[self._first][slot])
 
     def _result(self, otherwise: str, *, copies: bool = False) -> Result:
-        """What is known, as it is returned; with `copies`, to a callback, which may write it."""
+        """The record as a `Result`; with `copies`, for a callback, which may write to it."""
         seen, problem = self._seen, self._problem
         numbers = {name: getattr(seen, name) for name in KINDS}
         if problem.count is None:
@@ -259,7 +259,7 @@ class Run:
         return Result(params=problem.tree(best), message=self._said(otherwise), **numbers)
 
     def _said(self, otherwise: str) -> str:
-        """The message."""
+        """The message of the result; `otherwise` is the reason for problems without another one."""
         known, count = self._seen._asdict(), self._problem.count
         told = {name: np.atleast_1d(to_host(x)) for name, x in known.items() if name != "best"}
         converged, done, at_start = told["converged"], told["done"], told["steps"] == 0

@@ -1,1 +1,1 @@
-"""What lasts from step to step: slots, numbers of updates, the loss scale."""
+"""State that is kept between steps: slots, numbers of updates, and the loss scale."""

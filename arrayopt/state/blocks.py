@@ -1,7 +1,6 @@
-"""Blocks of tensors, and the state of each.
+"""Tensors that a rule's `blocks` divide, and the state of the blocks.
 
-Blocks of one length that follow each other are a stacked tensor, which lies in the whole one. So
-all that is known of stacked tensors holds for them.
+Consecutive blocks of equal length are handled as one stacked tensor, a view of a stretch of the whole tensor.
 """
 
 import math
@@ -18,11 +17,11 @@ from arrayopt.state.quantized import scale_shape, scales
 
 
 class Cut:
-    """How a tensor is cut into stacked ones, one for each stretch of equal blocks.
+    """The division of a tensor into stacked tensors, one for each stretch of equal blocks.
 
-    Slots with a value for each element have the shape of the tensor. Others have one more axis, of the blocks; where
-    they differ from block to block, they lie end to end. The rule's `blocks` fit; `dtype` is that which the tensor is
-    stored in. `row` elements have one index of the first axis.
+    Slots with a value per element have the shape of the tensor. Other slots have an additional first axis, of blocks;
+    if their shapes differ between blocks, they are concatenated as vectors. The rule's `blocks` must fit `shape`, and
+    `dtype` is the parameter's. `row` is the number of elements per index of the first axis.
     """
 
     def __init__(self, rule: Rule, shape: Sequence[int], dtype: str) -> None:
@@ -35,13 +34,13 @@ class Cut:
 
     @cached_property
     def _slots(self) -> list[dict[str, tuple[int, ...]]]:
-        """The shapes of the slots of a block of each stretch."""
+        """For each stretch, the shapes of the slots of one block."""
         rule, dtype = self._of
         return [_slot_shapes(rule, block, dtype) for block in self._blocks]
 
     @cached_property
     def firsts(self) -> Ints:
-        """The first element of each block; blocks without elements are one."""
+        """The position of the first element of each block. Blocks without elements count as one."""
         found = []
         for stretch in self.stretches:
             count = stretch.count if stretch.length * self.row else 1
@@ -49,7 +48,7 @@ class Cut:
         return np.concatenate(found) * self.row
 
     def parameter(self, x: Array) -> list[Array]:
-        """The stacks of an array of the tensor's shape, as views where its library has these."""
+        """Divide an array of the tensor's shape into stacks, as views if its library has views."""
         xp = array_namespace(x)
         found = []
         for stretch, block in zip(self.stretches, self._blocks, strict=True):
@@ -70,7 +69,7 @@ class Cut:
         return found
 
     def slots(self, slots: dict[str, Array]) -> list[dict[str, Array]]:
-        """The slots of each stack."""
+        """Divide all slots; return those of each stack."""
         found: list[dict[str, Array]] = [{} for _ in self.stretches]
         for name, x in slots.items():
             for own, stack in zip(found, self.slot(name, x), strict=True):
@@ -78,11 +77,11 @@ class Cut:
         return found
 
     def joined(self, stacks: Sequence[Array]) -> Array:
-        """An array of the tensor's shape, from its stacks."""
+        """Join stacks to an array of the tensor's shape."""
         return _end_to_end(stacks, self.shape)
 
     def joined_slots(self, slots: Sequence[dict[str, Array]]) -> dict[str, Array]:
-        """Whole slots, from those of each stack."""
+        """Join the slots of all stacks."""
         found = {}
         for name in slots[0]:
             shapes = [own[name] for own in self._slots]
@@ -96,7 +95,7 @@ class Cut:
 
 
 def _end_to_end(stacks: Sequence[Array], shape: tuple[int, ...]) -> Array:
-    """Stacks of blocks in their order, in a shape."""
+    """Concatenate stacks, and reshape the result."""
     xp = array_namespace(stacks[0])
     flat = [xp.reshape(x, (-1,)) for x in stacks]
     return xp.reshape(flat[0] if len(flat) == 1 else xp.concat(flat), shape)

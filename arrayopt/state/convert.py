@@ -1,5 +1,5 @@
-"""State that goes on in another storage: what ``opt.state_dtype = "int8"`` does to slots that there are; and
-``opt.master_weights = "split"`` to masters.
+"""Conversion of existing state to another storage, after ``opt.state_dtype = "int8"`` or ``opt.master_weights =
+"split"``.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ from arrayopt.state.tensors import Tensor
 
 
 def check_convertible(who: str, tensors: Iterable[Tensor], old: Rule, new: Rule) -> None:
-    """Raise ValueError where the state of tensors cannot go on in the storage that their new rule asks for."""
+    """Raise ValueError if the state of a tensor cannot be converted to the storage of its new rule."""
     for tensor in tensors:
         slots = tensor.fresh(new)
         _share(tensor, slots)
@@ -37,7 +37,7 @@ def check_convertible(who: str, tensors: Iterable[Tensor], old: Rule, new: Rule)
 
 
 def convert(tensors: Iterable[Tensor], old: Rule, new: Rule) -> None:
-    """Have the slots of tensors go on in the storage that their new rule asks for; all of them, or none."""
+    """Convert the slots of all tensors to the storage of their new rule, or of none if there is an error."""
     if old.state_dtype == new.state_dtype and _is_split(old) == _is_split(new):
         return
     found = []
@@ -52,7 +52,7 @@ def convert(tensors: Iterable[Tensor], old: Rule, new: Rule) -> None:
 
 
 def _share(tensor: Tensor, slots: dict[str, Array]) -> Share | None:
-    """The share of a tensor that has other slots: parts that the user made must be whole blocks of codes."""
+    """The share of a tensor with its new slots. Parts that the user made must consist of whole blocks of codes."""
     share = tensor.share
     if not isinstance(share, Shards) or not narrowed(slots):
         return share
@@ -65,10 +65,10 @@ def _is_split(rule: Rule) -> bool:
 
 
 def converted(p: Array, slots: dict[str, Array], old: Rule, new: Rule, rank: int | None = None) -> dict[str, Array]:
-    """The slots of a tensor p as another storage has them; those whose storage is the same are the same arrays.
+    """Convert the slots of a tensor p to another storage. Slots whose storage does not change are the same arrays.
 
-    `new` is the rule `old` with another `state_dtype`, or another kind of masters. `rank` is the tensor's number of
-    dimensions, where the arrays are a stretch of it.
+    `new` is the rule `old` with another `state_dtype`, or another kind of masters. If the arrays are a stretch of the
+    tensor, `rank` is its number of dimensions.
     """
     if new.blocks is not None:
         return _of_blocks(p, slots, old, new)
@@ -109,7 +109,7 @@ def converted(p: Array, slots: dict[str, Array], old: Rule, new: Rule, rank: int
 
 
 def _of_blocks(p: Array, slots: dict[str, Array], old: Rule, new: Rule) -> dict[str, Array]:
-    """`converted`, of a tensor that is cut into blocks."""
+    """As `converted`, for a tensor that the rule divides into blocks."""
     before, after = (Cut(rule, p.shape, dtype_name(p)) for rule in (old, new))
     stacked = [replace(rule, blocks=None, stacked=True) for rule in (old, new)]
     stacks = zip(before.parameter(p), before.slots(slots), strict=True)

@@ -1,4 +1,4 @@
-"""Slots that begin as the parameter: before the first update they follow what users write into it."""
+"""Slots whose initial values depend on the parameter: until the first update they follow changes of the parameter."""
 
 import zlib
 from collections.abc import Collection, Mapping
@@ -16,13 +16,14 @@ from arrayopt.state.quantized import scale_of
 from arrayopt.state.tensors import Tensor
 
 _Mark = tuple[Array, list[int | None]]
-"""A slot, and what tells whether its layers have been written."""
+"""A slot, and for each layer a number that tells whether it was written; None if it was."""
 
 
 class FirstValues:
-    """What users write into a parameter before its first update, such as pretrained weights, is what its slots begin
-    as: slow weights, averages, and slots that a rule makes from values. A slot that users write is left as it is.
-    Layers of a stacked tensor that steps have skipped have no update yet; elsewhere than on the host, it counts as one.
+    """Keeps initial slots up to date when users write to a parameter before its first update (pretrained weights).
+
+    This concerns slow weights, averages, and slots that a rule computes from the parameter. A slot that the user has
+    written is not changed. On the host, skipped layers of a stacked tensor count as not yet updated.
     """
 
     def __init__(self, groups: "list[Any]") -> None:
@@ -30,7 +31,7 @@ class FirstValues:
         self._marks: dict[Tensor, tuple[Any, dict[str, _Mark]]] = {}  # with the tensor's group
 
     def note(self) -> None:
-        """Take note of tensors whose slots have been made: of new ones, and of another dtype or shape."""
+        """Remember the slots of tensors that are new, or have another dtype or shape than before."""
         for group in self._groups:
             known = dict[Any, list[str]]()
             for tensor in group.tensors:
@@ -46,7 +47,7 @@ class FirstValues:
                     self._marks[tensor] = group, {name: _marked(tensor, name) for name in names}
 
     def loaded(self, put: Mapping[Tensor, Collection[str]]) -> None:
-        """Let these slots, which have been loaded, stay as they are, but for those that are what they begin as."""
+        """Stop following the parameter with slots that have been loaded, unless they have their initial values."""
         marked = {tensor: self._marks.pop(tensor, (None, dict[str, _Mark]()))[1] for tensor in put}
         for tensor in put:
             self._seen.pop(tensor, None)
@@ -64,12 +65,12 @@ class FirstValues:
                     marks[slot] = marked[tensor].get(slot, (array, written))
 
     def follow(self, grads: Grads | None = None, *, at_home: bool = False) -> None:
-        """Have slots follow of tensors without an update; in a step, of those that it updates, which have `grads`.
+        """Update initial slots of tensors without an update; in a step, only of tensors that have a gradient.
 
-        On a device that counts updates by itself, it is for the last time then.
-        Those of a tensor of which ranks have parts, and one updates it, do so `at_home`: once it was brought there.
+        If a device counts updates by itself, slots of a tensor follow for the last time in its first step. With
+        `at_home`, this is for tensors that ranks have parts of and one rank updates, after it has gathered the parts.
         """
-        # a signal's handler may save at any place here: then they have followed when it returns
+        # the handler of a signal may save anywhere here, and so call this within
         for tensor in [x for x in list(self._marks) if (x.home is not None) is at_home]:
             if grads is not None and (not grads or grads[tensor.place] is None):  # a micro-step updates none
                 continue
@@ -80,14 +81,14 @@ class FirstValues:
                 self._marks.pop(tensor, None)
 
     def _renew(self, tensor: Tensor, waits: Any) -> None:
-        """Have the slots of a tensor that nobody has written begin as the parameter is now, or those of layers."""
+        """Recompute the initial slots of a tensor, or of its layers in `waits`, except those that were written."""
         group, marks = self._marks.get(tensor, (None, {}))
         made = (tensor.home or tensor).fresh(group.rule) if marks else {}
         for slot, (was, written) in marks.items():
             now, new = tensor.slots.get(slot), made.get(slot)
             if now is None or new is None or _form(now) != _form(new):
                 continue
-            if is_on_host(now) and all(_same(tensor, now, new)):  # a device would be waited for
+            if is_on_host(now) and all(_same(tensor, now, new)):  # for arrays on a device this would wait
                 continue
             pairs, each = zip(written, _written(tensor, now), strict=True), np.size(waits) == len(written)
             begins = np.array([was is now and x == y for x, y in pairs]) & (waits if each else waits.all())
@@ -106,14 +107,14 @@ class FirstValues:
 
 
 def _from_values(rule: Rule, array: Array) -> list[str]:
-    """The slots that the values of a parameter, or numbers of the rule, determine; but for masters, which follow it
-    all the time.
+    """The slots whose initial values depend on the parameter or on hyper-parameters, except masters, which always
+    follow the parameter.
     """
     numbers = [name for name in hypers(type(rule)) if name not in rule.structure[-1]]
     shape, dtype = (2,) * (array.ndim - rule.stacked), complex if kind(array) == "complex" else float
     ones = np.linspace(0.5, 1.0, 2 ** len(shape), dtype=dtype).reshape(shape)
     found: list[str] = []
-    with suppress(Exception):  # of a rule that does not take such a tensor
+    with suppress(Exception):  # the rule may refuse such a tensor
         several = []
         for x in (1.7, 0.0, -0.3):
             seen = copy(rule)
@@ -126,7 +127,7 @@ def _from_values(rule: Rule, array: Array) -> list[str]:
 
 
 def _counts_by_itself(x: Array) -> bool:
-    """Whether the device of an array may count updates, which the host would have to wait for."""
+    """Whether the array is on a device that may count updates, so that the host would have to wait for the number."""
     return is_cupy_array(x) or (is_torch_array(x) and not is_on_host(x))
 
 
@@ -135,12 +136,12 @@ def _form(x: Array) -> Any:
 
 
 def _rows(tensor: Tensor, x: Array) -> int:
-    """How many layers a slot has here that can be told apart; else 1."""
+    """The number of layers of a slot that are compared separately; 1 if they are not."""
     return tensor.layers if is_on_host(x) and tensor.layers and tuple(x.shape[:1]) == (tensor.layers,) else 1
 
 
 def _same(tensor: Tensor, x: Array, y: Array | None) -> list[bool]:
-    """Whether arrays of one form have the same values, in each layer; a device is waited for."""
+    """For each layer, whether two arrays are equal. This waits for a device."""
     xp, rows = array_namespace(x), _rows(tensor, x)
     if y is None or _form(x) != _form(y):
         return [False] * rows
@@ -153,7 +154,7 @@ def _marked(tensor: Tensor, slot: str) -> _Mark:
 
 
 def _written(tensor: Tensor, x: Array) -> list[int | None]:
-    """Numbers that are others after a layer has been written: checksums, or what the array's library counts."""
+    """Numbers that change when a layer is written: checksums, or the version counter of the array's library."""
     if not is_on_host(x):
         return [int(getattr(x, "_version", 0))]
     rows = np.ascontiguousarray(memory(x)).reshape(_rows(tensor, x), -1)

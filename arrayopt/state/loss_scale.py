@@ -7,13 +7,13 @@ from arrayopt.hyper import coerce, is_number
 from arrayopt.rules.words import choose
 
 SMALLEST, LARGEST = 2.0**-126, 2.0**127
-"""Below and above, a scale or its inverse is no ordinary number of float32."""
+"""The limits of a loss scale: beyond them, it or its inverse is not a normal number of float32."""
 
 SCALES = "[2**-126, 2**127]"
-"""What a loss scale may be, in words."""
+"""The interval of loss scales, as messages write it."""
 
 LOSS_SCALE = f"[{SMALLEST}, {LARGEST}]"
-"""The same, as an interval."""
+"""The same interval, to be parsed."""
 
 
 @final
@@ -98,7 +98,7 @@ def is_loss_scale(x: Any) -> bool:
 
 
 def as_loss_scale(who: str, scale: Any) -> LossScale | None:
-    """A loss scale as it may be given: a `LossScale`, a number for a constant one, or None."""
+    """Convert the argument `loss_scale`: a `LossScale`, a number for a constant scale, or None."""
     if scale is None or isinstance(scale, LossScale):
         return scale
     try:

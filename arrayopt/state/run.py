@@ -1,4 +1,4 @@
-"""The numbers of a run: steps, updates of each tensor, loss scale, skipped steps; and who holds them now."""
+"""The counters of an optimizer: steps, updates of each tensor, loss scale, skipped steps; and which device has them."""
 
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -10,39 +10,39 @@ from arrayopt.streams import Streams
 
 
 class Holder(Protocol):
-    """Memory of a device that holds a share of a run's numbers, and where the device moves them on by itself."""
+    """Memory of a device that holds some of the counters, and in which the device advances them by itself."""
 
     counted: Ints
-    """The places of the tensors, or layers of stacked ones, whose updates it counts."""
+    """The places of the tensors, or of layers of stacked tensors, whose updates it counts."""
 
     def upload(self, counts: Ints, loss: dict[str, Any]) -> None:
-        """Copy the holder's share to the device; of `counts` a row are updates, and a row skipped ones."""
+        """Copy the holder's counters to the device. Row 0 of `counts` has updates, row 1 skipped steps."""
 
     def fetch(self, counts: Ints, loss: dict[str, Any]) -> None:
-        """Copy the holder's share back into these; waits for the device."""
+        """Copy the holder's counters back into `counts` and `loss`. This waits for the device."""
 
     def peek(self, name: str) -> Any:
-        """A number of the loss scale as a 0-d array, without a wait; None for what is not of the holder's share."""
+        """A number of the loss scale as a 0-d array, without a wait; None if the holder does not have it."""
 
 
 class Run:
-    """The numbers that go on from step to step, with one owner: the host, or the devices that it gave them to.
+    """The counters that steps advance. Each has one owner at a time: the host, or a device.
 
-    `give_to` hands numbers over and `take_back` brings all of them back; nothing else does. While a device holds
-    numbers, it counts by itself, so that a step can be replayed, or skipped, without the host.
+    Only `give_to` moves counters to a device, and only `take_back` moves all of them back. While a device has a
+    counter, it advances it by itself, so that a step can be replayed, or skipped, without the host.
 
     Attributes
     ----------
     steps : int
-        Steps made, skipped ones too.
+        The number of steps, including skipped ones.
     arrays : int
-        How often a parameter or slot was replaced by another array: a version of where they all lie.
+        How often a parameter or slot was replaced by another array; whoever keeps addresses compares it.
     changes : int
-        How often numbers of updates changed: a version for those who keep copies.
+        How often numbers of updates have changed; whoever keeps copies of them compares it.
     captured : list
-        What a CUDA graph has recorded: its memory must stay where it is.
+        Objects whose memory a CUDA graph uses, so it must neither be freed nor moved.
     streams : Streams
-        The streams that the last call was made on.
+        The streams on which the last call was made.
     """
 
     def __init__(self, count: int = 0, *, scale: float = 1.0) -> None:
@@ -56,12 +56,12 @@ class Run:
         self._room: int | None = None
 
     def begin(self, who: str) -> None:
-        """Before a step: raise ValueError if a number would no longer be one that can be saved and loaded."""
+        """Called before a step. Raise ValueError if a counter would become too large to be saved and loaded."""
         if self._room is None or self._room < 1:
             if self._room is not None:
                 self.take_back()
             most = max(self._loss["skipped"], int(self._counts.max(initial=0)))
-            self._room = LIMIT - 1 - most  # each step adds one at most
+            self._room = LIMIT - 1 - most  # each step adds at most one
         if min(self._room, LIMIT - 1 - self.steps) < 1:
             raise ValueError(
                 f"{who}: numbers of steps and updates must stay below 2**53, and one of them is 2**53 - 1;"
@@ -69,10 +69,10 @@ class Run:
             )
         self._room -= 1
 
-    # ---- who holds the numbers --------------------------------------------------------------------------------------
+    # ---- which device has the counters ------------------------------------------------------------------------------
 
     def give_to(self, holder: Holder) -> None:
-        """Hand a share of the numbers over to a device, unless it has them already; other holders of it lose theirs."""
+        """Move the counters of a holder to its device, unless it has them. Other holders of the places lose theirs."""
         if id(holder) in self._holders:
             return
         places = holder.counted.tolist()
@@ -84,34 +84,34 @@ class Run:
         self._held |= dict.fromkeys(places, holder)
 
     def take_back(self) -> None:
-        """Have all numbers on the host again; waits for the devices."""
+        """Move all counters to the host. This waits for the devices."""
         self._fetch()
         if self._holders:
             self._forget()
 
     def _forget(self) -> None:
-        """Let no device hold numbers."""
+        """Drop all holders without copying their counters."""
         self._holders, self._held, self.changes = {}, {}, self.changes + 1
 
     def _fetch(self, holders: Iterable[Holder] | None = None) -> None:
-        """Copy numbers to the host. Who holds them goes on counting: a step may be ready that relies on it."""
+        """Copy counters to the host. Holders keep theirs, since a prepared step may rely on them."""
         self.streams.meet("Optimizer")
         for holder in self._holders.values() if holders is None else holders:
             holder.fetch(self._counts, self._loss)
 
-    # ---- what a CUDA graph has recorded -----------------------------------------------------------------------------
+    # ---- objects that a CUDA graph uses -----------------------------------------------------------------------------
 
     def record(self, *recorded: Any) -> None:
-        """Note that a CUDA graph holds addresses of these: they must live, and stay where they are."""
+        """Keep objects alive whose addresses a CUDA graph has recorded."""
         self.captured += [x for x in recorded if not self.is_captured(x)]
 
     def is_captured(self, x: Any) -> bool:
-        """Whether a CUDA graph holds addresses of this."""
+        """Whether a CUDA graph has recorded addresses of an object."""
         return any(x is other for other in self.captured)
 
     @property
     def size(self) -> int:
-        """How many tensors, or layers of stacked ones, are counted for."""
+        """The number of places: one for each tensor, or for each layer of a stacked tensor."""
         return int(self._counts.shape[1])
 
     # ---- numbers of updates -----------------------------------------------------------------------------------------
@@ -123,13 +123,13 @@ class Run:
         return found
 
     def skipped(self, places: Any) -> Ints:
-        """How many steps the layers at some places have skipped by themselves."""
+        """The numbers of steps that the layers at some places have skipped, while others were updated."""
         self._fetch()
         found: Ints = self._counts[1, places]
         return found
 
     def count(self, places: Any, *, skipped: bool = False) -> None:
-        """Each of these tensors was updated once more, or has skipped one more step, by the host."""
+        """Add one to the updates, or to the skipped steps, of the tensors at some places."""
         if skipped:
             self.take_back()
         self._counts[int(skipped), places] += 1
@@ -143,12 +143,12 @@ class Run:
         self._room = None
 
     def restart(self) -> None:
-        """Set all numbers of updates to zero, whoever holds them, without a wait."""
+        """Set all numbers of updates to zero, also those on devices, without a wait."""
         self._forget()
         self._counts[:] = 0
 
     def extend(self, count: int) -> range:
-        """Make room for more tensors; their places."""
+        """Add places for more tensors, and return them."""
         self.take_back()
         old = self.size
         self._counts = np.pad(self._counts, ((0, 0), (0, count)))
@@ -158,19 +158,19 @@ class Run:
 
     @property
     def loss(self) -> dict[str, Any]:
-        """``scale``, ``good`` and ``skipped`` as numbers of Python; waits for a device that holds them."""
+        """``scale``, ``good`` and ``skipped`` as Python numbers. This waits for a device that has them."""
         self.take_back()
         return dict(self._loss)
 
     @loss.setter
     def loss(self, values: dict[str, Any]) -> None:
         self.take_back()
-        if values.get("skipped", 0) > self._loss["skipped"] + 1:  # as by a load
+        if values.get("skipped", 0) > self._loss["skipped"] + 1:  # a checkpoint was loaded
             self._room = None
         self._loss = {**self._loss, **values}
 
     def peek(self, name: str) -> Any:
-        """A number of the loss scale where it is held: of Python, or a 0-d array of the device, without a wait."""
+        """A number of the loss scale: a Python number, or a 0-d array of the device that has it, without a wait."""
         found = (holder.peek(name) for holder in self._holders.values())
         return next((x for x in found if x is not None), self._loss.get(name))
 
@@ -180,7 +180,7 @@ class Run:
 
 
 LIMIT = 2**53
-"""Numbers of steps and updates are below it: floats of double precision hold them."""
+"""Numbers of steps and updates must be below this, so that a float64 can hold them."""
 
 
 def is_count(x: Any) -> bool:
@@ -189,7 +189,7 @@ def is_count(x: Any) -> bool:
 
 
 def checked_count(where: str, x: Any) -> int:
-    """x, if `is_count`; else TypeError or ValueError."""
+    """Return x if `is_count`, else raise TypeError or ValueError."""
     if not is_count(x):
         wrong = ValueError if isinstance(x, int) and not isinstance(x, bool) else TypeError
         raise wrong(

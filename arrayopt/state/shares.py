@@ -1,4 +1,4 @@
-"""What a rank has of a tensor: a stretch of its elements, all, or none; or a part that the user made."""
+"""The part of a tensor that a rank updates: a stretch of its elements, all, or none; or a part that the user made."""
 
 import math
 from collections.abc import Mapping
@@ -8,36 +8,36 @@ from arrayopt.arrays import Array, array_namespace, size
 from arrayopt.codecs import BLOCK, SCALE
 
 Blocks = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
-"""For each rank the offset and the shape of its part."""
+"""For each rank, the offset and the shape of its part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Which of a tensor's elements each rank updates and has state for: a stretch of them, in the order of ranks.
+    """The elements of a tensor that each rank updates and has state for: consecutive stretches, in the order of ranks.
 
-    A tensor that one rank has all of may have slots of any size; where several have stretches, slots have a value for
-    each element, or for each block of `arrayopt.codecs.BLOCK` elements, or are undivided.
+    If one rank has all elements, slots may have any size. If several ranks have stretches, a slot has a value for each
+    element, or for each block of `arrayopt.codecs.BLOCK` elements, or it is undivided.
     """
 
     rank: int
-    """The rank that this is on."""
+    """This rank."""
     ends: tuple[int, ...]
     """Rank r has elements ``ends[r]`` to ``ends[r + 1]``."""
     undivided: tuple[str, ...] = ()
-    """Slots of fewer elements than the parameter: every rank that has elements has all of these."""
+    """Slots with fewer elements than the parameter. Every rank that has elements has the whole slot."""
     shards: "Shards | None" = field(default=None, kw_only=True)
-    """The parts of the tensor that the user gave, where one rank updates all of it, and has the slots."""
+    """The parts of the tensor that the user made, if one rank updates the whole tensor and has its slots."""
     holders: tuple[int, ...] = field(init=False, compare=False, repr=False)
     """The ranks that have elements."""
 
     @property
     def first(self) -> int:
-        """The first element that is this rank's."""
+        """The first element of this rank."""
         return self.ends[self.rank]
 
     @property
     def last(self) -> int:
-        """The end of the elements that are this rank's."""
+        """The end of this rank's elements."""
         return self.ends[self.rank + 1]
 
     def __post_init__(self) -> None:
@@ -46,13 +46,13 @@ class Share:
 
     @property
     def kind(self) -> str:
-        """``"cut"`` if several ranks have elements; else ``"whole"`` or ``"none"``, as to what this rank has."""
+        """``"cut"`` if several ranks have elements; else ``"whole"`` if this rank has all, or ``"none"``."""
         if len(self.holders) > 1:
             return "cut"
         return "whole" if self.last > self.first or not self.holders else "none"
 
     def of(self, slot: str, x: Array) -> Array:
-        """This rank's part of a whole slot, or of a value for each element; of a cut tensor with one dimension."""
+        """This rank's part of a whole slot, or of an array with a value per element; a vector if the tensor is cut."""
         if self.kind == "whole":
             return x
         xp = array_namespace(x)
@@ -63,9 +63,9 @@ class Share:
         return xp.asarray(flat[ends[self.rank] : ends[self.rank + 1]], copy=True)
 
     def parts(self, slot: str, n: int) -> tuple[int, ...]:
-        """Where each rank's part begins of a whole slot of n elements, and their end: together they are all of it.
+        """The ends of the ranks' parts of a whole slot of n elements, as in `ends`.
 
-        What is undivided, or of a tensor that one rank has, the first that has elements brings home alone.
+        An undivided slot, or one of a tensor that one rank has, belongs entirely to the first rank with elements.
         """
         if slot in self.undivided or len(self.holders) == 1:
             first = self.holders[0]
@@ -80,16 +80,16 @@ class Share:
         return self.ends
 
     def taken(self, slot: str, x: Array) -> Array:
-        """This rank's part of a slot, or of the parameter ("p"), that was saved whole."""
+        """This rank's part of a slot, or of the parameter ("p"), taken from the saved whole."""
         if self.shards is not None and slot == "p":
             return x[self.shards.slices(slot, self.rank)]
         return self.of(slot, x)
 
     @property
     def senders(self) -> tuple[int, ...]:
-        """The ranks that send their parts where all of the parameter is put together.
+        """The ranks that send their parts when the whole parameter is gathered.
 
-        Of ranks that the user gave the same part, it is the one that updates the tensor, or else the first.
+        If several ranks have the same part, the one that updates the tensor sends it, or else the first.
         """
         if self.shards is None:
             return self.holders
@@ -102,15 +102,15 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Where in a whole tensor a part of it lies that the user gave."""
+    """The position of a part that the user made in the whole tensor."""
 
     offset: tuple[int, ...]
-    """Where it begins, along each axis."""
+    """The first index along each axis."""
     shape: tuple[int, ...]
-    """That of the whole tensor."""
+    """The shape of the whole tensor."""
 
     def first(self, here: tuple[int, ...]) -> int | None:
-        """The position in the whole of the first element of a part of this shape; None if it is several pieces."""
+        """The position of the part's first element in the flat whole; None if the part is not contiguous there."""
         cut = [i for i, (n, whole) in enumerate(zip(here, self.shape, strict=True)) if n != whole]
         if 0 in here or not cut:
             return 0
@@ -122,21 +122,21 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Shards(Share):
-    """Parts that the user gave: parameter, gradient and slots are this rank's alone, and stay so.
+    """Parts that the user made: each rank has its part of the parameter, the gradient and the slots, and no more.
 
-    The parts lie end to end, in the order of the first ranks that have them, each from a unit of work on. So `ends` are
-    not those of the whole tensor's elements; of ranks that have the same part, the first one speaks for all.
+    `ends` counts elements of the parts, not of the whole tensor: parts are concatenated in the order of the first ranks
+    that have them, and each begins at a unit of work. If several ranks have the same part, the first one counts.
     """
 
     blocks: Blocks = ()
     starts: tuple[int, ...] = ()
-    """Where each rank's part begins, as `ends` counts."""
+    """The position of each rank's part, counted as in `ends`."""
     spans: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """For each undivided slot the axes of the tensor that it goes over."""
+    """For each undivided slot, the axes of the tensor that it has."""
     scales: Blocks = ()
-    """As `blocks`, of the scales of slots of codes."""
+    """As `blocks`, for the scales of slots that are stored as codes."""
     seen: tuple[int, ...] = ()
-    """The shape that all scales are seen in, where `scales` are parts of it."""
+    """The shape of all scales, to which the offsets of `scales` refer."""
 
     @property
     def first(self) -> int:
@@ -164,37 +164,37 @@ class Shards(Share):
         return xp.reshape(xp.reshape(x, self.seen)[self.slices(slot, self.rank)], (-1,))
 
     def are_scales(self, slot: str) -> bool:
-        """Whether a slot is the scales of another."""
+        """Whether a slot contains the scales of another one."""
         return bool(self.seen) and slot.startswith(SCALE)
 
     def parts_of(self, slot: str) -> Blocks:
-        """For each rank the offset and the shape of its part of a slot, or of the parameter ("p")."""
+        """For each rank, the offset and the shape of its part of a slot, or of the parameter ("p")."""
         return self.scales if self.are_scales(slot) else self.blocks
 
     def held(self, x: Array) -> Array:
-        """An undivided slot, or of a rank that has no elements where others have some, nothing of it."""
+        """An undivided slot; or an empty one, if only other ranks have elements."""
         if not self.holders or self.last > self.first:
             return x
         xp = array_namespace(x)
         return xp.asarray(xp.reshape(x, (-1,))[:0], copy=True)
 
     def whole(self, slot: str, x: Array, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of an undivided slot of a tensor of some shape; `x` is such a slot of an array of as many axes."""
+        """The shape of an undivided slot of a tensor with this shape; `x` is the slot of an array with as many axes."""
         over = self.spans[slot]
         if x.ndim == len(over):
             return tuple(shape[i] for i in over)
         return tuple(n if i in over else 1 for i, n in enumerate(shape))
 
     def slices(self, slot: str, rank: int) -> tuple[slice, ...]:
-        """The place of a rank's part in the whole slot, or parameter ("p")."""
+        """The slices of a rank's part in the whole slot, or parameter ("p")."""
         return tuple(slice(first, first + n) for first, n in zip(*self.parts_of(slot)[rank], strict=True))
 
 
 def scales_of(name: str, shape: tuple[int, ...], blocks: Blocks) -> tuple[Blocks, tuple[int, ...]]:
-    """The offsets and shapes of the ranks' parts of scales, and the shape that these are seen in.
+    """The offsets and shapes of the ranks' parts of scales, and the shape of all scales.
 
-    Blocks of codes lie in rows if all rows are whole blocks, of the tensor and of each part; else
-    parts must be stretches of the tensor's elements.
+    If all rows of the tensor and of each part consist of whole blocks, scales have rows too. Otherwise
+    each part must be a contiguous stretch of the flat tensor.
     """
     last, total = shape[-1] if shape else 1, math.prod(shape)
     in_rows = []

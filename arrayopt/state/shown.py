@@ -1,4 +1,4 @@
-"""The state of tensors as users see it, and what they put there."""
+"""`TensorState`: the state of a tensor as users read and set it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -21,11 +21,11 @@ from arrayopt.state.tensors import Tensor
 
 
 class TensorState(Mapping[str, Any]):
-    """A tensor's state: its number of updates ``t`` and its slots, each asked for when looked at.
+    """A tensor's state: its number of updates ``t`` and its slots.
 
-    A slot can be given: ``opt.state["w"]["hess"] = x`` copies x into it. The array must be of the
-    slot's library, device, dtype and shape, and finite. Ranks give the part that they see here, or
-    the whole slot. A ring is its members along a first axis, in a copy.
+    A slot can be set: ``opt.state["w"]["hess"] = x`` copies x into it. The array must be finite, and have the
+    slot's library, device, dtype and shape. With ranks, pass this rank's part or the whole slot. A ring is
+    returned as a copy, with its members along the first axis.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class TensorState(Mapping[str, Any]):
                 self._tensor.put(name, x)
 
     def _gathered(self) -> dict[str, Any]:
-        """The slots, with each ring in the place of its members."""
+        """The slots, with each ring in place of its members."""
         return gathered(self._rings, self._tensor.slots)
 
     def __iter__(self) -> Iterator[str]:
@@ -78,7 +78,7 @@ class TensorState(Mapping[str, Any]):
 
 
 def _checked(tensor: Tensor, slot: str, value: Any, said: str, known: Mapping[str, Any]) -> Array:
-    """What a slot is to be, as an array of its own, checked; errors call it `said`, of those `known`."""
+    """Check and copy a value for a slot. Errors call the slot `said` and list the slots in `known`."""
     who = f"Optimizer.state: slot {said!r} of {tensor.name!r}"
     if slot not in tensor.slots or slot.startswith(PROJECT):
         own = ", ".join(repr(name) for name in known if not name.startswith(PROJECT)) or "none"

@@ -36,12 +36,12 @@ from arrayopt.state.quantized import quantized, scale_of, scale_shape
 from arrayopt.state.shares import Block
 
 BY_GROUP = "use another rule for it, as in groups={'*bias': ao.AdamW(lr=1e-3)}"
-"""What to do with a tensor that a rule cannot have."""
+"""The advice of errors about a tensor that a rule does not support."""
 
 
 @contextmanager
 def advising(instead: str) -> Iterator[None]:
-    """Have errors advise something else: the doors have no such groups."""
+    """Replace the advice `BY_GROUP` in errors, for callers without such groups."""
     try:
         yield
     except ValueError as error:
@@ -51,8 +51,8 @@ def advising(instead: str) -> Iterator[None]:
 
 
 def new_slots(rule: Rule, name: str, array: Array, block: Block | None = None) -> dict[str, Array]:
-    """The state of one tensor, or a block of it, before its first update; TypeError or ValueError if the rule cannot
-    have it.
+    """The initial state of one tensor, or of a block of it. Raise TypeError or ValueError if the rule does not support
+    the tensor.
     """
     with on_its_device(array):
         slots = _own(array, _begun(rule, name, array))
@@ -60,7 +60,7 @@ def new_slots(rule: Rule, name: str, array: Array, block: Block | None = None) -
 
 
 def _begun(rule: Rule, name: str, array: Array, part: str = "layer") -> dict[str, Array]:
-    """What `new_slots` makes, before it is known that nothing else holds it."""
+    """As `new_slots`, but slots may share memory with each other or the parameter."""
     if rule.blocks is not None:
         return _of_blocks(rule, name, array)
     who = type(rule).__name__
@@ -101,7 +101,7 @@ def _begun(rule: Rule, name: str, array: Array, part: str = "layer") -> dict[str
             return _stacked_slots(rule, xp, p, dtype) if rule.stacked else rule.all_slots(xp, p, dtype)
 
         def like() -> dict[str, Array | None]:
-            """Slots of the parameter's shape are sharded as it is."""
+            """For each slot of the parameter's shape, the array whose sharding it gets."""
             made = begun(np, np.broadcast_to(np.float32(0.0), tuple(wide.shape)))
             return {slot: wide if x.shape == tuple(wide.shape) else None for slot, x in made.items()}
 
@@ -113,7 +113,7 @@ def _begun(rule: Rule, name: str, array: Array, part: str = "layer") -> dict[str
 
 
 def _of_blocks(rule: Rule, name: str, array: Array) -> dict[str, Array]:
-    """The slots of a tensor that is cut into blocks."""
+    """The slots of a tensor that the rule divides into blocks."""
     reason = uncuttable(rule.blocks, tuple(array.shape))
     if reason:
         who, shape = type(rule).__name__, tuple(array.shape)
@@ -130,7 +130,7 @@ def _check_named(rule: Rule, array: Array) -> None:
         return
     who, known = type(rule).__name__, set[str]()
     for rank in {array.ndim - rule.stacked, 1, 2}:
-        with suppress(Exception):  # of tensors that the rule does not take
+        with suppress(Exception):  # the rule may refuse such a tensor
             known |= rule.slots(np, np.zeros((2,) * rank)).keys()
     for slot, dtype in rule.state_dtype:
         if slot not in known:
@@ -143,7 +143,7 @@ def _check_named(rule: Rule, array: Array) -> None:
 
 
 def _stored(slots: dict[str, Array], narrow: dict[str, str], dtypes: dict[str, Any], layers: int) -> dict[str, Array]:
-    """Slots as they are stored, with scales beside those that are codes."""
+    """Convert slots to the dtypes in which they are stored, and add scales for slots that are stored as codes."""
     made = {}
     for slot, x in slots.items():
         if slot not in narrow:
@@ -156,7 +156,7 @@ def _stored(slots: dict[str, Array], narrow: dict[str, str], dtypes: dict[str, A
 
 
 def _coded(x: Array, dtype: str, layers: int) -> tuple[Array, Array]:
-    """`quantized`; of zeros, as most slots are at first, without arrays in between. A device is not waited for."""
+    """As `quantized`, but faster for zeros on the host, as most slots are at first. It does not wait for a device."""
     xp = array_namespace(x)
     if is_on_host(x) and not xp.any(x != 0):
         shape, device = tuple(x.shape), place(x)[1]
@@ -166,10 +166,10 @@ def _coded(x: Array, dtype: str, layers: int) -> tuple[Array, Array]:
 
 
 def _own(p: Array, slots: dict[str, Array]) -> dict[str, Array]:
-    """Slots that share no memory with the parameter or with each other, and can be written where p's library writes."""
+    """Copy slots that share memory with the parameter or with each other, or that cannot be written."""
     holders, own = {holder(p)}, {}
     for slot in list(slots):
-        x = slots.pop(slot)  # so that what has been copied is let go before the next copy
+        x = slots.pop(slot)  # frees the original of a copy before the next copy is made
         if holder(x) in {*holders, None} or not holds_alone(x):
             x = copied(x)
         holders.add(holder(x))
@@ -178,7 +178,7 @@ def _own(p: Array, slots: dict[str, Array]) -> dict[str, Array]:
 
 
 def _stacked_slots(rule: Rule, xp: Any, p: Array, dtype: str) -> dict[str, Array]:
-    """The slots of each layer, along the first axis."""
+    """The slots of all layers of a stacked tensor, along the first axis."""
     n = p.shape[0]
     if n == 0:
         one = rule.all_slots(xp, xp.zeros(p.shape[1:], dtype=p.dtype), dtype)
@@ -194,7 +194,7 @@ def _stacked_slots(rule: Rule, xp: Any, p: Array, dtype: str) -> dict[str, Array
 
 
 def _constant(rule: Rule, name: str, begun: Array, x: Array, block: Block | None) -> Array:
-    """An array that the rule needs, as a slot of a tensor, or of a block of it."""
+    """An array that belongs to the rule, such as a bound of `project`, as a slot of a tensor or of a block of it."""
     shape = tuple(begun.shape) if block is None else block.shape
     try:
         whole = np.broadcast_to(to_host(x), shape)

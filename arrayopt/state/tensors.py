@@ -1,4 +1,4 @@
-"""The state of tensors: each parameter with its slots."""
+"""`Tensor`: a parameter with its slots."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -26,14 +26,14 @@ from arrayopt.state.shares import Block, Shards, Share
 from arrayopt.state.slots import new_slots
 
 Left = dict[int, Any]
-"""Which layers a step leaves out: for stacked tensors of so many layers an array of bool, one for each."""
+"""Which layers a step skips: for each number of layers an array of bool, for all stacked tensors with that many."""
 
 
 @dataclass(eq=False, slots=True)
 class Tensor:
-    """One parameter with its state: its name, array, slots, and its place among the numbers of the run.
+    """One parameter with its state: its name, array, slots, and its place in the counters of the run.
 
-    Where ranks share the work, `slots` are this rank's part of them; see `Share`.
+    If ranks share the work, `slots` are this rank's part of them; see `Share`.
     """
 
     name: str
@@ -43,21 +43,21 @@ class Tensor:
     place: int = 0
     share: Share | None = None
     block: Block | None = None
-    """Where in a larger tensor the array lies, if it is a part of one."""
+    """The position of the array in a larger tensor, if it is a part of one."""
     whole: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """The shapes of whole slots."""
+    """The shapes of the whole slots."""
     layer_of: tuple[str, int] | None = None
-    """The name of the stacked tensor that it is a layer of, and how many elements of that lie before it."""
+    """If it is a layer of a stacked tensor: the name of that, and the number of elements before the layer."""
     number: int = -1
-    """Its first place among the numbers of the run, where that is another than `place`, among all tensors."""
+    """Its first place in the counters of the run, if that differs from `place`, its place among all tensors."""
     layers: int = 0
-    """How many layers a stacked tensor has: each has numbers of its own. Others have none."""
+    """The number of layers of a stacked tensor, each with its own counters; 0 for other tensors."""
     home: "Tensor | None" = None
-    """Of a part of a tensor that one rank updates: the whole tensor there, and zeros elsewhere."""
+    """If it is a part of a tensor that one rank updates: the whole tensor on that rank, and zeros on others."""
 
     @property
     def origin(self) -> tuple[str, int]:
-        """Whose elements these are, and the position of the first: what random numbers follow from."""
+        """The name of the tensor and the position of the first element in it, which determine random numbers."""
         return self.layer_of or (self.name, 0 if self.block is None else self.block.first(tuple(self.array.shape)) or 0)
 
     @property
@@ -67,23 +67,23 @@ class Tensor:
 
     @property
     def kind(self) -> str:
-        """Whether this rank has the tensor ``"whole"``, ``"cut"``, or has ``"none"`` of it; see `Share`."""
+        """Whether this rank updates the ``"whole"`` tensor, a part of it (``"cut"``), or ``"none"``; see `Share`."""
         return "whole" if self.share is None else self.share.kind
 
     def own(self, slot: str, x: Array) -> Array:
-        """This rank's part of a slot, or of a value for each element, that is as large as the array."""
+        """This rank's part of a slot, or of an array with a value per element, that is as large as `array`."""
         return x if self.share is None else self.share.of(slot, x)
 
     def taken(self, slot: str, x: Array) -> Array:
-        """This rank's part of a slot, or of the parameter ("p"), that was saved whole."""
+        """This rank's part of a slot, or of the parameter ("p"), taken from the saved whole."""
         return x if self.share is None else self.share.taken(slot, x)
 
     def fresh(self, rule: Rule, array: Array | None = None) -> dict[str, Array]:
-        """This rank's state before the first update; see `new_slots`."""
+        """This rank's initial state; see `new_slots`."""
         return self.made(rule, array)[0]
 
     def made(self, rule: Rule, array: Array | None = None) -> tuple[dict[str, Array], dict[str, tuple[int, ...]]]:
-        """As `fresh`, with the shapes of the whole slots."""
+        """As `fresh`, and the shapes of the whole slots."""
         if self.home is not None:
             return self.home.made(rule)
         array = self.array if array is None else array
@@ -98,14 +98,14 @@ class Tensor:
         return {slot: self.own(slot, x) for slot, x in made.items()}, whole
 
     def hold(self, slots: dict[str, Array], whole: dict[str, tuple[int, ...]]) -> None:
-        """Go on with other slots, as `made` returns them."""
+        """Replace the slots; the arguments are what `made` returns."""
         for tensor in (self, self.home):
             if tensor is not None:
                 tensor.slots, tensor.whole = slots, whole
         self.run.arrays += 1
 
     def _undivided(self, rule: Rule, made: dict[str, Array]) -> dict[str, Array]:
-        """The slots of fewer elements of the whole tensor, where the user gave a part of it."""
+        """The undivided slots of the whole tensor, if the user made the parts."""
         assert isinstance(self.share, Shards)
         xp, dtype, found = array_namespace(self.array), dtype_name(self.array), {}
         with on_its_device(self.array):
@@ -124,17 +124,17 @@ class Tensor:
 
     @property
     def first(self) -> int:
-        """Its first place among the numbers of the run."""
+        """Its first place in the counters of the run."""
         return self.place if self.number < 0 else self.number
 
     @property
     def numbers(self) -> "int | Ints":
-        """Its place among the numbers of the run; of a stacked tensor those of its layers."""
+        """Its place in the counters of the run, or the places of the layers of a stacked tensor."""
         return np.arange(self.first, self.first + self.layers) if self.layers else self.first
 
     @property
     def t(self) -> int:
-        """The number of updates so far, with those that layers have skipped; waits for a device that counts them."""
+        """The number of updates so far, including those that layers have skipped. This waits for the device."""
         own = int(self.run.updates(self.first))
         return own + int(self.run.skipped(self.first)) if self.layers else own
 
@@ -144,27 +144,27 @@ class Tensor:
 
     @property
     def updates(self) -> "int | Ints":
-        """The number of updates so far; of each layer, where these differ."""
+        """The number of updates so far; one per layer if these differ."""
         found = self.run.updates(self.numbers)
         return int(found.flat[0]) if (found == found.flat[0]).all() else found
 
     @property
     def skipped(self) -> Ints:
-        """How many of the updates each layer has skipped."""
+        """The number of updates that each layer has skipped."""
         return self.run.skipped(self.numbers)
 
     def count(self, left: Left, *, skipped: bool = False) -> None:
-        """Each layer was updated once more but for those that are left out; or these have `skipped` a step."""
+        """Count an update of all layers that are not left out; or with `skipped`, a skipped step of those that are."""
         mask = left.get(self.layers, np.zeros(self.layers, bool))
         self.run.count(self.numbers[mask if skipped else ~mask], skipped=skipped)  # type: ignore[index]
 
     def take(self, array: Array) -> None:
-        """Go on from another array as the parameter, or from the same one, which may be elsewhere."""
+        """Use another array as the parameter, or the same one after its memory has moved."""
         self.array = array
         self.run.arrays += 1
 
     def put(self, slot: str | None, value: Array) -> None:
-        """Write a slot, or the parameter (None), or put another array in its place where it cannot be written."""
+        """Write to a slot, or to the parameter (None). If the array cannot be written, replace it."""
         old = self.array if slot is None else self.slots[slot]
         with on_its_device(old):
             new = store(old, value)
@@ -177,7 +177,7 @@ class Tensor:
 
 
 def explain_state(tensors: Iterable[Tensor]) -> list[str]:
-    """The bytes of state here for each parameter here, and which slots are stored in 8 bits."""
+    """Describe which slots are stored in 8 bits, and the bytes of state per parameter of this process."""
     state = parameters = 0
     codes = dict[str, None]()
     for tensor in tensors:
@@ -193,7 +193,7 @@ def explain_state(tensors: Iterable[Tensor]) -> list[str]:
 
 
 def explain_wide(rule: Rule, tensors: Iterable[Tensor]) -> list[str]:
-    """Which slots of tensors of one dtype keep their precision under `state_dtype`, a line for each reason."""
+    """Describe which slots keep their precision despite `state_dtype`: a line for each reason."""
     slots = dict[str, dict[str, None]]()
     for rank, dtype in dict.fromkeys((x.array.ndim - rule.stacked, dtype_name(x.array)) for x in tensors):
         for slot, why in why_wide(rule, rank, dtype).items():

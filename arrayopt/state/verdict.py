@@ -1,4 +1,4 @@
-"""What all gradients together mean for a step: their joint norm, and what follows from it."""
+"""The joint norm of all gradients, and the decisions that follow: clip, unscale, or skip the step."""
 
 import math
 from collections.abc import Sequence
@@ -8,30 +8,30 @@ from arrayopt.arrays import array_namespace, dtype_name, library, place
 from arrayopt.rules.words import SMALL, choose, root_of_squares
 
 CLIP_NORM = "(0, inf)"
-"""What the joint norm of gradients may be limited to."""
+"""The interval of `clip_norm`."""
 
 FLOAT32_MAX = 3.4028234663852886e38
 """The largest number of float32."""
 
 
 class Verdict(NamedTuple):
-    """What all gradients together mean for the step; of numbers, or of 0-d arrays."""
+    """What a step does with its gradients. Fields are Python numbers or 0-d arrays."""
 
     factor: Any = None
-    """What gradients are multiplied by; None: nothing."""
+    """The factor for gradients; None for 1."""
     skip: Any = False
-    """Whether the step is to change nothing."""
+    """Whether the step is skipped, and changes nothing."""
     norm: Any = None
-    """The joint norm of the unscaled gradients, where it was asked for; or what asks the device for it."""
+    """The joint norm of the unscaled gradients if it is needed, or a function that reads it from the device."""
     left: Any = None
-    """Which layers of stacked tensors the step leaves out; see `arrayopt.state.tensors.Left`."""
+    """The layers of stacked tensors that the step skips; see `arrayopt.state.tensors.Left`."""
 
 
 def joint_norm(norms: Sequence[Any]) -> Any:
-    """The Euclidean norm over tensors of these norms, free of overflow.
+    """The Euclidean norm of all tensors together, from their norms, without overflow.
 
-    It is a float for NumPy, and for several libraries or devices, which are waited for; else a 0-d array, without a
-    wait.
+    It is a float for NumPy arrays, and for several libraries or devices, for which it waits; otherwise a 0-d array,
+    without a wait.
     """
     if not norms:
         return 0.0
@@ -45,11 +45,10 @@ def joint_norm(norms: Sequence[Any]) -> Any:
 
 
 def judge(total: Any, *, scale: Any = None, limit: Any = None, check: bool = False) -> Verdict:
-    """What the step is to do with gradients of this joint norm, times the loss scale; of numbers, 0-d arrays, or
-    traced.
+    """Decide what a step does with gradients whose joint norm is `total`, including the loss scale `scale`.
 
-    The joint norm of the unscaled gradients is limited to `limit`. With `check`, a gradient that is not finite, or not
-    once the scale is taken off, skips the step.
+    The joint norm of the unscaled gradients is clipped to `limit`. With `check`, the step is skipped if a gradient is
+    not finite before or after it is unscaled. Arguments are numbers, 0-d arrays, or traced.
     """
     norm = total if scale is None else total / scale
     factor = None if scale is None else 1.0 / scale
@@ -58,7 +57,7 @@ def judge(total: Any, *, scale: Any = None, limit: Any = None, check: bool = Fal
         clip = choose(larger, limit / choose(larger, norm, 1.0), 1.0)
         factor = clip if factor is None else clip * factor
     if scale is not None:
-        finite = norm <= FLOAT32_MAX  # False for NaN; what overflows when the scale is taken off counts, too
+        finite = norm <= FLOAT32_MAX  # False for NaN, and for overflow in the unscaled gradients
     else:
         finite = math.isfinite(total) if isinstance(total, float) else array_namespace(total).isfinite(total)
     skip = False if not check else not finite if isinstance(finite, bool) else ~finite

@@ -1,1 +1,1 @@
-"""A step: from gradients to launches."""
+"""Steps of an optimizer: from gradients to launches."""

@@ -19,7 +19,7 @@ from arrayopt.step.ready import Ready
 
 
 def room_for(param: Array) -> Array:
-    """An array for the sum of a parameter's gradients, in the order of C, as engines take them."""
+    """Return zeros in C order for the sum of a parameter's gradients."""
     xp, device = place(param)
     with on_its_device(param):
         return xp.zeros(tuple(param.shape), dtype=working_dtype(xp, param), device=device)
@@ -27,36 +27,36 @@ def room_for(param: Array) -> Array:
 
 @dataclass(slots=True)
 class Adding:
-    """The additions of a micro-step: made ready, but not written yet."""
+    """The additions of a micro-step: prepared, but not executed."""
 
     given: list[Array | None]
     """The gradients of this call."""
     ready: Ready
-    """Writes the sums."""
+    """Executes the additions."""
     scaled: bool
-    """Whether these are gradients of a scaled loss."""
+    """Whether the gradients are of a scaled loss."""
     only: int | None = None
-    """The place of the one tensor that is updated by itself, by `Optimizer.give`."""
+    """With `Optimizer.give`, the place of the one tensor that is updated."""
     means: list[Array | None] = field(default_factory=list)
-    """In the last micro-step the mean gradients: arrays that hold them once `ready` has run. None
-    for tensors that had no gradient in any micro-step.
+    """In the last micro-step, arrays that hold the mean gradients after `ready` has run; None for
+    tensors without a gradient in all micro-steps.
     """
     measures: Measures = ()
-    """In the last micro-step, what measures the means before `ready` has run."""
+    """In the last micro-step, requests that measure the means before `ready` has run."""
 
 
 class Accumulator:
-    """Sums gradients over `every` micro-steps, of which there have been `done` since the last step.
+    """Sums gradients over `every` micro-steps; `done` of these have been made since the last step.
 
     Attributes
     ----------
     scaled : bool
-        Whether one of them had gradients of a scaled loss.
+        Whether a micro-step had gradients of a scaled loss.
     tensors : dict of str to Tensor
-        For each tensor, with `t` the number of gradients that are in its slot ``sum``, if any.
+        For each parameter, a tensor whose slot ``sum`` has the sum of `t` gradients.
     begun : set of int
-        The places of the tensors that have had a gradient: what the host knows of `t` without
-        asking a device.
+        The places of tensors that have had a gradient, so that the host knows whether `t` is 0
+        without asking a device.
     """
 
     def __init__(self, engine: str, every: Any) -> None:
@@ -74,7 +74,7 @@ class Accumulator:
 
     @property
     def last(self) -> bool:
-        """Whether the next micro-step is the last of a step."""
+        """Whether the next micro-step is the last one of a step."""
         return self.done + 1 == self.every
 
     def prepare(
@@ -87,26 +87,26 @@ class Accumulator:
         judged: bool,
         only: int | None = None,
     ) -> Adding:
-        """Make the additions of one micro-step ready, raising whatever there is to raise.
+        """Prepare the additions of one micro-step, and raise any error now.
 
         Parameters
         ----------
         factor : float or 0-d array, optional
-            What gradients are multiplied by first.
+            Multiplies the gradients first.
         early : bool
-            Whether the means are needed before the step is written. They are made in new memory
-            then, for the sums must stay as they are until then. For some buckets they are always
-            needed: where rules run as they are written.
+            Whether the means are needed before the step is written. They get new memory then,
+            because the sums must not change before. Buckets whose rule runs as written always need
+            them.
         judged : bool
-            Whether the means are to be measured.
+            Whether the means are measured.
         only : int, optional
-            The place of the one tensor that is updated by itself.
+            With `Optimizer.give`, the place of the one tensor that is updated.
         """
         if not self.last:
             asked = [self._asked(self._sums(bucket), grads, factor) for bucket in buckets]
             return Adding(grads, Ready(self._engine, asked), factor is not None, only)
         means: list[Array | None] = [None] * len(grads)
-        # the means that are there before the step is written
+        # the means that are computed before the step is written
         known: list[Array | None] = [None] * len(grads)
         later, waiting = [], []
         for bucket in buckets:
@@ -129,7 +129,7 @@ class Accumulator:
         return Adding(grads, Ready(self._engine, later), factor is not None, only, means, asked)
 
     def add(self, adding: Adding) -> None:
-        """Take in gradients that were made ready."""
+        """Execute prepared additions."""
         adding.ready.run(Alone())
         every = range(len(adding.given)) if adding.only is None else [adding.only]
         self.begun.update(i for i in every if adding.given[i] is not None)
@@ -137,7 +137,7 @@ class Accumulator:
         self.scaled = self.scaled or adding.scaled
 
     def clear(self, only: int | None = None) -> None:
-        """Begin anew; or the sum of one tensor anew."""
+        """Reset all sums, or the sum of one tensor."""
         if only is not None and only in self.begun:
             self.begun.remove(only)
             self._run.put_updates(only, 0)
@@ -146,12 +146,12 @@ class Accumulator:
             self._run.restart()
 
     def sums(self) -> dict[str, Array]:
-        """The sums so far, by tensor name."""
+        """Return the sums so far, by tensor name."""
         begun = {name: x for name, x in self.tensors.items() if x.place in self.begun}
         return {name: tensor.slots["sum"] for name, tensor in begun.items()}
 
     def load(self, sums: dict[str, Array], tensors: Sequence[Tensor]) -> None:
-        """Bring the sums to saved ones."""
+        """Replace the sums by saved ones."""
         self._run, self._measuring = Run(len(tensors)), Run()
         self.tensors, self.begun = {}, set()
         for tensor in tensors:
@@ -164,11 +164,11 @@ class Accumulator:
     # ---- the tensors that hold the sums ----------------------------------------------------------
 
     def _sums(self, bucket: Bucket) -> Bucket:
-        """The sums of the gradients of a bucket's parameters, whole on each rank."""
+        """Return the bucket of the sums for a bucket's parameters, which are whole on each rank."""
         return companion(bucket.whole, self._rule, self._tensor, self._run)
 
     def _tensor(self, tensor: Tensor) -> Tensor:
-        """The tensor that holds the sum for a parameter."""
+        """Return the tensor that holds the sum for a parameter."""
         total = self.tensors.get(tensor.name)
         if total is None:
             self._run.extend(max(0, tensor.place + 1 - self._run.size))
@@ -178,11 +178,11 @@ class Accumulator:
         return total
 
     def _asked(self, sums: Bucket, grads: Grads, factor: Any) -> tuple[Bucket, Asked]:
-        """What an engine is asked for, to add gradients to sums."""
+        """Return the request to an engine to add gradients to sums."""
         return sums, Asked(sums.own(grads), [self._rule.at(0)], factor)
 
     def _copied(self, sums: Bucket) -> Bucket:
-        """The same sums once more, in memory of their own."""
+        """Return a copy of sums in new memory."""
         run, copies = Run(len(sums.places)), list[Tensor]()
         run.put_updates(slice(None), [at in self.begun for at in sums.places])
         for tensor in sums.tensors:
@@ -194,11 +194,11 @@ class Accumulator:
         return Bucket([group], copies, [0] * len(copies), sums.places, run)
 
     def _runs_as_written(self, bucket: Bucket) -> bool:
-        """Whether the update of some of a bucket's tensors is computed before it is launched."""
+        """Return whether an update in the bucket is computed when it is prepared, not launched."""
         return bucket.rule.branches or isinstance(select(self._engine, bucket)[0], ArrayAPI)
 
     def _norms(self, bucket: Bucket, grads: Grads, factor: Any) -> Measures:
-        """What measures the means that adding these gradients will make."""
+        """Return requests that measure the means after the addition of these gradients."""
         asked = []
         for first in (False, True):
             chosen = [g if (i in self.begun) is not first else None for i, g in enumerate(grads)]
@@ -209,7 +209,7 @@ class Accumulator:
         return asked
 
     def _measured(self, tensor: Tensor) -> Tensor:
-        """The tensor that stands for a sum where it is measured."""
+        """Return a tensor for measuring the sum of a parameter."""
         self._measuring.extend(max(0, tensor.place + 1 - self._measuring.size))
         slots = self._tensor(tensor).slots
         return Tensor(tensor.name, tensor.array, slots, self._measuring, tensor.place)

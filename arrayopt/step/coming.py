@@ -1,4 +1,4 @@
-"""What is known of a step: before its gradients, and before it is known whether ranks make it."""
+"""Data of a step: `Coming` before its gradients, `Begun` before all ranks agree to make it."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,8 +19,8 @@ from arrayopt.step.ready import Ready
 
 
 class Coming(NamedTuple):
-    """What the host knows of a step before its gradients, such as the hyper-parameters of each
-    bucket's groups; and whether the step waits for the parameters of other ranks.
+    """The host's data of a step before its gradients, such as the hyper-parameters of each bucket's
+    groups. `wait` is whether the step waits for the parameters of other ranks.
     """
 
     version: int
@@ -32,37 +32,37 @@ class Coming(NamedTuple):
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """What no number can change, and so no replay of a captured step."""
+        """The properties that a replay of a captured step cannot change."""
         known = self.known
         given = known.scale is None, known.limit is None, known.check, known.verdict is None
         return (self.version, *given, self.valued)
 
     @property
     def valued(self) -> bool:
-        """Whether no rule does without a value that it might be given."""
+        """Whether each rule that uses the function's value has one in this step."""
         return all(own[0].get(VALUE, 0.0) is not None for own in self.hypers)
 
 
 @dataclass(slots=True)
 class Begun:
-    """What has been made ready of a step, before it is known whether all ranks make it."""
+    """A step that is prepared, before all ranks agree to make it."""
 
     given: list[Array | None]
     """The gradients of this call."""
     grads: list[Array | None]
-    """The gradients of the step: those that were given, or the means of all micro-steps."""
+    """The gradients of the step: those of this call, or the means of all micro-steps."""
     rooms: list[Array | None]
-    """Where those go that ranks add up; where they do not, the gradients themselves."""
+    """Arrays for the sums of gradients over ranks; or the gradients, if they are not added up."""
     adding: Adding | None = None
     """With `accumulate`, the additions of this micro-step."""
     ready: Ready | None = None
-    """All of it, where nothing else is to be known of the gradients."""
+    """The launches of the step, if they do not depend on the values of gradients."""
     reduced: bool = False
-    """Whether ranks have added the gradients up already, in the rooms."""
+    """Whether `rooms` already has the sums of gradients over ranks."""
 
 
 def form_of(coming: Coming, grads: Grads, verdict: Verdict) -> tuple[Any, ...] | None:
-    """What steps have in common that one `Ready` can make; None where it makes just one."""
+    """Return a key; the same `Ready` can make steps with equal keys. None if it makes only one."""
     if not isinstance(grads, LocatedGrads) or grads.dtype is None or grads.locations is None:
         return None
     if not grads.locations.complete:
@@ -72,7 +72,7 @@ def form_of(coming: Coming, grads: Grads, verdict: Verdict) -> tuple[Any, ...] |
 
 
 def checked_value(value: Any, buckets: list[Bucket], ranks: int) -> Any:
-    """The value of a step, as rules get it: a number, or an array of one process."""
+    """Check the value of a step, and return it as rules get it: a number, or an array."""
     if getattr(value, "ndim", 0) == 1:
         _check_values(value, buckets, ranks)
         return detached(value)
@@ -80,7 +80,7 @@ def checked_value(value: Any, buckets: list[Bucket], ranks: int) -> Any:
 
 
 def numbers_at(buckets: list[Bucket], step: int, value: Any) -> list[list[dict[str, Any]]]:
-    """The hyper-parameters of each bucket's groups; those of one search must agree."""
+    """Return the hyper-parameters of each bucket's groups. Those of one line search must agree."""
     hypers = [bucket.numbers(step, value) for bucket in buckets]
     if value is not None:
         settings: list[tuple[Rule, dict[str, Any]]] = []
@@ -91,7 +91,7 @@ def numbers_at(buckets: list[Bucket], step: int, value: Any) -> list[list[dict[s
 
 
 def _check_values(values: Array, buckets: list[Bucket], ranks: int) -> None:
-    """Raise TypeError where there cannot be a value for each layer."""
+    """Raise TypeError unless there can be a value for each layer."""
     who = "Optimizer.step: `value` must be a number, or one number per layer of stacked tensors"
     if ranks > 1:
         raise TypeError(f"{who}, and the array does not work over ranks; got {len(values)} values")
@@ -109,10 +109,9 @@ def _check_values(values: Array, buckets: list[Bucket], ranks: int) -> None:
 def said(
     coming: Coming, parameters: Parameters, run: Run, done: int, grads: list[Array | None]
 ) -> dict[str, Any]:
-    """What of a step must be the same on all ranks.
+    """Return the data of a step that must be equal on all ranks.
 
-    `done` counts the micro-steps that have been accumulated; `grads` is empty where no gradients
-    are known yet.
+    `done` is the number of accumulated micro-steps; `grads` is empty if no gradients are known.
     """
     known = coming.known
     kinds, complete = dtypes(grads)
@@ -125,7 +124,7 @@ def said(
         absent = [x.name for x, kind in every if kind is None]
     scale = run.peek("scale") if known.scale is None else known.scale
     if known.judge is not None and known.scale is None:
-        scale = None  # what a device decides is the same everywhere, and not waited for
+        scale = None  # a device decides it, the same on all ranks; reading it would wait
     found: dict[str, Any] = {
         "the number of steps": (run.steps, done),
         "the list of tensors without a gradient": absent,

@@ -7,7 +7,7 @@ from arrayopt.ranks.alone import Alone
 
 
 class Commit(uninterrupted):
-    """The section of a step that writes. No signal interrupts it, and a failure is remembered."""
+    """The section of a step that writes. Signals are deferred; after an error the state is torn."""
 
     __slots__ = ("_team",)
 

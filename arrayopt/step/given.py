@@ -17,32 +17,32 @@ from arrayopt.step.step import Step
 
 
 class Release:
-    """The step that `Optimizer.give` has begun: what has been given, and what was refused.
+    """The step that `Optimizer.give` has begun: the gradients that were taken, and those refused.
 
     Attributes
     ----------
     given : dict of str to Array or None
         The tensors whose gradients were taken, in order. In one process they have been updated.
-        Over ranks they are updated at the end of the step, and each has an array of its gradient's
-        dtype.
+        Over ranks they are updated at the end of the step, and each entry is an array of its
+        gradient's dtype.
     refused : dict of str to str
-        Tensors whose gradient was refused, with the error, until another one is given.
+        The tensors whose gradient was refused, with the error, until another one is given.
     """
 
     def __init__(self, parameters: Parameters) -> None:
         self._parameters = parameters
         self.given: dict[str, Any]
         self.refused: dict[str, str]
-        self._settings: tuple[Any, ...] | None  # of the step, where tensors have been updated
+        self._settings: tuple[Any, ...] | None  # of the step, once a tensor has been updated
         self.clear()
 
     def __bool__(self) -> bool:
         return bool(self.given or self.refused)
 
     def check(self, name: Any, names: Collection[str], waits: list[str]) -> None:
-        """Raise where a gradient cannot be taken by itself.
+        """Raise ValueError if the gradient of a tensor cannot be taken.
 
-        `waits` names the options that need all gradients.
+        `waits` has the names of options that need all gradients at once.
         """
         if waits:
             raise ValueError(
@@ -56,12 +56,12 @@ class Release:
             raise ValueError(f"Optimizer.give: {name!r} was already given in this step; {first}")
 
     def took(self, name: str, grad: Any = None) -> None:
-        """Note that a gradient was taken."""
+        """Remember that a gradient was taken."""
         self.given[name] = grad
         self.refused.pop(name, None)
 
     def check_settings(self, who: str, *settings: Any) -> None:
-        """Raise RuntimeError where settings are not those with which tensors have been updated."""
+        """Raise RuntimeError if settings have changed since the first update of this step."""
         if self._settings is None:
             self._settings = settings
         elif self._settings != settings:
@@ -72,9 +72,9 @@ class Release:
             )
 
     def check_end(self, who: str, *, incomplete: bool = False, again: bool = False) -> None:
-        """Raise RuntimeError where a gradient was refused, unless the step may be incomplete.
+        """Raise RuntimeError if a gradient was refused, unless the step may be incomplete.
 
-        With `again`, all gradients must be given again.
+        With `again`, the message says that all gradients must be given again.
         """
         if self.refused and not incomplete:
             first, error = next(iter(self.refused.items()))
@@ -87,7 +87,7 @@ class Release:
             )
 
     def clear(self) -> None:
-        """Forget the step, as after a load."""
+        """Forget the step, for instance after a load."""
         self.given, self.refused, self._settings = {}, {}, None
 
     def check_whole(self, who: str) -> None:
@@ -104,10 +104,10 @@ class Release:
 
 
 class GivenStep(Step):
-    """A `Step` whose gradients may also come one by one; see `Optimizer.give`.
+    """A `Step` whose gradients may also be given one by one; see `Optimizer.give`.
 
-    In one process each tensor is updated as its gradient comes. Over ranks gradients are added up,
-    and all tensors are updated at the end.
+    In one process each tensor is updated when its gradient is given. Over ranks gradients are added
+    up, and all tensors are updated at the end.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -115,7 +115,7 @@ class GivenStep(Step):
         self.release = Release(self._parameters)
 
     def coming_given(self, who: str, place: int | None = None) -> Coming:
-        """What is known of a step of which tensors are updated one by one, or of one's update."""
+        """Return the data of a step that updates tensors one by one, or of the update of one."""
         coming = self.coming(None, None)
         if self.accumulator.last:
             structures = [group.rule.structure for group in self._parameters.groups]
@@ -123,12 +123,12 @@ class GivenStep(Step):
         return coming if place is None else self._alone(coming, place)
 
     def _alone(self, coming: Coming, place: int) -> Coming:
-        """What is known of the update of one tensor by itself."""
+        """Return the data of the update of one tensor."""
         bucket = self._buckets.alone(place)
         return coming._replace(buckets=[bucket], hypers=[bucket.numbers(coming.step)])
 
     def take(self, name: str, place: int, given: Any) -> None:
-        """Begin to add up a gradient over ranks; see `Optimizer.give`."""
+        """Start to add up a gradient over ranks; see `Optimizer.give`."""
         parameters = self._parameters
         if not self.release.given:
             parameters.take_up()
@@ -152,7 +152,7 @@ class GivenStep(Step):
             ranks.gradients.familiar[name] = place, kind, form_of, form_of(grad), zeros
 
     def _added(self, place: int, grad: Array, took: Callable[[], None]) -> Array | None:
-        """Add a gradient to those before it; return the mean in the last micro-step."""
+        """Add a gradient to the sum of its tensor; return the mean in the last micro-step."""
         accumulator, coming = self.accumulator, self._alone(self.coming(None, None), place)
         grads: list[Array | None] = [None] * len(self._parameters.all)
         grads[place] = grad
@@ -168,7 +168,7 @@ class GivenStep(Step):
         return None
 
     def collect(self) -> tuple[list[Array | None], list[Array | None]]:
-        """Wait for all that was taken; zeros in place of it, and the sums. All ranks call it."""
+        """Wait for all reductions; return zeros in place of gradients, and the sums. Collective."""
         accumulator, tensors, ranks = self.accumulator, self._parameters.all, self._ranks
         places, several = self._parameters.places, accumulator.every > 1
         given: list[Array | None] = list(map(self.release.given.get, places))
@@ -189,14 +189,14 @@ class GivenStep(Step):
     def begin_taken(
         self, coming: Coming, given: list[Array | None], rooms: list[Array | None], *, stats: bool
     ) -> Begun:
-        """Let what may fail do so before ranks vote on a step whose gradients they have taken."""
+        """Prepare a step of taken gradients, so that errors are raised before ranks vote."""
         accumulator, tensors = self.accumulator, self._parameters.all
         if not accumulator.last:
             adding = Adding([None] * len(given), Ready(self._engine), scaled=False)
             return Begun(given, given, given, adding)
         self._parameters.first.follow(rooms)
         for place, part in self._ranks.gradients.parts.items():
-            given[place] = part  # ranks compare the gradients of the same part
+            given[place] = part  # ranks with the same part compare its gradients
         whole = self._ranks.whole_rooms(tensors, rooms)
         ready = self._foresee(coming, whole, stats=stats)
         known, several = coming.known, accumulator.every > 1
@@ -204,20 +204,20 @@ class GivenStep(Step):
         return Begun(given, rooms, whole, ready=ready if final else None, reduced=True)
 
     def forget(self) -> None:
-        """Forget what was given, and what `advance` has prepared: a state has been loaded."""
+        """Forget given gradients and what `advance` has prepared, because a state was loaded."""
         self.release.clear()
         self._coming = None
 
     def drop_taken(self, *, failed: bool) -> None:
-        """Forget what was taken; but not what is in sums already, where a micro-step has failed."""
+        """Forget taken gradients, unless a micro-step failed: they are in sums already."""
         self._ranks.gradients.clear()
         if not failed or self.accumulator.last:
             self.release.clear()
 
     def end_release(self, *, incomplete: bool) -> bool:
-        """End the step that was made tensor by tensor; whether it was a whole step.
+        """End a step that has updated tensors one by one; return False after a micro-step.
 
-        With `accumulate`, tensors that had no gradient in this last micro-step are updated here.
+        With `accumulate`, this updates tensors that had no gradient in the last micro-step.
         """
         release, accumulator = self.release, self.accumulator
         release.check_end("Optimizer.step", incomplete=incomplete)
@@ -240,8 +240,8 @@ class GivenStep(Step):
 
 
 class Again:
-    """The short way through `Optimizer.give`, which may be called thousands of times in a step;
-    `before` are the hooks before a step.
+    """A fast path of `Optimizer.give`, which may be called thousands of times in a step. `before`
+    has the hooks before a step.
     """
 
     def __init__(self, guard: Guard, step: GivenStep, before: list[Any]) -> None:
@@ -249,9 +249,9 @@ class Again:
         self._team, self._release = step._ranks, step.release
 
     def take(self, name: str, grad: Array) -> bool:
-        """Take a gradient over ranks, like the one that its tensor had in an earlier step.
+        """Take a gradient over ranks if it has the form that its tensor's had in an earlier step.
 
-        Return False for all others, for the first one of a step, and for what is to be refused.
+        Return False, and do nothing, for other gradients, the first one of a step, and errors.
         """
         guard, team, release = self._guard, self._team, self._release
         try:

@@ -1,4 +1,4 @@
-"""One thread at a time: an optimizer that a thread is using refuses others, and changes within."""
+"""The lock of an optimizer: while one thread uses it, calls of other threads raise an error."""
 
 import threading
 from collections.abc import Callable
@@ -8,12 +8,12 @@ from arrayopt.state.run import Run
 
 
 class Guard:
-    """Lets one thread in: ``with guard("Optimizer.step"): ...``. The same thread may enter again,
-    for what changes nothing; for what does only where the call has `paused`, as for hooks.
+    """A lock for one thread: ``with guard("Optimizer.step"): ...``. The same thread may enter it
+    again, with calls that change nothing. In functions that it runs by `calling`, such as hooks,
+    all calls are allowed.
 
-    Each call comes after the one before on devices too, on whatever streams they are made; see
-    `Streams`. `arrive` is called before a thread goes in: it waits for parameters of other ranks
-    that are on their way.
+    Calls on different streams of a device are ordered too; see `Streams`. `arrive` is called after
+    entering: it waits for parameters that other ranks are sending.
     """
 
     __slots__ = ("arrive", "lock", "paused", "run", "what")
@@ -23,16 +23,15 @@ class Guard:
         self.paused = False
 
     def __call__(self, what: str, *, changes: bool = False, arrived: bool = True) -> "_Call":
-        """A call of that name, to be entered; RuntimeError there where another thread is inside.
-
-        `changes` says whether it changes the optimizer: then RuntimeError, too, where this thread
-        is in the middle of a call, as for the handler of a signal. `arrived` says whether it needs
-        the parameters of other ranks.
+        """Return a context for a call of this name. Entering raises RuntimeError if another thread
+        is in a call; or if the call `changes` the optimizer and this thread is in the middle of
+        another one, such as in the handler of a signal. `arrived` is whether the call needs the
+        parameters of other ranks.
         """
         return _Call(self, what, changes, arrived)
 
     def calling(self, function: Callable[..., Any], *args: Any) -> Any:
-        """What a function of the user returns, which may change the optimizer."""
+        """Call a function of the user, which may change the optimizer."""
         before, self.paused = self.paused, True
         try:
             return function(*args)
@@ -44,9 +43,10 @@ class Guard:
 
 
 class _Call:
-    """A call by a thread: nothing is held before it is entered and after it, whatever is raised.
+    """A call by a thread. It takes the lock when it is entered, not when it is made.
 
-    What ends it is a function of C: in one of Python a signal may raise before its first line.
+    `__exit__` is a function in C: the handler of a signal may raise an error before the first line
+    of a function in Python, and the lock would be kept.
     """
 
     __slots__ = ("__exit__", "_arrived", "_changes", "_guard", "_nested", "_what")
@@ -62,9 +62,9 @@ class _Call:
         guard, lock = self._guard, self._guard.lock
         if self._nested and self._changes and not guard.paused:
             raise RuntimeError(
-                f"{self._what}: called in the middle of {guard.what} of this Optimizer, as by the"
-                " handler of a signal; there only what changes nothing can be called, such as"
-                f" save: take a note there, and call {self._what} between steps"
+                f"{self._what}: called during {guard.what} of this Optimizer, as by the handler of a"
+                " signal; only calls that change nothing, such as save, are possible there: set a"
+                f" flag in the handler, and call {self._what} between steps"
             )
         try:
             if not self._nested:
@@ -85,4 +85,4 @@ class _Call:
 
 
 def _nothing(*_: Any) -> None:
-    """End a call within another."""
+    """Leave a call inside another one."""

@@ -1,4 +1,4 @@
-"""Functions that are called before or after each step, and taken away again."""
+"""Hooks: functions that are called before or after each step."""
 
 from collections.abc import Callable
 from functools import partial
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def attach(hooks: list[Any], hook: Any) -> Callable[[], None]:
-    """Add a hook, and return what takes it away."""
+    """Add a hook, and return a function that removes it."""
     if not callable(hook):
         raise TypeError(f"Optimizer: a hook must be a function; got {hook!r}")
     entry = _Hook(hook)
@@ -15,15 +15,15 @@ def attach(hooks: list[Any], hook: Any) -> Callable[[], None]:
 
 
 def _detach(hooks: list[Any], entry: Any) -> None:
-    """Take a hook away, if it is still there."""
+    """Remove a hook unless it was removed already."""
     if entry in hooks:
         hooks.remove(entry)
 
 
 class _Hook:
-    """One registration of a hook; the same function may have several, removed one by one.
+    """One registration of a hook. A function may have several, which are removed separately.
 
-    A class, for a deep copy finds it again where it refers to itself; it makes two of a `partial`.
+    It is a class because a deep copy keeps references to it consistent, unlike with a `partial`.
     """
 
     def __init__(self, hook: Any) -> None:

@@ -1,4 +1,4 @@
-"""What all gradients of a step mean for it: loss scale, finite gradients, joint norm."""
+"""Decisions that depend on all gradients of a step: unscale, clip by the joint norm, or skip."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -22,38 +22,38 @@ from arrayopt.step.norms import Measures, gradient_norms, measured
 
 
 class Known(NamedTuple):
-    """What the host knows of a step before its gradients."""
+    """What the host knows about these decisions before the gradients."""
 
     scale: float | None = None
-    """The loss scale that is given with the step."""
+    """The loss scale that was passed to `step`."""
     limit: float | None = None
-    """What the joint norm is limited to."""
+    """The limit of the joint norm."""
     check: bool = False
     """Whether a gradient that is not finite skips the step."""
     judge: Judge | None = None
-    """What decides in the host's place."""
+    """The device's part that decides instead of the host."""
     verdict: Verdict | None = None
-    """What somebody else has decided; nothing is looked at then."""
+    """The decision of a caller, such as a GradScaler. Gradients are not measured then."""
     stacks: Sequence[Bucket] = ()
-    """The stacked tensors of which a layer may be skipped alone."""
+    """The buckets of stacked tensors whose layers may be skipped one by one."""
 
     @property
     def measures(self) -> bool:
-        """Whether gradients are to be measured."""
+        """Whether gradients must be measured."""
         return self.check or self.limit is not None
 
 
 _NOTHING, _AS_IT_IS = Known(), Verdict()
-"""What is known of a step whose gradients nobody judges, and what they mean for it."""
+"""The knowledge and the decision for steps whose gradients are not checked."""
 
 
 class Judging:
-    """Decides what a step is to do with its gradients, here or on their device.
+    """Decides what a step does with its gradients, on the host or on their device.
 
     Attributes
     ----------
     scaling : LossScale or None
-        How the loss is scaled.
+        The optimizer's own loss scale.
     """
 
     def __init__(
@@ -74,13 +74,12 @@ class Judging:
     def known(
         self, buckets: list[Bucket], version: int, given: Any, limit: float | None, *, scaled: bool
     ) -> Known:
-        """What there is to know before the gradients; `scaled` says that some that were taken in
-        were of a scaled loss.
+        """Return what is known before the gradients. `scaled` is whether accumulated gradients are
+        of a scaled loss.
 
-        A `Verdict` may be given in place of a loss scale, of 0-d arrays where the gradients are: a
-        factor in float64, and in int32 whether to skip. If no device decides, the host waits for
-        their values. Raise TypeError or ValueError if the loss scale that is given is no positive
-        number, or there is one already.
+        `given` is a loss scale, or a `Verdict` of 0-d arrays on the gradients' device: a factor in
+        float64, and in int32 whether to skip. If the host decides, it waits for their values. Raise
+        TypeError or ValueError if the loss scale is not a positive number, or there already is one.
         """
         if isinstance(given, Verdict) and given.factor is None and given.skip is False:
             return Known(verdict=given)
@@ -103,7 +102,7 @@ class Judging:
         return self._deciding(Known(given, limit, check, stacks=stacks), buckets, version)
 
     def _deciding(self, known: Known, buckets: list[Bucket], version: int) -> Known:
-        """What is known, and what decides in the host's place."""
+        """Add the device's part that decides instead of the host, if all buckets have the same."""
         if self._judge[0] != version:
             engines = [select(self._engine, bucket)[0] for bucket in [*buckets, *measured(buckets)]]
             one = len({x.name for x in engines}) == 1
@@ -112,11 +111,11 @@ class Judging:
 
     @property
     def _swap(self) -> Swap | None:
-        """How ranks exchange partial results, where there are several."""
+        """The function by which several ranks exchange partial results."""
         return self._team.swap if isinstance(self._team, Team) else None
 
     def inverse(self, known: Known) -> Any:
-        """What gradients of this call are multiplied by for their loss scale; None for nothing."""
+        """Return the factor that unscales the gradients of this call; None for 1."""
         if known.scale is not None:
             return 1.0 / known.scale
         if self.scaling is None:
@@ -125,7 +124,7 @@ class Judging:
         return 1.0 / self._run.peek("scale") if on_device is None else on_device
 
     def advance(self, known: Known) -> None:
-        """Have what the host knows of the next step where a captured step will look for it."""
+        """Copy the host's data of the next step to where a captured step reads it."""
         if known.judge is not None:
             known.judge.send(known.scale, known.limit)
             self._run.give_to(known.judge)
@@ -133,8 +132,8 @@ class Judging:
     def judge(
         self, measures: Callable[[], Measures], known: Known, *, scaled: bool = True
     ) -> Verdict:
-        """What the step is to do with the gradients that `measures` tells; `scaled` where the loss
-        scale is in them.
+        """Decide what the step does with the gradients that `measures` returns requests for.
+        `scaled` is whether they contain the loss scale.
         """
         self._judged = None
         own = self.scaling is not None
@@ -145,7 +144,7 @@ class Judging:
         if known.judge is not None:
             scale = "scale" if own else None if known.scale is None else "given_scale"
             self.advance(known)
-            # they lie where those of this step are going to be
+            # norms of this step overwrite those of the last one
             self._norms = self._norms and _overwritten
             found = known.judge(
                 measures(),
@@ -173,7 +172,7 @@ class Judging:
         return found._replace(skip=bool(found.skip), left=left)
 
     def end(self, verdict: Verdict, known: Known) -> None:
-        """The step is made, or skipped."""
+        """Update the loss scale and counts after a step, made or skipped."""
         self._norms = self._judged
         if known.judge is not None and known.measures:
             known.judge.commit()
@@ -196,7 +195,7 @@ class Judging:
 
 
 def _overwritten() -> dict[str, Any]:
-    """The norms of the last step, if a later one has failed since."""
+    """Raise an error in place of the norms of the last step, after a later one has failed."""
     raise RuntimeError(
         "Optimizer: the norms of the last step are lost, because a later step failed after"
         " measuring its gradients"
@@ -204,11 +203,11 @@ def _overwritten() -> dict[str, Any]:
 
 
 def _left_out(stacks: Sequence[Bucket], norms: dict[str, Any]) -> tuple[Left, dict[str, Any]]:
-    """Which layers a step leaves out, and the norms of all others, by name of tensor or layer.
+    """Return the layers that a step skips, and the norms of all others by name of tensor or layer.
 
-    Layers of one place belong together, in all stacked tensors with the same number of layers: they
-    are one fit, or one layer of a model. None is left out by itself if something else is not finite
-    either, or if nothing would be left.
+    Layers with the same index belong together in all stacked tensors with the same number of
+    layers, as one fit, or one layer of a model. If a tensor that is not stacked is not finite, or
+    nothing would be left, no layers are returned, and the whole step is skipped.
     """
     places = {}
     for bucket in stacks:

@@ -1,4 +1,4 @@
-"""A step that is ready: what each bucket's engine has prepared, and how that is run."""
+"""`Ready`: the launches that engines have prepared for a step, and how they are run."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -22,11 +22,10 @@ from arrayopt.rules.base import Rule
 
 
 class Ready:
-    """Launches of all buckets.
+    """The launches of all buckets.
 
-    The engine of each prepares what is asked, and raises what there is to raise. `form` is what
-    other steps must have in common with this one to be made by the same launches; None where these
-    can make just one step.
+    The engine of each bucket prepares its request, and raises any error now. If these launches can
+    make other steps too, `form` is the key that those must share with this step, else None.
     """
 
     def __init__(
@@ -66,11 +65,14 @@ class Ready:
         self.form = form if len(self._repeated) == len(work) else None
 
     def again(self, asked: Sequence[Asked]) -> bool:
-        """After a run, make it ready for another step of its form; False if that is impossible."""
+        """After a run, prepare for another step of the same form; return False if impossible."""
         return all(map(Launch.again, self._repeated, asked))
 
     def run(self, team: Alone) -> dict[str, Report]:
-        """Run everything once: shared tensors, and others while ranks exchange; the reports."""
+        """Run all launches once, and return the reports.
+
+        Tensors of this rank alone are updated while ranks exchange partial results of others.
+        """
         rounds, alone = interleaved(self._waiting), self._alone
         wanted = next(rounds, None) if self._waiting else None
         while wanted is not None or alone:
@@ -79,7 +81,7 @@ class Ready:
                 assert isinstance(team, Team)  # one process has all partial results
                 ended = team.swap(wanted)
             for one in alone:
-                deque(one(self._reports), 0)  # it waits for nobody
+                deque(one(self._reports), 0)  # it does not wait for other ranks
             alone = []
             if ended is not None:
                 ended()
@@ -90,7 +92,7 @@ class Ready:
 def _meetings(
     work: Sequence[tuple[Bucket, Asked]], team: Alone | None
 ) -> dict[type[Rule], list[Meeting]]:
-    """Where tensors meet, by class of rule with totals: for its reports, and its update."""
+    """Return the meetings for each class of rule with totals: one for reports, one for updates."""
     classes: dict[type[Rule], list[tuple[Bucket, Asked]]] = {}
     for bucket, wanted in work:
         if totals_of(bucket, valued=wanted.valued):
@@ -106,7 +108,7 @@ def _meetings(
 
 
 def totals_of(bucket: Bucket, *, valued: bool) -> set[tuple[Total, ...]]:
-    """When the tensors of a bucket meet, for each way that its rule takes them."""
+    """Return the sequence of totals that a bucket's rule needs, for each kind of its tensors."""
     if valued not in bucket.totals:
         bucket.totals[valued] = _totals(bucket, valued=valued)
     return bucket.totals[valued]

@@ -1,4 +1,4 @@
-"""What the last step reported of each tensor: trust ratio and norms."""
+"""`Stats`: the last step's reports of each tensor, such as trust ratio and norms."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -19,8 +19,8 @@ class Stats(Mapping[str, Mapping[str, Array]]):
     - ``trust_ratio`` of LAMB, LANS and LARS (1.0 without `adapt`), ``trust_ratio_grad`` of LANS.
 
     Tensors without elements or gradient have no report. If a GPU skips a step, values are NaN.
-    Without ``stats=True`` too, ``stats.skipped`` is the number of skipped steps; with `clip_norm`,
-    a loss scale or `skip_nonfinite`, ``stats.global_norm`` is that of gradients before clipping.
+    ``stats.skipped``, the number of skipped steps, and with `clip_norm`, a loss scale or
+    `skip_nonfinite` ``stats.global_norm``, the joint norm before clipping, need no ``stats=True``.
     """
 
     def __init__(self, skipped: Callable[[], Any], *, enabled: bool) -> None:
@@ -30,25 +30,25 @@ class Stats(Mapping[str, Mapping[str, Array]]):
         self._norm: Any = None
         self._skipped = skipped
         self._reports: dict[str, dict[str, Array]] = {}
-        self._last: dict[str, dict[str, Array]] = {}  # what has not been delivered yet
+        self._last: dict[str, dict[str, Array]] = {}  # not delivered yet
         self._requests: list[Callable[[dict[str, dict[str, Array]]], object]] = []
 
     @property
     def wanted(self) -> bool:
-        """Whether the next step is to collect reports."""
+        """Whether the next step must collect reports."""
         return self.enabled or self.requested
 
     @property
     def requested(self) -> bool:
-        """Whether somebody is to be called with the next step's reports."""
+        """Whether a function waits for the next step's reports."""
         return bool(self._requests)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_norm": self.global_norm}
 
     def request(self, receive: Callable[[dict[str, dict[str, Array]]], object]) -> None:
-        """Have `receive` called once, with the next step's reports, even if stats are off."""
-        if receive not in self._requests:  # as when a step has failed and is tried again
+        """Call `receive` once with the next step's reports, even if stats are off."""
+        if receive not in self._requests:  # a step may fail and be tried again
             self._requests.append(receive)
 
     @property
@@ -60,9 +60,9 @@ class Stats(Mapping[str, Mapping[str, Array]]):
         return self._skipped()
 
     def replace(self, reports: dict[str, dict[str, Array]], norm: Any) -> None:
-        """Put a new step's reports in the place of the last one's.
+        """Replace the reports by those of a new step.
 
-        What only a device knows is asked for by functions, when somebody looks.
+        `norm` may be a function that reads the joint norm from a device when it is needed.
         """
         self._norm = norm
         self._last = {name: report for name, report in reports.items() if report} if reports else {}
@@ -70,13 +70,13 @@ class Stats(Mapping[str, Mapping[str, Array]]):
             self._reports = self._last
 
     def deliver(self) -> None:
-        """Give the last step's reports to those who asked for them."""
+        """Call the functions that have requested the last step's reports."""
         reports, self._last = self._last, {}
         while self._requests:
             self._requests.pop(0)(reports)
 
     def read(self) -> dict[str, dict[str, float]]:
-        """All reports as Python floats, by tensor name; waits for the device.
+        """Return all reports as Python floats, by tensor name. This waits for the device.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""A step: what the host knows of it beforehand, and how it is run."""
+"""`Step`: prepares, judges and runs the steps of an optimizer."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -24,13 +24,13 @@ from arrayopt.step.norms import Measures, measures
 from arrayopt.step.ready import Ready, totals_of
 
 Record = Callable[[dict[str, Report], Any], object]
-"""What takes the reports of a step by tensor name, and the joint norm of its gradients."""
+"""A function of the reports of a step by tensor name, and of the joint norm of its gradients."""
 
 _NOTHING = nullcontext()
 
 
 class Step:
-    """Runs the steps of an optimizer: judges gradients, has engines prepare buckets, launches."""
+    """Runs the steps of an optimizer: prepares the buckets, judges the gradients, and launches."""
 
     def __init__(
         self,
@@ -43,13 +43,13 @@ class Step:
         accumulate: Any,
     ) -> None:
         self._engine, self._run, self._parameters, self._team = engine, run, parameters, team
-        self._ranks = cast("Team", team)  # if there are several
+        self._ranks = cast("Team", team)  # used only with several ranks
         self.judging = Judging(engine, run, loss_scale, skip_nonfinite, team)
         self.accumulator = Accumulator(engine, accumulate)
         self._buckets = Buckets(parameters, run)
         self._coming: Coming | None = None
-        self._started: Any = None  # the gather of parameters that are on their way
-        self._last: Ready | None = None  # what has made the last step, where it may make another
+        self._started: Any = None  # the unfinished gather of parameters
+        self._last: Ready | None = None  # the launches of the last step, if another may use them
         if team.size > 1:
             team.replaced = parameters.replaced
         self._buckets.chosen(engine)
@@ -62,16 +62,16 @@ class Step:
 
     @property
     def meets(self) -> bool:
-        """Whether a rule asks for totals, for which all tensors meet."""
+        """Whether a rule uses totals, for which all tensors must be updated together."""
         return any(totals_of(x, valued=valued) for x in self.buckets for valued in (True, False))
 
     @property
     def is_arriving(self) -> bool:
-        """Whether parameters of other ranks are on their way."""
+        """Whether other ranks are still sending parameters."""
         return self._started is not None
 
     def arrive(self, place: int | None = None) -> None:
-        """Wait for the parameter at a place that other ranks have updated, or for all."""
+        """Wait for the parameter at a place, or for all parameters, from other ranks."""
         if self._started is None:
             return
         started, self._started = self._started, None
@@ -84,7 +84,7 @@ class Step:
     def coming(
         self, loss_scale: Any, limit: float | None, value: Any = None, *, wait: bool = True
     ) -> Coming:
-        """All that the host knows of the next step before its gradients."""
+        """Return the host's data of the next step before its gradients."""
         self._run.begin("Optimizer.step")
         buckets, step = self._buckets.chosen(self._engine), self._run.steps
         if value is not None:
@@ -102,9 +102,9 @@ class Step:
         stats: bool,
         only: int | None = None,
     ) -> Begun:
-        """Let what may fail do so before other ranks are told that this one makes the step.
+        """Prepare a step, so that errors are raised before other ranks are told that it is made.
 
-        `only` is the place of the one tensor that is updated by itself.
+        With `Optimizer.give`, `only` is the place of the one tensor that is updated.
         """
         known, team, adding, given = coming.known, self._team, None, grads
         if self.accumulator.every > 1:
@@ -123,7 +123,7 @@ class Step:
         return Begun(given, grads, rooms, adding, ready if final else None)
 
     def _foresee(self, coming: Coming, rooms: list[Array | None], *, stats: bool) -> Ready:
-        """Prepare a step of ranks for gradients that will be in these rooms."""
+        """Prepare a step over ranks whose summed gradients will be in `rooms`."""
         known = coming.known
         if known.measures:
             asked = measures(coming.buckets, rooms)
@@ -136,13 +136,13 @@ class Step:
     def make(
         self, coming: Coming, begun: Begun, *, stats: bool, record: Record, counted: bool = False
     ) -> bool:
-        """Make a step that has begun; whether it was a whole step, and no micro-step.
+        """Make a prepared step; return False after a micro-step.
 
-        `record` gets what is reported, by tensor name, and the joint norm of all gradients, as part
-        of the step; `stats` says whether reports are wanted. If the step is `counted` by others,
-        micro-steps are recorded, too.
+        `record` is called as part of the step, with reports by tensor name and the joint norm of
+        all gradients. `stats` is whether reports are wanted. `counted` is whether the caller counts
+        the step; then `record` is called for micro-steps too.
         """
-        # after a vote the others take it to be made
+        # after a vote other ranks assume that the step is made
         with _NOTHING if self._team.size == 1 else uninterrupted():
             made = self._make(coming, begun, stats, record, counted)
         if self._run.captured:
@@ -152,10 +152,10 @@ class Step:
     def _make(
         self, coming: Coming, begun: Begun, stats: bool, record: Record, counted: bool
     ) -> bool:
-        """See `make`: all that may fail, then one section that writes."""
+        """See `make`. All that may fail comes first, and then one section that writes."""
         team, known, adding = self._team, coming.known, begun.adding
         wanted, done, every = stats, self.accumulator.done, self._parameters.all
-        if not (counted and self.capturing):  # what is captured has been agreed on in `advance`
+        if not (counted and self.capturing):  # ranks agreed in `advance` on a captured step
             wanted = team.agree(
                 "Optimizer.step",
                 partial(said, coming, self._parameters, self._run, done, begun.given),
@@ -208,7 +208,7 @@ class Step:
 
     @property
     def capturing(self) -> bool:
-        """Whether a step of ranks is being captured in a graph; RuntimeError if that cannot be."""
+        """Whether a step over ranks is being captured; RuntimeError if that is impossible."""
         buckets = self._buckets.now() if self._team.size > 1 else []
         if not any(select(self._engine, bucket)[0].capturing(bucket) for bucket in buckets):
             return False
@@ -219,7 +219,7 @@ class Step:
     def _prepare(
         self, coming: Coming, grads: list[Array | None], verdict: Verdict, *, stats: bool
     ) -> Ready:
-        """Make all buckets ready, raising what there is; none for a step that the host skips."""
+        """Prepare all buckets, and raise any error now; or none, if the host skips the step."""
         if verdict.skip is True:
             return Ready(self._engine)
         last, self._last = self._last, None  # until the step is made
@@ -259,7 +259,7 @@ class Step:
             self._parameters.keep_state()
 
     def launched(self, grads: list[Array | None], record: Record) -> Callable[[], Any]:
-        """See `Optimizer.launch`; what is returned does it."""
+        """Prepare `Optimizer.launch`; return a function that makes the step."""
         self._buckets.now()
         if self._coming is None or self._coming.version != self._buckets.version:
             raise RuntimeError(

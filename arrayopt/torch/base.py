@@ -1,4 +1,4 @@
-"""What all optimizers of `arrayopt.torch` are: ``torch.optim.Optimizer`` on the outside, `arrayopt.Optimizer` below."""
+"""The base class of the optimizers of `arrayopt.torch`: a ``torch.optim.Optimizer`` around an `arrayopt.Optimizer`."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -79,13 +79,13 @@ class Optimizer(Saved):
         self._watch(every, overlap=overlap)
 
     def __getattr__(self, name: str) -> Any:
-        """Say where it is, if an `arrayopt.Optimizer` has it; others ask for much that no optimizer has."""
+        """Raise AttributeError, and say where to find what an `arrayopt.Optimizer` has under this name."""
         instead = elsewhere(type(self), name)
         said = f"{type(self).__name__!r} object has no attribute {name!r}{instead}"
         raise AttributeError(said, name=name, obj=self)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse what would have no effect, such as ``opt.lr = 0.1``; classes on top may have what they like."""
+        """Refuse assignments without effect, such as ``opt.lr = 0.1``. Subclasses may set other attributes."""
         if "rule" in vars(type(self)) and elsewhere(type(self), name):
             self.__getattr__(name)
         super().__setattr__(name, value)
@@ -167,19 +167,19 @@ class Optimizer(Saved):
             raise TypeError(
                 f"{type(self).__name__}.step: gradients are in p.grad; `closure` must be a function; got {got}"
             )
-        own = type(self).step is Optimizer.step  # else PyTorch has put the hooks around that of the class on top
+        own = type(self).step is Optimizer.step  # else PyTorch has wrapped the subclass's own step in the hooks
         step = _hooked if own and self._watched() else _step
         return step(self) if closure is None else step(self, closure)
 
     step.hooked = True  # type: ignore[attr-defined]  # or compiled code would see the hooks, and warn
 
     def _watched(self) -> bool:
-        """Whether a hook or a profiler wants to know of steps: PyTorch's wrapper takes its time."""
+        """Whether there are hooks or a profiler. Without them, PyTorch's slow wrapper is not needed."""
         own = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
         return bool(own or _of_all_before or _of_all_after or torch._C._autograd._profiler_enabled())
 
     def _gradients(self, params: list[Tensor]) -> list[Tensor | None]:
-        """The gradients, negated where the aim is to maximize."""
+        """The gradients, negated in groups with `maximize`."""
         grads = [p.grad for p in params]
         if any(group.get("maximize") for group in self.param_groups):
             up = [group.get("maximize") for group in self.param_groups for _ in distinct(group)]
@@ -188,11 +188,11 @@ class Optimizer(Saved):
         return grads
 
     def negated(self, p: Tensor) -> bool:
-        """Whether the aim is to maximize, for a parameter."""
+        """Whether a parameter is in a group with `maximize`."""
         return any(group.get("maximize") and any(p is x for x in group["params"]) for group in self.param_groups)
 
     def _step_again(self, inner: Inner, below: Below) -> None:
-        """Update parameters that are in a group several times as often, as PyTorch does."""
+        """Update parameters that a group lists several times as many times, as PyTorch does."""
         if not below.repeats:
             return
         often = Counter(p for group in self.param_groups for p in group["params"])
@@ -204,14 +204,14 @@ class Optimizer(Saved):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether a ``GradScaler`` is to leave it to `step` to divide gradients, and to skip."""
+        """Whether a ``GradScaler`` leaves dividing gradients and skipping steps to `step`."""
         inner = self.inner
         if inner is not None and (self._release is not None or inner._team.sums):
-            return True  # `step` refuses it
+            return True  # `step` refuses the scaler
         return inner is not None and inner.clip_norm is None and inner._team.size == 1
 
     def _verdict(self) -> Any:
-        """What a ``GradScaler`` has found, without waiting for it."""
+        """What a ``GradScaler`` has found, without waiting for the device."""
         found, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
         if found is None:
             return None
@@ -228,7 +228,7 @@ class Optimizer(Saved):
         ----------
         param_group : dict
             ``params``, the group's own values of the rule's fields, and optionally ``rule``, a rule of its own, such as
-            `Muon`, whose defaults then hold.
+            `Muon`. The group's defaults are then those of its rule.
 
         Raises
         ------
@@ -308,11 +308,11 @@ def _step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
 
 
 def _value(loss: Any) -> Any:
-    """What rules get as `h.value`: the loss of a closure, if it is one number."""
+    """The value that rules read as `h.value`: the loss of a closure, if it is one number."""
     if isinstance(loss, Tensor):
         return loss.detach().reshape(()) if loss.numel() == 1 and loss.dtype.is_floating_point else None
     return loss if is_number(loss) else None
 
 
 _hooked = torch.optim.Optimizer.profile_hook_step(_step)
-"""The same with the hooks of PyTorch, and under its name in profiles."""
+"""`_step` with PyTorch's hooks and its entry in profiles."""

@@ -1,4 +1,4 @@
-"""The `arrayopt.Optimizer` below one of PyTorch's: made of parameter groups, and kept as they say."""
+"""The `arrayopt.Optimizer` inside an optimizer of `arrayopt.torch`: made from `param_groups`, and kept like them."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,8 +26,8 @@ States = Mapping[Tensor, Mapping[str, Any]]
 class Below:
     """An `arrayopt.Optimizer` over the parameters of groups.
 
-    The groups have the only truth about numbers and parameters, and the optimizer that about slots and counts: it is
-    made anew, with the state that there is, where parameters come, go or change, or a field changes what is computed.
+    The groups hold the parameters and hyper-parameters, and the optimizer holds slots and counts. If parameters are
+    added, removed or replaced, or a field changes what is computed, a new optimizer is made with the state of the old.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class Below:
         return [] if self.made is None else self.made._parameters.all
 
     def _make(self, groups: Groups, states: States, steps: int, *, copies: bool) -> None:
-        """Make the optimizer, `made`; None where there are no parameters. Or raise, and change nothing."""
+        """Make the optimizer, `made`, or None if there are no parameters. An error changes nothing."""
         if self.made is not None:
             self.made._step.release.check_whole(f"{self._who}: groups have changed")
             self.made._arrive()
@@ -99,13 +99,13 @@ class Below:
         self._see(groups, values)
 
     def _see(self, groups: Groups, values: Iterable[tuple[Any, ...]]) -> None:
-        """Take down what groups hold, and their values."""
+        """Remember the parameters and values of the groups."""
         found = iter(values)
         self._rules = [] if self.made is None else [self.made.rule, *(group.rule for group in self.made.groups)]
         self._seen = [(list(group["params"]), next(found) if group["params"] else ()) for group in groups]
 
     def _is_seen(self, group: Mapping[str, Any], seen: tuple[list[Tensor], tuple[Any, ...]]) -> bool:
-        """Whether a group holds the very objects that it did; tensors as values may have become others."""
+        """Whether a group holds the same objects as when it was last read. Tensors among its values may differ."""
         params, values = seen
         try:
             return _holds(group, params) and (not params or all(map(is_, _taking(group)[1](group), values)))
@@ -113,7 +113,7 @@ class Below:
             return False
 
     def _restore(self, params: list[Tensor], made: Optimizer, states: States, *, copies: bool) -> None:
-        """Have parameters go on from states."""
+        """Give the state in `states` to the optimizer's tensors."""
         who = self._who if copies else f"{self._who}: groups have changed"
         pairs = zip(params, made._parameters.all, strict=True)
         given = []
@@ -124,7 +124,7 @@ class Below:
             made._parameters.keep_state()
 
     def follow(self, groups: list[dict[str, Any]]) -> Optimizer | None:
-        """The optimizer, once it is as the groups say now. Plain dicts among them become `Settings`."""
+        """Bring the optimizer up to date with the groups and return it. Plain dicts among them become `Settings`."""
         for i, given in enumerate(groups):
             if type(given) is not Settings:
                 groups[i] = Settings(self._rule, given)
@@ -162,7 +162,7 @@ class Below:
         return self.made
 
     def _check_keys(self, groups: Groups) -> None:
-        """Raise TypeError where a group has got a key by mistake. Schedulers write keys of their own."""
+        """Raise TypeError if a group has a new key that is a mistake. Schedulers may write keys of their own."""
         self._keys += [set[str]() for _ in groups[len(self._keys) :]]
         for group, keys in zip(groups, self._keys, strict=False):
             if not group.keys() <= keys:
@@ -171,7 +171,7 @@ class Below:
                 keys.update(new)
 
     def _take_settings(self, groups: Groups) -> None:
-        """Have groups say what has been set in those of the optimizer; what was set on itself is in no group."""
+        """Copy values that were set on groups of `inner` into `param_groups`. Refuse values set on `inner` itself."""
         if self.made is None or all(map(is_, self._rules, (self.made.rule, *(x.rule for x in self.made.groups)))):
             return
         first, *own = self._rules
@@ -184,7 +184,7 @@ class Below:
             cast(dict[str, Any], group).update({name: x for name, x, was in pairs if x is not was})
 
     def _check_storage(self, pairs: Iterable[tuple[Group, Rule]]) -> None:
-        """Raise ValueError where the state of a group cannot go on in the storage that its new rule asks for."""
+        """Raise ValueError if the state of a group cannot be converted to the storage that its new rule asks for."""
         for group, rule in pairs:
             old = group.rule
             if (rule.state_dtype, rule.master_weights) != (old.state_dtype, old.master_weights):
@@ -194,7 +194,7 @@ class Below:
                 check_convertible(f"{self._who}: group {group.label!r}", group.tensors, old, rule)
 
     def _check_switched(self, group: Group, rule: Rule) -> None:
-        """Raise ValueError where a group's rule has changed so that it needs other state."""
+        """Raise ValueError if a group's new rule needs other slots than its state has."""
         names = [name for name in fields_of(type(rule)) if hasattr(group.rule, name)]  # Adam has not all of AdamW's
         pairs = ((name, getattr(group.rule, name), getattr(rule, name)) for name in names)
         try:
@@ -203,7 +203,7 @@ class Below:
             raise ValueError(f"{self._who}: {error}") from error
 
     def write(self, states: States) -> None:
-        """Set the states of some parameters; those whose state is empty begin anew."""
+        """Set the states of some parameters. An empty state resets its parameter."""
         if self.made is None:
             return
         rules = {x.name: group.rule for group in self.made.groups for x in group.tensors}
@@ -216,7 +216,7 @@ class Below:
     # ---- what groups say --------------------------------------------------------------------------------------------
 
     def _values(self, group: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The values of the rule's fields in a group; tensors of one element as numbers."""
+        """The values of the rule's fields in a group. Tensors of one element become numbers."""
         names, take = _taking(group)
         try:
             values: tuple[Any, ...] = take(group)
@@ -227,7 +227,7 @@ class Below:
         return values
 
     def _number(self, name: str, x: Any) -> Any:
-        """A tensor of one element as a number; what is none as it is."""
+        """A tensor of one element as a number. Anything but a tensor is returned as it is."""
         if not isinstance(x, Tensor):
             return x
         if x.numel() != 1:
@@ -236,48 +236,48 @@ class Below:
 
 
 def _goes_on(tensor: Known, state: Mapping[str, Any]) -> bool:
-    """Whether a tensor goes on from a state; from one without an update, which users may have written, if it fits."""
+    """Whether a tensor keeps a state. One without updates, which users may have written, is kept only if it fits."""
     now = {slot: (x.dtype, x.shape) for slot, x in tensor.slots.items()}
     return bool(state["step"].any()) or now == {slot: (x.dtype, x.shape) for slot, x in state.items() if slot != "step"}
 
 
 def _wide(rule: Rule) -> Any:
-    """What a rule's state is made of, however it is stored."""
+    """The structure of a rule's state, whatever its storage."""
     plain = rule.state_dtype is None and rule.master_weights in ("auto", False)
     masters = "auto" if rule.masters else False
     return (rule if plain else dataclasses.replace(rule, state_dtype=None, master_weights=masters)).structure
 
 
 def _taking(group: Mapping[str, Any]) -> tuple[list[str], Any]:
-    """The names of what a group's rule is made of, and what takes the values out of the group."""
+    """The names of the fields of a group's rule, and a function that reads their values from the group."""
     return _taken(cast(Settings, group).rule)
 
 
 @cache
 def _taken(rule: type[Rule]) -> tuple[list[str], Any]:
-    """The same, of a rule."""
+    """As `_taking`, for a rule."""
     names = [*fields_of(rule), *more_of(rule)]
     return names, itemgetter(*names)
 
 
 def _of(group: Mapping[str, Any], values: Iterable[Any]) -> Rule:
-    """The rule with a group's values."""
+    """The rule of a group with its values."""
     return as_pytorch(cast(Settings, group).rule, dict(zip(_taking(group)[0], values, strict=True)))
 
 
 def _holds(group: Mapping[str, Any], params: list[Tensor]) -> bool:
-    """Whether a group's parameters are these very tensors."""
+    """Whether a group's parameters are exactly these tensors."""
     now = group["params"]
     return len(now) == len(params) and all(map(is_, now, params))
 
 
 def distinct(group: Mapping[str, Any]) -> list[Tensor]:
-    """The parameters of a group, each once: PyTorch warns of those that are given twice."""
+    """The parameters of a group without duplicates, for which PyTorch only warns."""
     return list(dict.fromkeys(group["params"]))
 
 
 def elsewhere(cls: type[Any], name: str) -> str:
-    """Where what an `arrayopt.Optimizer` has by this name is here; empty if it has none."""
+    """Where to find here what an `arrayopt.Optimizer` has under this name; empty if it has nothing."""
     if name in INNER:
         return f"; {INNER[name]}"
     own = hasattr(cls, "rule") and name in fields_of(cls.rule)

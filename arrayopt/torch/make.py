@@ -12,7 +12,7 @@ from arrayopt.torch.spelled import more_of, otherwise_all, places
 
 _DOC = """{first}
 
-The `torch.optim.Optimizer` of `{name}`: see there for the formula, and `arrayopt.torch` for what all of these can do.
+The `torch.optim.Optimizer` of the rule `{name}`, whose page has the formula. See also `arrayopt.torch`.
 
 Parameters
 ----------
@@ -99,7 +99,7 @@ def optimizer(rule: type[Rule]) -> type[Optimizer]:
 
 
 def _fields(rule: type[Rule], doc: str) -> str:
-    """The part of a rule's documentation that is about its fields; their names and defaults if there is none."""
+    """The part of a rule's docstring that describes its fields, or their names and defaults if it has none."""
     _, _, after = doc.partition("\nParameters\n----------\n")
     text: str = after.partition("\n\n")[0]
     if text:
@@ -110,7 +110,7 @@ def _fields(rule: type[Rule], doc: str) -> str:
 
 
 def _signature(rule: type[Rule]) -> inspect.Signature:
-    """How a class is called: the parameters, the learning rate, and by name all the rest."""
+    """The signature of a class: parameters, learning rate, PyTorch's positional arguments, and the rest by name."""
     base = inspect.signature(Optimizer.__init__).parameters
     differing = otherwise_all(rule, {})
     own = {x.name: x.replace(default=differing.get(x.name, x.default)) for x in field_parameters(rule)}
@@ -126,12 +126,12 @@ def _signature(rule: type[Rule]) -> inspect.Signature:
 
 
 def _reduce(self: Optimizer) -> Any:
-    """How an optimizer is pickled: the class by its rule, for its own name may be anywhere."""
+    """How an optimizer is pickled: its class by the rule, since the class may have no importable name."""
     made = type(self)
     return _bare, (self.rule if made is optimizer(self.rule) else made,), self.__getstate__()
 
 
 def _bare(made: type[Any]) -> Optimizer:
-    """An optimizer that has nothing yet: of a rule, or of a class of one's own."""
+    """An empty optimizer for unpickling; `made` is a rule, or a subclass that a user has defined."""
     bare: Optimizer = object.__new__(optimizer(made) if issubclass(made, Rule) else made)
     return bare

@@ -1,4 +1,4 @@
-"""What else has an optimizer's parameters: modules, which wait for them, and what would use their gradients later."""
+"""Modules that wait for their parameters, and checks for other users of gradients: DDP and gradient scalers."""
 
 import gc
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -13,14 +13,14 @@ from torch.nn.parallel import DistributedDataParallel
 from arrayopt.optimizer import Optimizer
 
 _TOLD = WeakSet[Any]()
-"""The scalers that an error was about."""
+"""The scalers for which an error was already raised."""
 
 Current = Callable[[], tuple[Optimizer, dict[int, str]] | None]
-"""Returns an optimizer, and the names of its parameters by their ids; None after its end."""
+"""Returns an optimizer and the names of its parameters by their ids, or None once it has been deleted."""
 
 
 class Hook:
-    """Calls a function. In copies of what it is attached to, and in pickles, it does nothing."""
+    """Calls a function. Copies and pickles of a hook do nothing."""
 
     def __init__(self, call: Callable[..., None] | None = None) -> None:
         self._call = call
@@ -35,10 +35,10 @@ class Hook:
 
 
 def have_wait(modules: Iterable[Module], current: Current, heard: set[int]) -> list[Any]:
-    """Have modules wait for their own parameters before their forward pass, and before they are saved or loaded.
+    """Add hooks by which modules wait for their own parameters before the forward pass, saving and loading.
 
-    `current` must not keep the optimizer alive. `heard` gets the ids of parameters whose modules have been called. What
-    is returned removes the hooks.
+    `current` must not keep the optimizer alive. The ids of parameters whose modules have been called are added to
+    `heard`. Return handles that remove the hooks.
     """
 
     def wait(module: Module, *args: Any) -> None:
@@ -62,20 +62,20 @@ def have_wait(modules: Iterable[Module], current: Current, heard: set[int]) -> l
 
 
 def modules_of(params: Collection[int]) -> list[Module]:
-    """The living modules that have parameters with these ids. PyTorch does not tell its optimizers of modules."""
+    """All modules in memory that have parameters with these ids. PyTorch does not tell optimizers about modules."""
     found = []
     for x in _every(Module):
-        own = list(x.__dict__.get("_parameters", {}).values())  # at once: another thread may be making the module
+        own = list(x.__dict__.get("_parameters", {}).values())  # a copy, since another thread may be making the module
         if any(id(p) in params for p in own):
             found.append(x)
     return found
 
 
 def refuse_reducers(who: str, params: Collection[int]) -> None:
-    """Raise ValueError where DistributedDataParallel adds up the gradients of parameters with these ids, later."""
+    """Raise ValueError if a DistributedDataParallel reduces the gradients of parameters with these ids."""
     if not (is_available() and is_initialized() and _are_reduced(params)):
         return
-    gc.collect()  # what reduced them may be gone
+    gc.collect()  # the wrapper may be garbage
     if not _are_reduced(params):
         return
     raise ValueError(
@@ -86,15 +86,15 @@ def refuse_reducers(who: str, params: Collection[int]) -> None:
 
 
 def refuse_scalers(who: str) -> None:
-    """Raise RuntimeError where a GradScaler has scaled a loss, and has divided nothing by its factor so far.
+    """Raise RuntimeError if a GradScaler has scaled a loss, and has not divided any gradients so far.
 
-    An optimizer asks in its first backward pass. Nothing there tells which loss was scaled; a scaler that has had steps
-    before, or gradients of another optimizer, is taken for that one's. What has been told once may go on.
+    An optimizer calls this in its first backward pass. It cannot tell which loss was scaled, so it ignores a scaler
+    that has made steps, or that has gradients of another optimizer. The error is raised once per scaler.
     """
     for scaler in _every(torch.amp.GradScaler):
         scale = getattr(scaler, "_scale", None)
         if scale is not None and not (scale._version or scaler._per_optimizer_states or scaler in _TOLD):
-            _TOLD.add(scaler)  # an interactive session may keep it alive
+            _TOLD.add(scaler)  # a notebook may keep it alive
             raise RuntimeError(
                 f"{who}: `release` and `overlap` use gradients before a GradScaler divides them; nothing was updated."
                 " Use bfloat16 without a scaler, or an optimizer without them. If the scaler is for another optimizer,"
@@ -103,12 +103,12 @@ def refuse_scalers(who: str) -> None:
 
 
 def _are_reduced(params: Collection[int]) -> bool:
-    """Whether a living DistributedDataParallel has parameters with these ids."""
+    """Whether a DistributedDataParallel in memory has parameters with these ids."""
     return any(any(id(p) in params for p in x.parameters()) for x in _every(DistributedDataParallel))
 
 
 def _every(kind: type[Any]) -> Iterator[Any]:
-    """All living objects of a class."""
+    """All objects of a class that are in memory."""
     every = gc.get_objects()
     kinds = {found for found in set(map(type, every)) if issubclass(found, kind)}
     return (x for x in every if type(x) in kinds)

@@ -1,4 +1,4 @@
-"""Messages of ranks behind the passes of a module: gradients leave during backward, parameters arrive in forward."""
+"""`overlap`: ranks send gradients during a module's backward pass, and receive parameters during its forward pass."""
 
 from typing import Any
 from weakref import ref
@@ -11,13 +11,13 @@ from arrayopt.torch.modules import Hook, have_wait, refuse_reducers
 
 
 class Overlap:
-    """The hooks of a module; made by `overlap`. They end with the optimizer."""
+    """The hooks of a module, made by `overlap`. They do nothing once the optimizer is deleted."""
 
     def __init__(self, hooks: list[Any]) -> None:
         self._hooks = hooks
 
     def remove(self) -> None:
-        """Remove the hooks: from now on gradients stay in ``p.grad``, and nothing waits."""
+        """Remove the hooks. From then on gradients stay in ``p.grad``, and modules do not wait."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()

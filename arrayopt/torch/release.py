@@ -1,6 +1,6 @@
-"""Gradients that are let go during the backward pass: each is given to the optimizer as soon as it is there.
+"""`release` and `overlap`: hooks that pass each gradient to the optimizer in the backward pass, and free it.
 
-In one process the parameter is updated at once. Over ranks its gradient is sent on, and with `overlap`, parameters
+In one process the parameter is updated immediately. Over ranks its gradient is sent, and with `overlap`, parameters
 arrive during the next forward pass.
 """
 
@@ -20,9 +20,9 @@ from arrayopt.torch.modules import Hook, have_wait, modules_of, refuse_reducers,
 
 
 def asked(who: str, release: Any, overlap: Any, comm: Any) -> tuple[int, bool, Any]:
-    """How many backward passes make a step, 0 where `step` takes gradients; whether they overlap; and the ranks.
+    """Return the number of backward passes in a step (0 if `step` reads ``p.grad``), whether they overlap, the ranks.
 
-    Raise TypeError or ValueError for values of the wrong kind, and where one of them needs another.
+    Raise TypeError or ValueError if a value is invalid, or needs another one.
     """
     for name, x in (("release", release), ("overlap", overlap)):
         if not isinstance(x, int) or x < 0:
@@ -49,8 +49,8 @@ def asked(who: str, release: Any, overlap: Any, comm: Any) -> tuple[int, bool, A
 class Release:
     """The hooks of an optimizer's parameters and their modules.
 
-    So many backward passes, `every`, make a step: PyTorch adds their gradients up, and the last one lets them go. With
-    `overlap`, a step leaves it to modules to wait for the parameters of other ranks.
+    A step consists of `every` backward passes. PyTorch adds their gradients up, and in the last pass they are given to
+    the optimizer. With `overlap`, modules wait for the parameters of other ranks, and `step` does not.
     """
 
     def __init__(self, optimizer: Any, every: int, *, overlap: bool) -> None:
@@ -63,7 +63,7 @@ class Release:
         self._checked = self._held = False
 
     def watch(self, params: Iterable[Tensor]) -> None:
-        """Have gradients taken in the backward pass."""
+        """Add hooks that take the gradients of parameters in the backward pass."""
         params, optimizer = list(params), self._of()
         new = [p for p in params if p.requires_grad and not self._is_hooked(p)]
         who, inner = type(optimizer).__name__, optimizer._below.made
@@ -78,12 +78,12 @@ class Release:
             have_wait(modules_of(ids), _weakly(self._current), self._heard)
 
     def _is_hooked(self, p: Tensor) -> bool:
-        """Whether the gradients of this very parameter are taken in the backward pass."""
+        """Whether this parameter has a hook already."""
         found = self._hooked.get(id(p))
         return found is not None and found() is p
 
     def _check(self, who: str, inner: Inner, params: Iterable[Tensor]) -> None:
-        """Raise ValueError where gradients cannot be taken one by one."""
+        """Raise ValueError if gradients cannot be taken one by one."""
         if any(block_of(p) is not None for p in params):
             raise ValueError(
                 f"{who}: `release` and `overlap` do not support DTensors, whose gradients FSDP2 reduces; leave them out"
@@ -96,7 +96,7 @@ class Release:
             )
 
     def _current(self) -> tuple[Inner, dict[int, str]] | None:
-        """The optimizer below, and the names of its parameters."""
+        """The inner optimizer and the names of its parameters by their ids, or None if there is none."""
         optimizer = self._of()
         below = None if optimizer is None else optimizer._below
         if below is None or below.made is None:
@@ -108,13 +108,13 @@ class Release:
         return self._names
 
     def begin_anew(self, inner: Inner | None) -> None:
-        """Count backward passes from 0, as their gradients are gone; unless some were given already."""
+        """Reset the count of backward passes when gradients are dropped, unless some were already given."""
         if inner is None or not inner._step.release:
             self._passes.clear()
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Leave the gradients of backward passes where they are."""
+        """Leave gradients in ``p.grad`` during a block."""
         before, self._held = self._held, True
         try:
             yield
@@ -122,7 +122,7 @@ class Release:
             self._held = before
 
     def _take(self, p: Tensor) -> None:
-        """Count a backward pass; give the gradient in the last one."""
+        """Count a backward pass, and give the gradient in the last pass of the step."""
         if self._held:
             return
         if not self._checked:
@@ -135,10 +135,10 @@ class Release:
             self._give(p)
 
     def _give(self, p: Tensor) -> None:
-        """Give a gradient, and let its memory go."""
+        """Give a gradient to the optimizer, and free it."""
         optimizer = self._of()
         made = optimizer._below.made
-        inner = made if made is not None and made._step.release else optimizer.inner  # settings are read once
+        inner = made if made is not None and made._step.release else optimizer.inner  # settings are read once per step
         found = self._current()
         name = None if found is None else found[1].get(id(p))
         if name is None or p.grad is None or (self.overlap and inner._team.size == 1):
@@ -155,9 +155,9 @@ class Release:
         p.grad = None
 
     def end(self, inner: Inner, value: Any) -> bool:
-        """End a step whose gradients were given; whether there was one.
+        """End a step whose gradients were given. Return False if none were, and there is one process.
 
-        What the last pass did not reach, or what was held, is given now.
+        Gradients that are still in ``p.grad``, because of `no_sync` or fewer passes, are given now.
         """
         self._passes.clear()
         ranks = inner._team.size > 1
@@ -179,7 +179,7 @@ class Release:
 
 
 def _place_of(p: Tensor) -> str:
-    """Where a parameter is, as errors say it; nothing if it is in no module."""
+    """The module of a parameter, for errors; empty if it is in no module."""
     for module in modules_of({id(p)}):
         for name, own in module._parameters.items():
             if own is p:
@@ -188,7 +188,7 @@ def _place_of(p: Tensor) -> str:
 
 
 def _weakly(method: Any) -> Any:
-    """A method that does not keep its object alive; it returns None after the end of that."""
+    """A method that does not keep its object alive, and returns None once the object is deleted."""
     weak = WeakMethod(method)
 
     def call(*args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""How optimizers of `arrayopt.torch` are saved, loaded, copied and pickled, in PyTorch's form."""
+"""Saving, loading, copying and pickling the optimizers of `arrayopt.torch`, in PyTorch's form."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
@@ -16,17 +16,17 @@ from arrayopt.torch.settings import RULE, Settings, defaults_of
 from arrayopt.torch.state import Guests, complete, guests_of, moved
 
 eager = torch._disable_dynamo  # type: ignore[attr-defined]
-"""What is called by compiled code, and not compiled."""
+"""A decorator: ``torch.compile`` calls the function, but does not compile it."""
 
 _SHARED = frozenset(fields_of(Rule)) - {"weight_decay"}
-"""Fields of every rule: a group here has them, and none of another library's optimizer has."""
+"""Fields of every rule. Our groups have them, and groups of other libraries' optimizers do not."""
 
 _BARE = {"params", "param_names"}
-"""What a group has that says nothing of its optimizer."""
+"""Keys of a group that do not tell which optimizer it is from."""
 
 
 class Saved(torch.optim.Optimizer):
-    """What an optimizer has, and how it is saved, loaded, copied and pickled."""
+    """The part of an optimizer that saves, loads, copies and pickles."""
 
     rule: ClassVar[type[Rule]]
     """The rule."""
@@ -37,7 +37,7 @@ class Saved(torch.optim.Optimizer):
     _guests: Guests
 
     def _watch(self, every: int, *, overlap: bool) -> None:
-        """Have gradients let go in the backward pass, where so many of these make a step."""
+        """Take gradients in the backward pass, if a step consists of `every` such passes and not of none."""
         if every:
             self._release = Release(self, every, overlap=overlap)
             self._release.watch(p for group in self.param_groups for p in group["params"])
@@ -57,21 +57,21 @@ class Saved(torch.optim.Optimizer):
         return made
 
     def _begin_anew(self) -> None:
-        """Have the backward passes of a step counted from 0, where gradients are let go."""
+        """Reset the count of backward passes in this step, if gradients are taken in the backward pass."""
         if self._release is not None and self._below is not None:
             self._release.begin_anew(self._below.made)
 
     @eager
     def state_dict(self) -> dict[str, Any]:
-        """The state as PyTorch's: ``state`` and ``param_groups`` of plain dicts, and the number of steps.
+        """Return the state in PyTorch's form: plain dicts ``state`` and ``param_groups``, and the number of steps.
 
-        Tensors are those that the next step writes. ``torch.load`` reads it with ``weights_only=True``, unless a field
-        is a schedule.
+        The tensors are not copied: later steps write to them. ``torch.load`` reads the result with
+        ``weights_only=True``, unless a field is a schedule.
 
         Raises
         ------
         RuntimeError
-            In the middle of a step: `release` or `overlap` has taken some of its gradients. So do copies and pickles.
+            If `release` or `overlap` has taken some gradients of an unfinished step. So do copying and pickling.
         """
         self._check_whole("state_dict")
         inner, made = self.inner, super().state_dict()
@@ -88,15 +88,15 @@ class Saved(torch.optim.Optimizer):
 
     @eager
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned. Tensors are copied, and keep the dtypes and devices that are here.
+        """Load a state that `state_dict` returned. Tensors are copied to the dtypes and devices of this optimizer.
 
-        A step of which `release` has taken gradients is forgotten: load the model's parameters too.
+        If `release` has taken some gradients of a step, that step is dropped: load the model's parameters too.
 
         Raises
         ------
         ValueError
-            If it does not fit, listing every mismatch; if it is of another rule, or of the rule with other switches.
-            Nothing has been changed then.
+            If the state does not fit (the message lists every mismatch), or is from another rule, or from the rule with
+            other switches. Nothing has been changed then.
         """
         saved = state_dict.copy()
         for pre_hook in list(self._optimizer_load_state_dict_pre_hooks.values()):
@@ -119,7 +119,7 @@ class Saved(torch.optim.Optimizer):
             post_hook(self)
 
     def _check_whole(self, what: str) -> None:
-        """Raise RuntimeError where gradients of a step have been taken, and it has not ended."""
+        """Raise RuntimeError in the middle of a step, when some of its gradients have been taken."""
         inner = self.inner
         if inner is not None:
             inner._step.release.check_whole(f"{type(self).__name__}: {what}")
@@ -143,9 +143,9 @@ class Saved(torch.optim.Optimizer):
         self._watch(every, overlap=overlap)
 
     def _made(self, state: dict[str, Any]) -> tuple[list[dict[str, Any]], Below]:
-        """The groups that a state has, and the optimizer over them."""
+        """Make the groups of a state, and an optimizer over them."""
         states, steps = state["state"], state.get("step_count")
-        if steps is None:  # as in a state that other software has taken apart and put together
+        if steps is None:  # other software has taken the state apart and put it together again
             tensors = [entry for p, entry in states.items() if isinstance(p, Tensor) and isinstance(entry, Mapping)]
             counts = [int(torch.as_tensor(entry["step"]).max()) for entry in tensors if "step" in entry]
             steps = max(counts, default=0)
@@ -154,7 +154,7 @@ class Saved(torch.optim.Optimizer):
         return groups, Below(type(self).__name__, self.rule, options, groups, states, steps)
 
     def _go_on(self, state: dict[str, Any], groups: list[dict[str, Any]], below: Below) -> None:
-        """Go on from what `_made` made of a state."""
+        """Use the groups and the optimizer that `_made` has made from a state."""
         super().__setstate__({"defaults": Settings(self.rule, state.get("defaults") or self.defaults)})
         if below.made is not None and self._below is not None:
             below.made._take_place(self._below.made)
@@ -163,7 +163,7 @@ class Saved(torch.optim.Optimizer):
 
 
 def guests_in(pairs: Iterable[tuple[Tensor, Any]], states: Mapping[Any, Any], take: Callable[..., Any]) -> Guests:
-    """What others keep in states; ``take(p, x)`` makes of each entry what is kept of it here."""
+    """The entries of other code in states. ``take(p, x)`` returns what is kept of each entry."""
     found: Guests = Guests(dict)
     for p, tensor in pairs:
         state = states.get(p)
@@ -179,10 +179,10 @@ def _loaded_of(
     groups: list[dict[str, Any]],
     saved: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """A state dict with the parameters themselves in it, in place of their numbers.
+    """Replace the numbers of parameters in a state dict by the parameters themselves.
 
-    `rule` is that of groups that have none of their own, and `defaults` the values of its fields where a group says
-    nothing. Raise ValueError if what was saved is of other rules, or of other groups.
+    `rule` is for groups without a rule of their own, and `defaults` has values for fields that a saved group lacks.
+    Raise ValueError if the state is from other rules or other groups.
     """
     saved_groups = saved["param_groups"]
     if saved.get("rule", rule.__name__) != rule.__name__:

@@ -1,4 +1,4 @@
-"""Parameter groups: dicts with the fields of a rule, in which other libraries' names for several of them work, too."""
+"""Parameter groups: dicts with the fields of a rule, which also understand other libraries' names for them."""
 
 import copy
 import dataclasses
@@ -12,18 +12,18 @@ from arrayopt.rules.base import Rule
 from arrayopt.torch.spelled import DIFFERENTIABLE, HOW, more_of, otherwise, otherwise_all, spelled
 
 RULE = "rule"
-"""The key under which a group has a rule of its own: its class."""
+"""The key of a group's own rule; its value is the class."""
 
 OPTIONS = ("maximize", "engine", "clip_norm", "skip_nonfinite", "stats", "release", "comm", "overlap")
-"""What every optimizer takes beside the fields of its rule."""
+"""The arguments that every optimizer has besides the fields of its rule."""
 
 
 class Settings(dict[str, Any]):
-    """A dict of a rule's fields and whatever else there is to say of some parameters.
+    """A parameter group: a dict of the rule's fields, and of keys that schedulers and users add.
 
-    ``betas`` is ``beta1`` and ``beta2`` at once, to read and to write, where the rule has these; so is ``eps`` where
-    the rule has several. So are PyTorch's names of fields, such as ``decoupled_weight_decay``. They are not kept under
-    these names. A group with a rule of its own has its class under ``rule``.
+    Some keys stand for others, which are the ones that are stored: ``betas`` for ``beta1`` and ``beta2``, ``eps`` for
+    the several of some rules, and PyTorch's names of fields, such as ``decoupled_weight_decay``. All of them can be
+    read and written. A group with a rule of its own has its class under ``rule``.
     """
 
     def __init__(self, rule: type[Rule], given: Mapping[str, Any]) -> None:
@@ -97,9 +97,9 @@ class Settings(dict[str, Any]):
             self[name] = value
 
     def guests(self) -> dict[str, Any]:
-        """What others keep here, as schedulers do."""
+        """The entries of other code, such as schedulers."""
         idle = {IDLE} if self.get("lookahead_steps") is None else {}
-        return {name: x for name, x in self.items() if name in idle or not _means_something(self.rule, name)}
+        return {name: x for name, x in self.items() if name in idle or not _is_own(self.rule, name)}
 
     def copy(self) -> "Settings":
         return Settings(self.rule, self)
@@ -114,18 +114,18 @@ class Settings(dict[str, Any]):
 
 
 IDLE = "lookahead_alpha"
-"""A field that is in no group where it says nothing, for others call something of their own so."""
+"""A field that a group lacks while it has no effect, because other code uses the same key."""
 
 
-def _means_something(rule: type[Rule], name: str) -> bool:
-    """Whether a key of a group is the optimizer's own, and no guest's."""
+def _is_own(rule: type[Rule], name: str) -> bool:
+    """Whether a key of a group belongs to the optimizer, and not to other code."""
     known = fields_of(rule)
     own = name in ("params", "param_names", "maximize", RULE, *known, *HOW, *more_of(rule))
     return own or bool(spread(known, name)) or spelled(rule, name) is not None
 
 
 def rule_of(who: str, given: Any) -> tuple[type[Rule], dict[str, Any]]:
-    """The class of a group's own rule, and the fields that a rule says; a class says none. TypeError for others."""
+    """The class of a group's own rule, and the values of its fields; none if a class is given. Or raise TypeError."""
     if isinstance(given, Rule):
         fields = {name: getattr(given, name) for name in fields_of(type(given))}
         idle = {IDLE} if given.lookahead_steps is None else set[str]()
@@ -137,7 +137,7 @@ def rule_of(who: str, given: Any) -> tuple[type[Rule], dict[str, Any]]:
 
 
 def defaults_of(rule: type[Rule], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a rule's fields where they are not given, for those that have one."""
+    """The default values of a rule's fields. `given` decides some of them."""
     own = {f.name: f.default for f in dataclasses.fields(rule) if f.default is not dataclasses.MISSING}
     own |= otherwise_all(rule, given)
     if given.get("lookahead_steps") is None and IDLE not in given:
@@ -146,13 +146,13 @@ def defaults_of(rule: type[Rule], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_params(who: str, params: Any) -> None:
-    """Raise TypeError for a module, or a method of one, in place of its parameters."""
+    """Raise TypeError if `params` is a module, or a method of one."""
     if callable(params):
         raise TypeError(f"{who}: `params` must be tensors; got {type(params).__name__}; pass model.parameters()")
 
 
 def check_names(who: str, rule: type[Rule], given: Mapping[str, Any]) -> None:
-    """Raise TypeError for an argument that there is not, or for two that say the same."""
+    """Raise TypeError for an unknown argument, or for two arguments that set the same field."""
     known = fields_of(rule)
     for name, value in given.items():
         if name == "differentiable" and value:
@@ -165,16 +165,16 @@ def check_names(who: str, rule: type[Rule], given: Mapping[str, Any]) -> None:
 def check_group(
     who: str, rule: type[Rule], group: Mapping[str, Any], options: Mapping[str, Any], *, written: bool = False
 ) -> None:
-    """Raise TypeError for a key that a group has by mistake: of an option, or of a field under another name.
+    """Raise TypeError for a key that is a mistake: an option, or a field under another name.
 
-    Groups may have keys of one's own, such as ``initial_lr`` or ``lr_scale``. What has been `written` into them later
-    may be of whatever wraps the optimizer: only what can mean nothing else is refused. Options may say what they are.
+    Groups may have other keys, such as ``initial_lr`` or ``lr_scale``. With `written`, the keys were added later, maybe
+    by a wrapper of the optimizer, so only unmistakable ones are refused. An option with its present value is accepted.
     """
     known = fields_of(rule)
     for name, value in group.items():
         if name == "differentiable" and value:
             raise TypeError(f"{who}: a parameter group: {DIFFERENTIABLE}")
-        if _means_something(rule, name):
+        if _is_own(rule, name):
             continue
         if name in OPTIONS and name in options and options[name] == value:
             continue
@@ -191,11 +191,11 @@ _KEPT = frozenset(
     ("max_lr", "min_lr", "warmup_steps", "total_steps", "decay", "adaptive", "alpha", "gamma", "k", "rho")
 )
 _KEPT |= {"lookahead_step", "lookahead_k"}
-"""What schedulers, scripts and wrappers write into groups for themselves."""
+"""Keys that schedulers, scripts and wrappers write into groups for their own use."""
 
 
 def _check_twice(who: str, rule: type[Rule], given: Mapping[str, Any]) -> None:
-    """Raise TypeError where fields are given under two names."""
+    """Raise TypeError if a field is given under two names."""
     known: Sequence[str] = fields_of(rule)
     for name in given:
         spelling = spelled(rule, name)

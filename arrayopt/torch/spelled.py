@@ -1,4 +1,4 @@
-"""Classes whose name is PyTorch's, too, take PyTorch's arguments: their order, names, defaults and formulas."""
+"""Classes with the name of one of PyTorch's optimizers take PyTorch's arguments: their order, names and defaults."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from typing import Any
 from arrayopt.rules import LAMB, LANS, LARS, SGD, Adafactor, Adam, AdamW, Muon, NAdam, RAdam, RMSprop, Rule
 
 HOW = ("capturable", "differentiable", "foreach", "fused")
-"""What PyTorch takes to say how to compute. Groups keep it; it changes nothing here."""
+"""PyTorch's arguments about the implementation. Groups keep them, but they have no effect here."""
 
 DIFFERENTIABLE = "steps are not differentiable; use arrayopt.update, which is"
 
 
 @dataclass(frozen=True)
 class Name:
-    """A name that PyTorch has for a field: what its values are here, and what those here are there."""
+    """PyTorch's name for a field: `here` converts its values to ours, and `there` converts them back."""
 
     field: str
     here: Callable[[Any], Any] = lambda x: x
@@ -26,12 +26,12 @@ _DECOUPLED = {DECOUPLED: Name("decoupled"), "decoupled_decay": Name("decoupled")
 
 
 def _at_most_1(clips: Any) -> float | None:
-    """The largest trust ratio, where a flag says whether it is at most 1."""
+    """The largest trust ratio: 1 if the flag is set, else no limit."""
     return 1.0 if clips else None
 
 
 def _always(adapts: Any) -> bool:
-    """Whether tensors that do not decay are adapted, too, which can only be said of each group."""
+    """True. Whether tensors without weight decay are adapted can only be set for each group."""
     if not adapts:
         raise ValueError(
             'param_groups: for always_adapt=False, put tensors without decay into a group with "adapt": False'
@@ -44,7 +44,7 @@ _TRUST = {
     "always_adapt": Name("adapt", _always),
     "use_nvlamb": Name("adapt", _always),
 }
-"""What timm and apex call them."""
+"""The names of timm and apex."""
 _NAMES: Mapping[type[Rule], Mapping[str, Name]] = {
     LAMB: _TRUST,
     LANS: _TRUST,
@@ -70,10 +70,10 @@ _PLACES: Mapping[type[Rule], tuple[str, ...]] = {
     Adafactor: ("beta2_decay", "eps", "d", "weight_decay"),
     Muon: ("weight_decay", "momentum", "nesterov", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn"),
 }
-"""What each takes without a name, after parameters and the learning rate."""
+"""The positional arguments of each class, after parameters and the learning rate."""
 
 _PAPER = {"beta1", "relative_step", "scale_parameter", "variant", "warmup_init"}
-"""What only the published form of Adafactor has: to give one asks for that form."""
+"""Fields that only the published form of Adafactor has. To pass one of them selects that form."""
 
 _DEFAULTS: Mapping[type[Rule], Mapping[str, Any]] = {
     SGD: {"lr": 1e-3},
@@ -81,38 +81,38 @@ _DEFAULTS: Mapping[type[Rule], Mapping[str, Any]] = {
     Muon: {"lr": 1e-3},
     Adafactor: {"variant": "pytorch", "lr": 1e-2, "relative_step": False, "eps1": None},
 }
-"""Defaults that differ from those of the rule, and of what is no field of it."""
+"""Defaults that differ from the rule's, and those of arguments that are not fields of the rule."""
 
 
 def more_of(rule: type[Rule]) -> tuple[str, ...]:
-    """What groups have that is no field of the rule: Adam's switch, by which it is AdamW."""
+    """Keys of groups that are not fields of the rule: Adam's switch that makes it AdamW."""
     return (DECOUPLED,) if rule is Adam else ()
 
 
 def spelled(rule: type[Rule], name: str) -> Name | None:
-    """What a name of PyTorch, timm or apex means, if it has one of its own for a field."""
+    """The field that a name of PyTorch, timm or apex stands for, if the name differs from ours."""
     return _NAMES.get(rule, {}).get(name)
 
 
 def otherwise(rule: type[Rule], name: str) -> Any:
-    """The default of a field, or of what else groups have."""
+    """The default of a field, or of another key of groups."""
     return False if name == DECOUPLED else rule.__dataclass_fields__[name].default
 
 
 def otherwise_all(rule: type[Rule], given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """PyTorch's defaults where they differ, unless what is `given` asks for a form that PyTorch lacks."""
+    """PyTorch's defaults where they differ from the rule's, unless `given` selects a form that PyTorch lacks."""
     return {} if rule is Adafactor and given.keys() & _PAPER else _DEFAULTS.get(rule, {})
 
 
 def places(rule: type[Rule]) -> tuple[str, ...]:
-    """What a rule's class takes without a name, after parameters and the learning rate."""
+    """The positional arguments of a rule's class, after parameters and the learning rate."""
     return _PLACES.get(rule, ())
 
 
 def placed(who: str, rule: type[Rule], values: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments without names, after parameters and the learning rate, by PyTorch's names.
+    """Positional arguments, after parameters and the learning rate, by PyTorch's names.
 
-    Raise TypeError where there are more than PyTorch takes, or one is given by name, too.
+    Raise TypeError if there are too many, or one is also passed by name.
     """
     names = _PLACES.get(rule, ())
     if len(values) > len(names):
@@ -128,7 +128,7 @@ def placed(who: str, rule: type[Rule], values: tuple[Any, ...], named: Mapping[s
 
 
 def as_pytorch(rule: type[Rule], fields: dict[str, Any]) -> Rule:
-    """The rule of a group, as PyTorch reads it: without momentum there is no dampening; Adam may decay as AdamW."""
+    """The rule of a group as PyTorch means it: no dampening without momentum; AdamW for Adam with decoupled decay."""
     if fields.pop(DECOUPLED, False):
         rule = AdamW
     if rule is SGD and type(fields["momentum"]) in (int, float) and fields["momentum"] == 0:

@@ -1,4 +1,4 @@
-"""One optimizer for a model whose matrices are under one rule, and all other parameters under another."""
+"""`split`: one optimizer with one rule for the matrices of a model, and another for all other parameters."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -91,5 +91,5 @@ def split(
 
 
 def _fits(name: str, pattern: str) -> bool:
-    """Whether a pattern fits a parameter's name, or a part of it."""
+    """Whether a pattern matches a parameter's name, or a part of it between dots."""
     return any(fnmatchcase(part, pattern) for part in (name, *name.split(".")))

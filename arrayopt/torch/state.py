@@ -1,4 +1,4 @@
-"""The state of parameters as PyTorch has it: read where it is, and put there, checked."""
+"""The state of parameters in PyTorch's form: how it is shown, and how a state that is given is checked and stored."""
 
 import copy
 import math
@@ -25,26 +25,26 @@ STEP = "step"
 
 
 Guests = defaultdict[Any, Any]
-"""What others keep in the state: dicts by parameter, and whatever they have under keys of their own."""
+"""What other code keeps in the state: a dict for each parameter, and anything under keys that are not parameters."""
 
 
 def _knows(tensor: Tensor, key: Any) -> bool:
-    """Whether a key of a tensor's state is the optimizer's own, and no guest's."""
+    """Whether a key of a tensor's state belongs to the optimizer, and not to other code."""
     return key == STEP or key in tensor.slots or key in AROUND
 
 
 def guests_of(tensor: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
-    """What a state has beside the optimizer's own."""
+    """The entries of a state that belong to other code."""
     return {key: x for key, x in state.items() if not _knows(tensor, key)}
 
 
 def own_of(tensor: Tensor, state: Any) -> Any:
-    """What a state has of the optimizer's own; what is no state as it is."""
+    """The entries of a state that belong to the optimizer. Anything but a mapping is returned as it is."""
     return {key: x for key, x in state.items() if _knows(tensor, key)} if isinstance(state, Mapping) else state
 
 
 class Entry(dict[str, Any]):
-    """The state of one parameter. To set an item sets it in the optimizer, too, or in what is kept for others."""
+    """The state of one parameter. Setting an item also sets it in the optimizer, or in `guests` if it is not `own`."""
 
     write: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     guests: Guests | None = None
@@ -52,14 +52,14 @@ class Entry(dict[str, Any]):
     own: frozenset[str] = frozenset()
 
     def _members(self, ring: str) -> list[str]:
-        """The slots that a ring's members are."""
+        """The names of the slots that hold the members of a ring."""
         names = list[str]()
         while f"{ring}_{len(names)}" in self.own:
             names.append(f"{ring}_{len(names)}")
         return names
 
     def __missing__(self, ring: str) -> Any:
-        """The members of a ring along a first axis, in a copy."""
+        """A ring as one tensor, a copy, with its members along the first axis."""
         names = self._members(ring)
         if not names:
             raise KeyError(f"{ring}; the state has {', '.join(self)}")
@@ -99,12 +99,12 @@ class Entry(dict[str, Any]):
 
 
 class State(MutableMapping[Any, Any]):
-    """The state of each parameter: ``step``, the number of its updates, the rule's slots, and what others keep there.
+    """The state of each parameter: ``step``, the number of its updates; the rule's slots; and entries of other code.
 
-    Of a stacked parameter of which `skip_nonfinite` has skipped layers, ``step`` has the number of each layer.
+    If `skip_nonfinite` has skipped layers of a stacked parameter, its ``step`` has one number per layer.
 
-    The slots are those that steps write. To set an entry copies it to them. A parameter whose entry is deleted or
-    popped begins anew. Under keys that are no tensors, others keep what they like, as in PyTorch's ``defaultdict``.
+    The slots are the arrays that steps write. Assigning to an entry copies into them. Deleting or popping the entry of
+    a parameter resets its state. Keys that are not tensors may hold anything, as in PyTorch's ``defaultdict``.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class State(MutableMapping[Any, Any]):
             return
         tensor = self._tensors[p]
         self._write({p: own_of(tensor, value)})
-        self._guests.pop(p, None)  # what keeps nothing does not keep its parameter alive, either
+        self._guests.pop(p, None)  # an empty entry must not keep the parameter alive
         if kept := guests_of(tensor, value):
             self._guests[p] = kept
 
@@ -143,7 +143,7 @@ class State(MutableMapping[Any, Any]):
             del self._guests[p]
 
     def pop(self, p: Any, *default: Any) -> Any:
-        """The state of a parameter, which begins anew; what is popped is no longer what steps write."""
+        """Return the state of a parameter and reset it. Later steps do not write to what is returned."""
         if p not in self and default:
             return default[0]
         state = dict(self[p]) if isinstance(p, Param) else self[p]
@@ -151,7 +151,7 @@ class State(MutableMapping[Any, Any]):
         return state
 
     def clear(self) -> None:
-        """Have all parameters begin anew."""
+        """Reset the state of all parameters."""
         self._write({p: {} for p in self._tensors})
         self._guests.clear()
 
@@ -170,13 +170,13 @@ class State(MutableMapping[Any, Any]):
 
 
 def show(p: Param, tensor: Tensor) -> dict[str, Any]:
-    """The state of a parameter, its slots as they are; DTensors where the parameter is one."""
+    """The state of a parameter with its slots themselves, as DTensors if the parameter is one."""
     if tensor.share is not None:
         undivided: Iterable[str] = tensor.share.undivided
     else:
         shape = tensor.array.shape
         undivided = [name for name, x in tensor.slots.items() if x.shape != shape and not name.startswith(SCALE)]
-    as_it_is = tensor.home is not None  # its owner has whole slots, and other ranks empty ones
+    as_it_is = tensor.home is not None  # its owner has whole slots, other ranks have empty ones
     slots = {}
     for name, x in tensor.slots.items():
         slots[name] = x if as_it_is or name in undivided else _as_given(p, tensor, name, x)
@@ -184,10 +184,10 @@ def show(p: Param, tensor: Tensor) -> dict[str, Any]:
 
 
 def complete(tensor: Tensor, team: Alone) -> dict[str, Param]:
-    """The slots of a tensor; whole ones on all ranks where only some have them.
+    """The slots of a tensor. If only some ranks have a slot that is not a DTensor, all ranks get the whole of it.
 
-    So it is where ranks share plain tensors, where one rank updates a tensor that others have parts of, and with slots
-    of rows or columns where a rank has no elements. Other programs keep one rank's copy of what is not a DTensor.
+    That is so where ranks share plain tensors, where one rank updates a tensor that others have parts of, and for slots
+    of rows or columns where a rank has no elements. Programs that save a state keep one rank's copy of such tensors.
     """
     share, found = tensor.share, dict(tensor.slots)
     if share is None:
@@ -201,7 +201,7 @@ def complete(tensor: Tensor, team: Alone) -> dict[str, Param]:
 
 
 def _as_given(p: Param, tensor: Tensor, slot: str, x: Param) -> Param:
-    """What this rank has of a slot as a DTensor, like the parameter's."""
+    """This rank's part of a slot as a DTensor, placed as the parameter is."""
     if block_of(p) is None:
         return x
     from torch.distributed.tensor import DTensor
@@ -224,7 +224,7 @@ def _as_given(p: Param, tensor: Tensor, slot: str, x: Param) -> Param:
 
 
 def _place_of(tensor: Tensor, slot: str) -> tuple[Block, tuple[int, ...]]:
-    """Where a part of scales lies among all of them, and its shape; all of them where one process is alone."""
+    """Where this rank's scales lie among all scales, and their shape. One process has all of them."""
     share, shape = tensor.share, tensor.shape
     if isinstance(share, Shards):
         (offset, here), seen = share.parts_of(slot)[share.rank], share.seen
@@ -236,11 +236,11 @@ def _place_of(tensor: Tensor, slot: str) -> tuple[Block, tuple[int, ...]]:
 def put(
     who: str, first: FirstValues, given: Iterable[tuple[str, Tensor, Mapping[str, Any]]], *, copies: bool = True
 ) -> bool:
-    """Have tensors go on from states, as `show` returns them; nothing of an empty one.
+    """Give tensors the states in `given`, which have the form that `show` returns. An empty state changes no slot.
 
-    Return whether any of them has been updated before. The tensors are in their first state, or in one that is to be
-    replaced. `first` lets slots follow the parameters. Without `copies`, slots that fit are taken over as they are. A
-    ValueError, which begins with `who`, lists every mismatch; nothing has been changed then.
+    Return whether any of the tensors has been updated before. `first` is told which slots no longer follow the initial
+    parameters. Without `copies`, slots of the right dtype and device are used as they are. If a state does not fit,
+    raise a ValueError that begins with `who` and lists every mismatch; then nothing has been changed.
     """
     wrong, ready = list[str](), list[tuple[Tensor, Any, dict[str, Param]]]()
     for name, tensor, state in given:
@@ -266,7 +266,7 @@ def put(
 
 
 def _differences(tensor: Tensor, state: Mapping[str, Any]) -> list[str]:
-    """In what a state is not that of a tensor."""
+    """List the differences between a state and the state that a tensor has."""
     if not isinstance(state, Mapping) or {key for key in state if _knows(tensor, key)} != {STEP, *tensor.slots}:
         here = ", ".join(sorted(map(str, state))) if isinstance(state, Mapping) else type(state).__name__
         return [f"expected {', '.join([STEP, *tensor.slots])}; got {here}"]
@@ -288,7 +288,7 @@ def _differences(tensor: Tensor, state: Mapping[str, Any]) -> list[str]:
 
 
 def _fits(tensor: Tensor, slot: str, x: Param) -> bool:
-    """Whether a slot in a state has the shape of this rank's or of the whole; scales may lie in rows."""
+    """Whether a slot in a state has the shape of this rank's part or of the whole slot. Scales may have rows."""
     mine, whole = tensor.slots[slot], tensor.whole[slot]
     if slot.startswith(SCALE):
         return x.numel() in (mine.numel(), math.prod(whole))
@@ -296,7 +296,7 @@ def _fits(tensor: Tensor, slot: str, x: Param) -> bool:
 
 
 def _own(tensor: Tensor, slot: str, x: Param, copies: bool) -> Param:
-    """What this rank is to have of a slot, as its own is."""
+    """This rank's part of a slot, in the shape, dtype and device of its own."""
     mine = tensor.slots[slot]
     part: Param = local(x)
     if part is x and tensor.share is not None and x.numel() != mine.numel():
@@ -307,7 +307,7 @@ def _own(tensor: Tensor, slot: str, x: Param, copies: bool) -> Param:
 
 
 def moved(p: Param, x: Any) -> Any:
-    """A copy of what others keep, where its tensors are on the parameter's device."""
+    """A copy of an entry of other code, with its tensors on the parameter's device."""
     if isinstance(x, Param):
         return x.detach().clone().to(p.device)
     if isinstance(x, dict):

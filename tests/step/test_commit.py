@@ -174,7 +174,7 @@ def test_what_would_change_an_optimizer_is_refused_in_the_middle_of_a_step(chang
         opt, errors, _ = handled(INSIDE[change], at)
         assert contents(opt) == contents(straight)
         assert len(errors) == 1
-        assert "called in the middle of Optimizer.step of this Optimizer, as by the handler of a signal" in errors[0]
+        assert "called during Optimizer.step of this Optimizer, as by the handler of a signal" in errors[0]
 
 
 def test_hooks_may_change_an_optimizer():

@@ -76,7 +76,7 @@ def tickets(
     entry = np.repeat(np.arange(flat.size), flat)
     nth = np.arange(entry.size) - np.repeat(np.cumsum(flat) - flat, flat)
     owner, stage = entry // max(1, len(stages)), entry % max(1, len(stages))
-    queue = np.zeros(entry.size, TICKET)
+    queue: Any = np.zeros(entry.size, TICKET)
     queue["tensor"], queue["stage"] = rows[owner], stage
     queue["stop"], queue["wait"] = _stops(goes_on).ravel()[entry], waits.ravel()[entry]
     # every other pass runs backwards: it begins with what is in the cache

@@ -144,7 +144,7 @@ class Table(Located):
         self.scratch = []
         for name, (starts, size) in self._scratch().items():
             stored = self.plan.storage[name]
-            kind = np.dtype(np.uint16 if stored in NARROW else stored)
+            kind = np.dtype("uint16" if stored in NARROW else stored)
             room = cupy.empty if self.blas is None else partial(self.blas.room, name)
             self.scratch.append(room(size, kind))
             self.put(f"AT_{name}", self.scratch[-1].data.ptr + starts * kind.itemsize)
