@@ -116,7 +116,8 @@ def no_attribute(module: str, names: Sequence[str], name: str, other: Any = None
     elif folded in ABSENT:
         todo = f"; use {ABSENT[folded]}"
     else:
-        todo = f"; dir({module}) lists what it has"
+        part = [x for key, x in known.items() if len(key) > 3 and (folded.startswith(key) or folded.endswith(key))]
+        todo = f"; did you mean `{'` or `'.join(part)}`?" if part else f"; dir({module}) lists what it has"
     return AttributeError(f"{said}{todo}", name=name)
 
 
@@ -127,7 +128,7 @@ def check_options(cls: Any, given: Mapping[str, Any], rule: str, fields: Sequenc
         for name in set(given) - {x.name for x in taken}:
             said = _given([name], [given[name]]) if name in fields else _instead(list(fields), name, {}, given[name])
             if name in fields or (name not in RULE and (alias(fields, name) or spread(fields, name))):
-                raise TypeError(f"{cls.__name__} has no `{name}`; the rule has, {rule}(...): {said}")
+                raise TypeError(f"{cls.__name__} has no `{name}`; set it on the rule, {rule}(...): {said}")
             options = [x.name for x in taken if x.kind is inspect.Parameter.KEYWORD_ONLY]
             raise TypeError(unknown(cls.__name__, options, name, RULE, given[name]))
 

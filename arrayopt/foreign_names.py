@@ -250,6 +250,7 @@ ABSENT = {
     "yogi": "AdaBelief or AdamW, or a Rule of your own",
     **dict.fromkeys(("cosineannealinglr", "cosinedecay", "cosinedecayschedule"), "Cosine(lr, decay_steps=1000)"),
     **dict.fromkeys(("constant", "constantschedule", "lambdalr"), "a number, or any function of the step"),
+    **dict.fromkeys(("cosineannealingwarmrestarts", "cosinedecayrestarts"), "CosineRestarts"),
     **dict.fromkeys(("joinschedules", "sequentiallr"), "Join(schedules, boundaries)"),
     **dict.fromkeys(("multisteplr", "piecewiseconstantschedule"), "PiecewiseConstant(milestones, values)"),
     "reducelronplateau": "opt.lr = 0.5 * opt.lr in your loop",

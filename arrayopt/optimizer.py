@@ -386,7 +386,7 @@ class Optimizer(Settings):
         self._stats.replace({name: reports[name] for name in sorted(reports, key=place)}, norm)
 
     def _limit(self) -> float | None:
-        """The limit of the joint norm in the next step."""
+        """The limit of the global norm in the next step."""
         if self.clip_norm is None:
             return None
         return float(evaluate("Optimizer: `clip_norm`", self.clip_norm, self._run.steps, CLIP_NORM))
@@ -396,7 +396,7 @@ class Optimizer(Settings):
 
         Call it before each replay of a step that was captured in a CUDA graph: the replay then uses new learning rates
         and step counts. See the documentation, "On a GPU". ``step(grads)`` is ``advance()`` and ``launch(grads)``, with
-        hooks and reports; `launch` leaves `stats` without reports, but with the joint norm.
+        hooks and reports; `launch` leaves `stats` without reports, but with the global norm.
 
         Parameters
         ----------

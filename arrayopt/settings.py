@@ -72,7 +72,7 @@ class Settings(Saved):
 
     @property
     def stats(self) -> Stats:
-        """Trust ratios and norms of the last step, with ``stats=True``; the joint norm; the number of skipped steps."""
+        """Norms and trust ratios of the last step, with ``stats=True``; the global norm; the number of skips."""
         self._run.streams.meet("Optimizer.stats")
         return self._stats
 

@@ -1,7 +1,7 @@
 """AdamW and LAMB in the form of NVIDIA's apex, over CuPy's arrays in float32: a yardstick that needs no apex.
 
 Tensors are cut into chunks of 65,536 elements, a block of 512 threads works on each, and a thread on four neighbours.
-AdamW is one launch. LAMB is: the joint norm of all gradients; a launch that writes both moments and each element's
+AdamW is one launch. LAMB is: the global norm of all gradients; a launch that writes both moments and each element's
 update; the norms of parameters and of updates; and a launch that reads these two and writes parameters. Written anew
 after the description in the documentation of `apex.optimizers`, and the papers of Adam and LAMB; numbers that do not
 change from step to step are given once.
@@ -170,7 +170,7 @@ def adamw(params: list[Any], grads: list[Any], chunk: int = CHUNK, **settings: f
 
 
 def lamb(params: list[Any], grads: list[Any], chunk: int = CHUNK, **settings: float) -> Callable[[], None]:
-    """A step of LAMB with gradients' joint norm limited to `most`."""
+    """A step of LAMB with gradients' global norm limited to `most`."""
     form = _Form(params, grads, kept=True, chunk=chunk, **settings)
 
     def step() -> None:

@@ -85,12 +85,12 @@ OPTIONS = {
     "max_norm": "no `max_norm`; it is an option of the optimizer: Optimizer(params, rule, clip_norm=...)",
     "max_grad_norm": "no `max_grad_norm`; it is an option of the optimizer: Optimizer(params, rule, clip_norm=...)",
     "global_clipnorm": "no `global_clipnorm`; it is an option of the optimizer: Optimizer(params, rule, clip_norm=...)",
-    "clipnorm": "Optimizer has no `clipnorm`; the rule has, AdamW(...): give clip_tensor_norm=1.5",
+    "clipnorm": "Optimizer has no `clipnorm`; set it on the rule, AdamW(...): give clip_tensor_norm=1.5",
     "grad_scale": "no `grad_scale`; it is an option of the optimizer: Optimizer(params, rule, loss_scale=...)",
-    "lr": "Optimizer has no `lr`; the rule has, AdamW(...): give lr=1.5",
-    "weight_decay": "Optimizer has no `weight_decay`; the rule has, AdamW(...): give weight_decay=1.5",
-    "learning_rate": "Optimizer has no `learning_rate`; the rule has, AdamW(...): give lr=1.5",
-    "betas": "Optimizer has no `betas`; the rule has, AdamW(...): it is `beta1` and `beta2` here",
+    "lr": "Optimizer has no `lr`; set it on the rule, AdamW(...): give lr=1.5",
+    "weight_decay": "Optimizer has no `weight_decay`; set it on the rule, AdamW(...): give weight_decay=1.5",
+    "learning_rate": "Optimizer has no `learning_rate`; set it on the rule, AdamW(...): give lr=1.5",
+    "betas": "Optimizer has no `betas`; set it on the rule, AdamW(...): it is `beta1` and `beta2` here",
     "scheduler": "Optimizer has no `scheduler`; give lr a schedule",
     "fused": "Optimizer has no `fused`; leave it out",
     "clipnrom": "Optimizer has no `clipnrom`; did you mean `clip_norm`?",
@@ -111,7 +111,7 @@ def test_an_optimizer_answers_too(name, rule):
 
 
 def test_an_optimizer_answers_with_values_of_several_fields():
-    with pytest.raises(TypeError, match=re.escape("the rule has, LAMB(...): give beta1=0.8, beta2=0.9")):
+    with pytest.raises(TypeError, match=re.escape("set it on the rule, LAMB(...): give beta1=0.8, beta2=0.9")):
         ao.Optimizer(np.ones(2), ao.LAMB(), betas=(0.8, 0.9))
 
 
@@ -154,6 +154,14 @@ def test_names_of_results_and_schedules_are_answered():
         schedules.CosineAnealing  # noqa: B018
     with pytest.raises(AttributeError, match=r"did you mean `Polynomial`"):
         schedules.polynomial  # noqa: B018
+    for name, words in {
+        "CosineAnnealing": "did you mean `Cosine`?",
+        "WarmupCosine": "`Cosine`",
+        "get_linear_schedule_with_warmup": "did you mean `Warmup`?",
+        "CosineAnnealingWarmRestarts": "use CosineRestarts",
+    }.items():
+        with pytest.raises(AttributeError, match=re.escape(words)):
+            getattr(schedules, name)
 
 
 def test_rules_of_other_names_are_answered():

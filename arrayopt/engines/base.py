@@ -179,4 +179,4 @@ class Judge(Holder, Protocol):
         """The norms of the last step's gradients by tensor name."""
 
     def commit(self) -> None:
-        """The step is made: its loss scale and joint norm hold from now on."""
+        """The step is made: its loss scale and global norm hold from now on."""

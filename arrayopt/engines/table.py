@@ -195,7 +195,7 @@ def _select(name: str, bucket: Bucket) -> tuple[Engine, str]:
 
 def _shown(reasons: dict[str, list[str]]) -> list[str]:
     """Reasons, each with the engines that have it."""
-    return [f"{' and '.join(names)}: {reason}" for reason, names in reasons.items()]
+    return [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
 
 
 class _Counting(Engine):

@@ -24,10 +24,7 @@ class TraceError(_NotedError, TypeError):
 
 def not_fused(why: str) -> TraceError:
     """The error for a rule that cannot be traced: why, and which engine runs it."""
-    return TraceError(
-        f"{why}; to be fused, a rule may use only part of the array API; engine='array_api' runs"
-        " any rule"
-    )
+    return TraceError(f"{why}; engine='array_api' runs any rule")
 
 
 class RetraceError(_NotedError):

@@ -1,4 +1,4 @@
-"""The joint norm of all gradients, and the decisions that follow: clip, unscale, or skip the step."""
+"""The global norm of all gradients, and the decisions that follow: clip, unscale, or skip the step."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class Verdict(NamedTuple):
     skip: Any = False
     """Whether the step is skipped, and changes nothing."""
     norm: Any = None
-    """The joint norm of the unscaled gradients if it is needed, or a function that reads it from the device."""
+    """The global norm of the unscaled gradients if it is needed, or a function that reads it from the device."""
     left: Any = None
     """The layers of stacked tensors that the step skips; see `arrayopt.state.tensors.Left`."""
 
@@ -45,9 +45,9 @@ def joint_norm(norms: Sequence[Any]) -> Any:
 
 
 def judge(total: Any, *, scale: Any = None, limit: Any = None, check: bool = False) -> Verdict:
-    """Decide what a step does with gradients whose joint norm is `total`, including the loss scale `scale`.
+    """Decide what a step does with gradients whose global norm is `total`, including the loss scale `scale`.
 
-    The joint norm of the unscaled gradients is clipped to `limit`. With `check`, the step is skipped if a gradient is
+    The global norm of the unscaled gradients is clipped to `limit`. With `check`, the step is skipped if a gradient is
     not finite before or after it is unscaled. Arguments are numbers, 0-d arrays, or traced.
     """
     norm = total if scale is None else total / scale

@@ -1,4 +1,4 @@
-"""Decisions that depend on all gradients of a step: unscale, clip by the joint norm, or skip."""
+"""Decisions that depend on all gradients of a step: unscale, clip by the global norm, or skip."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ class Known(NamedTuple):
     scale: float | None = None
     """The loss scale that was passed to `step`."""
     limit: float | None = None
-    """The limit of the joint norm."""
+    """The limit of the global norm."""
     check: bool = False
     """Whether a gradient that is not finite skips the step."""
     judge: Judge | None = None

@@ -20,7 +20,7 @@ class Stats(Mapping[str, Mapping[str, Array]]):
 
     Tensors without elements or gradient have no report. If a GPU skips a step, values are NaN.
     ``stats.skipped``, the number of skipped steps, and with `clip_norm`, a loss scale or
-    `skip_nonfinite` ``stats.global_norm``, the joint norm before clipping, need no ``stats=True``.
+    `skip_nonfinite` ``stats.global_norm``, the global norm before clipping, need no ``stats=True``.
     """
 
     def __init__(self, skipped: Callable[[], Any], *, enabled: bool) -> None:
@@ -62,7 +62,7 @@ class Stats(Mapping[str, Mapping[str, Array]]):
     def replace(self, reports: dict[str, dict[str, Array]], norm: Any) -> None:
         """Replace the reports by those of a new step.
 
-        `norm` may be a function that reads the joint norm from a device when it is needed.
+        `norm` may be a function that reads the global norm from a device when it is needed.
         """
         self._norm = norm
         self._last = {name: report for name, report in reports.items() if report} if reports else {}

@@ -24,7 +24,7 @@ from arrayopt.step.norms import Measures, measures
 from arrayopt.step.ready import Ready, totals_of
 
 Record = Callable[[dict[str, Report], Any], object]
-"""A function of the reports of a step by tensor name, and of the joint norm of its gradients."""
+"""A function of the reports of a step by tensor name, and of the global norm of its gradients."""
 
 _NOTHING = nullcontext()
 
@@ -138,7 +138,7 @@ class Step:
     ) -> bool:
         """Make a prepared step; return False after a micro-step.
 
-        `record` is called as part of the step, with reports by tensor name and the joint norm of
+        `record` is called as part of the step, with reports by tensor name and the global norm of
         all gradients. `stats` is whether reports are wanted. `counted` is whether the caller counts
         the step; then `record` is called for micro-steps too.
         """
@@ -275,7 +275,7 @@ class Step:
                 f"the mean gradient of {every} calls; each adds to it: load g sum; store sum"
             )
         if clips or self.judging.skip_nonfinite or self.judging.scaling is not None:
-            lines.append("the joint norm of all gradients: load g; reduce per tensor")
+            lines.append("the global norm of all gradients: load g; reduce per tensor")
         return "\n".join([*lines, explain_buckets(self._buckets.now(), self._engine)])
 
     def __getstate__(self) -> dict[str, Any]:

@@ -221,7 +221,7 @@ class Below:
         try:
             values: tuple[Any, ...] = take(group)
         except KeyError as error:
-            raise ValueError(f"{self._who}: a parameter group must have {error}") from error
+            raise ValueError(f"{self._who}: `{error.args[0]}` must be given; a parameter group has none") from error
         if any(isinstance(x, Tensor) for x in values):
             values = tuple(self._number(name, x) for name, x in zip(names, values, strict=True))
         return values

@@ -24,7 +24,7 @@ maximize : bool, default False
 engine : str, default "auto"
     What runs the rule; see `arrayopt.Optimizer`.
 clip_norm : number, schedule or sequence, optional
-    The largest joint norm of all gradients, in (0, inf).
+    The largest global norm of all gradients, in (0, inf).
 skip_nonfinite : bool, default False
     Skip each step with a gradient that is not finite.
 stats : bool, default False

@@ -242,7 +242,7 @@ def test_by_default_a_rule_that_cannot_be_traced_is_run_as_it_is():
     ):
         opt = ao.Optimizer(np.zeros(3), made(by_value)())
     assert opt.step(np.ones(3)).tolist() == [-1.0] * 3
-    every = " and ".join(table.FUSED["numpy"])
+    every = ", ".join(table.FUSED["numpy"])
     assert f"engine array_api ({every}: by_value, line " in opt.explain()
     assert "`if`, `and`, and Python's `min` and `max` cannot depend on an array's value" in opt.explain()
 

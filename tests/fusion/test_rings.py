@@ -23,7 +23,7 @@ def loops_of(rule, engine="cpp"):
 
 
 STARTS = {
-    "cpp": r"static __attribute__\(\(noinline\)\) void pass_.*?\n}",
+    "cpp": r"static __forceinline__ void pass_.*?\n}",
     "numba": r"def pass_.*?\n    return",
     "cupy": r"void turns\d+\(.*?\n}",
 }

@@ -177,7 +177,7 @@ def test_without_being_asked_for_nothing_is_hidden(engine):
         made().nonfinite()
 
 
-# ---- the joint norm --------------------------------------------------------------------------------------------------
+# ---- the global norm -------------------------------------------------------------------------------------------------
 
 
 @each_engine
@@ -366,7 +366,7 @@ def test_what_is_saved_must_fit():
 def test_explain_tells_what_is_before_the_buckets():
     text = made(accumulate=3, clip_norm=1.0).explain()
     assert text.startswith(
-        "the mean gradient of 3 calls; each adds to it: load g sum; store sum\nthe joint norm of all"
+        "the mean gradient of 3 calls; each adds to it: load g sum; store sum\nthe global norm of all"
     )
 
 

@@ -31,7 +31,7 @@ def adam(lr=0.003, beta1=0.9, beta2=0.999, eps=1e-8, decay=0.0, fault=""):
                 g = np.clip(g, -0.7, 0.7)
             if fault == "clipped by norm":
                 g = g * min(1.0, 0.7 / np.linalg.norm(g))
-            if fault == "clipped by the joint norm":
+            if fault == "clipped by the global norm":
                 g = g * min(1.0, 0.7 / np.sqrt(sum(np.sum(x**2) for x in grads.values())))
             if fault == "coupled":
                 g = g + decay * p

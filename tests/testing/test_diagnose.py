@@ -45,7 +45,7 @@ FAULTS = [
     (adam, {}, "late", "Adam", "the gradient of the step before"),
     (adam, {}, "clipped by value", "Adam", "each element of the gradient is clipped to ±0.7"),
     (adam, {}, "clipped by norm", "Adam", "each tensor's gradient is clipped to the norm 0.7"),
-    (adam, {}, "clipped by the joint norm", "Adam", "to a joint norm of 0.7"),
+    (adam, {}, "clipped by the global norm", "Adam", "to a global norm of 0.7"),
     (adam, {}, "state in float16", "Adam", "the state is stored in float16"),
     (adam, {"decay": 0.1}, "coupled", "Adam", "weight_decay=0.1"),
     (adam, {"decay": 0.1}, "decay without lr", "AdamW", "not be multiplied by lr"),
@@ -60,7 +60,7 @@ FAULTS = [
     (lamb, {}, "ratio upside down", "LAMB", "the trust ratio is upside down"),
     (lamb, {}, "eps in root", "LAMB", "eps stands inside the root"),
     (lamb, {}, "means in place of norms", "LAMB", "the trust ratio is of mean magnitudes, and not of norms"),
-    (lamb, {}, "clipped twice", "LAMB", "to a joint norm of 1, by a factor that is applied twice"),
+    (lamb, {}, "clipped twice", "LAMB", "to a global norm of 1, by a factor that is applied twice"),
     (lars, {}, "decay forgotten in the ratio", "LARS", "the trust ratio forgets the weight decay"),
     (sgd, {}, "decoupled", "SGD", "weight decay is decoupled"),
 ]
@@ -106,14 +106,14 @@ TWIST = {
     "norms over all tensors": "joined",
     "ratio upside down": "ratio inverted",
     "means in place of norms": "ratio of means",
-    "clipped by the joint norm": "joint clip",
+    "clipped by the global norm": "joint clip",
     "clipped twice": "joint clip twice",
     "not unscaled": "scaled",
     "not zeroed": "added up",
     "state in float16": "float16 state",
 }  # the others are called as the faults are
 OWN = {
-    "clipped by the joint norm": {"clip_norm": 0.7},
+    "clipped by the global norm": {"clip_norm": 0.7},
     "clipped twice": {"clip_norm": 1.0},
     "not unscaled": {"grad_factor": 1024.0},
 }

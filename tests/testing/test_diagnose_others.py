@@ -40,7 +40,7 @@ NUMBERS = {"lr": 0.01, "beta1": 0.9, "beta2": 0.999, "eps": 1e-6, "weight_decay"
 def test_apex_is_lamb_with_gradients_clipped_together(known):
     found = diagnose(apex(), known=known, depth=1)
     assert found.name == "LAMB", str(found)
-    assert found.changes == ("all gradients are scaled down together to a joint norm of 1",)
+    assert found.changes == ("all gradients are scaled down together to a global norm of 1",)
     assert {name: found.hypers[name] for name in NUMBERS} == pytest.approx(NUMBERS)
 
 
@@ -50,7 +50,7 @@ def test_timms_lamb_is_lamb_with_gradients_clipped_together(correct):
     made = module.Lamb(tensors(), lr=0.01, weight_decay=0.05, bias_correction=correct)
     found = diagnose(made)
     assert found.name == "LAMB", str(found)
-    assert found.changes[-1] == "all gradients are scaled down together to a joint norm of 1"
+    assert found.changes[-1] == "all gradients are scaled down together to a global norm of 1"
     assert ("no bias correction" in found.changes) == (not correct)
 
 

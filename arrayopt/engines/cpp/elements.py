@@ -35,7 +35,7 @@ class ElementsPrinter:
         declared = ", ".join(parameters.values())
         function = f"{loop.function}_of" if self.spare else loop.function
         self.put(0, "", *(["template <bool all>"] if self.spare else []))
-        self.put(0, f"static __attribute__((noinline)) void {function}({declared}) {{")
+        self.put(0, f"static __forceinline__ void {function}({declared}) {{")
         self.put(1, *(f"W s{s.id} = {self.text.start(s)};" for s in loop.totals))
         self.put(1, "int64_t first = 0;")
         if self._is_in_vectors():
@@ -127,6 +127,7 @@ class ElementsPrinter:
         loop, text = self.loop, self.text
         clauses = [f" reduction({REDUCTIONS[s.op].simd}:s{s.id})" for s in loop.totals]
         clauses += [" simdlen(kSums)"] if loop.totals else []
+        self.put(1, *(["if (first < count)  // else kSums zeros are added"] if loop.totals else []))
         self.put(0, f"#pragma omp simd{''.join(clauses)}")
         self.put(1, "for (int64_t i = first; i < count; ++i) {")
         if loop.position is not None:

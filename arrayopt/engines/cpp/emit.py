@@ -36,13 +36,14 @@ class CpuPrinter(CPlusPlusPrinter):
         self.defined: set[str] = set()
 
     def function(self, function: program.Function) -> None:
-        """Print a function, after the loops over elements that it calls."""
-        most = 0
-        for elements in program.elements_of(function.body):
+        """Print a function, after the loops over elements that are made part of it."""
+        loops = list(program.elements_of(function.body))
+        for elements in loops:
             ElementsPrinter(self, elements).print()
-            most = max(most, len(elements.totals))
+        most = max((len(elements.totals) for elements in loops), default=0)
+        apart = "__attribute__((noinline)) " if loops else ""  # it is compiled sooner
         given = [ARGUMENTS[function.shared], *(f"int64_t AT_{x}" for x in function.scratch)]
-        self.put(0, "", f"static void {function.name}({', '.join(given)}) {{")
+        self.put(0, "", f"static {apart}void {function.name}({', '.join(given)}) {{")
         self.put(1, *([f"W got[{most}];"] if most else []))
         self.statements(1, function.body)
         self.put(0, "}")
@@ -149,7 +150,6 @@ extern "C" void run(const int64_t* call, int64_t first, int64_t last, int64_t th
         double* v = values + rows[j] * {values};
         const int64_t f = t[FIRST], n = t[LAST] - f;
         const int64_t lo = f + n * thread / threads, hi = f + n * (thread + 1) / threads;
-        for (int64_t stage = first; stage < last; ++stage) switch (stage) {{
 """
 
 
@@ -177,12 +177,12 @@ def emit(
     program = lowered(plan, lanes)
     for function in program.functions:
         text.function(function)
-    scalars, values = len(text.layout.scalars), text.layout.values
-    text.put_text(RUN.format(scalars=scalars, values=values))
+    text.put_text(RUN.format(scalars=len(text.layout.scalars), values=text.layout.values))
     for number, stage in enumerate(program.stages):
         if stage.function.body:
             given = ", ".join([CALLS[stage.function.shared], *(f"AT_{x}" for x in stage.scratch)])
-            text.put(3, f"case {number}: {stage.function.name}({given}); break;")
-    text.put(2, "default: break;", "}")
+            text.put(
+                2, f"if (first <= {number} && {number} < last) {stage.function.name}({given});"
+            )
     text.put(0, "    }", "}")
     return text.text()

@@ -14,13 +14,13 @@ from arrayopt.state.loss_scale import LossScale
 from arrayopt.state.verdict import judge
 
 GIVEN = ("given_scale", "limit")
-"""What the host says of a step: the loss scale of this call, and the limit of the joint norm."""
+"""What the host says of a step: the loss scale of this call, and the limit of the global norm."""
 
 STATE = ("scale", "good", "skipped", "inverse")
 """The state on the device: that of a loss scale, skipped steps, and 1 / scale."""
 
 VERDICT = ("factor", "norm", *STATE)
-"""What gradients are multiplied by, their joint norm, and the state after the step."""
+"""What gradients are multiplied by, their global norm, and the state after the step."""
 
 
 def emit_judge(scaling: LossScale | None, *, scale: str | None, limit: bool, check: bool) -> str:
@@ -34,7 +34,7 @@ def emit_judge(scaling: LossScale | None, *, scale: str | None, limit: bool, che
         The scale that is still in the gradients: ``"scale"``, which the device keeps, or
         ``"given_scale"``, or none.
     limit : bool
-        Whether the joint norm is limited.
+        Whether the global norm is limited.
     check : bool
         Whether a step with a gradient that is not finite is skipped.
     """

@@ -187,7 +187,7 @@ class Judge:
         return Verdict(factor, skip if check else False, self.joint_norm)
 
     def joint_norm(self) -> Any:
-        """The joint norm of the last step's gradients, on the device."""
+        """The global norm of the last step's gradients, on the device."""
         with self.access.section():
             uncaptured()
             return self.access.own(self.made.copy())[VERDICT.index("norm")]

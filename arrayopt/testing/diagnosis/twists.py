@@ -177,7 +177,7 @@ def _count_per_tensor(h: Numbers, seen: Seen) -> Numbers:
 
 
 def _joint_clip(times: int) -> dict[str, Any]:
-    """Gradients times what their joint norm asks for, once or twice."""
+    """Gradients times what their global norm asks for, once or twice."""
 
     def alters(h: Numbers, seen: Seen) -> Numbers:
         norms = np.sqrt(np.maximum(np.sum(seen.grads**2, axis=1), 1e-300))[None, :, None]
@@ -193,7 +193,7 @@ def _correction(h: Numbers, beta: str) -> Any:
 _EPS_LATE = _to(eps=lambda h: h["eps"] * np.sqrt(_correction(h, "beta2")))
 _EPS_EARLY = _to(eps=lambda h: h["eps"] / np.sqrt(_correction(h, "beta2")))
 _DECAY = _has("weight_decay", "lr")
-_CLIPPED = "all gradients are scaled down together to a joint norm of {clip_norm:.6g}"
+_CLIPPED = "all gradients are scaled down together to a global norm of {clip_norm:.6g}"
 
 TWISTS: dict[str, Twist] = {
     # t and the bias correction

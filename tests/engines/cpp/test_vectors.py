@@ -6,7 +6,7 @@ import pytest
 
 import arrayopt as ao
 
-LOOP = re.compile(r"^static __attribute__\(\(noinline\)\) void \w+\(.*?^\}", re.MULTILINE | re.DOTALL)
+LOOP = re.compile(r"^static __forceinline__ void pass_\w+\(.*?^\}", re.MULTILINE | re.DOTALL)
 RULES = {
     "AdamW": ao.AdamW(state_dtype="int8"),
     "LAMB": ao.LAMB(state_dtype="int8"),

@@ -97,7 +97,7 @@ MORE = [
     ("staging memory of others taken while it is read", UPLOAD, "if not x[1].done]", "if False]", STAGING),
     ("a report counts the updates themselves", LAUNCHES, "table.counts.array if table.own_counts is None else table.own_counts", "table.counts.array", REPORTS),
     ("a report with the counts of the last one", TABLE, "if self.own_counts is not None and self.follows_t:", "if False:", REPORTS),
-    ("tensors beyond the threads of a block left out of the joint norm", "kernels/judge.cuh", "i < count; i += kThreads", "i < count && i < kThreads; i += kThreads", f"{ON_STREAMS}::test_the_joint_norm_of_more_tensors_than_a_block_has_threads"),
+    ("tensors beyond the threads of a block left out of the global norm", "kernels/judge.cuh", "i < count; i += kThreads", "i < count && i < kThreads; i += kThreads", f"{ON_STREAMS}::test_the_joint_norm_of_more_tensors_than_a_block_has_threads"),
     ("gradients after an overflow scaled by the scale before", JUDGE, "self.made[...] = self.verdict", "self.made[:-1] = self.verdict[:-1]", f"{STEPS}::test_accumulation_with_a_loss_scale"),
     ("no more of a total than a block has threads", "kernels/totals.cuh", "at < end; at += kThreads) {\n        const int mine", "at < begin + 1; at += kThreads) {\n        const int mine", MANY),
     ("no barrier before a total's numbers are added", "kernels/totals.cuh", "[mine]);\n        __syncthreads();", "[mine]);", MANY),

@@ -26,7 +26,7 @@ def decided(judge, norms, layer, limit=1e9):
 
 
 def expected(norms, layer):
-    """Which layers are left out, whether all is skipped, and the joint norm of what is left."""
+    """Which layers are left out, whether all is skipped, and the global norm of what is left."""
     wrong = ~np.isfinite(norms)
     bad = {*layer[wrong & (layer > 0)].tolist()}
     left = np.array([i == 0 or i not in bad for i in layer.tolist()])

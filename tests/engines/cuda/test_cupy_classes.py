@@ -50,7 +50,7 @@ def test_all_pieces_of_a_ticket_are_done(cupy, name, monkeypatch):
 
 
 def norm(cupy, shapes, grads, **options):
-    """The joint norm of some gradients, as bits."""
+    """The global norm of some gradients, as bits."""
     params = {name: cupy.zeros(shape, "f4") for name, shape in shapes.items()}
     opt = ao.Optimizer(params, ao.SGD(lr=0.1), engine="cupy", clip_norm=1.0, **options)
     opt.step({name: cupy.asarray(g) for name, g in grads.items()})

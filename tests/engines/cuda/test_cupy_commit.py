@@ -29,7 +29,7 @@ def test_a_fault_at_any_call(cupy, rule, options, every):
 
 
 def test_what_a_failed_step_has_measured_is_not_taken_for_the_last_ones(cupy, monkeypatch):
-    """The joint norm stays what it was; the norms of single tensors are gone, and that is said."""
+    """The global norm stays what it was; the norms of single tensors are gone, and that is said."""
     opt = ao.Optimizer({"w": cupy.ones(4, np.float32)}, ao.SGD(lr=0.1), clip_norm=1.0)
     opt.step({"w": cupy.full(4, 2.0, np.float32)})
     assert float(opt.stats.global_norm) == 4.0

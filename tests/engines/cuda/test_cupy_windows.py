@@ -122,7 +122,7 @@ RULES = {
     "centred": (Centred(lr=0.01), PLAIN, {}),
     "centred in batches": (Centred(lr=0.01), ("matrices", "kernels"), {}),
     "CAME": (ao.CAME(lr=0.01), ALL, {"stats": True, "loss_scale": ao.LossScale()}),
-    "CAME, clipped": (ao.CAME(lr=0.01), ("rows",), {"clip_norm": 0.5}),  # joint norms count elements in a row
+    "CAME, clipped": (ao.CAME(lr=0.01), ("rows",), {"clip_norm": 0.5}),  # global norms count elements in a row
     "Adafactor": (ao.Adafactor(), ALL, {}),
     "LAMB, centralized": (ao.LAMB(lr=0.01, grad_centralization=True), ALL, {"accumulate": 2}),
     "random numbers": (ao.CAME(lr=0.01, project=shaken), ("rows", "columns"), {}),
