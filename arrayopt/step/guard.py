@@ -62,8 +62,8 @@ class _Call:
         guard, lock = self._guard, self._guard.lock
         if self._nested and self._changes and not guard.paused:
             raise RuntimeError(
-                f"{self._what}: called during {guard.what} of this Optimizer, as by the handler of a"
-                " signal; only calls that change nothing, such as save, are possible there: set a"
+                f"{self._what}: called during {guard.what} of this Optimizer, as by the handler of"
+                " a signal; only calls that change nothing, such as save, are possible there: set a"
                 f" flag in the handler, and call {self._what} between steps"
             )
         try:
