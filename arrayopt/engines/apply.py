@@ -163,10 +163,11 @@ def _of_blocks(update: Update, p: Array, g: Array, slots: dict[str, Array], firs
 
 
 def _sliced(done: Done, begin: int, end: int) -> Done:
-    """The parameters, slots and reports of some layers, of those of more."""
+    """Return the parameters, slots and reports of the layers from `begin` to `end`."""
     p, slots, report = done
-    of = ({name: x[begin:end, ...] for name, x in each.items()} for each in (slots, report))
-    return p[begin:end, ...], *of
+    own_slots = {name: x[begin:end, ...] for name, x in slots.items()}
+    own_report = {name: x[begin:end, ...] for name, x in report.items()}
+    return p[begin:end, ...], own_slots, own_report
 
 
 def _joined(done: list[Any], join: Callable[[list[Any]], Array]) -> Done:
