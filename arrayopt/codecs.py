@@ -1,4 +1,4 @@
-"""The table of what numbers are stored as: how each dtype lies in memory, and how every engine reads and writes it."""
+"""The table of storage formats: the size of each dtype, and how every engine reads and writes it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,22 +7,22 @@ from typing import Any
 import numpy as np
 
 BLOCK = 32
-"""Quantized numbers share a scale in blocks of so many neighbours, in C order; the last block may be shorter."""
+"""The number of consecutive elements, in C order, that share a scale in 8-bit slots; the last block may be shorter."""
 
 SCALE = "scale_"
-"""How the names of slots begin that hold the scales of another slot."""
+"""The first characters of the names of slots that hold the scales of another slot."""
 
 SCALE_BYTES = 2
 """Scales are stored in bfloat16, which has the range of float32."""
 
 
 def _load(x: Any, real: Any) -> Any:
-    """What is stored, in the dtype of arithmetic on real numbers, or of complex ones of such parts."""
+    """Convert stored numbers to the dtype of arithmetic, which is `real` or its complex counterpart."""
     return x.astype(np.result_type(real, np.complex64) if x.dtype.kind == "c" else real, copy=False)
 
 
 def _store(into: Any, x: Any) -> None:
-    """Write numbers, rounded to nearest even."""
+    """Write numbers, rounded to nearest, half to even."""
     np.copyto(into, x, casting="unsafe" if np.isscalar(x) else "same_kind")
 
 
@@ -33,21 +33,21 @@ class Codec:
     Attributes
     ----------
     itemsize : int
-        Bytes of an element.
+        The number of bytes of an element.
     working : str
-        The dtype that arithmetic is done in, which reading gives.
+        The dtype of arithmetic, to which reading converts.
     cuda : str
-        Its C++ type, for which ``kernels/storage.cuh`` has `widen` and `narrow`.
+        The C++ type, for which ``kernels/storage.cuh`` has `widen` and `narrow`.
     rounds : bool
-        Whether what is read is not what was written, but what could be kept of it.
+        Whether writing rounds numbers.
     numba : str
-        What it is as an array of Numba, where that is something else than the dtype itself.
+        The dtype of the array in Numba, if it differs from the dtype itself.
     numba_load, numba_store : str
-        The texts that read what is stored, and that make of a value what is stored.
+        Expressions of Numba that convert a stored number to a value, and a value to a stored number.
     load, store : callable
-        The same in NumPy: of an array and the dtype of real arithmetic; of an array to write and of values.
+        The same for NumPy: ``load(array, dtype of real arithmetic)`` and ``store(array to write, values)``.
     top : int
-        The largest code, where numbers are stored as codes; see `QUANTIZED`.
+        The largest code, if numbers are stored as codes; see `QUANTIZED`.
     """
 
     itemsize: int
@@ -63,12 +63,12 @@ class Codec:
 
     @property
     def moved(self) -> float:
-        """The bytes that are read or written of an element, with its share of a scale."""
+        """The number of bytes read or written per element, including its share of a scale."""
         return self.itemsize + SCALE_BYTES / BLOCK if self.top else self.itemsize
 
 
 def _half(name: str, cuda: str) -> Codec:
-    """Sixteen bits, by a pair of functions in the text of Numba."""
+    """A format of 16 bits, which Numba converts by a pair of functions."""
     return Codec(2, "float32", cuda, True, "uint16", f"load_{name}({{0}})", f"store_{name}(np.float32({{0}}))")
 
 
@@ -80,44 +80,44 @@ CODECS = {
     "complex64": Codec(8, "complex64", "Pair<float>"),
     "complex128": Codec(16, "complex128", "Pair<double>"),
 }
-"""Every dtype that parameters, gradients and slots can be stored in, by its plain name."""
+"""The formats of parameters, gradients and slots, by the plain names of dtypes."""
 
 
 def _codes(top: int, cuda: str) -> Codec:
-    """Eight bits, and a scale for each block."""
+    """A format of 8-bit codes, with a scale for each block."""
     return Codec(1, "float32", cuda, True, top=top)
 
 
 PAIR = "int16"
-"""What complex numbers are stored in as codes: two of 8 bits, the real part in the lower half."""
+"""The dtype of codes of complex numbers: two codes of 8 bits, that of the real part in the lower half."""
 
 QUANTIZED = {
     "int8": _codes(127, "signed char"),
     "uint8": _codes(255, "unsigned char"),
     PAIR: Codec(2, "complex64", "short", True, top=127),
 }
-"""Dtypes of codes, in which slots can be stored; see `arrayopt.state.quantized`."""
+"""The formats of slots that are stored as codes; see `arrayopt.state.quantized`."""
 
 
 def _store_whole(into: Any, x: Any) -> None:
-    """Write numbers that are whole."""
+    """Write integers, which are not rounded."""
     np.copyto(into, x, casting="unsafe")
 
 
 SPLIT = "low8"
-"""What the slot of a master is stored in that is split: the 8 bits that it has more than the parameter."""
+"""The format of the slot of a split master: the 8 bits that the master has in addition to the parameter."""
 
 _LOW = Codec(1, "float32", "Low8", True, "int8", "np.float32({0})", "np.int8({0})", store=_store_whole)
 
 STORED = {**CODECS, **QUANTIZED, SPLIT: _LOW}
-"""Every dtype that a slot can be stored in."""
+"""All formats of slots."""
 
 
 def is_rounded(dtype: str) -> bool:
-    """Whether numbers are rounded to be stored in a dtype, and are no codes."""
+    """Whether a dtype stores rounded numbers, and not codes."""
     return dtype in STORED and STORED[dtype].rounds and not STORED[dtype].top
 
 
 def item_size(dtype: str) -> int:
-    """The bytes of one element, also of a dtype that NumPy may not know."""
+    """The number of bytes of one element, also of dtypes that NumPy may lack."""
     return STORED[dtype].itemsize if dtype in STORED else np.dtype(dtype).itemsize

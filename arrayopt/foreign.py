@@ -1,4 +1,4 @@
-"""What to say to a name that is not known here: what it is in other libraries, and what is close to it."""
+"""Messages about unknown names: what the name means in other libraries, or which known name is similar."""
 
 import dataclasses
 import difflib
@@ -13,33 +13,33 @@ _UNKNOWN = object()
 
 
 def unknown(who: str, fields: Iterable[str], name: str, advice: Mapping[str, str], value: Any = _UNKNOWN) -> str:
-    """What to say to a name that is no field.
+    """The message about a name that is not a field.
 
     Parameters
     ----------
     who : str
-        What does not have it, such as "LAMB".
+        The class or function that lacks it, such as "LAMB".
     fields : iterable of str
-        What it has.
+        The names that it has.
     name : str
-        What was given.
+        The name that was passed.
     advice : mapping of str to str
-        `RULE`, `SCHEDULE` or `OPTIMIZER`: what to do where no field is meant.
+        `RULE`, `SCHEDULE` or `OPTIMIZER`: advice for names that do not stand for a field.
     value : optional
-        What it was given as.
+        The value that was passed.
     """
     has = list(fields)
     return f"{who} has no `{name}`; {_instead(has, name, advice, value)}"
 
 
 def spread(fields: Sequence[str], name: str) -> list[tuple[str, ...]]:
-    """The fields that a name stands for all at once, such as ``betas``, the likeliest first; none if it is a field."""
+    """The lists of fields that a name such as ``betas`` may stand for, likeliest first; none if it is a field."""
     every = () if name in fields else SPREAD.get(name, ())
     return [parts for parts in every if all(part in fields for part in parts)]
 
 
 def _instead(has: list[str], name: str, advice: Mapping[str, str], value: Any) -> str:
-    """What to do instead of giving a name."""
+    """What to pass instead of a name."""
     several = list(value) if isinstance(value, tuple | list) else None
     for parts in spread(has, name):
         if several is None or len(several) == len(parts):
@@ -54,19 +54,19 @@ def _instead(has: list[str], name: str, advice: Mapping[str, str], value: Any) -
 
 
 def alias(fields: Sequence[str], name: str) -> str | None:
-    """The field that is known elsewhere under a name, if there is one."""
+    """The field that has this name in another library, if there is one."""
     return next((field for field in SAME.get(name, ()) if field in fields), None)
 
 
 def close_to(fields: Sequence[str], name: str) -> str | None:
-    """The field that a name looks like, if there is one."""
+    """The field with a similar name, if there is one."""
     folded = {field.lower().replace("_", ""): field for field in fields}
     close = difflib.get_close_matches(str(name).lower().replace("_", ""), folded, n=1, cutoff=0.75)
     return folded[close[0]] if close else None
 
 
 def _given(fields: Sequence[str], values: list[Any] | None) -> str:
-    """What to give: fields, with their values where these are short; without values, what the name is here."""
+    """What to pass: fields, with their values if these are short; without values, only the names of fields."""
     if values is None:
         return f"it is {' and '.join(f'`{field}`' for field in fields)} here"
     short = all(x is None or isinstance(x, Number | str) for x in values)
@@ -74,7 +74,7 @@ def _given(fields: Sequence[str], values: list[Any] | None) -> str:
 
 
 def got(value: Any) -> str:
-    """What was given, as errors show it; of a class given for an instance also how to make one."""
+    """A value as errors show it. For a class instead of an instance, also how to make one."""
     said = repr(value)
     if isinstance(value, type):
         return f"{said}; create an instance: {value.__name__}(...)"
@@ -82,23 +82,23 @@ def got(value: Any) -> str:
 
 
 def listed_names(names: Iterable[str]) -> str:
-    """The names of the first tensors, for errors about one that there is not."""
+    """The names of the first tensors, for errors about unknown ones."""
     return f"the tensors are {', '.join(list(names)[:10])}"
 
 
 def no_attribute(module: str, names: Sequence[str], name: str, other: Any = None) -> AttributeError:
-    """The error for a name that a module does not have, with what to take in its place.
+    """The error for a name that a module does not have, with what to use instead.
 
     Parameters
     ----------
     module : str
         The module.
     names : sequence of str
-        What it has.
+        The names that it has.
     name : str
-        What was asked for.
+        The name that was looked up.
     other : module, optional
-        The library that the module stands in for.
+        The library that the module replaces.
     """
     known = {x.rpartition(".")[2].lower().replace("_", ""): x for x in reversed(names)}
     folded = name.lower().replace("_", "")
@@ -122,7 +122,7 @@ def no_attribute(module: str, names: Sequence[str], name: str, other: Any = None
 
 
 def check_options(cls: Any, given: Mapping[str, Any], rule: str, fields: Sequence[str]) -> None:
-    """Raise TypeError where an optimizer under a rule with these fields is made with an option that there is not."""
+    """Raise TypeError for an unknown option of an optimizer. `fields` are those of its rule."""
     taken = inspect.signature(cls.__init__).parameters.values()
     if not any(x.kind is inspect.Parameter.VAR_KEYWORD for x in taken):
         for name in set(given) - {x.name for x in taken}:
@@ -134,7 +134,7 @@ def check_options(cls: Any, given: Mapping[str, Any], rule: str, fields: Sequenc
 
 
 def check_call(cls: Any, args: tuple[Any, ...], given: Mapping[str, Any], advice: Mapping[str, str]) -> None:
-    """Raise TypeError where a dataclass is called with a name that it does not take, or more values than it takes."""
+    """Raise TypeError if a dataclass is called with an unknown name, or with positional arguments that it lacks."""
     fields = [f.name for f in dataclasses.fields(cls) if f.init]
     if not args and set(given) <= set(fields):
         return
@@ -151,7 +151,7 @@ def check_call(cls: Any, args: tuple[Any, ...], given: Mapping[str, Any], advice
 
 
 def check_names(who: str, names: Sequence[str], given: Mapping[str, Any], advice: Mapping[str, str]) -> None:
-    """Raise TypeError where something is given by a name that a function does not take."""
+    """Raise TypeError for a name that is not an argument of a function."""
     for name in given:
         if name not in names:
             raise TypeError(unknown(who, names, name, advice, given[name]))

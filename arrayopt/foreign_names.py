@@ -1,10 +1,10 @@
-"""What other libraries call things, and what to do instead of giving a name that is not known here."""
+"""Names in other libraries, and what to do instead of using such a name here."""
 
 import re
 from collections.abc import Mapping
 
 OPTAX = {"learning_rate": "lr", "b1": "beta1", "b2": "beta2", "b3": "beta3"}
-"""What optax calls fields of rules."""
+"""optax's names of fields of rules."""
 
 SAME = {
     # rules
@@ -97,13 +97,13 @@ SAME = {
     "transition_steps": ("decay_steps", "total_steps"),
     "warmup_iters": ("warmup_steps",),
 }
-"""What a name means here: the first of these fields that there is."""
+"""The fields that a name may stand for; the first one that exists is meant."""
 
 SPREAD = {
     "betas": (("beta1", "beta2", "beta3"), ("beta1", "beta2")),
     "eps": (("eps1", "eps_scale", "eps2"), ("eps1", "eps2"), ("eps1", "eps_scale")),
 }
-"""Names of several values at once: the fields that they are here, in their order."""
+"""Names for several values at once, with the fields that they stand for, in order."""
 
 _OPTION = "an option of the optimizer: Optimizer(params, rule, {}=...)"
 _SCHEDULED = "give lr a schedule, such as lr=Cosine(0.1, decay_steps=1000); see arrayopt.schedules"
@@ -152,7 +152,7 @@ RULE: Mapping[str, str] = {
     "weight_decay": "nothing decays under it; leave it out",
     "use_ema": "give ema_decay, such as ema_decay=0.999",
 }
-"""What to do instead of giving a name to a rule."""
+"""What to do instead of passing a name to a rule."""
 
 _DICTS = 'give group dicts: [{"params": biases, "weight_decay": 0.0}, {"params": others}]'
 
@@ -167,7 +167,7 @@ DOOR: Mapping[str, str] = {
     "params": "parameters come first: LAMB(params, lr=1e-3)",
     "rule": 'give it in a group: [{"params": matrices, "rule": Muon, "lr": 0.02}, {"params": others}]',
 }
-"""What to do instead of giving a name to an optimizer of `arrayopt.torch`, or to one of its groups."""
+"""What to do instead of passing a name to an optimizer of `arrayopt.torch`, or to one of its groups."""
 
 _WARMUP = "put a warm-up before it: Join([Warmup(0.1, 100), Cosine(0.1, 900)], boundaries=[100])"
 
@@ -187,7 +187,7 @@ SCHEDULE: Mapping[str, str] = {
     "optimizer": "a schedule holds no optimizer; give it to a rule: LAMB(lr=Cosine(0.1, decay_steps=1000))",
     "transition_begin": "begin later with Join([Constant(0.1), Cosine(0.1, 900)], boundaries=[100])",
 }
-"""What to do instead of giving a name to a schedule."""
+"""What to do instead of passing a name to a schedule."""
 
 _GRADIENT = "`f` returns both: f(params) -> (value, grads)"
 SOLVER: Mapping[str, str] = {
@@ -203,7 +203,7 @@ SOLVER: Mapping[str, str] = {
     "maxls": "a line search takes at most 20 evaluations",
     "options": "it has max_steps and tol; or give a rule, such as LBFGS(memory=20)",
 }
-"""What to do instead of giving a name to `minimize`; most are SciPy's."""
+"""What to do instead of passing a name to `minimize`; most are SciPy's."""
 
 OPTIMIZER: Mapping[str, str] = {
     "apply_gradients": "call opt.step(grads)",
@@ -217,7 +217,7 @@ OPTIMIZER: Mapping[str, str] = {
     "update": "call opt.step(grads); arrayopt.update is the functional form",
     "zero_grad": "there is nothing to zero: gradients are given to opt.step(grads)",
 }
-"""What to do instead of looking for a name on an optimizer."""
+"""What to do instead of reading an attribute of an optimizer."""
 
 INNER: Mapping[str, str] = {
     **{
@@ -235,7 +235,7 @@ INNER: Mapping[str, str] = {
     "loss_scale": "use torch.amp.GradScaler",
     "save": "call torch.save(opt.state_dict(), path)",
 }
-"""What to do instead of looking for a name of `arrayopt.Optimizer` on one of `arrayopt.torch`."""
+"""What to do instead of reading an attribute of `arrayopt.Optimizer` on an optimizer of `arrayopt.torch`."""
 
 ABSENT = {
     **dict.fromkeys(("adadelta", "adagrad", "adamax", "asgd", "rprop"), "RMSprop or AdamW, or a Rule of your own"),
@@ -261,7 +261,7 @@ ABSENT = {
     "mask": "projections.support(mask)",
     "positive": "projections.nonnegative",
 }
-"""What to take in place of names that there are not here, in lower case."""
+"""What to use instead of names that do not exist here, in lower case."""
 
 STORED = re.compile(r"(?:distributed|deepspeed|cpu|fused|nv|paged)*(.*?)(4bit|8bit)?(?:32bit)?")
-"""How other libraries call a rule whose step or state is made in another way; in lower case."""
+"""Matches other libraries' names, in lower case, of variants of a rule that differ in their storage or launches."""

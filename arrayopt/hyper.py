@@ -15,7 +15,7 @@ from arrayopt.arrays import array_namespace, detached, dtype_name, is_array
 from arrayopt.foreign import got
 
 Hyper = float | Callable[[int], float] | Sequence[float]
-"""What may be given for a number: a float, a function of the step (from 0), or a sequence indexed by the step."""
+"""The types of a hyper-parameter: a float, a function of the step (from 0), or a sequence indexed by the step."""
 
 
 @final
@@ -83,7 +83,7 @@ def real(interval: str, default: Any = MISSING, *, optional: bool = False, zero_
 
 
 def _interval(given: Any) -> str:
-    """An interval as it is stored and shown, however it is spaced."""
+    """Check an interval, and return it with standard spacing."""
     parts = re.fullmatch(r"\s*([\[(])([^,]+),([^,]+)([\])])\s*", given) if isinstance(given, str) else None
     try:
         low, high = (x.strip() for x in parts.group(2, 3)) if parts else ("", "")
@@ -129,16 +129,16 @@ def choice(*options: bool | int | str | None) -> Any:
 
 
 def structural(default: Any, read: Callable[[str, Any], Any]) -> Any:
-    """Declare a structural field of a rule of any kind; `read` takes what is to be said of it, and a value.
+    """Declare a structural field of any kind. ``read(where, value)`` checks a value; errors begin with `where`.
 
-    It returns the value as it is stored, made of numbers, strings and tuples, or raises TypeError or ValueError.
+    It returns the stored form, made of numbers, strings and tuples, or raises TypeError or ValueError.
     """
     made: Any = field(default=default, metadata={"flag": True, "read": read})
     return made
 
 
 def whole(where: str, value: Any, *, first: int = 0, last: int | None = None) -> int:
-    """A whole number, of Python or NumPy, from `first` to `last`, or of up to 64 bits; else TypeError or ValueError."""
+    """Check an integer from `first` to `last`, or below 2**64, and return it; or raise TypeError or ValueError."""
     try:
         number = None if isinstance(value, bool | np.bool_) else int(operator.index(value))
     except TypeError:
@@ -151,14 +151,14 @@ def whole(where: str, value: Any, *, first: int = 0, last: int | None = None) ->
 
 
 def coerce(where: str, value: Any, interval: str | None, *, optional: bool) -> Any:
-    """Check one hyper-parameter as given and bring it to its stored form: float, callable, 0-d array or None."""
+    """Check one hyper-parameter, and return its stored form: float, callable, 0-d array or None."""
     if value is None and optional:
         return None
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value.item()
     if is_number(value):
         return _checked(where, _float(value), interval)
-    if callable(value) and not isinstance(value, type) and not hasattr(value, "slots"):  # as a rule has
+    if callable(value) and not isinstance(value, type) and not hasattr(value, "slots"):  # not a rule
         return value
     if _is_real_array(value) and value.ndim == 0:
         number = concrete(value)
@@ -189,9 +189,9 @@ def scalar(where: str, value: Any, interval: str, *, optional: bool = False) -> 
 
 
 def data(where: str, value: Any, *, rank: int = 0) -> Any:
-    """A number that no interval limits, for NaN is data: a float, a real 0-d array, or None.
+    """Check a number without an interval, which may be NaN: a number, a real 0-d array, or None.
 
-    With a `rank` of 1, an array of several too.
+    With ``rank=1``, it may also be an array of several numbers.
     """
     if value is None or (_is_real_array(value) and value.ndim <= rank):
         return value
@@ -202,7 +202,7 @@ def data(where: str, value: Any, *, rank: int = 0) -> Any:
 
 
 def listed(where: str, names: Any) -> list[str]:
-    """A list of strings; TypeError for what is none."""
+    """Check a list of strings, and return it; or raise TypeError."""
     several = isinstance(names, Iterable) and not isinstance(names, str) and not is_array(names)
     made = list(names) if several else []
     if not several or not all(isinstance(name, str) for name in made):
@@ -216,7 +216,7 @@ def is_number(x: Any) -> bool:
 
 
 def _float(x: Any) -> float:
-    """A real number as a float, infinite where it is too large for one."""
+    """Convert a real number to a float, which is infinite if the number is too large."""
     try:
         return float(x)
     except OverflowError:
@@ -229,7 +229,7 @@ def _is_real_array(x: Any) -> bool:
 
 
 def evaluate(where: str, value: Any, step: Any, interval: str | None) -> Any:
-    """One hyper-parameter at `step`: a float, or an array where the step or the value is one."""
+    """The value of one hyper-parameter at `step`: a float, or an array if the step or the value is one."""
     if value is None or isinstance(value, float) or not callable(value):
         return value
     try:
@@ -244,7 +244,7 @@ def evaluate(where: str, value: Any, step: Any, interval: str | None) -> Any:
 
 
 def _checked(where: str, value: Any, interval: str | None, number: float | None = None) -> Any:
-    """`value`, if it (or `number`, its concrete value) lies in the interval."""
+    """Return `value` if it (or `number`, its concrete value) lies in the interval, else raise ValueError."""
     number = value if number is None else number
     if not math.isfinite(number) or (interval is not None and not _contains(interval, number)):
         raise ValueError(f"{where} must be {'finite' if interval is None else f'in {interval}'}; got {number}")
@@ -266,7 +266,7 @@ def _ends(interval: str) -> tuple[float, float]:
 
 
 def concrete(value: Any) -> float | None:
-    """The value of a 0-d array, or None while a library, or an engine, traces it."""
+    """The value of a 0-d array, or None if it is traced."""
     if getattr(type(value), "is_traced", False):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Array libraries by name: which can be used here, and ways in and out of them. A new one is a row of `LIBRARIES`."""
+"""Array libraries by name: which can be used here, and conversions. A new library is a row of `LIBRARIES`."""
 
 import importlib
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ LIBRARIES = {
     "jax": ("jax.numpy", "pip install jax"),
     "array_api_strict": ("array_api_strict", "pip install array-api-strict"),
 }
-"""For each library its array-API namespace, and what it needs."""
+"""For each library, its array-API namespace and what it needs."""
 
 
 class UnavailableError(Exception):
@@ -26,7 +26,7 @@ class UnavailableError(Exception):
 
 @dataclass(frozen=True)
 class Library:
-    """An array library that computes, and what the array API leaves out.
+    """An array library that works here, with functions that the array API lacks.
 
     Attributes
     ----------
@@ -59,13 +59,13 @@ class Library:
         return made
 
     def synchronize(self) -> None:
-        """Wait for what the library's device has been given to do; JAX and others wait when a value is read."""
+        """Wait for all work on the library's device. JAX and others wait when a value is read."""
         if self.name == "cupy":
             self.xp.cuda.get_current_stream().synchronize()
 
 
 def open_library(name: str) -> Library:
-    """Import a library and make sure that it computes.
+    """Import a library and check that it works.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def open_library(name: str) -> Library:
     try:
         xp = importlib.import_module(module)
         xp.sum(xp.zeros(1))
-    except Exception as error:  # CuPy has its own error for each of: no library, no driver, no device, no compiler
+    except Exception as error:  # CuPy has different errors for a missing library, driver, device or compiler
         lines = [line.strip() for line in str(error).splitlines() if any(map(str.isalnum, line))]
         reason = lines[0] if lines else type(error).__name__
         raise UnavailableError(f"{name} cannot be used: {reason}; it needs {needs}") from error
@@ -84,7 +84,7 @@ def open_library(name: str) -> Library:
 
 
 def engines_for(name: str) -> tuple[str, ...]:
-    """The engines that take a library's arrays: the rule as it is written, then the fused ones, the best last."""
+    """The engines for a library's arrays: ``"array_api"``, then the fused ones, the best one last."""
     return "array_api", *reversed(FUSED.get(_namespace(name), ()))
 
 
@@ -99,14 +99,14 @@ def _namespace(name: str) -> str:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """NumPy's dtype of a plain name of a floating dtype.
+    """The NumPy dtype with the plain name of a floating dtype.
 
     Raises
     ------
     UnavailableError
         If it needs ml_dtypes, which is not installed.
     ValueError
-        If it is no dtype for parameters.
+        If parameters cannot have this dtype.
     """
     if name not in WORKING:
         raise ValueError(f"must be one of {', '.join(WORKING)}; got {name!r}")
@@ -122,9 +122,9 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def to_numpy(x: Array) -> np.ndarray[Any, Any]:
-    """A copy of an array's values on the host, in float64 or complex128; waits for the device."""
+    """A copy of an array's values on the host, in float64 or complex128. This waits for the device."""
     wide = np.complex128 if dtype_name(x) in REAL else np.float64
-    if is_torch_array(x):  # which has no bfloat16 for NumPy
+    if is_torch_array(x):  # PyTorch cannot convert bfloat16 to NumPy
         x = (x.float() if dtype_name(x) == "bfloat16" else x).numpy(force=True)
     elif is_cupy_array(x):
         x = x.get()

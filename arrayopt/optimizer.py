@@ -208,11 +208,11 @@ class Optimizer(Settings):
                 )
             params = self._end_release(incomplete=incomplete)
             return params if wait else None
-        with self._guard("Optimizer.step"):
+        with self._guard("Optimizer.step", changes=True):
             self._step.release.check_whole("Optimizer.step, with gradients")
             with self._team.warned("Optimizer.step"):
                 for before in list(self._before):
-                    replaced = before(self, grads)
+                    replaced = self._guard.calling(before, self, grads)
                     grads = grads if replaced is None else replaced
                 matched, stats = self._parameters.match(grads), self._stats.wanted
                 coming = self._step.coming(loss_scale, self._limit(), value, wait=wait)
@@ -265,7 +265,7 @@ class Optimizer(Settings):
         """
         if self._again is not None and self._again.take(name, grad):
             return
-        with self._guard("Optimizer.give"):
+        with self._guard("Optimizer.give", changes=True):
             step, places = self._step, self._parameters.places
             waits = self._waits() if self._before or not self._team.sums else []
             try:
@@ -339,7 +339,7 @@ class Optimizer(Settings):
     def _end_taken(self, loss_scale: Any, value: Any, *, incomplete: bool, wait: bool, none: bool = False) -> Any:
         """End a step of ranks whose gradients `give` has taken; with `none` there may be none at all."""
         step, team, failed = self._step, self._team, True
-        with self._guard("Optimizer.step"):
+        with self._guard("Optimizer.step", changes=True):
             try:
                 given, rooms = step.collect()
                 with team.warned("Optimizer.step"):
@@ -362,18 +362,18 @@ class Optimizer(Settings):
         team.hooked = step.accumulator.last and (bool(self._after) or self._stats.requested)
         with team.after("Optimizer.step"):
             if step.make(coming, begun, stats=stats, record=self._record):
-                self._stats.deliver()
+                self._guard.calling(self._stats.deliver)
                 for after in list(self._after):
-                    after(self)
+                    self._guard.calling(after, self)
 
     def _end_release(self, *, incomplete: bool) -> Any:
         """End the step that `give` has begun."""
-        with self._guard("Optimizer.step"):
+        with self._guard("Optimizer.step", changes=True):
             if not self._step.release:
                 raise TypeError("Optimizer.step: pass the gradients, or call `give` for each of them first")
             if self._step.end_release(incomplete=incomplete):
                 for after in list(self._after):
-                    after(self)
+                    self._guard.calling(after, self)
             return self.params
 
     def _record(self, reports: dict[str, Report], norm: Any) -> None:
@@ -411,7 +411,7 @@ class Optimizer(Settings):
             If the Optimizer accumulates gradients, which only `step` supports; or if the structure of groups, or
             whether gradients are clipped, scaled or checked, has changed since the step was captured.
         """
-        with self._guard("Optimizer.advance"), self._team.warned("Optimizer.advance"):
+        with self._guard("Optimizer.advance", changes=True), self._team.warned("Optimizer.advance"):
             self._step.release.check_whole("Optimizer.advance")
             self._parameters.take_up()
             self._step.advance(loss_scale, self._limit(), data("Optimizer.advance: `value`", value))
@@ -438,7 +438,7 @@ class Optimizer(Settings):
         RuntimeError
             If `advance` has not been called, or groups have changed since.
         """
-        with self._guard("Optimizer.launch"):
+        with self._guard("Optimizer.launch", changes=True):
             self._step.release.check_whole("Optimizer.launch")
             with nullcontext() if self._step.capturing else self._team.warned("Optimizer.step"):
                 self._step.launched(self._parameters.match(grads), lambda _, norm: self._record({}, norm))()
@@ -466,7 +466,7 @@ class Optimizer(Settings):
         TypeError, ValueError
             As `Optimizer`; also if a name is taken, or the parameters are neither a dict nor a list.
         """
-        with self._guard("Optimizer.add_group"), self._team.warned("Optimizer.add_group"):
+        with self._guard("Optimizer.add_group", changes=True), self._team.warned("Optimizer.add_group"):
             self._step.release.check_whole("Optimizer.add_group")
             group, put = self._parameters.add(params, self._rule, overrides)
             self._team.agree("Optimizer.add_group", partial(alike, [group], {}))

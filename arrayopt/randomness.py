@@ -1,8 +1,8 @@
-"""Random numbers as functions of a counter, by Threefry2x32-20; in integers that every library and language has.
+"""Counter-based random numbers by Threefry2x32-20, and conversions of 16-bit floats that use integers.
 
-Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). It needs sums, shifts and xors of
-32 bits alone, so it gives the same bits everywhere. The key is made of a seed, a stream and a tensor's name; the
-counter is the element's position and the number of the update. Words are signed integers of 32 bits, which wrap.
+Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). It needs only sums, shifts and xors
+of 32 bits, so it gives the same bits in all libraries and languages. The key is made of a seed, a stream and a tensor's
+name; the counter is the element's position and the number of the update. Words are signed 32-bit integers, which wrap.
 """
 
 from functools import lru_cache
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
-"""By how many bits each round rotates, eight after each other."""
+"""The number of bits by which each round rotates; the sequence repeats after eight rounds."""
 
 ROUNDS = 20
 
@@ -20,11 +20,11 @@ PARITY = 0x1BD11BDA
 """The third word of a key is the xor of the other two and this."""
 
 BITS = 24
-"""So many bits a number has, as many as float32 keeps of one below 1."""
+"""The number of bits of a random number, which float32 holds exactly."""
 
 
 BLOCK = 1 << 14
-"""So many numbers are made at a time where NumPy makes them: they stay in cache."""
+"""The number of random numbers that NumPy computes at a time, so that they stay in cache."""
 
 
 def signed(word: int) -> int:
@@ -41,15 +41,15 @@ def key(seed: int, stream: int | str, name: str) -> tuple[int, int]:
 
 
 def halves(words: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Two words as four numbers below 2¹⁶, which float32 holds; the upper half of each first."""
+    """Split two words into four numbers below 2¹⁶, which float32 holds exactly; the upper half of each first."""
     a, b = words
     return a >> 16 & 0xFFFF, a & 0xFFFF, b >> 16 & 0xFFFF, b & 0xFFFF
 
 
 def threefry(x: Any, y: Any, k0: Any, k1: Any) -> Any:
-    """The first word of Threefry2x32-20 of the counter (x, y), arrays of int32, which may be overwritten.
+    """The first word of Threefry2x32-20 for the counter (x, y), two arrays of int32, which may be overwritten.
 
-    The key is of signed integers, or of arrays of int32.
+    The key consists of signed integers, or of arrays of int32.
     """
     keys = k0, k1, k0 ^ k1 ^ PARITY
     x += k0
@@ -58,7 +58,7 @@ def threefry(x: Any, y: Any, k0: Any, k1: Any) -> Any:
         turn = ROTATIONS[i % len(ROTATIONS)]
         x += y
         low = y >> (32 - turn)
-        low &= (1 << turn) - 1  # shifts to the right bring copies of the sign
+        low &= (1 << turn) - 1  # right shifts of signed integers copy the sign bit
         y <<= turn
         y |= low
         y ^= x
@@ -71,21 +71,21 @@ def threefry(x: Any, y: Any, k0: Any, k1: Any) -> Any:
 
 
 def uniform(xp: Any, word: Any, real: Any) -> Any:
-    """A number in [0, 1) of a word: its upper bits."""
+    """A number in [0, 1) from the upper bits of a word."""
     return xp.astype((word >> (32 - BITS)) & ((1 << BITS) - 1), real) * 2.0**-BITS
 
 
 def round_bfloat16(xp: Any, x: Any, u: Any) -> Any:
-    """x, in float32, rounded to one of the two neighbours in bfloat16, up if u in [0, 1) is below what is lost."""
+    """Round x, in float32, to a neighbour in bfloat16: away from zero if u in [0, 1) is below the remainder."""
     bits = x.view(xp.int32)
     bits = (bits + xp.astype(xp.asarray(u * 65536.0), xp.int32)) & -65536
     return xp.where(xp.isfinite(x), bits.view(xp.float32), x)
 
 
 def round_float16(xp: Any, x: Any, u: Any) -> Any:
-    """x, in float32, rounded to one of the two neighbours in float16, up if u in [0, 1) is below what is lost."""
+    """Round x, in float32, to a neighbour in float16: away from zero if u in [0, 1) is below the remainder."""
     bits, size = x.view(xp.int32), xp.abs(x)
-    steps = size * 2.0**24  # of the numbers below 2⁻¹⁴, which are all as far apart
+    steps = size * 2.0**24  # numbers of float16 below 2⁻¹⁴ are spaced by 2⁻²⁴
     whole = xp.floor(steps)
     whole = whole + xp.astype(xp.asarray(u < steps - whole), xp.float32)
     small = (whole * 2.0**-24).view(xp.int32) | (bits & -(1 << 31))
@@ -94,39 +94,39 @@ def round_float16(xp: Any, x: Any, u: Any) -> Any:
 
 
 def current_bfloat16(xp: Any, master: Any, p: Any) -> Any:
-    """The master of a parameter in bfloat16, both in float32: the parameter where it is not the master rounded.
+    """The master of a parameter in bfloat16, both in float32; the parameter itself in elements that users have set.
 
-    Somebody has written to it there. Numbers that round to p are up to half a unit of its last place away, in bits
-    2¹⁵; of two neighbours that are as near, the even one is taken.
+    These differ from the rounded master. Numbers that round to p are at most half a unit of its last place away, 2¹⁵ in
+    bits of float32; of two neighbours at the same distance, rounding takes the even one.
     """
     bits = p.view(xp.int32)
     apart = xp.abs(master.view(xp.int32) - bits) + (bits >> 16 & 1)
-    near = (apart <= 1 << 15) & (apart >= 0)  # -p is 2³¹ away from p, which int32 has as a negative number
-    return xp.where(near & (master == master), master, p)  # a NaN may be 2³² away from 0, which wraps
+    near = (apart <= 1 << 15) & (apart >= 0)  # -p is 2³¹ away from p, which is negative in int32
+    return xp.where(near & (master == master), master, p)  # the distance of a NaN from 0 may wrap
 
 
 def current_float16(xp: Any, master: Any, p: Any) -> Any:
-    """The same for float16. Integers round: a compiler may leave out casts to 16 bits and back."""
+    """As `current_bfloat16`, for float16. It rounds by integers, because compilers may remove casts to 16 bits."""
     bits, size = master.view(xp.int32), xp.abs(master)
     large = ((bits + 0xFFF + (bits >> 13 & 1)) & -8192).view(xp.float32)
     large = xp.where(size < 65520.0, large, master * xp.inf)
-    small = xp.round(master * 2.0**24) * 2.0**-24  # numbers below 2⁻¹⁴ are all as far apart
+    small = xp.round(master * 2.0**24) * 2.0**-24  # numbers below 2⁻¹⁴ are spaced by 2⁻²⁴
     return xp.where(xp.where(size < 2.0**-14, small, large) == p, master, p)
 
 
 def joined_bfloat16(xp: Any, low: Any, p: Any) -> Any:
-    """The master of a parameter in bfloat16, in float32, from it and 8 bits more; see `low_bfloat16`.
+    """The master, in float32, of a parameter in bfloat16, from the parameter and 8 low bits; see `low_bfloat16`.
 
-    That of zero is zero, for the bits of zero have none below them.
+    The master of zero is zero.
     """
     bits = p.view(xp.int32) + xp.astype(low, xp.int32) * 256
     return xp.where(xp.isfinite(p) & (p != 0.0), bits.view(xp.float32), p)
 
 
 def low_bfloat16(xp: Any, master: Any, p: Any) -> Any:
-    """What a master has more than the parameter p in bfloat16, which is to be rounded: up to ±127.
+    """The 8 low bits of a master, in ±127, whose parameter is p rounded to bfloat16.
 
-    As bits of float32 the two are up to 2¹⁵ apart; that is rounded to a multiple of 2⁸.
+    As bits of float32, master and parameter differ by at most 2¹⁵. The difference is rounded to a multiple of 2⁸.
     """
     bits = p.view(xp.int32)
     bits = (bits + 0x7FFF + (bits >> 16 & 1)) & -65536
@@ -135,14 +135,14 @@ def low_bfloat16(xp: Any, master: Any, p: Any) -> Any:
 
 
 def joined_float16(xp: Any, low: Any, p: Any) -> Any:
-    """The same for float16. Where there is nothing more, it is p, even if that is -0.0."""
+    """As `joined_bfloat16`, for float16. If the low bits are zero, the master is p, even if p is -0.0."""
     large = (p.view(xp.int32) + xp.astype(low, xp.int32) * 32).view(xp.float32)
     joined = xp.where(xp.abs(p) <= 2.0**-14, p + low * 2.0**-32, large)
     return xp.where(xp.isfinite(p) & (low != 0.0), joined, p)
 
 
 def low_float16(xp: Any, master: Any, p: Any) -> Any:
-    """The same for float16: bits of float32 are up to 2¹² apart; numbers below 2⁻¹⁴ are all 2⁻²⁴ apart."""
+    """As `low_bfloat16`, for float16: bits differ by at most 2¹², and numbers below 2⁻¹⁴ are spaced by 2⁻²⁴."""
     bits, size = p.view(xp.int32), xp.abs(p)
     bits = (bits + 0xFFF + (bits >> 13 & 1)) & -8192
     rounded = xp.where(size < 2.0**-14, xp.round(p * 2.0**24) * 2.0**-24, bits.view(xp.float32))
@@ -153,7 +153,7 @@ def low_float16(xp: Any, master: Any, p: Any) -> Any:
 
 
 def position_uniform(position: Any, a: Any, b: Any, c: Any, d: Any, t1: Any, t0: Any, out: Any = None) -> Any:
-    """`uniform` of NumPy's arrays: of positions, of the halves of a key, and of those of the number of the update."""
+    """`uniform` for NumPy: from positions, the halves of a key, and the halves of the number of the update."""
     k0, k1, t = _joined(a, b), _joined(c, d), _joined(t1, t0)
     position = np.asarray(position, np.int64)
     if position.size and position.max() >> 32:
@@ -172,5 +172,5 @@ def position_uniform(position: Any, a: Any, b: Any, c: Any, d: Any, t1: Any, t0:
 
 
 def _joined(high: Any, low: Any) -> Any:
-    """A word of its halves."""
+    """Join the halves of a word."""
     return np.asarray(np.asarray(high, np.int64) << 16 | np.asarray(low, np.int64)).astype(np.int32)

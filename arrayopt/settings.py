@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -20,7 +19,7 @@ from arrayopt.rules.names import Values
 from arrayopt.rules.namespace import current
 from arrayopt.saving.saved import Saved
 from arrayopt.state.run import checked_count
-from arrayopt.state.shown import TensorState
+from arrayopt.state.shown import States, TensorState
 from arrayopt.state.tensors import Tensor
 from arrayopt.state.verdict import CLIP_NORM
 from arrayopt.step.stats import Stats
@@ -61,12 +60,12 @@ class Settings(Saved):
         self._parameters.lend()
         rings = {x.name: group.rule.rings for group in self.groups for x in group.tensors}
         shown = {x.name: TensorState(x, self._changing, rings[x.name]) for x in self._parameters.all}
-        return MappingProxyType(shown)
+        return States(shown)
 
     @contextmanager
     def _changing(self, what: str) -> Iterator[None]:
         """Put something into the state: with nobody else inside, and no longer to be made anew."""
-        with self._guard(what), uninterrupted():
+        with self._guard(what, changes=True), uninterrupted():
             yield
             self._parameters.keep_state()
 
@@ -211,7 +210,7 @@ class Settings(Saved):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "params":
-            with self._guard("Optimizer.params"), uninterrupted():
+            with self._guard("Optimizer.params", changes=True), uninterrupted():
                 self._parameters.exchange(value, "Optimizer.params")
         elif name in fields_of(type(self._rule)):
             with uninterrupted():

@@ -1,4 +1,4 @@
-"""The streams of GPUs that an optimizer works on: each call comes after the one before, on whatever stream that was."""
+"""CUDA streams: each call of an optimizer waits on the device for the last call, also if that was on another stream."""
 
 from typing import Any
 
@@ -11,18 +11,18 @@ DEFAULT = (0, 1)
 
 
 class Streams:
-    """For each library and device the stream that was current in the last call: `last`.
+    """For each library and device, the stream that was current in the last call: `last`.
 
-    What belongs to the optimizer (slots, numbers of updates, tables) is read and written on the stream that is current
-    in a call. Where this is another than in the last call, it waits for all that is on that one, also for graphs that
-    the user has launched there. The host does not wait.
+    An optimizer reads and writes its own memory (slots, counters, tables) on the stream that is current in a call. If
+    this differs from the stream of the last call, it waits for all work on that one, including graphs that the user has
+    launched there. The host does not wait.
     """
 
     def __init__(self) -> None:
         self.last: dict[tuple[str, int], Any] = {}
 
     def note(self, x: Array) -> None:
-        """Take note of an array's library and device, which is on none where it is not of CUDA."""
+        """Remember the library and device of an array, if that is on a GPU."""
         if array_api_compat.is_cupy_array(x):
             key = "cupy", x.device.id
         elif array_api_compat.is_torch_array(x) and x.device.type == "cuda":
@@ -33,9 +33,9 @@ class Streams:
             self.last[key] = _current(*key)
 
     def meet(self, who: str) -> None:
-        """Have the current streams wait for those of the last call; RuntimeError where one of these is captured now.
+        """Let the current streams wait for those of the last call; RuntimeError if one of these is being captured.
 
-        What is captured now waits for nothing: it is worked on where its graph is launched, after `Optimizer.advance`.
+        A stream that is being captured does not wait: its graph is launched later, after `Optimizer.advance`.
         """
         for (library, device), last in self.last.items():
             now = _current(library, device)
@@ -68,7 +68,7 @@ def _current(library: str, device: int) -> Any:
 
 
 def _captured(library: str, device: int, stream: Any) -> bool:
-    """Whether a stream is being captured; the default one never is, and may not be asked while others are."""
+    """Whether a stream is being captured. The default stream never is, and asking it during a capture is an error."""
     if (stream.ptr if library == "cupy" else stream.cuda_stream) in DEFAULT:
         return False
     if library == "cupy":
@@ -80,7 +80,7 @@ def _captured(library: str, device: int, stream: Any) -> bool:
 
 
 def _wait(library: str, device: int, now: Any, last: Any) -> None:
-    """Have one stream wait for all that is on another."""
+    """Let one stream wait for all work on another one."""
     if library == "torch":
         now.wait_stream(last)
         return

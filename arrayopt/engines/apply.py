@@ -57,10 +57,13 @@ def _of_tensor(
     p: Array,
     g: Array,
     slots: dict[str, Array],
-    first: int,
+    first: Any,
     stacked: bool | None,
 ) -> Done:
-    """One update of a tensor: of it as it is, of its blocks, or of its layers."""
+    """One update of a tensor: of it as it is, of its blocks, or of its layers.
+
+    `first` may be an array, with the position of the first element of each layer.
+    """
     rule = update.rule
     if stacked is None and rule.blocks is not None:
         return _of_blocks(update, p, g, slots, first)
@@ -74,12 +77,20 @@ def _of_tensor(
     with suppress(Exception):
         if update.differs:
             return _by_number(update, p, g, slots)
-        return apply_one(update, p, g, slots, first, together=True)
+        lies = first if isinstance(first, int) else None
+        return apply_one(update, p, g, slots, lies, together=True)
     return _one_by_one(update, p, g, slots, first)
 
 
+def _firsts(first: Any, p: Array) -> Any:
+    """The position of the first element of each layer."""
+    if not isinstance(first, int):
+        return first
+    return first + np.arange(p.shape[0]) * (size(p) // p.shape[0])
+
+
 def _of_layers_in_jax(
-    update: Update, p: Array, g: Array, slots: dict[str, Array], first: int
+    update: Update, p: Array, g: Array, slots: dict[str, Array], first: Any
 ) -> Done:
     """One update of all layers, mapped over them by JAX."""
     import jax
@@ -87,22 +98,22 @@ def _of_layers_in_jax(
     def of_layer(p: Array, g: Array, slots: dict[str, Array], first: Any, own: Any) -> Done:
         return apply_one(update.of_layer(own), p, g, slots, first)
 
-    firsts = first + jax.numpy.arange(p.shape[0]) * (size(p) // p.shape[0])
+    firsts = jax.numpy.asarray(_firsts(first, p))
     own = update.of_layers | ({"t": jax.numpy.asarray(update.t)} if update.differs else {})
     mapped: Done = jax.vmap(of_layer)(p, g, slots, firsts, own)
     return mapped
 
 
 def _one_by_one(
-    update: Update, param: Array, grad: Array, slots: dict[str, Array], first: int
+    update: Update, param: Array, grad: Array, slots: dict[str, Array], first: Any
 ) -> Done:
     """One update of each layer."""
-    done, each = [], update.of_layers
+    done, each, firsts = [], update.of_layers, _firsts(first, param)
     for i, (q, h) in enumerate(zip(split(param), split(grad), strict=True)):
         of_layer = {name: x[i, ...] for name, x in slots.items()}
         own = {key: x[i, ...] for key, x in each.items()}
         own |= {"t": int(update.t[i])} if update.differs else {}
-        done.append(apply_one(update.of_layer(own), q, h, of_layer, first + i * size(q)))
+        done.append(apply_one(update.of_layer(own), q, h, of_layer, int(firsts[i])))
     xp, device = place(param)
 
     def join(values: list[Any]) -> Array:
@@ -130,14 +141,33 @@ def _by_number(update: Update, param: Array, grad: Array, slots: dict[str, Array
 
 
 def _of_blocks(update: Update, p: Array, g: Array, slots: dict[str, Array], first: int) -> Done:
-    """One update of each stack of equal blocks."""
-    cut, done = Cut(update.rule, p.shape, dtype_name(p)), []
-    stacks = zip(cut.parameter(p), cut.parameter(g), cut.slots(slots), strict=True)
-    for stretch, stack in zip(cut.stretches, stacks, strict=True):
-        done.append(_of_tensor(update, *stack, first + stretch.start * cut.row, True))
+    """One update of all blocks, those of one length at once."""
+    cut, concat = Cut(update.rule, p.shape, dtype_name(p)), array_namespace(p).concat
+    stacks = list(zip(cut.parameter(p), cut.parameter(g), cut.slots(slots), strict=True))
+    done = list[Any](stacks)
+    for alike in cut.alike:
+        params, grads, own = zip(*(stacks[i] for i in alike), strict=True)
+        begin: Any = first + cut.stretches[alike[0]].start * cut.row
+        if len(alike) == 1:
+            done[alike[0]] = _of_tensor(update, params[0], grads[0], own[0], begin, True)
+            continue
+        firsts = np.concatenate([cut.firsts_of(i) for i in alike]) + first
+        every = concat(params), concat(grads), _by_name(own, concat)
+        made = _of_tensor(update, *every, firsts, True)
+        end = 0
+        for i in alike:
+            begin, end = end, end + cut.stretches[i].count
+            done[i] = _sliced(made, begin, end)
     params, news, reports = zip(*done, strict=True)
-    concat = array_namespace(params[0]).concat
     return cut.joined(params), cut.joined_slots(news), _by_name(reports, concat)
+
+
+def _sliced(done: Done, begin: int, end: int) -> Done:
+    """Return the parameters, slots and reports of the layers from `begin` to `end`."""
+    p, slots, report = done
+    own_slots = {name: x[begin:end, ...] for name, x in slots.items()}
+    own_report = {name: x[begin:end, ...] for name, x in report.items()}
+    return p[begin:end, ...], own_slots, own_report
 
 
 def _joined(done: list[Any], join: Callable[[list[Any]], Array]) -> Done:

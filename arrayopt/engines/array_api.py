@@ -21,6 +21,7 @@ from arrayopt.arrays import (
 from arrayopt.engines.apply import apply
 from arrayopt.engines.apply_one import Done, Update
 from arrayopt.engines.base import Asked, Engine, MakeStep, Report, Stops
+from arrayopt.engines.blocks import Parts, Stacks
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.layers import Layers, Split, layer_name, layers_with, unless
 from arrayopt.engines.meeting import Meeting, numbers_of
@@ -83,19 +84,23 @@ class _Updates:
 
     def __init__(self, bucket: Bucket, asked: Asked, meeting: Meeting | None = None) -> None:
         self.bucket, self.asked = bucket, asked
-        tensors, grads, groups = bucket.tensors, asked.grads, bucket.group_of
+        of, grads, groups = bucket, asked.grads, bucket.group_of
         self.several, self.stacks = bucket.rule.several, False
-        self.left = [(asked.left or {}).get(tensor.layers) for tensor in tensors]
         if isinstance(bucket, Layers) and isinstance(grads, Split):
-            tensors, groups = bucket.stacks.tensors, bucket.group_of_stacks
-            self.left, grads = grads.left, grads.wholes
+            of, grads, groups = bucket.stacks, grads.wholes, bucket.group_of_stacks
             self.several = self.stacks = True
+        if isinstance(of, Stacks) and isinstance(grads, Parts) and bucket.rule.several:
+            of, grads = of.given, grads.wholes
+            groups = of.group_of
+            self.stacks = False  # `apply` cuts them, and takes equal blocks together
+        self.of = of
+        self.left = [(asked.left or {}).get(tensor.layers) for tensor in of.tensors]
         # what measures gradients has none
         self.slotless = isinstance(bucket, Layers) and not bucket.rule.several
         self.made = list[_Updated]()
         # infinity and NaN are data: they reach the parameter, and are no warning
         with np.errstate(all="ignore"):
-            for k, (x, g, left) in enumerate(zip(tensors, grads, self.left, strict=True)):
+            for k, (x, g, left) in enumerate(zip(of.tensors, grads, self.left, strict=True)):
                 if g is not None and (left is None or not left.all()):
                     totals = {} if meeting is None else self._totals(k, x, meeting)
                     self.made.append(_Updated(k, x, *self._update(x, g, groups[k], totals, left)))
@@ -124,7 +129,7 @@ class _Updates:
     @cached_property
     def numbers(self) -> list[Ints]:
         """What a meeting knows the tensors, or their layers, by."""
-        return numbers_of(self.bucket, stacks=self.several)
+        return numbers_of(self.of)
 
     def _numbers(self, k: int) -> tuple[Ints, Any]:
         """What a meeting knows a tensor, or its layers, by; and which of them take part."""
@@ -168,8 +173,7 @@ class _Updates:
                 for name in slots:
                     tensor.put(name, slots[name])
             if self.several and report:
-                mask = self.left[at]
-                first = self.bucket.first_layer(at)
+                mask, first = self.left[at], self.of.first_layer(at)
                 for i in range(size(next(iter(report.values())))):
                     if mask is None or not mask[i]:
                         of_layer = {name: x[i, ...] for name, x in report.items()}

@@ -1,5 +1,6 @@
 """Signals: a section of code that no signal handler tears."""
 
+import os
 import threading
 
 # Those of `signal` are ten times slower.
@@ -49,6 +50,19 @@ def _handle() -> None:
         except BaseException:
             _handle()
             raise
+
+
+def _begin_anew() -> None:
+    """In a child after a fork by another thread: nobody is left to end the section."""
+    global _inside
+    _inside = False
+    _came.clear()  # to the parent
+    for number in list(_replaced):
+        _restore(number)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
 
 
 class uninterrupted:  # noqa: N801 - a context manager, used as a function is

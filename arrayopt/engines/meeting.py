@@ -166,22 +166,16 @@ class Meeting:
         device.add(how, first, self._at[some][:, order].reshape(-1, 2))
 
 
-def numbers_of(bucket: Bucket, *, stacks: bool = False) -> list[Ints]:
+def numbers_of(bucket: Bucket) -> list[Ints]:
     """What meetings know each tensor of a bucket by: numbers in the order of tensors, and of layers
-    and blocks.
-
-    With `stacks` it is all layers of each stacked tensor; a tensor that no engine takes apart has
-    its layers, too.
+    and blocks; all of those that a tensor has.
     """
-    of, found = bucket.stacks if stacks and isinstance(bucket, Layers) else bucket, []
-    for k, tensor in enumerate(of.tensors):
-        if isinstance(of, Layers):
-            at, nth = of.lying[k]
-            here = np.array([of.first_layer(at) + nth])
-        elif isinstance(bucket, Layers):
-            here = bucket.first_layer(k) + np.arange(max(1, tensor.array.shape[0]))
-        else:
-            here = np.arange(_layers(bucket, tensor))
+    found = []
+    for k, tensor in enumerate(bucket.tensors):
+        here = np.arange(_layers(bucket, tensor))
+        if isinstance(bucket, Layers):
+            at, nth = bucket.lying[k]
+            here = np.array([bucket.first_layer(at) + nth])
         found.append(tensor.place * MOST_LAYERS + here)
     return found
 

@@ -6,12 +6,17 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+from array_api_compat import numpy
+
 from arrayopt.arrays import NARROW, REAL
 from arrayopt.fusion.dims import RetraceError, TraceError, not_fused, reduced_over
 from arrayopt.fusion.graph import COUNT, LETTERS, PRODUCT, Factors
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 from arrayopt.fusion.symbol import Extent, Symbol, elementwise, lift
 from arrayopt.rules.faults import INSTEAD
+
+_AXES = {"R": "rows", "C": "columns"}
+"""What axes of matrices are called in errors; others count these."""
 
 
 def _is_transposed(matrix: Symbol) -> bool:
@@ -48,8 +53,12 @@ def _matmul(left: Symbol, right: Symbol) -> Symbol:
         raise not_fused(f"a product of {left.dtype} with {right.dtype} cannot be traced")
     (rows, inner), (other_inner, columns) = left.dims[-2:], right.dims[-2:]
     if inner.upper() != other_inner.upper():
-        what = f"a matrix over {rows}{inner} with one over {other_inner}{columns}"
-        raise not_fused(f"cannot multiply {what}")
+        each = [_AXES.get(dim.upper(), "matrices") for dim in (*left.dims[-2:], *right.dims[-2:])]
+        raise not_fused(
+            "cannot multiply a matrix of ({}, {}) by one of ({}, {})".format(*each)
+            + ": the second axis of the"
+            " former must be the first of the latter; use xp.matrix_transpose(x)"
+        )
     rows, columns = rows.upper(), columns.upper()
     if columns == rows:
         columns = columns.lower()
@@ -216,7 +225,8 @@ class _Namespace(SimpleNamespace):
             "element-wise functions, sums, means, `min` and `max` over all elements, rows or"
             " columns, and products of matrices"
         )
-        raise not_fused(f"xp.{name} cannot be traced; use {INSTEAD.get(name, many)}")
+        what = "cannot be traced" if hasattr(numpy, name) else "is no function of the array API"
+        raise not_fused(f"xp.{name} {what}; use {INSTEAD.get(name, many)}")
 
 
 class _Linalg(SimpleNamespace):

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 from weakref import WeakValueDictionary
@@ -18,22 +18,23 @@ from arrayopt.fusion.plan import Plan, Total
 from arrayopt.fusion.planning import plan
 from arrayopt.fusion.trace import trace
 from arrayopt.rules.base import Rule
+from arrayopt.rules.code import code_of
 from arrayopt.rules.ones import update_of_ones
 from arrayopt.rules.returned import WritesError
 from arrayopt.rules.totals import Heard
 
 
-@dataclass(frozen=True, slots=True)
 class _ByStructure:
-    """A rule that equals every rule of its structure."""
+    """A rule that equals every rule of its structure and code."""
 
-    rule: Rule
+    def __init__(self, rule: Rule) -> None:
+        self.rule, self.key = rule, (rule.structure, code_of(rule))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ByStructure) and self.rule.structure == other.rule.structure
+        return isinstance(other, _ByStructure) and self.key == other.key
 
     def __hash__(self) -> int:
-        return hash(self.rule.structure)
+        return hash(self.key)
 
 
 _PLANS: WeakValueDictionary[tuple[Any, ...], Plan] = WeakValueDictionary()

@@ -45,7 +45,9 @@ class Symbol(Given):
     def __class__(self) -> Any:
         """What `isinstance` asks for; the rules of this package know what is traced."""
         if is_of_user(sys._getframe(1)):
-            raise not_fused("`isinstance` cannot be asked of a traced array")
+            raise not_fused(
+                "`isinstance` cannot be asked of a traced array, as functions of other libraries do"
+            )
         return type(self)
 
     @property
@@ -114,7 +116,7 @@ class Symbol(Given):
         self.written(value)
         raise not_fused("a traced array cannot be written to; use xp.where, and return what is new")
 
-    __len__ = _refused("a traced array has no length; use xp.sum and xp.mean")
+    __len__ = _refused("a traced array has no length; use x.shape[0], xp.sum and xp.mean")
 
     def __bool__(self) -> bool:
         said = "`if`, `and`, and Python's `min` and `max` cannot depend on an array's value"
@@ -130,7 +132,9 @@ class Symbol(Given):
     )
     __iter__ = _refused("a traced array cannot be iterated over; use xp.sum over an axis")
     __getitem__ = _refused("a traced array cannot be indexed; use xp.where")
-    __repr__ = _refused("what is traced has no text; return numbers to be seen as statistics")
+    __repr__ = __format__ = _refused(
+        "what is traced has no text; return numbers to be seen as statistics"
+    )
     __hash__ = _refused("what is traced is in no dictionary or set; compare numbers by ==")
 
     def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Any:

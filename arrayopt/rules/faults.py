@@ -2,6 +2,7 @@
 
 import re
 import traceback
+from dataclasses import FrozenInstanceError
 from inspect import unwrap
 from pathlib import Path
 from types import FrameType
@@ -26,6 +27,9 @@ INSTEAD = {
     "floor_divide": "xp.floor(x / y)",
     "logical_xor": "x != y",
     "norm": "xp.linalg.vector_norm(x)",
+    "power": "x ** y",
+    "einsum": "xp.sum(x * y), over an axis or all, and xp.matmul",
+    "dot": "xp.sum(x * y), or xp.matmul of matrices",
 }
 """What to write in place of functions that are not traced."""
 
@@ -33,6 +37,9 @@ _OPERATORS = {"//": "xp.floor(x / y)", "^": "x != y"}
 """What to write in place of operators that are not traced."""
 
 _FROZEN = "<frozen "
+_GENERATED = "<string>"
+"""Where code lies that dataclasses have made."""
+
 _LIBRARIES = (_FROZEN, *(str(Path(file).parents[1]) for file in (__file__, np.__file__, re.__file__)))
 """How the names of files begin whose functions nobody writes for a rule."""
 
@@ -50,7 +57,8 @@ def own_fault(rule: Any, rank: int, error: Exception) -> Exception | None:
             made.__cause__ = error
             return made
         if len(error.args) == 1:
-            error.args = (f"{where}{error.args[0]}",)
+            also = "; keep what changes from step to step in a slot" if isinstance(error, FrozenInstanceError) else ""
+            error.args = (f"{where}{error.args[0]}{also}",)
         return error
     return None
 
@@ -68,7 +76,7 @@ def line_of(rule: Any, error: Exception) -> str:
     own = {code.co_filename for code in codes if code is not None}
     found = None
     for frame in traceback.extract_tb(error.__traceback__):
-        if frame.filename in own or (found and not frame.filename.startswith(_LIBRARIES)):
+        if frame.filename in own or (found and not frame.filename.startswith((_GENERATED, *_LIBRARIES))):
             found = frame
         elif found:
             break

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from arrayopt.rules.code import code_of
 from arrayopt.rules.draws import DRAWS, Drawn
 from arrayopt.rules.fields import hypers
 from arrayopt.rules.names import NO_VALUE, VALUE, Values
@@ -13,7 +14,7 @@ from arrayopt.rules.namespace import rule_namespace
 from arrayopt.rules.totals import TOTALS, Heard
 
 _READ: dict[Hashable, bool] = {}
-"""The results of `reads_value`, by the structure of rules."""
+"""The results of `reads_value`, by the structure and code of rules."""
 
 
 def update_of_ones(rule: Any, rank: int, heard: Heard, *, valued: bool | None = True, t: int = 1) -> None:
@@ -39,7 +40,8 @@ def reads_value(rule: Any) -> bool:
     """Whether updates read `h.value`; also True if that is unknown."""
     if rule.value_optional:
         return True
-    if rule.structure not in _READ:
+    key = rule.structure, code_of(rule)
+    if key not in _READ:
         updates = {1}
         if rule.branches:
             updates |= {2, next((t for t in range(2, 1000) if rule.as_written(t)), 2)}
@@ -50,5 +52,5 @@ def reads_value(rule: Any) -> bool:
                 runs = True
             except Exception as error:  # the rule may refuse this rank
                 wants |= str(error) == NO_VALUE
-        _READ[rule.structure] = wants or not runs
-    return _READ[rule.structure]
+        _READ[key] = wants or not runs
+    return _READ[key]

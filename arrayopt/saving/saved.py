@@ -152,7 +152,7 @@ class Saved:
         ValueError
             If it does not match, with a list of every mismatch. Nothing is changed.
         """
-        with self._guard("Optimizer.load_state_dict"):
+        with self._guard("Optimizer.load_state_dict", changes=True):
             self._team.renew(self._parameters.all)
             self._restore(saved)
 
@@ -253,7 +253,7 @@ class Saved:
         ImportError
             Without safetensors: ``pip install 'arrayopt[checkpoint]'``.
         """
-        with self._guard("Optimizer.load"):
+        with self._guard("Optimizer.load", changes=True):
             self._writer.wait()  # the file may still be being written
             self._team.renew(self._parameters.all)
             with self._team.warned("Optimizer.load"):

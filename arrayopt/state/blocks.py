@@ -36,16 +36,27 @@ class Cut:
     def _slots(self) -> list[dict[str, tuple[int, ...]]]:
         """For each stretch, the shapes of the slots of one block."""
         rule, dtype = self._of
-        return [_slot_shapes(rule, block, dtype) for block in self._blocks]
+        each = {block: _slot_shapes(rule, block, dtype) for block in {*self._blocks}}
+        return [each[block] for block in self._blocks]
+
+    @property
+    def alike(self) -> list[list[int]]:
+        """The places of the stretches whose blocks have one length, for each length."""
+        found: dict[int, list[int]] = {}
+        for i, stretch in enumerate(self.stretches):
+            found.setdefault(stretch.length, []).append(i)
+        return [*found.values()]
+
+    def firsts_of(self, i: int) -> Ints:
+        """The positions for one stretch. Blocks without elements count as one."""
+        stretch = self.stretches[i]
+        count = stretch.count if stretch.length * self.row else 1
+        return (stretch.start + np.arange(count) * stretch.length) * self.row
 
     @cached_property
     def firsts(self) -> Ints:
-        """The position of the first element of each block. Blocks without elements count as one."""
-        found = []
-        for stretch in self.stretches:
-            count = stretch.count if stretch.length * self.row else 1
-            found.append(stretch.start + np.arange(count) * stretch.length)
-        return np.concatenate(found) * self.row
+        """The position of the first element of each block."""
+        return np.concatenate([self.firsts_of(i) for i in range(len(self.stretches))])
 
     def parameter(self, x: Array) -> list[Array]:
         """Divide an array of the tensor's shape into stacks, as views if its library has views."""

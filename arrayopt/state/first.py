@@ -70,19 +70,20 @@ class FirstValues:
         If a device counts updates by itself, slots of a tensor follow for the last time in its first step. With
         `at_home`, this is for tensors that ranks have parts of and one rank updates, after it has gathered the parts.
         """
-        for tensor in [x for x in self._marks if (x.home is not None) is at_home]:
+        # the handler of a signal may save anywhere here, and so call this within
+        for tensor in [x for x in list(self._marks) if (x.home is not None) is at_home]:
             if grads is not None and (not grads or grads[tensor.place] is None):  # a micro-step updates none
                 continue
             waits = np.atleast_1d(tensor.updates) == 0
             if waits.any():
                 self._renew(tensor, waits)
             if not waits.any() or (grads is not None and _counts_by_itself(tensor.array)):
-                del self._marks[tensor]
+                self._marks.pop(tensor, None)
 
     def _renew(self, tensor: Tensor, waits: Any) -> None:
         """Recompute the initial slots of a tensor, or of its layers in `waits`, except those that were written."""
-        group, marks = self._marks[tensor]
-        made = (tensor.home or tensor).fresh(group.rule)
+        group, marks = self._marks.get(tensor, (None, {}))
+        made = (tensor.home or tensor).fresh(group.rule) if marks else {}
         for slot, (was, written) in marks.items():
             now, new = tensor.slots.get(slot), made.get(slot)
             if now is None or new is None or _form(now) != _form(new):

@@ -76,6 +76,31 @@ class TensorState(Mapping[str, Any]):
     def __repr__(self) -> str:
         return repr(dict(self))
 
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)  # a copy is what is shown, without the optimizer
+
+
+class States(Mapping[str, Mapping[str, Any]]):
+    """The states of all tensors by name; a copy, also by pickle, is plain dicts."""
+
+    def __init__(self, shown: Mapping[str, TensorState]) -> None:
+        self._shown = shown
+
+    def __getitem__(self, name: str) -> TensorState:
+        return self._shown[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shown)
+
+    def __len__(self) -> int:
+        return len(self._shown)
+
+    def __repr__(self) -> str:
+        return repr(self._shown)
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self._shown),)
+
 
 def _checked(tensor: Tensor, slot: str, value: Any, said: str, known: Mapping[str, Any]) -> Array:
     """Check and copy a value for a slot. Errors call the slot `said` and list the slots in `known`."""

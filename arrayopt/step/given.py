@@ -260,10 +260,13 @@ class Again:
             return False
         if type(grad) is not kind or form_of(grad) != form or self._before:
             return False
-        if not guard.lock.acquire(False):
+        lock = guard.lock
+        if lock._is_owned():  # type: ignore[attr-defined]  # in the middle of another call
             return False
-        guard.what = "Optimizer.give"
         try:
+            if not lock.acquire(False):
+                return False
+            guard.what = "Optimizer.give"
             reduction = team.gradients.reduction
             if reduction is None or name in release.given or team.torn is not None:
                 return False
@@ -278,5 +281,6 @@ class Again:
                 team.break_off(guard.what, error)
                 raise
         finally:
-            guard.lock.release()
+            if lock._is_owned():  # type: ignore[attr-defined]
+                lock.release()
         return True

@@ -114,6 +114,7 @@ def test_of_matrices(rule, engine):
     dtype=st.sampled_from(["float32", "float64"]),
 )
 @example(name="CAME", cuts=[1, 1], engine="numpy", ranks=3, absent=None, options={}, dtype="float32")
+@example(name="LAMB", cuts=[2, 1, 2, 2, 1], engine="array_api", ranks=2, absent=None, options={}, dtype="float64")
 def test_any_rule_on_any_ranks(name, cuts, engine, ranks, absent, options, dtype):
     """Two calls that follow each other may lack the gradient of a tensor."""
     kind, blocks = getattr(ao, name), tuple(cuts)
@@ -309,6 +310,9 @@ def test_a_block_without_equals_beside_it_is_updated_as_a_tensor(monkeypatch):
     monkeypatch.setattr(apply, "apply_one", recorded)
     ao.Optimizer(np.ones(18), ao.LAMB(blocks=LENGTHS), engine="array_api").step(np.ones(18))
     assert seen == [True, False, False]
+    seen.clear()
+    ao.Optimizer(np.ones(18), ao.LAMB(blocks=(2, 3) * 3 + (3,)), engine="array_api").step(np.ones(18))
+    assert seen == [True, True]  # those of one length at once, wherever they lie
 
 
 def test_blocks_of_many_lengths_are_worked_through_together(monkeypatch):

@@ -335,6 +335,35 @@ def test_a_signal_while_a_section_begins(monkeypatch):
         signal.signal(signal.SIGUSR2, other)
 
 
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # of JAX, if another test has imported it
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of Python 3.12 and later
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")
+def test_a_child_that_another_thread_forks_has_its_handlers():
+    """As multiprocessing.Pool does, whose thread replaces workers while the main thread is in a section."""
+    found = []
+
+    def fork():
+        child = os.fork()
+        if child == 0:
+            try:
+                interrupt()
+                pause()
+            except KeyboardInterrupt:
+                with contextlib.suppress(KeyboardInterrupt):
+                    section([], interrupt)
+                    os._exit(2)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        found.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    forking = threading.Thread(target=fork)
+    with uninterrupted():
+        forking.start()
+        forking.join()
+    assert found == [0]
+
+
 def test_where_interrupts_are_ignored_they_stay_so():
     former = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

@@ -197,7 +197,7 @@ REFUSED = {
     "row times gram": (lambda xp, p: ((p @ p.mT) * xp.sum(p, axis=-1, keepdims=True)) @ p, "is not fused"),
     "same along an axis": (lambda xp, p: (0.0 * p + 1.0) @ p.mT @ xp.zeros_like(p) + p, "a broadcast axis"),
     "a number": (lambda xp, p: p @ 2.0, "products of arrays"),
-    "other axes": (lambda xp, p: p @ p, "cannot multiply a matrix over RC"),
+    "other axes": (lambda xp, p: p @ p, "cannot multiply a matrix of .rows, columns. by one of .rows, columns."),
     "half precision": (lambda xp, p: xp.astype(p, xp.float16), "arithmetic in float16 is not fused"),
     "mixed": (lambda xp, p: xp.astype(p, xp.bfloat16) @ p.mT @ p, "a product of bfloat16 with float32 cannot be"),
     "half a sum": (lambda xp, p: p + xp.sum(xp.astype(p, xp.bfloat16)), "`sum` of values in bfloat16 cannot be"),

@@ -145,6 +145,9 @@ CASES = {
     "a condition as a value": (lambda xp, p, g, h: xp.where(g > 0, ~(h.t > 1), p), r"write the opposite"),
     "wider": (lambda xp, p, g, h: p - xp.astype(g, xp.float32), r"`astype` of float64 to float32"),
     "index": (lambda xp, p, g, h: p * g[0, 0], r"cannot be indexed"),
+    "format": (lambda xp, p, g, h: p * len(f"{xp.sum(g):.3f}"), r"what is traced has no text"),
+    "power": (lambda xp, p, g, h: p - xp.power(g, 2), r"xp.power cannot be traced; use x \*\* y"),
+    "misspelt": (lambda xp, p, g, h: p - xp.squareroot(g), r"xp.squareroot is no function of the array API"),
 }
 
 
@@ -328,3 +331,21 @@ def test_what_changes_from_call_to_call_is_not_frozen(function):
         opt = ao.Optimizer(np.ones(2), rule)
     steps = [opt.step(np.ones(2)).copy() for _ in range(3)]
     assert not np.array_equal(steps[1] - steps[0], steps[2] - steps[1])
+
+
+def test_a_rule_that_counts_by_itself_is_told_of_slots():
+    @dataclass(frozen=True, kw_only=True)
+    class Counts(ao.Rule):
+        lr: ao.Hyper = ao.real("[0, inf)", 1.0)
+
+        def slots(self, xp, p):
+            return {}
+
+        def update(self, xp, p, g, s, h):
+            self.calls = 1
+            return p - h.lr * g, {}
+
+    line = Counts.update.__code__.co_firstlineno + 1
+    said = rf"Counts.update, line {line}, `self.calls = 1`: cannot assign .*; keep what changes .* in a slot"
+    with pytest.raises(AttributeError, match=said):
+        ao.Optimizer(np.ones(3), Counts(), engine="numpy")

@@ -103,6 +103,19 @@ def test_an_optimizer_can_be_copied_and_pickled(made):
     assert twin.params["w"] is next(iter(twin.step({"w": GRADS[0], "b": GRADS[0][0]}).values()))
 
 
+@pytest.mark.parametrize(
+    "made", [copy.deepcopy, lambda state: pickle.loads(pickle.dumps(state))], ids=["deepcopy", "pickle"]
+)
+def test_a_copy_of_what_is_shown_as_state_is_plain(made):
+    opt = trained()
+    opt.lr = lambda step: 0.1  # which cannot be pickled
+    shown, expected = made(opt.state), opt.state_dict()["tensors"]
+    more(opt)
+    assert type(shown) is type(shown["w"]) is type(made(opt.state["w"])) is dict
+    for name, about in expected.items():
+        np.testing.assert_equal(shown[name], {"t": about["t"], **about["slots"]})
+
+
 def test_a_group_can_be_copied_and_pickled():
     group = trained().groups[0]
     for twin in (copy.deepcopy(group), pickle.loads(pickle.dumps(group))):

@@ -110,16 +110,83 @@ def test_what_breaks_off_while_it_writes_is_remembered(engine, monkeypatch):
 
 
 def test_a_fault_leaves_no_thread_outside():
-    """What is raised while a thread is let in does not keep the others out for ever."""
+    """What is raised while a thread is let in, or goes out, does not keep the others out for ever."""
     opt, (last, *_) = made("numpy", rules()["LAMB"], {}, 1)
     looked = []
-    for at in range(12):
+    opt.step(last)
+    with Raising() as calls:
+        opt.step(last)
+    places = [*range(12), *range(calls.count - 8, calls.count)]
+    for at in places:
+        opt.step(last)
         with contextlib.suppress(Fault), Raising(at):
             opt.step(last)
         thread = threading.Thread(target=lambda: looked.append(opt.state_dict()["step"]))
         thread.start()
         thread.join()
-    assert len(looked) == 12
+    assert len(looked) == len(places)
+
+
+def handled(act, at):
+    """The second step of an optimizer with a handler of a signal, which acts on it at a call of the step."""
+    params = {name: np.ones(shape, np.float32) for name, shape in SHAPES.items()}
+    opt, errors = ao.Optimizer(params, ao.LAMB(lr=0.1, ema_decay=0.9), engine="numpy"), []
+    opt.step({name: p - 1 for name, p in params.items()})
+
+    def handler(number, frame):
+        try:
+            act(opt)
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    former = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with Raising(at, lambda: signal.raise_signal(signal.SIGUSR1)) as calls:
+            opt.step({name: p + 1 for name, p in params.items()})
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    return opt, errors, calls.count
+
+
+def test_the_handler_of_a_signal_may_save_in_the_middle_of_a_step():
+    """As one of SIGTERM does: the step goes on, and what is saved is the state before or after it."""
+    straight, _, count = handled(None, None)
+    for at in np.linspace(0, count - 1, 40).astype(int).tolist():
+        seen = []
+        opt, errors, _ = handled(lambda opt, seen=seen: seen.append(opt.state_dict()), at)
+        assert (errors, contents(opt)) == ([], contents(straight)), at
+        assert seen[0]["step"] in (1, 2), at
+
+
+INSIDE = {
+    "step": lambda opt: opt.step(opt.params),
+    "load_state_dict": lambda opt: opt.load_state_dict(opt.state_dict()),
+    "add_group": lambda opt: opt.add_group({"new": np.ones(3, np.float32)}),
+    "params": lambda opt: setattr(opt, "params", opt.params),
+    "state": lambda opt: opt.state["w"].__setitem__("m", np.ones((9, 6), np.float32)),
+}
+
+
+@pytest.mark.parametrize("change", INSIDE)
+def test_what_would_change_an_optimizer_is_refused_in_the_middle_of_a_step(change):
+    straight, _, count = handled(None, None)
+    for at in np.linspace(8, count - 40, 6).astype(int).tolist():
+        opt, errors, _ = handled(INSIDE[change], at)
+        assert contents(opt) == contents(straight)
+        assert len(errors) == 1
+        assert "called during Optimizer.step of this Optimizer, as by the handler of a signal" in errors[0]
+
+
+def test_hooks_may_change_an_optimizer():
+    """They are called before the step has looked at anything, and when it is made."""
+    opt, (last, *_) = made("numpy", rules()["LAMB"], {}, 1)
+    saved = opt.state_dict()
+    remove = opt.before_step(lambda opt, grads: opt.load_state_dict(saved))
+    opt.after_step(lambda opt: opt.load_state_dict(saved))
+    opt.step(last)
+    remove()
+    opt.step(last)
+    assert opt.step_count == saved["step"]
 
 
 def grown():

@@ -1,6 +1,7 @@
 """Faults and signals that are entered at a call of the package's functions, and all that a step changes."""
 
 import sys
+import threading
 
 import numpy as np
 
@@ -9,6 +10,9 @@ from arrayopt.arrays import to_host
 from arrayopt.engines import interrupts
 
 HOME = ao.__file__.removesuffix("__init__.py")
+
+
+LOCK = type(threading.RLock())
 
 
 class Fault(Exception):
@@ -34,6 +38,8 @@ class Raising:
             return
         if frame.f_code.co_filename == interrupts.__file__ or (self.act is None and interrupts._inside):
             return
+        if event == "c_call" and isinstance(getattr(arg, "__self__", None), LOCK):
+            return  # a signal is handled after functions of C, and not before these
         self.count += 1
         if self.at is not None and self.count > self.at:
             self.at = None

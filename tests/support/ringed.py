@@ -16,7 +16,7 @@ def ringed(k):
     @final
     @dataclass(frozen=True, kw_only=True, repr=False)
     class Ringed(ao.Rule):
-        """Gradient descent that mixes in the last k points and gradients."""
+        """Gradient descent that mixes in the last k points, and gradients more 1."""
 
         complex_ok = True
         rings = ("s", "y")
@@ -31,7 +31,8 @@ def ringed(k):
         def update(self, xp, p, g, s, h):
             taken = h.t != 3.0  # in the third update nothing is written
             at = xp.where(taken, s["n"], -1.0)
-            points, gradients = ao.put(s["s"], at, p), ao.put(s["y"], at, g)
+            # behind the last element, where g is read as 0, lies what must not be summed
+            points, gradients = ao.put(s["s"], at, p), ao.put(s["y"], at, g + 1.0)
             inner, crossed, squares = ao.dots(points, g), ao.dots(gradients, points), ao.dots(gradients, gradients)
             share = []
             for i in range(k):
@@ -55,7 +56,7 @@ def witness(p, grads, k, lr=0.1):
     for t, g in enumerate(grads, 1):
         g = g.astype(wide)
         if t != 3:
-            points, gradients = [*points[1:], p], [*gradients[1:], g]
+            points, gradients = [*points[1:], p], [*gradients[1:], g + 1.0]
         mixed = 0.005 * sum(points)
         for x, y in zip(points, gradients, strict=True):
             whole = 1.0 + np.vdot(y, y).real + sum(abs(np.vdot(y, z).real) for z in points)

@@ -1,7 +1,7 @@
 """The table of what passes do, as their machine code says: ``python -m tests.support.sass_table`` writes it."""
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import arrayopt as ao
@@ -13,7 +13,7 @@ from arrayopt.rules.gradients import GradientNorms
 from tests.cudacpu import nvrtc
 from tests.support import sass
 
-__all__ = ["ARCH", "PAGE", "RULES", "compiler", "lines", "look", "table"]
+__all__ = ["ARCH", "MORE", "PAGE", "RULES", "compiler", "lines", "look", "table"]
 
 PAGE = Path(__file__).parents[2] / "docs" / "cuda.md"
 BEGIN, END = "<!-- passes -->", "<!-- end of passes -->"
@@ -40,6 +40,22 @@ RULES = {
 """Rules, with the rank of the tensors. `judging` measures gradients, for `clip_norm` and loss scales. In bfloat16 are
 parameters and gradients; slots and masters are in float32, where nothing else is said."""
 
+INT8 = {"state_dtype": "int8"}
+FORMS = {
+    "bfloat16": {},
+    "stochastic, bfloat16": {"rounding": "stochastic"},
+    "int8, split, bfloat16": INT8 | {"master_weights": "split"},
+    "int8, stochastic, bfloat16": INT8 | {"rounding": "stochastic"},
+}
+KINDS = {"AdamW": (ao.AdamW, 1), "LAMB": (ao.LAMB, 1), "LANS": (ao.LANS, 1), "Adan": (ao.Adan, 1)}
+KINDS["CAME"] = partial(ao.CAME, lr=0.1), 2
+
+MORE = {"Adan": (ao.Adan(), 1), "CAME, int8": (ao.CAME(lr=0.1, **INT8), 2)}
+for _name, (_kind, _rank) in KINDS.items():
+    MORE |= {f"{_name}, {form}": (_kind(**fields), _rank) for form, fields in FORMS.items()}
+MORE = {name: how for name, how in MORE.items() if name not in RULES}
+"""The other forms that the page on memory has; they are not in the table."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -59,7 +75,7 @@ class Row:
 @cache
 def look(name, arch=ARCH):
     """The compiled kernel of a rule, and its passes."""
-    rule, rank = RULES[name]
+    rule, rank = (RULES | MORE)[name]
     dtype = "bfloat16" if name.endswith("bfloat16") else "float32"
     plan = plan_for(rule, rank, dtype, lean=True, stats=isinstance(rule, GradientNorms))
     kernel = sass.kernel(emit(plan, dtype), arch)

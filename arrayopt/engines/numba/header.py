@@ -38,6 +38,15 @@ def pointer(typingctx, address):
     return types.voidptr(types.int64), codegen
 
 
+@intrinsic
+def cell(typingctx, address, kind):
+    """An address as that of one number of a dtype."""
+    made = types.CPointer(kind.dtype)
+    def codegen(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(made))
+    return made(types.int64, kind), codegen
+
+
 @inner
 def maximum(a, b):
     return a if (a > b) | (a != a) else b
@@ -48,9 +57,14 @@ def minimum(a, b):
     return a if (a < b) | (a != a) else b
 
 
-@inner
-def select(c, a, b):
-    return a if c else b
+@intrinsic
+def select(typingctx, c, a, b):
+    """One of two values."""
+    wide = typingctx.unify_types(a, b)
+    def codegen(context, builder, signature, args):
+        values = [context.cast(builder, *x, wide) for x in zip(args[1:], signature.args[1:])]
+        return builder.select(args[0], *values)
+    return wide(types.boolean, a, b), codegen
 
 
 @nb.njit(error_model="numpy", fastmath={{"contract"}}, **OWN)

@@ -5,7 +5,7 @@ from collections import deque
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, repeat
+from itertools import chain, pairwise, repeat
 from operator import setitem
 from typing import Any
 
@@ -236,8 +236,10 @@ class _Blocks(Batch):
         rows = chunk.rows
         lying = [self.lying(name)[row] for row in rows]
         sizes = [x.size for x in lying]
-        same = sizes[0] * len(sizes) == new.size and len(set(sizes)) == 1
-        pieces = new.reshape(len(sizes), -1) if same else np.split(new, np.cumsum(sizes)[:-1])
+        ends = np.cumsum([0, *sizes]).tolist()
+        pieces: Any = [new[first:end] for first, end in pairwise(ends)]
+        if sizes[0] * len(sizes) == new.size and len(set(sizes)) == 1:
+            pieces = new.reshape(len(sizes), -1)
         if name in self.widens:
             for row, piece in zip(rows, pieces, strict=True):
                 self.put_wide(row, name, piece)

@@ -4,6 +4,7 @@
 """
 
 from tests.engines.cuda.planted_later import LATER
+from tests.engines.cuda.planted_others import OTHERS
 
 STRICT, CUPY, STEPS, STANDIN = (f"tests/engines/cuda/test_cupy{x}.py" for x in ("_strict", "", "_steps", "_standin"))
 TABLE, JUDGE, QUEUE, UPLOAD, DEVICE, CUT, EMIT, LAUNCHES = (
@@ -109,5 +110,5 @@ MORE = [
 ]  # fmt: skip
 """Others."""
 
-PLANTED = MISSED + MORE + LATER
+PLANTED = MISSED + MORE + LATER + OTHERS
 EACH_RUN = {"ties of bfloat16 rounded up"}

@@ -166,10 +166,13 @@ def test_what_masters_have_more_and_random_rounding(module, name):
     parts = getattr(randomness, low)(np, master, p)
     np.testing.assert_array_equal(run(module, low, "f4", master, p), parts)
     assert np.abs(parts).max() == 127
-    np.testing.assert_array_equal(run(module, joined, "f4", parts, p), getattr(randomness, joined)(np, parts, p))
+    others = np.resize(np.arange(-127, 128, dtype="f4"), p.size)  # the parameter may have been written to: set to 0
+    for low in (parts, others):
+        np.testing.assert_array_equal(run(module, joined, "f4", low, p), getattr(randomness, joined)(np, low, p))
     u = np.random.default_rng(0).random(p.size, np.float32)
-    rounded = getattr(randomness, f"round_{name}")(np, master, u)
-    np.testing.assert_array_equal(run(module, f"round_{name}", "f4", master, u), rounded)
+    for x, up in ((master, u), (p, 0 * u)):  # what is exact stays
+        rounded = getattr(randomness, f"round_{name}")(np, x, up)
+        np.testing.assert_array_equal(run(module, f"round_{name}", "f4", x, up), rounded)
 
 
 def test_random_numbers_of_positions_beyond_32_bits(module):
@@ -190,6 +193,8 @@ def test_scales_and_codes_of_8_bits(module):
     ones = np.full(5, 1, ml_dtypes.bfloat16).view(np.uint16)
     x = np.array([1.0, 1.0039, 0.5, 1e-9, 0.0], np.float32)  # a scale may be less than what it is of
     assert run(module, "codes", "i4", x, ones).tolist() == [255, 255, 128, 1, 0]
+    ties, top = np.array([2.5, 3.5, 126.5, 0.5], "f4"), np.full(4, 255, ml_dtypes.bfloat16).view(np.uint16)
+    assert run(module, "codes", "i4", ties, top).tolist() == [2, 4, 126, 1]
     none = np.array([0.0, np.nan, np.inf], ml_dtypes.bfloat16).view(np.uint16)
     assert run(module, "codes", "i4", np.ones(3, "f4"), none).tolist() == [0, 0, 0]
 
@@ -218,3 +223,36 @@ def test_folds_of_a_block_one_after_the_other(seed):
     module = Module(code=text, names=["folds"], check=True)
     module.get_function("folds")((1,), (256,), [x, to], random=True, seed=seed)
     assert to.tolist() == [-1, 1, 2 * x.sum(), 3 * x.sum()]
+
+
+TURNS = """
+constexpr int kMostSums = 70;
+{}
+extern "C" __global__ void turns(const float* x, float* work, const long long* first) {{
+    begin_sums<Sum>(kMostSums);
+    for (int k = 0; k < kMostSums; ++k) take_in<Sum>(k, k * x[threadIdx.x]);
+    keep_all<Sum>(kMostSums, work, first, 1);
+}}
+"""
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_sums_of_more_members_than_a_warp_has_lanes(seed):
+    """Each warp begins its own, and a block adds them up when all are there."""
+    arithmetic, sums, turns = (header(f"{name}.cuh") for name in ("arithmetic", "sums", "turns"))
+    text = "\n".join(["typedef float W;", arithmetic, sums, TURNS.format(turns)])
+    x, work, first = np.arange(256, dtype="f4"), np.zeros(140, "f4"), 2 * np.arange(70)[::-1].copy()
+    module = Module(code=text, names=["turns"], check=True)
+    module.get_function("turns")((1,), (256,), [x, work, first], random=True, seed=seed)
+    assert work[first + 1].tolist() == (np.arange(70) * x.sum()).tolist()
+
+
+def test_totals_are_added_up_in_the_order_of_the_tensors():
+    """So a total has the same bits for any number of ranks. Two totals, of which one has more numbers than threads."""
+    rng, ends = np.random.default_rng(0), np.array([0, 300, 305], np.int32)
+    numbers, to = rng.standard_normal(305) * 10.0 ** rng.integers(-9, 9, 305), np.zeros(305)
+    tables = (x.ctypes.data + 8 * np.arange(305) for x in (numbers, to))
+    module = Module(code=header("totals.cuh"), names=["total_sum"])
+    module.get_function("total_sum")((2,), (256,), [ends, *tables, None])
+    sums = [sum(numbers[:300].tolist())] * 300 + [sum(numbers[300:].tolist())] * 5
+    assert to.tolist() == sums

@@ -179,6 +179,7 @@ class OverColumns(OverRows):
 @pytest.mark.parametrize("rule", [OverRows(), OverColumns()], ids=["rows", "columns"])
 def test_sums_over_several_axes_of_what_goes_over_few(cupy, rule):
     shapes = {"row": (999,), "matrix": (5, 131), "tall": (300, 3), "stack": (3, 20, 7), "more": (2, 3, 5, 7)}
+    shapes |= {"nine": (9, 20, 3)}  # whose sums are a warp's each
     opts = pair(cupy, rule, shapes)
     step(cupy, opts, shapes)
     compare(opts)
@@ -210,8 +211,11 @@ def test_numbers_of_updates_beyond_those_of_float32(cupy):
 
 
 def test_matrices_that_lie_unevenly_in_one_array_and_evenly_in_another(cupy):
-    """Matrices of 5 x 8 follow each other in all tensors; their squares, of 5 x 5, have gaps between tensors."""
-    shapes = {"a": (2, 5, 8), "b": (2, 5, 8), "c": (2, 8, 5), "d": (3, 5, 8)}
+    """Matrices of 5 x 8 follow each other in all tensors; their squares, of 5 x 5, have gaps between tensors.
+
+    That of another matrix takes three pieces.
+    """
+    shapes = {"a": (2, 5, 8), "b": (2, 5, 8), "c": (2, 8, 5), "d": (3, 5, 8), "e": (1, 95, 97)}
     opts = pair(cupy, ao.Muon(lr=0.1, ns_steps=2, matrix="last"), shapes)
     for k in range(2):
         step(cupy, opts, shapes, seed=k)

@@ -8,6 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import arrayopt as ao
+from arrayopt.fusion.layout import geometry
+from arrayopt.fusion.plans import plan_for
 from arrayopt.state.run import Run
 from tests.cudacpu import KernelError
 from tests.cudacpu.standin import cublas as fake
@@ -58,6 +61,18 @@ def test_products_row_by_row(shapes, dtype):
         for (_, _, c), expected, _ in made:
             near = {"rtol": 2.0**-7} if dtype == "bfloat16" else {"rtol": 1e-4}  # one rounding, either way
             np.testing.assert_allclose(c.get().astype("f8"), expected.astype("f8"), **near, atol=1e-5)
+
+
+def test_all_matrices_of_a_tensor_are_multiplied(cupy):
+    """Of two axes of them, too."""
+    from arrayopt.engines.cuda.products import calls_of
+
+    shape, rule = (2, 3, 4, 6), ao.Muon(lr=0.1, ns_steps=1, matrix="last")
+    plan = plan_for(rule, len(shape), "float32", shape=shape, lean=True)
+    at = dict.fromkeys(plan.spilled, np.array([1 << 12]))
+    made = calls_of(plan, "float32", geometry([shape], plan.element), at, np.arange(1))
+    numbers = [arguments[-3] for calls in made for _, arguments in calls]
+    assert numbers == [6] * sum(x.multiplies for x in plan.passes)
 
 
 def test_sums_in_bfloat16_are_in_float32(cupy, blas):

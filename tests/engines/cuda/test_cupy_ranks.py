@@ -1,5 +1,7 @@
 """The CuPy engine over ranks: large tensors are cut, and all ranks compute what one process does, bit for bit."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -100,6 +102,22 @@ def test_ranks_share_what_is_taken_in_longer_pieces_by_one(cupy, monkeypatch):
     assert all(ao.ranks.run(3, rank))
 
 
+def test_scratch_memory_of_slices_lies_within_what_there_is(cupy):
+    """Kernels count elements from the beginning of a whole tensor. Slices begin at words, and are apart."""
+    from arrayopt.engines.cuda.cut import DeviceCut
+
+    made = object.__new__(DeviceCut)
+    made.shares = [SimpleNamespace(first=x, last=y) for x, y in ((4096, 9001), (0, 4096), (8192, 8192), (40960, 40967))]
+    made.windows, made.plan = {}, SimpleNamespace(spilled={"spill": None})
+    starts, size = made.scratch_starts()["spill"]
+    end = 0
+    for start, share in zip(starts.tolist(), made.shares, strict=True):
+        assert start + share.first >= end
+        assert (start + share.first) % 8 == 0
+        end = start + share.last
+    assert size >= end
+
+
 PARTS = {
     "LAMB": (ao.LAMB(lr=0.01), {"clip_norm": 0.5, "stats": True}),
     "LANS": (ao.LANS(lr=0.01), {"loss_scale": ao.LossScale()}),
@@ -155,6 +173,22 @@ def test_norms_have_one_order_on_all_ranks(cupy):
         opt = ao.Optimizer({n: cupy.ones(s, "f4") for n, s in shapes.items()}, ao.SGD(lr=0.1), comm=comm, clip_norm=1.0)
         grads = {n: cupy.ones(s, "f4") for n, s in shapes.items()}
         grads["w"][3] = np.nan
+        opt.step(grads)
+        return opt.nonfinite()
+
+    with standin.checking(check=False):
+        assert ao.ranks.run(3, rank) == [["w"]] * 3
+
+
+def test_norms_have_one_order_whoever_has_which_tensor(cupy):
+    shapes, owners = {"x": (5000,), "y": (300,), "w": (2000,)}, {"x": 2, "y": 0, "w": 0}
+
+    def rank(comm):
+        sizes = {n: x if owners[n] == comm.rank else (0,) for n, x in shapes.items()}
+        params = {n: ao.Part(cupy.ones(sizes[n], "f4"), (0,), x) for n, x in shapes.items()}
+        opt = ao.Optimizer(params, ao.SGD(lr=0.1), comm=comm, clip_norm=1.0)
+        grads = {n: cupy.ones(x, "f4") for n, x in sizes.items()}
+        grads["w"][:3] = np.nan
         opt.step(grads)
         return opt.nonfinite()
 

@@ -268,6 +268,21 @@ def test_what_could_not_be_sent_is_sent_the_next_time(cupy, monkeypatch):
     compare(opts)
 
 
+def test_what_could_not_be_sent_is_not_taken_for_sent(cupy, monkeypatch):
+    """Though it is in the staging memory, where what was sent last has been."""
+    from arrayopt.engines.cuda.upload import Upload
+
+    upload = Upload((3,), np.float64)
+    upload.put(np.zeros(3))
+    cupy.cuda.get_current_stream().synchronize()
+    with monkeypatch.context() as m:
+        m.setattr(type(upload.array), "set", None)
+        with pytest.raises(TypeError, match="not callable"):
+            upload.put(np.ones(3))
+    upload.put(np.ones(3))
+    assert upload.array.get().tolist() == [1, 1, 1]
+
+
 def test_what_others_read_is_there(cupy):
     """A monitor, a checkpoint's numbers, another library's state: on another stream than the steps."""
     for seed in range(6):

@@ -165,6 +165,12 @@ def test_the_host_s_value_follows_one_of_the_device(cupy):
     assert (opt.params["w"].get() == -4).all()
 
 
+def test_each_layer_has_its_value(cupy):
+    opt = ao.Optimizer({"w": cupy.zeros((3, 5))}, Valued(stacked=True), engine="cupy")
+    opt.step({"w": cupy.ones((3, 5))}, value=cupy.asarray(np.arange(3.0)))
+    assert (opt.params["w"].get().T == [0, -1, -2]).all()
+
+
 @pytest.mark.parametrize("ranks", marked([(1,), (2,), (3,)], lambda n: n == 2))
 def test_ranks_give_the_same_bits(cupy, ranks):
     expected = held(made(cupy, bad=True, skip_nonfinite=True))

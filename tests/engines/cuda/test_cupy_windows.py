@@ -125,7 +125,7 @@ RULES = {
     "CAME, clipped": (ao.CAME(lr=0.01), ("rows",), {"clip_norm": 0.5}),  # global norms count elements in a row
     "Adafactor": (ao.Adafactor(), ALL, {}),
     "LAMB, centralized": (ao.LAMB(lr=0.01, grad_centralization=True), ALL, {"accumulate": 2}),
-    "random numbers": (ao.CAME(lr=0.01, project=shaken), ("rows", "columns"), {}),
+    "random numbers": (ao.CAME(lr=0.01, project=shaken), ("matrices", "kernels"), {}),
 }
 
 
