@@ -1,1 +1,1 @@
-"""A rule is traced, planned as passes over memory, and lowered to a program for engines."""
+"""Trace a rule as a graph, plan passes over memory from it, and lower the plan to a program, which engines print."""

@@ -1,8 +1,8 @@
-"""Plans with totals, divided where tensors meet: each phase is a plan, which a batch of its own
-runs.
+"""Division of a plan with totals into phases, between which totals are computed. Each phase is a plan, with a
+batch of its own. `arrayopt.fusion.planning` calls `phases`.
 
-A value per tensor that a later phase needs is a scalar of the step there, as totals are. Values per
-row or column that a later phase needs are slots that last for the step alone.
+If a later phase needs a value per tensor, the value is a scalar of the step there, as totals are.
+Values per row or column that a later phase needs are slots that exist only during the step.
 """
 
 from collections.abc import Sequence
@@ -18,24 +18,24 @@ from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.plan import Plan, assembled, ordered_totals
 
 KEPT, GIVEN = ":kept", (":kept", ":total")
-"""How scalars are named that an earlier phase computed; and all that a meeting brings."""
+"""The prefix of scalars that an earlier phase computed; and the prefixes of these and of totals."""
 
 VECTOR = "kept"
-"""What the names of slots begin with that hold values per row or column until a later phase."""
+"""The prefix of slots that hold values per row or column for a later phase."""
 
 
 def phases(whole: Plan, totals: Sequence[Node], levels: Sequence[int]) -> tuple[Plan, ...]:
-    """The phases of a plan.
+    """Return the phases of a plan.
 
-    What a phase is to tell the others is among its reports: the numbers of the totals that tensors
-    meet for after it, and what later phases need.
+    The reports of a phase include the numbers that the next totals combine, and values per tensor
+    that later phases need.
 
-    In the plan totals are operations; `levels` are those of its passes.
+    In the plan `whole`, totals are operations. `levels` has the level of each of its passes.
 
     Raises
     ------
     TraceError
-        If a truth value per row or column would have to wait for a total.
+        If a later phase needs a reduction of booleans per row or column.
     """
     meets = dict(zip(totals, ordered_totals(totals), strict=True))
     rounds = sorted({x[:2] for x in meets.values()})
@@ -45,7 +45,7 @@ def phases(whole: Plan, totals: Sequence[Node], levels: Sequence[int]) -> tuple[
         made_in |= dict.fromkeys(pass_.sums, phase)
     every = reachable([*whole.ends, *whole.small.values(), *whole.reports.values()])
     first: dict[Node, int] = {}
-    """The phase that computes each value per row, column or tensor; -1 for what each computes."""
+    """The phase that computes each value per row, column or tensor; -1 for values that each phase computes."""
     for node in every:
         if node in meets:
             first[node] = rounds.index(meets[node][:2]) + 1
@@ -80,13 +80,13 @@ def phases(whole: Plan, totals: Sequence[Node], levels: Sequence[int]) -> tuple[
 def _within(
     every: Sequence[Node], first: dict[Node, int], phase: int, element: str
 ) -> dict[Node, Node]:
-    """What each value is in a phase, where those of earlier phases are known."""
+    """Return the node of each value in a phase: results of earlier phases are inputs or scalars of the step."""
     now: dict[Node, Node] = {}
     for node in every:
         here = tuple(now[a] for a in node.args)
         known = node.op == TOTAL and first[node] <= phase
         earlier = not is_whole(node.axes, element) and 0 <= first[node] < phase
-        # truth values per row are made again, of numbers
+        # booleans per row are computed again, from numbers
         if known or (earlier and (node.dtype == "real" or node.reduces or not node.axes)):
             name = node.data.name if known else _later_name(node)
             op = "input" if node.axes else "host"
@@ -101,12 +101,12 @@ def _within(
 
 
 def _later_name(node: Node) -> str:
-    """What a value is called that goes on to later phases."""
+    """Return the name of a value that later phases need."""
     return f"{VECTOR if node.axes else KEPT}{node.id}"
 
 
 def _now(one: Pass, now: dict[Node, Node]) -> Pass:
-    """A pass of what values are in a phase."""
+    """Return a pass with the nodes that values have in a phase."""
     loads = {name: now.get(n, n) for name, n in one.loads.items()}
     stores = {name: now[n] for name, n in one.stores.items()}
     nodes, sums = tuple(now[n] for n in one.nodes), tuple(now[n] for n in one.sums)
@@ -115,7 +115,7 @@ def _now(one: Pass, now: dict[Node, Node]) -> Pass:
 
 
 def _with_vectors(plan: Plan) -> Plan:
-    """A phase, in whose slots are the values per row or column that it takes and leaves."""
+    """Return a phase with slots for the values per row or column that it reads and writes for other phases."""
     used = [*operands(plan.between_nodes), *plan.small.values()]
     for pass_ in plan.passes:
         used += pass_.uses
@@ -126,5 +126,5 @@ def _with_vectors(plan: Plan) -> Plan:
 
 
 def is_vector(name: str) -> bool:
-    """Whether a slot of a phase is a value per row or column that another phase has computed."""
+    """Whether a slot holds a value per row or column that passes from phase to phase."""
     return name.startswith(VECTOR) and name.removeprefix(VECTOR).isdigit()

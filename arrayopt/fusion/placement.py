@@ -1,4 +1,7 @@
-"""Placement: in which pass each store, sum and spill is, and what the passes do then."""
+"""Placement: from the `Work` of a space to its passes. It chooses the pass of each store, sum and spill.
+
+`arrayopt.fusion.planning` starts from a placement without spills, and improves it step by step.
+"""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -9,44 +12,43 @@ from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.work import Work, cheapest
 
 MOST_SHARING = 4
-"""With products, which make many passes, a spill is tried as if fewer than this shared it."""
+"""In plans with products, which have many passes, spills are tried as if shared by fewer passes than this."""
 
 LATE = 1 << 30
-"""The price of a stored value that was overwritten: such a store is delayed if at all possible."""
+"""The price of an old value that an earlier pass has overwritten. If a pass needs it, the store is delayed."""
 
 PLACE = {"g": "p"}
-"""Whose store may overwrite an input, if not its own: a gradient may be its own parameter."""
+"""The array whose store may overwrite an input, other than itself: a gradient may be its own parameter."""
 
 CALL = 4
-"""What an operation moves as a call, in halves of a value: about two, as some are in cache."""
+"""The traffic of an operation that is a call, in halves of a value: about two values, as some are in cache."""
 
 
 class Placement:
-    """What is done in which pass.
+    """A choice of the pass for each store, sum and spill.
 
     Parameters
     ----------
     work : Work
-        What is to be done.
+        What all passes must store and reduce.
     summed : dict of Node to int
         The pass of each sum.
     spilled : dict of Node to int
-        Values that are kept in scratch memory, and the pass that stores each.
+        Values that are spilled, and the pass that stores each.
     put_off : dict of str to int
-        Stores that come later than they could, and the pass of each.
+        Stores that are later than necessary, and the pass of each.
     hasty : bool
-        Whether to store as soon as a value is there, whatever reads the old one later: what
-        spilling could make good.
+        Whether to store each value in the first pass that can compute it, even if a later pass reads
+        the old value. Spills can then make the old value unnecessary.
 
     Attributes
     ----------
     scratch : dict of str to Node
         The spilled values by the names of their scratch arrays.
     stored : dict of str to int
-        The pass of each store: the first that can make it and after which nothing reads the old
-        value.
+        The pass of each store: the first that can compute the value and is not before a pass that reads the old one.
     passes : list of Pass
-        What follows.
+        The resulting passes.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class Placement:
             self.passes = [self._pass(k) for k in range(work.count)]
 
     def _late(self) -> dict[str, int]:
-        """Stores that are before a pass which reads the old value, and the last such pass."""
+        """Return the stores that are before a pass which reads the old value, with the last such pass."""
         late = dict[str, int]()
         for index, p in enumerate(self.passes):
             for name, n in p.loads.items():
@@ -82,7 +84,7 @@ class Placement:
         return late
 
     def but(self, **changes: Any) -> "Placement":
-        """The same with another `summed`, `spilled`, `hasty` or `put_off`."""
+        """Return the placement with another `summed`, `spilled`, `hasty` or `put_off`."""
         now: dict[str, Any] = {
             "summed": self.summed,
             "spilled": self.spilled,
@@ -92,7 +94,7 @@ class Placement:
 
     @property
     def size(self) -> int:
-        """What all passes read and write, in halves of a real value."""
+        """How much all passes read and write, in halves of a real value."""
         moved = 0
         for p in self.passes:
             for name, n in (*p.loads.items(), *p.stores.items()):
@@ -101,14 +103,14 @@ class Placement:
         return moved
 
     def with_sums(self, alike: list[Node], last: int) -> "Placement":
-        """The same with these sums in the pass, up to `last`, where least is read."""
+        """Return the placement with these sums in the pass, `last` or before, that reads least with them."""
         offers = []
         for k in range(alike[0].args[0].level, last + 1):
             offers.append(self.but(summed={**self.summed, **dict.fromkeys(alike, k)}))
         return min(offers, key=lambda x: x.size)
 
     def with_stores(self) -> "Placement":
-        """The same with stores delayed to a pass that reads them again, if that moves less."""
+        """Return the placement with stores delayed to a pass that reads the new values, if this moves less."""
         best = self
         for k in range(1, self.work.count):
             read = self.passes[k].loads
@@ -118,11 +120,10 @@ class Placement:
         return best
 
     def with_spills(self) -> "Placement":
-        """The same with values spilled until no other that was tried makes all passes read and
-        write less.
+        """Return the placement with values spilled, until no further spill that is tried moves less.
 
-        For one pass the cheapest values are found. As several passes may share a spilled value,
-        each choice is also made as if it were shared by so many, and kept if it moves less in all.
+        For one pass, `cheapest` finds the best values to spill. As several passes may share a spilled
+        value, it is also called as if so many shared each. A choice is kept if it moves less in all.
         """
         tried: set[frozenset[tuple[Node, int]]] = set()
         for offer in chain(self._offers(), self.but(hasty=True)._offers()):
@@ -139,7 +140,7 @@ class Placement:
         return self
 
     def _offers(self) -> Iterator[dict[Node, int]]:
-        """Values that would help a pass if spilled, each with the first pass that computes it."""
+        """Yield sets of values whose spilling would help one pass, each with the first pass that computes it."""
         work = self.work
         needed = set[Node]()
         for p in self.passes:
@@ -150,9 +151,10 @@ class Placement:
             for j in reversed(range(k)):
                 made |= {n: j for n in self.passes[j].nodes if n in needed}
             for sharing in range(1, min(work.count, MOST_SHARING) if work.products else work.count):
-                # dearer than what costs as much
+                # + 1: of equal prices, prefer to read an array that exists anyway
                 dear = {n: 2 * (sharing + 1) * work.size("", n) + 1 for n in made}
-                dear = dict.fromkeys(made, 1) if work.calls else dear  # nearest to what is computed
+                # calls: prefer values nearest to the roots
+                dear = dict.fromkeys(made, 1) if work.calls else dear
                 prices = dear | {n: 2 * sharing * price for n, (_, price) in there.items()}
                 best = cheapest(roots, work.args.__getitem__, prices.get)
                 offer = {n: made[n] for n in best if n not in there}
@@ -160,16 +162,16 @@ class Placement:
                     yield offer
 
     def _stores(self, k: int) -> dict[str, Node]:
-        """What pass k stores."""
+        """Return what pass k stores, spills included."""
         own = {name: n for name, n in self.work.outputs.items() if self.stored[name] == k}
         return own | {name: n for name, n in self.scratch.items() if self.spilled[n] == k}
 
     def _sums(self, k: int) -> tuple[Node, ...]:
-        """What pass k sums."""
+        """Return the sums of pass k."""
         return tuple(s for s, where in self.summed.items() if where == k)
 
     def _sources(self, k: int) -> dict[Node, tuple[str, int]]:
-        """What pass k can read: under which name, and what that costs."""
+        """Return the values that pass k can read, with the name of the array and the price."""
         work = self.work
         there = dict[Node, str]()
         for name, n in work.outputs.items():
@@ -183,5 +185,5 @@ class Placement:
         return {n: (name, LATE if n in late else work.size(name, n)) for n, name in there.items()}
 
     def _pass(self, k: int) -> Pass:
-        """What pass k reads, computes, writes and sums."""
+        """Return pass k."""
         return self.work.done(self._stores(k), self._sums(k), self._sources(k))
