@@ -34,7 +34,7 @@ class LoweredSegment:
         The same for planes that later segments read.
     planes_of : dict of Node to str
         The name of the planes that hold a value.
-    totals : list of Node
+    reduced : list of Node
         The reductions over the whole tensor.
     elements, stored : of str
         The arrays of elements, and those of them that are written.
@@ -43,11 +43,11 @@ class LoweredSegment:
     def __init__(self, lowering: Loops, segment: Segment) -> None:
         self.lowering, self.segment = lowering, segment
         self.passes = [lowering.plan.passes[i] for i in segment.passes]
-        sums, self.totals = list[Node](), list[Node]()
+        sums, self.reduced = list[Node](), list[Node]()
         elements, self.stored = dict[str, None](), dict[str, None]()
         for pass_ in self.passes:
             sums += [x for x in pass_.sums if x.axes]
-            self.totals += pass_.reducing("tensor")
+            self.reduced += pass_.reducing("tensor")
             elements |= dict.fromkeys(pass_.arrays)
             self.stored |= dict.fromkeys(pass_.stores)
         self.vectors = [n for n in lowering.layout.vectors if n in segment.carried or n in sums]
@@ -150,7 +150,7 @@ class LoweredSegment:
         body += [program.Array(x, name("count") * self._size(x)) for x in [*self.elements, *slots]]
         body += [program.Array(n.data, number(1)) for n in self.scalars if n.op == "input"]
         body += lowering.reads(self.scalars)
-        every = _total(list(self.plane_axes.values()))
+        every = _count_of_planes(list(self.plane_axes.values()))
         body.append(program.Let("own", column("OWN") + name("thread") * name("G") * every))
         # every second segment runs backwards, to start with what the segment before left in the cache
         body.append(program.Loop("unit", name("lo"), name("hi"), tuple(inside), index % 2 == 1))
@@ -165,7 +165,7 @@ class LoweredSegment:
         if lowering.plan.draws:
             yield program.Let("start", column("START") + ab * name("R") * name("C"))
         for i, (planes, axes) in enumerate(self.plane_axes.items()):
-            first = name("own") + name("G") * _total(list(self.plane_axes.values())[:i])
+            first = name("own") + name("G") * _count_of_planes(list(self.plane_axes.values())[:i])
             yield program.View(planes, "work", first, name("n") * product(axes))
         for n in self.vectors:
             each = product(_inside(n.axes))
@@ -177,9 +177,9 @@ class LoweredSegment:
             yield from (self._spread(x, f"q_{x}") for x in p.loads if x not in written)
             written |= {*p.loads, *p.stores}
         yield from (self._spread(x, f"q_{x}") for x in segment.reads)
-        yield from (program.Start(f"t{x.id}", x) for x in self.totals)
+        yield from (program.Start(f"t{x.id}", x) for x in self.reduced)
         yield from loops
-        for x in self.totals:
+        for x in self.reduced:
             yield program.Write(Place("part", lowering.part(x) + name("unit")), f"t{x.id}")
         yield from (self._spread(x, f"q_{x}", back=True) for x in self.stored)
         for slot, node in segment.writes.items():
@@ -193,7 +193,7 @@ class LoweredSegment:
         )
 
 
-def _total(counts: list[str]) -> Index:
+def _count_of_planes(counts: list[str]) -> Index:
     """Return the number of planes, given the axes of each value."""
     made = number(0)
     for axes in dict.fromkeys(counts):

@@ -19,7 +19,7 @@ from arrayopt.fusion.index import (
 )
 from arrayopt.fusion.layout import BANDS, CHUNK
 from arrayopt.fusion.lower_between import LoweredBetween, Statements
-from arrayopt.fusion.lower_rings import STRETCH, in_turns, kept_room, of_members, started
+from arrayopt.fusion.lower_rings import STRETCH, buffers_of, initialized, member_values, turns_over
 from arrayopt.fusion.lowering import Lowering
 from arrayopt.fusion.passes import Between, Pass
 from arrayopt.fusion.ring_members import LEAST_ON_CPU
@@ -58,7 +58,7 @@ class Loops(Lowering):
         wide = CHUNK if matrices else STRETCH
         made += [bulk.Buffer(f"wide_{x}", wide) for x in body.codes]
         made += body.tensor
-        made += [] if rings is None else [*of_members(rings), *kept_room(rings)]
+        made += [] if rings is None else [*member_values(rings), *buffers_of(rings)]
         if matrices:
             made += [program.Let(x, column(f"IN_{x}")) for x in (*WINDOW, "TR", "G", "NR", "NC")]
             for axis in "RC":
@@ -104,8 +104,8 @@ class Loops(Lowering):
         sums = body.sums["tensor"]
         parts = [pass_] if body.codes else pass_.divided(SUMS_AT_ONCE)
         if rings is not None:
-            yield from started(rings, self._partial)
-            yield in_turns(index, pass_, rings, self._partial)
+            yield from initialized(rings, self._partial)
+            yield turns_over(index, pass_, rings, self._partial)
         elif body.codes or len(parts) > 1:
             loops = [body.elements]
             if len(parts) > 1:

@@ -20,7 +20,7 @@ Into = Callable[[Node, Index | None], Place]
 """A function that returns the place of a reduction's result, or of the result for a member or pair `after` it."""
 
 
-def of_members(rolled: Rolled) -> Iterator[program.Statement]:
+def member_values(rolled: Rolled) -> Iterator[program.Statement]:
     """Yield statements that put the values of each member into buffers."""
     for one, values in rolled.own_values.items():
         yield bulk.Buffer(str(one.data), len(values))
@@ -28,7 +28,7 @@ def of_members(rolled: Rolled) -> Iterator[program.Statement]:
             yield program.Write(Place(str(one.data), number(j)), value)
 
 
-def kept_room(rolled: Rolled) -> list[program.Statement]:
+def buffers_of(rolled: Rolled) -> list[program.Statement]:
     """Return the buffers for values that parts leave for later parts, with one number for each element of a turn."""
     kept = set[Node]()
     for part in rolled.parts:
@@ -36,7 +36,7 @@ def kept_room(rolled: Rolled) -> list[program.Statement]:
     return [bulk.Buffer(_buffer(n), STRETCH, n.dtype) for n in sorted(kept, key=lambda n: n.id)]
 
 
-def started(rolled: Rolled, into: Into) -> Iterator[program.Statement]:
+def initialized(rolled: Rolled, into: Into) -> Iterator[program.Statement]:
     """Yield statements that set the place of each result to the initial value of its reduction."""
     for part in rolled.parts:
         for reduction in part.sums:
@@ -44,7 +44,7 @@ def started(rolled: Rolled, into: Into) -> Iterator[program.Statement]:
             yield from _looped(part, [start])
 
 
-def in_turns(
+def turns_over(
     index: int, pass_: Pass, rolled: Rolled, into: Into, codes: Sequence[str] = ()
 ) -> program.Loop:
     """Return a loop that runs all parts on one `STRETCH` of the elements ``o`` to ``e`` after the other."""

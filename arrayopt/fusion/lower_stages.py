@@ -23,7 +23,7 @@ from arrayopt.fusion.graph import CACHED, Node, operands
 from arrayopt.fusion.index import ONE, ZERO, Index, Place, name, number, product, ranges_of
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.lower_between import Statements
-from arrayopt.fusion.lower_rings import in_turns, kept_room
+from arrayopt.fusion.lower_rings import buffers_of, turns_over
 from arrayopt.fusion.lower_waves import Waving
 from arrayopt.fusion.lowering import Lowering, scratch_of
 from arrayopt.fusion.passes import Pass, SmallLoop
@@ -102,11 +102,11 @@ class Stages(Lowering):
         for x, size in body.arrays.items():
             if x not in members:
                 made.append(program.Array(x, size))
-        turn = in_turns(index, pass_, rings, into, body.codes)
+        turn = turns_over(index, pass_, rings, into, body.codes)
         read = dict[Node, None]()
         for elements in program.elements_of([turn]):
             read |= {n: None for n in elements.scalars if n not in rings.own_values}
-        return [*made, *self.reads(read), *kept_room(rings), turn]
+        return [*made, *self.reads(read), *buffers_of(rings), turn]
 
     def of_loop(self, loop: SmallLoop) -> program.Stage:
         """Return the stage of a loop between passes: its reductions, then its operations, then its stores."""

@@ -125,7 +125,7 @@ class Pass:
             guards={name: n for name, n in self.guards.items() if name in stores},
         )
 
-    def within(self, element: str, dtype: str) -> "Pass":
+    def in_plan(self, element: str, dtype: str) -> "Pass":
         """Return the pass for a plan with these elements. A pass that would read nothing reads the gradient."""
         loads = self.loads
         if not (self.loads or self.stores):

@@ -37,8 +37,8 @@ def phases(whole: Plan, totals: Sequence[Node], levels: Sequence[int]) -> tuple[
     TraceError
         If a later phase needs a reduction of booleans per row or column.
     """
-    meets = dict(zip(totals, ordered_totals(totals), strict=True))
-    rounds = sorted({x[:2] for x in meets.values()})
+    times = dict(zip(totals, ordered_totals(totals), strict=True))
+    rounds = sorted({x[:2] for x in times.values()})
     phase_of = np.searchsorted([level for level, _ in rounds], levels, "right").tolist()
     made_in: dict[Node, int] = {}
     for pass_, phase in zip(whole.passes, phase_of, strict=True):
@@ -47,8 +47,8 @@ def phases(whole: Plan, totals: Sequence[Node], levels: Sequence[int]) -> tuple[
     first: dict[Node, int] = {}
     """The phase that computes each value per row, column or tensor; -1 for values that each phase computes."""
     for node in every:
-        if node in meets:
-            first[node] = rounds.index(meets[node][:2]) + 1
+        if node in times:
+            first[node] = rounds.index(times[node][:2]) + 1
         elif node in made_in:
             first[node] = made_in[node]
         else:
@@ -57,16 +57,19 @@ def phases(whole: Plan, totals: Sequence[Node], levels: Sequence[int]) -> tuple[
     made, wanted = list[Plan](), set[str]()
     copies = count(max(COPIES, *(node.id + 1 for node in every)))
     for phase in reversed(range(len(rounds) + 1)):
-        now = _within(every, first, phase, whole.element)
-        passes = [_now(p, now) for p, k in zip(whole.passes, phase_of, strict=True) if k == phase]
+        now = _nodes_in(every, first, phase, whole.element)
+        passes = [_pass_in(whole.passes[i], now) for i, k in enumerate(phase_of) if k == phase]
         last = phase == len(rounds)
         slots = {name: now[node] for name, node in whole.small.items()} if last else {}
-        told = {name: node for name, node in whole.reports.items() if last and node.op != TOTAL}
-        told |= {x.data.name: x.args[0] for x in totals if first[x] == phase + 1}
+        reported = {name: node for name, node in whole.reports.items() if last and node.op != TOTAL}
+        reported |= {x.data.name: x.args[0] for x in totals if first[x] == phase + 1}
         for node in every:
             if first[node] == phase and _later_name(node) in wanted:
-                (slots if node.axes else told)[_later_name(node)] = now[node] if node.axes else node
-        reports = {name: now[node] for name, node in told.items()}
+                if node.axes:
+                    slots[_later_name(node)] = now[node]
+                else:
+                    reported[_later_name(node)] = node
+        reports = {name: now[node] for name, node in reported.items()}
         for name, x in reports.items():
             if x.op == "input":
                 reports[name] = Node("copy", (x,), x.axes, x.level, x.dtype, None, next(copies))
@@ -77,7 +80,7 @@ def phases(whole: Plan, totals: Sequence[Node], levels: Sequence[int]) -> tuple[
     return tuple(reversed(made))
 
 
-def _within(
+def _nodes_in(
     every: Sequence[Node], first: dict[Node, int], phase: int, element: str
 ) -> dict[Node, Node]:
     """Return the node of each value in a phase: results of earlier phases are inputs or scalars of the step."""
@@ -105,7 +108,7 @@ def _later_name(node: Node) -> str:
     return f"{VECTOR if node.axes else KEPT}{node.id}"
 
 
-def _now(one: Pass, now: dict[Node, Node]) -> Pass:
+def _pass_in(one: Pass, now: dict[Node, Node]) -> Pass:
     """Return a pass with the nodes that values have in a phase."""
     loads = {name: now.get(n, n) for name, n in one.loads.items()}
     stores = {name: now[n] for name, n in one.stores.items()}

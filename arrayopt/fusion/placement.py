@@ -37,7 +37,7 @@ class Placement:
         Values that are spilled, and the pass that stores each.
     put_off : dict of str to int
         Stores that are later than necessary, and the pass of each.
-    hasty : bool
+    eager : bool
         Whether to store each value in the first pass that can compute it, even if a later pass reads
         the old value. Spills can then make the old value unnecessary.
 
@@ -57,7 +57,7 @@ class Placement:
         summed: dict[Node, int],
         spilled: dict[Node, int],
         *,
-        hasty: bool = False,
+        eager: bool = False,
         put_off: dict[str, int] | None = None,
     ) -> None:
         self.work, self.summed, self.spilled = work, summed, spilled
@@ -66,7 +66,7 @@ class Placement:
         self.scratch = {f"{SCRATCH}{i}{suffix}": n for i, n in enumerate(spilled)}
         self.stored = {name: x.level for name, x in work.outputs.items()} | self.put_off
         self.passes = [self._pass(k) for k in range(work.count)]
-        while late := {} if hasty else self._late():
+        while late := {} if eager else self._late():
             self.stored |= late
             self.passes = [self._pass(k) for k in range(work.count)]
 
@@ -83,8 +83,8 @@ class Placement:
                     late[place] = index
         return late
 
-    def but(self, **changes: Any) -> "Placement":
-        """Return the placement with another `summed`, `spilled`, `hasty` or `put_off`."""
+    def changed(self, **changes: Any) -> "Placement":
+        """Return the placement with another `summed`, `spilled`, `eager` or `put_off`."""
         now: dict[str, Any] = {
             "summed": self.summed,
             "spilled": self.spilled,
@@ -104,10 +104,10 @@ class Placement:
 
     def with_sums(self, alike: list[Node], last: int) -> "Placement":
         """Return the placement with these sums in the pass, `last` or before, that reads least with them."""
-        offers = []
+        placements = []
         for k in range(alike[0].args[0].level, last + 1):
-            offers.append(self.but(summed={**self.summed, **dict.fromkeys(alike, k)}))
-        return min(offers, key=lambda x: x.size)
+            placements.append(self.changed(summed={**self.summed, **dict.fromkeys(alike, k)}))
+        return min(placements, key=lambda x: x.size)
 
     def with_stores(self) -> "Placement":
         """Return the placement with stores delayed to a pass that reads the new values, if this moves less."""
@@ -116,7 +116,7 @@ class Placement:
             read = self.passes[k].loads
             again = {name: k for name, n in self.work.outputs.items() if read.get(name) is n}
             if again:
-                best = min(best, self.but(put_off=again), key=lambda x: x.size)
+                best = min(best, self.changed(put_off=again), key=lambda x: x.size)
         return best
 
     def with_spills(self) -> "Placement":
@@ -126,27 +126,27 @@ class Placement:
         value, it is also called as if so many shared each. A choice is kept if it moves less in all.
         """
         tried: set[frozenset[tuple[Node, int]]] = set()
-        for offer in chain(self._offers(), self.but(hasty=True)._offers()):
-            if frozenset(offer.items()) in tried:
+        for spills in chain(self._candidates(), self.changed(eager=True)._candidates()):
+            if frozenset(spills.items()) in tried:
                 continue
-            tried.add(frozenset(offer.items()))
-            more = self.but(spilled=self.spilled | offer)
+            tried.add(frozenset(spills.items()))
+            more = self.changed(spilled=self.spilled | spills)
             read = set[Node]()
             for pass_ in more.passes:
                 read.update(pass_.loads.values())
-            more = self.but(spilled={n: k for n, k in more.spilled.items() if n in read})
+            more = self.changed(spilled={n: k for n, k in more.spilled.items() if n in read})
             if more.size < self.size:
                 return more.with_spills()
         return self
 
-    def _offers(self) -> Iterator[dict[Node, int]]:
+    def _candidates(self) -> Iterator[dict[Node, int]]:
         """Yield sets of values whose spilling would help one pass, each with the first pass that computes it."""
         work = self.work
         needed = set[Node]()
         for p in self.passes:
             needed.update(n for n in p.nodes if n.dtype != "bool" and n.axes == work.element)
         for k in range(1, work.count):
-            there, roots = self._sources(k), work.roots(self._stores(k), self._sums(k))
+            readable, roots = self._sources(k), work.roots(self._stores(k), self._sums(k))
             made = {n: n.level for n in needed if n.level < k}
             for j in reversed(range(k)):
                 made |= {n: j for n in self.passes[j].nodes if n in needed}
@@ -155,11 +155,11 @@ class Placement:
                 dear = {n: 2 * (sharing + 1) * work.size("", n) + 1 for n in made}
                 # calls: prefer values nearest to the roots
                 dear = dict.fromkeys(made, 1) if work.calls else dear
-                prices = dear | {n: 2 * sharing * price for n, (_, price) in there.items()}
+                prices = dear | {n: 2 * sharing * price for n, (_, price) in readable.items()}
                 best = cheapest(roots, work.args.__getitem__, prices.get)
-                offer = {n: made[n] for n in best if n not in there}
-                if offer:
-                    yield offer
+                spills = {n: made[n] for n in best if n not in readable}
+                if spills:
+                    yield spills
 
     def _stores(self, k: int) -> dict[str, Node]:
         """Return what pass k stores, spills included."""
@@ -173,17 +173,19 @@ class Placement:
     def _sources(self, k: int) -> dict[Node, tuple[str, int]]:
         """Return the values that pass k can read, with the name of the array and the price."""
         work = self.work
-        there = dict[Node, str]()
+        readable = dict[Node, str]()
         for name, n in work.outputs.items():
             if self.stored[name] < k and not work.rounds(name):
-                there[n] = name
-        there |= {n: name for name, n in self.scratch.items() if self.spilled[n] < k}
-        there |= {n: work.products[n] for n in work.made}
-        old = [n for n in work.inputs if n not in there or self.stored.get(n.data, k) >= k]
-        there |= {n: n.data for n in old}
+                readable[n] = name
+        readable |= {n: name for name, n in self.scratch.items() if self.spilled[n] < k}
+        readable |= {n: work.products[n] for n in work.made}
+        old = [n for n in work.inputs if n not in readable or self.stored.get(n.data, k) >= k]
+        readable |= {n: n.data for n in old}
         late = {n for n in old if self.stored.get(PLACE.get(n.data, n.data), k) < k}
-        return {n: (name, LATE if n in late else work.size(name, n)) for n, name in there.items()}
+        return {
+            n: (name, LATE if n in late else work.size(name, n)) for n, name in readable.items()
+        }
 
     def _pass(self, k: int) -> Pass:
         """Return pass k."""
-        return self.work.done(self._stores(k), self._sums(k), self._sources(k))
+        return self.work.pass_for(self._stores(k), self._sums(k), self._sources(k))

@@ -40,8 +40,8 @@ def plan(traced: Trace, *, calls: bool = False) -> Plan:
         if name == "p" or is_whole(traced.slots[name], element):
             elements[name] = x
     copies: dict[Node, Node] = {}
-    small = {n: _own(n, x, copies) for n, x in traced.outputs.items() if n not in elements}
-    reports = {n: _own("", x, copies) for n, x in traced.reports.items()}
+    small = {n: _copied(n, x, copies) for n, x in traced.outputs.items() if n not in elements}
+    reports = {n: _copied("", x, copies) for n, x in traced.reports.items()}
     totals = {x.data.name: x for x in traced.totals}
     # slots that the rule returns unchanged are not written
     outputs = {n: x for n, x in elements.items() if not (x.op == "input" and x.data == n)}
@@ -52,9 +52,10 @@ def plan(traced: Trace, *, calls: bool = False) -> Plan:
     order, scratch = _ordered(traced, outputs, needed, products, calls=calls)
     passes = tuple(p if calls else p.guarded() for _, p in order)
     if products.nodes:
-        room = _shared(passes, {name: (n.axes, n.narrow or n.dtype) for name, n in scratch.items()})
-        passes = tuple(_renamed(p, room) for p in passes)
-        scratch = {room[name]: n for name, n in scratch.items()}
+        kinds = {name: (n.axes, n.narrow or n.dtype) for name, n in scratch.items()}
+        memory = _memory_of(passes, kinds)
+        passes = tuple(_renamed(p, memory) for p in passes)
+        scratch = {memory[name]: n for name, n in scratch.items()}
         _check_spaces(passes, element)
     frame = _frame(traced, scratch)
     whole = assembled(frame, passes, small, reports | totals)
@@ -105,7 +106,7 @@ def _ordered(
         placed = _placed(work, traced.totals)
         for level, pass_ in enumerate(placed.passes):
             if pass_.stores or pass_.sums:
-                order.append((level, pass_.within(element, gradient)))
+                order.append((level, pass_.in_plan(element, gradient)))
         scratch |= placed.scratch
     # of one level, products come after the passes that store their operands
     order += products.passes(element)
@@ -126,14 +127,14 @@ def _placed(work: Work, totals: Sequence[Node]) -> Placement:
     placed = Placement(work, {s: s.args[0].level for s in sums}, {})
     ends = [*outputs.values(), *(s.args[0] for s in sums), *totals]
     sinks = [(n, frozenset(reachable([n]))) for n in ends]
-    for alike in _alike(sums):
+    for alike in _grouped(sums):
         placed = placed.with_sums(alike, min(_last_chance(s, sinks, work.count) for s in alike))
     placed = placed if work.products else placed.with_stores()
     # reports must not need memory of a tensor's size, and no scratch memory is kept across a total
     return placed.with_spills() if outputs and not totals else placed
 
 
-def _own(name: str, node: Node, copies: dict[Node, Node]) -> Node:
+def _copied(name: str, node: Node, copies: dict[Node, Node]) -> Node:
     """Return the new value of a small slot or report: a copy if it is another slot's old value."""
     if node.op != "input" or node.data == name:
         return node
@@ -142,7 +143,7 @@ def _own(name: str, node: Node, copies: dict[Node, Node]) -> Node:
     )
 
 
-def _alike(sums: Iterable[Node]) -> list[list[Node]]:
+def _grouped(sums: Iterable[Node]) -> list[list[Node]]:
     """Group sums that need the same inputs: a pass that reads these for one sum has them for all."""
     groups: dict[Any, list[Node]] = {}
     for s in sums:
@@ -158,7 +159,7 @@ def _last_chance(s: Node, sinks: Iterable[tuple[Node, frozenset[Node]]], count: 
     return min(before, default=count - 1)
 
 
-def _shared(passes: Sequence[Pass], kinds: dict[str, tuple[str, str]]) -> dict[str, str]:
+def _memory_of(passes: Sequence[Pass], kinds: dict[str, tuple[str, str]]) -> dict[str, str]:
     """Return for each scratch array the name of the memory that holds it: arrays of the same axes and kind
     share memory if they are not needed at the same time.
 
@@ -176,8 +177,8 @@ def _shared(passes: Sequence[Pass], kinds: dict[str, tuple[str, str]]) -> dict[s
             free.setdefault(kinds[name], []).append(made[name])
         for name in pass_.stores:
             if name in kinds:
-                room = free.setdefault(kinds[name], [])
-                made[name] = room.pop() if room else f"{SCRATCH}{len(set(made.values()))}"
+                unused = free.setdefault(kinds[name], [])
+                made[name] = unused.pop() if unused else f"{SCRATCH}{len(set(made.values()))}"
         for name in over if pass_.multiplies else []:
             free.setdefault(kinds[name], []).append(made[name])
     return made

@@ -53,7 +53,7 @@ _CHANGES = (
 
 
 @lru_cache(maxsize=CACHED)
-def _made(
+def _planned(
     key: _ByStructure, rank: int, dtype: str, view: Aspect, calls: bool, **options: bool
 ) -> Plan | str:
     """Return the plan of a structure; or the name of the field of `Aspect` that a trace needs.
@@ -99,7 +99,7 @@ def plan_for(
     key, view = _ByStructure(rule), Aspect(flat=True)
     valued = valued or not rule.value_optional
     while True:
-        made = _made(
+        made = _planned(
             key, rank, dtype, view, calls, clip=clip, stats=stats, valued=valued, lean=lean
         )
         if isinstance(made, Plan):
@@ -124,11 +124,11 @@ def totals_for(
     except WritesError:
         raise
     except Exception:  # a `TraceError`, or an error that the step itself will raise
-        return _counted(_ByStructure(rule), len(shape), valued or not rule.value_optional)
+        return _totals_of_ones(_ByStructure(rule), len(shape), valued or not rule.value_optional)
 
 
 @lru_cache(maxsize=CACHED)
-def _counted(key: _ByStructure, rank: int, valued: bool) -> tuple[Total, ...]:
+def _totals_of_ones(key: _ByStructure, rank: int, valued: bool) -> tuple[Total, ...]:
     """Return the totals that a rule asks for if it is run as written on a small tensor of ones."""
     heard = Heard({}, np.asarray)
     with suppress(Exception):  # the step itself will raise it

@@ -197,7 +197,7 @@ class Function:
     """Scratch arrays that are parameters: each call names the columns of their addresses."""
 
 
-KINDS = {"tiles": "pass", "squares": "pass", "library": "product"}
+STAGE_KINDS = {"tiles": "pass", "squares": "pass", "library": "product"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,7 @@ class Stage:
     @property
     def kind(self) -> str:
         """The kind on a device: ``pass``, ``product`` of matrices, or ``between`` passes."""
-        return KINDS.get(self.function.shared, "between")
+        return STAGE_KINDS.get(self.function.shared, "between")
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,12 +123,12 @@ class _Totals:
         graph, node = self.graph, lift(self.graph, x)[0]
         node = graph.make("float", node) if node.dtype == "bool" else node
         summed = Summed(of_total(len(self.made)), how)
-        made = graph.make(TOTAL, _one_of(graph, node), axes="", dtype="real", data=summed)
+        made = graph.make(TOTAL, _per_tensor(graph, node), axes="", dtype="real", data=summed)
         self.made.append(made)
         return Symbol(graph, made, (), graph.real)
 
 
-def _one_of(graph: Graph, node: Node) -> Node:
+def _per_tensor(graph: Graph, node: Node) -> Node:
     """Return a value per tensor: the value of a tensor of rank 0 may be that of its one element."""
     return graph.make("sum", node, axes="") if node.axes else node
 
@@ -275,7 +275,7 @@ def _reported(who: str, graph: Graph, reports: dict[str, Any], *, one: bool) -> 
     nodes = {name: lift(graph, symbol)[0] for name, symbol in reports.items()}
     # a total comes from outside the pass that reports, so a report of it is a copy
     nodes |= {name: graph.make("copy", x) for name, x in nodes.items() if x.op == TOTAL}
-    nodes = {name: _one_of(graph, x) for name, x in nodes.items()} if one else nodes
+    nodes = {name: _per_tensor(graph, x) for name, x in nodes.items()} if one else nodes
     odd = [name for name, node in nodes.items() if node.axes]
     if odd:
         raise TraceError(ODD.format(who, ", ".join(odd)))

@@ -84,16 +84,16 @@ class Work:
         ends = [*stores.values(), *(s.args[0] for s in sums)]
         return [n for n in ends if self.is_element(n)]
 
-    def done(
-        self, stores: dict[str, Node], sums: tuple[Node, ...], there: dict[Node, tuple[str, int]]
+    def pass_for(
+        self, stores: dict[str, Node], sums: tuple[Node, ...], readable: dict[Node, tuple[str, int]]
     ) -> Pass:
-        """Return the pass with these stores and sums. `there`: the values that it can read, with name and price."""
-        key = (*stores.items(), *sums, frozenset(there.items()))
+        """Return the pass with these stores and sums. `readable`: the values that it can read, with name and price."""
+        key = (*stores.items(), *sums, frozenset(readable.items()))
         if key in self.passes:
             return self.passes[key]
         roots = self.roots(stores, sums)
-        price = {n: x[1] for n, x in there.items()}.get
-        read = {n: there[n][0] for n in cheapest(roots, self.args.__getitem__, price)}
+        price = {n: x[1] for n, x in readable.items()}.get
+        read = {n: readable[n][0] for n in cheapest(roots, self.args.__getitem__, price)}
         found, stack = dict.fromkeys(roots), list(roots)
         while stack:
             taken = [] if stack[-1] in read else self.args[stack[-1]]
