@@ -27,6 +27,7 @@ import tests.support.bundled  # noqa: E402, F401
 # isort: split
 import arrayopt as ao  # noqa: E402
 from arrayopt.fusion.plans import plan_for  # noqa: E402
+from arrayopt.params.headers import cupy_words  # noqa: E402
 from benchmarks.gpu_contestants import RULES, Step, captured, copying, eager, on, peers, pytorch  # noqa: E402
 from benchmarks.problems import LARGE, PROBLEMS, Problem, equal  # noqa: E402
 
@@ -168,6 +169,7 @@ def about() -> dict[str, Any]:
         "runtime": cupy.cuda.runtime.runtimeGetVersion(),
         "driver": cupy.cuda.runtime.driverGetVersion(),
         "torch": pytorch().__version__ if find_spec("torch") else None,
+        "headers": cupy_words(cupy.ndarray) is not None,
         "arrayopt": ao.__version__,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "steps": STEPS,
