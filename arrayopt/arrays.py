@@ -226,8 +226,10 @@ def _readable(x: Any) -> Any:
 def to_host(x: Array) -> "np.ndarray[Any, Any]":
     """Wait for the values, and return them as NumPy's, without a copy if possible. `ml_dtypes` has what NumPy lacks."""
     if array_api_compat.is_torch_array(x):
-        host, name = np.asarray(_readable(x.resolve_neg()).numpy(force=True)), dtype_name(x)
-        return host if _numpy_has(name) else host.view(dtype_of(np, name))
+        name = dtype_name(x)
+        if _numpy_has(name):
+            return np.asarray(x.numpy(force=True))
+        return np.asarray(_readable(x.resolve_neg()).numpy(force=True)).view(dtype_of(np, name))
     return np.asarray(x.get() if array_api_compat.is_cupy_array(x) else x)
 
 

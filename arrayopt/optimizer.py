@@ -292,8 +292,8 @@ class Optimizer(Settings):
         Parameters
         ----------
         name : str, optional
-            The name of the tensor, as in `groups` and `state`. Parameters arrive in the order of their tensors, so this
-            also waits for those before it.
+            The name of the tensor, as in `groups` and `state`. Parameters arrive one after the other, so this also
+            waits for those before it.
 
         Returns
         -------
