@@ -3,10 +3,10 @@
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
-import array_api_compat
 import numpy as np
+from array_api_compat import is_cupy_array, is_torch_array
 
 from arrayopt.arrays import array_namespace, is_on_host, memory, size, to_host
 from arrayopt.ranks.collect import in_library_of
@@ -14,6 +14,7 @@ from arrayopt.ranks.comm import Comm, as_bytes
 from arrayopt.ranks.layout import ROUND
 from arrayopt.ranks.machine import shared_at
 from arrayopt.ranks.reading import Reading
+from arrayopt.state.shares import Share
 from arrayopt.state.tensors import Tensor
 
 LARGE = 1 << 20
@@ -54,20 +55,24 @@ class Gather:
         self._version = tensors[0].run.arrays if tensors else 0
         self.meets, self.buckets = False, list[list[tuple[int, Any]]]()
         self.sizes, self.last = list[int](), dict[int, int]()
-        self._settling = list[GatherBuffer]()
-        sent = list[GatherBuffer]()
+        sent, settling = list[GatherBuffer](), list[GatherBuffer]()
         for tensor in tensors:
             share = tensor.share
             if share is None or not share.holders or tensor.block is not None:
                 continue
             buffer = GatherBuffer(tensor, on_device=comm.on_device)
-            if buffer.settles:
-                self._settling.append(buffer)
+            others_write = share.last - share.first < size(tensor.array)
+            if buffer.copy is not None or (others_write and is_torch_array(tensor.array)):
+                settling.append(buffer)
             if shared_at(tensor.array) is None:
                 sent.append(buffer)
             else:
                 self.meets, self.last[tensor.place] = True, -1
         self._fill(sent, MOST if packed else ROUND, MOST if packed else LARGE)
+        self._copies = any(buffer.copy is not None for buffer in settling)
+        self._settling: dict[int, list[GatherBuffer]] = {}  # by their last bucket
+        for buffer in settling:
+            self._settling.setdefault(self.last[buffer.tensor.place], []).append(buffer)
         self._reading, self._processes = None, processes
         if processes and not packed and self.buckets:
             self._reading = Reading(comm, processes, self.buckets)
@@ -76,7 +81,9 @@ class Gather:
         """Divide the memory of tensors into buckets of at most so many bytes."""
         together, filled = -1, most
         for buffer in buffers:
-            for rank, piece in buffer.pieces():
+            share, item = cast("Share", buffer.tensor.share), buffer.item
+            for rank in share.holders:
+                piece = buffer.bytes[share.ends[rank] * item : share.ends[rank + 1] * item]
                 number = len(self.buckets)
                 if piece.size < large:
                     if filled + piece.size > most:
@@ -93,7 +100,7 @@ class Gather:
 
     def serves(self, tensors: Sequence[Tensor]) -> bool:
         """Return whether it was made for these tensors, and their arrays have not been replaced."""
-        if not tensors or any(buffer.copy is not None for buffer in self._settling):
+        if not tensors or self._copies:
             return False
         return self._version == tensors[0].run.arrays and self._tensors == tensors
 
@@ -101,17 +108,24 @@ class Gather:
         """Fetch the parameters."""
         if self._reading is not None:
             if self._reading():
-                self.settle(range(-1, len(self.buckets)))
+                for number in self._settling:
+                    self.settle(number)
                 return
             self._reading = None
             self._processes.clear()
         Arrivals(self, AHEAD).until(None)
 
-    def settle(self, numbers: Sequence[int]) -> None:
-        """Finish the tensors whose last bucket is one of these."""
-        for buffer in self._settling:
-            if self.last.get(buffer.tensor.place) in numbers:
-                buffer.settle()
+    def settle(self, number: int) -> None:
+        """Finish the tensors of which this is the last bucket, now that it has arrived."""
+        written = list[Any]()
+        for buffer in self._settling.get(number, ()):
+            tensor = buffer.tensor
+            if buffer.copy is None:
+                written.append(tensor.array)
+            else:
+                tensor.put(None, in_library_of(tensor.array, buffer.copy))
+        if written:  # tensors of PyTorch
+            array_namespace(written[0]).autograd.graph.increment_version(written)
 
 
 class Arrivals:
@@ -143,7 +157,7 @@ class Arrivals:
             self._gather.comm.poll()
             self._waiting[0]()
             self._waiting.popleft()
-            self._gather.settle(range(self._next, self._next + 1))
+            self._gather.settle(self._next)
             self._bytes -= self._gather.sizes[self._next] if self._next >= 0 else 0
             self._next += 1
             self._start()
@@ -155,7 +169,7 @@ class GatherBuffer:
     def __init__(self, tensor: Tensor, *, on_device: bool) -> None:
         self.tensor, self.copy = tensor, None
         array = tensor.array
-        if on_device and array_api_compat.is_cupy_array(array) and array.flags.c_contiguous:
+        if on_device and is_cupy_array(array) and array.flags.c_contiguous:
             self.bytes: Any = array.reshape(-1).view(np.uint8)
             self.item = int(array.itemsize)
             return
@@ -164,28 +178,3 @@ class GatherBuffer:
         flat = memory(array) if self.copy is None else self.copy
         self.bytes = as_bytes(flat)
         self.item = flat.itemsize
-
-    def pieces(self) -> list[tuple[int, Any]]:
-        """Return the ranks that update elements, each with the memory of these."""
-        share, found = self.tensor.share, list[tuple[int, Any]]()
-        assert share is not None
-        for rank in share.holders:
-            first, end = share.ends[rank] * self.item, share.ends[rank + 1] * self.item
-            found.append((rank, self.bytes[first:end]))
-        return found
-
-    @property
-    def settles(self) -> bool:
-        """Return whether something is to be finished once the bytes of others have arrived."""
-        array, share = self.tensor.array, self.tensor.share
-        is_filled_by_others = share is not None and share.last - share.first < size(array)
-        is_torch = array_api_compat.is_torch_array(array)
-        return self.copy is not None or (is_filled_by_others and is_torch)
-
-    def settle(self) -> None:
-        """Finish, now that the bytes of other ranks have arrived; only where it `settles`."""
-        array = self.tensor.array
-        if self.copy is not None:
-            self.tensor.put(None, in_library_of(array, self.copy))
-        else:  # others have written into a tensor of PyTorch
-            array_namespace(array).autograd.graph.increment_version([array])

@@ -24,6 +24,7 @@ from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.fused import Fused
 from arrayopt.fusion.dims import TraceError
 from arrayopt.fusion.layout import flops, geometry
+from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.plans import plan_for, ways
 from arrayopt.ranks.comm import Bytes, Comm, as_bytes
 from arrayopt.state.shares import Shards, Share
@@ -58,15 +59,21 @@ def cost_of(tensor: Tensor, bucket: Bucket, engine: Any) -> int:
         return int(np.prod(shape)) * sum(ends)
     if not isinstance(engine, Fused) and tensor.block is None:
         return 0
-    lean, dtype = isinstance(engine, Fused) and engine.lean, dtype_name(tensor.array)
-    costs = list[int]()
     try:
-        for way in ways(rule):
-            plan = plan_for(rule, len(shape), dtype, shape=shape, lean=lean, **way)
-            costs.append(int(flops(plan, geometry([shape], plan.element)).sum()))
+        plans = plans_of(tensor, bucket, engine)
     except TraceError:
         return 0
-    return max(costs)
+    return max(int(flops(plan, geometry([shape], plan.element)).sum()) for plan in plans)
+
+
+def plans_of(tensor: Tensor, bucket: Bucket, engine: Any) -> list[Plan]:
+    """Return the plans of a whole tensor in all kinds of steps, that of its update first."""
+    shape, dtype = tuple(tensor.shape), dtype_name(tensor.array)
+    lean = isinstance(engine, Fused) and engine.lean
+    found = []
+    for way in ways(bucket.rule):
+        found.append(plan_for(bucket.rule, len(shape), dtype, shape=shape, lean=lean, **way))
+    return found
 
 
 def homed(tensor: Tensor, parts: Shards, owner: int) -> Share:

@@ -75,6 +75,7 @@ class MPIComm(AddingComm):
     @property
     def _comm(self) -> Any:
         """The communicator that sends messages."""
+        self._check_there()
         if self._duplicate.broken:
             raise RankError(
                 "an earlier call with this communicator was interrupted; its messages may still"
@@ -82,9 +83,14 @@ class MPIComm(AddingComm):
             )
         return self._duplicate.comm
 
+    def _check_there(self) -> None:
+        """Raise RankError if the user has freed the communicator: it is null then, and false."""
+        if self._duplicate.comm == self._mpi.COMM_NULL:
+            raise RankError("the communicator was freed; it must live as long as the Optimizer")
+
     def give_up(self, why: str) -> None:
         duplicate = self._duplicate
-        if duplicate.broken:
+        if duplicate.broken or not duplicate.comm:
             return
         duplicate.broken, text = True, f"{duplicate.renewed} {why[:400]}".encode()
         with suppress(self._mpi.Exception):
@@ -105,6 +111,8 @@ class MPIComm(AddingComm):
 
     def renew(self) -> None:
         duplicate = self._duplicate
+        self._check_there()
+        duplicate.broken = duplicate.broken or bool(duplicate.running)
         duplicate.abandoned += duplicate.running.values()
         duplicate.running = {}
         if duplicate.pending is None:  # others may have completed one that this rank gave up on
@@ -112,9 +120,10 @@ class MPIComm(AddingComm):
         made, request = duplicate.pending
         self._wait([request], hear=False)
         old, duplicate.comm = duplicate.comm, made
-        duplicate.pending, duplicate.broken = None, False
-        duplicate.renewed += 1
-        if old is not None:
+        broken, duplicate.broken = np.array([duplicate.broken], np.uint8), False
+        duplicate.pending, duplicate.renewed = None, duplicate.renewed + 1
+        # a communicator that is made later would get the messages of one that was freed too early
+        if old is not None and not any(map(any, self.allgather(broken, [1] * self.size)())):
             old.Free()
 
     def _wait(self, requests: list[Any], *, hear: bool = True) -> None:

@@ -12,16 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import dtype_name, size
+from arrayopt.arrays import size
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.buckets import bucketed
 from arrayopt.engines.fused import Fused
 from arrayopt.engines.table import select
 from arrayopt.fusion.layout import CHUNK, boundaries, geometry
-from arrayopt.fusion.plans import plan_for, ways
 from arrayopt.fusion.windows import axes_of, windows
 from arrayopt.params.groups import Group
-from arrayopt.ranks.homes import cost_of, owners
+from arrayopt.ranks.homes import cost_of, owners, plans_of
 from arrayopt.state.run import Run
 from arrayopt.state.shares import Shards, Share, scales_of
 from arrayopt.state.tensors import Tensor
@@ -98,17 +97,14 @@ def _boundaries(tensor: Tensor, bucket: Bucket, engine: Any) -> Boundaries:
         return ends_alone
     # where what measures gradients, and adds them up, may be divided: between whole blocks of codes
     found = _unit_starts(engine, (size(tensor.array),), "C")
-    undivided: tuple[str, ...] = ()
-    shape, dtype = tensor.array.shape, dtype_name(tensor.array)
-    for way in ways(bucket.rule):
-        plan = plan_for(bucket.rule, tensor.array.ndim, dtype, shape=shape, lean=engine.lean, **way)
-        if plan.multiplies:
-            return ends_alone
-        if plan.element != "C":
-            starts = _unit_starts(engine, tuple(shape), plan.element)
-            found = np.intersect1d(found, starts, assume_unique=True)
-        if not way["stats"]:
-            undivided = tuple(slot for slot, axes in plan.slots.items() if axes != plan.element)
+    plans = plans_of(tensor, bucket, engine)
+    if any(plan.multiplies for plan in plans):
+        return ends_alone
+    for element in {plan.element for plan in plans} - {"C"}:
+        starts = _unit_starts(engine, tuple(tensor.shape), element)
+        found = np.intersect1d(found, starts, assume_unique=True)
+    update = plans[0]
+    undivided = tuple(slot for slot, axes in update.slots.items() if axes != update.element)
     return Boundaries(found if found.size > 1 else ends_alone.elements, undivided)
 
 
@@ -162,10 +158,7 @@ def _needs(tensor: Tensor, bucket: Bucket, engine: str) -> Needs:
         raise ValueError(
             f"{who} only engines 'numba', 'cpp' and 'cupy' support; got {chosen.name!r} ({why})"
         )
-    shape, dtype = tensor.shape, dtype_name(tensor.array)
-    plans = []
-    for way in ways(bucket.rule):
-        plans.append(plan_for(bucket.rule, len(shape), dtype, shape=shape, lean=chosen.lean, **way))
+    plans, shape = plans_of(tensor, bucket, chosen), tensor.shape
     update = plans[0]
     draws_by_element = any(plan.draws and plan.element == "C" for plan in plans)
     if draws_by_element and tensor.block.first(tuple(tensor.array.shape)) is None:

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import REAL, Array, array_namespace, detached, on_its_device, to_host
-from arrayopt.params.kinds import resolved
+from arrayopt.arrays import REAL, Array, array_namespace, is_on_host, on_its_device, to_host
 from arrayopt.ranks.comm import AddingComm, Comm
 from arrayopt.ranks.kept import Kept
 from arrayopt.ranks.layout import BucketLayout, Kind, Packing
@@ -44,7 +43,7 @@ class GradientSums:
         """Copy a gradient into its buckets, and send those that are complete."""
         if self._in_flight is not None:
             self._comm.poll()
-        flat = grad.ravel() if isinstance(grad, np.ndarray) else _flat(grad)
+        flat = grad.ravel() if type(grad) is np.ndarray else _flat(grad)
         missing, packed = self._missing, self._packed
         for number, here, there, count in self._places.get(index, ()):
             if number not in packed:
@@ -52,11 +51,10 @@ class GradientSums:
             part = flat if here is None else flat[here]
             if type(part) is np.ndarray:
                 packed[number][there] = part
-            elif self._buckets[number].on_device:
-                with self._comm.device:
-                    packed[number][there] = part
             else:
-                packed[number][there] = to_host(part)
+                with self._comm.device:
+                    on_device = self._buckets[number].on_device
+                    packed[number][there] = part if on_device else to_host(part)
             missing[number] -= count
             while not missing[number] and self._next < len(missing) and not missing[self._next]:
                 self._send()
@@ -165,6 +163,8 @@ def add_up(parts: Iterable[Any], total: Any, divisor: int) -> None:
 
 
 def _flat(grad: Any) -> Any:
-    """Return a gradient of another library than NumPy as a flat array, which is no lazy view."""
+    """Return a gradient as a flat array, of NumPy if it is on the host."""
+    if is_on_host(grad):
+        return to_host(grad).ravel()
     with on_its_device(grad):
-        return array_namespace(grad).reshape(resolved([detached(grad)])[0], (-1,))
+        return array_namespace(grad).reshape(grad, (-1,))

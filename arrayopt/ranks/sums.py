@@ -1,7 +1,7 @@
 """Gradients of ranks, added up all at once or as they arrive."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -24,10 +24,14 @@ class Sums:
 
     Ranks send the same buckets in the same order. Where gradients are taken one by one, it is in
     the first step the reverse order of the parameters, as a backward pass has it; from then on,
-    that in which gradients arrived on rank 0. For `mean` and `fast`, see `GradientSums`.
+    that in which gradients arrived on rank 0. Parameters are then gathered in the order of a
+    forward pass: first those that `heard` does not name, in the reverse order of the gradients, and
+    then those that it does. For `mean` and `fast`, see `GradientSums`.
 
     Attributes
     ----------
+    heard : function
+        Returns names of tensors in the order in which a forward pass on this rank has used them.
     reduction : GradientSums or None
         The gradients on their way; None where no step has begun.
     parts : dict of int to array
@@ -43,6 +47,7 @@ class Sums:
         self._name = ""
         self._layout = Packing([], comm.rank, ())  # of the last step
         self.kept = Kept(comm)
+        self.heard: Callable[[], Iterable[str]] = tuple
         self.renew()
 
     def another(self) -> "Sums":
@@ -56,6 +61,7 @@ class Sums:
         self._wide: bool | None = None
         self._order, self._learned = list[int](), False
         self._forward = list[Tensor](), list[Tensor]()  # the last ones, and in their order
+        self._turns = dict[int, int]()  # in a forward pass, by place
         self._sent_as = list[str]()
         self.familiar: dict[str, tuple[int, Any, Any, Any, Array]] = {}
         self.clear()
@@ -89,12 +95,12 @@ class Sums:
     # ---- one by one ------------------------------------------------------------------------------
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return tensors in the order of a forward pass, once that of a backward pass is known."""
+        """Return tensors in the order of a forward pass, once it is known."""
         if not self._learned:
             return list(tensors)
         if self._forward[0] != tensors:
-            at = {place: -i for i, place in enumerate(self._order)}  # what was added later is last
-            self._forward = list(tensors), sorted(tensors, key=lambda x: at.get(x.place, 1))
+            turns, last = self._turns, len(self._turns)  # what was added later is last
+            self._forward = list(tensors), sorted(tensors, key=lambda x: turns.get(x.place, last))
         return self._forward[1]
 
     def check(self, tensors: Sequence[Tensor], index: int, grad: Any) -> None:
@@ -139,8 +145,13 @@ class Sums:
             rooms[index] = grad
         self._complete(rooms)
         if not self._learned:
-            every = dict.fromkeys([*order, *range(len(tensors))])
-            self._order = self._comm.tell([] if self._comm.rank else list(every))[0]
+            backward = list(dict.fromkeys([*order, *range(len(tensors))]))
+            heard = {name: turn for turn, name in enumerate(self.heard())}
+            forward = backward[::-1]
+            forward.sort(key=lambda place: heard.get(tensors[place].name, -1))
+            said = ([], []) if self._comm.rank else (backward, forward)
+            self._order, forward = self._comm.tell(said)[0]
+            self._turns = {place: turn for turn, place in enumerate(forward)}
             self._forward, self._learned = ([], []), True
 
     def _begin(self, tensors: Sequence[Tensor], *, wide: bool) -> None:

@@ -192,32 +192,23 @@ class Team(Agreement):
                 every[name] = {key: np.float64(x) for key, x in report.items()}
         return every
 
-    def gather(self, tensors: Sequence[Tensor]) -> None:
-        """Fetch the parameters that other ranks have updated."""
-        self._gather_of(self.gradients.forward(tensors))()
-        self._send_back(tensors)
-
-    def start_gather(self, tensors: Sequence[Tensor]) -> Arrivals:
-        """Start to fetch them."""
-        self._send_back(tensors)
-        return Arrivals(self._gather_of(self.gradients.forward(tensors)))
-
-    def _gather_of(self, tensors: Sequence[Tensor]) -> Gather:
-        """Return what gathers the parameters of a step, the same as in the last step if it can."""
-        if self._processes is None:
-            self._processes = can_read(self._comm) if self._comm.processes else []
-        if self._gather is None or not self._gather.serves(tensors):
-            packed = self._ranks.gather == "packed"
-            self._gather = Gather(self._comm, tensors, packed=packed, processes=self._processes)
-        return self._gather
-
-    def _send_back(self, tensors: Sequence[Tensor]) -> None:
-        """Bring what owners have updated to the parts of all ranks."""
+    def gather(self, tensors: Sequence[Tensor], *, wait: bool) -> Arrivals | None:
+        """Fetch the parameters that other ranks have updated; or start to, unless it shall wait."""
+        comm, ordered = self._comm, self.gradients.forward(tensors)
         if self.has_homes:
-            homes.send_back(self._comm, tensors)
+            homes.send_back(comm, tensors)
+        if self._processes is None:
+            self._processes = can_read(comm) if comm.processes else []
+        if self._gather is None or not self._gather.serves(ordered):
+            packed = self._ranks.gather == "packed"
+            self._gather = Gather(comm, ordered, packed=packed, processes=self._processes)
+        if not wait:
+            return Arrivals(self._gather)
+        self._gather()
+        return None
 
     def arrive(self, started: Arrivals, place: int | None) -> None:
-        """Wait until the tensor at a place has arrived that `start_gather` fetches; or all."""
+        """Wait until the tensor at a place has arrived that `gather` fetches; or all."""
         with self.answered("Optimizer.wait"):
             started.until(place)
 

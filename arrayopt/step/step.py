@@ -198,10 +198,7 @@ class Step:
                 self._run.steps += not counted
                 if verdict.skip is not True and team.size > 1:
                     updated = [x for x, g in zip(every, grads, strict=True) if g is not None]
-                    if coming.wait:
-                        self._ranks.gather(updated)
-                    else:
-                        self._started = self._ranks.start_gather(updated)
+                    self._started = self._ranks.gather(updated, wait=coming.wait)
                 self._parameters.settle()
                 record(team.reports(reports) if wanted else reports, verdict.norm)
             return True

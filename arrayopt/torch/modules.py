@@ -34,11 +34,11 @@ class Hook:
         return Hook, ()
 
 
-def have_wait(modules: Iterable[Module], current: Current, heard: set[int]) -> list[Any]:
+def have_wait(modules: Iterable[Module], current: Current, heard: dict[int, None]) -> list[Any]:
     """Add hooks by which modules wait for their own parameters before the forward pass, saving and loading.
 
     `current` must not keep the optimizer alive. The ids of parameters whose modules have been called are added to
-    `heard`. Return handles that remove the hooks.
+    `heard`, in the order of the first calls. Return handles that remove the hooks.
     """
 
     def wait(module: Module, *args: Any) -> None:
@@ -50,7 +50,7 @@ def have_wait(modules: Iterable[Module], current: Current, heard: set[int]) -> l
                     opt.wait(names[id(p)])
 
     def before(module: Module, args: Any) -> None:
-        heard.update(map(id, module._parameters.values()))
+        heard.update(dict.fromkeys(map(id, module._parameters.values())))
         wait(module)
 
     hooks = list[Any]()

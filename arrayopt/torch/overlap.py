@@ -81,7 +81,11 @@ def overlap(opt: Optimizer, model: Module) -> Overlap:
             f"{who}: no parameter of the model is one of the optimizer's; make it over dict(model.named_parameters())"
         )
     refuse_reducers(who, names)
-    there, unchecked = ref(opt), set(names)
+    there, unchecked, heard = ref(opt), set(names), dict[int, None]()
+    if opt._team.size > 1:
+        sums = opt._step._ranks.gradients
+        others = sums.heard  # of other models
+        sums.heard = lambda: [*others(), *(names[key] for key in heard if key in names)]
 
     def current() -> tuple[Optimizer, dict[int, str]] | None:
         opt = there()  # parameters and modules outlive it
@@ -101,4 +105,4 @@ def overlap(opt: Optimizer, model: Module) -> Overlap:
     for p in model.parameters():
         if id(p) in names and p.requires_grad:
             made.append(p.register_post_accumulate_grad_hook(Hook(give)))
-    return Overlap([*made, *have_wait(model.modules(), current, set())])
+    return Overlap([*made, *have_wait(model.modules(), current, heard)])

@@ -59,7 +59,7 @@ class Release:
         self._hooked = dict[int, ref[Tensor]]()  # by id: another parameter may get the id of one that has gone
         self._passes: Counter[int] = Counter()  # since the last step, by parameter
         self._names: tuple[Any, dict[int, str]] = None, {}
-        self._heard = set[int]()  # parameters whose modules wait
+        self._heard = dict[int, None]()  # parameters whose modules wait, in the order of a forward pass
         self._checked = self._held = False
 
     def watch(self, params: Iterable[Tensor]) -> None:
@@ -104,7 +104,9 @@ class Release:
         if self._names[0] is not below.made:
             pairs = zip(below.params, below.tensors, strict=True)
             self._names = below.made, {id(p): tensor.name for p, tensor in pairs}
-            self._heard &= {id(p) for p in below.params if self._is_hooked(p)}  # others may have the ids of those gone
+            here = {id(p) for p in below.params if self._is_hooked(p)}
+            for key in self._heard.keys() - here:  # others may have the ids of those gone
+                del self._heard[key]
         return self._names
 
     def begin_anew(self, inner: Inner | None) -> None:
@@ -171,6 +173,8 @@ class Release:
         if not ranks:
             inner.step()
             return True
+        heard = self._heard
+        inner._step._ranks.gradients.heard = lambda: [names[key] for key in heard if key in names]
         inner._end_taken(None, value, incomplete=False, wait=not self.overlap, none=True)
         for key, name in names.items() if self.overlap else ():
             if key not in self._heard:

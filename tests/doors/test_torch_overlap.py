@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from functools import partial
 from typing import Any
 
 import pytest
@@ -63,6 +64,51 @@ def test_hooks_make_the_same_steps(options: Any) -> None:
         for found in hooked:
             for name, x in at_once[0].items():
                 assert torch.equal(found[name], x), name
+
+
+class Heads(torch.nn.Module):
+    """Two modules with a loss each, and a weight that no module uses by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second, self.first = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+        self.tied = torch.nn.Linear(3, 3, bias=False)
+        for p in self.parameters():
+            torch.nn.init.ones_(p)
+
+    def losses(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """In the order in which they are differentiated."""
+        x = torch.nn.functional.linear(x, self.tied.weight)
+        return [self.first(x).sum(), self.second(x.detach()).sum()]
+
+
+def in_order(opt: Any) -> list[str]:
+    """The names of tensors in the order in which ranks fetch them."""
+    return [tensor.name for tensor in opt._step._ranks.gradients.forward(opt._parameters.all)]
+
+
+def test_parameters_arrive_in_the_order_of_the_first_forward_pass_of_rank_0() -> None:
+    """It is not the reverse order of the gradients where there are two backward passes."""
+
+    def rank(comm: Any) -> Any:
+        net, doored, found = Heads(), Heads(), []
+        opt = ao.Optimizer(dict(net.named_parameters()), ao.SGD(lr=0.1), comm=Ranks(comm, grads="mean"))
+        overlap(opt, net)
+        door = ao.torch.SGD(doored.named_parameters(), lr=0.1, comm=Ranks(comm, grads="mean"), overlap=True)
+        for _ in range(2):
+            for model, stepped in ((net, partial(opt.step, wait=False)), (doored, door.step)):
+                if comm.rank:
+                    model.second(torch.ones(3))  # only the order of rank 0 counts
+                for loss in model.losses(torch.ones(4, 3)):
+                    loss.backward()
+                stepped()
+            found.append([in_order(opt), in_order(door.inner)])
+        door.wait()
+        opt.wait()
+        return found
+
+    names = ["tied.weight", "first.weight", "first.bias", "second.weight", "second.bias"]
+    assert run(2, rank) == [[[names, names]] * 2] * 2
 
 
 def test_in_one_process_each_tensor_is_updated_at_once() -> None:

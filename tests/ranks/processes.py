@@ -94,10 +94,25 @@ def equal(comm, rank, size, folder):
             np.testing.assert_allclose(x, many.params[name], rtol=1e-4, atol=1e-5)
     if hasattr(comm, "Idup"):
         shared(comm, rank)
+        freed(comm.Dup())
     else:
         hooked(comm, rank)
         doors(comm, rank, size)
     print(f"rank {rank} of {size}: equal, {kinds(many)}", flush=True)
+
+
+def freed(comm):
+    """A communicator that is freed too early: it was an error of mpi4py."""
+    opt = ao.Optimizer(parameters(), ao.SGD(lr=0.1), comm=comm, engine=ENGINE)
+    comm.Free()
+    for call in (lambda: opt.step(gradients(0)), lambda: opt.load("nowhere")):
+        try:
+            call()
+        except ao.RankError as error:
+            said = str(error)
+        else:
+            said = "nothing"
+        assert "the communicator was freed" in said, said
 
 
 def hooked(comm, rank):
@@ -193,8 +208,11 @@ def shared(comm, rank):
     opts[1]._team.renew(opts[1]._parameters.all)
     assert len(made) == 2
     opts[0].step({"w": np.ones(2)})
+    assert made[0][0] != MPI.COMM_NULL  # what `give_up` has sent on it may still arrive
+    opts[1]._team.renew(opts[1]._parameters.all)
+    opts[0].step({"w": np.ones(2)})
     mine.Free()
-    assert made[0][0] == made[1][0] == MPI.COMM_NULL
+    assert made[1][0] == made[2][0] == MPI.COMM_NULL
 
 
 def nccl(comm, rank, size, folder):
