@@ -1,1 +1,1 @@
-"""Trace a rule as a graph, plan passes over memory from it, and lower the plan to a program, which engines print."""
+"""From a rule to a graph (traced), a plan (passes over memory), and a program for engines."""

@@ -9,7 +9,7 @@ from arrayopt.fusion.index import Index, Place
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """Decode a contiguous part of a slot of codes into a buffer; or encode the buffer's numbers into the slot."""
+    """Decode a contiguous part of a slot of codes into a buffer, or encode the buffer there."""
 
     store: bool
     """Whether to encode."""
@@ -25,7 +25,7 @@ class Codes:
 
 @dataclass(frozen=True, slots=True)
 class Elements:
-    """A loop over contiguous elements, as many as the first slice has. Element i of each slice is used in turn i."""
+    """A loop over contiguous elements, as many as the first slice has."""
 
     function: str
     """The name of the loop, for languages in which it is a function."""
@@ -39,11 +39,11 @@ class Elements:
     stores: dict[str, Node]
     """The values that are read and written for each element, by the name of the slice."""
     sums: dict[Node, Node] = field(default_factory=dict)
-    """The reductions, with the value that each reduces. Results are `Place`s of ``got``, in this order."""
+    """The reductions, with their operands. Results are `Place`s of ``got``, in this order."""
     into: dict[Node, str] = field(default_factory=dict)
-    """The slice that holds a separate result for each element, for reductions with no common result."""
+    """The slices of reductions that have a separate result for each element."""
     storage: dict[str, str] = field(default_factory=dict)
-    """The arrays of slices whose dtype is that of storage. Other slices have the dtype of arithmetic."""
+    """The arrays of slices in storage dtypes. Other slices have the dtype of arithmetic."""
     position: Index | None = None
     """The position of the first element, if random numbers are drawn."""
     stride: Index | None = None
@@ -98,8 +98,9 @@ class Waves:
     name: str
     """The prefix of the tables ``_waves``, ``_levels``, ``_sources`` and ``_constants``."""
     waves: tuple[tuple[int, int, int, int], ...]
-    """For each wave: the index of its case; `n`, its number of numbers; `first`, the index of its first
-    result among the values; `begin`, where its sources begin: n for each operand, one for each number.
+    """For each wave: the index of its case; `n`, its number of numbers; `first`, the index of its
+    first result among the values; `begin`, where its sources begin: n for each operand, one for
+    each number.
     """
     levels: tuple[int, ...]
     """The first wave of each level, and the end of the last. Waves of a level are independent."""
@@ -132,6 +133,6 @@ class Multiply:
     sides: tuple[Index, Index, Index]
     """The numbers of rows and columns of the product, and of terms in its sums."""
     factors: Factors
-    """Which operands are transposed, and whether the product is symmetric: then columns from `end` on
-    are not computed, and columns before `first` are copied to their mirror images.
+    """Which operands are transposed, and whether the product is symmetric: then columns from `end`
+    on are not computed, and columns before `first` are copied to their mirror images.
     """

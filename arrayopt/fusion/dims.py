@@ -1,4 +1,4 @@
-"""Dimensions of symbolic arrays: broadcasting, the axes of a reduction, and the errors that traces raise."""
+"""Dimensions of symbolic arrays: broadcasting, axes of reductions, and errors of traces."""
 
 import math
 from collections.abc import Sequence
@@ -19,16 +19,16 @@ class _NotedError(Exception):
 
 
 class TraceError(_NotedError, TypeError):
-    """A rule does something that cannot be traced. The engine `array_api` runs such a rule as written."""
+    """A rule does something that cannot be traced. The engine `array_api` runs it as written."""
 
 
 def not_fused(why: str) -> TraceError:
-    """Return the error for a rule that cannot be traced: the reason, and the engine that runs it."""
+    """The error for a rule that cannot be traced: the reason, and the engine that runs it."""
     return TraceError(f"{why}; engine='array_api' runs any rule")
 
 
 class RetraceError(_NotedError):
-    """A trace must know more of the tensor: the argument names the field of `Aspect` that it needs."""
+    """A trace must know more of the tensor. The argument is the field of `Aspect` that it needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Aspect:
     """What a trace knows of a tensor's shape."""
 
     flat: bool = False
-    """The tensor is seen as one row of elements: no sum is over rows or columns, and shape does not matter."""
+    """The tensor is seen as one row: no sum is over rows or columns, and shape does not matter."""
     folded: bool = False
     """The tensor is seen as the matrix of its first axis and all others."""
     tall: int | None = None
@@ -49,7 +49,7 @@ class Aspect:
         return "C" if self.flat else ELEMENT[max(1, min(rank, 2 if self.folded else 4))]
 
     def dims(self, rank: int) -> tuple[str, ...]:
-        """Return the names of the dimensions of a tensor of this rank; see `arrayopt.fusion.symbol.Symbol`."""
+        """The names of dimensions, for a rank; see `arrayopt.fusion.symbol.Symbol`."""
         if self.flat:
             return tuple(map(str, range(rank)))
         if self.folded and rank > 2:
@@ -59,7 +59,7 @@ class Aspect:
         return tuple(self.element(rank))
 
     def more(self, what: str, shape: Sequence[int]) -> "Aspect":
-        """Return the view with the field that a `RetraceError` asks for. Without a shape, assume fewer rows."""
+        """The view with the field of a `RetraceError`. Without a shape, fewer rows are assumed."""
         if what in ("flat", "folded"):
             return Aspect(folded=what == "folded")
         rows, columns = shape[-2:] or (0, 1)
@@ -122,7 +122,7 @@ def reduced_over(symbol: Any, axis: Any) -> tuple[list[int], str]:
             raise RetraceError("flat")
         if labels:
             return over, "C"
-        # a tensor of rank 0 is seen as a row of one element; else only dimensions of length one are reduced
+        # rank 0 is seen as a row of one element; else only dimensions of length one are reduced
         return over, "" if any(symbol.dims) else symbol.node.axes
     parts = {d for d in symbol.dims if len(d) > 1}
     some = parts & set(labels)

@@ -1,12 +1,15 @@
-"""The nodes of a graph, which tracing makes from a rule: operations on values that vary over some axes of a tensor.
+"""The nodes of a graph, which tracing makes from a rule: operations on values that vary over some
+axes of a tensor.
 
-The axes of a tensor of rank ≥ 2 are ``(A, B, R, C)``: the first axis, the axes between, rows and columns. A tensor of
-rank < 2 has columns only. The `axes` of a value are those that it varies over: ``"ABRC"`` is a value per element,
-``"ABR"`` per row, ``"ABC"`` per column, ``""`` per tensor. *Scalars of the step* are values computed from
-hyper-parameters, t and sizes alone. They are computed on the host, in float64, before any pass.
+The axes of a tensor of rank ≥ 2 are ``(A, B, R, C)``: the first axis, the axes between, rows and
+columns. A tensor of rank < 2 has columns only. The `axes` of a value are those that it varies over:
+``"ABRC"`` is a value per element, ``"ABR"`` per row, ``"ABC"`` per column, ``""`` per tensor.
+*Scalars of the step* are values computed from hyper-parameters, t and sizes alone. They are
+computed on the host, in float64, before any pass.
 
-Both axes of the product of a matrix with its own transpose are rows, or both are columns. The second is called r or c.
-Such a product has elements in a space of its own: ``"Rr"`` or ``"Cc"``, after the batch axes.
+Both axes of the product of a matrix with its own transpose are rows, or both are columns. The
+second is called r or c. Such a product has elements in a space of its own: ``"Rr"`` or ``"Cc"``,
+after the batch axes.
 """
 
 from collections.abc import Container, Iterable
@@ -23,9 +26,9 @@ ELEMENT = {1: "C", 2: "RC", 3: "ARC", 4: "ABRC"}
 
 
 UPDATES, CLIP, COUNT, KEY = ":t", ":clip", "count:", "key:"
-"""Names of scalars of the step that are not fields of rules: the update count; the factor of gradients; with
-axes appended, the number of elements along them; with a stream and a number appended, a part of the
-key of random numbers (see `arrayopt.randomness`).
+"""Names of scalars of the step that are not fields of rules: the update count; the factor of
+gradients; with axes appended, the number of elements along them; with a stream and a number
+appended, a part of the key of random numbers (see `arrayopt.randomness`).
 """
 
 POSITION = "position"
@@ -35,16 +38,16 @@ LETTERS = "ABRrCc"
 """All axes, in the order in which values over them are stored: the last one is contiguous."""
 
 CACHED = 1024
-"""The size of the caches of plans, and of what is made from plans. What a cache drops can be made again."""
+"""The size of the caches of plans and of what is made from plans. All can be made again."""
 
 COPIES = 1 << 30
-"""The first id of nodes that planning adds. Ids must be distinct, and no traced graph has so many nodes."""
+"""The first id of nodes that planning adds. No traced graph has so many nodes."""
 
 PRODUCT = "matmul"
-"""The product of matrices, which a library computes: its operands and its result are arrays in memory."""
+"""The product of matrices, which a library computes: operands and result are in memory."""
 
 TOTAL = "total"
-"""The operation that combines a number of each tensor over all tensors whose rules are of one class."""
+"""The operation that combines one number per tensor over all tensors of a class of rule."""
 
 SCRATCH = "spill"
 """The prefix of the names of scratch arrays."""
@@ -53,8 +56,9 @@ SCRATCH = "spill"
 class Spare(NamedTuple):
     """A sum that a rule uses only if a plain sum overflows or underflows.
 
-    If a partial result of the plain sum is in [low, high], an engine need not compute the same partial result of this
-    sum: any finite number ≥ 0 may take its place. `plain` is the id of the node that the plain sum adds up.
+    If a partial result of the plain sum is in [low, high], an engine need not compute the same
+    partial result of this sum: any finite number ≥ 0 may take its place. `plain` is the id of the
+    node that the plain sum adds up.
     """
 
     plain: int
@@ -85,15 +89,13 @@ class Node:
     """One value of the graph."""
 
     op: str
-    """``input``, ``host``, ``const``, `POSITION`, a reduction (a key of `REDUCTIONS`) or an
-    element-wise operation (of `OPS`), or `TOTAL`.
-    """
+    """``input``, ``host``, ``const``, `POSITION`, `PRODUCT`, `TOTAL`, or a key of a table."""
     args: "tuple[Node, ...]"
     """The operands."""
     axes: str
     """The axes that the value varies over."""
     level: int
-    """The first pass that can compute the value: it follows from a chain of so many reductions over elements."""
+    """The first pass that can compute it: so many reductions over elements precede in a chain."""
     dtype: str
     """``real``, ``complex`` or ``bool``."""
     data: Any = None
@@ -149,7 +151,7 @@ def is_whole(axes: str, element: str) -> bool:
 
 
 def reachable(roots: Iterable[Node], stop: Iterable[Node] = ()) -> list[Node]:
-    """Return the roots and all nodes that they are computed from, operands first. Do not follow nodes in `stop`."""
+    """The roots and all nodes that they need, operands first. Those in `stop` are not followed."""
     seen: dict[int, Node] = {}
     ends = {n.id for n in stop}
     stack = [(root, False) for root in roots][::-1]
@@ -165,7 +167,7 @@ def reachable(roots: Iterable[Node], stop: Iterable[Node] = ()) -> list[Node]:
 
 
 def within(roots: Iterable[Node], own: Iterable[Node], stop: Container[Node] = ()) -> set[Node]:
-    """Return the nodes of `own` that are roots, or that roots are computed from. Do not follow nodes in `stop`."""
+    """The nodes of `own` that are roots, or that roots need. Those in `stop` are not followed."""
     found, stack, inside = set[Node](), list(roots), {*own}
     while stack:
         n = stack.pop()

@@ -1,4 +1,4 @@
-"""Whole numbers that a program computes, such as offsets and ends of loops; and places, where a number is stored."""
+"""Whole numbers that a program computes, such as offsets and ends of loops; and places."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ class Index:
     """A whole number ≥ 0 that the code computes."""
 
     op: str
-    """``number``, ``name``, ``column`` (of the tensor's row of the table: the name, and optionally an
-    offset in columns), ``entry`` (of a table of numbers in the code: the table's name, and the index),
-    ``+``, ``-``, ``*``, ``//``, ``%``, ``min`` or ``max``.
+    """``number``, ``name``, ``column`` (of the tensor's row of the table: the name, and optionally
+    an offset in columns), ``entry`` (of a table of numbers in the code: the table's name, and the
+    index), ``+``, ``-``, ``*``, ``//``, ``%``, ``min`` or ``max``.
     """
     args: tuple[Any, ...]
     """The number or the name; else the operands."""
@@ -56,7 +56,7 @@ def name(x: str) -> Index:
 
 
 def column(x: str, after: Index | None = None) -> Index:
-    """Return the tensor's number in a column of the table, or in the column `after` so many more."""
+    """The tensor's number in a column of the table, or in the column `after` so many more."""
     return Index("column", (x,) if after is None else (x, after))
 
 
@@ -89,8 +89,8 @@ class Place:
     """Where a number is stored."""
 
     room: str
-    """The array: ``work``, ``part``; the tensor's ``values`` or ``scalars``; an `Array` or a `View`;
-    or ``got``, the results of reductions in the last `Elements`.
+    """The array: ``work``, ``part``; the tensor's ``values`` or ``scalars``; an `Array` or a
+    `View`; or ``got``, the results of reductions in the last `Elements`.
     """
     index: Index
     """The index in the array."""
@@ -100,7 +100,7 @@ ZERO, ONE = number(0), number(1)
 
 
 def position_of(axes: str) -> Index:
-    """Return the index of a value over some axes, in C order, from the variables of positions along them."""
+    """Return the index of a value over some axes, in C order, at the current positions."""
     found = ZERO
     for x in axes:
         found = found * name(x) + name(x.lower())

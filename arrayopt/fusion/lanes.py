@@ -1,12 +1,13 @@
-"""Batches of small matrices: `in_lanes` divides a plan into segments, for CPUs. Several passes of a segment run
-over a few whole matrices before the next ones.
+"""Batches of small matrices: `in_lanes` divides a plan into segments, for CPUs. Several passes of a
+segment run over a few whole matrices before the next ones.
 
-The sums over rows and columns of a matrix depend on that matrix alone. So passes that need only such sums can run one
-after the other over a few matrices, which stay in the cache. A pass that needs a sum over the whole tensor begins a new
-*segment*. Values between the passes of a segment need memory for a few matrices only.
+The sums over rows and columns of a matrix depend on that matrix alone. So passes that need only
+such sums can run one after the other over a few matrices, which stay in the cache. A pass that
+needs a sum over the whole tensor begins a new *segment*. Values between the passes of a segment
+need memory for a few matrices only.
 
-The few matrices are stored side by side, as lanes: element (r, c) of all matrices, then the next element. So loops are
-over matrices, and are as long for convolution kernels of 1 × 1 as for others. `lower_lanes.py` lowers segments.
+The few matrices are stored side by side, as lanes: element (r, c) of all matrices, then the next
+element. So loops are over matrices, and are as long for convolution kernels of 1 × 1 as for others.
 """
 
 import math
@@ -34,7 +35,7 @@ class Segment:
     passes: tuple[int, ...]
     """The passes, in order."""
     small: tuple[Between, ...]
-    """The values per row, column or matrix that are computed before each pass, and after the last."""
+    """The values per row, column or matrix, computed before each pass, and after the last."""
     reads: dict[str, Node]
     """The slots per row, column or matrix that the segment reads, with the node of each value."""
     carried: tuple[Node, ...]
@@ -56,18 +57,18 @@ class Lanes:
 
 
 MANY_MATRICES = 64
-"""The least number of matrices to store side by side: for fewer, compiling another program is not worth it."""
+"""The least number of matrices side by side: for fewer, another program is not worth compiling."""
 
 
 def suits(shape: tuple[int, ...]) -> bool:
-    """Whether a tensor of this shape is a batch of many small matrices, to be processed side by side."""
+    """Whether a tensor is a batch of many small matrices, to be processed side by side."""
     return (
         len(shape) > 2 and shape[-2] * shape[-1] <= LANES and math.prod(shape[:-2]) >= MANY_MATRICES
     )
 
 
 def lane_geometry(shapes: list[tuple[int, ...]], element: str, room: int) -> Any:
-    """Return the `geometry` of shapes, with as many matrices in a unit as need memory for about `room` values."""
+    """The `geometry` of shapes: the matrices of a unit need memory for about `room` values."""
     geo = geometry(shapes, element, LANES)
     batches, rows, columns = geo["A"] * geo["B"], geo["R"], geo["C"]
     fitting = room // (rows * columns + 4 * (rows + columns)) // 16 * 16
@@ -78,7 +79,7 @@ def lane_geometry(shapes: list[tuple[int, ...]], element: str, room: int) -> Any
 
 @lru_cache(maxsize=CACHED)
 def in_lanes(plan: Plan) -> Lanes | None:
-    """Return a plan in segments; None if it has values other than per tensor, matrix, row, column or element."""
+    """A plan in segments; None if it has others than values per tensor, matrix, row, column."""
     if not plan.passes or not _local_throughout(plan):
         return None
     made = _Segments(plan)
@@ -178,7 +179,7 @@ def _is_local(n: Node, plan: Plan) -> bool:
 
 
 def _local_throughout(plan: Plan) -> bool:
-    """Whether all values between passes are per tensor or local, and none per tensor is computed from local ones."""
+    """Whether values between passes are per tensor or local, and none mixes both."""
     if plan.element not in (ELEMENT[3], ELEMENT[4]) or "complex" in plan.storage["p"]:
         return False
     batch = plan.element[:-2]
@@ -194,7 +195,7 @@ def _local_throughout(plan: Plan) -> bool:
 
 
 def _segment_of_pass(plan: Plan) -> list[int]:
-    """Return the segment of each pass. A pass that needs a sum over the tensor from this segment begins a new one."""
+    """The segment of each pass. If a pass needs a sum over the tensor, it begins a new one."""
     of: list[int] = []
     made: dict[Node, int] = {}
     for p in plan.passes:

@@ -1,8 +1,9 @@
-"""How tensors are divided into units of work (`geometry`), and where values between passes are stored (`Layout`).
+"""How tensors are divided into units of work (`geometry`), and where values between passes are
+stored (`Layout`).
 
 A unit is the part of a tensor that a thread processes at a time: a range of rows and columns of one
-matrix, or several whole matrices if they are small. Units do not depend on the number of threads, and
-their partial results are combined in order. So results do not depend on it either.
+matrix, or several whole matrices if they are small. Units do not depend on the number of threads,
+and their partial results are combined in order. So results do not depend on it either.
 """
 
 import math
@@ -25,22 +26,22 @@ from arrayopt.fusion.staging import Staging
 from arrayopt.fusion.waves import in_waves, waves
 
 CHUNK = 8192
-"""The elements in a unit of a tensor that is seen as one row. An engine may choose another number."""
+"""The elements in a unit of a tensor seen as one row. An engine may choose another number."""
 
 BANDS = 64, 256
 """The least and most rows of a product's band. In between, a band is a fourth of the rows."""
 
 TALL, MOST = 64, 1 << 19
-"""The rows in a unit of a wide matrix, and the most elements in it: each unit has sums for all its columns."""
+"""The rows in a unit of a wide matrix, and its most elements: it has sums for all columns."""
 
 GEOMETRY = ("SIZE", "A", "B", "R", "C", "TR", "TC", "G", "NR", "NC", "UNITS")
-"""The fields of a record that describes one tensor: its elements and extents; the rows, columns and batches of
-a unit; the units of a batch along rows and along columns; and the number of units.
+"""The fields of a record that describes one tensor: its elements and extents; the rows, columns and
+batches of a unit; the units of a batch along rows and along columns; and the number of units.
 """
 
 
 def geometry(shapes: list[tuple[int, ...]], element: str, chunk: int = CHUNK) -> Any:
-    """Return a record of `GEOMETRY` for each shape, with units of `chunk` elements (more in matrices)."""
+    """A record of `GEOMETRY` for each shape, with units of `chunk` elements (more in matrices)."""
     geo = np.ones(len(shapes), [(name, np.int64) for name in GEOMETRY])
     if element == "C":
         geo["SIZE"] = geo["C"] = [math.prod(shape) for shape in shapes]
@@ -64,7 +65,7 @@ def geometry(shapes: list[tuple[int, ...]], element: str, chunk: int = CHUNK) ->
 
 
 def as_matrices(shape: tuple[int, ...], element: str) -> tuple[int, int, int, int]:
-    """Return a shape as (A, B, R, C). By `element`, a tensor of rank > 2 may be seen as a matrix or a row."""
+    """Return a shape as (A, B, R, C). By `element`, a tensor may be seen as a matrix or a row."""
     if element == "C":
         return 1, 1, 1, math.prod(shape)
     if element == ELEMENT[2]:
@@ -75,7 +76,7 @@ def as_matrices(shape: tuple[int, ...], element: str) -> tuple[int, int, int, in
 
 
 def in_rows(shape: Sequence[int], element: str) -> bool:
-    """Whether each row consists of whole blocks of codes. A tensor seen as one row may end with part of a block."""
+    """Whether each row consists of whole blocks of codes. A single row may end with part of one."""
     return element == "C" or as_matrices(tuple(shape), element)[3] % BLOCK == 0
 
 
@@ -85,7 +86,7 @@ def extent(axes: str, geo: Any) -> Any:
 
 
 def flops(plan: Plan, geo: Any, *, halves: bool = True) -> Any:
-    """Return the FLOPs of each tensor's products. With `halves`, a symmetric product needs half of them."""
+    """The FLOPs of each tensor's products. With `halves`, a symmetric one needs half of them."""
     products: list[Node] = []
     for pass_ in plan.passes:
         products += pass_.nodes if pass_.multiplies else ()
@@ -101,7 +102,8 @@ def moved(plan: Plan, geo: Any) -> Any:
 
 
 def boundaries(geo: Any, element: str) -> tuple[Any, Any]:
-    """Return where a tensor may be cut so that the elements on each side are contiguous, and their partial results too.
+    """Return where a tensor may be cut so that the elements on each side are contiguous, and their
+    partial results too.
 
     Returns
     -------
@@ -113,7 +115,7 @@ def boundaries(geo: Any, element: str) -> tuple[Any, Any]:
 
 
 def starts(geo: Any, element: str, units: Any, what: str) -> Any:
-    """Return where units at `boundaries` begin among the elements, or among partial results of a kind (`what`)."""
+    """Return where units at `boundaries` begin among elements, or partial results of a kind."""
     if what == "tensor":
         return units
     if element == "C":
@@ -140,11 +142,9 @@ class Layout:
     tensor: dict[Node, int]
     """The column of each value per tensor in another float64 table."""
     vectors: dict[Node, str]
-    """The values per row, column or batch that are read outside of the loop that computes them, with their axes."""
+    """The values per row, column or batch that other loops read, with their axes."""
     partials: dict[Node, str]
-    """The reductions over elements, with what has a partial result each: a unit (``tensor``), or a
-    ``row``, ``column`` or ``batch`` in a unit.
-    """
+    """The reductions over elements, with the kind of what has a partial result each."""
     leaves: dict[Node, int] = field(default_factory=dict)
     """The column of each operand of waves that no wave computes, after the values per tensor."""
 
@@ -154,7 +154,7 @@ class Layout:
         return len(self.tensor) + len(self.leaves)
 
     def lengths(self, geo: Any) -> Ints:
-        """Return for each tensor the length of each vector, then the number of each reduction's partial results."""
+        """For each tensor, the length of each vector, then the counts of partial results."""
         made = [extent(axes, geo) for axes in self.vectors.values()]
         made += [partial_length(kind, geo) for kind in self.partials.values()]
         return np.stack(made, axis=1) if made else np.zeros((len(geo), 0), np.int64)

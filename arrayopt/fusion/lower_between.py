@@ -25,7 +25,7 @@ Statements = list[program.Statement]
 
 
 class LoweredBetween(Lowering):
-    """Makes the function of a `Between` for CPUs. `views` has the vectors that it uses, each a `View` there."""
+    """Makes the function of a `Between` for CPUs. It uses the vectors in `views` as `View`s."""
 
     def __init__(self, plan: Plan, layout: Layout, outliving: Iterable[Node]) -> None:
         super().__init__(plan, layout, outliving)
@@ -39,7 +39,7 @@ class LoweredBetween(Lowering):
         return Place(f"w{self.vector[node]}", position_of(node.axes) if at is None else at)
 
     def function(self, index: int, between: Between) -> program.Function:
-        """Return the function before pass `index`: it combines partial results, computes values, and writes slots."""
+        """The function before pass `index`: combine partial results, compute, write slots."""
         body: Statements = [program.Let(x, column(f"IN_{x}")) for x in (*"ABRC", "NR", "NC")]
         reads = dict.fromkeys([*operands(between.nodes), *between.stores.values()])
         arrays = {n.data: n.axes for n in reads if n.op == "input"}
@@ -76,7 +76,7 @@ class LoweredBetween(Lowering):
         return loops_over(axes, [*fold.serial, kept])
 
     def _combine(self, reduction: Node) -> Statements:
-        """Return statements that combine partial results in order, or copy them if each result has one."""
+        """Combine partial results in order, or copy them if each result has one."""
         fold = self.combined("acc", reduction)
         made = self._folded(fold, reduction.axes)
         if self.layout.partials[reduction] not in ("row", "column"):

@@ -1,4 +1,5 @@
-"""Lowering segments, for small matrices side by side (`arrayopt.fusion.lanes`), to functions for CPUs.
+"""Lowering segments, for small matrices side by side (`arrayopt.fusion.lanes`), to functions for
+CPUs.
 
 A segment copies some matrices into planes: a plane has the same element of all these matrices. Each
 pass is a loop over the lanes of a plane, inside loops over planes. Then the segment copies changed
@@ -152,7 +153,7 @@ class LoweredSegment:
         body += lowering.reads(self.scalars)
         every = _count_of_planes(list(self.plane_axes.values()))
         body.append(program.Let("own", column("OWN") + name("thread") * name("G") * every))
-        # every second segment runs backwards, to start with what the segment before left in the cache
+        # every second segment runs backwards, to start with what the one before left in the cache
         body.append(program.Loop("unit", name("lo"), name("hi"), tuple(inside), index % 2 == 1))
         return program.Function(f"units_{index}", "units", tuple(body))
 

@@ -1,4 +1,4 @@
-"""Lowering passes to functions for CPUs: loops over units, rows, columns and elements. `lower.py` calls `Loops`."""
+"""Lowering passes to functions for CPUs: loops over units, rows, columns and elements."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -73,7 +73,7 @@ class Loops(Lowering):
         return program.Function(f"units_{index}", "units", tuple(made))
 
     def _stored(self, body: program.Body, first: Index, end: Index) -> Iterator[program.Statement]:
-        """Yield statements that encode buffers into a range of the slots of codes that are written."""
+        """Encode buffers into a range of the slots of codes that are written."""
         for array in body.codes:
             if f"at_{array}" in body.elements.stores:
                 buffer = f"wide_{array}"
@@ -120,7 +120,7 @@ class Loops(Lowering):
                 yield program.Write(self._partial(reduction), Place("got", number(order)))
 
     def _turns(self, body: program.Body, loops: Sequence[bulk.Elements]) -> program.Loop:
-        """Return a loop that runs all `loops` on one `STRETCH` of a unit's elements after the other."""
+        """Return a loop that runs all `loops` on one `STRETCH` of a unit after the other."""
         first, end = name("first"), name("end")
         inside: Statements = [
             program.Let("first", name("o") + name("turn") * STRETCH),
@@ -137,11 +137,11 @@ class Loops(Lowering):
         return program.Loop("turn", ZERO, count, tuple(inside))
 
     def _partial(self, reduction: Node, after: Index | None = None) -> Place:
-        """Return the place of the unit's partial result of a reduction, or of the one `after` so many more."""
+        """The place of the unit's partial result of a reduction, or of one `after` so many."""
         return Place("part", self.part(reduction, after) + name("unit"))
 
     def _tile(self, body: program.Body) -> Iterator[program.Statement]:
-        """Yield the statements for a unit of matrices: some rows and columns of one, or several whole matrices."""
+        """The statements for a unit: some rows and columns of a matrix, or several matrices."""
         unit, at, rt, ct = map(name, ("unit", "at", "rt", "ct"))
         rows, columns = name("MR"), name("MC")
         yield program.Let("ct", unit % columns)
@@ -205,7 +205,7 @@ class Loops(Lowering):
                 yield program.Take(reduction, f"{kind}{reduction.id}", got)
 
     def _square(self, index: int, extent: str, body: program.Body) -> program.Function:
-        """Return the function of a pass over elements of products X Xᵀ, for one thread's share of these."""
+        """The function of a pass over elements of products X Xᵀ, for one thread's share."""
         side, size, units, unit, ab, start = map(name, (extent, "size", "units", "unit", "ab", "o"))
         made: Statements = [program.Let(x, column(f"IN_{x}")) for x in "ABRC"]
         made.append(program.Let("size", side * side))
@@ -229,7 +229,7 @@ class Loops(Lowering):
 def _product(index: int, pass_: Pass) -> program.Function:
     """Return the function of a product, for one thread's share of the bands.
 
-    Bands are taken in turn from the start and the end: in a symmetric product, the last ones take longest.
+    Bands are taken from both ends in turn: in a symmetric product, the last ones take longest.
     """
     (made,), names = pass_.nodes, list(pass_.loads)
     rows, columns, length = map(name, (*pass_.axes[-2:].upper(), made.multiplied[-1]))

@@ -1,4 +1,4 @@
-"""Lowering passes over rings (`arrayopt.fusion.rings`) to loops over members and elements, for CPUs and devices."""
+"""Lowering passes over rings to loops over members and elements, for CPUs and devices."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -11,13 +11,13 @@ from arrayopt.fusion.rings import Rolled
 from arrayopt.state.quantized import scale_of
 
 STRETCH = 1024
-"""The elements that all parts process before the next ones: they stay in the first-level cache meanwhile."""
+"""The elements that all parts process before the next ones: they stay in the L1 cache."""
 
 MEMBER, OTHER = name("member"), name("other")
 """The first and the second member of a pair."""
 
 Into = Callable[[Node, Index | None], Place]
-"""A function that returns the place of a reduction's result, or of the result for a member or pair `after` it."""
+"""Returns the place of a reduction's result, or of that for the member or pair `after` it."""
 
 
 def member_values(rolled: Rolled) -> Iterator[program.Statement]:
@@ -29,7 +29,7 @@ def member_values(rolled: Rolled) -> Iterator[program.Statement]:
 
 
 def buffers_of(rolled: Rolled) -> list[program.Statement]:
-    """Return the buffers for values that parts leave for later parts, with one number for each element of a turn."""
+    """Return the buffers for values that parts leave for later parts, for a turn's elements."""
     kept = set[Node]()
     for part in rolled.parts:
         kept |= {*part.kept, *part.added}
@@ -47,7 +47,7 @@ def initialized(rolled: Rolled, into: Into) -> Iterator[program.Statement]:
 def turns_over(
     index: int, pass_: Pass, rolled: Rolled, into: Into, codes: Sequence[str] = ()
 ) -> program.Loop:
-    """Return a loop that runs all parts on one `STRETCH` of the elements ``o`` to ``e`` after the other."""
+    """Return a loop that runs all parts on one `STRETCH` of a unit after the other."""
     inside: list[program.Statement] = [
         program.Let("first", name("o") + name("turn") * STRETCH),
         program.Let("end", least(name("e"), name("first") + STRETCH)),
@@ -72,7 +72,7 @@ def turns_over(
 def _elements(
     function: str, pass_: Pass, part: RingLoop, rolled: Rolled, codes: Sequence[str]
 ) -> list[program.Statement]:
-    """Return the loop over elements of a part, after statements that find the member's arrays and values."""
+    """Return the loop over elements of a part, after the reads of a member's arrays and values."""
     before: list[program.Statement] = []
     slices = dict[str, tuple[str, Index, Index]]()
     for array in dict.fromkeys([*part.loads, *part.stores]):

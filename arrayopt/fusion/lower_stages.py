@@ -39,7 +39,7 @@ MOST_SUMS = 640
 
 @lru_cache(maxsize=CACHED)
 def in_stages(plan: Plan) -> program.Program:
-    """Return the program of a plan for devices. Passes that differ only in scratch arrays share a function."""
+    """The program of a plan. Passes that differ only in scratch arrays share a function."""
     lowering = Stages(plan)
     for index, stages in enumerate(lowering.staging.gaps):
         for stage in stages:
@@ -83,7 +83,7 @@ class Stages(Lowering):
         self.made.append(program.Stage(self.functions[key], scratch, pass_.axes))
 
     def _turns(self, index: int, pass_: Pass, rings: Rolled, body: program.Body) -> Statements:
-        """Return what a block does with a piece of a pass over rings; an empty list if this is not supported."""
+        """What a block does with a piece of a pass over rings; an empty list if not supported."""
         first = min((self.partial[s] for s in pass_.sums), default=0)
 
         def into(reduction: Node, after: Index | None) -> Place:
@@ -109,7 +109,7 @@ class Stages(Lowering):
         return [*made, *self.reads(read), *buffers_of(rings), turn]
 
     def of_loop(self, loop: SmallLoop) -> program.Stage:
-        """Return the stage of a loop between passes: its reductions, then its operations, then its stores."""
+        """The stage of a loop between passes: its reductions, then operations, then stores."""
         wide, reductions = not loop.axes, [n for n in loop.nodes if n.reduces]
         nodes = [n for n in loop.nodes if not n.reduces]
         small = [n for n in reductions if n.args[0].axes != self.plan.element]
@@ -118,7 +118,7 @@ class Stages(Lowering):
         if waving or (self.waving and wide and not loop.nodes):
             waves = self.waves(nodes, loop.stores)
             return self._between("positions", loop.axes, [*body, waves])
-        # each value is read just before it is needed: some rules have too many values for the registers
+        # read values just before they are needed: some rules have too many for the registers
         for node in nodes:
             read = dict.fromkeys(a for a in node.args if a not in made)
             body += self._arrays(read if wide else ())
@@ -135,9 +135,7 @@ class Stages(Lowering):
     def _reductions(
         self, loop: SmallLoop, reductions: Sequence[Node], small: Sequence[Node]
     ) -> tuple[Statements, set[Node]]:
-        """Return the statements that reduce, and the nodes whose results are then in variables. The reductions in
-        `small` are of values over fewer axes than the elements.
-        """
+        """Return statements that reduce values, and the reductions that are then in variables."""
         wide, made = not loop.axes, set[Node]()
         body: Statements = [*self._arrays(operands(small))] if wide else []
         if loop.reduces:
@@ -155,7 +153,7 @@ class Stages(Lowering):
         return body, made | {*sums}
 
     def _stores(self, loop: SmallLoop, made: set[Node]) -> Statements:
-        """Return the statements that write the loop's slots. The nodes in `made` are in variables."""
+        """Return the statements that write slots. The nodes in `made` are in variables."""
         wide, body = not loop.axes, list[program.Statement]()
         held, there = {n.data for n in made if n.op == "input"}, {*made}
         for slot, value in loop.stores.items():
@@ -176,9 +174,7 @@ class Stages(Lowering):
         return [program.Write(self.place(node, name("i")), node)] if node in self.outliving else []
 
     def waves(self, nodes: Iterable[Node], stores: Mapping[str, Node]) -> bulk.Waves:
-        """Return the statement that computes values per tensor in waves, and writes slots. The first such
-        statement also reads all operands that no wave computes.
-        """
+        """Return a statement that computes values in waves. The first one also reads leaves."""
         self.waving += 1
         made = Waving(f"numbers{self.waving}", self.layout, self.plan.storage)
         if self.waving == 1:
@@ -193,7 +189,7 @@ class Stages(Lowering):
         return [program.Array(x, product(axes)) for x, axes in arrays.items()]
 
     def _between(self, how: str, over: str, body: Statements) -> program.Stage:
-        """Return a stage between passes. Its function defines arrays, then the position along each axis."""
+        """A stage between passes, which begins with arrays and the position along each axis."""
         how = "block" if how == "positions" and not over else how
         first = next((i for i, x in enumerate(body) if not isinstance(x, program.Array)), len(body))
         whole = (*body[:first], *split_position(ranges_of(over), name("i")), *body[first:])
@@ -211,12 +207,12 @@ class Stages(Lowering):
 
 
 def turns_of(stage: program.Stage) -> tuple[program.Statement, ...]:
-    """Return what a block does with a piece of a pass over rings; an empty tuple for other stages."""
+    """What a block does with a piece of a pass over rings; an empty tuple for other stages."""
     return stage.function.body[1:] if stage.kind == "pass" else ()
 
 
 def split_position(ranges: Sequence[tuple[str, Index]], position: Index) -> list[program.Let]:
-    """Return the definitions of the position in each of some nested ranges, from the index of their combination."""
+    """Define the position in each of some nested ranges, given the position among all."""
     made = []
     for i, (along, end) in reversed(list(enumerate(ranges))):
         made.append(program.Let(along, position % end if i else position))

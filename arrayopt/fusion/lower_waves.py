@@ -1,4 +1,4 @@
-"""Lowering waves (`arrayopt.fusion.waves`) for devices: tables, and the statements for one number of a wave."""
+"""Lowering waves for devices: tables, and the statements for one number of a wave."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -54,7 +54,7 @@ class Waving:
         self.levels.append(len(self.waves))
 
     def _kind(self, leaf: Node) -> tuple[str, str]:
-        """Return how a leaf is read: its operation, and for an input the dtype that it is stored in."""
+        """Return how a leaf is read: its operation, and for an input its storage dtype."""
         if leaf.op == "input":
             return "input", self.storage[leaf.data]
         return leaf.op if leaf.op == "const" else "host", ""

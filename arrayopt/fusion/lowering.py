@@ -1,7 +1,4 @@
-"""Lowering common to CPUs and devices: places of values, the `Body` of a pass, and how partial results are combined.
-
-`Loops` (`lower_passes.py`), `LoweredBetween` and `Stages` (`lower_stages.py`) extend `Lowering`.
-"""
+"""Lowering common to CPUs and devices: places of values, bodies of passes, and combining."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -35,10 +32,10 @@ class Lowering:
     Attributes
     ----------
     outliving : set of Node
-        Values between passes that are stored, as something outside of the loop that computes them reads them.
+        Values between passes that are stored, as other loops or passes read them.
     least, rolls_wide : int, bool
-        The least number of members of a ring that becomes a loop, and whether members may be complex,
-        or stored as codes.
+        The least number of members of a ring that becomes a loop, and whether members may be
+        complex, or stored as codes.
     """
 
     least, rolls_wide = LEAST_ON_DEVICE, True
@@ -51,11 +48,11 @@ class Lowering:
     # ---- places ----------------------------------------------------------------------------------
 
     def part(self, reduction: Node, after: Index | None = None) -> Index:
-        """Return where the partial results of a reduction begin, or of the reduction `after` so many more."""
+        """Where the partial results of a reduction begin, or of the one `after` so many more."""
         return column(f"PART{self.partial[reduction]}", after)
 
     def place(self, node: Node, at: Index | None = None) -> Place:
-        """Return the place of a value over fewer axes than the elements, by default at the current positions."""
+        """The place of a value over fewer axes than the elements; by default at this position."""
         if node.on_host:
             return Place("scalars", number(self.layout.scalars[node]))
         if node in self.layout.tensor:
@@ -143,7 +140,7 @@ class Lowering:
     # ---- between passes --------------------------------------------------------------------------
 
     def combined(self, variable: str, reduction: Node) -> program.Fold:
-        """Return the statement that combines the partial results of a reduction over elements, in order."""
+        """The statement that combines partial results of a reduction over elements, in order."""
         base, element = self.part(reduction), self.plan.element
         kind = self.layout.partials[reduction]
         if kind == "tensor":
@@ -165,7 +162,7 @@ class Lowering:
         return program.Fold(variable, reduction, ranges, here)
 
     def runs(self, reductions: Iterable[Node]) -> list[list[Node]]:
-        """Group reductions whose partial results and results are adjacent in memory, as for members of rings."""
+        """Group reductions whose results are adjacent in memory, as those of rings are."""
         runs = list[list[Node]]()
         for reduction in sorted(reductions, key=self.partial.__getitem__):
             last = runs[-1][-1] if runs else None
@@ -200,7 +197,7 @@ class Lowering:
     def described(self, pass_: Pass) -> tuple[Any, ...]:
         """Return a description of a pass without the names of its values and scratch arrays.
 
-        Passes of a plan with equal descriptions share a function that takes the scratch arrays as parameters.
+        Passes of a plan with equal descriptions share a function, which takes scratch arrays.
         """
         scratch = scratch_of(pass_, self.plan)
         arrays: dict[str, Any] = {x: x for x in pass_.arrays}

@@ -1,4 +1,4 @@
-"""The namespace of symbolic arrays, `xp` in a traced rule: the part of the array API that rules need."""
+"""The namespace of symbolic arrays, `xp` in a trace: the array API as far as rules need it."""
 
 import math
 from copy import copy as copied
@@ -83,7 +83,7 @@ def _in_order(dims: tuple[str, ...]) -> bool:
 
 
 def _reshape(symbol: Symbol, /, shape: Any, *, copy: Any = None) -> Symbol:
-    """Reshape a tensor to the matrix of its first axis and all others, or such a matrix to the tensor."""
+    """Reshape a tensor to the matrix of its first axis and all others, or reshape it back."""
     if symbol.graph.view.flat:
         raise RetraceError("flat")
     shape, dims = tuple(shape), symbol.dims

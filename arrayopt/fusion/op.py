@@ -1,4 +1,4 @@
-"""The types of a row in the table of operations and of a row in the table of reductions (`arrayopt.fusion.ops`)."""
+"""The types of rows in the tables of operations and reductions (`arrayopt.fusion.ops`)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,8 @@ import numpy as np
 class Op:
     """An element-wise operation.
 
-    Texts are format strings: ``{0}``, ``{1}`` and ``{2}`` stand for the operands, ``{W}`` for the type of real numbers.
+    Texts are format strings: ``{0}``, ``{1}`` and ``{2}`` stand for the operands, ``{W}`` for the
+    type of real numbers.
     """
 
     numpy: Callable[..., Any]
@@ -33,7 +34,7 @@ class Op:
     python: str = ""
     """Its text in Python, for floats and arrays of floats; if empty, NumPy's function is called."""
     into: Callable[..., Any] | None = None
-    """`numpy` with the output array as one more argument; None if `numpy` itself takes that argument."""
+    """`numpy` with the output array as one more argument; None if `numpy` itself takes it."""
     numba_complex: str = ""
     cuda_complex: str = ""
     """Its text if an operand or the result is complex, if that text is different."""
@@ -46,7 +47,7 @@ class Op:
         )
 
     def kind(self, operands: Sequence[str]) -> str:
-        """Return the kind of the result for kinds of operands: ``bool``, ``real`` or ``complex``."""
+        """The kind of the result for kinds of operands: ``bool``, ``real`` or ``complex``."""
         if self.result not in ("same", "branch"):
             return self.result
         if self.result == "branch" and set(operands[1:]) == {"bool"}:
@@ -59,7 +60,7 @@ class Op:
         return isinstance(self.numpy, np.ufunc)
 
     def text(self, language: str, args: Sequence[str], real: str, *, mixed: bool) -> str:
-        """Return the text in ``numba`` or ``cuda``. `mixed`: whether an operand or the result is complex."""
+        """The text in ``numba`` or ``cuda``. `mixed`: an operand or the result is complex."""
         form: str = (mixed and getattr(self, f"{language}_complex")) or getattr(self, language)
         return form.format(*args, W=real)
 
@@ -73,10 +74,10 @@ class Reduction:
     initial: float
     """The result before the first value."""
     take: str
-    """The statement that combines the result so far, ``{0}``, with a value, ``{1}``, in Numba and CUDA."""
+    """The statement that combines the result so far, ``{0}``, with a value, ``{1}``."""
     simd: str
-    """How OpenMP combines the results of SIMD lanes: an operator, or a name that ``kernels/loops.h`` declares."""
+    """How OpenMP combines SIMD lanes: an operator, or a name from ``kernels/loops.h``."""
     cuda: str
     """The struct for this reduction in ``kernels/sums.cuh``."""
     repeated: str = ""
-    """The operation that reduces n equal values, given the value and n; empty if the result is the value itself."""
+    """The operation that reduces n equal values, given one and n; empty if it returns the value."""

@@ -1,6 +1,7 @@
 """The tables of operations and of reductions, with the form of each in every language.
 
-Tracing, constant folding, evaluation on the host and the engines all read these tables. To add an operation, add a row.
+Tracing, constant folding, evaluation on the host and the engines all read these tables. To add an
+operation, add a row.
 """
 
 from collections.abc import Callable
@@ -27,7 +28,7 @@ def _abs2(x: Any, out: Any) -> None:
 
 
 def _where(cond: Any, yes: Any, no: Any, out: Any) -> None:
-    """Choose by bit operations: if conditions are irregular, `numpy.where` takes eight times as long."""
+    """Choose by bits: `numpy.where` takes eight times as long if conditions are irregular."""
     whole = {"f4": np.int32, "f8": np.int64}.get(out.dtype.str[1:])
     if whole is None or np.ndim(cond) == 0:
         np.copyto(out, np.where(cond, yes, no))
@@ -39,7 +40,7 @@ def _where(cond: Any, yes: Any, no: Any, out: Any) -> None:
 
 
 def _over(a: Any, scale: Any, reciprocal: Any, out: Any) -> None:
-    """Divide: multiply by a scale and a reciprocal. The scale is almost always 1, and is then left out."""
+    """Divide, by a scale and a reciprocal. The scale is almost always 1, and then left out."""
     unit = scale == 1.0
     if not (unit if isinstance(unit, bool | np.bool_) else unit.all()):
         a = np.multiply(a, scale, out=out)
@@ -64,7 +65,7 @@ def _to_bfloat16(values: Any, out: Any = None) -> Any:
 
 
 def _on_float32(function: Callable[..., Any], cuda: str = "{name}({{0}}, {{1}})") -> Op:
-    """A function of two float32 arrays, with the same name in all languages, or another text in CUDA."""
+    """A function of two float32 arrays, with the same name in all languages but perhaps CUDA."""
 
     def made(x: Any, y: Any) -> Any:
         return function(np, np.asarray(x, np.float32), np.asarray(y, np.float32))
@@ -100,13 +101,13 @@ def _part(name: str, numba: str, cuda: str) -> Op:
 
 
 def _extreme(ufunc: np.ufunc) -> Op:
-    """The smaller or the larger of two values. NumPy deprecates a positional output argument here."""
+    """The smaller or larger of two values. NumPy takes the output array only by name here."""
     call = f"{ufunc.__name__}({{0}}, {{1}})"
     return Op(ufunc, call, call, (ufunc.__name__,), into=lambda a, b, out: ufunc(a, b, out=out))
 
 
 def _whole(ufunc: np.ufunc) -> Op:
-    """A function that rounds to a whole number: NumPy's, as that of Python's `math` returns an int."""
+    """Rounding to a whole number. It is NumPy's, as Python's `math` returns an int."""
     call = f"{ufunc.__name__}({{0}})"
     return Op(ufunc, f"np.{call}", call, (ufunc.__name__,), real_only=True)
 

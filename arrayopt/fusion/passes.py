@@ -1,7 +1,9 @@
-"""The parts of a plan: a `Pass` over the elements, and a `Between`, the computation between two passes.
+"""The parts of a plan: a `Pass` over the elements, and a `Between`, the computation between two
+passes.
 
-Threads and blocks synchronize before each `Between`. It combines the partial results of the pass before it, in order,
-and then computes values from the results. Ranks that share a tensor exchange partial results before they are combined.
+Threads and blocks synchronize before each `Between`. It combines the partial results of the pass
+before it, in order, and then computes values from the results. Ranks that share a tensor exchange
+partial results before they are combined.
 """
 
 from collections.abc import Iterable
@@ -12,7 +14,7 @@ from itertools import chain
 from arrayopt.fusion.graph import POSITION, PRODUCT, Node, is_whole, operands, within
 
 KINDS = ("tensor", "row", "column", "batch")
-"""What has one partial result of a reduction, or one value of those over fewer axes than the elements."""
+"""What has a partial result of a reduction each, or a value over fewer axes than the elements."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +27,7 @@ class Pass:
     loads: dict[str, Node]
     """The values that are read, by array: the parameter, the gradient, slots and scratch arrays."""
     nodes: tuple[Node, ...]
-    """The values that are computed per element, in order, without loads, scalars and values over fewer axes."""
+    """The values that are computed per element, in order."""
     stores: dict[str, Node]
     """The values that are written, by array, with spilled values."""
     sums: tuple[Node, ...]
@@ -56,8 +58,8 @@ class Pass:
     def uses(self) -> dict[Node, str]:
         """The values over fewer axes than the elements that the pass uses, each with its kind.
 
-        The kind is ``host`` for a scalar of the step, or the one of `KINDS` that has a value each. If
-        random numbers are drawn, `POSITION` is among them with the kind ``position``.
+        The kind is ``host`` for a scalar of the step, or the one of `KINDS` that has a value each.
+        If random numbers are drawn, `POSITION` is among them with the kind ``position``.
         """
         found: dict[Node, str] = {}
         for n in self.sources:
@@ -95,7 +97,7 @@ class Pass:
 
     @property
     def written(self) -> tuple[str, ...]:
-        """The arrays that are written at most: if a number chooses one of several arrays, only the first of them."""
+        """The arrays that are written; if a number chooses one of several, the first of them."""
         found: dict[object, str] = {}
         for name in self.stores:
             guard = self.guards.get(name)
@@ -106,7 +108,7 @@ class Pass:
         return tuple(found.values())
 
     def divided(self, most_sums: int) -> list["Pass"]:
-        """Return the pass as several passes with `most_sums` sums each at most. The last one has the stores."""
+        """The pass as several with `most_sums` sums each at most. The last one has the stores."""
         count = max(0, len(self.sums) - 1) // most_sums * most_sums
         made = [self._part(self.sums[i : i + most_sums], {}) for i in range(0, count, most_sums)]
         made.append(self._part(self.sums[count:], self.stores))
@@ -126,7 +128,7 @@ class Pass:
         )
 
     def in_plan(self, element: str, dtype: str) -> "Pass":
-        """Return the pass for a plan with these elements. A pass that would read nothing reads the gradient."""
+        """The pass for a plan with these elements. It reads the gradient rather than nothing."""
         loads = self.loads
         if not (self.loads or self.stores):
             loads = {"g": Node("input", (), self.axes, 0, dtype, "g", -1)}
@@ -140,10 +142,10 @@ class SmallLoop:
     axes: str
     """The axes of the loop; for a reduction, those of its result."""
     nodes: tuple[Node, ...]
-    """The values that it computes. Reductions over elements count as operations: partial results are combined."""
+    """The values that it computes; those of reductions over elements, from partial results."""
     reduces: bool
-    """Whether the loop is one reduction of values that another loop has computed. On a device it also
-    computes what follows over the same axes.
+    """Whether the loop is one reduction of values that another loop has computed. On a device it
+    also computes what follows over the same axes.
     """
     stores: dict[str, Node] = field(default_factory=dict)
     """Slots that the loop writes."""
@@ -170,7 +172,7 @@ class Between:
 
 
 def in_loops(nodes: Iterable[Node], element: str) -> tuple[SmallLoop, ...]:
-    """Return the loops that compute values over fewer axes than the elements, in order. `nodes` has operands first."""
+    """The loops that compute values over fewer axes than the elements. Operands are first."""
 
     def alone(n: Node) -> bool:
         return n.reduces and n.args[0].axes != element

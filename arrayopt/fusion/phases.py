@@ -1,5 +1,5 @@
-"""Division of a plan with totals into phases, between which totals are computed. Each phase is a plan, with a
-batch of its own. `arrayopt.fusion.planning` calls `phases`.
+"""Division of a plan with totals into phases, between which totals are computed. Each phase is a
+plan, with a batch of its own. `arrayopt.fusion.planning` calls `phases`.
 
 If a later phase needs a value per tensor, the value is a scalar of the step there, as totals are.
 Values per row or column that a later phase needs are slots that exist only during the step.
@@ -45,7 +45,7 @@ def phases(whole: Plan, totals: Sequence[Node], levels: Sequence[int]) -> tuple[
         made_in |= dict.fromkeys(pass_.sums, phase)
     every = reachable([*whole.ends, *whole.small.values(), *whole.reports.values()])
     first: dict[Node, int] = {}
-    """The phase that computes each value per row, column or tensor; -1 for values that each phase computes."""
+    """The phase that computes each value per row, column or tensor; -1 if each phase does."""
     for node in every:
         if node in times:
             first[node] = rounds.index(times[node][:2]) + 1
@@ -83,7 +83,7 @@ def phases(whole: Plan, totals: Sequence[Node], levels: Sequence[int]) -> tuple[
 def _nodes_in(
     every: Sequence[Node], first: dict[Node, int], phase: int, element: str
 ) -> dict[Node, Node]:
-    """Return the node of each value in a phase: results of earlier phases are inputs or scalars of the step."""
+    """The node of each value in a phase. Results of earlier phases are inputs or scalars there."""
     now: dict[Node, Node] = {}
     for node in every:
         here = tuple(now[a] for a in node.args)
@@ -118,7 +118,7 @@ def _pass_in(one: Pass, now: dict[Node, Node]) -> Pass:
 
 
 def _with_vectors(plan: Plan) -> Plan:
-    """Return a phase with slots for the values per row or column that it reads and writes for other phases."""
+    """A phase with slots for values per row or column that it has from, or for, other phases."""
     used = [*operands(plan.between_nodes), *plan.small.values()]
     for pass_ in plan.passes:
         used += pass_.uses

@@ -1,6 +1,5 @@
-"""Placement: from the `Work` of a space to its passes. It chooses the pass of each store, sum and spill.
-
-`arrayopt.fusion.planning` starts from a placement without spills, and improves it step by step.
+"""Placement: from the `Work` of a space to its passes. A placement chooses the pass of each store,
+sum and spill. `planning.py` starts from one without spills, and improves it.
 """
 
 from collections.abc import Iterator
@@ -12,16 +11,16 @@ from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.work import Work, cheapest
 
 MOST_SHARING = 4
-"""In plans with products, which have many passes, spills are tried as if shared by fewer passes than this."""
+"""In plans with products, spills are tried as if shared by fewer passes than this."""
 
 LATE = 1 << 30
-"""The price of an old value that an earlier pass has overwritten. If a pass needs it, the store is delayed."""
+"""The price of an overwritten old value. If a pass needs it all the same, the store is delayed."""
 
 PLACE = {"g": "p"}
-"""The array whose store may overwrite an input, other than itself: a gradient may be its own parameter."""
+"""Another array whose store may overwrite an input: a gradient may be its own parameter."""
 
 CALL = 4
-"""The traffic of an operation that is a call, in halves of a value: about two values, as some are in cache."""
+"""The traffic of a call, in halves of a value: about two values, as some are in cache."""
 
 
 class Placement:
@@ -38,15 +37,15 @@ class Placement:
     put_off : dict of str to int
         Stores that are later than necessary, and the pass of each.
     eager : bool
-        Whether to store each value in the first pass that can compute it, even if a later pass reads
-        the old value. Spills can then make the old value unnecessary.
+        Whether to store each value in the first pass that can compute it, even if a later pass
+        reads the old value. Spills can then make the old value unnecessary.
 
     Attributes
     ----------
     scratch : dict of str to Node
         The spilled values by the names of their scratch arrays.
     stored : dict of str to int
-        The pass of each store: the first that can compute the value and is not before a pass that reads the old one.
+        The pass of each store: the first possible one, if no later pass reads the old value.
     passes : list of Pass
         The resulting passes.
     """
@@ -71,7 +70,7 @@ class Placement:
             self.passes = [self._pass(k) for k in range(work.count)]
 
     def _late(self) -> dict[str, int]:
-        """Return the stores that are before a pass which reads the old value, with the last such pass."""
+        """The stores before a pass that reads the old value, with the last such pass."""
         late = dict[str, int]()
         for index, p in enumerate(self.passes):
             for name, n in p.loads.items():
@@ -103,14 +102,14 @@ class Placement:
         return moved
 
     def with_sums(self, alike: list[Node], last: int) -> "Placement":
-        """Return the placement with these sums in the pass, `last` or before, that reads least with them."""
+        """The placement with these sums in the pass, `last` or before, that then reads least."""
         placements = []
         for k in range(alike[0].args[0].level, last + 1):
             placements.append(self.changed(summed={**self.summed, **dict.fromkeys(alike, k)}))
         return min(placements, key=lambda x: x.size)
 
     def with_stores(self) -> "Placement":
-        """Return the placement with stores delayed to a pass that reads the new values, if this moves less."""
+        """The placement with stores delayed to a pass that reads the values, if this moves less."""
         best = self
         for k in range(1, self.work.count):
             read = self.passes[k].loads
@@ -120,10 +119,12 @@ class Placement:
         return best
 
     def with_spills(self) -> "Placement":
-        """Return the placement with values spilled, until no further spill that is tried moves less.
+        """Return the placement with values spilled, until no further spill that is tried moves
+        less.
 
-        For one pass, `cheapest` finds the best values to spill. As several passes may share a spilled
-        value, it is also called as if so many shared each. A choice is kept if it moves less in all.
+        For one pass, `cheapest` finds the best values to spill. As several passes may share a
+        spilled value, it is also called as if so many shared each. A choice is kept if it moves
+        less in all.
         """
         tried: set[frozenset[tuple[Node, int]]] = set()
         for spills in chain(self._candidates(), self.changed(eager=True)._candidates()):
@@ -140,7 +141,7 @@ class Placement:
         return self
 
     def _candidates(self) -> Iterator[dict[Node, int]]:
-        """Yield sets of values whose spilling would help one pass, each with the first pass that computes it."""
+        """Yield sets of values to spill that may help a pass, with the pass that computes each."""
         work = self.work
         needed = set[Node]()
         for p in self.passes:
@@ -153,8 +154,7 @@ class Placement:
             for sharing in range(1, min(work.count, MOST_SHARING) if work.products else work.count):
                 # + 1: of equal prices, prefer to read an array that exists anyway
                 dear = {n: 2 * (sharing + 1) * work.size("", n) + 1 for n in made}
-                # calls: prefer values nearest to the roots
-                dear = dict.fromkeys(made, 1) if work.calls else dear
+                dear = dict.fromkeys(made, 1) if work.calls else dear  # nearest to the roots
                 prices = dear | {n: 2 * sharing * price for n, (_, price) in readable.items()}
                 best = cheapest(roots, work.args.__getitem__, prices.get)
                 spills = {n: made[n] for n in best if n not in readable}
@@ -173,18 +173,16 @@ class Placement:
     def _sources(self, k: int) -> dict[Node, tuple[str, int]]:
         """Return the values that pass k can read, with the name of the array and the price."""
         work = self.work
-        readable = dict[Node, str]()
+        names = dict[Node, str]()
         for name, n in work.outputs.items():
             if self.stored[name] < k and not work.rounds(name):
-                readable[n] = name
-        readable |= {n: name for name, n in self.scratch.items() if self.spilled[n] < k}
-        readable |= {n: work.products[n] for n in work.made}
-        old = [n for n in work.inputs if n not in readable or self.stored.get(n.data, k) >= k]
-        readable |= {n: n.data for n in old}
+                names[n] = name
+        names |= {n: name for name, n in self.scratch.items() if self.spilled[n] < k}
+        names |= {n: work.products[n] for n in work.made}
+        old = [n for n in work.inputs if n not in names or self.stored.get(n.data, k) >= k]
+        names |= {n: n.data for n in old}
         late = {n for n in old if self.stored.get(PLACE.get(n.data, n.data), k) < k}
-        return {
-            n: (name, LATE if n in late else work.size(name, n)) for n, name in readable.items()
-        }
+        return {n: (name, LATE if n in late else work.size(name, n)) for n, name in names.items()}
 
     def _pass(self, k: int) -> Pass:
         """Return pass k."""

@@ -1,6 +1,5 @@
-"""A plan: the passes over the elements of a tensor, and the computation between them.
-
-`arrayopt.fusion.planning` makes plans from traces; engines run them as they are, or lower them to programs.
+"""A plan: the passes over the elements of a tensor, and the computation between them. Planning
+makes it from a trace. Engines run it, or lower it to a program.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +14,7 @@ from arrayopt.state.quantized import scale_of
 
 
 class Total(NamedTuple):
-    """When a total of a plan is computed: before pass `level`, as the `turn`-th that is computed there."""
+    """When a total of a plan is computed: before pass `level`, as the `turn`-th total there."""
 
     level: int
     turn: int
@@ -23,7 +22,7 @@ class Total(NamedTuple):
 
 
 def ordered_totals(nodes: Sequence[Node]) -> tuple[Total, ...]:
-    """Return for each total when it is computed. A total that depends on another has a later turn."""
+    """When each total is computed. A total that depends on another has a later turn."""
     found: dict[Node, Total] = {}
     for x in nodes:
         before = [found[n].turn for n in reachable(x.args) if n.op == TOTAL and n.level == x.level]
@@ -32,7 +31,8 @@ def ordered_totals(nodes: Sequence[Node]) -> tuple[Total, ...]:
 
 
 def in_rounds(several: Iterable[tuple[Total, ...]]) -> list[list[int]]:
-    """Return the numbers of the totals that are computed together, round by round, for tensors of several plans.
+    """Return the numbers of the totals that are computed together, round by round, for tensors of
+    several plans.
 
     Raises
     ------
@@ -55,7 +55,7 @@ def in_rounds(several: Iterable[tuple[Total, ...]]) -> list[list[int]]:
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Plan:
-    """How one tensor is updated; or, in a plan that writes nothing, how the reports of its update are computed."""
+    """How one tensor is updated; or how its reports are computed, in a plan that writes nothing."""
 
     element: str
     """The axes of an element; ``"C"`` if the tensor's shape does not matter."""
@@ -68,15 +68,15 @@ class Plan:
     slots: dict[str, str]
     """The axes of each slot."""
     small: dict[str, Node]
-    """The slots over fewer axes than the elements, with their new values, written after the last pass."""
+    """The slots over fewer axes than the elements, with their values after the last pass."""
     reports: dict[str, Node]
     """The values per tensor to report."""
     storage: dict[str, str]
     """The storage dtypes of the parameter, the slots and scratch arrays."""
     spilled: dict[str, Node]
-    """Scratch arrays: a pass stores a value in one, and a later pass of the same step loads it. The node
-    is one of the values; all values of an array have the same axes and kind. Their dtype is that of
-    arithmetic, or the one that they were rounded to; see `Node.narrow`.
+    """Scratch arrays: a pass stores a value in one, and a later pass of the same step loads it. The
+    node is one of the values; all values of an array have the same axes and kind. Their dtype is
+    that of arithmetic, or the one that they were rounded to; see `Node.narrow`.
     """
     totals: tuple[Total, ...] = ()
     phases: "tuple[Plan, ...]" = ()
@@ -171,7 +171,7 @@ class Plan:
         return not (self.passes or any(self.between) or self.written)
 
     def bytes_per_parameter(self, grad_dtype: str | None = None) -> float:
-        """Return the bytes that passes read and write per parameter. By default, gradients have a parameter's dtype."""
+        """The bytes that passes move per parameter; gradients have its dtype by default."""
         element_wise = [p for p in self.passes if p.axes == self.element and not p.multiplies]
         return sum(self.bytes_of(p, grad_dtype) for p in element_wise)
 

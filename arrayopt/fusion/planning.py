@@ -1,9 +1,8 @@
 """Planning: from a trace to a plan. `arrayopt.fusion.plans` calls `plan`.
 
-A pass reads and writes elements. Values over fewer axes (per row, per column, per tensor) are computed
-between passes, from the reductions of earlier passes. Threads, blocks and ranks divide the elements
-of a pass among them, and synchronize between passes. A product of matrices is a pass too: it reads
-arrays that an earlier pass has stored, and stores its result.
+A pass reads and writes elements. Values over fewer axes (per row, per column, per tensor) are
+computed between passes, from the reductions of earlier passes. Threads, blocks and ranks share the
+elements of a pass, and synchronize between passes. A product of matrices is a pass of its own.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,11 +24,12 @@ from arrayopt.fusion.work import Work
 def plan(traced: Trace, *, calls: bool = False) -> Plan:
     """Plan the passes of a trace.
 
-    Each value is computed in the first pass that can compute it. A sum may be made in a later pass that reads its terms
-    anyway. A slot is stored as soon as no later pass needs its old value. If a pass needs a value of an earlier pass,
-    it computes the value again from stored arrays, or the earlier pass spills it: whichever moves fewer bytes, and the
-    former if both move the same. With `calls`, each operation is a call that reads and writes memory, and costs as
-    much; and guarded stores are always made.
+    Each value is computed in the first pass that can compute it. A sum may be made in a later pass
+    that reads its terms anyway. A slot is stored as soon as no later pass needs its old value. If a
+    pass needs a value of an earlier pass, it computes the value again from stored arrays, or the
+    earlier pass spills it: whichever moves fewer bytes, and the former if both move the same. With
+    `calls`, each operation is a call that reads and writes memory, and costs as much; and guarded
+    stores are always made.
 
     Operands and results of products are stored: passes store the operands and read the results. The
     passes of each space are planned separately, and all are sorted by level.
@@ -66,8 +66,8 @@ def plan(traced: Trace, *, calls: bool = False) -> Plan:
 
 
 class _Products:
-    """The products of matrices in a plan: `made` has the scratch array of each product, and `taken` that of
-    each operand that is no product.
+    """The products of matrices in a plan: `made` has the scratch array of each product, and `taken`
+    that of each operand that is no product.
     """
 
     def __init__(self, needed: Iterable[Node]) -> None:
@@ -91,7 +91,7 @@ def _ordered(
     *,
     calls: bool,
 ) -> tuple[list[tuple[int, Pass]], dict[str, Node]]:
-    """Return the passes over all spaces, and products, sorted by level; and the values in scratch arrays."""
+    """The passes over all spaces, and products, by level; and the values in scratch arrays."""
     element, order = traced.element, list[tuple[int, Pass]]()
     narrow = frozenset(name for name, dtype in traced.storage.items() if STORED[dtype].rounds)
     narrow |= {"g"} if "p" in narrow else set()
@@ -122,7 +122,7 @@ def _frame(traced: Trace, scratch: dict[str, Node]) -> Plan:
 
 
 def _placed(work: Work, totals: Sequence[Node]) -> Placement:
-    """Return the placement for a space. A sum that a total needs is made in a pass before the total."""
+    """The placement for a space. A sum that a total needs is made in a pass before it."""
     outputs, sums = work.outputs, work.sums
     placed = Placement(work, {s: s.args[0].level for s in sums}, {})
     ends = [*outputs.values(), *(s.args[0] for s in sums), *totals]
@@ -144,7 +144,7 @@ def _copied(name: str, node: Node, copies: dict[Node, Node]) -> Node:
 
 
 def _grouped(sums: Iterable[Node]) -> list[list[Node]]:
-    """Group sums that need the same inputs: a pass that reads these for one sum has them for all."""
+    """Group sums that need the same inputs: a pass that reads them for one has them for all."""
     groups: dict[Any, list[Node]] = {}
     for s in sums:
         inputs = frozenset(n for n in reachable(s.args) if n.op == "input")
@@ -153,15 +153,15 @@ def _grouped(sums: Iterable[Node]) -> list[list[Node]]:
 
 
 def _last_chance(s: Node, sinks: Iterable[tuple[Node, frozenset[Node]]], count: int) -> int:
-    """Return the last pass that may make a sum. Each of `sinks` is a value with all nodes that it needs."""
+    """The last pass that may make a sum. Each of `sinks` is a value with all that it needs."""
     made = s.args[0].level
     before = [n.level - 1 for n, needed in sinks if n.level > made and s in needed]
     return min(before, default=count - 1)
 
 
 def _memory_of(passes: Sequence[Pass], kinds: dict[str, tuple[str, str]]) -> dict[str, str]:
-    """Return for each scratch array the name of the memory that holds it: arrays of the same axes and kind
-    share memory if they are not needed at the same time.
+    """Return for each scratch array the name of the memory that holds it: arrays of the same axes
+    and kind share memory if they are not needed at the same time.
 
     A pass works element by element, so it may store into memory that it loads for the last time. A
     product must not write memory that it reads.
@@ -192,7 +192,7 @@ def _renamed(p: Pass, names: dict[str, str]) -> Pass:
 
 
 def _check_spaces(passes: Sequence[Pass], element: str) -> None:
-    """Raise TraceError for operations on a product of a matrix with its transpose that no engine has."""
+    """Raise TraceError for operations on products X Xᵀ that no engine has."""
     for pass_ in passes:
         if pass_.axes == element or pass_.multiplies:
             continue

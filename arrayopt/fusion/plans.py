@@ -1,6 +1,4 @@
-"""The plans of rules: a cache with one plan for all rules of a structure, and for all ranks of tensors that it
-suits. Engines get their plans here, by `plan_for`.
-"""
+"""`plan_for`: the plans of rules, one for all rules of a structure, and all ranks that it suits."""
 
 import threading
 from collections.abc import Sequence
@@ -49,7 +47,7 @@ _CHANGES = (
     " first one; random numbers are `ao.random(h)`, and what changes from step to step is a field"
     " of the rule, a slot or `h.t`"
 )
-"""The error for a rule whose two traces differ, for example because it uses NumPy's random numbers."""
+"""The error for a rule whose two traces differ, as with NumPy's random numbers."""
 
 
 @lru_cache(maxsize=CACHED)
@@ -85,16 +83,17 @@ def plan_for(
     lean: bool = False,
     calls: bool = False,
 ) -> Plan:
-    """Return the plan of a rule for tensors of a rank and dtype. It is made once for each structure; see
-    `trace` and `plan`.
+    """Return the plan of a rule for tensors of a rank and dtype. It is made once for each
+    structure; see `trace` and `plan`.
 
-    With `stats`, it is the plan of the reports. It writes nothing, and runs before the update, whose
-    plan is the same with and without reports. So reports change no bit of an update, whatever a
-    compiler does to either. `valued` matters only to rules with `value_optional`.
+    With `stats`, it is the plan of the reports. It writes nothing, and runs before the update,
+    whose plan is the same with and without reports. So reports change no bit of an update, whatever
+    a compiler does to either. `valued` matters only to rules with `value_optional`.
 
     If no sum is over rows or columns, shape does not matter, and the tensor is seen as one row of
-    elements. Ranks for which a rule does the same share a plan. The `shape` matters only to rules that
-    compare rows with columns, or either with a number. Without it, fewer rows than columns are assumed.
+    elements. Ranks for which a rule does the same share a plan. The `shape` matters only to rules
+    that compare rows with columns, or either with a number. Without it, fewer rows than columns are
+    assumed.
     """
     key, view = _ByStructure(rule), Aspect(flat=True)
     valued = valued or not rule.value_optional
@@ -108,7 +107,7 @@ def plan_for(
 
 
 def ways(rule: Rule) -> list[dict[str, bool]]:
-    """Return the options of `plan_for` for all steps of a rule: updates and reports, with a value or without."""
+    """The options of `plan_for` for all steps: updates and reports, with and without a value."""
     found = [{"stats": False}, {"stats": True}]
     if rule.value_optional:
         found += [one | {"valued": False} for one in found]
@@ -118,7 +117,7 @@ def ways(rule: Rule) -> list[dict[str, bool]]:
 def totals_for(
     rule: Rule, shape: tuple[int, ...], dtype: str, *, valued: bool = True
 ) -> tuple[Total, ...]:
-    """Return when the totals of a rule are computed: one after the other if the rule cannot be traced."""
+    """When the totals of a rule are computed: one after the other if it cannot be traced."""
     try:
         return plan_for(rule, len(shape), dtype, shape=shape, valued=valued).totals
     except WritesError:
@@ -138,7 +137,7 @@ def _totals_of_ones(key: _ByStructure, rank: int, valued: bool) -> tuple[Total, 
 
 @lru_cache(maxsize=CACHED)
 def widened(plan: Plan) -> Plan:
-    """Return the plan for an engine that decodes quantized slots before the step, and encodes them after it."""
+    """The plan for engines that decode quantized slots before the step and encode them after."""
     if not plan.quantized:
         return plan
     stored, wide = plan.storage["p"], dict[str, str]()

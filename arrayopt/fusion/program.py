@@ -1,7 +1,8 @@
 """The statements of a program, in which every place is an explicit index.
 
-Lowering makes them from a plan, and the printers for Numba, C++ and CUDA print them. A function of a program works on
-one tensor, a row of the table of tensors. Statements refer to values of the plan by nodes, and to all else by name.
+Lowering makes them from a plan, and the printers for Numba, C++ and CUDA print them. A function of
+a program works on one tensor, a row of the table of tensors. Statements refer to values of the plan
+by nodes, and to all else by name.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,7 +23,7 @@ class Let:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """Define ``at_NAME`` as the array of `size` numbers at the address in column NAME, or at `address`."""
+    """Define ``at_NAME`` as an array, at the address in column NAME of the table, or another."""
 
     name: str
     size: Index
@@ -41,7 +42,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read a value from a place or a variable. Unless `wide`, cast it to the dtype of arithmetic."""
+    """Read a value from a place or variable. Unless `wide`, cast it to the dtype of arithmetic."""
 
     node: Node
     place: Place | str
@@ -74,7 +75,7 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Combine a number with the result so far of a reduction, in a variable or place: `Reduction.take`."""
+    """Combine a number with the result so far of a reduction, in a variable or place."""
 
     reduction: Node
     into: str | Place
@@ -132,7 +133,7 @@ class When:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What a pass does once per tensor, matrix, row, column and element. The loops around it are the engine's."""
+    """What a pass does per tensor, matrix, row, column and element. The loops are the engine's."""
 
     tensor: tuple[Read, ...]
     batch: tuple[Read, ...]
@@ -141,9 +142,7 @@ class Body:
     columns: dict[Node, Place]
     """The values per column, with the place of the matrix's first one."""
     elements: Elements
-    """The computation for elements, without slices. If random numbers are drawn, its position is that of
-    the tensor's first element.
-    """
+    """The loop over elements, without slices; its position is that of the first element."""
     sums: dict[str, dict[Node, Index]]
     """The reductions by kind, one of `arrayopt.fusion.passes.KINDS`, each with the index where its
     partial results begin.
@@ -187,9 +186,9 @@ class Function:
     name: str
     """The function's name."""
     shared: str
-    """How threads share the work. On a CPU: ``units``, each thread does the units from ``lo`` to ``hi``;
-    ``threads``, each computes its range from its own number; empty, one thread does all. For devices,
-    see `arrayopt.fusion.lower_stages`.
+    """How threads share the work. On a CPU: ``units``, each thread does the units from ``lo`` to
+    ``hi``; ``threads``, each computes its range from its own number; empty, one thread does all.
+    For devices, see `arrayopt.fusion.lower_stages`.
     """
     body: tuple[Statement, ...]
     """The statements."""
@@ -210,8 +209,8 @@ class Stage:
     """The arrays to pass as the function's `scratch`."""
     axes: str = ""
     siblings: "tuple[Stage, ...]" = ()
-    """On a device: the axes of the results (in a pass, those of elements); and other functions that run
-    in the same stage, each with pieces of its own.
+    """On a device: the axes of the results (in a pass, those of elements); and other functions that
+    run in the same stage, each with pieces of its own.
     """
 
     @property
@@ -227,7 +226,7 @@ class Program:
     stages: tuple[Stage, ...]
     """On a CPU, stage 2k is before pass k, and may be empty; stage 2k + 1 is pass k."""
     planes: tuple[tuple[str, ...], ...] = ()
-    """For each segment, the axes of each of its values: a thread needs a plane for each position along these."""
+    """The axes of each value of each segment: it has a plane for each position along these."""
 
     @property
     def functions(self) -> list[Function]:

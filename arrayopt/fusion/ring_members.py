@@ -1,4 +1,4 @@
-"""The members of rings in a pass (`Members`), and a loop over them (`RingLoop`); see `arrayopt.fusion.rings`."""
+"""The members of rings in a pass (`Members`), and a loop over them (`RingLoop`)."""
 
 import re
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from arrayopt.fusion.graph import Node
 from arrayopt.fusion.passes import Pass
 
 LEAST_ON_DEVICE, LEAST_ON_CPU = 2, 8
-"""The least number of members that a loop goes through. On CPUs, an unrolled pass over fewer reads less memory."""
+"""The least number of members for a loop. On CPUs, an unrolled pass over fewer reads less."""
 
 _MEMBER = re.compile(r"(.+)_(\d+)")
 
@@ -19,7 +19,7 @@ class UnlikeError(Exception):
 
 
 def families(names: Iterable[str], least: int = LEAST_ON_DEVICE) -> dict[str, int]:
-    """Return the names, without numbers, that may be rings of at least so many members, and their counts."""
+    """The names, without numbers, of what may be rings of at least so many members, with counts."""
     found: dict[str, set[int]] = {}
     for match in filter(None, map(_MEMBER.fullmatch, names)):
         if match[2] == str(int(match[2])):
@@ -38,27 +38,27 @@ class RingLoop:
     """One loop over elements, or such a loop inside loops over members."""
 
     over: str
-    """``once``: no loop over members; ``several``: over groups of `at_once` members; ``rest``: for the
-    members that are left; ``square``: over all pairs of members; ``triangle``: over the pairs whose
-    second member is not after the first.
+    """``once``: no loop over members; ``several``: over groups of `at_once` members; ``rest``: for
+    the members that are left; ``square``: over all pairs of members; ``triangle``: over the pairs
+    whose second member is not after the first.
     """
     members: int = 0
     at_once: int = 0
     """The number of members of a ring, and the number in a group (0 for pairs)."""
     loads: dict[str, Node] = field(default_factory=dict)
     stores: dict[str, Node] = field(default_factory=dict)
-    """The values that are read and written, by array. The first members of a ring stand for those of a group."""
+    """What is read and written, by array. The first members of a ring stand for any group."""
     nodes: tuple[Node, ...] = ()
     """The values that are computed, in order."""
     sums: dict[Node, Node] = field(default_factory=dict)
-    """The reductions, with the value that each reduces. Those of the first group, or pair, stand for all."""
+    """The reductions, with their operands. Those of the first group, or pair, stand for all."""
     guards: dict[str, Node] = field(default_factory=dict)
     """The arrays that are written only if a condition is true, with the conditions."""
     taken: list[Node] = field(default_factory=list)
     kept: list[Node] = field(default_factory=list)
     """The values that the loop reads from buffers, and those that it writes into buffers."""
     added: dict[Node, tuple[Node, Node]] = field(default_factory=dict)
-    """The sums over members, each with the nodes of the sum before and after the terms of a group."""
+    """The sums over members, with the nodes of the sum before and after a group's terms."""
 
     def __bool__(self) -> bool:
         return bool(self.stores or self.sums or self.kept or self.added)
@@ -70,7 +70,7 @@ class Members:
     Attributes
     ----------
     members_of : dict of Node to set of (int, int)
-        The members that each value is computed from: the number of members of the ring, and the index.
+        The members that each value is computed from: how many their ring has, and the index.
     stage : dict of Node to int
         How many sums over members a value follows, one after the other.
     terms : dict of Node to list of Node
@@ -114,7 +114,7 @@ class Members:
                 self.stage[node] = max(self.stage[x] for x in terms) + 1
 
     def _terms(self, node: Node) -> list[Node] | None:
-        """Return the terms of a sum over all members, in their order; None if the value is no such sum."""
+        """The terms of a sum over all members, in their order; None if it is no such sum."""
         terms = list[Node]()
         while len(self.members_of[node]) > 1:
             if node.op != "add" or any(a not in self.members_of for a in node.args):
@@ -126,7 +126,7 @@ class Members:
         return terms if [self.members_of[x] for x in terms] == each else None
 
     def same(self, nodes: tuple[Node, ...], which: int = 0) -> Node:
-        """Return the node that stands for a value of each member, with the names of member `which`."""
+        """The node that stands for a value of each member, with the names of member `which`."""
         first = nodes[which]
         if all(n is first for n in nodes):
             if len(self.members_of.get(first, ())) > 0:

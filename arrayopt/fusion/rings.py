@@ -1,10 +1,9 @@
-"""Passes over rings, rolled into loops over members. A ring is k slots ``s_0``, ``s_1``, ... of one rule (see
-`arrayopt.ring`), its members.
+"""Passes over rings, rolled into loops over members. A ring is k slots ``s_0``, ``s_1``, ... of one
+rule (see `arrayopt.ring`), its members.
 
-A rule does the same with each member of a ring, so its trace has the same operations k times. `rolled`
-recognizes them by their structure, so that the code and registers of a pass do not grow with k. A pass
-becomes parts, each a loop over the elements: once, for some members at a time, or for each pair of
-members. `Lowering.rings` calls `rolled`, and `lower_rings.py` lowers the result.
+A rule does the same with each member of a ring, so its trace has the same operations k times.
+`rolled` recognizes them by their structure, so that the code and registers of a pass do not grow
+with k. A pass becomes parts: loops over the elements, for some members at a time or for each pair.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +15,7 @@ from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.ring_members import Members, RingLoop, UnlikeError, families, in_order
 
 MEMBERS_AT_ONCE = 4
-"""The members in one loop: several arrays are read faster than one. Half as many if they need more registers."""
+"""The members in one loop: reading several arrays is faster. Half if they need more registers."""
 
 
 def rolled(one: Pass, slots: Sequence[str], least: int, *, wide: bool = False) -> "Rolled | None":
@@ -41,7 +40,7 @@ def rolled(one: Pass, slots: Sequence[str], least: int, *, wide: bool = False) -
 
 
 class Rolled(Members):
-    """A pass over rings, in `parts`. For each stage, `once` has a part without members, and `by_members` the others."""
+    """A pass over rings, in `parts`: for each stage, one in `once`, and those `by_members`."""
 
     def __init__(self, one: Pass, rings: dict[str, int], at_once: int) -> None:
         super().__init__(one, rings)
@@ -112,7 +111,7 @@ class Rolled(Members):
         raise UnlikeError
 
     def _of_pairs(self, each: list[tuple[int, int]], values: Sequence[Node]) -> Node | None:
-        """Return the node that stands for a value of each pair; None if the values are not computed alike."""
+        """The node that stands for a value of each pair; None if values are not computed alike."""
         first, args = values[0], list[Node]()
         if not first.args or len({(x.op, len(x.args), x.data) for x in values}) > 1:
             return None
@@ -168,11 +167,11 @@ class Rolled(Members):
                 part.added[root] = so_far, new
 
     def _of_members(self, stage: int, members: int) -> list[RingLoop]:
-        """Return the parts of a stage that together go through all members of rings with so many."""
+        """The parts of a stage that together go through all members of rings with so many."""
         return [x for x in self.by_members[stage] if x.at_once and x.members == members]
 
     def _place(self) -> None:
-        """Complete all parts. Arrays outside rings are written once no later part reads their old values."""
+        """Complete all parts. Arrays of no ring are written when no part reads old values."""
         when = dict[str, int]()
         for name, node in self.one.stores.items():
             if name not in self.member_of:
@@ -215,7 +214,7 @@ class Rolled(Members):
         return next(stage for stage, part in self.once.items() if node in part.kept)
 
     def _complete(self, part: RingLoop, ready: Iterable[Node]) -> None:
-        """Set what a part reads and computes. Values in `ready`, and those of no member, are read from buffers."""
+        """Set what a part reads and computes. Values in `ready`, or of no member, are buffered."""
         ends = [*part.stores.values(), *part.sums.values(), *part.kept]
         ends += [new for _, new in part.added.values()]
         so_far = {node for node, _ in part.added.values()}

@@ -1,5 +1,5 @@
-"""Compiled Python functions for the scalars of a step, which are computed from hyper-parameters, t and `clip`.
-Engines call them in each step; NumPy's engine also for values per tensor (`straight`).
+"""Compiled Python functions for the scalars of a step, which are computed from hyper-parameters, t
+and `clip`. Engines call them in each step; NumPy's engine also for values per tensor (`straight`).
 
 Results equal those of `arrayopt.fusion.graph.evaluate`, bit for bit, but no graph is traversed.
 """
@@ -16,12 +16,12 @@ from arrayopt.fusion.ops import OPS
 from arrayopt.fusion.plan import Plan
 
 EACH_STEP = {UPDATES: "t", CLIP: "clip"}
-"""The scalars that change in each step even if no hyper-parameter does, with their names in the text."""
+"""The scalars that change in each step, with their names in the text."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ScalarCode:
-    """The code for the scalars of a plan. Each is a float, or a float64 array with a number for each tensor."""
+    """The code for the scalars of a plan: floats, or float64 arrays with a number per tensor."""
 
     names: tuple[str, ...]
     """The hyper-parameters and extents (``count:RC``: rows times columns) that the plan uses."""
@@ -33,8 +33,9 @@ class ScalarCode:
     _scalars: Callable[..., tuple[Any, ...]]
 
     def constants(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Compute all that depends on hyper-parameters and extents alone. `scalars` takes the result, until one of
-        these changes. They are `given` by name; names that are not in `names` are ignored.
+        """Compute all that depends on hyper-parameters and extents alone. `scalars` takes the
+        result, until one of these changes. They are `given` by name; names that are not in `names`
+        are ignored.
         """
         leaves = [given[name] for name in self.names]
         with np.errstate(all="ignore"):
@@ -94,12 +95,12 @@ class Straight(NamedTuple):
     results: tuple[Node, ...]
     """The results."""
     function: Callable[..., tuple[Any, ...]]
-    """The function. For Python's numbers it may raise ZeroDivisionError, which NumPy's numbers do not."""
+    """The function. With Python's numbers it may raise ZeroDivisionError."""
 
 
 @lru_cache(maxsize=CACHED)
 def straight(nodes: tuple[Node, ...], read: frozenset[Node]) -> Straight:
-    """Compile a function for `nodes`. It returns those in `read`, and frees the others after their last use."""
+    """Compile a function for `nodes`. It returns those in `read`, and frees others after use."""
     inner, last = set(nodes), dict[Node, Node]()
     outer = tuple(dict.fromkeys(a for a in operands(nodes) if a not in inner and a.op != "const"))
     for n in nodes:
@@ -154,7 +155,7 @@ def _function(
     names: Mapping[Node, str] | None = None,
     freed: Mapping[Node, list[str]] | None = None,
 ) -> str:
-    """Return the text of a function that computes nodes. `freed`: the names to delete after a node."""
+    """The text of a function that computes nodes. `freed`: the names to delete after a node."""
     lines = [f"def {name}({', '.join(given)}):"]
     for node in nodes:
         if node.op != "host":

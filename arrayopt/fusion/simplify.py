@@ -22,10 +22,11 @@ def _axes_of_all(nodes: Iterable[Node]) -> str:
 class Graph:
     """A graph, which makes each distinct node once, in its simplest form.
 
-    In a flat `view`, `element` is ``"C"`` whatever the tensor's rank, and sums are over whole tensors only. `tiny` is
-    the smallest normal number of the dtype of arithmetic; for `lean` see `arrayopt.fusion.trace.trace`. In an
-    `ordinary` graph no condition of `arrayopt.rules.words.branch` is true. If roots of second moments are stored
-    (`rooted`), the root of a scaled moment is computed as the stored root, scaled, since a square root is a CPU's
+    In a flat `view`, `element` is ``"C"`` whatever the tensor's rank, and sums are over whole
+    tensors only. `tiny` is the smallest normal number of the dtype of arithmetic; for `lean` see
+    `arrayopt.fusion.trace.trace`. In an `ordinary` graph no condition of
+    `arrayopt.rules.words.branch` is true. If roots of second moments are stored (`rooted`), the
+    root of a scaled moment is computed as the stored root, scaled, since a square root is a CPU's
     slowest operation.
     """
 
@@ -120,8 +121,8 @@ class Graph:
     def _in_parts(
         self, op: str, args: tuple[Node, ...], axes: str | None, data: Any
     ) -> Node | None:
-        """Compute a complex sum, or an operation on values over fewer axes than the elements, by real and
-        imaginary parts, so that values between passes are real.
+        """Compute a complex sum, or an operation on values over fewer axes than the elements, by
+        real and imaginary parts, so that values between passes are real.
 
         Return None if the result is a value per element, or the operation has no such form.
         """
@@ -161,10 +162,12 @@ class Graph:
         return self.make("complex", *parts)
 
     def _over(self, dividend: Node, divisor: Node) -> Node:
-        """Compute a / b as a · scale · (1 / (b · scale)): one division for all elements that share b.
+        """Compute a / b as a · scale · (1 / (b · scale)): one division for all elements that share
+        b.
 
-        The scale is 1, or 2¹⁰⁰ for a subnormal b, whose reciprocal would be infinite. This is not too
-        much: if a · 2¹⁰⁰ is infinite, so is a / b. The scale is left out if b cannot be subnormal.
+        The scale is 1, or 2¹⁰⁰ for a subnormal b, whose reciprocal would be infinite. This is not
+        too much: if a · 2¹⁰⁰ is infinite, so is a / b. The scale is left out if b cannot be
+        subnormal.
         """
         if _least(divisor) > self.tiny:
             return self.make("mul", dividend, self.make("div", self.const(1.0), divisor))
@@ -176,7 +179,7 @@ class Graph:
         return self.make("over", dividend, scale, reciprocal)
 
     def _where(self, cond: Node, yes: Node, no: Node) -> Node | None:
-        """Simplify √x written with `where` so that its derivative at zero is zero: it is just √x here."""
+        """Simplify √x if `where` makes its derivative at zero zero: it is just √x here."""
         if cond.op == "eq" and _is(cond.args[1], 0.0) and _is(yes, 0.0) and no.op == "sqrt":
             x, inner = cond.args[0], no.args[0]
             if inner.op == "where" and inner.args[0] is cond and inner.args[2] is x:
@@ -185,7 +188,8 @@ class Graph:
 
 
 def _least(node: Node) -> float:
-    """Return a lower bound of a host value's magnitude, unless the value is zero; 0 if no bound is known.
+    """Return a lower bound of a host value's magnitude, unless the value is zero; 0 if no bound is
+    known.
 
     The host computes in double precision, where numbers next to 1 differ from it by 2⁻⁵³ or more.
     """

@@ -1,8 +1,8 @@
-"""Staging: which loops between the passes are one stage on a device. Blocks synchronize after each stage, so
-there should be few. `Stages` (`lower_stages.py`) lowers them, and `layout.py` asks which values are stored.
+"""Staging: which loops between the passes are one stage on a device. Blocks synchronize after each
+stage, so few are best. `lower_stages.py` lowers them.
 
-No operation changes. A value is computed in the loop that needs it, independent loops are one stage,
-and a slot is written in the loop that computes its value.
+No operation changes. A value is computed in the loop that needs it, independent loops are one
+stage, and a slot is written in the loop that computes its value.
 """
 
 from collections.abc import Iterable, Iterator
@@ -62,7 +62,7 @@ class Staging:
         return found
 
     def _delay(self, gap: dict[Node, int]) -> None:
-        """Delay values that only operations over the same axes need, to the gap of the first of these operations."""
+        """Delay values that only operations over the same axes need, to the first of these."""
         fixed = {*self.plan.small.values(), *self.plan.reports.values()}
         fixed.update(*(p.sources for p in self.plan.passes))
         for n in reversed([*gap]):
@@ -72,7 +72,7 @@ class Staging:
                 gap[n] = min(gap[m] for m in users)
 
     def _stored(self, slot: str, value: Node) -> bool:
-        """Write a slot in the loop that computes its value. Return False if its old value is needed later."""
+        """Write a slot in the loop that computes it; False if its old value is needed later."""
 
         def reads(nodes: Iterable[Node]) -> bool:
             return any(n.op == "input" and n.data == slot for n in nodes)
@@ -92,8 +92,8 @@ class Staging:
 
 
 def _stages(nodes: Iterable[Node], element: str) -> list[list[SmallLoop]]:
-    """Return the stages of loops that compute values. A loop computes values over the same axes. A reduction of
-    values over fewer axes than the elements begins a loop of its own, which also computes what follows.
+    """Return the stages of loops that compute values. A loop has values over the same axes. It is a
+    new one for each reduction of values over fewer axes than the elements, and what follows.
     """
     stages = list[dict[tuple[str, Node | None], list[Node]]]()
     at = dict[Node, tuple[int, tuple[str, Node | None]]]()

@@ -1,4 +1,4 @@
-"""Symbolic arrays. `arrayopt.fusion.trace` calls a rule with them, and they record its operations as a graph."""
+"""Symbolic arrays. A trace calls a rule with them, and they record its operations as a graph."""
 
 import operator
 import sys
@@ -43,7 +43,7 @@ class Symbol(Given):
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        """Raise TraceError if code outside this package calls `isinstance`, whose answer would mislead it."""
+        """Raise TraceError if code outside this package calls `isinstance`: it would be misled."""
         if is_of_user(sys._getframe(1)):
             raise not_fused(
                 "`isinstance` cannot be asked of a traced array, as functions of other libraries do"
@@ -61,7 +61,7 @@ class Symbol(Given):
         return made
 
     def beside(self, plain: "Symbol", low: float, high: float) -> "Symbol":
-        """Return the same values, whose sums are `Spare`: used only if the sum of `plain` over- or underflows."""
+        """Return the same values, whose sums are `Spare`: used only if that of `plain` fails."""
         made = self.view(self.dims)
         made.spare = Spare(plain.node.id, low, high)
         return made
@@ -138,7 +138,7 @@ class Symbol(Given):
     __hash__ = _refused("what is traced is in no dictionary or set; compare numbers by ==")
 
     def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Any:
-        """Record an operator whose left operand is NumPy's. Raise TraceError for NumPy's functions."""
+        """Record an operator whose left operand is NumPy's. Refuse NumPy's functions."""
         for x in options.get("out", ()):
             x.written(None)
         op = next((op for op, row in OPS.items() if row.numpy is ufunc and row.methods), None)
@@ -148,7 +148,7 @@ class Symbol(Given):
 
 
 class Extent(Symbol):
-    """A length of a symbolic array: a scalar of the step. A rule that compares lengths gets a plan per outcome."""
+    """A length of a symbolic array: a scalar of the step. Comparing lengths selects a plan."""
 
     __class__ = property(lambda self: int)
 
@@ -173,7 +173,7 @@ class Extent(Symbol):
 
 
 def _comparison(method: str) -> Any:
-    """Return the comparison `method` of lengths. The graph's view has the answers for rows and columns."""
+    """The comparison `method` of lengths. The view has the answers for rows and columns."""
 
     def compare(self: Extent, other: Any) -> Any:
         if not isinstance(other, Extent):
@@ -219,7 +219,7 @@ def lift(graph: Graph, value: Any) -> tuple[Node, tuple[str, ...], str]:
 
 
 def _unlike(op: str, nodes: list[Node]) -> str:
-    """Return why an operation on conditions might differ from that of a rule run as written, or ""."""
+    """Why an operation on conditions might differ from that of a rule run as written, or ""."""
     kinds = {n.dtype for n in nodes}
     if op in ("and", "or", "not") and kinds != {"bool"}:
         return "`&`, `|` and `~` are traced for conditions, not for numbers"
@@ -241,7 +241,7 @@ def _is_odd(n: Node) -> bool:
 
 
 def elementwise(op: str, *operands: Any) -> Any:
-    """Apply an operation to symbols and numbers. Return a symbol, or a number if all operands are numbers."""
+    """Apply an operation. The result is a number if all operands are numbers, else a symbol."""
     row, graphs = OPS[op], [x.graph for x in operands if isinstance(x, Symbol)]
     if not graphs:
         return of_numbers(row.numpy, *operands)
@@ -249,7 +249,7 @@ def elementwise(op: str, *operands: Any) -> Any:
     if len(operands) != row.arity:
         raise not_fused(f"`{op}` takes {row.arity} operands; got {len(operands)}")
     lifted = [lift(graph, x) for x in operands]
-    # beside a 16-bit array, scalars of the step do not widen the result: to the rule they are numbers
+    # beside a 16-bit array, scalars of the step do not widen the result, as numbers do not
     narrow = any(name in NARROW for _, _, name in lifted)
     names = []
     for n, _, name in lifted:
@@ -286,7 +286,7 @@ def elementwise(op: str, *operands: Any) -> Any:
 
 
 def _method(op: str, *, swap: bool) -> Any:
-    """Return a method of symbols that records an operation. With `swap`, the symbol is the right operand."""
+    """A method of symbols that records an operation. With `swap`, the symbol is on the right."""
     return lambda *args: elementwise(op, *(reversed(args) if swap else args))
 
 

@@ -1,7 +1,4 @@
-"""Tracing: from a rule to a graph. `trace` calls the rule once with symbolic arrays, which record its operations.
-
-`arrayopt.fusion.plans` calls it, and gives the result to `arrayopt.fusion.planning`.
-"""
+"""Tracing: `trace` calls a rule with symbolic arrays, which record its operations as a graph."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -79,7 +76,7 @@ class _Inputs:
 
 
 def _numbers_of(rule: Rule, inputs: _Inputs) -> tuple[dict[str, Any], Rule]:
-    """Return a rule's hyper-parameters as symbols, and a copy of the rule whose `self.lr` is the symbol `h.lr`."""
+    """A rule's hyper-parameters as symbols, and a copy of the rule whose `self.lr` is `h.lr`."""
     values, off, seen = dict[str, Any](), rule.structure[-1], copy(rule)
     zero_is_off = {field.name for field in fields(rule) if field.metadata.get("zero_is_off")}
     for name in hypers(type(rule)):
@@ -99,7 +96,7 @@ class _On(On, Symbol):
 
 @dataclass(frozen=True)
 class _Draws:
-    """Returns random numbers as a symbol with the parameter's dimensions; see `arrayopt.rules.draws.Draws`."""
+    """Returns random numbers as a symbol like the parameter; see `arrayopt.rules.draws.Draws`."""
 
     p: Symbol
     stored: str
@@ -135,7 +132,7 @@ def _per_tensor(graph: Graph, node: Node) -> Node:
 
 @contextmanager
 def _clear_errors(rule: Rule, rank: int) -> Iterator[None]:
-    """Add the rule's line to errors of a trace. An error that the rule also raises untraced is raised as it is."""
+    """Add the rule's line to errors of a trace. An error that is not of tracing stays as it is."""
     RAISED.first = None
     try:
         yield
@@ -246,7 +243,7 @@ def trace(
 def _slots(
     rule: Rule, rank: int, dtype: str, inputs: _Inputs, fresh: dict[str, Any]
 ) -> tuple[dict[str, Symbol], dict[str, str]]:
-    """Return the symbols of a rule's slots, and the storage dtypes of the slots and the parameter."""
+    """The symbols of a rule's slots, and the storage dtypes of the slots and the parameter."""
     narrow = rule.storage(rank, dtype)
     if any(symbol.dtype in NARROW or symbol.dtype not in WORKING for symbol in fresh.values()):
         raise TraceError("16-bit and bool slots are not fused; use engine='array_api'")
@@ -260,7 +257,7 @@ def _slots(
 
 
 def _check_values(rule: Rule, graph: Graph, values: dict[str, tuple[Symbol, Any]]) -> None:
-    """Raise an error if a returned value cannot replace the old one, as its shape or kind is another."""
+    """Raise an error if a returned value differs in shape or kind from the one that it replaces."""
 
     def form(symbol: Any) -> tuple[tuple[str, ...], str]:
         node, dims, _ = lift(graph, symbol)
@@ -271,7 +268,7 @@ def _check_values(rule: Rule, graph: Graph, values: dict[str, tuple[Symbol, Any]
 
 
 def _reported(who: str, graph: Graph, reports: dict[str, Any], *, one: bool) -> dict[str, Node]:
-    """Return the nodes of the reports, each a value per tensor. `one`: the tensor has rank 0, so one element."""
+    """The nodes of the reports, each a value per tensor. `one`: the tensor has rank 0."""
     nodes = {name: lift(graph, symbol)[0] for name, symbol in reports.items()}
     # a total comes from outside the pass that reports, so a report of it is a copy
     nodes |= {name: graph.make("copy", x) for name, x in nodes.items() if x.op == TOTAL}

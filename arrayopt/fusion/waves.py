@@ -1,8 +1,7 @@
 """Waves: many numbers of a tensor, divided into waves that are computed at once, by one operation.
 
 A rule such as L-BFGS computes hundreds of numbers between its passes. In waves, the code has each
-operation once, and tables have the operands. So code and registers do not grow with the count of
-numbers. `layout.py`, `staging.py` and `lower_waves.py` use this module.
+operation once, and tables have the operands. So code and registers do not grow with their count.
 """
 
 from collections.abc import Iterable, Sequence

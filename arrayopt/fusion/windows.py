@@ -1,5 +1,4 @@
-"""The windows of ranks, for a tensor that the user divided and that is seen as matrices. A window is a range of
-batches, rows and columns.
+"""Windows: parts of a tensor that is seen as matrices, each some batches, rows and columns.
 
 A unit begins where a window begins, so each window has units of its own. Values per row, column or
 batch are stored as for the whole tensor, and partial results in the order of windows.
@@ -15,7 +14,7 @@ from arrayopt.arrays import Ints
 from arrayopt.fusion.graph import ELEMENT
 
 WINDOW = ("A_0", "A_1", "A_T", "R_0", "R_1", "R_T", "C_0", "C_1", "C_T")
-"""The numbers of a window: the first batch, the end, and the first unit along batches; then for rows and columns."""
+"""A window: the first batch, the end, and the first unit of batches; then for rows, columns."""
 
 Blocks = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
 """The offset and shape of each rank's part."""
@@ -39,12 +38,14 @@ def axes_of(shape: Sequence[int], element: str) -> list[str]:
 def windows(
     blocks: Blocks, shape: Sequence[int], element: str, geo: Any
 ) -> tuple[Ints, tuple[int, int, int]]:
-    """Return each rank's window of a tensor, and the number of units along batches, rows and columns.
+    """Return each rank's window of a tensor, and the number of units along batches, rows and
+    columns.
 
     Parameters
     ----------
     blocks : sequence
-        Each rank's part. Parts do not overlap and fill the tensor, but several ranks may have the same part.
+        Each rank's part. Parts do not overlap and fill the tensor, but several ranks may have the
+        same part.
     shape : sequence of int
         The tensor's shape.
     element : str
@@ -55,7 +56,8 @@ def windows(
     Raises
     ------
     ValueError
-        If the parts are not divided along whole rows and columns. The message is to be put after the tensor's name.
+        If the parts are not divided along whole rows and columns. The message is to be put after
+        the tensor's name.
     """
     letters = axes_of(shape, element)
     columns, counts = [], []
@@ -87,7 +89,7 @@ def windows(
 
 
 def _range(extents: Sequence[tuple[int, int, int]]) -> tuple[int, int] | None:
-    """Return the range, on several dimensions merged into one axis, that a part covers; None if it has gaps."""
+    """The range that a part covers on dimensions merged into one axis; None if it has gaps."""
     inner = 1
     first, count, gaps = 0, 1, False
     for offset, n, size in reversed(extents):

@@ -1,6 +1,5 @@
-"""The work of all passes over one space, and `cheapest`, which chooses the values that a pass reads.
-
-`arrayopt.fusion.placement` tries ways to divide the work among passes, and `Work` makes each pass.
+"""The work of all passes over one space (`Work`), and the choice of the values that a pass reads
+(`cheapest`). `placement.py` uses both to try ways to divide the work among passes.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -38,7 +37,8 @@ class Work:
     args : dict of Node to list of Node
         The operands of each value that are values per element. Others are computed between passes.
     passes : dict
-        A cache of passes, by what they store, reduce and can read. Most placements that are tried differ in few passes.
+        A cache of passes, by what they store, reduce and can read. Most placements that are tried
+        differ in few passes.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Work:
         self.passes: dict[Any, Pass] = {}
 
     def is_element(self, n: Node) -> bool:
-        """Whether a pass reads or computes the value: it is per element, or complex with parts from between passes."""
+        """Whether a pass reads or computes a value: it is per element, or complex of any axes."""
         given = n.on_host or n.reduces or n.op == POSITION
         return (n.axes == self.element or n.op == "complex") and not given
 
@@ -87,7 +87,7 @@ class Work:
     def pass_for(
         self, stores: dict[str, Node], sums: tuple[Node, ...], readable: dict[Node, tuple[str, int]]
     ) -> Pass:
-        """Return the pass with these stores and sums. `readable`: the values that it can read, with name and price."""
+        """The pass with these stores and sums. `readable`: what it can read, name and price."""
         key = (*stores.items(), *sums, frozenset(readable.items()))
         if key in self.passes:
             return self.passes[key]
@@ -119,8 +119,8 @@ TOP, BOTTOM = 0, 1
 def cheapest(
     roots: Iterable[Node], args: Callable[[Node], list[Node]], price: Callable[[Node], int | None]
 ) -> list[Node]:
-    """Return the cheapest set of values that the roots can be computed from. If several cost the same, return
-    the one nearest to the roots.
+    """Return the cheapest set of values that the roots can be computed from. If several cost the
+    same, return the one nearest to the roots.
 
     Parameters
     ----------
@@ -129,7 +129,8 @@ def cheapest(
     args : callable
         The operands of a value that cost something; an empty list if all are free.
     price : callable
-        The price to read a value, at least 1, or None if it cannot be read. Inputs and products have a price.
+        The price to read a value, at least 1, or None if it cannot be read. Inputs and products
+        have a price.
 
     Notes
     -----
