@@ -1,4 +1,4 @@
-"""An engine that compiles plans for CPUs: what such engines have in common."""
+"""The base class of the engines `numba` and `cpp`, which compile plans for CPUs."""
 
 import math
 
@@ -26,6 +26,6 @@ class Native(Fused):
 
 
 def _longest(bucket: Bucket) -> int:
-    """The most rows or columns of a tensor, however it is seen."""
+    """Return the largest number of rows or columns of a tensor, in any view of it."""
     shapes = [tuple(map(int, x.array.shape)) for x in bucket.tensors if size(x.array)]
     return max(max(shape[0], *shape[-2:], math.prod(shape[1:])) for shape in shapes)
