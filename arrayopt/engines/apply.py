@@ -25,8 +25,7 @@ def apply(
     first: int = 0,
     stacked: bool | None = None,
 ) -> Done:
-    """Return the new parameter and slots, in their dtypes, and the report of one update of a
-    tensor.
+    """Return the new parameter, slots (each in its dtype) and report of one update of a tensor.
 
     If the rule, or the argument, is `stacked`, each layer is updated like a tensor of its own, and
     has its own report; `t` may be an array with a number for each. All layers are updated at once

@@ -112,12 +112,12 @@ def apply_one(
     check_value(who, "the parameter", p, new_p, form_of)
     for name, wide in store.wide.items():
         check_value(who, f"slot {name!r}", wide, out[name], form_of)
-    new_slots = store.taken(new_p, out)
+    new_slots = store.new_slots(new_p, out)
     report = {name: x for name, x in out.items() if name not in store.wide}
     report = _one_each(who, report, (p.shape[0],) if together else ())
     if update.stats:
         report |= norms(space, store.wide.get("master", wide_p), wide_g, new_p)
-    return store.kept(new_p, wide_p, p), new_slots, report
+    return store.stored(new_p, wide_p, p), new_slots, report
 
 
 class _Store:
@@ -141,7 +141,7 @@ class _Store:
             with np.errstate(all="ignore"):
                 self.wide["master"] = current(p, self.wide["master"])
 
-    def taken(self, new_p: Array, out: dict[str, Any]) -> dict[str, Array]:
+    def new_slots(self, new_p: Array, out: dict[str, Any]) -> dict[str, Array]:
         """Return the new slots, in their stored form, from the results of the rule."""
         made: dict[str, Array] = {}
         for name, wide in self.wide.items():
@@ -149,9 +149,9 @@ class _Store:
             if name in self._codes:
                 made |= self._quantized(name, out[name])
             elif name == "master" and is_split(old):
-                made[name] = self.kept(low_bits(self._p, new_p, out[name]), None, old)
+                made[name] = self.stored(low_bits(self._p, new_p, out[name]), None, old)
             else:
-                made[name] = self.kept(out[name], wide, old)
+                made[name] = self.stored(out[name], wide, old)
         return {name: made[name] for name in self._stored}
 
     def _quantized(self, name: str, new: Any) -> dict[str, Array]:
@@ -164,7 +164,7 @@ class _Store:
         made = quantized(new, dtype_name(codes), scale.ndim - 1)
         return {name: made[0], scale_of(name): made[1]}
 
-    def kept(self, new: Any, wide_old: Array | None, old: Array) -> Array:
+    def stored(self, new: Any, wide_old: Array | None, old: Array) -> Array:
         """Return a result in the dtype of `old`, copied if it shares memory with another array."""
         if new is wide_old:
             return old

@@ -48,17 +48,17 @@ Swap = Callable[[list[Partials]], Callable[[], None]]
 
 def interleaved(several: Iterable[Stops]) -> Stops:
     """Run several steps alternately to their ends; yield what all of them need at once."""
-    going = list(several)
-    while going:
+    running = list(several)
+    while running:
         wanted: list[Partials] = []
-        still = []
-        for one in going:
-            found = next(one, None)
-            if found is not None:
-                wanted += found
-                still.append(one)
-        going = still
-        if going:
+        unfinished = []
+        for step in running:
+            partials = next(step, None)
+            if partials is not None:
+                wanted += partials
+                unfinished.append(step)
+        running = unfinished
+        if running:
             yield wanted
 
 

@@ -103,7 +103,7 @@ class Batch(ABC):
         self.firsts: Ints = np.array([x.origin[1] for x in self.tensors], np.int64)
         self.stacks: dict[Tensor, Ints] = {}
         if isinstance(bucket, Layers):
-            of, self.layer = np.array([bucket.lying[member] for member in members]).T
+            of, self.layer = np.array([bucket.stack_and_index[member] for member in members]).T
             for at in np.unique(of).tolist():
                 self.stacks[bucket.stacks.tensors[at]] = np.flatnonzero(of == at)
         # whole tensors count, so that it is the same on all ranks

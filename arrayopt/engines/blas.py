@@ -40,10 +40,10 @@ def _libraries() -> list[Any]:
     return [x for x in ThreadpoolController().lib_controllers if x.user_api == "blas"]
 
 
-def lacking() -> str:
+def missing_packages() -> str:
     """Return the names of missing packages that compiled code needs for products; empty if none."""
-    there = {"SciPy": find_spec("scipy"), "threadpoolctl": controlled()}
-    missing = [name for name in there if not there[name]]
+    installed = {"SciPy": find_spec("scipy"), "threadpoolctl": controlled()}
+    missing = [name for name in installed if not installed[name]]
     return " and ".join(missing)
 
 

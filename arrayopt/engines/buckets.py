@@ -26,7 +26,7 @@ class Buckets:
         self._structures: list[Any] = []
         self._made: list[Bucket] = []
         self._alone: dict[int, Bucket] = {}
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._advised = 0
 
     def now(self) -> list[Bucket]:
@@ -59,7 +59,7 @@ class Buckets:
         if self._advised != self.version:
             for bucket in buckets:
                 select(engine, bucket)
-            advise(buckets, self._told)
+            advise(buckets, self._warned)
             self._advised = self.version
         return buckets
 

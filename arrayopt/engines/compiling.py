@@ -14,7 +14,7 @@ PATIENCE = 2.0
 """The seconds of compilation after which a line is logged."""
 
 _section = threading.local()
-_told: set[str] = set()
+_logged: set[str] = set()
 
 
 def quiet() -> bool:
@@ -29,10 +29,10 @@ def compiling(what: Sequence[str], kept: str = "") -> Iterator[None]:
     Nested sections log nothing of their own. Python's `warnings` are not used, because they can be
     turned into errors, and the step is correct. `kept` is the folder of the cache, if there is one.
     """
-    if quiet() or getattr(_section, "open", False) or _told.issuperset(what):
+    if quiet() or getattr(_section, "open", False) or _logged.issuperset(what):
         yield
         return
-    timer = threading.Timer(PATIENCE, _tell, (what, kept))
+    timer = threading.Timer(PATIENCE, _log, (what, kept))
     timer.daemon = _section.open = True
     with suppress(RuntimeError):  # the system has no more threads
         timer.start()
@@ -43,9 +43,9 @@ def compiling(what: Sequence[str], kept: str = "") -> Iterator[None]:
         _section.open = False
 
 
-def _tell(what: Sequence[str], kept: str) -> None:
+def _log(what: Sequence[str], kept: str) -> None:
     """Log the line."""
-    _told.update(what)
+    _logged.update(what)
     more = f" and {len(what) - 1} more" if len(what) > 1 else ""
     later = (
         f"kept for later runs in {kept}" if kept else "it is not kept, and made again in each run"

@@ -185,9 +185,9 @@ class Fused(Engine):
     def batches(self, bucket: Bucket, asked: Asked) -> Prepared:
         """Return the prepared batches of a step; with `stats`, those of the report."""
         grads, work = asked.grads, []
-        found, complete = dtypes(grads.lying[0] if isinstance(grads, Split) else grads)
+        found, complete = dtypes(grads.sources[0] if isinstance(grads, Split) else grads)
         if isinstance(grads, Split):
-            complete = complete and bool(grads.there.all())
+            complete = complete and bool(grads.has_gradient.all())
         for batch in self._sorted(bucket, asked, found):
             given = chosen(grads, batch.members)
             rows = batch.rows(given, complete=complete)

@@ -32,12 +32,12 @@ class Launch:
         self._written, asked = _as_written(bucket, asked)
         self._engine, self._bucket, self._threads = engine, bucket, thread_count()
         self._work = engine.batches(bucket, asked._replace(stats=False))
-        self._watched = engine.batches(bucket, asked) if asked.stats else []
+        self._reporting = engine.batches(bucket, asked) if asked.stats else []
         self._waits = bool(meetings) or bucket.kind == "cut"
-        for work, its in ((self._watched, meetings[:1]), (self._work, meetings[-1:])):
+        for work, own_meetings in ((self._reporting, meetings[:1]), (self._work, meetings[-1:])):
             for batch, rows, _ in work:
                 batch.allocate(rows, self._threads)
-                for meeting in its:
+                for meeting in own_meetings:
                     batch.meet(meeting)
         self.repeats = not (asked.stats or bucket.rule.branches or meetings)
         self._rows = [(batch, rows) for batch, rows, _ in self._work]
@@ -61,7 +61,7 @@ class Launch:
         """See `Engine.prepare`."""
         for one in self._written:
             yield from one(reports)
-        for work in (self._watched, self._work):
+        for work in (self._reporting, self._work):
             if self._waits:
                 steps = (x.steps(rows, given, self._threads) for x, rows, given in work)
                 yield from interleaved(steps)
@@ -71,12 +71,12 @@ class Launch:
                     held = batch.held(rows)
                 else:
                     batch.launch(rows, given, self._threads)
-                if work is self._watched:  # before the update overwrites the reported arrays
+                if work is self._reporting:  # before the update overwrites the reported arrays
                     reports.update(batch.report(held))
                 else:
                     batch.written(held)
         self._engine.count(self._bucket, self._took)
-        self._watched, self._work = [], []
+        self._reporting, self._work = [], []
 
 
 def _as_written(bucket: Bucket, asked: Asked) -> tuple[list[MakeStep], Asked]:

@@ -106,7 +106,7 @@ class Split(Parts):
     ----------
     wholes : sequence of array or None
         The gradients of the stacked tensors.
-    lying : (sequence of array or None, sequence of array of int)
+    sources : (sequence of array or None, sequence of array of int)
         Arrays, and the position of each layer's first element in them. The arrays are `wholes`,
         or, if stacks are made of blocks, the gradients of the tensors with blocks.
     left : list of array of bool, or None
@@ -114,19 +114,19 @@ class Split(Parts):
     """
 
     def __init__(
-        self, stacks: Grads, counts: list[int], left: Sequence[Any] = (), lying: Any = None
+        self, stacks: Grads, counts: list[int], left: Sequence[Any] = (), sources: Any = None
     ) -> None:
         super().__init__(stacks, counts, [split] * len(counts))
         self.left = list(left) or [None] * len(counts)
         firsts = []
-        for whole, count in () if lying else zip(stacks, counts, strict=True):
+        for whole, count in () if sources else zip(stacks, counts, strict=True):
             firsts.append(np.arange(count) * (0 if whole is None else size(whole) // count))
-        self.lying = lying or (stacks, firsts)
+        self.sources = sources or (stacks, firsts)
 
     @property
-    def there(self) -> Any:
+    def has_gradient(self) -> Any:
         """Whether each layer has a gradient."""
-        wholes, firsts = self.lying
+        wholes, firsts = self.sources
         found = np.repeat([x is not None for x in wholes], list(map(len, firsts)))
         for first, mask in zip(np.cumsum([0, *self.counts]), self.left, strict=False):
             if mask is not None:
@@ -135,7 +135,7 @@ class Split(Parts):
 
     @cached_property
     def _each(self) -> list[Array | None]:
-        return [g if x else None for g, x in zip(super()._each, self.there, strict=True)]
+        return [g if x else None for g, x in zip(super()._each, self.has_gradient, strict=True)]
 
     def chosen(self, places: Sequence[int]) -> "Split":
         """Return the gradients at some places, which are all layers of some stacks."""
@@ -147,14 +147,14 @@ class Split(Parts):
     def only(self, which: Sequence[bool]) -> "Split":
         """Return these gradients, without those that `which` excludes."""
         ends = np.cumsum(self.counts)[:-1]
-        left = [~mask for mask in np.split(self.there & np.asarray(which, bool), ends)]
-        return Split(self.wholes, self.counts, left, self.lying)
+        left = [~mask for mask in np.split(self.has_gradient & np.asarray(which, bool), ends)]
+        return Split(self.wholes, self.counts, left, self.sources)
 
 
 def layers_with(grads: Grads) -> Ints:
     """Return the places of gradients that are not None."""
     if isinstance(grads, Split):
-        return np.flatnonzero(grads.there)
+        return np.flatnonzero(grads.has_gradient)
     return np.flatnonzero([g is not None for g in grads])
 
 
@@ -164,7 +164,7 @@ class Layers(Bucket):
 
     stacks: Bucket = field(default_factory=Bucket)
     """The stacked tensors."""
-    lying: list[tuple[int, int]] = field(default_factory=list)
+    stack_and_index: list[tuple[int, int]] = field(default_factory=list)
     """For each layer, the place of its stacked tensor in `stacks`, and its index there."""
     located: int = -1
 
@@ -185,7 +185,7 @@ class Layers(Bucket):
                 layer.layer_of = name, begin + nth * length
                 layer.number = tensor.first if blocks else tensor.first + nth
                 made.tensors.append(layer)
-                made.lying.append((at, nth))
+                made.stack_and_index.append((at, nth))
             made.group_of += [stacks.group_of[at]] * count
             made.places += [stacks.places[at]] * count
         made.refresh()
@@ -214,7 +214,7 @@ class Layers(Bucket):
 
     def sibling(self, group: Group, tensors: list[Tensor], run: Run) -> Bucket:
         made = Layers([group], tensors, [0] * len(tensors), self.places, run)
-        made.stacks, made.lying = self.stacks, self.lying
+        made.stacks, made.stack_and_index = self.stacks, self.stack_and_index
         return made
 
     def refresh(self) -> None:

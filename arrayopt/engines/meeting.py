@@ -82,8 +82,8 @@ class Meeting:
         self._count, self._rank, self._ranks = len(kinds), rank, ranks
         self._how = [x.how for x in totals[0]]
         self._values = np.zeros((len(self._how), len(numbers)))
-        self._at = np.zeros((len(self._how), len(numbers), 2), np.int64)
-        self._told, self._joined = Counter[int](), list[DeviceTotals | None]()
+        self._addresses = np.zeros((len(self._how), len(numbers), 2), np.int64)
+        self._received, self._joined = Counter[int](), list[DeviceTotals | None]()
         self._made = np.zeros(self._values.shape)
         self.known = set[int]()
         self.rounds = in_rounds(totals)
@@ -105,12 +105,12 @@ class Meeting:
     def tell(self, some: list[int], numbers: Ints, values: Any) -> None:
         """Pass the numbers that some tensors add to some totals: a row for each total."""
         self._values[self._cells(some, numbers)] = values
-        self._told.update(some)
+        self._received.update(some)
 
     def tell_addresses(self, some: list[int], numbers: Ints, at: Ints) -> None:
         """Pass the addresses of these numbers on the device; see `DeviceTotals.add`."""
-        self._at[self._cells(some, numbers)] = at
-        self._told.update(some)
+        self._addresses[self._cells(some, numbers)] = at
+        self._received.update(some)
 
     def totals(self, some: list[int], numbers: Ints) -> Any:
         """Return known totals for some tensors: a row for each total."""
@@ -126,7 +126,7 @@ class Meeting:
         Ranks without tensors yield as often as the others, so that all exchange the same.
         """
         for some in self.rounds:
-            while any(self._told[j] < len(self._joined) for j in some):
+            while any(self._received[j] < len(self._joined) for j in some):
                 yield []
             if self._ranks > 1:
                 of_round = self._values[some]
@@ -164,7 +164,7 @@ class Meeting:
         ends = np.searchsorted(self._kinds[order], np.arange(1, self._count + 1))
         begins = np.arange(len(some))[:, None] * len(order)
         first = np.concatenate([[0], (begins + ends).reshape(-1)])
-        device.add(how, first, self._at[some][:, order].reshape(-1, 2))
+        device.add(how, first, self._addresses[some][:, order].reshape(-1, 2))
 
 
 def numbers_of(bucket: Bucket) -> list[Ints]:
@@ -176,7 +176,7 @@ def numbers_of(bucket: Bucket) -> list[Ints]:
     for k, tensor in enumerate(bucket.tensors):
         here = np.arange(_layers(bucket, tensor))
         if isinstance(bucket, Layers):
-            at, nth = bucket.lying[k]
+            at, nth = bucket.stack_and_index[k]
             here = np.array([bucket.first_layer(at) + nth])
         found.append(tensor.place * MOST_LAYERS + here)
     return found
@@ -197,7 +197,7 @@ def _members(bucket: Bucket, asked: Asked) -> Iterator[tuple[int, int, tuple[int
         mask = None if isinstance(bucket, Layers) else (asked.left or {}).get(tensor.layers)
         count, holders = len(numbers[at]), tensor.share.holders if tensor.share is not None else []
         if stacked and isinstance(bucket, Layers):
-            count = bucket.stacks.tensors[bucket.lying[at][0]].array.shape[0]
+            count = bucket.stacks.tensors[bucket.stack_and_index[at][0]].array.shape[0]
         for i, number in enumerate(numbers[at].tolist()):
             if prod(tensor.shape) and (mask is None or not mask[i]):
                 layer = (count, number % MOST_LAYERS) if stacked else (0, 0)

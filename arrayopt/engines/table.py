@@ -214,10 +214,10 @@ class _Counting(Engine):
         return "their parameters come from there after each step"
 
 
-def advise(buckets: Sequence[Bucket], told: set[str]) -> None:
-    """Warn if a user can enable a fused engine for a bucket; `told` has the earlier warnings."""
+def advise(buckets: Sequence[Bucket], warned: set[str]) -> None:
+    """Warn if a user can enable a fused engine for a bucket; `warned` has the earlier warnings."""
     for bucket in buckets:
-        if bucket.remedy and bucket.remedy not in told and bucket.kind != "none":
+        if bucket.remedy and bucket.remedy not in warned and bucket.kind != "none":
             names = [tensor.name for tensor in bucket.whole.tensors]
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             warnings.warn(
@@ -227,7 +227,7 @@ def advise(buckets: Sequence[Bucket], told: set[str]) -> None:
                 NotFusedWarning,
                 stacklevel=_calls(),
             )
-            told.add(bucket.remedy)
+            warned.add(bucket.remedy)
 
 
 def _calls() -> int:

@@ -33,7 +33,7 @@ class Work(NamedTuple):
         """The number of layers, if the tensor is stacked; else 0."""
         return int(self.p.shape[0]) if self.rule.stacked else 0
 
-    def told(self, x: Any) -> list[Any]:
+    def contributions(self, x: Any) -> list[Any]:
         """Return the tensor's contributions to a total, in order; each block has its own."""
         if self.rule.blocks is None or not is_array(x):
             return [x]
@@ -63,9 +63,11 @@ def together(work: dict[str, Work], *, valued: bool) -> dict[str, Done]:
                 total = dict[int, Any]()
                 for name in names:
                     at = work[name].layers
-                    for x in work[name].told(done[name][2][of_total(which)]):
-                        told = _told(work[name], x, how[which])
-                        total[at] = _taken(how[which], total[at], told) if at in total else told
+                    for x in work[name].contributions(done[name][2][of_total(which)]):
+                        added = _contribution(work[name], x, how[which])
+                        if at in total:
+                            added = _combined(how[which], total[at], added)
+                        total[at] = added
                 for name in names:
                     known[name][of_total(which)] = total[work[name].layers]
             done |= {name: work[name].run(known[name]) for name in names}
@@ -86,7 +88,7 @@ def as_many(rule: type[Rule], plans: set[tuple[Total, ...]]) -> None:
         )
 
 
-def _told(work: Work, number: Any, how: str) -> Any:
+def _contribution(work: Work, number: Any, how: str) -> Any:
     """Return a contribution in double precision; that of layers that are left out has no effect."""
     if not is_array(number):
         return number
@@ -101,7 +103,7 @@ def _told(work: Work, number: Any, how: str) -> Any:
     return number if work.left is None else unless(work.left, nothing, number)
 
 
-def _taken(how: str, one: Any, other: Any) -> Any:
+def _combined(how: str, one: Any, other: Any) -> Any:
     """Return the sum of two numbers, or the larger one."""
     arrays = [number for number in (one, other) if is_array(number)]
     if len({array_namespace(number) for number in arrays}) > 1:

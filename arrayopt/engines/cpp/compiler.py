@@ -17,7 +17,7 @@ from arrayopt._version import __version__
 from arrayopt.engines.base import CompilationError
 from arrayopt.engines.compiling import LOG, compiling
 from arrayopt.engines.cplusplus import header
-from arrayopt.engines.cpp.process import LateError, compiled, library, said
+from arrayopt.engines.cpp.process import LateError, compile_library, library, output_of
 from arrayopt.engines.native.cache import read, turn, write
 
 NAMES = "c++", "g++", "clang++"
@@ -81,7 +81,7 @@ class Compiler:
 
     def compile(self, source: str) -> bytes:
         """Compile a source to a shared library; CompilationError, with the message, if it fails."""
-        return compiled((*self.command, *FLAGS, *self.target), source)
+        return compile_library((*self.command, *FLAGS, *self.target), source)
 
 
 def compiler(*, asked: bool = False) -> Compiler:
@@ -154,7 +154,7 @@ def _probed(command: tuple[str, ...]) -> Compiler:
         about = os.stat(command[0])
     except OSError as error:
         raise CompilationError(f"{command[0]} cannot be read: {error}") from error
-    version = said((*command, "--version"))
+    version = output_of((*command, "--version"))
     depends = [__version__, *command, os.path.realpath(command[0])]
     depends += [str(about.st_size), str(about.st_mtime_ns), version]
     identity = "\n".join([*depends, *FLAGS, *map(str, TARGETS), *processor(), source])
@@ -164,7 +164,7 @@ def _probed(command: tuple[str, ...]) -> Compiler:
         with turn(name, wait=True):
             kept = read(name, identity)
             if kept is None:
-                kept = _first_right(command, source)
+                kept = _first_working(command, source)
                 write(name, identity, kept)
     else:
         _check(command[0], kept[1:])
@@ -172,12 +172,12 @@ def _probed(command: tuple[str, ...]) -> Compiler:
     return Compiler(command, version.strip().split("\n")[0], target, "\n".join([identity, *target]))
 
 
-def _first_right(command: tuple[str, ...], source: str) -> bytes:
+def _first_working(command: tuple[str, ...], source: str) -> bytes:
     """Return the number of the first target flags that work, as a byte, and the compiled probe."""
     why: CompilationError | None = None
     for number, target in enumerate(TARGETS):
         try:
-            code = compiled((*command, *FLAGS, *target), source, soon=True)
+            code = compile_library((*command, *FLAGS, *target), source, soon=True)
         except LateError:
             raise
         except CompilationError as error:

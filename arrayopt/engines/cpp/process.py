@@ -43,12 +43,12 @@ class LateError(CompilationError):
     """A compiler has not finished in time."""
 
 
-def compiled(command: Sequence[str], source: str, *, soon: bool = False) -> bytes:
+def compile_library(command: Sequence[str], source: str, *, soon: bool = False) -> bytes:
     """Return the library that a command makes of a source; `soon` if it may take `SOON` at most.
 
     CompilationError, with the compiler's message, if it fails.
     """
-    with _room() as folder:
+    with _temporary_folder() as folder:
         try:
             (folder / "code.cpp").write_text(source, "utf-8")
             _run((*command, "-o", "code.so", "code.cpp"), folder, SOON if soon else PATIENCE)
@@ -59,14 +59,14 @@ def compiled(command: Sequence[str], source: str, *, soon: bool = False) -> byte
             raise CompilationError(f"{command[0]} cannot be used: {error}") from error
 
 
-def said(command: Sequence[str]) -> str:
+def output_of(command: Sequence[str]) -> str:
     """Return the output of a command; CompilationError if it fails."""
-    with _room() as folder:
+    with _temporary_folder() as folder:
         return _run(command, folder, SOON)
 
 
 @contextmanager
-def _room() -> Iterator[Path]:
+def _temporary_folder() -> Iterator[Path]:
     """Create a temporary folder for one run of a compiler."""
     place = None
     with suppress(OSError):

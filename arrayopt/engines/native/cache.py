@@ -30,7 +30,7 @@ CHECKSUM = 32
 PATIENCE = 120.0
 """The seconds to wait for another process that makes a file, before this one makes it."""
 
-_told: set[str] = set()
+_logged: set[str] = set()
 
 
 class _DistrustError(OSError):
@@ -85,7 +85,7 @@ def read(name: str, identity: str) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        _tell(error)
+        _log(error)
         return None
     checksum, data = whole[:CHECKSUM], whole[CHECKSUM:]
     return data if checksum == _checksum(data, identity) else None
@@ -108,7 +108,7 @@ def write(name: str, identity: str, data: bytes) -> None:
                 os.unlink(temporary)
             raise
     except OSError as error:
-        _tell(error)
+        _log(error)
 
 
 @contextmanager
@@ -180,10 +180,10 @@ def _checksum(data: bytes, identity: str) -> bytes:
     return blake2b(about + data, digest_size=CHECKSUM).digest()
 
 
-def _tell(error: OSError) -> None:
+def _log(error: OSError) -> None:
     """Log once why something is not kept, or not read."""
-    said = str(error)
-    if said not in _told:
-        _told.add(said)
+    message = str(error)
+    if message not in _logged:
+        _logged.add(message)
         level = logging.WARNING if isinstance(error, _DistrustError) else logging.INFO
-        LOG.log(level, "compiled code is not kept: %s", said)
+        LOG.log(level, "compiled code is not kept: %s", message)

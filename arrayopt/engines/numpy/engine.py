@@ -85,22 +85,22 @@ class _Blocks(Batch):
         self.reported = [n for n in plan.reports.values() if n in self.layout.tensor]
 
     def bind(self) -> None:
-        self.outside: set[int] = set()
-        self._lying: dict[str, list[Any]] = {}
+        self.not_in_place: set[int] = set()
+        self._flat_arrays: dict[str, list[Any]] = {}
         for name in self.plan.touched:
             left = np.ones(len(self.tensors), bool)
             for _, rows in self.whole_stacks(name):
                 left[rows] = False
             for row in np.flatnonzero(left).tolist():
                 if not plain(self.stored(row, name)):
-                    self.outside.add(row)
+                    self.not_in_place.add(row)
 
-    def lying(self, name: str) -> list[Any]:
+    def flat_arrays(self, name: str) -> list[Any]:
         """Return the parameters or slots of all rows, as flat views if usable in place."""
-        if name not in self._lying:
+        if name not in self._flat_arrays:
             each = [self.stored(row, name) for row in range(len(self.tensors))]
-            self._lying[name] = [x.reshape(-1) if plain(x) else x for x in each]
-        return self._lying[name]
+            self._flat_arrays[name] = [x.reshape(-1) if plain(x) else x for x in each]
+        return self._flat_arrays[name]
 
     def launch(self, rows: Rows, grads: Grads, threads: int) -> None:
         if rows.kept is None or rows.kept[0] != self._located:
@@ -151,7 +151,7 @@ class _Blocks(Batch):
     def _layers(self, rows: list[int]) -> tuple[Tensor, Any] | None:
         """Return the stacked tensor and an index of these layers, if it can be indexed at once."""
         stack = self.stacked_of.get(rows[0])
-        if stack is None or self.vectors or self.outside.intersection(rows):
+        if stack is None or self.vectors or self.not_in_place.intersection(rows):
             return None
         if not all(plain(of_layers(name, stack)) for name in self.axes):
             return None
@@ -194,7 +194,7 @@ class _Blocks(Batch):
             return joined(name, [self.wide(row, name).reshape(-1) for row in chunk.rows])
         if chunk.layers is not None:
             return of_layers(name, chunk.layers[0])[chunk.layers[1]]
-        return joined(name, [self.lying(name)[row] for row in chunk.rows])
+        return joined(name, [self.flat_arrays(name)[row] for row in chunk.rows])
 
     def _known(self, rows: list[int], stack: Stack) -> dict[Node, Any]:
         """Return the scalars of the step: numbers if equal for all tensors, else arrays."""
@@ -222,8 +222,8 @@ class _Blocks(Batch):
         for name, axes in self.axes.items() if not self.widens else ():
             if chunk.layers is not None and isinstance(chunk.layers[1], slice):
                 found = of_layers(name, chunk.layers[0])[chunk.layers[1]]
-            elif len(rows) == 1 and rows[0] not in self.outside:
-                found = self.lying(name)[rows[0]]
+            elif len(rows) == 1 and rows[0] not in self.not_in_place:
+                found = self.flat_arrays(name)[rows[0]]
             else:
                 break
             chunk.views[name] = found.reshape(chunk.runner.shape(axes))
@@ -236,8 +236,8 @@ class _Blocks(Batch):
             whole[chunk.layers[1]] = new.reshape(len(chunk.rows), *whole.shape[1:])
             return
         rows = chunk.rows
-        lying = [self.lying(name)[row] for row in rows]
-        sizes = [x.size for x in lying]
+        flat = [self.flat_arrays(name)[row] for row in rows]
+        sizes = [x.size for x in flat]
         ends = np.cumsum([0, *sizes]).tolist()
         pieces: Any = [new[first:end] for first, end in pairwise(ends)]
         if sizes[0] * len(sizes) == new.size and len(set(sizes)) == 1:
@@ -246,10 +246,10 @@ class _Blocks(Batch):
             for row, piece in zip(rows, pieces, strict=True):
                 self.put_wide(row, name, piece)
             return
-        if self.outside.isdisjoint(rows):
-            deque(map(setitem, lying, repeat(...), pieces), maxlen=0)
+        if self.not_in_place.isdisjoint(rows):
+            deque(map(setitem, flat, repeat(...), pieces), maxlen=0)
             return
-        for row, old, piece in zip(rows, lying, pieces, strict=True):
+        for row, old, piece in zip(rows, flat, pieces, strict=True):
             if plain(old):
                 old[...] = piece
             else:
