@@ -65,7 +65,7 @@ class StridedProducts(NamedTuple):
     """The addresses of the first A, B and C."""
     strides: tuple[int, int, int]
     """The strides in bytes from each A, B and C to the next."""
-    count: int
+    number: int
     """The number of products."""
 
     @property
@@ -173,7 +173,7 @@ def strided_call(dtype: str, of: StridedProducts) -> Call:
     shape = (*map(int, reversed(of.transposed)), columns, rows, length)
     one, zero = ctypes.byref(real(1.0)), ctypes.byref(real(0.0))
     arrays = (one, *right, *left, zero, *out)
-    return STRIDED, (*shape, *arrays, of.count, compute, DEFAULT_ALGORITHM)
+    return STRIDED, (*shape, *arrays, of.number, compute, DEFAULT_ALGORITHM)
 
 
 _users: "weakref.WeakKeyDictionary[Run, dict[int, Blas]]" = weakref.WeakKeyDictionary()
