@@ -166,9 +166,8 @@ def look(kind: type) -> Callable[[Array], tuple[Any, ...]]:
 
 @cache
 def _look(package: str) -> Callable[[Array], tuple[Any, ...]]:
-    more = {"numpy": (), "dask": (), "cupy": ("data.device_id",), "torch": ("device", "layout")}
-    there = more.get(package, ("device",))
-    return operator.attrgetter("dtype", "shape", *there)
+    attributes = {"numpy": (), "dask": (), "cupy": ("data.device_id",), "torch": ("device", "layout")}
+    return operator.attrgetter("dtype", "shape", *attributes.get(package, ("device",)))
 
 
 def on_its_device(x: Array) -> AbstractContextManager[Any]:

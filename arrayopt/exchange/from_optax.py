@@ -210,7 +210,7 @@ def _divisors(opt: Optimizer, saved: dict[str, Any], state: Any, parts: list[Any
 
 def _chain_of(state: Any, part: Any) -> list[Any]:
     """The states of the chain that contains `part`, in order; empty if no chain does."""
-    inner = list(state.values()) if isinstance(state, dict) else list(state) if isinstance(state, tuple | list) else []
+    inner = _children(state)
     if any(x is part for x in inner) and not hasattr(state, "_fields"):
         return inner
     return next((found for x in inner if (found := _chain_of(x, part))), [])
@@ -231,8 +231,15 @@ def _parts(state: Any) -> Iterator[Any]:
     """All namedtuples in a state, from the outside in."""
     if hasattr(state, "_fields"):
         yield state
-    for x in state.values() if isinstance(state, dict) else state if isinstance(state, tuple | list) else ():
+    for x in _children(state):
         yield from _parts(x)
+
+
+def _children(state: Any) -> list[Any]:
+    """The values of a dict, or the items of a tuple or list; empty for anything else."""
+    if isinstance(state, dict):
+        return list(state.values())
+    return list(state) if isinstance(state, tuple | list) else []
 
 
 def _put_hypers(saved: dict[str, Any], parts: list[Any]) -> None:

@@ -169,13 +169,10 @@ def _translated(
             entry = {k: x for k, x in states.get(index, {}).items() if x is not None}
             wide = dataclasses.replace(group.rule, state_dtype=None)
             slots = new_slots(wide, tensor.name, tensor.array)
-            if entry:
-                split = kind(tensor.array) == "complex"
-                slots |= {
-                    k: _cast(_found(entry, source.slots[k]), x, complex_=split)
-                    for k, x in slots.items()
-                    if k in source.slots
-                }
+            is_complex = kind(tensor.array) == "complex"
+            for slot, keys in source.slots.items():
+                if entry and slot in slots:
+                    slots[slot] = _cast(_found(entry, keys), slots[slot], complex_=is_complex)
             slots = converted(tensor.array, slots, wide, group.rule)
             saved["tensors"][tensor.name].update(t=int(source.count(groups[i], entry)), slots=slots)
     if isinstance(opt.rule, LAMB):
@@ -264,7 +261,7 @@ def _origins(groups: Any, here: list[str], names: Sequence[str] | None) -> dict[
 
 
 def _agreed(label: str, fields: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The fields that all tensors of a group have in common. Raise ValueError if they differ."""
+    """The fields of a group, from those of each tensor. Raise ValueError if tensors have different ones."""
     first = next(iter(fields.values()))
     differing = [key for key in first if any(other[key] != first[key] for other in fields.values())]
     if differing:

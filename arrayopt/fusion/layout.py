@@ -101,9 +101,9 @@ def moved(plan: Plan, geo: Any) -> Any:
     )
 
 
-def boundaries(geo: Any, element: str) -> tuple[Any, Any]:
-    """Return where a tensor may be cut so that the elements on each side are contiguous, and their
-    partial results too.
+def cut_points(geo: Any, element: str) -> tuple[Any, Any]:
+    """Where a tensor of a `geometry` may be cut between units, so that the elements on both sides
+    are contiguous, and so are their partial results.
 
     Returns
     -------
@@ -111,11 +111,11 @@ def boundaries(geo: Any, element: str) -> tuple[Any, Any]:
         The first unit after each cut, and its first element. The last cut is the end of the tensor.
     """
     units = np.arange(0, geo["UNITS"] + 1, 1 if element == "C" else max(geo["NC"], 1))
-    return units, starts(geo, element, units, "element")
+    return units, positions_of(geo, element, units, "element")
 
 
-def starts(geo: Any, element: str, units: Any, what: str) -> Any:
-    """Return where units at `boundaries` begin among elements, or partial results of a kind."""
+def positions_of(geo: Any, element: str, units: Any, what: str) -> Any:
+    """The index of the first element, or partial result of a kind, of units at `cut_points`."""
     if what == "tensor":
         return units
     if element == "C":

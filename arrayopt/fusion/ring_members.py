@@ -1,4 +1,4 @@
-"""The members of rings in a pass (`Members`), and a loop over them (`RingLoop`)."""
+"""Which values of a pass belong to which members of rings; `rings.py` makes loops of that."""
 
 import re
 from collections.abc import Iterable

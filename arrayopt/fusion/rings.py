@@ -1,9 +1,9 @@
-"""Passes over rings, rolled into loops over members. A ring is k slots ``s_0``, ``s_1``, ... of one
-rule (see `arrayopt.ring`), its members.
+"""Passes over rings, as loops over the members that `ring_members.py` has found.
 
-A rule does the same with each member of a ring, so its trace has the same operations k times.
-`rolled` recognizes them by their structure, so that the code and registers of a pass do not grow
-with k. A pass becomes parts: loops over the elements, for some members at a time or for each pair.
+A ring is k arrays, its members. A rule does the same with each, so its trace has the same
+operations k times. They become loops, so neither the code of a pass nor the registers that it needs
+grow with k. A pass becomes parts, each a loop over the elements: for all members at once, for some
+members at a time, or for each pair of members.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""`Form`: how a transformation applies a rule: the rule of each tensor, and the shape in which the rule gets it."""
+"""`Form`: the rule of each tensor in a transformation, and the shape in which the rule gets the tensor."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,18 +18,18 @@ class View(NamedTuple):
     axes: tuple[int, ...]
     shape: tuple[int, ...]
 
-    def seen(self, x: Any) -> Any:
+    def apply(self, x: Any) -> Any:
         """The view of a tensor."""
         return jnp.reshape(jnp.transpose(x, self.axes), self.shape)
 
-    def back(self, x: Any, shape: tuple[int, ...]) -> Any:
-        """The tensor of the given shape whose view is x: the inverse of `seen`."""
+    def invert(self, x: Any, shape: tuple[int, ...]) -> Any:
+        """The tensor of the given shape whose view is x: the inverse of `apply`."""
         x = jnp.reshape(x, [shape[axis] for axis in self.axes])
         return jnp.transpose(x, sorted(range(len(shape)), key=self.axes.__getitem__))
 
 
 @dataclass(frozen=True, repr=False)
-class Seen(Projection):
+class ViewedProjection(Projection):
     """The user's projection `of` of a tensor with the given shape, applied to the tensor's view."""
 
     of: Any
@@ -49,9 +49,9 @@ class Seen(Projection):
         return self.of.refuses(len(self.shape)) if isinstance(self.of, Projection) else ""
 
     def __call__(self, xp: Any, p: Any, h: Any) -> Any:
-        arrays = {name: self.view.back(x, self.shape) for name, x in getattr(h, "arrays", {}).items()}
+        arrays = {name: self.view.invert(x, self.shape) for name, x in getattr(h, "arrays", {}).items()}
         h = Values(**{**vars(h), "arrays": arrays})
-        return self.view.seen(self.of(xp, self.view.back(p, self.shape), h))
+        return self.view.apply(self.of(xp, self.view.invert(p, self.shape), h))
 
 
 Leaf = tuple[Rule, View | None]

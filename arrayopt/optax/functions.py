@@ -31,7 +31,7 @@ _ADVICE = {
 }
 
 
-class _Held:
+class _Wrapped:
     """Wraps an argument so that optax.inject_hyperparams does not call it as a schedule or convert it to an array."""
 
     def __init__(self, value: Any) -> None:
@@ -47,7 +47,7 @@ def function(
     more: Sequence[inspect.Parameter] = (),
     known_as: Mapping[str, str] | None = None,
 ) -> Callable[..., optax.GradientTransformationExtraArgs]:
-    """A function that makes a transformation: its parameters are `parameters`, and those in `more` by name.
+    """A function that makes a transformation. Its parameters are `parameters`, and those in `more` by name.
 
     `known_as` maps other names of parameters to these. `numbers` are the names of parameters that optax may inject.
     `build` takes a dict of all arguments and returns the transformation.
@@ -71,7 +71,7 @@ def function(
         return found
 
     def make(*args: Any, **given: Any) -> optax.GradientTransformationExtraArgs:
-        plain = {name: x.value if isinstance(x, _Held) else x for name, x in values(args, given).items()}
+        plain = {name: x.value if isinstance(x, _Wrapped) else x for name, x in values(args, given).items()}
         try:
             return build(dict(plain))
         except ValueError as error:
@@ -83,16 +83,16 @@ def function(
                 " that dtype; set hyperparam_dtype=jnp.float32"
             ) from None
 
-    class Taken(inspect.Signature):
+    class Injectable(inspect.Signature):
         """A signature for optax.inject_hyperparams, which accepts other names and wraps what is not a number."""
 
         def bind(self, /, *args: Any, **given: Any) -> inspect.BoundArguments:
-            wrapped = {name: x if name in numbers else _Held(x) for name, x in values(args, given).items()}
+            wrapped = {name: x if name in numbers else _Wrapped(x) for name, x in values(args, given).items()}
             kinds = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in wrapped]
             return inspect.Signature(kinds).bind(**wrapped)
 
     make.__name__ = make.__qualname__ = who
     make.__module__ = "arrayopt.optax"
     make.__doc__ = doc
-    make.__signature__ = Taken([*parameters, *more])  # type: ignore[attr-defined]
+    make.__signature__ = Injectable([*parameters, *more])  # type: ignore[attr-defined]
     return make

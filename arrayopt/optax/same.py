@@ -36,7 +36,7 @@ _ADAM = {f"adam_{name}": OPTAX.get(name, name) for name in ("learning_rate", "b1
 
 @dataclass
 class Same:
-    """How a function of optax is computed by a rule.
+    """How a rule computes a function of optax.
 
     An argument sets the field that `names` or `OPTAX` has for it, or the field of the same name. `always` are fields
     with the value that optax's formula needs, and `instead` the values that replace None. `form` takes the rule, the
@@ -88,8 +88,8 @@ def same_function(who: str, same: Same) -> Callable[..., optax.GradientTransform
                 options[known[p.name]] = same.instead.get(p.name) if value is None else value
             elif value is not p.default and value != p.default:
                 raise ValueError(f"{who}: `{p.name}` must be {p.default!r} here; got {value!r}. Use optax's own {who}")
-        still = isinstance(momentum := options.get("momentum"), int | float) and momentum == 0
-        if still and same.rule is not rules.Muon:
+        momentum = options.get("momentum")
+        if isinstance(momentum, int | float) and momentum == 0 and same.rule is not rules.Muon:
             options["nesterov"] = False
         try:
             made = transform(same.form(same.rule(**options, **values), masks, stored, **rest))
@@ -116,7 +116,7 @@ def _dtype(where: str, value: Any) -> Any:
 
 
 def _times(x: Any, factor: Callable[[Any], Any]) -> Any:
-    """The schedule that is a number or a schedule, times a function of the step."""
+    """The schedule ``x * factor``, for a number or schedule x and a function of the step `factor`."""
     return lambda step: (x(step) if callable(x) else x) * factor(step)
 
 
@@ -170,11 +170,13 @@ def _muon(rule: Any, masks: Any, stored: Any, ns_coeffs: Any, **rest: Any) -> Fo
         arrays = jax.tree.leaves(params)
         axes = [(0, 1) if p.ndim == 2 else None for p in arrays]
         if numbers is not None:
-            said = numbers(params) if callable(numbers) else numbers
-            leaf = lambda x: x is None or hasattr(x, "reduction_axis")  # noqa: E731
-            axes = spread("muon: `muon_weight_dimension_numbers`", said, params, leaf)
-        seen = zip(each(params), arrays, axes, strict=True)
-        return [(adam, None) if of is None else (own, _as_matrices(p.shape, *of)) for (own, _), p, of in seen]
+            tree = numbers(params) if callable(numbers) else numbers
+            is_leaf = lambda x: x is None or hasattr(x, "reduction_axis")  # noqa: E731
+            axes = spread("muon: `muon_weight_dimension_numbers`", tree, params, is_leaf)
+        made = list[Leaf]()
+        for (own, _), p, of in zip(each(params), arrays, axes, strict=True):
+            made.append((adam, None) if of is None else (own, _as_matrices(p.shape, *of)))
+        return made
 
     return Form(rule, leaves, also=(adam,), stored=stored)
 

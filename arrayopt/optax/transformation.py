@@ -12,7 +12,7 @@ import optax
 
 from arrayopt import functional
 from arrayopt.hyper import Listed, concrete
-from arrayopt.optax.form import Form, Leaf, Seen
+from arrayopt.optax.form import Form, Leaf, ViewedProjection
 from arrayopt.params.groups import Groups
 from arrayopt.rules.base import Rule
 from arrayopt.rules.named import check_rule
@@ -142,7 +142,7 @@ def transform(form: Form) -> optax.GradientTransformationExtraArgs:
     rule, who = form.rule, type(form.rule).__name__
     own = state_of(type(rule))
     listed = any(isinstance(value, Listed) for value in vars(rule).values())
-    last = _usual((rule, *form.also))  # the slots of the last `init`, for optax's calls of `init` without parameters
+    last = _slots_of_rules((rule, *form.also))  # of the last `init`; optax also calls it without parameters
     slots_of: dict[Any, tuple[str, ...]] = {}
 
     def init(params: Any) -> State:
@@ -151,12 +151,12 @@ def transform(form: Form) -> optax.GradientTransformationExtraArgs:
         tensors: dict[str, dict[str, Any]] = {}
         with advising("give it another rule, by optax.multi_transform"):
             if names:
-                tensors = functional.init(rule, _seen(names, leaves), groups=_groups(rule, leaves))["tensors"]
+                tensors = functional.init(rule, _views(names, leaves), groups=_groups(rule, leaves))["tensors"]
         for slots in tensors.values():
             slots.update({slot: slots[slot].astype(dtype) for slot, dtype in form.stored.items() if slot in slots})
         if names:
             last.clear()
-            last.update(_usual((rule, *form.also)))
+            last.update(_slots_of_rules((rule, *form.also)))
             last.update(dict.fromkeys(slot for slots in tensors.values() for slot in slots if slot != "t"))
         return own(jnp.zeros((), jnp.int32), _trees(last, names, tensors, leaves, tree))
 
@@ -177,13 +177,13 @@ def transform(form: Form) -> optax.GradientTransformationExtraArgs:
         if not names:
             return grads, type(state)(count, state.slots)
         leaves = _leaves(form, names, params)
-        each = {slot: _along(f"{who}: the slots of state", names, tree, x) for slot, x in state.slots.items()}
-        given = dict(zip(names, _along(f"{who}: grads", names, tree, grads), strict=True))
-        viewed, tensors = _seen(names, leaves), dict[str, dict[str, Any]]()
+        each = {slot: _leaves_like(f"{who}: the slots of state", names, tree, x) for slot, x in state.slots.items()}
+        given = dict(zip(names, _leaves_like(f"{who}: grads", names, tree, grads), strict=True))
+        viewed, tensors = _views(names, leaves), dict[str, dict[str, Any]]()
         for i, (name, p) in enumerate(names.items()):
             own_rule, view = leaves[name]
             if view is not None and given[name] is not None and given[name].shape == p.shape:
-                given[name] = view.seen(given[name])
+                given[name] = view.apply(given[name])
             tensors[name] = {"t": state.count}
             look = (own_rule.structure, viewed[name].shape, viewed[name].dtype)
             if look not in slots_of:
@@ -191,13 +191,13 @@ def transform(form: Form) -> optax.GradientTransformationExtraArgs:
             for slot in slots_of[look]:
                 x = each[slot][i] if slot in each else None
                 if x is not None:
-                    tensors[name][slot] = view.seen(x) if view is not None and x.shape == p.shape else x
+                    tensors[name][slot] = view.apply(x) if view is not None and x.shape == p.shape else x
         old = {"step": state.count, "tensors": tensors}
         new, made = functional.update(rule, viewed, given, old, groups=_groups(rule, leaves), value=extra.get("value"))
         difference = []
         for name, p in names.items():
             view = leaves[name][1]
-            difference.append((new[name] if view is None else view.back(new[name], p.shape)) - p)
+            difference.append((new[name] if view is None else view.invert(new[name], p.shape)) - p)
         slots = _trees(state.slots, names, made["tensors"], leaves, tree)
         return tree.unflatten(difference), type(state)(count, slots)
 
@@ -214,13 +214,13 @@ def _leaves(form: Form, names: dict[str, Any], params: Any) -> dict[str, Leaf]:
     made = dict(zip(names, form.leaves(params), strict=True)) if names else {}
     for name, (own, view) in made.items():
         if view is not None and own.project is not None:
-            made[name] = replace(own, project=Seen(own.project, view, tuple(names[name].shape))), view
+            made[name] = replace(own, project=ViewedProjection(own.project, view, tuple(names[name].shape))), view
     return made
 
 
-def _seen(names: dict[str, Any], leaves: Mapping[str, Leaf]) -> dict[str, Any]:
+def _views(names: dict[str, Any], leaves: Mapping[str, Leaf]) -> dict[str, Any]:
     """The views of the parameters, or the parameters without a view."""
-    return {name: p if (view := leaves[name][1]) is None else view.seen(p) for name, p in names.items()}
+    return {name: p if (view := leaves[name][1]) is None else view.apply(p) for name, p in names.items()}
 
 
 def _groups(rule: Rule, leaves: Mapping[str, Leaf]) -> Groups | None:
@@ -232,7 +232,7 @@ def _groups(rule: Rule, leaves: Mapping[str, Leaf]) -> Groups | None:
     return [(lambda name, _, names=names: name in names, other) for other, names in found.values()] or None
 
 
-def _usual(rules: tuple[Rule, ...]) -> dict[str, None]:
+def _slots_of_rules(rules: tuple[Rule, ...]) -> dict[str, None]:
     """The names of all slots that tensors of rank 0 to 4 have under these rules."""
     found: dict[str, None] = {}
     for rule in rules:
@@ -263,7 +263,7 @@ def _trees(
             if x is None:
                 x = jnp.zeros(1, p.dtype)
             elif view is not None and x.shape == view.shape:
-                x = view.back(x, p.shape)
+                x = view.invert(x, p.shape)
             values.append(x)
         made[slot] = tree.unflatten(values)
     return made
@@ -278,7 +278,7 @@ def _named(params: Any) -> tuple[dict[str, Any], Any]:
     return dict(zip(names, (leaf for _, leaf in pairs), strict=True)), tree
 
 
-def _along(what: str, named: dict[str, Any], tree: Any, given: Any) -> list[Any]:
+def _leaves_like(what: str, named: dict[str, Any], tree: Any, given: Any) -> list[Any]:
     """The leaves of a tree like the parameters, including None. Raise ValueError, with the names that do not match."""
     try:
         leaves: list[Any] = tree.flatten_up_to(given)
