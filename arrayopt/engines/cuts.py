@@ -14,7 +14,7 @@ from arrayopt.arrays import Grads, Ints, size
 from arrayopt.codecs import BLOCK, SCALE
 from arrayopt.engines.base import Partials
 from arrayopt.fusion.graph import Node
-from arrayopt.fusion.layout import boundaries, partial_length, starts
+from arrayopt.fusion.layout import cut_points, partial_length, positions_of
 from arrayopt.fusion.windows import undivided, views, windows
 from arrayopt.state.shares import Shards
 from arrayopt.state.tensors import Tensor
@@ -77,7 +77,7 @@ class CutTable(ABC):
         if self.table.lanes is not None or not set(share.undivided).isdisjoint(element):
             raise _unlike(tensor)
         if not isinstance(share, Shards):
-            units, elements = boundaries(geo, plan.element)
+            units, elements = cut_points(geo, plan.element)
             at = np.searchsorted(elements, share.ends)
             if (elements[at] != share.ends).any():
                 raise _unlike(tensor)
@@ -161,7 +161,7 @@ class CutTable(ABC):
         )
         geo, share, pieces = self.table.geo[row], self.shares[row], []
         if row not in self.windows:
-            at = starts(geo, self.plan.element, np.array(self.ends[row]), kind).tolist()
+            at = positions_of(geo, self.plan.element, np.array(self.ends[row]), kind).tolist()
             for first, end in pairwise(at):
                 pieces.append(room[begin + first : begin + end])
             return self.shown(tuple(pieces))
