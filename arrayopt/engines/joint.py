@@ -94,7 +94,7 @@ class Joint:
             self.tell(meeting, phase, waits, here)
 
     def tell(self, meeting: Meeting, phase: Batch, totals: list[int], here: Ints) -> None:
-        """Pass to the meeting what tensors here add to totals, and keep a phase's results."""
+        """Pass contributions of this rank's tensors to the meeting; keep a phase's results."""
         told = {name: phase.values_of(node) for name, node in phase.plan.reports.items()}
         if totals:
             values = np.array([told[of_total(which)] for which in totals])

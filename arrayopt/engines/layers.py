@@ -1,7 +1,5 @@
 """Stacked tensors, whose first axis counts layers: `Layers` is a bucket in which each layer is a
 tensor of its own, and `Split` has the gradients. Blocks are layers of the stacks in `blocks.py`.
-
-Blocks are layers of stacked tensors that lie in the tensors as they are.
 """
 
 from collections.abc import Iterator, MutableMapping, Sequence

@@ -47,7 +47,7 @@ def part(values: Any, cuts: tuple[slice, ...]) -> Any:
 
 
 def totals(reduction: Node, left: Any, right: Any) -> Any:
-    """Reduce each row in double precision; with `right`, its products with the rows of `left`."""
+    """Return the reduction of each row, as float64; with `right`, that of `left * right`."""
     if right is None:
         return REDUCTIONS[reduction.op].ufunc.reduce(left, axis=1).astype(np.float64)
     whole = left.shape[1] // DOT_LENGTH * DOT_LENGTH
