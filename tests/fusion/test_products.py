@@ -252,7 +252,7 @@ def test_complex_products_run_as_they_are_written():
 
     p, g = (np.random.default_rng(i).standard_normal((3, 4)) * (1 + 1j) for i in (0, 1))
     opt = ao.Optimizer(p.copy(), Complex())
-    assert f"array_api ({' and '.join(CHOSEN['numpy'])}: Complex.update, line " in opt.explain()
+    assert f"array_api ({', '.join(CHOSEN['numpy'])}: Complex.update, line " in opt.explain()
     assert "only products of real matrices can be traced" in opt.explain()
     np.testing.assert_allclose(opt.step(g), p - g @ (g.conj().T @ p))
 
@@ -273,7 +273,7 @@ def test_without_scipy_or_threadpoolctl_auto_takes_numpy_and_says_why(missing, m
     said = {"scipy": "SciPy", "threadpoolctl": "threadpoolctl"}[missing]
     text = ao.Optimizer(np.ones((2, 3)), ao.Muon(lr=0.1)).explain()
     assert "engine numpy (the fastest for numpy arrays; " in text
-    assert f"{' and '.join(reversed(COMPILED))}: matrix products need {said}" in text
+    assert f"{', '.join(reversed(COMPILED))}: matrix products need {said}" in text
     for engine in COMPILED:
         with pytest.raises(ValueError, match=f"matrix products need {said}; pip install"):
             ao.Optimizer(np.ones((2, 3)), ao.Muon(lr=0.1), engine=engine).explain()
