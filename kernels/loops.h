@@ -121,6 +121,13 @@ typedef int Integers __attribute__((vector_size(64), aligned(4), may_alias));
 typedef unsigned short Halves __attribute__((vector_size(32), aligned(2), may_alias));
 typedef signed char Bytes __attribute__((vector_size(16), aligned(1), may_alias));
 typedef short Shorts __attribute__((vector_size(32), aligned(2), may_alias));
+static __forceinline__ Floats all_of(Floats x) { return x; }
+static __forceinline__ Floats all_of(float x) { return Floats{} + x; }
+// A product that is rounded also where something is added to it.
+static __forceinline__ Floats rounded(Floats a, Floats b) {
+    asm("vmulps %1, %0, %0" : "+v"(a) : "v"(b));
+    return a;
+}
 static __forceinline__ Floats not_lost(Floats x, signed char) { return x; }
 static __forceinline__ Floats not_lost(Floats x, unsigned char) {
     asm("vcmpps $0x1e, %1, %0, %%k1\n\tvmaxps %2, %0, %0 %{%%k1%}"  // at least 1 where it is greater than 2^-100
@@ -131,7 +138,7 @@ static __forceinline__ Floats not_lost(Floats x, unsigned char) {
     static __forceinline__ Floats decoded(const C* codes, float step) {                                             \
         Integers x;                                                                                                 \
         asm(wider " %1, %0" : "=v"(x) : "m"(*(const Bytes*)codes));                                                 \
-        return __builtin_convertvector(x, Floats) * step;                                                           \
+        return rounded(__builtin_convertvector(x, Floats), all_of(step));                                           \
     }                                                                                                               \
     static __forceinline__ void widen_block(const C* __restrict codes, float step, float* __restrict to) {          \
         for (int i = 0; i < kBlock; i += kLanes) *(Floats*)(to + i) = decoded(codes + i, step);                     \
@@ -146,8 +153,6 @@ static __forceinline__ Floats not_lost(Floats x, unsigned char) {
 BLOCKS_OF(signed char, "vpmovsxbd", "vpmovsdb")
 BLOCKS_OF(unsigned char, "vpmovzxbd", "vpmovusdb")
 
-static __forceinline__ Floats all_of(Floats x) { return x; }
-static __forceinline__ Floats all_of(float x) { return Floats{} + x; }
 template <class A, class B>
 static __forceinline__ Floats fused(A a, B b, Floats c) {
     typedef float Plain __attribute__((vector_size(64)));

@@ -184,17 +184,16 @@ class ElementsPrinter:
         """Print what is reduced, into variables whose names begin with `kept`."""
         text, loop = self.text, self.loop
         for s, node in loop.sums.items():
-            if kept == "v" and s in loop.into:
-                at = f"{loop.into[s]} + i"
-                self.put(depth, f"put_vector(vector_at({at}) + {text.name(node)}, {at});")
-                continue
-            into = f"{loop.into[s]}[i]" if s in loop.into else f"{kept}{s.id}"
             only = "if (all) " if s in self.spare else ""
-            taken = text.take(s, into, text.name(node))
+            into = f"{loop.into[s]}[i]" if s in loop.into else f"{kept}{s.id}"
+            at = f"{loop.into[s]} + i" if kept == "v" and s in loop.into else ""
+            before = f"vector_at({at})" if at else into
+            made, taken = f"{before} + {text.name(node)}", text.take(s, into, text.name(node))
             if (s.op, node.op, node.dtype) == ("sum", "mul", "real") and node in loop.nodes:
-                a, b = map(text.name, node.args)  # g++ alone may round it in the last elements
-                taken = f"{into} = fused({a}, {b}, {into})"
-            self.put(depth, f"{only}{taken};")
+                a, b = map(text.name, node.args)  # g++ alone may round it in some elements
+                made = f"fused({a}, {b}, {before})"
+                taken = f"{into} = {made}"
+            self.put(depth, f"put_vector({made}, {at});" if at else f"{only}{taken};")
 
     def _call_twice(self, declared: str, given: str) -> None:
         """Print the function that makes spare sums only if the plain ones need them."""
