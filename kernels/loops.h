@@ -23,8 +23,8 @@ static __forceinline__ double chosen(bool first, double a, double b) {
 #pragma omp declare reduction(largest : W : omp_out = maximum(omp_out, omp_in)) initializer(omp_priv = -INFINITY)
 #pragma omp declare reduction(smallest : W : omp_out = minimum(omp_out, omp_in)) initializer(omp_priv = INFINITY)
 
-// a * b + c, rounded once. Left to itself, a compiler may do so in a loop over vectors and not in what is left of it, or with
-// the other of two products.
+// a * b + c, rounded once. Left to itself, a compiler may do so in a loop over vectors and not in what is left of it, where
+// branches lie between the two, or with the other of two products.
 #if defined(__FMA__) || defined(__FP_FAST_FMAF) || defined(__ARM_FEATURE_FMA)
 static __forceinline__ float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 static __forceinline__ double fused(double a, double b, double c) { return __builtin_fma(a, b, c); }
@@ -157,6 +157,10 @@ template <class A, class B>
 static __forceinline__ Floats fused(A a, B b, Floats c) {
     typedef float Plain __attribute__((vector_size(64)));
     return (Floats)__builtin_ia32_vfmaddps512_mask((Plain)all_of(a), (Plain)all_of(b), (Plain)c, -1, 4);
+}
+template <class A, class B>
+static __forceinline__ Floats fused(A a, B b, float c) {
+    return fused(a, b, all_of(c));
 }
 
 static __forceinline__ Floats vector_at(const float* x) { return *(const Floats*)x; }

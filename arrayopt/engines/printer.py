@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from arrayopt.arrays import real_dtype
+from arrayopt.fusion.bulk import Elements
 from arrayopt.fusion.graph import POSITION, Node
 from arrayopt.fusion.index import Index, Place
 from arrayopt.fusion.layout import Layout
@@ -108,9 +109,21 @@ class Printer(Lines):
             return f"h{self.layout.scalars[node]}"
         return f"{node.data}_" if node.op == "input" else f"x{node.id}"
 
-    def expression(self, n: Node) -> str:
-        """What an operation is, of values by their own names."""
-        return self.operation(n, [self.name(a) for a in n.args])
+    def expression(self, n: Node, unrounded: Node | None = None) -> str:
+        """What an operation is, of values by their own names; where a product is given that a sum
+        or difference takes unrounded, they are rounded once.
+        """
+        if unrounded is None:
+            return self.operation(n, [self.name(a) for a in n.args])
+        left, right = n.args
+        *factors, last = map(self.name, unrounded.args)
+        first = factors[0] if len(factors) == 1 else f"({' * '.join(factors)})"
+        other = self.name(right if unrounded is left else left)
+        if n.op == "add":
+            return f"fused({first}, {last}, {other})"
+        if unrounded is left:
+            return f"fused({first}, {last}, -{other})"
+        return f"fused(-{first}, {last}, {other})"
 
     # ---- numbers and places ----------------------------------------------------------------------
 
@@ -155,3 +168,27 @@ class Printer(Lines):
     def statement(self, depth: int, statement: Statement) -> None:
         """Print a statement."""
         raise NotImplementedError
+
+
+def unrounded_products(loop: Elements) -> dict[Node, Node]:
+    """The product that each sum or difference of a loop takes unrounded, if it takes one.
+
+    It is the first of two, or one that nothing needs rounded. A compiler left to itself takes the
+    latter too, but not in all of the elements that are left after whole vectors.
+    """
+    found, order = dict[Node, Node](), {n: i for i, n in enumerate(loop.nodes)}
+    sums = [n for n in loop.nodes if n.op in ("add", "sub")]
+    for node in sums:
+        products = [x for x in node.args if x.op == "mul" and x in order]
+        mixed = [x for x in products if x.args[0].dtype != x.args[1].dtype]
+        if [x.dtype for x in products] == ["real", "real"]:
+            found[node] = min(products, key=order.__getitem__)
+        elif node.op == "add" and mixed and all(x.dtype == "complex" for x in node.args):
+            found[node] = mixed[0]
+    stored = [*loop.stores.values(), *(n for s, n in loop.sums.items() if s.op != "sum")]
+    for product in loop.nodes:
+        if product.op in ("mul", "over") and product.dtype == "real" and product not in stored:
+            using = [n for n in loop.nodes if product in n.args and found.get(n) is not product]
+            if all(n in sums and n not in found and n.args[0] is not n.args[1] for n in using):
+                found |= dict.fromkeys(using, product)
+    return found

@@ -1,4 +1,4 @@
-"""Sums over columns: the bits of a column do not depend on how many columns lie beside it."""
+"""Bits of an element or a column do not depend on how many lie beside it: in whole vectors or after them."""
 
 import dataclasses
 
@@ -28,3 +28,16 @@ def test_a_column_has_the_same_bits_in_a_vector_and_after_the_last(engine):
     opt.step({name: g[:, :n].copy() for name, n in widths.items()})
     for name, n in widths.items():
         assert opt.params[name].tobytes() == opt.params["w64"][:, :n].tobytes(), name
+
+
+@each_compiled
+def test_an_element_has_the_same_bits_in_a_vector_and_after_the_last(engine):
+    """Of this rule g++ by itself made fused operations in vectors only, for there are branches between."""
+    rule = ao.RMSprop(lr=0.001, momentum=0.9, centered=True)
+    sizes = {f"n{n}": n for n in (3, 15, 31, 36, 64)}
+    p, *grads = np.random.default_rng(0).standard_normal((4, 64)).astype("float32") / 10
+    opt = ao.Optimizer({name: p[:n].copy() for name, n in sizes.items()}, rule, engine=engine)
+    for g in grads:
+        opt.step({name: g[:n].copy() for name, n in sizes.items()})
+    for name, n in sizes.items():
+        assert opt.params[name].tobytes() == opt.params["n64"][:n].tobytes(), name

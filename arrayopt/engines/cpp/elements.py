@@ -3,6 +3,7 @@
 import math
 
 from arrayopt.engines.cplusplus import CPlusPlusPrinter
+from arrayopt.engines.printer import unrounded_products
 from arrayopt.fusion.bulk import Elements
 from arrayopt.fusion.graph import Node, Spare
 from arrayopt.fusion.ops import REDUCTIONS
@@ -27,6 +28,7 @@ class ElementsPrinter:
         self.coded = {f"at_{codes.array}": codes.array for codes in loop.codes}
         self.beside = [name for name in loop.loads if name not in self.coded]
         self.only = {name: f"if ({text.name(n)}) " for name, n in loop.guards.items()}
+        self.unrounded = unrounded_products(loop)
         self.spare = [] if loop.stores or loop.into else _spare_sums(loop)
 
     def print(self) -> None:
@@ -153,32 +155,13 @@ class ElementsPrinter:
         """Print what is computed of an element, or of vectors, which have a kind."""
         text = self.text
         for node in self.loop.nodes:
-            product = self._unrounded(node)
-            made = text.expression(node) if product is None else self._fused(node, product)
+            made = text.expression(node, self.unrounded.get(node))
             if kind and node.op == "uniform":
                 made = f"vector_at(v{node.id}.of + i)"
             if node.op == "where" and node.dtype == "real" and not node.args[0].axes:
                 # of one condition for all elements, g++ makes no vectors of `?`
                 made = f"chosen({', '.join(map(text.name, node.args))})"
             self.put(depth, f"const {kind or text.kind(node)} {text.name(node)} = {made};")
-
-    def _unrounded(self, node: Node) -> Node | None:
-        """The product that a sum or difference takes unrounded, the first where there are two."""
-        nodes = self.loop.nodes
-        products = [x for x in node.args if x.op == "mul" and x in nodes]
-        if node.op in ("add", "sub") and [x.dtype for x in products] == ["real", "real"]:
-            return min(products, key=nodes.index)
-        if node.op == "add" and all(x.dtype == "complex" for x in node.args):
-            return next((x for x in products if x.args[0].dtype != x.args[1].dtype), None)
-        return None
-
-    def _fused(self, node: Node, first: Node) -> str:
-        """A sum or difference with a product, the first of two, that is not rounded."""
-        left, right = node.args
-        a, b, other = map(self.text.name, (*first.args, right if first is left else left))
-        if node.op == "add":
-            return f"fused({a}, {b}, {other})"
-        return f"fused({a}, {b}, -{other})" if first is left else f"fused(-{a}, {b}, {other})"
 
     def _add_up(self, depth: int, kept: str) -> None:
         """Print what is reduced, into variables whose names begin with `kept`."""

@@ -47,9 +47,9 @@ class NumbaPrinter(Printer):
             return repr(node.data)
         return f"W({node.data!r})" if math.isfinite(node.data) else f"W(float('{node.data}'))"
 
-    def expression(self, n: Node) -> str:
+    def expression(self, n: Node, unrounded: Node | None = None) -> str:
         if (n.op, n.dtype) != ("mul", "complex") or n.args[0].dtype == n.args[1].dtype:
-            return super().expression(n)
+            return super().expression(n, unrounded)
         scale, number = map(self.name, sorted(n.args, key=lambda x: x.dtype == "complex"))
         return f"complex({scale} * {number}.real, {scale} * {number}.imag)"
 
