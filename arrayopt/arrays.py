@@ -1,4 +1,4 @@
-"""What is asked of an array beyond the array API standard, in one place: dtype names, working precision, writing."""
+"""Functions on arrays that the array API standard lacks: names of dtypes, dtypes of arithmetic, writing, copying."""
 
 import math
 import operator
@@ -18,28 +18,28 @@ Array = Any
 """An array of any array-API library."""
 
 Grads = Sequence[Array | None]
-"""A gradient for each of some tensors; None leaves it out."""
+"""A gradient for each of several tensors; None if a tensor has no gradient."""
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
-"""An array of integers on the host: sizes, places, numbers."""
+"""An array of integers on the host: sizes, positions, counts."""
 
 WORKING = {name: codec.working for name, codec in CODECS.items()}
-"""The dtype of arithmetic for each that is stored."""
+"""The dtype of arithmetic for each storage dtype."""
 
 NARROW = tuple(name for name, codec in CODECS.items() if codec.rounds)
-"""Dtypes that are stored in and not computed in."""
+"""Storage dtypes in which nothing is computed."""
 
 REAL = {"complex64": "float32", "complex128": "float64"}
 """The real counterparts of complex dtypes."""
 
 
 def is_array(x: Any) -> bool:
-    """Whether x is an array of an array-API library (NumPy scalars, which cannot be written, included)."""
+    """Whether x is an array of an array-API library, or a NumPy scalar (which is not writable)."""
     return bool(array_api_compat.is_array_api_obj(x))
 
 
 def is_captured(x: Array) -> bool:
-    """Whether what is done now with an array goes into a CUDA graph."""
+    """Whether operations on an array are now being captured in a CUDA graph."""
     if array_api_compat.is_cupy_array(x):
         return bool(sys.modules["cupy"].cuda.get_current_stream().is_capturing())
     if array_api_compat.is_torch_array(x) and x.device.type == "cuda":
@@ -52,7 +52,7 @@ def dtype_name(x: Array) -> str:
     return _named(x.dtype)
 
 
-@lru_cache(maxsize=256, typed=True)  # dtypes of array-api-strict warn where they are compared with NumPy's
+@lru_cache(maxsize=256, typed=True)  # typed, since dtypes of array-api-strict warn if compared with NumPy's
 def _named(dtype: Any) -> str:
     return str(dtype).rsplit(".", 1)[-1]
 
@@ -65,37 +65,37 @@ def plain_name(dtype: Any) -> str | None:
 
 
 def dtype_of(xp: Any, name: str) -> Any:
-    """A library's dtype by its plain name; ValueError where the library has none."""
+    """A library's dtype with this plain name. Raise ValueError if the library lacks it."""
     who = xp.__name__.removeprefix("array_api_compat.")
     if hasattr(xp, name):
         return getattr(xp, name)
     if who in ("numpy", "cupy"):
         with suppress(ImportError):
-            import ml_dtypes  # noqa: F401 - gives NumPy bfloat16
+            import ml_dtypes  # noqa: F401 - registers bfloat16 with NumPy
         if name in np.sctypeDict:
             return np.dtype(name)
     raise ValueError(f"{who} has no dtype {name}{'; pip install ml_dtypes, which has' if who == 'numpy' else ''}")
 
 
 def kind(x: Array) -> str:
-    """``"real"``, ``"complex"``, or the dtype's name where arithmetic is not defined for it."""
+    """``"real"`` or ``"complex"``, or the name of a dtype that has no arithmetic here, such as ``"bool"``."""
     name = dtype_name(x)
     return name if name not in WORKING else "complex" if name.startswith("complex") else "real"
 
 
 def real_dtype(stored: str) -> str:
-    """The dtype of arithmetic on real numbers, for arrays that are stored in a dtype."""
+    """The dtype of real arithmetic for arrays of a storage dtype."""
     return REAL.get(WORKING[stored], WORKING[stored])
 
 
 def working_dtype(xp: Any, x: Array, *, real: bool = False) -> Any:
-    """The dtype that arithmetic on x is done in: at least float32; with `real`, its real counterpart."""
+    """The dtype of arithmetic on x, at least float32; with `real`, its real counterpart."""
     name = dtype_name(x)
     return getattr(xp, real_dtype(name) if real else WORKING[name])
 
 
 def place(x: Array) -> tuple[Any, Any]:
-    """Which library an array belongs to, and the device that it is on."""
+    """The library and the device of an array."""
     return array_namespace(x), array_api_compat.device(x)
 
 
@@ -116,11 +116,11 @@ def writable(x: Array) -> bool:
 
 
 def holder(x: Array) -> Any:
-    """What holds the memory of an array: the same for all views of it; None where that cannot be asked."""
+    """An identifier of the memory block that contains an array, the same for all its views; None if it is unknown."""
     if array_api_compat.is_torch_array(x):
         try:
             return x.untyped_storage().data_ptr()
-        except (NotImplementedError, RuntimeError):  # of what torch.func traces
+        except (NotImplementedError, RuntimeError):  # tensors that torch.func traces
             return None
     if isinstance(x, np.ndarray) or array_api_compat.is_cupy_array(x):
         while hasattr(x.base, "base"):
@@ -131,7 +131,7 @@ def holder(x: Array) -> Any:
 
 
 def holds_alone(x: Array) -> bool:
-    """Whether an array, which can be written, is all of the memory that holds it, element beside element."""
+    """Whether a writable array takes up the whole block of memory that contains it."""
     if array_api_compat.is_torch_array(x):
         return holder(x) is not None and bool(x.untyped_storage().nbytes() == x.nbytes)
     if isinstance(x, np.ndarray):
@@ -140,17 +140,17 @@ def holds_alone(x: Array) -> bool:
 
 
 def copied(x: Array) -> Array:
-    """A copy, which gradients go through; of a scalar of NumPy an array."""
+    """A differentiable copy. A NumPy scalar becomes an array."""
     return np.array(x) if isinstance(x, np.generic) else array_namespace(x).astype(x, x.dtype, copy=True)
 
 
 def detached(x: Array) -> Array:
-    """The same memory without PyTorch's gradient recording; other libraries' arrays as they are."""
+    """The same memory without PyTorch's gradient recording. Arrays of other libraries are returned as they are."""
     return x.detach() if array_api_compat.is_torch_array(x) else x
 
 
 def store(target: Array, value: Array) -> Array:
-    """Write value into target where it can be written, and return what now holds it, in target's dtype."""
+    """Write `value` into `target` and return `target`, if it is writable; else return `value`, of the same dtype."""
     if value is target:
         return target
     if writable(target):
@@ -160,19 +160,18 @@ def store(target: Array, value: Array) -> Array:
 
 
 def look(kind: type) -> Callable[[Array], tuple[Any, ...]]:
-    """What takes an array of some type to its dtype, shape and, where there are several, its device and layout."""
+    """A function from arrays of one type to (dtype, shape, and the device and layout if the library has several)."""
     return _look(kind.__module__.partition(".")[0])
 
 
 @cache
 def _look(package: str) -> Callable[[Array], tuple[Any, ...]]:
-    more = {"numpy": (), "dask": (), "cupy": ("data.device_id",), "torch": ("device", "layout")}
-    there = more.get(package, ("device",))
-    return operator.attrgetter("dtype", "shape", *there)
+    attributes = {"numpy": (), "dask": (), "cupy": ("data.device_id",), "torch": ("device", "layout")}
+    return operator.attrgetter("dtype", "shape", *attributes.get(package, ("device",)))
 
 
 def on_its_device(x: Array) -> AbstractContextManager[Any]:
-    """For a ``with`` statement: new arrays of CuPy are on the device of x, PyTorch's autocast rounds no operand."""
+    """A context in which CuPy makes new arrays on the device of x, and PyTorch's autocast is off."""
     made: AbstractContextManager[Any] = x.device if array_api_compat.is_cupy_array(x) else nullcontext()
     if array_api_compat.is_torch_array(x):
         torch = sys.modules["torch"]
@@ -182,10 +181,10 @@ def on_its_device(x: Array) -> AbstractContextManager[Any]:
 
 
 def sharded_like(like: Callable[[], Any], f: Callable[..., Any], *args: Any) -> Any:
-    """f(*args), where JAX chooses how values between are sharded, even on a mesh with explicit axes.
+    """Return f(*args), and let JAX choose the sharding of intermediate values, even on a mesh with explicit axes.
 
-    There each product of matrices would have to say it. Results are sharded as the arrays that `like` returns, a prefix
-    of their tree, or not at all where that has None.
+    On such a mesh, JAX otherwise needs the sharding of each matrix product. `like` returns a tree, or a prefix of the
+    results' tree: results are sharded as its arrays, and not sharded if it has None.
     """
     jax: Any = sys.modules.get("jax") if array_api_compat.is_jax_array(args[0]) else None
     if not hasattr(jax, "typeof"):
@@ -199,12 +198,12 @@ def sharded_like(like: Callable[[], Any], f: Callable[..., Any], *args: Any) -> 
 
 
 def is_on_host(x: Array) -> bool:
-    """Whether x is a NumPy array or a PyTorch tensor on the CPU, as `memory` takes them."""
+    """Whether x is a NumPy array or a PyTorch tensor on the CPU, so that `memory` accepts it."""
     return isinstance(x, np.ndarray) or (bool(array_api_compat.is_torch_array(x)) and x.device.type == "cpu")
 
 
 def memory(x: Array) -> "np.ndarray[Any, Any]":
-    """A view of the memory of a NumPy array or of a PyTorch tensor on the CPU; as integers if NumPy lacks the dtype."""
+    """A NumPy view of a NumPy array or a PyTorch tensor on the CPU, of integers if NumPy lacks the tensor's dtype."""
     if isinstance(x, np.ndarray) or not array_api_compat.is_torch_array(x):
         return np.asarray(x)
     return np.asarray(_readable(x).numpy())
@@ -212,19 +211,19 @@ def memory(x: Array) -> "np.ndarray[Any, Any]":
 
 @cache
 def _numpy_has(dtype: str) -> bool:
-    """Whether NumPy has a dtype of itself, and not by `ml_dtypes`."""
+    """Whether NumPy has a dtype without `ml_dtypes`."""
     return dtype == "bool" or hasattr(np, dtype)
 
 
 def _readable(x: Any) -> Any:
-    """A PyTorch tensor as NumPy can read it: as integers, if it lacks the dtype."""
+    """A PyTorch tensor that NumPy can read: a view as integers, if NumPy lacks the dtype."""
     if _numpy_has(dtype_name(x)):
         return x.detach()
     return x.detach().view(getattr(array_namespace(x), f"int{8 * x.element_size()}"))
 
 
 def to_host(x: Array) -> "np.ndarray[Any, Any]":
-    """The values as NumPy's, waited for; copied only from where NumPy cannot read. `ml_dtypes` has what NumPy lacks."""
+    """Wait for the values, and return them as NumPy's, without a copy if possible. `ml_dtypes` has what NumPy lacks."""
     if array_api_compat.is_torch_array(x):
         name = dtype_name(x)
         if _numpy_has(name):
@@ -234,9 +233,9 @@ def to_host(x: Array) -> "np.ndarray[Any, Any]":
 
 
 def of_host(model: Array, values: "np.ndarray[Any, Any]") -> Array:
-    """NumPy's values in a new array of the model's library, dtype and device."""
+    """Copy NumPy's values to a new array of the model's library, dtype and device."""
     xp, device = place(model)
-    values = np.array(values)  # libraries may keep what they are given: then not what somebody else writes
+    values = np.array(values)  # a copy, because libraries may share the memory of an array that they get
     name = dtype_name(values)
     if array_api_compat.is_torch_array(model) and not _numpy_has(name):
         bits = xp.asarray(values.view(f"int{8 * values.itemsize}"), device=device)
@@ -245,7 +244,7 @@ def of_host(model: Array, values: "np.ndarray[Any, Any]") -> Array:
 
 
 def zeros_in_place_of(x: Array) -> Array:
-    """Zeros of x's shape, dtype, library and device; they take no memory where the library can broadcast."""
+    """Zeros of x's shape, dtype, library and device, broadcast from a single zero."""
     if isinstance(x, np.ndarray):
         return _zeros(x.shape, x.dtype)
     xp, device = place(x)
@@ -259,7 +258,7 @@ def _zeros(shape: tuple[int, ...], dtype: Any) -> "np.ndarray[Any, Any]":
 
 
 def like(model: Array, x: Array) -> Array:
-    """The values of x, of the model's shape and dtype, in a new array of the model's library, device and layout."""
+    """Copy x, which has the model's shape and dtype, to a new array of the model's library, device and layout."""
     xp, device = place(model)
     if place(x) != (xp, device):
         x = of_host(model, to_host(x))

@@ -1,4 +1,4 @@
-"""The functional form: state in, state out; nothing is written, and everything can be traced or differentiated."""
+"""`init` and `update`: pure functions for optimization, which write to no array and can be traced or differentiated."""
 
 from dataclasses import replace
 from functools import partial
@@ -84,7 +84,7 @@ def init(
     return state if loss_scale is None else {**state, "loss_scale": loss_scale.start()}
 
 
-Rule.init = init  # as a method of rules, which know nothing of trees of parameters
+Rule.init = init  # set here, because `arrayopt.rules` does not import code for trees of parameters
 
 
 @overload
@@ -128,12 +128,12 @@ def update(
     value: Any = None,
     stats: bool = False,
 ) -> Any:
-    """One step, as a pure function.
+    """Return the parameters and the state after one step, without changing the old ones.
 
     Parameters
     ----------
     rule : Rule
-        The update rule; its schedules see ``state["step"]``.
+        The update rule; its schedules get ``state["step"]``.
     params : tree of arrays
         The parameters.
     grads : tree of arrays and None
@@ -160,7 +160,7 @@ def update(
     Returns
     -------
     params, state
-        New ones, in the same structure and dtypes.
+        The new parameters and state, in the same structure and dtypes.
     stats
         With ``stats=True``: the norms of each tensor with a gradient, and its trust ratio if the rule has one, ``{name:
         {"param_norm": ..., ...}}``, as 0-d arrays. They are undefined for a skipped step.
@@ -220,7 +220,7 @@ def update(
             update = Update(r, name, _next(old["t"]), hypers[id(r)], verdict.factor, stats)
             run = partial(_updated, update, p, matched[name], slots)
             work[name] = Work(r, p, run, left.get(name))
-    with np.errstate(all="ignore"):  # infinity and NaN are data, and no warning
+    with np.errstate(all="ignore"):  # infinity and NaN are valid results, and need no warning
         done = together(work, valued=value is not None)
     for name, p in named:
         if name not in done:
@@ -244,19 +244,19 @@ def update(
 
 
 def _updated(update: Update, p: Any, g: Any, slots: dict[str, Any], known: dict[str, Any]) -> Done:
-    """One tensor's update, with the totals that are known."""
+    """Update one tensor. `known` has the totals over several tensors that its rule needs."""
     with on_its_device(p):
         return apply(replace(update, hypers={**update.hypers, **known}), p, g, slots)
 
 
 def _counts(p: Any) -> Any:
-    """A number of updates for each layer of a stacked tensor."""
+    """A zero for each layer of a stacked tensor, as its number of updates."""
     xp, device = place(p)
     return xp.zeros(p.shape[0], dtype=xp.int32, **({} if is_jax_array(p) else {"device": device}))
 
 
 def _left_out(named: list[tuple[str, Any]], grads: dict[str, Any], rules: dict[str, Rule]) -> dict[str, Any]:
-    """For each stacked tensor the layers that the step leaves out; see `arrayopt.step.judging`."""
+    """For each stacked tensor, which layers the step skips; see `arrayopt.step.judging`."""
     stacked = {name: p for name, p in named if rules[name].stacked and grads[name] is not None and size(p)}
     found: dict[int, Any] = {}
     for name, p in stacked.items():
@@ -270,7 +270,7 @@ def _left_out(named: list[tuple[str, Any]], grads: dict[str, Any], rules: dict[s
 def _verdict(
     named: list[tuple[str, Any]], grads: dict[str, Any], scale: Any, limit: Any, check: bool, left: dict[str, Any]
 ) -> Verdict:
-    """What gradients mean for the step; whether to skip it is a bool where that can be known."""
+    """The verdict on a step: its factor for gradients, and whether to skip it (a bool, unless the step is traced)."""
     if limit is None and not check:
         return Verdict()
     rule, norms = GradientNorms(master_weights=False), []
@@ -286,13 +286,13 @@ def _verdict(
 
 
 def _check_flag(who: str, x: Any) -> None:
-    """Raise TypeError for what is no bool."""
+    """Raise TypeError if x is not a bool."""
     if not isinstance(x, bool):
         raise TypeError(f"{who} must be True or False; got {x!r}")
 
 
 def _check_state(state: Any) -> None:
-    """Raise TypeError for what is no state."""
+    """Raise TypeError if `state` does not have the form of a state."""
 
     def counts(x: Any, rank: int = 0) -> bool:
         return is_count(x) or (is_array(x) and x.ndim <= rank and "int" in dtype_name(x))
@@ -308,16 +308,16 @@ def _check_state(state: Any) -> None:
 
 
 def _next(n: Any) -> Any:
-    """A number of steps or updates, one on."""
+    """Return n + 1 for a number of steps or updates. Raise ValueError if it is too large."""
     if isinstance(n, int) and not is_count(n + 1):
         raise ValueError(f"update: numbers of steps and updates must stay below 2**53; state has {n}")
     return n + 1
 
 
 def _check_slots(rule: Rule, name: str, p: Any, slots: dict[str, Any]) -> None:
-    """Raise ValueError for slots that are not those of a tensor: mostly they depend on its rank alone."""
+    """Raise ValueError if the slots of a tensor are not those that the rule has for it."""
     expected: list[str] = []
-    for shape in ((1,) * p.ndim, tuple(p.shape)):
+    for shape in ((1,) * p.ndim, tuple(p.shape)):  # slots usually depend only on the rank
         one = np.broadcast_to(0.0, shape[1:] if rule.stacked else shape)
         expected = [*rule.all_slots(np, one, dtype_name(p)), *scales(rule, one.ndim)]
         if set(slots) == set(expected):
@@ -326,7 +326,7 @@ def _check_slots(rule: Rule, name: str, p: Any, slots: dict[str, Any]) -> None:
 
 
 def _rules(rule: Rule, groups: Groups | None, named: list[tuple[str, Any]]) -> dict[str, Rule]:
-    """Each tensor's rule, by name."""
+    """The rule of each tensor, by name."""
     rules: dict[str, Rule] = {}
     for group in assign(rule, groups, named):
         own, _ = grouped(rule, group.given, f"group {group.label!r}")

@@ -15,7 +15,7 @@ class Text(str):
 
 
 def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table; the first column is text, and the others are aligned to the right."""
+    """An HTML table. The first column is aligned to the left, and the others are as the notebook aligns them."""
     lines = [f"<table><caption>{escape(caption)}</caption>"]
     for kind, cells in [("th", head), *(("td", row) for row in rows)]:
         made = f'<{kind} style="text-align: left">{escape(str(cells[0]))}</{kind}>'
@@ -26,5 +26,5 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> s
 
 
 def number(x: Any) -> str:
-    """A number in few digits; nothing for None."""
+    """A number with four digits; an empty string for None."""
     return "" if x is None else f"{float(x):.4g}"

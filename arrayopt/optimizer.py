@@ -1,4 +1,4 @@
-"""The optimizer: parameters, their groups, and the state that goes with them."""
+"""`Optimizer`: applies update rules to parameters, and holds their groups and state."""
 
 import inspect
 import sys
@@ -34,7 +34,7 @@ from arrayopt.step.hooks import attach
 from arrayopt.step.stats import Stats
 
 NOT_GIVEN: Any = object()
-"""What `Optimizer.step` takes for gradients where there are none: None may be the gradient of a lone parameter."""
+"""The default of `grads` in `Optimizer.step`, which cannot be None: a single parameter may have the gradient None."""
 
 
 class Optimizer(Settings):
@@ -317,13 +317,13 @@ class Optimizer(Settings):
         raise ValueError(f"Optimizer.wait: there is no tensor {name!r}; {listed_names(self._parameters.places)}")
 
     def __del__(self) -> None:
-        """Have the parameters arrive that are on their way: nobody can ask for them any more."""
-        step = getattr(self, "_step", None)  # none where it was not made whole
+        """Wait for parameters that other ranks are still sending, because no later call can."""
+        step = getattr(self, "_step", None)  # None if `__init__` has raised an error
         if step is not None and step.is_arriving and not sys.is_finalizing():
             step.arrive()
 
     def _waits(self) -> list[str]:
-        """What needs all gradients of a step."""
+        """The options that need all gradients at once, so that `give` cannot be used."""
         step, ranks = self._step, self._team.size > 1
         found = {
             "`clip_norm`": self.clip_norm is not None and not ranks,
@@ -337,7 +337,7 @@ class Optimizer(Settings):
         return [what for what, needed in found.items() if needed]
 
     def _end_taken(self, loss_scale: Any, value: Any, *, incomplete: bool, wait: bool, none: bool = False) -> Any:
-        """End a step of ranks whose gradients `give` has taken; with `none` there may be none at all."""
+        """End a step of several ranks whose gradients were passed to `give`; with `none`, even if there are none."""
         step, team, failed = self._step, self._team, True
         with self._guard("Optimizer.step", changes=True):
             try:
@@ -357,7 +357,7 @@ class Optimizer(Settings):
             return self.params if wait else None
 
     def _made(self, coming: Coming, begun: Begun, *, stats: bool) -> None:
-        """Make a step that has begun, and call what is to be called after it."""
+        """Finish a step that has begun, and call the hooks after it."""
         step, team = self._step, self._team
         team.hooked = step.accumulator.last and (bool(self._after) or self._stats.requested)
         with team.after("Optimizer.step"):
@@ -367,7 +367,7 @@ class Optimizer(Settings):
                     self._guard.calling(after, self)
 
     def _end_release(self, *, incomplete: bool) -> Any:
-        """End the step that `give` has begun."""
+        """End the step that `give` has begun, in one process."""
         with self._guard("Optimizer.step", changes=True):
             if not self._step.release:
                 raise TypeError("Optimizer.step: pass the gradients, or call `give` for each of them first")
@@ -377,16 +377,16 @@ class Optimizer(Settings):
             return self.params
 
     def _record(self, reports: dict[str, Report], norm: Any) -> None:
-        """Take down what a step reports, in the order of the tensors."""
+        """Put the reports of a step into `stats`, in the order of the tensors."""
         places = self._parameters.places
 
         def place(name: str) -> tuple[int, int, str]:
-            return places[name if name in places else stack_of(name)], len(name), name  # layer 10 after layer 9
+            return places[name if name in places else stack_of(name)], len(name), name  # layer 10 after 9
 
         self._stats.replace({name: reports[name] for name in sorted(reports, key=place)}, norm)
 
     def _limit(self) -> float | None:
-        """The limit of the global norm in the next step."""
+        """The value of `clip_norm` in the next step."""
         if self.clip_norm is None:
             return None
         return float(evaluate("Optimizer: `clip_norm`", self.clip_norm, self._run.steps, CLIP_NORM))
@@ -516,9 +516,9 @@ class Optimizer(Settings):
         return attach(self._after, hook)
 
     def _take_place(self, old: "Optimizer | None") -> None:
-        """Have the hooks of an old optimizer, which can still be removed, and its number of skipped steps.
+        """Take over the hooks of an old optimizer, which can still be removed, and its loss scale and skipped steps.
 
-        Users may have slots of it, which are slots of this one now.
+        Users may hold references to slots of the old optimizer; these are slots of this one now.
         """
         if old is not None:
             if old._parameters.lent:

@@ -1,8 +1,8 @@
 """Projections: functions for a rule's ``project=`` that keep new parameters in a set.
 
-A projection is any function ``f(xp, p, h) -> p`` in plain array API: `p` is the new parameter, `h` has the numbers of
-this step, such as ``h.lr``. Fused engines trace it with the rule, and run it in the rule's last pass. Those here that
-take norms of whole tensors (`ball`, `sphere`) add a pass.
+A projection is any function ``f(xp, p, h) -> p`` in plain array API: `p` is the new parameter, and `h` has the
+hyper-parameters of this step, such as ``h.lr``. Fused engines trace it with the rule, and run it in the rule's last
+pass. `ball` and `sphere`, which use norms of whole tensors, add a pass.
 """
 
 from abc import ABC, abstractmethod
@@ -24,15 +24,15 @@ Project = Callable[[Any, Array, Any], Array]
 
 
 class Projection(ABC):
-    """The base of the projections of this module, which can be printed, compared and pickled.
+    """The base class of the projections of this module, which can be printed, compared and pickled.
 
     Attributes
     ----------
     arrays : mapping of str to array
-        The arrays of the projection, each with the parameter's shape or broadcasting to it. They are stored among a
-        tensor's slots, and `h.arrays` has them.
+        The arrays of the projection, each with the parameter's shape or broadcasting to it. They are stored with a
+        tensor's slots, and passed to the projection as `h.arrays`.
     real_only, complex_only : bool
-        Whether it is for real, or for complex parameters only.
+        Whether the projection is for real parameters only, or for complex parameters only.
     elementwise : bool
         Whether each element is projected independently, in the same way. Then several arrays may be projected as one.
     """
@@ -45,16 +45,16 @@ class Projection(ABC):
 
     @property
     def structure(self) -> Any:
-        """What shapes the computation; see `Rule.structure`."""
+        """What determines the computation; see `Rule.structure`."""
         return self
 
     def refuses(self, rank: int) -> str:
-        """Why a tensor of so many axes cannot be projected, in words that follow its name; empty where it can."""
+        """Why a tensor of this rank cannot be projected, in words that follow its name; empty if it can."""
         return ""
 
     @abstractmethod
     def __call__(self, xp: Any, p: Array, h: Any) -> Array:
-        """The new parameter, brought to where it must be; see the head of this module."""
+        """Return the projection of the new parameter p; see the top of this module."""
 
     def __repr__(self) -> str:
         parts = [f"{f.name}={_shown(getattr(self, f.name))}" for f in fields(self) if f.init]  # type: ignore[arg-type]
@@ -66,7 +66,7 @@ def _shown(x: Any) -> str:
 
 
 class _OfArrays(Projection):
-    """A projection whose fields may be arrays: two are equal if all elements are, and share a plan if numbers are."""
+    """A projection whose fields may be arrays. Equality compares their elements, but `structure` ignores them."""
 
     @property
     def arrays(self) -> Mapping[str, Array]:
@@ -92,7 +92,7 @@ class _OfArrays(Projection):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class box(_OfArrays):  # noqa: N801 - it is called like a function, as all of these are
+class box(_OfArrays):  # noqa: N801 - users call projections like functions
     """Limit each element to [low, high]; of a complex element, its real and its imaginary part.
 
     Parameters
@@ -151,14 +151,14 @@ def _is_complex(x: Any) -> bool:
 
 
 def _part(x: Any, part: str) -> Any:
-    """The part ``"real"`` or ``"imag"`` of a complex number or array; a real one, and None, stand for both parts."""
+    """The part ``"real"`` or ``"imag"`` of a complex number or array. Anything else is returned as it is."""
     if not _is_complex(x):
         return x
     return getattr(x, part) if isinstance(x, complex) else getattr(array_namespace(x), part)(x)
 
 
 def _by_parts(xp: Any, p: Array, function: Callable[[Array, str], Array]) -> Array:
-    """A function of a real array and the name of a part; of a complex array, that of both parts, put together."""
+    """Apply ``function(x, part)`` to a real array, or to the ``"real"`` and ``"imag"`` part of a complex array."""
     if not _is_complex(p):
         return function(p, "real")
     real, imag = function(xp.real(p), "real"), function(xp.imag(p), "imag")
@@ -199,7 +199,7 @@ class support(_OfArrays):  # noqa: N801
 
 @dataclass(frozen=True, repr=False)
 class _Plain(Projection):
-    """A projection without settings. Called without arguments, it is itself: ``nonnegative()`` is ``nonnegative``."""
+    """A projection without settings. A call without arguments returns it: ``nonnegative()`` is ``nonnegative``."""
 
     name: str
     function: Project
@@ -341,7 +341,7 @@ class soft_threshold(Projection):  # noqa: N801
 
 @dataclass(frozen=True, eq=False, repr=False)
 class compose(Projection):  # noqa: N801
-    """Several projections, one after the other, in the order given.
+    """Apply several projections, in the order given.
 
     The result is in the set of the last projection. It is in all sets if they meet at right angles, as a box and
     `soft_threshold` do.
@@ -414,5 +414,5 @@ class compose(Projection):  # noqa: N801
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """What to take in place of a name that there is not."""
+        """Raise AttributeError, and say what to use instead."""
         raise no_attribute(__name__, __all__, name)

@@ -1,4 +1,4 @@
-"""What of an Optimizer is read, and set, as an attribute."""
+"""`Settings`: the attributes of an Optimizer that users read and set."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ from arrayopt.step.stats import Stats
 
 
 class Settings(Saved):
-    """Settings, state and numbers of the run; a base of `Optimizer`."""
+    """The base of `Optimizer` with its settings, its state and its counts."""
 
     __slots__ = ("_stats",)
 
@@ -64,14 +64,14 @@ class Settings(Saved):
 
     @contextmanager
     def _changing(self, what: str) -> Iterator[None]:
-        """Put something into the state: with nobody else inside, and no longer to be made anew."""
+        """A context for writing to the state: other calls are refused, and the state is then no longer initial."""
         with self._guard(what, changes=True), uninterrupted():
             yield
             self._parameters.keep_state()
 
     @property
     def stats(self) -> Stats:
-        """Norms and trust ratios of the last step, with ``stats=True``; the global norm; the number of skips."""
+        """Norms and trust ratios of the last step (with ``stats=True``), the global norm, and the number of skips."""
         self._run.streams.meet("Optimizer.stats")
         return self._stats
 
@@ -79,7 +79,7 @@ class Settings(Saved):
     def loss_scale(self) -> Any:
         """The factor for the loss in the next step; 1.0 without a loss scale.
 
-        A float. Where a GPU decides if a step is skipped, it is a 0-d array on the GPU: reading it here does not wait.
+        A float. If a GPU decides whether steps are skipped, it is a 0-d array on the GPU, and reading it does not wait.
         """
         self._run.streams.meet("Optimizer.loss_scale")
         return self._run.peek("scale")
@@ -144,7 +144,7 @@ class Settings(Saved):
         """
         return {x.name: x.skipped for x in self._parameters.all if x.layers}
 
-    @np.errstate(all="ignore")  # infinity and NaN are data, and no warning
+    @np.errstate(all="ignore")  # infinity and NaN are valid results, and need no warning
     def averaged(self) -> Any:
         """Return copies of the points at which to evaluate, in the parameters' structure and dtypes.
 
@@ -164,7 +164,7 @@ class Settings(Saved):
         return self._parameters.tree_of(found)
 
     def _evaluated(self, x: Tensor, rule: Rule) -> Any:
-        """The whole of the point of a tensor to evaluate at."""
+        """The point at which to evaluate a tensor, collected from all ranks that have a part of it."""
         if "ema" in x.slots:
             return self._team.collect(x, "ema")
         p = detached(self._team.collect(x, "p") if x.block is not None else x.array)

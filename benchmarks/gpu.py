@@ -13,10 +13,13 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import numpy as np
 
 ROOT = Path(__file__).parents[1]
 if __name__ == "__main__":
@@ -27,6 +30,7 @@ import tests.support.bundled  # noqa: E402, F401
 # isort: split
 import arrayopt as ao  # noqa: E402
 from arrayopt.fusion.plans import plan_for  # noqa: E402
+from arrayopt.params.headers import cupy_words  # noqa: E402
 from benchmarks.gpu_contestants import RULES, Step, captured, copying, eager, on, peers, pytorch  # noqa: E402
 from benchmarks.problems import LARGE, PROBLEMS, Problem, equal  # noqa: E402
 
@@ -157,6 +161,43 @@ def table(result: dict[str, Any]) -> list[str]:
     return [*lines, *(f"Left out: {name} ({why})." for name, why in result["left_out"].items()), ""]
 
 
+def calls(rounds: int = 200) -> dict[str, float]:
+    """Microseconds of the host for each kind of call that a step consists of, while the device is idle."""
+    import cupy
+
+    from arrayopt.engines.cuda.upload import Upload
+
+    module = cupy.RawModule(code='extern "C" __global__ void nothing(const float* x) {}', options=("-std=c++17",))
+    kernel, x = module.get_function("nothing"), cupy.zeros(64, np.float32)
+    stream, event = cupy.cuda.Stream(), cupy.cuda.Event()
+    upload = Upload((64,), np.float64)
+    values = np.zeros(64)
+    with stream:
+        kernel((1,), (32,), (x,))
+        stream.begin_capture()
+        kernel((1,), (32,), (x,))
+        graph = stream.end_capture()
+        tried: dict[str, Callable[[], object]] = {
+            "the current stream": cupy.cuda.get_current_stream,
+            "whether it is captured": stream.is_capturing,
+            "to record an event": partial(event.record, stream),
+            "whether an event is done": lambda: event.done,
+            "to send a table": lambda: upload.send(values),
+            "to launch a kernel": lambda: kernel((1,), (32,), (x,)),
+            "to launch a graph of one kernel": lambda: graph.launch(stream),
+        }
+        found = {}
+        for name, call in tried.items():
+            times = []
+            for _ in range(rounds):
+                stream.synchronize()
+                began = time.perf_counter()
+                call()
+                times.append((time.perf_counter() - began) * 1e6)
+            found[name] = median(times)
+    return found
+
+
 def about() -> dict[str, Any]:
     """What a run was made on."""
     import cupy
@@ -168,6 +209,7 @@ def about() -> dict[str, Any]:
         "runtime": cupy.cuda.runtime.runtimeGetVersion(),
         "driver": cupy.cuda.runtime.driverGetVersion(),
         "torch": pytorch().__version__ if find_spec("torch") else None,
+        "headers": cupy_words(cupy.ndarray) is not None,
         "arrayopt": ao.__version__,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "steps": STEPS,
@@ -209,6 +251,14 @@ def main(arguments: list[str] | None = None) -> int:
     names = given.cases.split(",") if given.cases else chosen(0.8 * cupy.cuda.Device().mem_info[0])
     runs = [(r, c, d) for d in given.dtypes.split(",") for r in given.rules.split(",") for c in names]
     made, lines = about() | {"results": [], "left_out": []}, []
+    try:
+        made["calls"] = calls()
+        lines += [
+            "Microseconds of the host for " + "; ".join(f"{name}: {x:.1f}" for name, x in made["calls"].items()) + ".",
+            "",
+        ]
+    except Exception as error:
+        made["left_out"].append(f"the times of calls: {_said(error)}")
     given.output.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
     for i, (rule, name, dtype) in enumerate(runs):

@@ -121,11 +121,11 @@ class Messages:
             later = gather.Gather(comm, tensors, packed=False, processes=[])
         finally:
             gather.GatherBuffer = with_memory
-        places = [[] for _ in later.buckets]
+        places = [[] for _ in later.broadcasts]
         for place, number in later.last.items():
             places[number].append(place)
-        for own, bucket in zip(places, later.buckets, strict=True):
-            self.gathers.append((own, len({rank for rank, _ in bucket}), sum(piece.size for _, piece in bucket)))
+        for own, pieces in zip(places, later.broadcasts, strict=True):
+            self.gathers.append((own, len({rank for rank, _ in pieces}), sum(piece.size for _, piece in pieces)))
         fullest, _, self.rounds, self.sums, _, _ = count(shapes, RULE, ranks)
         self.fullest = fullest * self.sizes.sum() / ranks
 

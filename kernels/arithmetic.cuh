@@ -8,7 +8,7 @@ __device__ __forceinline__ T minimum(T a, T b) { return (a < b) | (a != a) ? a :
 template <class T>
 __device__ __forceinline__ T sign(T a) { return a == a ? (T)(a > 0) - (T)(a < 0) : a; }
 template <class T>
-__device__ __forceinline__ T modulo(T a, T b) {  // of the sign of b
+__device__ __forceinline__ T modulo(T a, T b) {  // has the sign of b
     const T rest = fmod(a, b);
     return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
 }
@@ -36,7 +36,7 @@ __device__ __forceinline__ Complex operator*(Complex a, Complex b) {
 __device__ __forceinline__ Complex operator*(Complex a, W b) { return {a.real * b, a.imag * b}; }
 __device__ __forceinline__ Complex operator*(W a, Complex b) { return {a * b.real, a * b.imag}; }
 __device__ __forceinline__ Complex operator/(Complex a, W b) { return {a.real / b, a.imag / b}; }
-__device__ __forceinline__ Complex operator/(Complex a, Complex b) {  // Smith's way: no square overflows
+__device__ __forceinline__ Complex operator/(Complex a, Complex b) {  // Smith's algorithm, in which no square overflows
     if (fabs(b.real) >= fabs(b.imag)) {
         const W ratio = b.imag / b.real, scale = b.real + b.imag * ratio;
         return {(a.real + a.imag * ratio) / scale, (a.imag - a.real * ratio) / scale};
@@ -60,7 +60,7 @@ __device__ __forceinline__ W square_magnitude(Complex a) { return a.real * a.rea
 __device__ __forceinline__ W square_magnitude(W a) { return a * a; }
 __device__ __forceinline__ bool finite(Complex a) { return finite(a.real) && finite(a.imag); }
 
-// Complex numbers as they are stored.
+// The storage format of complex numbers.
 template <class T>
 struct Pair {
     T real, imag;

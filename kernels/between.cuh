@@ -1,7 +1,7 @@
-// Between the passes: what is computed over rows, columns, matrices or whole tensors, from the passes' reductions.
+// Computation between passes, over rows, columns, matrices or whole tensors, from the passes' reductions.
 
-// Results [begin, end), each made of `length` terms: one thread, one warp or the whole block takes a result, by their length.
-// term(result, j) gives a term, keep(result, made) takes what they make. All threads of the block must call it.
+// Reduces results [begin, end) of `length` terms each. Depending on `length`, one thread, one warp or the block computes a
+// result. term(result, j) returns a term, and keep(result, made) stores a result. All threads of the block must call it.
 template <class Of, class Term, class Keep>
 __device__ __forceinline__ void fold_over(long long begin, long long end, long long length, Term term, Keep keep) {
     if (length <= 16) {

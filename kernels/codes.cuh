@@ -1,7 +1,7 @@
-// Writing slots in 8 bits: the threads that have a block of neighbours find its scale together.
+// Writing slots in 8 bits: the threads that share a block of 32 neighbours compute its scale together.
 
-// Codes of x[0] to x[n - 1], which are element i and those after it; see write(). All threads that have elements of a block
-// call it, also those with n <= 0, whose elements would lie behind the end; the first of them has one.
+// Writes the codes of x[0] to x[n - 1], which are the elements from i on; see write(). All threads of a block of codes must
+// call it, even with n <= 0, if their elements lie beyond the end. The first of these threads must have an element.
 template <int N, bool kLast, class C>
 __device__ __forceinline__ void write_codes(C* codes, BFloat16* scales, long long i, int n, bool aligned, const float (&x)[N]) {
     constexpr int kLanes = kBlock / N;

@@ -1,5 +1,5 @@
-// What sources for CPUs begin with: the words of CUDA that the headers use. Nothing is included, which halves the time
-// that a small source takes to compile.
+// The beginning of sources for CPUs: defines the names of CUDA that the headers use. Nothing is included, which halves the
+// time to compile a small source.
 
 typedef __INT64_TYPE__ int64_t;
 
@@ -8,7 +8,7 @@ typedef __INT64_TYPE__ int64_t;
 #define __device__
 #define __forceinline__ inline __attribute__((always_inline))
 
-// Functions of C: a new operation on elements needs no line here.
+// Functions of C. An operation on elements that calls one of them needs no line here.
 #define OF_ONE(name)                                                                 \
     static __forceinline__ float name(float x) { return __builtin_##name##f(x); } \
     static __forceinline__ double name(double x) { return __builtin_##name(x); }

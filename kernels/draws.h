@@ -1,10 +1,10 @@
-// Random numbers and rounding by them in whole vectors; see random.cuh, of which these are the bits.
+// Random numbers and stochastic rounding in whole vectors, with the same bits as random.cuh.
 #ifdef VECTORS
-enum { kDrawn = 4 };  // so many vectors are made at once, for each round of one waits for the round before
+enum { kDrawn = 4 };  // vectors computed at once, because each round of one vector depends on the round before
 typedef unsigned Words __attribute__((vector_size(64), may_alias));
 typedef long long Longs __attribute__((vector_size(64)));
 
-// `uniform` of so many positions, `each` apart; there is room for all vectors that are made.
+// `uniform` at `count` positions, `each` apart. `to` must have room for whole groups of kDrawn vectors.
 static __attribute__((noinline)) void draw(float* to, int64_t count, int64_t first, int64_t each, float a, float b, float c, float d,
                                            float t1, float t0) {
     const unsigned turns[8] = {13, 15, 26, 6, 17, 29, 16, 24};
@@ -41,7 +41,7 @@ struct Drawn {
     Drawn(int64_t count, int64_t first, int64_t each, Key... key) { draw(of, count, first, each, key...); }
 };
 
-// The whole part of what is not negative.
+// The integer part of numbers that are not negative.
 static __forceinline__ Integers whole(Floats x) { return __builtin_convertvector(x, Integers); }
 
 static __forceinline__ Floats round_bfloat16(Floats x, Floats u) {
@@ -49,7 +49,7 @@ static __forceinline__ Floats round_bfloat16(Floats x, Floats u) {
     return ordinary(x) ? (Floats)(bits & -0x10000) : x;
 }
 
-// Stores what is rounded.
+// Stores numbers that are already rounded.
 static __forceinline__ void put_rounded(Floats x, BFloat16* to) {
     const Integers bits = x == x ? (Integers)x : (Integers)x | 0x400000;
     *(Halves*)to = __builtin_convertvector(bits >> 16, Halves);

@@ -1,23 +1,23 @@
 // A pass over a tensor that is seen as one row of elements.
 //
-// `Pass` is made from the plan: load() reads up to N consecutive elements, work() does what the pass does with them, and adds
-// to its sums. Pass::kAhead vectors are read before the first of them is used, so that enough bytes are on their way.
+// `Pass` is generated from the plan: load() reads up to N consecutive elements, and work() computes with them and adds to the
+// sums. Pass::kAhead vectors are read before the first of them is used, so that enough loads are in flight.
 
-constexpr int kVector = 4;    // elements of a thread at a time
+constexpr int kVector = 4;    // elements that a thread takes at a time
 
-// The end of a thread's elements from i on; of those of the threads that write a block of codes together.
+// The end of a thread's vector that starts at i. If the pass writes codes, the end of the block of codes around i.
 template <class Pass>
 __device__ __forceinline__ long long end_of(long long i) {
     return Pass::kCodes ? i - i % 32 + 32 : i + kVector;
 }
 
-// Whether kAhead vectors of a thread, from i on, are there.
+// Whether all of a thread's next kAhead vectors, from i on, lie before `end`.
 template <class Pass>
 __device__ __forceinline__ bool all_there(long long i, long long end) {
     return end_of<Pass>(i) + (Pass::kAhead - 1) * kThreads * kVector <= end;
 }
 
-// kAhead vectors of a thread: all are read before the first is used.
+// kAhead vectors of a thread, all read before the first is used.
 template <class Pass>
 struct Group {
     static constexpr int kStride = kThreads * kVector;
@@ -35,7 +35,7 @@ struct Group {
     }
 };
 
-// Elements of a thread from i on.
+// Processes a thread's elements from i to `end`.
 template <class Pass, bool kAligned>
 __device__ __forceinline__ void flat_rest(const Pass& pass, long long i, long long end, typename Pass::Sums& sums) {
     constexpr int kStride = kThreads * kVector;
@@ -60,7 +60,7 @@ __device__ __forceinline__ void flat_elements(const Pass& pass, long long begin,
     flat_rest<Pass, kAligned>(pass, begin + threadIdx.x * kVector, end, sums);
 }
 
-// A piece's sums, for the stage after.
+// Reduces a piece's sums over the block and stores them for the next stage.
 template <class Pass>
 __device__ __forceinline__ void keep_sums(const Pass& pass, int piece, typename Pass::Sums& sums) {
     if constexpr (Pass::kWhole > 0) {
@@ -69,8 +69,8 @@ __device__ __forceinline__ void keep_sums(const Pass& pass, int piece, typename 
     }
 }
 
-// A piece of which a group is the whole, with the next piece asked for before this one is used: memory has something to do
-// while the block adds up. there: whether `now` has been read; what is returned says so of `next`.
+// Processes a piece that is one group for each thread, after starting to read the next piece, so that memory is busy while the
+// block reduces its sums. there: whether `now` has been read. Returns whether `next` is being read.
 template <class Pass>
 __device__ __forceinline__ bool flat_piece_ahead(const Pass& pass, long long size, long long chunk, int piece, int last, bool there,
                                                  const Group<Pass>& now, Group<Pass>& next) {
@@ -86,7 +86,7 @@ __device__ __forceinline__ bool flat_piece_ahead(const Pass& pass, long long siz
     return ahead;
 }
 
-// A piece of a tensor; where a ticket's pieces are one stretch, or asked for ahead, all of them.
+// Processes a piece of a tensor, or all pieces of a ticket, if they need no separate sums or are read ahead.
 template <class Pass>
 __device__ __forceinline__ void flat_piece(const Pass& pass, long long size, long long chunk, bool aligned, int piece) {
     const long long begin = (long long)piece * chunk, all = begin + (Pass::kWhole == 0 ? now().count : 1) * chunk;
@@ -94,7 +94,7 @@ __device__ __forceinline__ void flat_piece(const Pass& pass, long long size, lon
     if constexpr (Pass::kWhole > 0 && Pass::kAhead == 4) {
         if (aligned && now().count > 1) {
             const int last = piece + now().count;
-            Group<Pass> one, other;  // in turn: a copy of what is on its way would wait for it
+            Group<Pass> one, other;  // used alternately, because a copy would wait for the loads
             bool there = false;
 #pragma unroll 1
             for (; piece < last; ++piece) {

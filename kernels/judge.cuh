@@ -1,14 +1,14 @@
-// What all gradients together mean for a step: whether it is skipped, and what gradients are multiplied by. One block.
+// Decides from all gradients whether a step is skipped, and what gradients are multiplied by. One block.
 
-// From the sum of the squares of tensors' norms, and that of the norms times kSmall, which does not overflow; below.
-// given: what the host says of the step. state: of the loss scale, before the step. verdict: for the step, then the new state.
+// Generated, below. square: the sum of squares of all norms. shrunk: that of the norms times kSmall, which does not overflow.
+// given: the step's options from the host. state: the loss scale's, before the step. verdict: the verdict, then the new state.
 __device__ void verdict_of(double square, double shrunk, const double* given, const double* state, double* verdict,
                            int* skip);
 
 __device__ __forceinline__ double norm_at(long long place) { return *reinterpret_cast<const double*>(place); }
 
-// Marks in skip[1] to skip[layers] the layers that have a norm that is not finite. Whether they are skipped alone: not if the
-// norm of anything else is not finite either, or if nothing is left.
+// Marks in skip[1] to skip[layers] the layers with a norm that is not finite. Returns whether only these layers are skipped:
+// false if another tensor's norm is not finite, or if nothing else would be updated; then the whole step is skipped.
 __device__ bool leave_out(const long long* norms, int count, const int* layer, int layers, int* skip) {
     int wrong = 0, rest = 0;
     for (int i = threadIdx.x; i < layers; i += kThreads) skip[1 + i] = 0;
@@ -24,8 +24,8 @@ __device__ bool leave_out(const long long* norms, int count, const int* layer, i
     return rest && !wrong;
 }
 
-// norms: where the norm of each tensor's gradient is. layer: for each of them which layer of stacked tensors it is of, from 1,
-// or 0; null: layers are not skipped alone. skip[0]: whether the step is skipped.
+// norms: the address of the norm of each tensor's gradient. layer: for each norm, its layer of stacked tensors, from 1, or 0
+// for other tensors; null if single layers are never skipped. skip[0]: whether the step is skipped.
 extern "C" __global__ void __launch_bounds__(kThreads)
 judge(const long long* norms, int count, const int* layer, int layers, const double* given, const double* state,
       double* verdict, int* skip) {

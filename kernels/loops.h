@@ -1,11 +1,11 @@
-// What compiled loops for CPUs call.
+// Functions that generated loops for CPUs call.
 
 static __forceinline__ double maximum(float a, double b) { return maximum((double)a, b); }
 static __forceinline__ double maximum(double a, float b) { return maximum(a, (double)b); }
 static __forceinline__ double minimum(float a, double b) { return minimum((double)a, b); }
 static __forceinline__ double minimum(double a, float b) { return minimum(a, (double)b); }
 
-// The first or the second, by a condition that is the same for all elements. g++ makes no vectors of `?` there.
+// Selects a or b by a condition that is the same for all elements. g++ does not vectorize `?` with such a condition.
 static __forceinline__ float chosen(bool first, float a, float b) {
     const unsigned mask = 0u - (unsigned)first;
     return __uint_as_float((__float_as_uint(a) & mask) | (__float_as_uint(b) & ~mask));
@@ -23,8 +23,8 @@ static __forceinline__ double chosen(bool first, double a, double b) {
 #pragma omp declare reduction(largest : W : omp_out = maximum(omp_out, omp_in)) initializer(omp_priv = -INFINITY)
 #pragma omp declare reduction(smallest : W : omp_out = minimum(omp_out, omp_in)) initializer(omp_priv = INFINITY)
 
-// a * b + c, rounded once. Left to itself, a compiler may do so in a loop over vectors and not in what is left of it, where
-// branches lie between the two, or with the other of two products.
+// a * b + c, rounded once. Otherwise a compiler may fuse operations in a vectorized loop but not in its remainder, which may
+// have branches between them, or fuse the other one of two products.
 #if defined(__FMA__) || defined(__FP_FAST_FMAF) || defined(__ARM_FEATURE_FMA)
 static __forceinline__ float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 static __forceinline__ double fused(double a, double b, double c) { return __builtin_fma(a, b, c); }
@@ -37,8 +37,8 @@ static __forceinline__ Complex fused(W a, Complex b, Complex c) {
 }
 static __forceinline__ Complex fused(Complex a, W b, Complex c) { return fused(b, a, c); }
 
-// So many sums a loop has side by side: those of one vector of W. Left to itself, a compiler may take more where something
-// is read in 16 bits, and then the order of a sum depends on what the numbers are stored in.
+// The number of partial sums of a loop: one vector of W. Otherwise a compiler may take more if 16-bit numbers are read, and the
+// order of a sum would depend on the storage dtype.
 #ifdef __AVX512F__
 enum { kSums = 64 / sizeof(W) };
 #elif defined(__AVX__)
@@ -47,13 +47,13 @@ enum { kSums = 32 / sizeof(W) };
 enum { kSums = 16 / sizeof(W) };
 #endif
 
-// Some 16 KB are copied at a time: they stay in the first cache while each plane in turn takes its own.
+// Matrices to copy at a time: about 16 KB, which stay in the L1 cache while their elements are copied to each plane in turn.
 static int64_t block_of(int64_t count) { return 4096 / count > 16 ? 4096 / count : 16; }
 
-// Copies matrices of `count` elements into planes, one for each element, in which `lanes` matrices lie side by side.
+// Copies `lanes` matrices of `count` elements into planes: one for each element, with this element of all matrices.
 template <class T>
 static void take(const T* __restrict source, W* __restrict planes, int64_t lanes, int64_t count) {
-    if (count == 1) {  // with a step that is known there are vectors
+    if (count == 1) {  // the compiler vectorizes this, since the stride is known
         for (int64_t i = 0; i < lanes; ++i) planes[i] = widen(source[i]);
         return;
     }
@@ -79,7 +79,7 @@ static void give(T* __restrict target, const W* __restrict planes, int64_t lanes
     }
 }
 
-// Rows i0 to i1 of the product of i x k and k x j values, which lie row by row, by BLAS, which has columns.
+// Rows i0 to i1 of the product of an i x k and a k x j matrix, both in row-major order, by BLAS, which is column-major.
 static void multiply(void* gemm, W* a, W* b, W* c, int64_t i0, int64_t i1, int64_t i, int64_t j, int64_t k, int ta, int tb,
                      int symmetric) {
     typedef void (*Gemm)(char*, char*, int*, int*, int*, W*, W*, int*, W*, int*, W*, W*, int*);
@@ -97,11 +97,11 @@ static void multiply(void* gemm, W* a, W* b, W* c, int64_t i0, int64_t i1, int64
 }
 
 enum {
-    kTogether = 16,  // so many blocks' scales are found at once
-    kStretch = 256,  // blocks that a loop is over at most
+    kTogether = 16,  // blocks whose scales are computed at once
+    kStretch = 256,  // maximum number of blocks of one loop
 };
 
-// A block of codes as numbers, and numbers as a block of codes: a loop for each.
+// Conversion of a block of codes to numbers, and back.
 template <class C, class T>
 static __forceinline__ void widen_block(const C* __restrict codes, float step, T* __restrict to) {
     for (int i = 0; i < kBlock; ++i) to[i] = (float)codes[i] * step;
@@ -112,8 +112,8 @@ static __forceinline__ void narrow_block(const T* __restrict from, float factor,
 }
 
 #if defined(__AVX512F__) && defined(__AVX512DQ__)
-// The same in single precision. g++ makes vectors of 8 numbers of such loops, as a vector of 32 codes has them, and these
-// take twice as long. The products are rounded before they become integers, for `asm` is in between.
+// The same in single precision. g++ would use vectors of 8 numbers for such loops, because 32 codes fill such a vector, and
+// these take twice as long. Products are rounded before they become integers, because `asm` separates the two operations.
 #define VECTORS
 enum { kLanes = 16 };
 typedef float Floats __attribute__((vector_size(64), aligned(4), may_alias));
@@ -123,14 +123,14 @@ typedef signed char Bytes __attribute__((vector_size(16), aligned(1), may_alias)
 typedef short Shorts __attribute__((vector_size(32), aligned(2), may_alias));
 static __forceinline__ Floats all_of(Floats x) { return x; }
 static __forceinline__ Floats all_of(float x) { return Floats{} + x; }
-// A product that is rounded also where something is added to it.
+// A product that the compiler does not fuse with a sum.
 static __forceinline__ Floats rounded(Floats a, Floats b) {
     asm("vmulps %1, %0, %0" : "+v"(a) : "v"(b));
     return a;
 }
 static __forceinline__ Floats not_lost(Floats x, signed char) { return x; }
 static __forceinline__ Floats not_lost(Floats x, unsigned char) {
-    asm("vcmpps $0x1e, %1, %0, %%k1\n\tvmaxps %2, %0, %0 %{%%k1%}"  // at least 1 where it is greater than 2^-100
+    asm("vcmpps $0x1e, %1, %0, %%k1\n\tvmaxps %2, %0, %0 %{%%k1%}"  // at least 1 if greater than 2^-100
         : "+v"(x) : "v"(Floats{} + 0x1p-100f), "v"(Floats{} + 1.0f) : "k1");
     return x;
 }
@@ -198,8 +198,8 @@ static __forceinline__ void put_vector(Floats x, Half* to) {
     asm("vcvtps2ph $0, %1, %0" : "=m"(*(Shorts*)to) : "v"(x));
 }
 
-// Masters of 24 bits, as in storage.cuh, but that what they have more stays an integer. Parameters that are infinite or NaN
-// have no more, and nothing is added to zeros.
+// Masters of 24 bits, as in storage.cuh, but the additional 8 bits are integers here. They are zero for infinite and NaN
+// parameters. In bfloat16 they are not added to zeros.
 static __forceinline__ Integers vector_at(const Low8* x) {
     Integers wide;
     asm("vpmovsxbd %1, %0" : "=v"(wide) : "m"(*(const Bytes*)x));
@@ -243,7 +243,7 @@ static __forceinline__ Floats sqrt(Floats x) {
     return y;
 }
 
-// The sum of a vector: of its halves, until one number is left.
+// The sum of a vector: adds its halves, until one number is left.
 static __forceinline__ float sum_of(Floats x) {
     x += __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
     x += __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3);
@@ -253,14 +253,14 @@ static __forceinline__ float sum_of(Floats x) {
 
 static __forceinline__ Integers larger(Integers x, Integers y) { return x > y ? x : y; }
 
-// Of each lane and the one half a vector further the larger: of x in the even lanes, of y in the odd ones.
+// The maximum of each lane and the lane half a vector further: for x in the even lanes, for y in the odd ones.
 static __forceinline__ Integers halved(Integers x, Integers y) {
     return larger(__builtin_shufflevector(x, y, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23),
                   __builtin_shufflevector(x, y, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31));
 }
 
-// The scales of as many blocks as a vector has lanes, and what their numbers are multiplied by. In registers only, for
-// which the loops are unrolled; that takes a third of the time.
+// The scales of as many blocks as a vector has lanes, and the factors from their numbers to codes. The loops are unrolled, so
+// that all values stay in registers, which takes a third of the time.
 template <class C>
 static __forceinline__ void scale_blocks(const float* x, BFloat16* scales, float* factors) {
     Integers most[kLanes];
@@ -281,8 +281,8 @@ static __forceinline__ void scale_blocks(const float* x, BFloat16* scales, float
 }
 #endif
 
-// Asks memory for a block that is read later: into the first cache, or into the second where a loop stores what it
-// computes, which fills the first. Nothing is read, so an address after the array's end does no harm.
+// Prefetches a block that is read later: into the L1 cache, or into L2 if the loop stores its results, which fill L1.
+// Prefetching beyond the array's end does no harm.
 template <bool stores, class T>
 static __forceinline__ void ask_for(const T* block) {
     enum { kAhead = 1024, kLine = 64 };
@@ -290,7 +290,7 @@ static __forceinline__ void ask_for(const T* block) {
     for (int i = 0; i < kBlock * (int)sizeof(T); i += kLine) __builtin_prefetch(later + i, 0, stores ? 2 : 3);
 }
 
-// What codes of each block are multiplied by, where a loop makes numbers of them itself.
+// The factors from codes to numbers of each block, for loops that convert codes themselves.
 template <class C>
 struct Steps {
     float of[kStretch];
@@ -299,8 +299,8 @@ struct Steps {
     }
 };
 
-// Reads codes as numbers; the first element of a stretch is the first of a block. The arrays beside are what a loop reads
-// after this: while one of the two waits for memory, the other would not have asked for anything.
+// Converts codes to numbers. The first code must be the first of a block. `beside` has arrays that the next loop reads.
+// They are prefetched here, so that the memory transfers of both loops overlap.
 template <class C, class... Beside>
 static void dequantize(const C* __restrict codes, const BFloat16* __restrict scales, W* __restrict to, int64_t count,
                        const Beside*... beside) {
@@ -313,7 +313,7 @@ static void dequantize(const C* __restrict codes, const BFloat16* __restrict sca
     for (; first < count; ++first) to[first] = (float)codes[first] * step_of<C>(scales[first / kBlock]);
 }
 
-// The bits of the largest magnitude.
+// The bits of the largest magnitude, as an integer.
 static __forceinline__ int largest_of(const W* x, int64_t count) {
     int largest = 0;
     for (int64_t i = 0; i < count; ++i) {
@@ -323,7 +323,7 @@ static __forceinline__ int largest_of(const W* x, int64_t count) {
     return largest;
 }
 
-// The scales of blocks, and what their numbers are multiplied by: a loop for each, for these make vectors.
+// The scales of blocks, and the factors from their numbers to codes, in two loops, because the compiler vectorizes these.
 template <class C, class T>
 static __forceinline__ void scale_blocks(const T* __restrict x, BFloat16* __restrict scales, float* __restrict factors) {
     int largest[kTogether];
@@ -342,7 +342,7 @@ static __forceinline__ void put_block(const W* __restrict from, float factor, C*
         for (int i = 0; i < kBlock; ++i) codes[i] = 0;
 }
 
-// Stores numbers as codes: first all scales, of which the last takes long to be known.
+// Converts numbers to codes. All scales come first, because each has a long latency.
 template <class C>
 static void quantize(C* __restrict codes, BFloat16* __restrict scales, const W* __restrict x, int64_t count) {
     float factors[kStretch];

@@ -1,21 +1,21 @@
 // A pass over a tensor that is seen as a batch of matrices: A x B of them, with R rows and C columns each.
 //
-// Loops whose length the compiler does not know are not unrolled: there are many of them, and all share the registers of one
+// Loops of a length unknown to the compiler are not unrolled: there are many of them, and all share the registers of one
 // kernel.
 //
-// A piece is a tile of one matrix, TR rows by TC columns, or G whole matrices. Its sums over rows, columns and matrices go
-// to places of their own, and are added up in order by the stage after.
+// A piece is a tile of one matrix, TR rows by TC columns, or G whole matrices. Its sums over rows, columns and matrices are
+// written to separate places, and the next stage adds them up in order.
 //
-// Of a tensor that the user has cut, a part is here: a window of some matrices, rows and columns. These, and the pieces, have
-// the numbers that they have in the whole tensor. The elements of the part lie one after the other.
+// If the user has divided a tensor, only a part of it is on this device: a window of matrices, rows and columns. These, and the
+// pieces, are numbered as in the whole tensor. The elements of the part are contiguous.
 
 struct Tile {
     long long R, C;            // extents
-    int TR, TC, G, NR, NC;     // rows and columns of a tile, matrices of a piece; tiles along each
-    long long a0, r0, c0;      // where the first tile would begin, in matrices, rows and columns, if all before were full
-    long long a1, r1, c1;      // where the matrices, rows and columns that are here end
-    long long stride, matrix;  // how far rows lie from one another, and matrices
-    long long before;          // how far the first element that is here lies from the tensor's first one, in these strides
+    int TR, TC, G, NR, NC;     // rows and columns of a tile, matrices of a piece; tiles along rows and columns
+    long long a0, r0, c0;      // matrix, row and column at which the first tile would begin, if all tiles before were full
+    long long a1, r1, c1;      // end of the matrices, rows and columns of the part
+    long long stride, matrix;  // distance between rows, and between matrices, in elements
+    long long before;          // distance, in these strides, from the tensor's first element to the part's first element
 };
 
 __device__ __forceinline__ Tile tile_of(const long long* t) {
@@ -31,13 +31,13 @@ __device__ __forceinline__ Tile tile_of(const long long* t) {
     return tile;
 }
 
-// Where an element lies. row: what row r of the matrix is among the rows of all.
+// The offset of an element. row: the number of row r of the matrix among the rows of all matrices.
 __device__ __forceinline__ long long element(const Tile& t, long long row, long long batch, long long r, long long c) {
     if constexpr (kWindow == 0) return row * t.C + c;
     else return batch * t.matrix + r * t.stride + c - t.before;
 }
 
-// Room for sums over columns, which the passes take one after the other.
+// Shared memory for sums over columns, which the passes use one after the other.
 __device__ __forceinline__ W* column_room() {
     __shared__ W room[kColumnRoom];
     return room;
@@ -51,8 +51,8 @@ __device__ __forceinline__ void start_columns(W (&columns)[K][N]) {
         for (int j = 0; j < N; ++j) columns[k][j] = Of::start(k, (W)0);
 }
 
-// The k-th result of each of kRows rows, a power of two, over the lanes of a warp: a lane gets that of row lane / (32 / kRows).
-// Lanes hand over the rows that they do not go on with, so there are few exchanges; the bits are those of warp_fold().
+// Reduces the k-th result of each of kRows rows, a power of two, over the lanes of a warp: a lane gets the result of row
+// lane / (32 / kRows). In each exchange a lane passes on half of its rows, so there are few. The bits are those of warp_fold().
 template <class Of, int kRows>
 __device__ __forceinline__ W fold_rows(int k, W (&x)[kRows]) {
     const int lane = threadIdx.x % 32;
@@ -71,15 +71,15 @@ __device__ __forceinline__ W fold_rows(int k, W (&x)[kRows]) {
     return x[0];
 }
 
-// What is done with N neighbouring columns, from c on, of rows r, r + kWarps, ... of which `left` are left in the tile: of kRows,
-// which are read before the first is used. n: how many of the columns are there; where rows are aligned, all or none.
+// Processes N neighbouring columns, from c on, of kRows rows r, r + kWarps, ..., all read before the first is used. left: the
+// number of rows of the tile from r on. n: how many of the columns exist; if rows are aligned, all or none.
 template <class Pass, int N, int kRows, bool kAligned>
 __device__ __forceinline__ void rows_of_tile(const Pass& pass, const Tile& t, long long batch, long long r, int left, long long c, int n,
                                              int tile_column, typename Pass::Sums& sums, W (*columns)[N]) {
     constexpr int kRow = Pass::kRow > 0 ? Pass::kRow : 1;
     const long long row = batch * t.R + r, at = element(t, row, batch, r, c), stride = kWarps * t.stride;
     const int there = kAligned ? N : n;
-    // Zero where nothing is read: what has a value on some paths alone would keep its registers from the other passes, too.
+    // Initialized to zero, because a variable with a value on some paths only would occupy its registers in other passes, too.
     typename Pass::template Loads<N> loads[kRows] = {};
     typename Pass::Row of_row[kRows] = {};
 #pragma unroll
@@ -106,7 +106,7 @@ __device__ __forceinline__ void rows_of_tile(const Pass& pass, const Tile& t, lo
     }
 }
 
-// Adds up what the warps have of a tile's columns. Where the tile lies is found out again: to know it all along would take
+// Adds up the warps' sums over a tile's columns. The position of the tile is computed again, because keeping it would take
 // registers from the loop over rows.
 template <class Pass, int N>
 __device__ __forceinline__ void keep_columns(Pass& pass, int piece, long long batch) {
@@ -126,7 +126,7 @@ __device__ __forceinline__ void keep_columns(Pass& pass, int piece, long long ba
     }
 }
 
-// A warp takes a row of a tile, a lane N neighbouring columns of it.
+// Processes tiles: a warp takes a row at a time, and a lane N neighbouring columns of it.
 template <class Pass, int N, int kRows>
 __device__ __forceinline__ void tile_by_warps(Pass& pass, const Tile& t, bool aligned, int piece) {
     W* const of_warp = column_room();  // [kColumn][kWarps][32 * N]
@@ -143,7 +143,7 @@ __device__ __forceinline__ void tile_by_warps(Pass& pass, const Tile& t, bool al
         W columns[Pass::kColumn > 0 ? Pass::kColumn : 1][N] = {};
         start_columns<typename Pass::OfColumn>(columns);
         pass.enter_batch(batch);
-        // anew(): else addresses are carried from row to row, in registers
+        // anew(), because the compiler would otherwise keep addresses in registers from row to row
         if (N > 1 && aligned) {
 #pragma unroll 1
             for (int next = warp; next < rows; next += kRows * kWarps) {
@@ -178,7 +178,7 @@ __device__ __forceinline__ void tile_by_warps(Pass& pass, const Tile& t, bool al
     }
 }
 
-// A thread takes a small matrix, as those of convolutions are, or what is here of it; of a whole one, NR and NC are 1.
+// Processes small matrices, such as kernels of convolutions: one, or a part of one, per thread. NR and NC are 1 if it is whole.
 template <class Pass>
 __device__ __forceinline__ void matrices_by_threads(Pass& pass, const Tile& t, int piece) {
     W* const column = column_room() + threadIdx.x;  // [kColumn][kSmallColumns][kThreads]

@@ -1,15 +1,14 @@
-// How words of up to 16 bytes are read and written.
+// Reading and writing in words of up to 16 bytes.
 
-// An address in the device's memory, which is known as such to the compiler: what is loaded through it takes no look at where
-// it lies.
+// Tells the compiler that an address is in global memory, so that loads do not check the kind of memory.
 template <class T>
 __device__ __forceinline__ T* global(T* at) {
     __builtin_assume(__isGlobal(at));
     return at;
 }
 
-// A number, of which the compiler is not to know that it is the same. What follows from it is then computed where it is used,
-// and not kept in registers.
+// Hides from the compiler that a number is the same as before, so that values that depend on it are computed where they are
+// used, and not kept in registers.
 __device__ __forceinline__ int anew(int x) {
     asm volatile("" : "+r"(x));
     return x;
@@ -26,7 +25,7 @@ union Pack {
     __device__ __forceinline__ Pack() : value{} {}
 };
 
-// Reads values from[0] to from[n - 1], n <= N. kAligned: `from` is a multiple of the word's size. kLast: nobody in this step
+// Reads values from[0] to from[n - 1], n <= N. kAligned: `from` is a multiple of the word's size. kLast: nothing in this step
 // reads them again, so they need not stay in the cache.
 template <int N, bool kAligned, bool kLast, class T>
 __device__ __forceinline__ Pack<T, N> read(const T* from, int n) {

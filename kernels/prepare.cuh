@@ -1,13 +1,13 @@
-// Before a step: each tensor's count goes up, and its scalars are computed, in double precision: hyper-parameters, and what
-// follows from them and from the count, such as bias corrections. Counts live here, so that a step can be replayed, or
-// skipped, without the host.
+// Before a step: increments each tensor's count, and computes its scalars in double precision: hyper-parameters, and values
+// that depend on them and on the count, such as bias corrections. Counts are on the device, so that a step can be replayed or
+// skipped without the host.
 
-// The scalars of a step from the hyper-parameters of the tensor's group; what the plan says; below.
+// Computes the scalars of a step from the hyper-parameters of the tensor's group. The generated source defines it below.
 __device__ void scalars_of(const long long* t, const double* hyper, double count, double factor, double* scalar,
                            W* working);
 
-// part: for each of the tensors whether the step updates it; null: all. factor: what gradients are multiplied by. taken, done,
-// skip, layer: see run(). counts: for each tensor its updates, and the steps that it has skipped alone.
+// part: for each tensor, whether the step updates it; null for all. factor: the factor for gradients. taken, done, skip, layer:
+// see run(). counts: for each tensor, its updates, and the steps in which it was skipped while others were updated.
 extern "C" __global__ void __launch_bounds__(kThreads)
 prepare(const long long* table, const bool* part, int tensors, const double* hypers, long long* counts, double* scalars,
         W* working, unsigned* taken, int launches, unsigned* done, const double* factor, const int* skip,

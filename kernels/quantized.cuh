@@ -7,7 +7,7 @@ __device__ __forceinline__ float top_of(unsigned char) { return 255.0f; }
 
 __device__ __forceinline__ bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
 
-// What a code is multiplied by; NaN where the block held what is no number.
+// The factor from codes to numbers; NaN if the block contained infinity or NaN.
 template <class C>
 __device__ __forceinline__ float step_of(BFloat16 scale) {
     const float x = widen(scale) * (1.0f / top_of(C()));
@@ -22,18 +22,18 @@ __device__ __forceinline__ BFloat16 scale_of(unsigned largest) {
     return scale;
 }
 
-// What a number is multiplied by to become a code.
+// The factor from numbers to codes; 0 if the block is zero, or contains infinity or NaN.
 template <class C>
 __device__ __forceinline__ float factor_of(BFloat16 scale) {
     const float x = widen(scale);
     return x > 0.0f && is_finite(x) ? top_of(C()) / x : 0.0f;
 }
 
-// A root that is not zero has at least the code 1.
+// Gives square roots, the unsigned codes, at least the code 1 unless they are zero.
 __device__ __forceinline__ float not_lost(float x, signed char) { return x; }
 __device__ __forceinline__ float not_lost(float x, unsigned char) { return x > 0x1p-100f && x < 1.0f ? 1.0f : x; }
 
-// A code; the factor is 0 where the block is nothing, or holds what is no number.
+// The code of a number; `factor` is that of factor_of().
 template <class C>
 __device__ __forceinline__ C code_of(float x, float factor) {
     const float y = rintf(not_lost(x * factor, C())), top = top_of(C());

@@ -1,68 +1,68 @@
 // One step as a queue of tickets.
 //
-// An update is a sequence of stages for each tensor: passes over its elements, and between them what is computed from their
-// sums. A stage is cut into pieces, which do not depend on the grid. A ticket is one piece of one stage, or some pieces of a pass
-// over a large tensor, one after the other; or stages of one piece that follow each other, for a small tensor all. Blocks take
+// An update is a sequence of stages for each tensor: passes over its elements, and computations on their sums between passes. A
+// stage is divided into pieces, which do not depend on the grid. A ticket is one piece of one stage; or consecutive pieces of a
+// pass over a large tensor; or consecutive stages of one piece each, which may be all stages of a small tensor. Blocks take
 // tickets in order, until none is left.
 //
-// A ticket of a stage waits until all earlier pieces of its tensor are done. Those are tickets before it, which other blocks
-// have taken already; so there is always a block that can go on, and any grid will do.
+// A ticket of a stage waits until all pieces of earlier stages of its tensor are done. Their tickets come before it, and blocks
+// have already taken them. So some block can always continue, and any grid works.
 //
-// Who works on a ticket has taken the next one already. That one is later, so it keeps nobody from going on.
+// A block that works on a ticket has already taken its next one. That one is later, so no ticket before it waits for it.
 //
-// The order of the queue is free where it keeps this promise. With all tensors' first stages first, then all second ones,
-// it may be run in several launches, one after the other, and nothing waits; or the stages of a tensor come soon after
-// one another, while what they share is in the L2 cache, in one launch.
+// The queue may have any order that keeps this promise. If the first stages of all tensors come first, then all second stages,
+// it can run in several launches, and nothing waits. If the stages of a tensor follow each other closely, their common data is
+// still in the L2 cache, in one launch.
 
 struct Ticket {
     int tensor;
     int piece;
     short stage, stop;  // stages [stage, stop)
-    int wait;           // tickets of the tensor's earlier stages
-    int count;          // pieces, from `piece` on, of a pass
+    int wait;           // number of tickets of the tensor's earlier stages
+    int count;          // number of pieces of a pass, from `piece` on
 };
 
 struct Step {
     const long long* table;   // kColumns integers a tensor: extents, tiles, addresses, offsets
-    const double* scalars;    // kScalars values a tensor: hyper-parameters and what follows from them
-    double* values;           // kValues values a tensor: what stages leave of it for later ones
+    const double* scalars;    // kScalars values a tensor: hyper-parameters and values that depend on them
+    double* values;           // kValues values a tensor: results of stages for later stages
     W* work;                  // values over rows and columns, and partial sums
-    W* working;               // scalars and values again, as the elements' arithmetic takes them
+    W* working;               // scalars and values again, in the dtype of the elements' arithmetic
 };
 
-// The same addresses, known to be the device's.
+// The same addresses, which the compiler then knows to be in global memory.
 __device__ __forceinline__ Step located(const Step& step) {
     return {global(step.table), global(step.scalars), global(step.values), global(step.work), global(step.working)};
 }
 
-// The ticket that the block works on. It is read where it is needed: registers are for the passes.
+// The ticket that the block works on, in shared memory, because the passes need the registers.
 __device__ __forceinline__ Ticket& now() {
     __shared__ Ticket ticket;
     return ticket;
 }
 
-__device__ void piece(const Step& step, int stage);  // what the plan says of the ticket's first piece, or of all; below
+__device__ void piece(const Step& step, int stage);  // runs the ticket's first piece, or all; generated, below
 
-// Leaves `count` pieces of the ticket, from `piece` on. All threads must call it.
+// Sets the remaining pieces of the ticket: `count` of them, from `piece` on. All threads must call it.
 __device__ __forceinline__ void leave(int piece, int count) {
     __syncthreads();
     if (threadIdx.x == 0) now().piece = piece, now().count = count;
     __syncthreads();
 }
 
-// Whether the ticket has one more piece, with which it goes on.
+// Moves the ticket to its next piece. Returns false if there is none.
 __device__ __forceinline__ bool next_piece() {
     const int piece = now().piece, count = now().count;
     if (count > 1) leave(piece + 1, count - 1);
     return count > 1;
 }
 
-// All pieces of the ticket have been done at once.
+// Marks all pieces of the ticket as done, when a pass has processed them together.
 __device__ __forceinline__ void pass_over_rest() {
     if (now().count > 1) leave(now().piece, 1);
 }
 
-// Waits until `count` tickets are done, and sees what they have written.
+// Waits until `count` tickets are done, and their writes are visible.
 __device__ __forceinline__ void wait_for(unsigned* done, unsigned count) {
     if (threadIdx.x == 0) {
         while (atomicAdd(done, 0u) < count) __nanosleep(100);
@@ -71,13 +71,13 @@ __device__ __forceinline__ void wait_for(unsigned* done, unsigned count) {
     __syncthreads();
 }
 
-// Says that a ticket is done, after what its piece has written can be seen; all threads have written before.
+// Signals that a ticket is done, after making its writes visible. All threads must have written before.
 __device__ __forceinline__ void finish(unsigned* done) {
     __threadfence();
     atomicAdd(done, 1u);
 }
 
-// The next ticket whose tensor takes part; where none is left, one of no tensor.
+// Takes the next ticket of a tensor that the step updates. If none is left, returns one with tensor -1.
 __device__ __forceinline__ Ticket take(const Ticket* queue, unsigned count, unsigned* taken, const bool* part,
                                        const int* skip, const int* layer) {
     unsigned next = atomicAdd(taken, 1u);
@@ -87,13 +87,13 @@ __device__ __forceinline__ Ticket take(const Ticket* queue, unsigned count, unsi
     return next < count ? queue[next] : Ticket{-1, 0, 0, 0, 0, 0};
 }
 
-// Tickets [first, last) of the queue. taken, done: counters, of the launch and of each tensor, all zero at first. part: for each
-// tensor whether the step updates it; null: all. skip[0]: whether the step changes nothing; skip null: it does. layer: for each
-// tensor where skip says whether it is skipped alone; null: none is. Tickets of the others are passed over.
+// Works on tickets [first, last) of the queue. taken: the launch's counter. done: a counter for each tensor. Both start at 0.
+// part: for each tensor, whether the step updates it; null for all. skip[0]: whether the step is skipped; `skip` may be null.
+// layer: for each tensor, the index in `skip` for its layer; null if none is skipped alone. Other tensors' tickets are dropped.
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
 run(const Step step, const Ticket* queue, int first, int last, unsigned* taken, unsigned* done,
     const bool* part, const int* skip, const int* layer) {
-    __shared__ Ticket next;  // the first thread's
+    __shared__ Ticket next;  // only the first thread uses it
     if (skip != nullptr && *skip != 0) return;
     if (threadIdx.x == 0) now() = take(queue + first, (unsigned)(last - first), taken, part, skip, layer);
     __syncthreads();
@@ -106,13 +106,13 @@ run(const Step step, const Ticket* queue, int first, int last, unsigned* taken, 
         } else {
             for (int stage = now().stage; stage < now().stop;) {
                 piece(step, stage);
-                if (next_piece()) continue;  // of one pass
+                if (next_piece()) continue;  // the same pass
                 if (++stage >= now().stop) break;
                 __syncthreads();
             }
         }
         __syncthreads();
-        unsigned* waited = nullptr;  // nobody waits for a tensor's last stage, and no thread for the fence of the first
+        unsigned* waited = nullptr;  // no ticket waits for a last stage, and no other thread for the fence of the first
         if (threadIdx.x == 0) {
             if (kStages > 1 && now().stop < kStages) waited = done + now().tensor;
             now() = next;

@@ -1,5 +1,5 @@
-// A pass over what matrices make with themselves, rows by rows or columns by columns: `side` squared values for each matrix. They
-// are scratch memory, which is aligned. A piece is kChunk values of one matrix.
+// A pass over products of matrices with their transposes: `side` x `side` values for each matrix, in aligned scratch memory.
+// A piece is kChunk values of one matrix.
 
 template <class Pass>
 __device__ __forceinline__ void square_piece(Pass& pass, long long side, int piece) {

@@ -1,8 +1,8 @@
-// How numbers lie in memory, and how they are read and written.
+// Storage formats of numbers, and conversion from and to them.
 //
-// Arithmetic is done in W, which is float or double. Parameters, gradients and slots may be stored in fewer bits: they are
-// widened when read and rounded once, to nearest even, when written. The conversions are integer arithmetic, so that no
-// header of a CUDA toolkit is needed and every pattern of bits is converted alike everywhere.
+// Arithmetic is in W, which is float or double. Parameters, gradients and slots may be stored in fewer bits: they are widened
+// when read and rounded once, to nearest even, when written. The conversions use integer arithmetic, so that no header of a
+// CUDA toolkit is needed, and all engines convert every bit pattern alike.
 
 struct Half {
     unsigned short bits;
@@ -38,7 +38,7 @@ __device__ __forceinline__ void narrow(float x, Half& to) {
     const unsigned sign = __float_as_uint(x) >> 16 & 0x8000u, magnitude = __float_as_uint(x) & 0x7fffffffu;
     unsigned bits;
     if (magnitude > 0x7f800000u) bits = 0x7e00u | (magnitude >> 13 & 0x3ffu);  // NaN
-    else if (magnitude >= 0x477ff000u) bits = 0x7c00u;                         // from 65520 on: infinity
+    else if (magnitude >= 0x477ff000u) bits = 0x7c00u;                         // infinity from 65520 on
     else if (magnitude < 0x38800000u) bits = (unsigned)rintf(__uint_as_float(magnitude) * 0x1p24f);  // subnormal
     else bits = (magnitude + 0xfffu + (magnitude >> 13 & 1u) - 0x38000000u) >> 13;
     to.bits = (unsigned short)(sign | bits);
@@ -47,7 +47,7 @@ __device__ __forceinline__ void narrow(float x, Half& to) {
 __device__ __forceinline__ void narrow(double x, Half& to) { narrow((float)x, to); }
 __device__ __forceinline__ void narrow(double x, BFloat16& to) { narrow((float)x, to); }
 
-// The nearest number of bfloat16: what an operation in bfloat16 makes of its result in W, and a parameter of its master.
+// Rounds to bfloat16, as an operation in bfloat16 rounds its result, and as a master is rounded to its parameter.
 template <class T>
 __device__ __forceinline__ float to_bfloat16(T x) {
     BFloat16 to;
@@ -55,15 +55,15 @@ __device__ __forceinline__ float to_bfloat16(T x) {
     return widen(to);
 }
 
-// The nearest number of float16.
+// Rounds to float16.
 __device__ __forceinline__ float to_float16(float x) {
     Half to;
     narrow(x, to);
     return widen(to);
 }
 
-// What the master of a parameter of 16 bits has more than the parameter; see arrayopt/randomness.py. No struct: NVRTC 13.0
-// does not compile __isGlobal() of a pointer to one of a single byte.
+// The 8 bits that the master of a 16-bit parameter has in addition to it; see arrayopt/randomness.py. This is not a struct,
+// because NVRTC 13.0 does not compile __isGlobal() of a pointer to a struct of one byte.
 enum Low8 : signed char {};
 
 __device__ __forceinline__ float widen(Low8 x) { return (float)x; }

@@ -1,11 +1,11 @@
-// Many values become one in a fixed order: lanes of a warp by a butterfly, warps of a block by their number. No float atomics,
-// so that results repeat bit for bit, whatever the grid.
+// Reductions in a fixed order: over the lanes of a warp by a butterfly, over the warps of a block in order. There are no float
+// atomics, so results repeat bit for bit, whatever the grid.
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 
-// What the k-th of some results is made by: start() is there before the first value, fold() makes one of two. These do the
-// same for each k; the plan makes others of them. NaN stays NaN.
+// How to compute the k-th result: start() is the initial value, and fold() combines two values. These structs do the same for
+// each k; generated structs choose one of them for each k. NaN stays NaN.
 struct Sum {
     template <class T>
     static __device__ __forceinline__ T start(int, T) { return 0; }
@@ -31,7 +31,7 @@ __device__ __forceinline__ void start(T (&x)[N]) {
     for (int k = 0; k < N; ++k) x[k] = Of::start(k, T());
 }
 
-// The k-th result over the lanes of a warp; each lane gets it.
+// Reduces the k-th result over the lanes of a warp; each lane gets it.
 template <class Of, class T>
 __device__ __forceinline__ T warp_fold(int k, T x) {
 #pragma unroll
@@ -39,7 +39,7 @@ __device__ __forceinline__ T warp_fold(int k, T x) {
     return x;
 }
 
-// N results over all threads of the block; each thread gets all of them. All threads must call it.
+// Reduces N results over all threads of the block; each thread gets all of them. All threads must call it.
 template <class Of, class T, int N>
 __device__ __forceinline__ void block_fold(T (&x)[N]) {
     __shared__ T of_warp[N][kWarps];

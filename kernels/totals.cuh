@@ -1,4 +1,4 @@
-// Totals: numbers of several tensors become one, in the order of the tensors, in double precision. A block for each total.
+// Totals: reduces one number of each of several tensors, in their order, in double precision. A block for each total.
 
 constexpr int kThreads = 256;
 
@@ -12,8 +12,8 @@ struct Most {
     static __device__ __forceinline__ double fold(double a, double b) { return a != a || a > b ? a : b; }
 };
 
-// first: where in from and to the numbers of each total begin. from: where each number is. to: where the tensor that it is of
-// wants the total. skip: see run(). A layer that is skipped alone is so in all tensors of its total.
+// first: for each total, the index of its first number in `from` and `to`. from: the address of each number. to: the address
+// to which its tensor gets the total. skip: see run(). A layer that is skipped is skipped in all tensors of its total.
 template <class Fold>
 __device__ void total(const int* first, const long long* from, const long long* to, const int* skip) {
     __shared__ double number[kThreads];

@@ -1,12 +1,12 @@
-// A pass over rings: a block takes a vector of each of its threads at a time, and goes over the members for these elements, so
-// that neither code nor registers grow with their number. Each sum, as that of a member, has a place for each warp.
+// A pass over rings: each thread of a block takes one vector of elements at a time, and loops over the members of the ring, so
+// that code and registers do not grow with the number of members. Each sum, such as one per member, has a place for each warp.
 
 __device__ __forceinline__ W& warp_sum(int k, int warp) {
     __shared__ W sums[kMostSums][kWarps];
     return sums[k][warp];
 }
 
-// A warp begins its own places.
+// Each warp initializes its own places.
 template <class Of>
 __device__ __forceinline__ void begin_sums(int count) {
 #pragma unroll 1
@@ -14,7 +14,7 @@ __device__ __forceinline__ void begin_sums(int count) {
     __syncwarp();
 }
 
-// The k-th sum takes in what all lanes of the warp have.
+// Adds the values of all lanes of the warp to the k-th sum.
 template <class Of>
 __device__ __forceinline__ void take_in(int k, W x) {
     x = warp_fold<Of>(k, x);
@@ -22,7 +22,7 @@ __device__ __forceinline__ void take_in(int k, W x) {
     if (threadIdx.x % 32 == 0) sum = Of::fold(k, sum, x);
 }
 
-// A piece's sums, for the stage after; first: the table's columns that say where they begin.
+// Writes a piece's sums to `work` for the next stage. first: for each sum, the offset of its partial results.
 template <class Of>
 __device__ __forceinline__ void keep_all(int count, W* work, const long long* first, int piece) {
     __syncthreads();

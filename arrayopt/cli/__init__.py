@@ -1,7 +1,7 @@
 """The command line: ``python -m arrayopt COMMAND``.
 
-Each command is a module here with a function `add`, which adds its parser and names, as ``run``, the function that does
-the work and returns the exit status. Nothing optional is imported before that function is called.
+Each command is a module of this package. Its function `add` adds the command's parser. Its function `run` does the work
+and returns the exit status. Optional packages are imported only in `run`.
 """
 
 import argparse
@@ -29,9 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0; 1 where ``verify`` found a difference, or ``diagnose`` no rule that is followed as documented; 130 where the
-        user broke off, 141 where nobody reads the output any more. Wrong arguments, things that are missing, and
-        an optimizer that raises in ``diagnose`` end the process with a line on stderr and status 2.
+        The exit status: 0; 1 if ``verify`` found a difference, or ``diagnose`` no rule that is followed as documented;
+        130 if the user interrupted it; 141 if the output was closed. Wrong arguments, missing packages or devices, and
+        an optimizer that raises an error in ``diagnose`` end the process with a line on stderr and status 2.
     """
     parser = _Parser(prog="arrayopt", description="Large-batch optimizers for arrays of any array-API library.")
     parser.add_argument("--version", action="version", version=f"arrayopt {ao.__version__}")
@@ -46,13 +46,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("\nstopped\n")
         return 130
-    except BrokenPipeError:  # whoever read has seen enough, as `head` does
+    except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
+    """A parser that prints an error as one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")

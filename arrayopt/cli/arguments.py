@@ -1,4 +1,4 @@
-"""Arguments that commands share: each function reads one from text, and raises what argparse shows."""
+"""Types of arguments for argparse: functions that parse a text, or raise `ArgumentTypeError`."""
 
 import ast
 import dataclasses
@@ -14,7 +14,7 @@ from arrayopt.rules.base import Rule
 
 
 def listed(read: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
-    """One or more of something, separated by commas, each once."""
+    """Return a parser of comma-separated values, each of which `read` parses. Duplicates are dropped."""
 
     def read_all(text: str) -> tuple[Any, ...]:
         return tuple(dict.fromkeys(read(part.strip()) for part in text.split(",")))
@@ -23,7 +23,7 @@ def listed(read: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
 
 
 def named(known: Sequence[str]) -> Callable[[str], str]:
-    """One of some names, in any case."""
+    """Return a parser of one of these names, in upper or lower case."""
     by_lower = {name.lower(): name for name in known}
 
     def read(text: str) -> str:
@@ -35,12 +35,12 @@ def named(known: Sequence[str]) -> Callable[[str], str]:
 
 
 def positive(text: str) -> int:
-    """An integer of at least 1."""
+    """Parse an integer of at least 1."""
     return _integer(text, least=1)
 
 
 def natural(text: str) -> int:
-    """An integer of at least 0."""
+    """Parse an integer of at least 0."""
     return _integer(text, least=0)
 
 
@@ -55,7 +55,7 @@ def _integer(text: str, *, least: int) -> int:
 
 
 def amount(text: str) -> float:
-    """A finite number of at least 0."""
+    """Parse a finite number of at least 0."""
     try:
         value = float(text)
     except ValueError:
@@ -66,7 +66,7 @@ def amount(text: str) -> float:
 
 
 def output_path(*suffixes: str) -> Callable[[str], Path]:
-    """A path that can be written to, with one of some suffixes."""
+    """Return a parser of a path with one of these suffixes, in a directory that exists."""
 
     def read(text: str) -> Path:
         path = Path(text)
@@ -80,7 +80,7 @@ def output_path(*suffixes: str) -> Callable[[str], Path]:
 
 
 def shape(text: str) -> tuple[int, ...]:
-    """A shape such as ``768x3072``; ``scalar`` is the one of a 0-d array."""
+    """Parse a shape such as ``768x3072``, or ``scalar`` for that of a 0-d array."""
     if text == "scalar":
         return ()
     sizes = text.split("x")
@@ -90,7 +90,7 @@ def shape(text: str) -> tuple[int, ...]:
 
 
 def assignment(text: str) -> tuple[str, Any]:
-    """A name and a Python value, ``weight_decay=0.1``, or a word, ``state_dtype=int8``."""
+    """Parse a name with a Python value, ``weight_decay=0.1``, or with a word, ``state_dtype=int8``."""
     name, _, value = text.partition("=")
     try:
         if value.strip().isidentifier() and value.strip() not in ("True", "False", "None"):
@@ -103,7 +103,7 @@ def assignment(text: str) -> tuple[str, Any]:
 
 
 def from_module(text: str) -> Any:
-    """Anything as ``module:name``, also from the working directory."""
+    """Import an object given as ``module:name``; the module may be in the working directory."""
     module, _, name = text.rpartition(":")
     if "" not in sys.path:
         sys.path.insert(0, "")
@@ -114,7 +114,7 @@ def from_module(text: str) -> Any:
 
 
 def rule_class(text: str) -> type[Rule]:
-    """A rule of this package, in any case, or anybody's as ``module:Class``, also from the working directory."""
+    """Parse a rule: a name of this package, in upper or lower case, or ``module:Class``, as `from_module` does."""
     if ":" not in text:
         known = [name for name in ao.__all__ if isinstance(getattr(ao, name), type) and name != "Rule"]
         known = [name for name in known if issubclass(getattr(ao, name), Rule)]
@@ -127,12 +127,12 @@ def rule_class(text: str) -> type[Rule]:
 
 
 def make_rule(kind: type[Rule], values: dict[str, Any]) -> Rule:
-    """A rule with some values; a number that has no default and is not given is 0.1.
+    """Return a rule with these values. Fields without a default that are not given are 0.1.
 
     Raises
     ------
     ValueError, TypeError
-        For names and values that the rule does not take.
+        If the rule does not accept a name or value.
     """
     fields = dataclasses.fields(kind)
     return kind(**({f.name: 0.1 for f in fields if f.default is dataclasses.MISSING} | values))

@@ -12,7 +12,7 @@ SEEDS = 3
 
 
 def add(commands: Any) -> None:
-    """Add the command."""
+    """Add the parser of the command."""
     from arrayopt.demo.digits import BACKENDS, CONTENDERS, EPOCHS
 
     demo = commands.add_parser(
@@ -62,7 +62,7 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Run the command."""
+    """Run the command, and return the exit status."""
     from arrayopt.demo import digits
     from arrayopt.libraries import UnavailableError, open_library
 

@@ -1,4 +1,4 @@
-"""``arrayopt diagnose``: which rule an optimizer follows."""
+"""``arrayopt diagnose``: find out which rule an optimizer follows."""
 
 import argparse
 import contextlib
@@ -13,7 +13,7 @@ from arrayopt.cli.arguments import amount, assignment, from_module, natural, out
 
 
 def add(commands: Any) -> None:
-    """Add the command."""
+    """Add the parser of the command."""
     diagnose = commands.add_parser(
         "diagnose",
         help="tell which rule an optimizer follows, and where it leaves it",
@@ -51,11 +51,11 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Run the command."""
+    """Run the command, and return the exit status."""
     from arrayopt.testing.diagnosis import diagnose
 
     try:
-        with contextlib.redirect_stdout(sys.stderr), _progress() as on_try:  # stdout is for what is found
+        with contextlib.redirect_stdout(sys.stderr), _progress() as on_try:  # stdout is for the diagnosis
             step, params = _subject(given.what)
             known = dict(given.known)
             options = {"steps": given.steps, "depth": given.depth, "seconds": given.seconds}
@@ -66,7 +66,7 @@ def run(given: argparse.Namespace) -> int:
             raise
         raised = [*notes, type(error).__name__] if notes else []
         given.parser.error(" ".join(": ".join([*raised, str(error)]).split()))
-    print(found)  # noqa: T201 - it is what the command is for
+    print(found)  # noqa: T201 - the output of the command
     if given.json:
         given.json.write_text(found.to_json(), encoding="utf-8")
     if given.html:
@@ -75,7 +75,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _subject(text: str) -> tuple[Any, Any]:
-    """What is to be diagnosed, and its parameters where they are given."""
+    """Return what to diagnose, and its parameters or None."""
     from arrayopt.testing.diagnosis import Trajectory
     from arrayopt.testing.diagnosis.trajectory import parameters
 
@@ -102,7 +102,7 @@ def _subject(text: str) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def _raised_by(what: str) -> Iterator[None]:
-    """Say of an error of the user's code where it comes from."""
+    """Add a note with the source to errors that the user's code raises in a block."""
     try:
         yield
     except argparse.ArgumentTypeError:
@@ -114,7 +114,7 @@ def _raised_by(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[Any], object]]:
-    """A function to call with each hypothesis, which shows it on a terminal."""
+    """Yield a function to call with each hypothesis. It shows the progress on a terminal."""
     if not sys.stderr.isatty():
         yield lambda hypothesis: None
         return

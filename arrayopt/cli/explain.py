@@ -1,4 +1,4 @@
-"""``arrayopt explain``: how a rule would be run on tensors of some shapes."""
+"""``arrayopt explain``: show how a rule would run on tensors of some shapes."""
 
 import argparse
 import sys
@@ -18,11 +18,11 @@ from arrayopt.state.run import Run
 from arrayopt.state.tensors import Tensor
 
 SHAPES = ((768, 3072), (3072,))
-"""What is explained where no shapes are given."""
+"""The default shapes."""
 
 
 def add(commands: Any) -> None:
-    """Add the command."""
+    """Add the parser of the command."""
     explain = commands.add_parser(
         "explain",
         help="show how a rule is run: passes over memory, bytes, generated code",
@@ -60,11 +60,11 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Run the command."""
+    """Run the command, and return the exit status."""
     try:
         rule = make_rule(given.rule, dict(given.set))
         given.shapes = given.shapes or [x for x in SHAPES if not rule.refuses(np, np.broadcast_to(0.0, x))]
-        one = np.zeros((), numpy_dtype(given.dtype))  # seen as an array of each shape: nothing else is allocated
+        one = np.zeros((), numpy_dtype(given.dtype))  # arrays of all shapes are views of it, so they need no memory
         arrays = [as_strided(one, x, (0,) * len(x)) for x in given.shapes]
         tensors = [Tensor(str(i), x) for i, x in enumerate(arrays)]
         for tensor in tensors:

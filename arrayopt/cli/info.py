@@ -1,4 +1,4 @@
-"""``arrayopt info``: versions, libraries, devices, threads, and whether fused engines work here."""
+"""``arrayopt info``: show versions, libraries, devices and threads, and whether engines work here."""
 
 import argparse
 import os
@@ -21,7 +21,7 @@ PACKAGES = ("numpy", "array-api-compat", "numba", "torch", "jax", "array-api-str
 
 
 def add(commands: Any) -> None:
-    """Add the command."""
+    """Add the parser of the command."""
     info = commands.add_parser(
         "info",
         help="show versions, libraries, devices and engines",
@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Run the command."""
+    """Run the command, and return the exit status."""
     write = sys.stdout.write
     for name, number in versions().items():
         write(f"{name:<18}{number}\n")
@@ -50,7 +50,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def versions() -> dict[str, str]:
-    """What is installed, by name; libraries that are not are left out."""
+    """The versions of installed packages, by name. Packages that are not installed are left out."""
     found = {"arrayopt": ao.__version__, "Python": platform.python_version(), "platform": platform.platform()}
     for package in (*PACKAGES, *(f"cupy-cuda{major}x" for major in (12, 13)), "cupy"):
         try:
@@ -61,7 +61,7 @@ def versions() -> dict[str, str]:
 
 
 def _describe(name: str) -> str:
-    """A library: its devices, and each engine with whether it works."""
+    """Describe a library: its devices, whether each engine works, and the default engine; or why it is unavailable."""
     try:
         library = open_library(name)
     except UnavailableError as error:
@@ -71,7 +71,7 @@ def _describe(name: str) -> str:
 
 
 def _devices(library: Library) -> str:
-    """The devices that a library has."""
+    """The names of the devices that a library sees."""
     if library.name == "cupy":
         runtime = library.xp.cuda.runtime
         count = runtime.getDeviceCount()
@@ -88,17 +88,17 @@ def _devices(library: Library) -> str:
 
 
 def _trial(library: Library, engine: str) -> str:
-    """Whether an engine makes a step as it should."""
+    """Whether an engine can make a step, in words."""
     try:
         params = {"w": library.array(np.arange(6.0).reshape(2, 3))}
         ao.Optimizer(params, ao.LAMB(), engine=engine).step({"w": library.array(np.ones((2, 3)))})
-    except Exception as error:  # whatever is wrong with a driver or a compiler is what is asked for here
+    except Exception as error:  # any error of a driver or a compiler is part of the report
         return f"does not work ({' '.join(str(error).split())[:200]})"
     return "works"
 
 
 def _auto(library: Library) -> str:
-    """The engine that `LAMB` gets where none is asked for."""
+    """The engine that `LAMB` gets by default."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ao.NotFusedWarning)
@@ -109,7 +109,7 @@ def _auto(library: Library) -> str:
 
 
 def _compiler() -> str:
-    """The compiler of the C++ engine, and the flags for this processor."""
+    """The compiler of the C++ engine with its flags for this processor, or why there is none."""
     try:
         found = compiler()
     except ValueError as error:
@@ -118,7 +118,7 @@ def _compiler() -> str:
 
 
 def _cache() -> str:
-    """Where generated code is kept."""
+    """The folder of compiled code, or why there is none."""
     try:
         folder = usable_folder()
     except OSError as error:

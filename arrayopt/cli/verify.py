@@ -12,7 +12,7 @@ from arrayopt.cli.info import versions
 
 
 def add(commands: Any) -> None:
-    """Add the command."""
+    """Add the parser of the command."""
     verify = commands.add_parser(
         "verify",
         help="compare rules on all engines and array libraries that are installed",
@@ -57,12 +57,12 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Run the command."""
+    """Run the command, and return the exit status."""
     try:
         from rich.console import Console
     except ImportError as error:
         given.parser.error(f"{error}; verify needs rich: pip install 'arrayopt[verify]'")
-    os.environ.setdefault("JAX_ENABLE_X64", "1")  # before JAX is imported: without, it has no float64
+    os.environ.setdefault("JAX_ENABLE_X64", "1")  # JAX reads it when it is imported, and has no float64 without it
     from arrayopt.libraries import UnavailableError
     from arrayopt.testing import backends as known
     from arrayopt.testing import report, verify
@@ -88,7 +88,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _rule(text: str) -> tuple[str, Any]:
-    """A rule with its name."""
+    """Return the name of a rule, and the rule."""
     from arrayopt.testing.verify import RULES, STORED
 
     if text in STORED:
@@ -99,7 +99,7 @@ def _rule(text: str) -> tuple[str, Any]:
 
 @contextmanager
 def _progress(console: Any, total: int) -> Iterator[Callable[[Any], object]]:
-    """Show how far the work has come, on a terminal only: a function to call after each row."""
+    """Yield a function to call after each row. It shows the progress on a terminal."""
     if not console.is_terminal:
         yield lambda row: None
         return

@@ -1,4 +1,4 @@
-"""The demo: a small network trained on scanned digits with several rules. Run it with ``python -m arrayopt demo``."""
+"""The demo: train a small network on scanned digits with several rules. Run it with ``python -m arrayopt demo``."""
 
 from arrayopt.demo.digits import compare, load
 

@@ -1,9 +1,9 @@
-"""The digits demo: data, training loop and the comparison of rules, all on equal terms.
+"""The digits demo: the data, the training loop and the comparison of rules under equal conditions.
 
-Every rule starts from the same weights, sees the same batches in the same order, takes the same number of steps under
+Every rule starts from the same weights, gets the same batches in the same order, makes the same number of steps with
 the same schedule (a linear warm-up, then a cosine down to zero) and has its own peak learning rate. Gains and biases
-are a group without weight decay; rules with a trust ratio do not adapt them, because a step in proportion to a bias
-near zero would hardly move it.
+are a group without weight decay. Trust ratios are not applied to them, because a step proportional to a bias near zero
+would hardly change it.
 """
 
 import time
@@ -22,19 +22,19 @@ Array = Any
 Schedule = Callable[[int], float]
 
 BACKENDS = ("numpy", "cupy", "torch")
-"""Array libraries that the demo runs on."""
+"""The array libraries that the demo supports."""
 SIZES = (64, 128, 128, 64, 10)
 EPOCHS = 20
 BATCHES = (128, 512, 1347)
-"""Batches that the demo trains with; the last is the whole training set, and makes one step of an epoch."""
-RATIOS = 50  # at most so many trust ratios of each tensor are recorded
+"""The batch sizes. The last is the whole training set, so that an epoch is one step."""
+RATIOS = 50  # record at least this many trust ratios of each tensor, or one in each step
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A rule that takes part, its peak learning rate for each batch, and the weight decay of its weights.
+    """A rule to compare, its peak learning rate for each batch size, and its weight decay.
 
-    Gains and biases are under `rest`, if a rule is for matrices alone, with the peak `rest_lr`.
+    If the rule is for matrices only, the rule `rest` updates gains and biases, with the peak learning rate `rest_lr`.
     """
 
     rule: Callable[..., ao.Rule]
@@ -44,14 +44,14 @@ class Contender:
     rest_lr: float = 0.0
 
     def lr(self, batch: int) -> float:
-        """The learning rate of the nearest batch, as a ratio."""
+        """The learning rate for the batch size with the ratio nearest to 1 to `batch`."""
         return self.lrs[min(self.lrs, key=lambda known: max(known, batch) / min(known, batch))]
 
 
 # Chosen by the mean accuracy of five seeds on the validation part, `load(validation=True)`, for batches of 128,
-# 505 and 1010 images over 20 epochs; the test images had no say. Learning rates tried: 0.002 to 0.032 for AdamW, 0.005
+# 505 and 1010 images over 20 epochs, without the test images. Learning rates tried: 0.002 to 0.032 for AdamW, 0.005
 # to 0.16 for LAMB, 0.0025 to 0.08 for LANS, 0.05 to 0.8 for SGD, 0.005 to 0.64 for Muon, 0.00025 to 0.032 for CAME, in
-# factors of two. Of learning rates within 0.1 % the smallest was taken.
+# factors of two. The smallest learning rate with an accuracy within 0.1 % of the best was chosen.
 CONTENDERS = {
     "LAMB": Contender(ao.LAMB, {128: 0.01, 512: 0.04, 1347: 0.08}),
     "LANS": Contender(ao.LANS, {128: 0.01, 512: 0.04, 1347: 0.04}),
@@ -64,7 +64,7 @@ CONTENDERS = {
 
 @dataclass(frozen=True)
 class Digits:
-    """Images as rows of 64 numbers in [0, 1], and what they show; on the host."""
+    """Images, as rows of 64 numbers in [0, 1], and their labels, as NumPy arrays."""
 
     train_x: np.ndarray
     train_labels: np.ndarray
@@ -74,18 +74,18 @@ class Digits:
 
 @dataclass(frozen=True)
 class Run:
-    """What one rule did."""
+    """The results of training with one rule."""
 
     rule: str
     lr: float
     weight_decay: float
     batch: int
     losses: list[float]
-    """Loss of each step's batch."""
+    """Loss of the batch of each step."""
     accuracy: float
-    """Share of the test images that are right after the last step."""
+    """Share of the test images that are classified correctly after the last step."""
     trust_ratios: dict[str, tuple[list[int], list[float]]]
-    """For each adapted tensor, steps and its trust ratio in them; empty for a rule without one."""
+    """For each weight matrix, recorded steps and the trust ratios in them; empty for a rule without trust ratios."""
     final_loss: float
     """Loss over the whole training set after the last step."""
     seconds: float
@@ -94,14 +94,14 @@ class Run:
     engine: str
     """Which engine ran, and why."""
     state_bytes: float
-    """Bytes of state for each parameter."""
+    """Bytes of state per parameter."""
 
 
 def load(*, validation: bool = False) -> Digits:
-    """Load scikit-learn's 1,797 scanned digits, a quarter of them, stratified, for the test.
+    """Load scikit-learn's 1,797 scanned digits. A stratified quarter of them are the test images.
 
-    With `validation`, the test images are left out altogether and a quarter of the training images stand in for them:
-    that is the part on which learning rates may be chosen.
+    With `validation`, the test images are left out, and a quarter of the training images replaces them. Learning rates
+    were chosen with these.
     """
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -140,12 +140,12 @@ def compare(
     backend : Library
         From `arrayopt.libraries.open_library`.
     steps, batch : int
-        Updates, and images per update, at most the number of training images.
+        The number of updates, and of images per update, at most that of the training images.
     seed : int
-        For the initial weights and the order of the images.
+        The seed of the initial weights and of the order of images.
     dtype : str
-        What parameters, activations and gradients are stored in: ``"float32"``, or ``"float16"`` with a dynamic loss
-        scale and masters.
+        The dtype of parameters, activations and gradients: ``"float32"``, or ``"float16"`` with a dynamic loss scale
+        and masters.
     on_step : callable
         Called as ``on_step(rule, steps_done)`` after each step.
 
@@ -156,10 +156,10 @@ def compare(
     """
     from threadpoolctl import threadpool_limits  # comes with scikit-learn
 
-    # On matrices this small more threads gain little, stand in each other's way where cores are busy, and would make
-    # sums, and so the results, depend on the number of cores.
+    # For such small matrices, more threads gain little, and lose time if cores are busy. They would also make the order
+    # of sums, and so the results, depend on the number of cores.
     one_thread = threadpool_limits(1, user_api="blas" if backend.name == "numpy" else None)
-    with one_thread, np.errstate(over="ignore", invalid="ignore"):  # float16 overflows; the loss scale is for that
+    with one_thread, np.errstate(over="ignore", invalid="ignore"):  # the loss scale handles overflows of float16
         return [_train(rule, data, backend, steps, batch, seed, dtype, on_step) for rule in rules]
 
 
@@ -190,7 +190,7 @@ def _train(
         return ao.Optimizer(params, rule, groups=groups, loss_scale=scale)
 
     _, grads = network.loss_and_grads(optimizer().params, x, targets)
-    step_seconds = _time_step(optimizer(), grads, backend)  # compiles, too, which is not the rule's time
+    step_seconds = _time_step(optimizer(), grads, backend)  # this also compiles, outside of the measured time
     opt = optimizer()
     monitor = ao.Monitor(opt, every=max(1, steps // RATIOS)) if adapts else None
     params = opt.params
@@ -201,7 +201,7 @@ def _train(
         images, wanted = xp.take(x, chosen, axis=0), xp.take(targets, chosen, axis=0)
         loss, grads = network.loss_and_grads(params, images, wanted, scale=opt.loss_scale)
         params = opt.step(grads)
-        losses.append(loss)  # kept on the device: reading it here would wait for the step
+        losses.append(loss)  # an array on the device, because reading it would wait for the step
         on_step(name, step)
     final_loss = float(network.loss_and_grads(params, x, targets)[0])
     seconds = time.perf_counter() - begin
@@ -225,12 +225,12 @@ def _train(
 
 
 def steps_of(data: Digits, batch: int, epochs: int = EPOCHS) -> int:
-    """How many steps `epochs` passes over the training images take."""
+    """The number of steps in `epochs` passes over the training images."""
     return epochs * (len(data.train_x) // batch)
 
 
 def _schedule(peak: float, steps: int) -> Schedule:
-    """A tenth of the steps up to the peak, the rest down to zero along a cosine."""
+    """Return a schedule: a linear warm-up in a tenth of the steps, then a cosine down to zero."""
     warmup = max(1, steps // 10)
     return ao.schedules.Join(
         [ao.schedules.Warmup(peak, warmup), ao.schedules.Cosine(peak, max(1, steps - warmup))], [warmup]
@@ -238,7 +238,7 @@ def _schedule(peak: float, steps: int) -> Schedule:
 
 
 def _batches(images: int, batch: int, steps: int, seed: int) -> Iterator[np.ndarray]:
-    """Rows of each step's batch: epoch after epoch in a new order, a last short batch left out."""
+    """Yield the row numbers of each step's batch. Each epoch has a new order, and drops a last short batch."""
     rng = np.random.default_rng(seed)
     done = 0
     while True:
@@ -251,7 +251,7 @@ def _batches(images: int, batch: int, steps: int, seed: int) -> Iterator[np.ndar
 
 
 def _time_step(opt: ao.Optimizer, grads: Any, backend: Library, repeats: int = 30) -> float:
-    """Median seconds of one update, after three that compile and warm up."""
+    """The median time of one update in seconds, after three updates to compile and warm up."""
     times = []
     for _ in range(3 + repeats):
         backend.synchronize()

@@ -1,18 +1,18 @@
-"""A small classifier in plain array API, its backward pass written by hand.
+"""A small classifier in plain array API, with a hand-written backward pass.
 
-A stack of blocks and a linear head, on a batch ``x`` of shape (n, features):
+It is a stack of blocks and a linear head, for a batch ``x`` of shape (n, features):
 
-    block   z = x Wᵀ;   ẑ = (z - mean z) / √(var z + ε), each row by itself;   y = tanh(gain · ẑ + bias)
+    block   z = x Wᵀ;   ẑ = (z - mean z) / √(var z + ε) for each row;   y = tanh(gain · ẑ + bias)
     head    scores = x Wᵀ + bias
     loss    mean over the batch of  -Σ target · log softmax(scores)
 
-The namespace is taken from the arrays, so the same lines run on NumPy, CuPy, PyTorch, JAX and the strict namespace.
+The namespace comes from the arrays, so the same code runs on NumPy, CuPy, PyTorch, JAX and array-api-strict.
 
-Parameters are a tree, ``{"blocks": [{"weight", "gain", "bias"}, ...], "head": {"weight", "bias"}}``: an optimizer names
+Parameters are a tree, ``{"blocks": [{"weight", "gain", "bias"}, ...], "head": {"weight", "bias"}}``. An optimizer names
 its leaves ``blocks.0.weight``, ``blocks.0.gain``, and so on.
 
-With parameters in float16, activations and their own gradients are stored in float16 too; sums and products are made in
-float32, as on the matrix units of a GPU. Small gradients underflow then, unless the loss is scaled.
+If parameters are float16, activations and gradients of parameters are stored in float16 too; sums and products are
+computed in float32, as on the matrix units of a GPU. Small gradients then underflow, unless the loss is scaled.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ _EPS = 1e-5
 
 
 class _Saved(NamedTuple):
-    """What the backward pass of one block needs from its forward pass."""
+    """The values of a block's forward pass that its backward pass needs."""
 
     x: Array
     normed: Array
@@ -40,18 +40,18 @@ class _Saved(NamedTuple):
 def init_params(xp: Any, sizes: Sequence[int], *, seed: int, dtype: str = "float32") -> Params:
     """Draw the initial parameters.
 
-    The numbers come from NumPy's generator, so that a seed means the same network in every library.
+    The numbers come from NumPy's generator, so that a seed gives the same network in every library.
 
     Parameters
     ----------
     xp : array namespace
-        Where the parameters are to live.
+        The library of the parameters.
     sizes : sequence of int
-        Width of the input, of each block, and of the output: ``(64, 128, 64, 10)`` has two blocks and a head.
+        The widths of the input, of each block, and of the output: ``(64, 128, 64, 10)`` has two blocks and a head.
     seed : int
-        Seed of the generator.
+        The seed of the generator.
     dtype : str
-        Name of a real floating dtype.
+        The name of a real floating-point dtype.
 
     Returns
     -------
@@ -74,7 +74,7 @@ def init_params(xp: Any, sizes: Sequence[int], *, seed: int, dtype: str = "float
 
 
 def scores(params: Params, x: Array) -> Array:
-    """Return the scores of each class, shape (n, classes): the larger, the likelier."""
+    """Return the scores (logits) of the classes, of shape (n, classes)."""
     return _forward(params, x)[0]
 
 
@@ -84,20 +84,20 @@ def loss_and_grads(params: Params, x: Array, targets: Array, *, scale: float = 1
     Parameters
     ----------
     params : dict
-        As `init_params` makes them.
+        Parameters from `init_params`.
     x : array, shape (n, features)
         A batch.
     targets : array, shape (n, classes)
-        The wanted probabilities; a row with a single 1 for a known class.
+        The target probabilities; one-hot rows for known classes.
     scale : float
         The loss scale.
 
     Returns
     -------
     loss : array, 0-d
-        On the device of the parameters: nothing here waits for it.
+        The loss, on the device of the parameters. The function does not wait for the device.
     grads : dict
-        The gradient, a tree like `params`.
+        The gradients, a tree like `params`.
     """
     xp = array_namespace(x, targets)
     outputs, saved = _forward(params, x)
@@ -117,7 +117,7 @@ def loss_and_grads(params: Params, x: Array, targets: Array, *, scale: float = 1
 
 
 def _forward(params: Params, x: Array) -> tuple[Array, list[_Saved]]:
-    """Scores, and what each block keeps for the way back."""
+    """Return the scores, and the values of each block for the backward pass."""
     xp = array_namespace(x)
     saved = []
     for block in params["blocks"]:
@@ -134,11 +134,11 @@ def _forward(params: Params, x: Array) -> tuple[Array, list[_Saved]]:
 
 
 def _block_backward(xp: Any, block: Params, kept: _Saved, dy: Array) -> tuple[Params, Array]:
-    """Gradient of one block's parameters, and of its input, from the gradient `dy` of its output."""
+    """Return the gradients of a block's parameters and of its input, from the gradient `dy` of its output."""
     kept = _Saved(*map(_wide, kept))
     da = dy * (1.0 - kept.y * kept.y)
     dn = da * _wide(block["gain"])
-    # The normalisation takes out the mean and the scale of each row: so must its gradient.
+    # The normalization removes the mean and the scale of each row, and so does its gradient.
     along = kept.normed * xp.mean(dn * kept.normed, axis=1, keepdims=True)
     dz = kept.inverse_deviation * (dn - xp.mean(dn, axis=1, keepdims=True) - along)
     grads = {"weight": dz.T @ kept.x, "gain": xp.sum(da * kept.normed, axis=0), "bias": xp.sum(da, axis=0)}
@@ -146,12 +146,12 @@ def _block_backward(xp: Any, block: Params, kept: _Saved, dy: Array) -> tuple[Pa
 
 
 def _wide(x: Array) -> Array:
-    """An array as it is computed with: half precision in float32."""
+    """Convert arrays in half precision to float32, for computation."""
     xp = array_namespace(x)
     return x if x.dtype in (xp.float32, xp.float64) else xp.astype(x, xp.float32)
 
 
 def _like(arrays: Params, like: Array) -> Params:
-    """Arrays as they are stored beside another one: in its dtype."""
+    """Convert arrays to the dtype of another one, for storage."""
     xp = array_namespace(like)
     return {name: xp.astype(x, like.dtype, copy=False) for name, x in arrays.items()}

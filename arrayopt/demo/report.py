@@ -1,6 +1,6 @@
-"""The demo as one sees it: a progress bar, a table and a figure.
+"""The output of the demo: a progress bar, a table and a figure.
 
-Imports rich and matplotlib; nothing else of `arrayopt` imports this module before the demo is asked for.
+This module imports rich and matplotlib, so it is imported only when the demo runs.
 """
 
 import itertools
@@ -23,7 +23,7 @@ from rich.table import Table
 from arrayopt.demo.digits import BATCHES, Digits, Run, compare, steps_of
 from arrayopt.libraries import Library
 
-# Okabe and Ito's colours, which remain apart for colour-blind eyes.
+# The colours of Okabe and Ito, which colour-blind people can tell apart.
 RULE_COLOURS = {"LAMB": "#0072B2", "LANS": "#E69F00", "CAME": "#009E73", "AdamW": "#D55E00", "SGD": "#7F7F7F"}
 RULE_COLOURS["Muon"] = "#CC79A7"
 LAYER_COLOURS = ("#440154", "#31688E", "#35B779", "#B8A800")
@@ -53,7 +53,7 @@ def show(
     *,
     dtype: str = "float32",
 ) -> list[list[Run]]:
-    """Train with each rule and batch before the user's eyes, and draw the results to `output`; the runs by rule."""
+    """Train with each rule, batch size and seed, print and draw the results, and return the runs by rule."""
     console = Console(highlight=False)
     plain = console.options.ascii_only
     console.print(
@@ -95,15 +95,15 @@ def show(
 
 
 def _counted(on_step: Callable[[str, int], object], counted: Iterator[int], rule: str, _: int) -> None:
-    """Count the steps of a rule over all of its runs."""
+    """Call `on_step` with the number of a rule's steps in all of its runs so far."""
     on_step(rule, next(counted))
 
 
 @contextmanager
 def progress(console: Console, rules: Sequence[str], steps: int) -> Iterator[Callable[[str, int], object]]:
-    """Show how far each rule has come, as a function to call with the rule and its finished steps.
+    """Show the progress of each rule. Yield a function to call with a rule and the number of its finished steps.
 
-    On a terminal there is a bar for each rule; in a file or a pipe, a line for each rule that is done.
+    On a terminal there is a bar for each rule; in a file or a pipe, a line for each finished rule.
     """
     if not console.is_terminal:
         yield lambda rule, step: console.print(f"{rule}: {steps} steps done") if step == steps else None
@@ -121,7 +121,7 @@ def progress(console: Console, rules: Sequence[str], steps: int) -> Iterator[Cal
 
 
 def table(found: Sequence[Sequence[Run]], *, plain: bool = False) -> Table:
-    """One line for each rule, in the order given; with `plain`, ASCII only."""
+    """Return a table with a row for each rule. With `plain`, it uses ASCII only."""
     made = Table(header_style="bold", title="test accuracy after the same number of epochs", title_justify="left")
     made.add_column("rule")
     for batch in BATCHES:
@@ -140,12 +140,12 @@ def table(found: Sequence[Sequence[Run]], *, plain: bool = False) -> Table:
 
 
 def accuracy(runs: Sequence[Run], batch: int) -> float:
-    """Mean over the seeds."""
+    """The mean accuracy over the seeds, for a batch size."""
     return float(np.mean([run.accuracy for run in runs if run.batch == batch]))
 
 
 def figure(found: Sequence[Sequence[Run]], path: Path) -> None:
-    """Draw accuracy, loss and trust ratios, and write them to `path`, whose suffix says in which format."""
+    """Draw accuracy, loss and trust ratios, and save the figure to `path`, whose suffix determines the format."""
     largest = [[run for run in runs if run.batch == BATCHES[-1]] for runs in found]
     adaptive = [runs[0] for runs in largest if runs[0].trust_ratios]
     with matplotlib.rc_context(STYLE):
@@ -205,7 +205,7 @@ def _trust_ratios(axis: Axes, run: Run) -> None:
 
 
 def _label_ends(axis: Axes, curves: dict[str, tuple[float, str]]) -> None:
-    """Write each curve's name at its right end, moved up or down where two would touch."""
+    """Write the name of each curve at its right end, moved up or down if two names would overlap."""
     axis.margins(x=0.0)
     names = sorted(curves, key=lambda name: curves[name][0])
     axis.autoscale_view()
@@ -218,7 +218,7 @@ def _label_ends(axis: Axes, curves: dict[str, tuple[float, str]]) -> None:
 
 
 def _spread(wanted: Any, gap: float) -> list[float]:
-    """Move sorted heights apart until no two are closer than `gap`; those that touch are spaced about their mean."""
+    """Move sorted heights apart until no two are closer than `gap`. Overlapping ones are spaced around their mean."""
     clusters: list[list[float]] = []
     for height in wanted:
         clusters.append([height])
@@ -229,6 +229,6 @@ def _spread(wanted: Any, gap: float) -> list[float]:
 
 
 def _bottom(cluster: list[float], gap: float) -> float:
-    """Height of the lowest of a cluster's labels, kept within the axes where the cluster fits."""
+    """The height of a cluster's lowest label. The cluster stays within the axes if it fits."""
     span = (len(cluster) - 1) * gap
     return max(0.0, min(1.0 - span, sum(cluster) / len(cluster) - span / 2))

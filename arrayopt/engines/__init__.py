@@ -1,1 +1,1 @@
-"""Engines: how an update is run."""
+"""Engines, which run a rule's update over a bucket of tensors. `step/` calls them."""

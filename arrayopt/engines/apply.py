@@ -1,4 +1,6 @@
-"""An update of a tensor as its rule is written: whole, or of all its layers or blocks."""
+"""Apply a rule's `update`, as written, to one tensor, or to each of its layers or blocks. `apply`
+takes and returns arrays, and writes nothing. `array_api` and `functional.update` call it.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -23,20 +25,19 @@ def apply(
     first: int = 0,
     stacked: bool | None = None,
 ) -> Done:
-    """One update of one tensor, pure: the new parameter and slots in their dtypes, and what is
-    reported.
+    """Return the new parameter, slots (each in its dtype) and report of one update of a tensor.
 
-    Under a rule with `stacked`, or where it is asked for here, each layer is updated as if by
-    itself, and what is reported is of each layer; `t` may have a number for each. All layers are
-    updated at once where `arrayopt.engines.layerwise` knows all that the rule does. Random numbers
-    follow from the tensor's name, and from the position of its `first` element.
+    If the rule, or the argument, is `stacked`, each layer is updated like a tensor of its own, and
+    has its own report; `t` may be an array with a number for each. All layers are updated at once
+    if `arrayopt.engines.layerwise` supports all operations of the rule. Random numbers depend on
+    the tensor's name and on the position of its `first` element.
 
-    Arithmetic is in at least float32; what is stored in another dtype is rounded once, at the end.
+    Arithmetic is in at least float32; results are rounded once, to the dtype that stores them.
 
     Raises
     ------
     ValueError
-        If the rule returns other slots, or other shapes, than it was given.
+        If the rule returns other slots or shapes than those passed to it.
     """
     if not array_api_compat.is_jax_array(p):
         return _of_tensor(update, p, g, slots, first, stacked)
@@ -60,7 +61,7 @@ def _of_tensor(
     first: Any,
     stacked: bool | None,
 ) -> Done:
-    """One update of a tensor: of it as it is, of its blocks, or of its layers.
+    """Update a tensor: as a whole, by its blocks, or by its layers.
 
     `first` may be an array, with the position of the first element of each layer.
     """
@@ -71,9 +72,9 @@ def _of_tensor(
         return apply_one(update, p, g, slots, first)
     if array_api_compat.is_jax_array(p):
         return _of_layers_in_jax(update, p, g, slots, first)
-    if p.shape[0] == 1:  # of a block as long as no other beside it
+    if p.shape[0] == 1:  # such as a block that has no neighbour of its length
         return _one_by_one(update, p, g, slots, first)
-    # whatever the rule does otherwise, it does of each layer by itself, and raises there
+    # an operation that is not supported for all layers at once runs, or raises, for each layer
     with suppress(Exception):
         if update.differs:
             return _by_number(update, p, g, slots)
@@ -83,7 +84,7 @@ def _of_tensor(
 
 
 def _firsts(first: Any, p: Array) -> Any:
-    """The position of the first element of each layer."""
+    """Return the position of the first element of each layer."""
     if not isinstance(first, int):
         return first
     return first + np.arange(p.shape[0]) * (size(p) // p.shape[0])
@@ -92,7 +93,7 @@ def _firsts(first: Any, p: Array) -> Any:
 def _of_layers_in_jax(
     update: Update, p: Array, g: Array, slots: dict[str, Array], first: Any
 ) -> Done:
-    """One update of all layers, mapped over them by JAX."""
+    """Update all layers at once, by `jax.vmap`."""
     import jax
 
     def of_layer(p: Array, g: Array, slots: dict[str, Array], first: Any, own: Any) -> Done:
@@ -107,7 +108,7 @@ def _of_layers_in_jax(
 def _one_by_one(
     update: Update, param: Array, grad: Array, slots: dict[str, Array], first: Any
 ) -> Done:
-    """One update of each layer."""
+    """Update the layers one after the other."""
     done, each, firsts = [], update.of_layers, _firsts(first, param)
     for i, (q, h) in enumerate(zip(split(param), split(grad), strict=True)):
         of_layer = {name: x[i, ...] for name, x in slots.items()}
@@ -117,22 +118,22 @@ def _one_by_one(
     xp, device = place(param)
 
     def join(values: list[Any]) -> Array:
-        """Arrays, or numbers of Python, as a switched-off trust ratio is."""
+        """Stack arrays, or Python numbers, such as a trust ratio that is switched off."""
         return xp.stack(values) if is_array(values[0]) else xp.asarray(values, device=device)
 
     return _joined(done, join)
 
 
 def _by_number(update: Update, param: Array, grad: Array, slots: dict[str, Array]) -> Done:
-    """One update of all layers: of those at once that have the same number of updates."""
+    """Update all layers, at once those with the same update count."""
     (xp, device), numbers = place(param), np.array([int(number) for number in update.t])
     order, done = np.argsort(numbers, kind="stable"), []
     for rows in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
-        there = xp.asarray(rows, device=device)
+        on_device = xp.asarray(rows, device=device)
         own: dict[str, Any] = {"t": int(numbers[rows[0]])}
         for key, x in update.of_layers.items():
-            own[key] = x[rows] if isinstance(x, np.ndarray) else xp.take(x, there, axis=0)
-        every = [xp.take(x, there, axis=0) for x in (param, grad, *slots.values())]
+            own[key] = x[rows] if isinstance(x, np.ndarray) else xp.take(x, on_device, axis=0)
+        every = [xp.take(x, on_device, axis=0) for x in (param, grad, *slots.values())]
         of_layers = dict(zip(slots, every[2:], strict=True))
         now = update.of_layer(own)
         done.append(apply_one(now, every[0], every[1], of_layers, None, together=True))
@@ -141,7 +142,7 @@ def _by_number(update: Update, param: Array, grad: Array, slots: dict[str, Array
 
 
 def _of_blocks(update: Update, p: Array, g: Array, slots: dict[str, Array], first: int) -> Done:
-    """One update of all blocks, those of one length at once."""
+    """Update all blocks, those of one length at once."""
     cut, concat = Cut(update.rule, p.shape, dtype_name(p)), array_namespace(p).concat
     stacks = list(zip(cut.parameter(p), cut.parameter(g), cut.slots(slots), strict=True))
     done = list[Any](stacks)
@@ -171,13 +172,13 @@ def _sliced(done: Done, begin: int, end: int) -> Done:
 
 
 def _joined(done: list[Any], join: Callable[[list[Any]], Array]) -> Done:
-    """Parameters, slots and reports of some layers, from those of fewer."""
+    """Join the parameters, slots and reports of several groups of layers."""
     params, slots, reports = zip(*done, strict=True)
     return join(list(params)), _by_name(slots, join), _by_name(reports, join)
 
 
 def _by_name(several: Sequence[dict[str, Any]], join: Callable[[list[Any]], Any]) -> dict[str, Any]:
-    """Return dicts of the same names as one, with the values of each name joined."""
+    """Join the values of each name in several dicts, which have the same names."""
     made = {}
     for name in several[0]:
         made[name] = join([one[name] for one in several])

@@ -1,4 +1,6 @@
-"""One update of one tensor as its rule is written; or of all its layers at once."""
+"""Apply a rule's `update`, as written, to one tensor, or to all its layers at once. In come the
+arrays and an `Update`; out come a new parameter, new slots and a report. `apply.py` calls it.
+"""
 
 import math
 from collections.abc import Callable
@@ -33,38 +35,38 @@ from arrayopt.rules.totals import PREFIX, TOTALS, Heard
 from arrayopt.state.quantized import dequantized, narrowed, quantized, scale_of
 
 Done = tuple[Array, dict[str, Array], Report]
-"""A new parameter, its new slots, and what is reported."""
+"""The new parameter, the new slots, and the report of an update."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The update of a tensor, apart from its arrays."""
+    """The arguments of one tensor's update, apart from arrays."""
 
     rule: Rule
     name: str
-    """The tensor's name, which random numbers follow from."""
+    """The tensor's name, from which random numbers are derived."""
     t: Any
-    """The number of this update; of a stacked tensor perhaps an array, with that of each layer."""
+    """The number of this update; for a stacked tensor perhaps an array with that of each layer."""
     hypers: dict[str, Any]
-    """The hyper-parameters' values, and totals that are known."""
+    """The values of hyper-parameters, and of totals that are known."""
     clip: Any = None
-    """What to multiply the gradient by first."""
+    """The factor by which the gradient is multiplied first."""
     stats: bool = False
-    """Whether norms are reported."""
+    """Whether to report norms."""
 
     @property
     def differs(self) -> bool:
-        """Whether layers have numbers of updates of their own."""
+        """Whether `t` has a number for each layer."""
         return bool(getattr(self.t, "ndim", 0) == 1)
 
     @property
     def of_layers(self) -> dict[str, Any]:
-        """The numbers that layers have of their own."""
+        """The values that differ between layers: arrays with one number for each."""
         some = {key: x for key, x in self.hypers.items() if key.startswith(PREFIX) or key == VALUE}
         return {key: x for key, x in some.items() if getattr(x, "ndim", 0) == 1}
 
     def of_layer(self, own: dict[str, Any]) -> "Update":
-        """The update of a layer that has these numbers of its own, perhaps ``t`` among them."""
+        """Return the update of one layer; `own` has its values, perhaps ``t`` among them."""
         now = {"t": self.t, **self.hypers, **own}  # no field is called t
         return replace(self, t=now.pop("t"), hypers=now)
 
@@ -78,7 +80,7 @@ def apply_one(
     *,
     together: bool = False,
 ) -> Done:
-    """`apply` for a tensor that is not stacked, or one layer; or for all layers `together`."""
+    """As `apply`, for a tensor that is not stacked, for one layer, or for all layers `together`."""
     rule, t, hypers = update.rule, update.t, update.hypers
     if size(p) == 0:
         return p, slots, {}
@@ -95,33 +97,31 @@ def apply_one(
     setattr(values, DRAWS, LayerwiseDraws(drawn) if together else drawn)
     space = rule_namespace(layerwise(xp) if together else xp)
 
-    def telling(*args: Any) -> tuple[Array, dict[str, Array]]:
+    def with_totals(*args: Any) -> tuple[Array, dict[str, Array]]:
         new_p, out = rule(*args)
         return new_p, {**out, **heard.told} if heard.told else out
 
-    run: Callable[..., Any] = partial(over_layers, telling) if together else telling
+    run: Callable[..., Any] = partial(over_layers, with_totals) if together else with_totals
     norms: Callable[..., Any] = partial(over_layers, rule.norms) if together else rule.norms
     wide_p, wide_g = xp.astype(p, work, copy=False), xp.astype(g, work, copy=False)
     if update.clip is not None:
         wide_g = wide_g * _scalar(xp, update.clip, scalar)
     store = _Store(p, g, slots)
-    with np.errstate(all="ignore"):  # infinity and NaN are data, and no warning
+    with np.errstate(all="ignore"):  # infinity and NaN are data: no warning
         new_p, out = run(space, wide_p, wide_g, store.wide, values)
     check_value(who, "the parameter", p, new_p, form_of)
     for name, wide in store.wide.items():
         check_value(who, f"slot {name!r}", wide, out[name], form_of)
-    new_slots = store.taken(new_p, out)
+    new_slots = store.new_slots(new_p, out)
     report = {name: x for name, x in out.items() if name not in store.wide}
     report = _one_each(who, report, (p.shape[0],) if together else ())
     if update.stats:
         report |= norms(space, store.wide.get("master", wide_p), wide_g, new_p)
-    return store.kept(new_p, wide_p, p), new_slots, report
+    return store.stored(new_p, wide_p, p), new_slots, report
 
 
 class _Store:
-    """What is stored of a tensor, each in its dtype, and what goes in its place; `wide` are the
-    slots as the rule sees them, in the dtype of arithmetic.
-    """
+    """Converts slots to the dtype of arithmetic (`wide`), and a rule's results to those stored."""
 
     def __init__(self, p: Array, g: Array, slots: dict[str, Array]) -> None:
         xp = array_namespace(p)
@@ -141,21 +141,21 @@ class _Store:
             with np.errstate(all="ignore"):
                 self.wide["master"] = current(p, self.wide["master"])
 
-    def taken(self, new_p: Array, out: dict[str, Any]) -> dict[str, Array]:
-        """The new slots, of what the rule returned."""
+    def new_slots(self, new_p: Array, out: dict[str, Any]) -> dict[str, Array]:
+        """Return the new slots, in their stored form, from the results of the rule."""
         made: dict[str, Array] = {}
         for name, wide in self.wide.items():
             old = self._stored[name]
             if name in self._codes:
                 made |= self._quantized(name, out[name])
             elif name == "master" and is_split(old):
-                made[name] = self.kept(low_bits(self._p, new_p, out[name]), None, old)
+                made[name] = self.stored(low_bits(self._p, new_p, out[name]), None, old)
             else:
-                made[name] = self.kept(out[name], wide, old)
+                made[name] = self.stored(out[name], wide, old)
         return {name: made[name] for name in self._stored}
 
     def _quantized(self, name: str, new: Any) -> dict[str, Array]:
-        """What the rule returned of a slot that is stored as codes, with its scales."""
+        """Encode the rule's result for a slot of codes; return the codes and their scales."""
         codes, scale = self._stored[name], self._stored[scale_of(name)]
         if new is self.wide[name]:
             return {name: codes, scale_of(name): scale}
@@ -164,8 +164,8 @@ class _Store:
         made = quantized(new, dtype_name(codes), scale.ndim - 1)
         return {name: made[0], scale_of(name): made[1]}
 
-    def kept(self, new: Any, wide_old: Array | None, old: Array) -> Array:
-        """A result of the rule in the dtype of `old`; copied if something else has its memory."""
+    def stored(self, new: Any, wide_old: Array | None, old: Array) -> Array:
+        """Return a result in the dtype of `old`, copied if it shares memory with another array."""
         if new is wide_old:
             return old
         if is_number(new):
@@ -177,7 +177,7 @@ class _Store:
 
 
 def _one_each(who: str, report: Report, shape: tuple[int, ...]) -> Report:
-    """What is reported, one value per tensor or layer; raise where it is something else."""
+    """Return a report with one value per tensor or layer; raise ReturnedError if it has others."""
     made, many = dict(report), []
     for name, x in report.items():
         if is_array(x) and size(x) == math.prod(shape):
@@ -190,7 +190,7 @@ def _one_each(who: str, report: Report, shape: tuple[int, ...]) -> Report:
 
 
 def _total(like: Array, dtype: Any, together: bool, total: Any) -> Any:
-    """A total as the rule sees it: a 0-d array of the tensor's own library, or of all layers."""
+    """Return a total as the rule sees it: a 0-d array of the library, or one of all layers."""
     xp, device = place(like)
     if is_array(total) and array_namespace(total) is xp:
         total = xp.astype(total, dtype)
@@ -202,7 +202,7 @@ def _total(like: Array, dtype: Any, together: bool, total: Any) -> Any:
 
 
 def _scalar(xp: Any, x: Any, dtype: Any) -> Any:
-    """A hyper-parameter as the rule sees it: a number, or a 0-d array of the tensor's library."""
+    """Return a hyper-parameter as the rule sees it: a number, or a 0-d array of the library."""
     if not is_array(x):
         return x
     return xp.astype(x, dtype) if array_namespace(x) is xp else float(x)

@@ -1,4 +1,6 @@
-"""The reference engine: a rule as it is written, on whole arrays of any array-API library."""
+"""The engine `array_api`, the reference for all others: a rule runs as written, on whole arrays of
+any array API library. `prepare` computes the update, and the step that it returns writes it.
+"""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -30,15 +32,15 @@ from arrayopt.state.tensors import Tensor
 
 
 class ArrayAPI(Engine):
-    """Whole arrays, operation by operation: slow, simple, and the reference for all others."""
+    """Runs rules as written, one operation at a time: slow, simple, and the reference."""
 
     name = "array_api"
 
     def check(self, bucket: Bucket) -> None:
-        """Any bucket is for this engine."""
+        """Accept any bucket."""
 
     def prepare(self, bucket: Bucket, asked: Asked, meetings: Sequence[Any] = ()) -> MakeStep:
-        """See `Engine.prepare`: the step is computed anew whenever totals are known."""
+        """See `Engine.prepare`: the update is computed again whenever totals become known."""
         if meetings and is_captured(bucket.tensors[0].array):
             raise RuntimeError(
                 f"Optimizer.launch: {type(bucket.rule).__name__} uses totals, which are summed on"
@@ -68,7 +70,7 @@ class ArrayAPI(Engine):
 
 
 class _Updated(NamedTuple):
-    """A tensor at a place of a bucket, with what its update has computed."""
+    """The results of a tensor's update; `at` is the place of the tensor in the bucket."""
 
     at: int
     tensor: Tensor
@@ -78,8 +80,8 @@ class _Updated(NamedTuple):
 
 
 class _Updates:
-    """The updates of a bucket, which have been computed and not been written: `made`, for the
-    tensors that have a gradient. A meeting knows the totals.
+    """The updates of a bucket, computed but not written: `made`, for tensors with a gradient. If
+    there is a meeting, it has the totals known so far.
     """
 
     def __init__(self, bucket: Bucket, asked: Asked, meeting: Meeting | None = None) -> None:
@@ -92,13 +94,13 @@ class _Updates:
         if isinstance(of, Stacks) and isinstance(grads, Parts) and bucket.rule.several:
             of, grads = of.given, grads.wholes
             groups = of.group_of
-            self.stacks = False  # `apply` cuts them, and takes equal blocks together
+            self.stacks = False  # `apply` divides tensors into blocks, and joins equal ones
         self.of = of
         self.left = [(asked.left or {}).get(tensor.layers) for tensor in of.tensors]
-        # what measures gradients has none
+        # rules that measure gradients have no slots
         self.slotless = isinstance(bucket, Layers) and not bucket.rule.several
         self.made = list[_Updated]()
-        # infinity and NaN are data: they reach the parameter, and are no warning
+        # infinity and NaN are data: they reach the parameter without a warning
         with np.errstate(all="ignore"):
             for k, (x, g, left) in enumerate(zip(of.tensors, grads, self.left, strict=True)):
                 if g is not None and (left is None or not left.all()):
@@ -108,36 +110,36 @@ class _Updates:
     def _update(
         self, tensor: Tensor, g: Array, group: int, totals: dict[str, Any], left: Any
     ) -> Done:
-        """A tensor's new parameter, slots and report; layers that are `left` do not change."""
+        """Compute a tensor's new parameter, slots and report; layers in `left` do not change."""
         p, g, asked = detached(tensor.array), detached(g), self.asked
         slots, (name, first) = {} if self.slotless else tensor.slots, tensor.origin
         with on_its_device(p):
-            if left is not None:  # LAPACK raises where it is given NaN
+            if left is not None:  # LAPACK raises an error for NaN
                 g = unless(left, g, array_namespace(g).zeros_like(g))
             hypers = {**asked.hypers[group], **totals} if totals else asked.hypers[group]
             rule, t = self.bucket.groups[group].rule, tensor.updates + 1
             update = Update(rule, name, t, hypers, asked.clip, asked.stats)
             stacked = self.stacks or None
             new, made, report = apply(update, p, g, slots, first=first, stacked=stacked)
-            if asked.stats:  # what a slot held is about to be overwritten
+            if asked.stats:  # a report may be a view of a slot, which is overwritten
                 report = {key: copied(x) if is_array(x) else x for key, x in report.items()}
             if left is not None:
                 new = unless(left, new, p)
                 made = {slot: unless(left, x, tensor.slots[slot]) for slot, x in made.items()}
-        return tensor.array if new is p else new, made, report  # the same object is not written
+        return tensor.array if new is p else new, made, report  # `put` skips the same object
 
     @cached_property
     def numbers(self) -> list[Ints]:
-        """What a meeting knows the tensors, or their layers, by."""
+        """The numbers by which a meeting knows the tensors, or their layers; see `numbers_of`."""
         return numbers_of(self.of)
 
     def _numbers(self, k: int) -> tuple[Ints, Any]:
-        """What a meeting knows a tensor, or its layers, by; and which of them take part."""
+        """The numbers of a tensor or its layers, and an index of those that take part."""
         mask = self.left[k]
         return self.numbers[k], slice(None) if mask is None else ~np.asarray(mask)
 
     def _totals(self, k: int, tensor: Tensor, meeting: Meeting) -> dict[str, Any]:
-        """The totals that are known, for a tensor or each of its layers."""
+        """Return the known totals of a tensor, or of each of its layers."""
         if not size(tensor.array):
             return {}
         numbers, some = self._numbers(k)
@@ -151,7 +153,7 @@ class _Updates:
         return found
 
     def tell(self, meeting: Meeting, some: list[int]) -> None:
-        """Tell the numbers of some totals."""
+        """Pass the tensors' contributions to some totals to a meeting."""
         for which in some:
             numbers, values = [np.zeros(0, np.int64)], [np.zeros(0)]
             for one in self.made:
@@ -164,7 +166,7 @@ class _Updates:
             meeting.tell([which], np.concatenate(numbers), np.concatenate(values))
 
     def write(self) -> dict[str, Report]:
-        """Write the updates, and count them; what they report."""
+        """Write and count the updates, and return their reports."""
         reports = {}
         for at, tensor, p, slots, told in self.made:
             report = {name: x for name, x in told.items() if not name.startswith(PREFIX)}

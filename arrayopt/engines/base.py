@@ -1,4 +1,6 @@
-"""What an engine is: something that runs a rule's update over a bucket of tensors."""
+"""The interface of engines. An `Engine` gets a bucket and an `Asked`, checks and allocates
+everything in `prepare`, and returns a function that makes the step. `step/` calls it.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,84 +16,83 @@ from arrayopt.state.tensors import Left
 from arrayopt.state.verdict import Verdict
 
 Report = dict[str, Array]
-"""What a step reports of one tensor."""
+"""The values that a step reports for one tensor, by name."""
 
 
 class NoRemedyError(ValueError):
-    """An engine cannot run a bucket, and its user can do nothing about that."""
+    """An engine cannot run a bucket, for a reason that the user cannot change."""
 
 
 class CompilationError(ValueError):
-    """An engine cannot compile here what it is to run; another engine may serve."""
+    """An engine cannot compile its code on this machine; another engine may do instead."""
 
 
 class Partials(NamedTuple):
-    """Partial results in which each rank has filled its own piece."""
+    """Partial results, of which each rank has computed a part."""
 
     pieces: tuple[Any, ...]
-    """What each rank fills in, in this rank's memory; on a device, together one stretch of it."""
+    """The part of each rank, in this rank's memory; on a device, consecutive parts of one array."""
     section: Callable[[], AbstractContextManager[Any]] = nullcontext
-    """A section in which to work on them: on their device, in the stream that has filled them."""
+    """Opens a section for work on them: on their device, in the stream that computes them."""
 
 
 Stops = Iterator[list[Partials]]
-"""A step that runs, with stops where ranks or other buckets have something to do."""
+"""A running step; it yields the partial results that other ranks must fill in, or [] to wait."""
 
 MakeStep = Callable[[dict[str, Report]], Stops]
-"""Makes a step that is ready; see `Engine.prepare`."""
+"""Makes a prepared step; see `Engine.prepare`."""
 
 Swap = Callable[[list[Partials]], Callable[[], None]]
-"""Begins to fill in partial results of other ranks; what it returns ends it."""
+"""Begins to receive other ranks' partial results; the function that it returns waits for them."""
 
 
 def interleaved(several: Iterable[Stops]) -> Stops:
-    """Run several to where each wants partial results, and yield those together, to the end."""
-    going = list(several)
-    while going:
+    """Run several steps alternately to their ends; yield what all of them need at once."""
+    running = list(several)
+    while running:
         wanted: list[Partials] = []
-        still = []
-        for one in going:
-            found = next(one, None)
-            if found is not None:
-                wanted += found
-                still.append(one)
-        going = still
-        if going:
+        unfinished = []
+        for step in running:
+            partials = next(step, None)
+            if partials is not None:
+                wanted += partials
+                unfinished.append(step)
+        running = unfinished
+        if running:
             yield wanted
 
 
 class Asked(NamedTuple):
-    """What a step asks of an engine."""
+    """The arguments of a step, for an engine."""
 
     grads: Grads
-    """A gradient for each tensor of the bucket; None leaves it out."""
+    """The gradient of each tensor of the bucket; None for a tensor that is not updated."""
     hypers: Sequence[dict[str, Any]]
-    """For each group of the bucket its hyper-parameters' values at this step."""
+    """The values of hyper-parameters at this step, for each group of the bucket."""
     clip: Array | None = None
-    """What to multiply all gradients by first."""
+    """The factor by which all gradients are multiplied first."""
     stats: bool = False
-    """Whether norms and what the rule reports are wanted."""
+    """Whether to report norms and the rule's own numbers."""
     skip: Array | None = None
-    """Whether to change nothing after all, which only the device knows: what `judge` has said."""
+    """A condition on the device, computed by `judge`: whether the step must change nothing."""
     left: Left | None = None
-    """Layers of stacked tensors to leave as they are; as tensors these have no gradient."""
+    """Layers of stacked tensors that the step skips; as tensors these have no gradient."""
 
     @property
     def valued(self) -> bool:
-        """Whether there is a value for rules that do without; see `Rule.value_optional`."""
+        """Whether the step has a value, which some rules do not need; see `Rule.value_optional`."""
         return self.hypers[0].get(VALUE, 0.0) is not None
 
 
 class Engine(ABC):
-    """Runs rules over tensors. It writes nothing before `launch`, so that a step that fails has
-    changed nothing.
+    """Runs rules over tensors. `prepare` raises all errors and writes nothing, so that a step that
+    fails has changed nothing.
 
-    A subclass must have what is abstract here: Python refuses to create an engine that lacks any of
-    it.
+    A subclass must define the abstract methods and properties.
     """
 
     counts: ClassVar[bool] = False
-    """Whether the engine counts the updates itself, as on a device."""
+    """Whether the engine counts updates itself, as engines on devices do."""
 
     @property
     @abstractmethod
@@ -100,55 +101,55 @@ class Engine(ABC):
 
     @abstractmethod
     def check(self, bucket: Bucket) -> None:
-        """Raise ValueError or `TraceError`, saying why, if the bucket is not for this engine."""
+        """Raise ValueError or `TraceError`, with the reason, if it cannot run the bucket."""
 
     @abstractmethod
     def prepare(self, bucket: Bucket, asked: Asked, meetings: Sequence[Any] = ()) -> MakeStep:
-        """Make a step ready, raising whatever there is to raise.
+        """Prepare a step, and raise all its errors.
 
         Parameters
         ----------
         bucket : Bucket
             The tensors.
         asked : Asked
-            What is asked for.
+            The arguments of the step.
         meetings : sequence of Meeting
-            Where they meet those of other buckets, if their rule uses totals: for the update; or
-            first for what reports of it, and then for the update. The engine joins each, tells
-            numbers, and stops where it waits.
+            If the rule uses totals, the meeting for the update; with reports, that for the report
+            comes first. The engine joins each, passes numbers to it, and yields until the totals
+            are known.
 
         Returns
         -------
         callable
-            Called once, with where reports go, it makes the step: it updates the tensors (arrays,
-            slots and counts), and reports by tensor name, in arrays that later steps leave alone.
-            It stops where ranks that share tensors, or other buckets, have something to do.
+            Called once, with a dict for the reports by tensor name, it makes the step: it updates
+            arrays, slots and counts. Later steps do not overwrite the reported arrays. It yields
+            whenever other ranks that share tensors, or other buckets, must run first.
         """
 
     def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:  # noqa: B027
-        """Have the hyper-parameters of the next step where a captured step will look for them."""
+        """Write the hyper-parameters of the next step to where a captured step reads them."""
 
     def capturing(self, bucket: Bucket) -> bool:
-        """Whether what is launched now goes into a CUDA graph."""
+        """Whether launches are now recorded in a CUDA graph."""
         return False
 
     def judge(self, buckets: Sequence[Bucket]) -> "Judge | None":
-        """What decides for all these buckets on their device; None where the host does."""
+        """Return the `Judge` for these buckets on their device; None if the host decides."""
         return None
 
     @abstractmethod
     def explain(self, bucket: Bucket) -> str:
-        """Say in a few lines how these tensors' updates are run."""
+        """Describe in a few lines how the engine updates these tensors."""
 
 
 class Judge(Holder, Protocol):
-    """Decides on a device what becomes of each step, with the loss scale; see `Run.give_to`."""
+    """Decides on a device whether and how a step is made; it has the loss scale (`Run.give_to`)."""
 
     def send(self, scale: float | None, limit: float | None) -> None:
-        """Have the host's numbers for the next step where a captured step will look for them."""
+        """Write the host's numbers for the next step to where a captured step reads them."""
 
     def prepare(self, asked: Sequence[tuple[Bucket, Asked]]) -> Any:
-        """Let what may fail in a call do so, before anything is done."""
+        """Run the parts of a call that may fail, before anything is written."""
 
     def __call__(
         self,
@@ -160,23 +161,22 @@ class Judge(Holder, Protocol):
         swap: Swap | None = None,
         alone: bool = False,
     ) -> Verdict:
-        """Say what these gradients mean for the step.
+        """Compute the verdict on a step from its gradients.
 
         Parameters
         ----------
         asked : sequence of (Bucket, Asked)
-            What measures the gradients; see `arrayopt.step.norms.Measures`.
+            Buckets whose rules measure the gradients; see `arrayopt.step.norms.Measures`.
         scaling, scale, limit, check
             As for `arrayopt.engines.cuda.emit_judge.emit_judge`.
         swap : callable, optional
-            Where there are several ranks: begins to fill in partial results of others, and returns
-            what ends it.
+            With several ranks, begins to receive the partial results of the others.
         alone : bool
-            Whether a layer of a stacked tensor is skipped alone.
+            Whether a layer of a stacked tensor may be skipped without the others.
         """
 
     def each_norm(self) -> dict[str, Any]:
-        """The norms of the last step's gradients by tensor name."""
+        """Return the norms of the last step's gradients by tensor name."""
 
     def commit(self) -> None:
-        """The step is made: its loss scale and global norm hold from now on."""
+        """Make the loss scale and global norm of this step the current ones."""

@@ -1,4 +1,6 @@
-"""Tensors of a bucket with one plan: their scalars, which take part, and their memory."""
+"""The base class of batches: tensors of a bucket that have one plan. A `Fused` engine makes them;
+in each step, `launch.py` calls `prepare`, `allocate` and `launch` with the rows that take part.
+"""
 
 import weakref
 from abc import ABC, abstractmethod
@@ -24,16 +26,16 @@ from arrayopt.state.tensors import Tensor
 DECODED = "state in 8 bits is decoded to a temporary copy"
 
 KEPT_ROWS = 8
-"""So many sets of tensors that took part in a step are remembered."""
+"""The number of different sets of rows that a batch remembers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What is the same for all tensors of a batch."""
+    """The properties that all tensors of a batch share."""
 
     plan: Plan
     lanes: Lanes | None
-    """The plan in segments, where small matrices are taken side by side."""
+    """The plan in segments, if small matrices are laid side by side."""
     dtype: str
     grad_dtype: str
     """The dtypes of parameters and of gradients."""
@@ -41,55 +43,54 @@ class Kind:
 
 @dataclass(slots=True, eq=False)
 class Rows:
-    """Which tensors of a batch take part in a step."""
+    """The tensors of a batch that take part in a step."""
 
     all: Ints
     """Their rows in the batch."""
     full: Ints
-    """Those of them that have elements."""
+    """The rows of those that have elements."""
     kept: Any = None
-    """What an engine keeps for a step over just these rows."""
+    """Data that an engine keeps for steps over exactly these rows."""
 
 
 Prepared = list[tuple[Any, Rows, Grads]]
-"""Batches that are ready for a step, each with the rows and the gradients that it is to take."""
+"""Prepared batches, each with the rows that take part and their gradients."""
 
 
 class Batch(ABC):
-    """Tensors of one plan, from one bucket.
+    """Tensors of a bucket that have one plan.
 
     Attributes
     ----------
     geo : array of records
         The `geometry` of each tensor.
     filled : array of bool
-        Whether the whole tensor has elements.
+        Whether each tensor has elements, on any rank.
     firsts : array of int64
-        The position in the whole of each tensor's first element, where it is a layer of a tensor.
+        The position of each tensor's first element in the whole tensor, of which it may be a layer.
     step_scalars : StepScalars
-        What computes the scalars of a step.
+        Computes the scalars of a step.
     scalars : array of float64
-        For each tensor the plan's scalars of the step.
+        The plan's scalars at this step, a row for each tensor.
     values : array of float64
-        For each tensor the values per tensor that the plan computes.
+        The values per tensor that the plan computes, a row for each tensor.
     stacks : dict of Tensor to array of int64
-        Where tensors are layers: of each stacked tensor, which rows of the batch are layers of it.
+        If tensors are layers: for each stacked tensor, the rows of the batch that are its layers.
     layer : array of int64
-        Where tensors are layers: which layer each is.
+        If tensors are layers: the number of each layer in its stacked tensor.
     widens : set of str
-        Slots of codes that the plan takes as numbers: see `arrayopt.fusion.plans.widened`.
+        Slots of codes that the plan sees as decoded numbers; see `arrayopt.fusion.plans.widened`.
     """
 
     vectors: Mapping[str, Sequence[Array]] = {}
-    """Slots that last from phase to phase of a step, for each tensor; see `arrayopt.fusion.phases`.
-    """
+    """Slots of each tensor that last from phase to phase; see `arrayopt.fusion.phases`."""
     on_device: ClassVar[bool] = False
     chunk: ClassVar[int] = CHUNK
     lane_room: ClassVar[int] = 1 << 16
 
     def __init__(self, kind: Kind, bucket: Bucket, members: list[int]) -> None:
         self.plan, self.lanes, self.members = kind.plan, kind.lanes, members
-        # which keeps this: a circle would wait for the garbage collector
+        # weak, because the bucket refers to the batch: no cycles for the garbage collector
         self.bucket = weakref.proxy(bucket)
         self.tensors = [bucket.tensors[i] for i in members]
         shapes = [x.shape for x in self.tensors]
@@ -102,10 +103,10 @@ class Batch(ABC):
         self.firsts: Ints = np.array([x.origin[1] for x in self.tensors], np.int64)
         self.stacks: dict[Tensor, Ints] = {}
         if isinstance(bucket, Layers):
-            of, self.layer = np.array([bucket.lying[member] for member in members]).T
+            of, self.layer = np.array([bucket.stack_and_index[member] for member in members]).T
             for at in np.unique(of).tolist():
                 self.stacks[bucket.stacks.tensors[at]] = np.flatnonzero(of == at)
-        # of whole tensors: the same on all ranks
+        # whole tensors count, so that it is the same on all ranks
         self.filled = self.geo["SIZE"] > 0
         self.step_scalars = StepScalars(self.plan, bucket, members, self.geo)
         self.scalars = self.step_scalars.of_tensors
@@ -118,7 +119,7 @@ class Batch(ABC):
         self._versioned = "p" in self.plan.written and array_api_compat.is_torch_array(first.array)
 
     def rows(self, grads: Grads, *, complete: bool) -> Rows:
-        """The tensors that have a gradient."""
+        """Return the rows of tensors that have a gradient; with `complete`, all have one."""
         if complete:
             return self.whole
         some = layers_with(grads)
@@ -135,44 +136,43 @@ class Batch(ABC):
     # ---- a step ----------------------------------------------------------------------------------
 
     def prepare(self, rows: Rows, grads: Grads, asked: Asked) -> None:
-        """Make a step over some tensors ready, and raise all errors; `grads` are the batch's."""
+        """Prepare a step over some rows, and raise all errors; `grads` are those of all rows."""
         self.step_scalars.evaluate(asked)
         self.locate()
 
     def allocate(self, rows: Rows, threads: int) -> None:  # noqa: B027
-        """Allocate all memory of a launch over these tensors, so that it cannot fail later."""
+        """Allocate all memory of a launch over these rows, so that it cannot fail later."""
 
     def enter(self, known: dict[str, Any], rows: Rows, asked: Asked, threads: int) -> None:
-        """Begin a later phase with what is known now, a value for each tensor."""
+        """Begin a later phase; `known` has totals and other values, one for each tensor."""
         self.step_scalars.learn(known)
         self.step_scalars.evaluate(asked)
         self.allocate(rows, threads)
 
     def is_shared(self, rows: Rows) -> bool:
-        """Whether the number of threads matters to a launch over these tensors, which is ready."""
+        """Whether a prepared launch over these rows depends on the number of threads."""
         return True
 
     @abstractmethod
     def launch(self, rows: Rows, grads: Grads, threads: int) -> None:
-        """All passes over some of the tensors, which are ready."""
+        """Run all passes over these rows, which are prepared."""
 
     def run_cut(self, rows: Rows, grads: Grads, threads: int) -> Stops:
-        """Run the passes over this rank's units of tensors that ranks share; stop where partial
-        results are wanted.
+        """Run this rank's units of tensors that ranks share; yield partial results to exchange.
 
         An engine with `cuts` must have this method.
         """
         raise NotImplementedError
 
     def steps(self, rows: Rows, grads: Grads, threads: int) -> Stops:
-        """`run_cut` over tensors that ranks share; over others `launch`."""
+        """Call `run_cut` if ranks share the tensors, else `launch`."""
         if self.bucket.kind == "cut":
             yield from self.run_cut(rows, grads, threads)
         else:
             self.launch(rows, grads, threads)
 
     def held(self, rows: Rows) -> Rows:
-        """Those of the rows of which this rank has elements."""
+        """Return those of the rows of which this rank has elements."""
         mine = []
         for i in rows.full.tolist():
             share = self.tensors[i].share
@@ -183,7 +183,7 @@ class Batch(ABC):
     # ---- arrays ----------------------------------------------------------------------------------
 
     def locate(self) -> None:
-        """Have `bind` called if parameters or slots may lie elsewhere than when it last was."""
+        """Call `bind` if parameters or slots may have moved since it was last called."""
         now = self.bucket.run.arrays
         if now != self._located:
             self.bind()
@@ -196,10 +196,10 @@ class Batch(ABC):
             xp.autograd.graph.increment_version([self.tensors[i].array for i in rows.full.tolist()])
 
     def bind(self) -> None:  # noqa: B027
-        """Take down where parameters and slots lie."""
+        """Store the addresses of parameters and slots."""
 
     def whole_stacks(self, name: str) -> Iterator[tuple[Any, Ints]]:
-        """The arrays of stacks whose layers can be used in place, with the rows of these layers."""
+        """Yield stacked arrays whose layers can be used in place, with the rows of the layers."""
         if name in self.vectors or name in self.widens:
             return
         for tensor, rows in self.stacks.items():
@@ -209,26 +209,26 @@ class Batch(ABC):
                     yield x, rows
 
     def stored(self, row: int, name: str) -> Array:
-        """A tensor's parameter or slot."""
+        """Return a tensor's parameter (``"p"``) or slot."""
         if name in self.vectors:
             return self.vectors[name][row]
         return self.tensors[row].array if name == "p" else self.tensors[row].slots[name]
 
     def wide(self, row: int, name: str) -> Any:
-        """What the codes of a slot stand for, as a NumPy array of the plan's dtype."""
+        """Decode a slot of codes to a NumPy array of the plan's dtype."""
         slots = self.tensors[row].slots
         codes, scale = memory(slots[name]), to_host(slots[scale_of(name)])
         return dequantized(codes, scale, np.dtype(self.plan.storage[name]))
 
     def put_wide(self, row: int, name: str, value: Any) -> None:
-        """Write numbers to a slot of codes."""
+        """Encode numbers, and write them to a slot of codes."""
         codes = self.tensors[row].slots[name]
         made = quantized(value.reshape(codes.shape), dtype_name(codes))
         for slot, x in zip((name, scale_of(name)), made, strict=True):
             self.replace(row, slot, x)
 
     def replace(self, row: int, name: str, value: Array) -> None:
-        """Write a parameter or slot, or put another array in its place if it cannot be written."""
+        """Write a parameter or slot, or replace the array if it cannot be written."""
         tensor, old = self.tensors[row], self.stored(row, name)
         if array_api_compat.is_torch_array(old) and isinstance(value, np.ndarray):
             here = memory(old)  # integers, if NumPy lacks the dtype
@@ -239,19 +239,19 @@ class Batch(ABC):
     # ---- reports ---------------------------------------------------------------------------------
 
     def report(self, rows: Rows) -> dict[str, Report]:
-        """What the last step reports, by tensor name."""
+        """Return the reports of the last step by tensor name."""
         columns = {name: self.values_of(node) for name, node in self.plan.reports.items()}
         return self.report_of(rows, columns)
 
     def report_of(self, rows: Any, columns: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """The values of each tensor, by its name."""
+        """Return the values in these columns by tensor name."""
         report = {}
         for row in rows.full.tolist():
             report[self.tensors[row].name] = {name: x[row] for name, x in columns.items()}
         return report
 
     def values_of(self, node: Node) -> Any:
-        """A value of every tensor."""
+        """Return a value for each tensor."""
         if node in self.layout.tensor:
             return self.values[:, self.layout.tensor[node]].copy()
         if node.op == "const":
@@ -260,5 +260,5 @@ class Batch(ABC):
 
 
 def plain(x: Array) -> bool:
-    """Whether an array can be read and written where it lies, element after element."""
+    """Whether a C-ordered array can be read and written in place."""
     return isinstance(x, np.ndarray) and bool(x.flags.carray)

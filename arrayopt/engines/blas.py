@@ -1,8 +1,6 @@
-"""The BLAS libraries of this process: kept to one thread each while an engine multiplies with
-threads of its own.
-
-A product that a library shares out to threads of its own may differ in its last bits with their
-number.
+"""Products of matrices by BLAS: the bands of rows that threads compute, the address of `gemm`, and
+`one_thread`, in which BLAS uses one thread while an engine multiplies with threads of its own. A
+product on several threads of BLAS may differ in its last bits with their number.
 """
 
 import ctypes
@@ -21,20 +19,20 @@ _users = 0
 
 
 def bands(rows: int) -> list[tuple[int, int]]:
-    """The rows of each band, from outside in: the last ones of a symmetric product are longest."""
+    """Return the rows of each band, from outside in: of a symmetric product the last are long."""
     band = min(max(rows // 4, BANDS[0]), BANDS[1])
     ends = [(i, min(rows, i + band)) for i in range(0, rows, band)]
     return [ends[i // 2 if i % 2 == 0 else -1 - i // 2] for i in range(len(ends))]
 
 
 def controlled() -> bool:
-    """Whether BLAS can be kept to one thread: whether threadpoolctl is installed."""
+    """Whether the threads of BLAS can be set: whether threadpoolctl is installed."""
     return find_spec("threadpoolctl") is not None
 
 
 @cache
 def _libraries() -> list[Any]:
-    """The BLAS libraries that have been loaded."""
+    """Return the BLAS libraries that this process has loaded."""
     if not controlled():
         return []
     from threadpoolctl import ThreadpoolController
@@ -42,25 +40,19 @@ def _libraries() -> list[Any]:
     return [x for x in ThreadpoolController().lib_controllers if x.user_api == "blas"]
 
 
-def lacking() -> str:
-    """The missing packages that compiled code needs for products, in words; empty if none."""
-    there = {"SciPy": find_spec("scipy"), "threadpoolctl": controlled()}
-    missing = [name for name in there if not there[name]]
+def missing_packages() -> str:
+    """Return the names of missing packages that compiled code needs for products; empty if none."""
+    installed = {"SciPy": find_spec("scipy"), "threadpoolctl": controlled()}
+    missing = [name for name in installed if not installed[name]]
     return " and ".join(missing)
 
 
 @cache
 def blas_address(real: str) -> int:
-    """Where `gemm` of a dtype lies in this process, in the BLAS that SciPy brings.
-
-    Raises
-    ------
-    ValueError
-        If SciPy's function is of another form than is known.
-    """
+    """Return the address of SciPy's `gemm` for a dtype; ValueError if its signature is unknown."""
     from scipy.linalg import cython_blas
 
-    _libraries.cache_clear()  # it may have loaded one
+    _libraries.cache_clear()  # the import may have loaded a library
     capsule = cython_blas.__pyx_capi__[{"float32": "sgemm", "float64": "dgemm"}[real]]
     if str(capsule).count(", int *") != 6:
         raise ValueError("SciPy's BLAS must use 32-bit integers; this one does not")
@@ -72,7 +64,7 @@ def blas_address(real: str) -> int:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """A section in which BLAS libraries use one thread; the last of several users ends it."""
+    """A section in which BLAS uses one thread, until the last of several users leaves."""
     global _users
     with _lock:
         _users += 1
@@ -93,5 +85,5 @@ def one_thread() -> Iterator[None]:
 
 
 def _set(library: Any, count: int) -> None:
-    """Set the threads of a library; `threadpoolctl` itself lets just one thread do so."""
+    """Set the threads of a library; threadpoolctl's own method lets only one thread do so."""
     getattr(library, "_real_set_num_threads", library.set_num_threads)(count)

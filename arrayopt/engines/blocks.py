@@ -1,4 +1,6 @@
-"""Blocks of tensors, as stacked tensors that lie in them."""
+"""Buckets of tensors with blocks: blocks of one length are a stacked tensor, a view into the
+tensor. `Layers.of` calls `Stacks.of`; `Parts` are the gradients, divided on first use.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,16 +15,16 @@ from arrayopt.state.tensors import Left, Tensor
 
 
 class Parts(Grads):
-    """Gradients in parts, into which they are cut when a part is asked for, if it is.
+    """Gradients of parts of tensors. The whole gradients are divided on first use.
 
     Attributes
     ----------
     wholes : sequence of array or None
-        The gradients.
+        The gradients of the whole tensors.
     counts : list of int
-        How many parts each has.
+        The number of parts of each.
     cut : sequence of callable
-        For each what makes its parts.
+        For each, a function that divides it.
     """
 
     def __init__(self, wholes: Grads, counts: list[int], cut: Sequence[Any]) -> None:
@@ -47,18 +49,18 @@ class Parts(Grads):
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Stacks(Bucket):
-    """A bucket whose tensors are the stacks of blocks that tensors are cut into; see `Cut`."""
+    """A bucket of stacked tensors, made of blocks of the `given` tensors; see `Cut`."""
 
     given: Bucket = field(default_factory=Bucket)
-    """The tensors as they are."""
+    """The tensors that have blocks."""
     cuts: list[Cut] = field(default_factory=list)
-    """How each of these is cut."""
+    """How each of these is divided."""
     firsts: list[int] = field(default_factory=list)
-    """For each stack the number of its first block."""
+    """The number of the first block of each stack."""
 
     @classmethod
     def of(cls, given: Bucket) -> "Stacks":
-        """The stacks of a bucket's tensors."""
+        """Return the bucket of stacks of a bucket's tensors."""
         made = cls(groups=given.groups, run=given.run, given=given)
         for tensor, group, at in zip(given.tensors, given.group_of, given.places, strict=True):
             cut = Cut(given.rule, tensor.array.shape, dtype_name(tensor.array))
@@ -99,7 +101,7 @@ class Stacks(Bucket):
 
 
 def share_of(tensor: Tensor, length: int) -> Share | None:
-    """What each rank has of a layer of so many elements: all, or none, as of the whole tensor."""
+    """Return the share of a layer of `length` elements: each rank has all of it, or none."""
     if tensor.share is None:
         return None
     return replace(tensor.share, ends=tuple(min(end, length) for end in tensor.share.ends))

@@ -1,4 +1,6 @@
-"""Buckets: tensors that one engine updates together."""
+"""Buckets: tensors that one engine updates together, and what engines keep for them from step to
+step. `buckets.py` makes them; `step/` passes them to engines.
+"""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -16,90 +18,87 @@ from arrayopt.state.run import Run
 from arrayopt.state.tensors import Left, Tensor
 
 KEPT = 16
-"""So many patterns of dtypes of gradients are kept for a bucket; the oldest is dropped."""
+"""The number of keys (dtypes of gradients, options) that a bucket keeps batches for."""
 
 
 def chosen(every: Sequence[Any], places: Sequence[int] | Any) -> Sequence[Any]:
-    """Those at some places, which ascend; the list itself where that is all of it."""
+    """Return the entries at some places, in ascending order; the list itself if these are all."""
     if len(places) == len(every):
         return every
-    if hasattr(every, "chosen"):  # layers, of which whole stacks are chosen
+    if hasattr(every, "chosen"):  # a `Split`: whole stacks are chosen
         return every.chosen(places)  # type: ignore[no-any-return]
     return list(map(every.__getitem__, places))
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Bucket:
-    """Tensors of one library, device and dtype, under rules of one structure; it lasts until groups
-    change.
-
-    Where ranks share the work, tensors that this rank has whole, cut or none of are in buckets of
-    their own.
+    """Tensors of one library, device and dtype, under rules of one structure. It lasts until groups
+    change. With ranks, tensors that this rank has whole, shares or lacks are in separate buckets.
     """
 
     groups: list[Group] = field(default_factory=list)
-    """The groups that the tensors come from."""
+    """The groups of the tensors."""
     tensors: list[Tensor] = field(default_factory=list)
     group_of: list[int] = field(default_factory=list)
-    """For each tensor the position of its group in `groups`."""
+    """The position of each tensor's group in `groups`."""
     places: list[int] = field(default_factory=list)
-    """For each tensor its place in the list of all gradients."""
+    """The place of each tensor in the list of all gradients."""
     run: Run = field(default_factory=Run)
     """The numbers of the run."""
     engine: tuple[str, Any, str] | None = None
-    """The engine that was chosen: what was asked for, the engine, and why it is that one."""
+    """The name that the user passed, the engine chosen for it, and the reason."""
     refused: dict[str, str] = field(default_factory=dict)
-    """The engines that could not compile what these tensors need, and why."""
+    """Engines that could not compile code for these tensors, with the reason."""
     remedy: str = ""
-    """Why no fused engine was, where a user can change that."""
+    """Why no fused engine was chosen, if the user can change that; else empty."""
     batches: "OrderedDict[Any, list[Any]]" = field(default_factory=OrderedDict)
-    """What a fused engine keeps of the tensors, by what steps ask for."""
+    """The batches that a fused engine keeps, by options and dtypes of gradients."""
     companions: "dict[Any, Bucket]" = field(default_factory=dict)
     """Buckets of the same parameters under other rules; see `companion`."""
     counts: Any = None
-    """The update counts on the device, shared by all tables of the bucket; see `Run.give_to`."""
+    """The update counts on a device, which all batches of the bucket share; see `Run.give_to`."""
     totals: "dict[bool, set[tuple[Total, ...]]]" = field(default_factory=dict)
-    """When tensors meet for totals, for each way of the rule; in steps with a value, or without."""
+    """The totals of each plan of the bucket, for steps with a value (True) and without."""
     members: tuple[bytes, list[Any]] | None = None
-    """What took part in the last step with totals; see `arrayopt.engines.meeting`."""
+    """The tensors of the last step with totals; see `arrayopt.engines.meeting`."""
     arrays: int = -1
-    """The version of the arrays that a companion was last given."""
+    """The version of the arrays that a companion has; see `Run.arrays`."""
     same: tuple[int, int] | None = None
-    """The number of updates if all tensors have the same, and the version of the run's numbers."""
+    """If all tensors have one update count: that, and the version of the run's numbers."""
     ordered: bool | None = None
-    """Whether the gradients of all tensors are those of the bucket's, in its order."""
+    """Whether `places` are 0, 1, 2, ...; None until it is first needed."""
     index: Any = None
-    """The tensors' places among the numbers of the run; a slice if they are the first."""
+    """The places of tensors among the run's numbers; a slice if they are the first ones."""
 
     @property
     def whole(self) -> "Bucket":
-        """The bucket of the parameters themselves: this one, unless its tensors are layers."""
+        """The bucket of the parameters, which is this one unless its tensors are layers."""
         return self
 
     @property
     def rule(self) -> Rule:
-        """A rule of the bucket's structure."""
+        """The rule of the first group, which has the structure of all."""
         return self.groups[0].rule
 
     @property
     def kind(self) -> str:
-        """What this rank has of the tensors; see `Tensor.kind`."""
+        """Whether this rank has the tensors whole, shares them, or has none; see `Tensor.kind`."""
         return self.tensors[0].kind
 
     def first_layer(self, k: int) -> int:
-        """The number of the first layer, or block, of the stacked tensor at a place."""
+        """Return the number of the first layer, or block, of the stacked tensor at place k."""
         return 0
 
     def refresh(self) -> None:
-        """Take note of where arrays lie now."""
+        """Update views of arrays that the user may have replaced."""
 
     def numbers(self, step: int, value: Any = None) -> list[dict[str, Any]]:
-        """The hyper-parameters of each group at a step, and the value if the rule reads it."""
+        """Return each group's hyper-parameters at a step, and the value if the rule reads it."""
         value = value if value is None or reads_value(self.rule) else None
         return [group.rule.hypers_at(step, value) for group in self.groups]
 
     def own(self, every: Grads, left: Left | None = None) -> Grads:
-        """The gradients, out of those of all tensors; None for layers that are left out."""
+        """Select the bucket's gradients from those of all tensors; None for layers in `left`."""
         if self.ordered is None:
             self.ordered = self.places == list(range(len(self.places)))
         if self.ordered:
@@ -107,11 +106,11 @@ class Bucket:
         return list(map(every.__getitem__, self.places))
 
     def sibling(self, group: Group, tensors: list[Tensor], run: Run) -> "Bucket":
-        """A bucket of the same parameters, and so of the same gradients, with state of its own."""
+        """Return a bucket of the same parameters and gradients with its own state."""
         return Bucket([group], tensors, [0] * len(tensors), self.places, run)
 
     def updates(self) -> "int | Ints":
-        """How often each tensor was updated: one number where all have the same."""
+        """Return the update count of each tensor; one number if they are equal."""
         if self.same is None or self.same[1] != self.run.changes:
             found = self.run.updates(self._index())
             if not (found == found[0]).all():
@@ -120,7 +119,7 @@ class Bucket:
         return self.same[0]
 
     def count(self, took: Ints, left: Left | None = None) -> None:
-        """The host has updated these tensors, usually all, except layers that are `left`."""
+        """Count an update of the tensors at places `took`, except layers in `left`."""
         if self.tensors[0].layers:  # not in a bucket of its layers
             for i in took:
                 self.tensors[i].count(left or {})
@@ -141,7 +140,7 @@ class Bucket:
         return self.index
 
     def keep(self, key: Any, make: Callable[[], list[Any]]) -> list[Any]:
-        """What is kept under a key, made where it is not there."""
+        """Return the batches kept under a key; make them if there are none."""
         if key in self.batches:
             self.batches.move_to_end(key)
         else:
@@ -153,14 +152,14 @@ class Bucket:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class AtHome(Bucket):
-    """A bucket of whole tensors, of some of which the user gave parts."""
+    """A bucket of whole tensors; the user has divided some of them among ranks."""
 
     given: Bucket = field(default_factory=Bucket)
-    """The tensors that the user gave."""
+    """The tensors as the user passed them."""
 
     @classmethod
     def of(cls, given: Bucket) -> "AtHome":
-        """The whole tensors of a bucket."""
+        """Return the bucket of a bucket's whole tensors."""
         tensors = [tensor.home or tensor for tensor in given.tensors]
         made = cls(given.groups, tensors, given.group_of, given.places, given.run, given=given)
         made.refresh()
@@ -181,14 +180,13 @@ class AtHome(Bucket):
 def companion(
     bucket: Bucket, rule: Rule, tensor_of: Callable[[Tensor], Tensor], run: Run | None = None
 ) -> Bucket:
-    """A bucket of the same parameters under another rule, with state of its own; made once, and
-    kept with the first.
+    """Return a bucket of the same parameters under another rule, with its own state.
 
-    `tensor_of` gives the tensor that holds a parameter's state under that rule. `run` has the
-    numbers of those tensors; without it they begin anew.
+    It is made once, and kept in the first bucket. `tensor_of` returns the tensor that holds a
+    parameter's state under that rule. `run` has the numbers of those tensors; else they are zero.
     """
     made = bucket.companions.get(rule.structure)
-    if made is None or (run is not None and made.run is not run):  # as after a load
+    if made is None or (run is not None and made.run is not run):  # such as after a load
         mine = [tensor_of(tensor) for tensor in bucket.tensors]
         if run is None:
             run = Run(len(mine))

@@ -1,4 +1,6 @@
-"""The parameters of an optimizer in buckets."""
+"""Sort the tensors of an optimizer into buckets. The step asks `Buckets.now` for them; they are
+kept until groups, rules or arrays change.
+"""
 
 import operator
 from collections.abc import Sequence
@@ -17,18 +19,18 @@ _STRUCTURE = operator.attrgetter("rule.structure")
 
 
 class Buckets:
-    """The parameters of an optimizer in buckets; `version` is how often they were made anew."""
+    """The buckets of an optimizer's parameters; `version` counts how often they were made."""
 
     def __init__(self, parameters: Parameters, run: Run) -> None:
         self._parameters, self._run, self.version = parameters, run, 0
         self._structures: list[Any] = []
         self._made: list[Bucket] = []
         self._alone: dict[int, Bucket] = {}
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._advised = 0
 
     def now(self) -> list[Bucket]:
-        """Tensors of one structure of rule, dtype, library and device; kept until it changes."""
+        """Return the buckets; make them again if a rule's structure or an array's kind changed."""
         groups = self._parameters.groups
         structures: list[Any] = [self._parameters.kinds, *map(_STRUCTURE, groups)]
         if structures != self._structures:
@@ -41,7 +43,7 @@ class Buckets:
         return self._made
 
     def alone(self, place: int) -> Bucket:
-        """A bucket of one tensor, which is updated by itself without a look at others."""
+        """Return a bucket of the tensor at a place, for an update of this tensor only."""
         if not self._alone:
             every = bucketed(self._parameters.groups, self._run, alone=True)
             self._alone = {bucket.places[0]: bucket for bucket in every}
@@ -52,12 +54,12 @@ class Buckets:
         return self._alone[place]
 
     def chosen(self, engine: str) -> list[Bucket]:
-        """`now`, each with its engine; for new ones, warn if a user can enable a fused engine."""
+        """Choose an engine for each bucket; warn if a user can enable a fused one."""
         buckets = self.now()
         if self._advised != self.version:
             for bucket in buckets:
                 select(engine, bucket)
-            advise(buckets, self._told)
+            advise(buckets, self._warned)
             self._advised = self.version
         return buckets
 
@@ -66,7 +68,7 @@ class Buckets:
 
 
 def bucketed(groups: Sequence[Group], run: Run, *, alone: bool = False) -> list[Bucket]:
-    """The tensors of groups in buckets; or each in one `alone`."""
+    """Sort the tensors of groups into buckets; with `alone`, each into its own."""
     buckets: dict[Any, Bucket] = {}
     for group in groups:
         for tensor in group.tensors:
@@ -90,7 +92,7 @@ def bucketed(groups: Sequence[Group], run: Run, *, alone: bool = False) -> list[
 
 
 def explain_buckets(buckets: Sequence[Bucket], engine: str) -> str:
-    """The rule of each group; for each bucket its tensors, its engine, the reason, the plan."""
+    """Describe each group's rule, and each bucket's tensors, engine and plan."""
     groups = dict[int, Group]()
     for bucket in buckets:
         groups |= {id(group): group for group in bucket.groups}

@@ -1,4 +1,6 @@
-"""The table for compiled code: a row for each tensor, and columns with names."""
+"""The table of tensors that compiled code reads: an int64 row for each tensor, with named columns.
+Printers print the names; the batches of `native/` and `cuda/` fill in the numbers.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,26 +16,25 @@ from arrayopt.state.quantized import scale_of
 
 
 def first_columns(plan: Plan, layout: Layout, head: Sequence[str]) -> list[str]:
-    """The first columns: ``IN_`` and a name of `head`, ``AT_`` and an array's, `value_columns`."""
+    """Return ``IN_`` and each name of `head`, ``AT_`` and each array, and `value_columns`."""
     arrays = ["p", "g", *plan.slots, *map(scale_of, plan.quantized), *plan.spilled]
     addresses = [f"AT_{name}" for name in arrays]
     return [*(f"IN_{name}" for name in head), *addresses, *value_columns(layout)]
 
 
 def value_columns(layout: Layout) -> list[str]:
-    """``VEC`` and ``PART`` with a number: where a vector, or partial results, begin."""
+    """Return ``VEC0``, ``PART0`` and so on: the offsets of vectors and of partial results."""
     vectors, partials = range(len(layout.vectors)), range(len(layout.partials))
     return [*(f"VEC{i}" for i in vectors), *(f"PART{i}" for i in partials)]
 
 
 def native_columns(plan: Plan, layout: Layout) -> list[str]:
-    """The names of the columns on CPUs, in their order.
+    """Return the names of the columns on CPUs, in order.
 
-    They are `first_columns`, with names of `GEOMETRY` and `WINDOW`: sizes, and the batches, rows
-    and columns that are here. ``START``: the position of the first element, where random numbers
-    are drawn. ``BLAS``: the address of its product. ``OWN``: where in `work` the threads' own parts
-    begin. ``FIRST`` and ``LAST``: the units to run, which are all, but where several processes
-    share a tensor.
+    They are `first_columns`, with names of `GEOMETRY` and `WINDOW` (sizes, and the part of a matrix
+    on this rank). ``START``: the position of the first element, for random numbers. ``BLAS``: the
+    address of `gemm`. ``OWN``: the offset in `work` of memory for each thread. ``FIRST``, ``LAST``:
+    the range of units to run, which is shorter if ranks share the tensor.
     """
     more = [*(["START"] if plan.draws else []), *(["BLAS"] if plan.multiplies else [])]
     sizes = [f"IN_{name}" for name in WINDOW]
@@ -41,15 +42,15 @@ def native_columns(plan: Plan, layout: Layout) -> list[str]:
 
 
 class TableBatch(Batch):
-    """Tensors that are rows of a table."""
+    """A batch whose tensors are rows of a table."""
 
     table: Ints
     """The table."""
     column: dict[str, int]
-    """Where each column is."""
+    """The number of each column, by name."""
 
     def lay_out(self, names: Sequence[str]) -> None:
-        """Make the table, with columns of these names."""
+        """Create the table with these columns, and fill in sizes and positions."""
         self.column = {name: i for i, name in enumerate(names)}
         self.table = np.zeros((len(self.tensors), len(names)), np.int64)
         for name in GEOMETRY:
@@ -58,5 +59,5 @@ class TableBatch(Batch):
             self.put("START", self.firsts)
 
     def put(self, name: str, values: Any, rows: Any = slice(None)) -> None:
-        """Fill in a column, for some rows."""
+        """Write a column, for some rows."""
         self.table[rows, self.column[name]] = values

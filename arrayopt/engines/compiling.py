@@ -1,4 +1,6 @@
-"""A line in the log if compiling takes long, also for users without a terminal."""
+"""Log a line if compilation takes long, also for users without a terminal. Whatever compiles does
+so in a `compiling` section, with names of what it compiles.
+"""
 
 import logging
 import os
@@ -9,31 +11,28 @@ from contextlib import contextmanager, suppress
 LOG = logging.getLogger("arrayopt")
 
 PATIENCE = 2.0
-"""After so many seconds of compiling, the log gets a line."""
+"""The seconds of compilation after which a line is logged."""
 
 _section = threading.local()
-_told: set[str] = set()
+_logged: set[str] = set()
 
 
 def quiet() -> bool:
-    """Whether the user wants no word of what is compiled."""
+    """Whether the user has switched off messages about compilation."""
     return os.environ.get("ARRAYOPT_QUIET", "0") not in ("", "0")
 
 
 @contextmanager
 def compiling(what: Sequence[str], kept: str = "") -> Iterator[None]:
-    """A section in which something is compiled; if it lasts, the log gets a warning, once in a
-    process for each thing.
+    """A section in which something is compiled; if it takes long, one warning per name is logged.
 
-    What is compiled in a section within it is part of it.
-
-    It is no warning of Python's: those can be made errors, and the step is right. `kept` says where
-    the result is kept, so that later runs need not compile it.
+    Nested sections log nothing of their own. Python's `warnings` are not used, because they can be
+    turned into errors, and the step is correct. `kept` is the folder of the cache, if there is one.
     """
-    if quiet() or getattr(_section, "open", False) or _told.issuperset(what):
+    if quiet() or getattr(_section, "open", False) or _logged.issuperset(what):
         yield
         return
-    timer = threading.Timer(PATIENCE, _tell, (what, kept))
+    timer = threading.Timer(PATIENCE, _log, (what, kept))
     timer.daemon = _section.open = True
     with suppress(RuntimeError):  # the system has no more threads
         timer.start()
@@ -44,9 +43,9 @@ def compiling(what: Sequence[str], kept: str = "") -> Iterator[None]:
         _section.open = False
 
 
-def _tell(what: Sequence[str], kept: str) -> None:
-    """The line."""
-    _told.update(what)
+def _log(what: Sequence[str], kept: str) -> None:
+    """Log the line."""
+    _logged.update(what)
     more = f" and {len(what) - 1} more" if len(what) > 1 else ""
     later = (
         f"kept for later runs in {kept}" if kept else "it is not kept, and made again in each run"

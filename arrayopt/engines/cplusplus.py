@@ -1,4 +1,6 @@
-"""What C++ for CPUs and CUDA have in common: the headers in ``kernels/``, and statements."""
+"""The printer of statements that are the same in C++ for CPUs and CUDA, and the texts of the
+headers in ``kernels/``. `cpp/emit.py` and `cuda/printer.py` extend it.
+"""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +16,7 @@ from arrayopt.fusion.graph import Node
 
 @cache
 def _folder() -> Path:
-    """Where the headers lie: beside the package in a source tree, in it where it is installed."""
+    """Return the folder of headers: beside the package in a source tree, in it if installed."""
     package = Path(__file__).resolve().parents[1]
     beside = package.parent / "kernels"
     in_tree = (package.parent / "pyproject.toml").exists() and beside.is_dir()
@@ -23,26 +25,26 @@ def _folder() -> Path:
 
 @cache
 def header(name: str) -> str:
-    """The text of a header of ``kernels/``."""
+    """Return the text of a header of ``kernels/``."""
     return (_folder() / name).read_text()
 
 
 class CPlusPlusLines(Lines):
-    """Lines of C++: comments, types and numbers."""
+    """Text in C++: comments, types and constants."""
 
-    language = "cuda"  # its texts are C++, with the functions of the headers
+    language = "cuda"  # the column of `OPS` for CUDA is C++ that calls the headers
     special: ClassVar[dict[str, str]] = {"nan": "NAN", "inf": "INFINITY", "-inf": "-INFINITY"}
 
     def comment(self, text: str) -> None:
-        """Add a comment, and a line between."""
+        """Add a comment, and an empty line."""
         self.put(0, *(f"// {line}".rstrip() for line in text.splitlines()), "")
 
     def kind(self, n: Node) -> str:
-        """The type of a value."""
+        """Return the C++ type of a value."""
         return {"bool": "bool", "complex": "Complex", "real": self.type}[n.dtype]
 
     def constant(self, n: Node) -> str:
-        """A constant."""
+        """Return the text of a constant."""
         if n.dtype == "bool":
             return str(n.data).lower()
         finite = math.isfinite(n.data)
@@ -50,17 +52,17 @@ class CPlusPlusLines(Lines):
 
 
 class CPlusPlusPrinter(CPlusPlusLines, Printer):
-    """Prints statements that are the same on CPUs and on a device."""
+    """Prints the statements that CPUs and devices have in common."""
 
     integer: ClassVar[str]
-    """The type of whole numbers."""
+    """The C++ type of integers."""
 
     def stored(self, array: str) -> str:
-        """The type of what an array holds."""
+        """Return the C++ type of an array's elements."""
         return STORED[self.storage[array]].cuda
 
     def block(self, depth: int, head: str, body: Sequence[program.Statement]) -> None:
-        """Print statements in braces."""
+        """Print statements in braces, after a head such as ``for (...)``."""
         self.put(depth, f"{head} {{")
         self.statements(depth + 1, body)
         self.put(depth, "}")

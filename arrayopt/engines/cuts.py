@@ -1,4 +1,6 @@
-"""Common to engines that run parts of tensors: each rank's units, and partial results."""
+"""Tensors that ranks share, or that the user divided: which units this rank runs, and where the
+partial results of each rank are. `native/cut.py` and `cuda/cut.py` extend `CutTable`.
+"""
 
 import math
 import weakref
@@ -12,47 +14,47 @@ from arrayopt.arrays import Grads, Ints, size
 from arrayopt.codecs import BLOCK, SCALE
 from arrayopt.engines.base import Partials
 from arrayopt.fusion.graph import Node
-from arrayopt.fusion.layout import boundaries, partial_length, starts
+from arrayopt.fusion.layout import cut_points, partial_length, positions_of
 from arrayopt.fusion.windows import undivided, views, windows
 from arrayopt.state.shares import Shards
 from arrayopt.state.tensors import Tensor
 
 
 class CutTable(ABC):
-    """What else a table knows of tensors that ranks share.
+    """The units, addresses and partial results of tensors that ranks share, for a table.
 
-    An address in the table is that of the whole tensor's first element, as if what precedes this
-    rank's elements lay before them. So units, rows and elements have the numbers that they have in
-    the whole tensor: the code is the same, and so is each partial result. The parts of matrices
-    that the user has divided are windows; see `arrayopt.fusion.windows`.
+    Addresses are virtual: that at which the whole tensor would begin if this rank had all of it. So
+    units, rows and elements have the same numbers as in the whole tensor, the code is the same, and
+    so is each partial result. Parts of matrices that the user divided are windows; see
+    `arrayopt.fusion.windows`.
 
     Parameters
     ----------
     table : TableBatch
-        The table, before its columns are filled in. The units of parts that the user gave are
-        counted anew in its `geo`, for each part begins with one; its `firsts` are put back.
+        The table, before its columns are filled in. If the user divided tensors, each part begins
+        with a new unit: the numbers of units in its `geo`, and its `firsts`, are adjusted.
 
     Attributes
     ----------
     shares : list of Share
-        What each rank has of each tensor.
+        The share of this rank in each tensor.
     windows : dict of int to array
-        Of matrices that the user has cut, by row, the windows of all ranks.
+        By row, the windows of all ranks, for matrices that the user divided.
     ends : list of list of int
-        For each tensor the units at which the ranks' parts begin, and the end of the last one; none
-        of windows.
+        For each tensor the units at which the ranks' shares begin, and the end of the last one;
+        empty for windows.
     own : list of array of int64
-        For each tensor the units that this rank runs.
+        The units of each tensor that this rank runs.
 
     Raises
     ------
     ValueError
-        If the plan has units, or slots, that were not those when a tensor was cut; or if parts are
-        no windows.
+        If the plan's units or slots differ from those by which a tensor was divided; or if parts
+        are not windows.
     """
 
     def __init__(self, table: Any) -> None:
-        # which has this: a circle would keep an optimizer's memory when it is let go
+        # weak, because a cycle would keep an optimizer's memory after its last use
         self.table, self.plan = weakref.proxy(table), table.plan
         self.shares: list[Any] = [tensor.share for tensor in table.tensors]
         self.windows: dict[int, Ints] = {}
@@ -62,20 +64,20 @@ class CutTable(ABC):
 
     @abstractmethod
     def room(self, kind: str) -> Any:
-        """The room in which partial results lie that are kept for a kind."""
+        """Return the array that holds the partial results of a kind."""
 
     @abstractmethod
     def shown(self, pieces: tuple[Any, ...]) -> Partials:
-        """Pieces of a room, for an exchange."""
+        """Return parts of that array as `Partials`, for an exchange."""
 
     def _units(self, row: int, tensor: Tensor) -> list[int]:
-        """See `ends`."""
+        """Compute an entry of `ends`."""
         share, plan, geo = self.shares[row], self.plan, self.table.geo[row]
         element = [name for name, axes in plan.slots.items() if axes == plan.element]
         if self.table.lanes is not None or not set(share.undivided).isdisjoint(element):
             raise _unlike(tensor)
         if not isinstance(share, Shards):
-            units, elements = boundaries(geo, plan.element)
+            units, elements = cut_points(geo, plan.element)
             at = np.searchsorted(elements, share.ends)
             if (elements[at] != share.ends).any():
                 raise _unlike(tensor)
@@ -89,7 +91,7 @@ class CutTable(ABC):
             geo["UNITS"] = math.prod(counts)
             self.table.firsts[row] = 0  # windows' units know positions in the whole tensor
             return []
-        if plan.draws:  # units have the numbers of parts that lie end to end
+        if plan.draws:  # units are numbered as if the ranks' parts were consecutive
             assert tensor.block is not None
             if tensor.block.first(tuple(tensor.array.shape)) is None:
                 raise _unlike(tensor)
@@ -99,7 +101,7 @@ class CutTable(ABC):
         return ends
 
     def _own_units(self, row: int) -> Ints:
-        """See `own`; of a part that the user gave, other ranks may run the units, too."""
+        """Compute an entry of `own`; a part that the user made may be on several ranks."""
         share, geo = self.shares[row], self.table.geo[row]
         if row in self.windows:
             every = np.arange(geo["UNITS"])
@@ -113,18 +115,18 @@ class CutTable(ABC):
         return np.arange(share.first // geo["TC"], end // geo["TC"])
 
     def lying(self) -> Ints:
-        """This rank's window of each tensor; see `arrayopt.fusion.windows.WINDOW`."""
+        """Return this rank's window of each tensor; see `arrayopt.fusion.windows.WINDOW`."""
         found = undivided(self.table.geo)
         for row, every in self.windows.items():
             found[row] = every[self.shares[row].rank]
         return found
 
     def first(self, row: int) -> int:
-        """The elements of a whole tensor that lie before this rank's, as units count them."""
+        """Return the number of elements before this rank's in the whole tensor; 0 for windows."""
         return 0 if row in self.windows else int(self.shares[row].first)
 
     def elements_before(self, row: int, name: str) -> int:
-        """The elements before this rank's in the whole tensor, if an array here lacks them."""
+        """Return the number of elements before this rank's, if the array lacks them; else 0."""
         share = self.shares[row]
         here = isinstance(share, Shards) if name == "p" else name not in share.undivided
         here = here and name not in self.table.vectors
@@ -132,7 +134,7 @@ class CutTable(ABC):
         return first // BLOCK if name.startswith(SCALE) else first
 
     def gradients_before(self, rows: Ints, grads: Grads) -> Ints:
-        """The same for gradients: of whole tensors, or of this rank's elements."""
+        """As `elements_before`, for gradients, which may be whole or this rank's elements."""
         sizes = self.table.geo["SIZE"][rows].tolist()
         before = []
         for row, grad, count in zip(rows.tolist(), grads, sizes, strict=True):
@@ -141,7 +143,7 @@ class CutTable(ABC):
         return np.array(before, np.int64)
 
     def wanted(self, number: int, rows: Ints) -> list[Partials]:
-        """The partial results of a pass, of all ranks."""
+        """Return the partial results of a pass, of all ranks."""
         found = []
         for row in rows.tolist():
             for reduction, kind in self.plan.passes[number].reductions.items():
@@ -151,7 +153,7 @@ class CutTable(ABC):
         return found
 
     def _of_ranks(self, row: int, reduction: Node, kind: str) -> Partials:
-        """The partial results of a reduction by rank; of equal windows, only the first rank's."""
+        """Return a reduction's partial results by rank; of equal windows, only the first's."""
         number = list(self.table.layout.partials).index(reduction)
         room, begin = (
             self.room(kind),
@@ -159,7 +161,7 @@ class CutTable(ABC):
         )
         geo, share, pieces = self.table.geo[row], self.shares[row], []
         if row not in self.windows:
-            at = starts(geo, self.plan.element, np.array(self.ends[row]), kind).tolist()
+            at = positions_of(geo, self.plan.element, np.array(self.ends[row]), kind).tolist()
             for first, end in pairwise(at):
                 pieces.append(room[begin + first : begin + end])
             return self.shown(tuple(pieces))
@@ -171,7 +173,7 @@ class CutTable(ABC):
 
 
 def _unlike(tensor: Tensor) -> ValueError:
-    """The error if a rule's fields have changed since its tensors were divided."""
+    """Return the error for a rule whose fields changed after its tensors were divided."""
     return ValueError(
         f"Optimizer: ranks share {tensor.name!r}, which was cut for other sums than its rule has"
         " now, as after"

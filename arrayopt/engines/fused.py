@@ -1,4 +1,6 @@
-"""What the fused engines share: tensors of a bucket sorted by plan, prepared and launched."""
+"""The base class of engines that run plans. `prepare` sorts a bucket's tensors into batches, each
+with one plan, and returns a `Launch`. Engines add the class of their batches.
+"""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -35,17 +37,17 @@ class Fused(Engine):
     cuts: ClassVar[bool] = False
     """Whether ranks can share a tensor; see `Batch.run_cut`."""
     parts: ClassVar[bool] = False
-    """Whether parts that the user has made of tensors can be run."""
+    """Whether the engine runs parts of tensors that the user divided."""
     side_by_side: ClassVar[bool] = True
-    """Whether small matrices are taken side by side; see `arrayopt.fusion.lanes`."""
+    """Whether small matrices are laid side by side; see `arrayopt.fusion.lanes`."""
     narrows: ClassVar[bool] = False
-    """Whether there is arithmetic in bfloat16, as the iterations of Muon ask for."""
+    """Whether the engine has arithmetic in bfloat16, which Muon's iterations use."""
     products: ClassVar[bool] = False
-    """Whether plans with products of matrices can be run."""
+    """Whether the engine runs plans with products of matrices."""
     codes: ClassVar[bool] = False
-    """Whether slots of 8 bits are read and written as they are, and not widened before."""
+    """Whether the engine reads and writes 8-bit slots itself; if not, they are decoded first."""
     halves: ClassVar[bool] = True
-    """Whether half of a symmetric product is computed."""
+    """Whether only half of a symmetric product is computed."""
 
     def __init__(self) -> None:
         if self.cuts and self.batch.run_cut is Batch.run_cut:
@@ -55,17 +57,17 @@ class Fused(Engine):
             )
 
     def geometry(self, shapes: list[tuple[int, ...]], element: str) -> Any:
-        """`arrayopt.fusion.layout.geometry` of shared tensors, with the engine's units."""
+        """Return `arrayopt.fusion.layout.geometry` of shared tensors, with the engine's units."""
         return geometry(shapes, element)
 
     @property
     @abstractmethod
     def batch(self) -> type[Batch]:
-        """The class of the engine's batches; ``batch = Table`` in the class's body will do."""
+        """The class of the engine's batches; a class attribute (``batch = Table``) will do."""
 
     @abstractmethod
     def describe(self) -> str:
-        """How the passes are run, in some words."""
+        """Describe in a few words how passes are run."""
 
     def check(self, bucket: Bucket) -> None:
         if bucket.rule.branches and self.counts:
@@ -87,7 +89,7 @@ class Fused(Engine):
                     self.check_products(bucket)
 
     def check_products(self, bucket: Bucket) -> None:
-        """Raise ValueError, saying why, if the engine cannot multiply matrices."""
+        """Raise ValueError, with the reason, if the engine cannot multiply matrices."""
         if not self.products:
             raise ValueError(
                 f"{type(bucket.rule).__name__} multiplies matrices, which the engine does not"
@@ -109,7 +111,7 @@ class Fused(Engine):
         return "\n    ".join([self.describe(), *branches, *lines])
 
     def _explained(self, bucket: Bucket, *, valued: bool) -> list[str]:
-        """What is said of each plan."""
+        """Return the lines about each plan."""
         some = any(size(x.array) for x in bucket.tensors)
         plans = self.plans(bucket, stats=False, valued=valued) if some else {}
         lines, deeper = list[str](), "  " * (len(plans) > 1)
@@ -134,7 +136,7 @@ class Fused(Engine):
         return lines
 
     def foresee(self, coming: Iterable[tuple[Bucket, Asked]]) -> None:
-        """Before the first steps of these buckets: begin what takes long for all of them."""
+        """Start long work, such as compilation, for the first steps of all these buckets."""
 
     def prepare(self, bucket: Bucket, asked: Asked, meetings: Sequence[Any] = ()) -> MakeStep:
         return Launch(self, bucket, asked, meetings)
@@ -142,7 +144,7 @@ class Fused(Engine):
     def plan(self, rule: Rule, rank: int, dtype: str, **options: Any) -> Plan:
         """The engine's plan of a rule; see `plan_for`.
 
-        Slots of codes that the engine does not read as they are have been widened; see `widened`.
+        If the engine does not read codes itself, slots of codes are widened; see `widened`.
         """
         found = plan_for(rule, rank, dtype, lean=self.lean, **options)
         if not found.quantized:
@@ -151,7 +153,7 @@ class Fused(Engine):
         return found if rows and PAIR not in found.storage.values() else widened(found)
 
     def plans(self, bucket: Bucket, **way: bool) -> dict[Plan, list[tuple[int, ...]]]:
-        """The plans that a bucket's tensors take, and the shapes that take each."""
+        """Return the plans of a bucket's tensors, each with the shapes that use it."""
         dtype, found = dtype_name(bucket.tensors[0].array), dict[Plan, list[tuple[int, ...]]]()
         every = [tuple(x.shape) for x in bucket.tensors if size(x.array)]
         every = every or [tuple(x.shape) for x in bucket.tensors]
@@ -161,12 +163,12 @@ class Fused(Engine):
         return found
 
     def count(self, bucket: Bucket, took: list[Ints]) -> None:
-        """Note that these tensors of a bucket were updated, if the device has not counted them."""
+        """Count an update of these tensors, if the device has not counted them."""
         if took and not self.counts:
             bucket.count(took[0] if len(took) == 1 else np.concatenate(took))
 
     def lays_side_by_side(self, bucket: Bucket, tensor: Tensor) -> bool:
-        """Whether the engine takes the matrices of a tensor side by side."""
+        """Whether the engine lays the matrices of a tensor side by side."""
         rank, dtype = tensor.array.ndim, dtype_name(tensor.array)
         shape = tensor.array.shape
         each = ways(bucket.rule)
@@ -174,18 +176,18 @@ class Fused(Engine):
         return any(self._lanes(plan, tensor) is not None for plan in plans)
 
     def _lanes(self, plan: Plan, tensor: Tensor) -> Lanes | None:
-        """The plan in segments, where the engine takes the matrices of a tensor side by side."""
+        """Return the plan in segments if the tensor's matrices are laid side by side, else None."""
         is_part = tensor.block is not None and tensor.kind == "cut"
         if is_part or plan.quantized or plan.spilled or plan.phases:
             return None
         return in_lanes(plan) if self.side_by_side and suits(tensor.array.shape) else None
 
     def batches(self, bucket: Bucket, asked: Asked) -> Prepared:
-        """The batches of a step, made ready; with `stats`, those of the report."""
+        """Return the prepared batches of a step; with `stats`, those of the report."""
         grads, work = asked.grads, []
-        found, complete = dtypes(grads.lying[0] if isinstance(grads, Split) else grads)
+        found, complete = dtypes(grads.sources[0] if isinstance(grads, Split) else grads)
         if isinstance(grads, Split):
-            complete = complete and bool(grads.there.all())
+            complete = complete and bool(grads.has_gradient.all())
         for batch in self._sorted(bucket, asked, found):
             given = chosen(grads, batch.members)
             rows = batch.rows(given, complete=complete)
@@ -195,7 +197,7 @@ class Fused(Engine):
         return work
 
     def _sorted(self, bucket: Bucket, asked: Asked, dtypes: set[Any]) -> list[Batch]:
-        """The tensors of a bucket by plan and by dtype of gradient."""
+        """Sort a bucket's tensors into batches, by plan and dtype of gradient; these are kept."""
         grads, clip, stats = asked.grads, asked.clip is not None, asked.stats
         common = next(iter(dtypes)) if len(dtypes) == 1 else None
 
@@ -209,9 +211,9 @@ class Fused(Engine):
         return bucket.keep((clip, stats, asked.valued, of_grads), made)
 
     def _members(self, bucket: Bucket, asked: Asked, common: Any) -> dict[Kind, list[int]]:
-        """The tensors of each kind of batch; `common`: the dtype of all gradients, if one."""
+        """Return the places of tensors by kind; `common`: the one dtype of gradients, if any."""
         found: dict[Kind, list[int]] = {}
-        seen: dict[Any, Kind] = {}  # of tensors that do not differ in what decides
+        seen: dict[Any, Kind] = {}  # by all properties that determine the kind
         options = {"clip": asked.clip is not None, "stats": asked.stats, "valued": asked.valued}
         for place, (tensor, g) in enumerate(zip(bucket.tensors, asked.grads, strict=True)):
             if g is None and common is None:
@@ -227,7 +229,7 @@ class Fused(Engine):
         return found
 
     def kinds(self, bucket: Bucket, asked: Asked) -> list[Kind]:
-        """The kinds of batches that a step takes, with those that report of it."""
+        """Return the kinds of all batches of a step, including those of its reports."""
         both = (False, True) if asked.stats else (False,)
         found = list[Kind]()
         for stats in both:
@@ -236,14 +238,14 @@ class Fused(Engine):
         return found
 
     def _batch(self, plan: Plan) -> Callable[[Kind, Bucket, list[int]], Any]:
-        """What makes the batch that runs a plan."""
+        """Return the function that creates a batch with this plan."""
         if plan.phases:
             return partial(Joint, self._batch)
         return _Idle if plan.idle and not self.counts else self.batch
 
 
 class _Idle(Batch):
-    """Tensors that are only counted: no writes, and only scalars of the step to report."""
+    """A batch that only counts: it writes nothing, and reports only scalars of the step."""
 
     def launch(self, rows: Rows, grads: Grads, threads: int) -> None:
         """See `Batch.launch`."""

@@ -1,4 +1,6 @@
-"""Signals: a section of code that no signal handler tears."""
+"""The section `uninterrupted`, in which signals wait, so that a signal handler that raises an error
+cannot interrupt a commit. The step, saving, ranks and threads use it.
+"""
 
 import os
 import threading
@@ -11,21 +13,21 @@ from typing import Any
 
 SIGNALS = sorted(valid_signals())
 
-_looked: list[Any] = []  # the handlers of all signals when a section last began
-_python: list[tuple[int, Any]] = []  # those of them that are written in Python, with their signals
-_replaced: dict[int, Any] = {}  # the users' handlers in whose place `_hold` is now
-_came: deque[tuple[int, Any, FrameType | None]] = deque()  # signals that wait, with their handlers
+_last_handlers: list[Any] = []  # of all signals, when a section last began
+_in_python: list[tuple[int, Any]] = []  # signals with handlers written in Python, and these
+_replaced: dict[int, Any] = {}  # the user's handlers that `_hold` has replaced, by signal
+_waiting: deque[tuple[int, Any, FrameType | None]] = deque()  # signals, with their handlers
 _inside = False  # whether the main thread is in a section
-_left = False  # whether a user's handler was put back while a section began
+_restored = False  # whether a user's handler was put back while a section began
 
 
 def _hold(number: int, frame: FrameType | None) -> None:
-    """Handle a signal: inside a section note that it came, outside one call the user's handler."""
-    global _left
+    """Handle a signal: inside a section, let it wait; outside, call the user's handler."""
+    global _restored
     if _inside:
-        _came.append((number, _replaced.get(number), frame))
+        _waiting.append((number, _replaced.get(number), frame))
         return
-    _left = True
+    _restored = True
     handler = _restore(number)
     if callable(handler):
         handler(number, frame)
@@ -34,16 +36,16 @@ def _hold(number: int, frame: FrameType | None) -> None:
 def _restore(number: int) -> Any:
     """Put the user's handler of a signal back, and return it."""
     handler = _replaced.pop(number, None)
-    # the section may have put another in its place
+    # code inside the section may have set another handler
     if handler is not None and getsignal(number) is _hold:
         signal(number, handler)
     return handler
 
 
 def _handle() -> None:
-    """Call the handlers of the signals that came: all of them, whatever one raises."""
-    while _came:
-        number, handler, frame = _came.popleft()
+    """Call the handlers of all signals that waited, even if one raises an error."""
+    while _waiting:
+        number, handler, frame = _waiting.popleft()
         try:
             if callable(handler):
                 handler(number, frame)
@@ -52,26 +54,25 @@ def _handle() -> None:
             raise
 
 
-def _begin_anew() -> None:
-    """In a child after a fork by another thread: nobody is left to end the section."""
+def _after_fork() -> None:
+    """In a child after a fork by another thread, end the section, because its thread is gone."""
     global _inside
     _inside = False
-    _came.clear()  # to the parent
+    _waiting.clear()  # they were sent to the parent
     for number in list(_replaced):
         _restore(number)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class uninterrupted:  # noqa: N801 - a context manager, used as a function is
-    """A section of code in which signals wait: the handlers that were there are called when the
-    section has ended.
+    """A section of code in which signals wait; their handlers are called when it has ended.
 
-    This holds for each signal that has a handler written in Python, which may raise: SIGINT by
-    default, and whatever the user has set with `signal.signal`. Only the main thread runs such
-    handlers, so in other threads nothing is done; nor inside another such section.
+    This holds for each signal that has a handler written in Python, which may raise an error:
+    SIGINT by default, and those that the user has set with `signal.signal`. Only the main thread
+    runs such handlers, so the section does nothing in other threads, nor inside another section.
 
     Examples
     --------
@@ -82,26 +83,26 @@ class uninterrupted:  # noqa: N801 - a context manager, used as a function is
     __slots__ = ("_outermost",)
 
     def __enter__(self) -> None:
-        global _inside, _left
+        global _inside, _restored
         self._outermost = False
         if _inside or threading.get_ident() != threading.main_thread().ident:
             return
         now = list(map(getsignal, SIGNALS))
-        if now != _looked:
-            _looked[:] = now
+        if now != _last_handlers:
+            _last_handlers[:] = now
             pairs = zip(SIGNALS, now, strict=True)
-            _python[:] = [(n, x) for n, x in pairs if callable(x) and x is not _hold]
+            _in_python[:] = [(n, x) for n, x in pairs if callable(x) and x is not _hold]
         self._outermost = True
         while not _inside:
-            _left = False
-            for number, handler in _python:
+            _restored = False
+            for number, handler in _in_python:
                 _replaced[number] = handler
                 try:
                     signal(number, _hold)
-                except ValueError:  # the main thread of another interpreter than the first
+                except ValueError:  # this is a subinterpreter
                     self._outermost = False
                     return
-            if not _left:  # no handler is called between these two lines
+            if not _restored:  # no handler is called between these two lines
                 _inside = True
 
     def __exit__(
@@ -113,7 +114,7 @@ class uninterrupted:  # noqa: N801 - a context manager, used as a function is
         global _inside
         if not self._outermost:
             return
-        # from here on `_hold` calls the handlers, wherever it is still in their place
+        # from here on `_hold` calls the user's handlers, until they are put back
         _inside = False
         try:
             for number in list(_replaced):

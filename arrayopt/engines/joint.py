@@ -1,4 +1,6 @@
-"""Batches of plans with totals: a batch for each phase, between which all tensors meet."""
+"""Batches of plans with totals: a `Joint` has a batch for each phase, and between phases passes
+numbers to a `Meeting`, which computes the totals. `Fused` makes it in place of a batch.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +20,7 @@ from arrayopt.rules.totals import of_total, totals_in
 
 
 class Joint:
-    """Tensors of a plan with totals, from one bucket; `batch_of` gives what makes a batch."""
+    """Tensors of a bucket with one plan with totals; `batch_of(plan)` creates a phase's batch."""
 
     def __init__(
         self,
@@ -45,22 +47,22 @@ class Joint:
         self._known = dict[str, Any]()
 
     def vector(self, size: int, dtype: Any) -> Array:
-        """Room for values per row or column that last from phase to phase."""
+        """Allocate values per row or column that last from phase to phase."""
         return np.empty(size, dtype)
 
     @property
     def device_totals(self) -> DeviceTotals | None:
-        """These tensors, where a device can make their totals; None where the host does."""
+        """These tensors, if a device can compute their totals; None if the host does."""
         return None
 
     def rows(self, grads: Grads, *, complete: bool) -> Rows:
-        """See `Batch.rows`; what is kept for a step are the rows of each phase."""
+        """See `Batch.rows`; `kept` has the rows of each phase."""
         own = [x.rows(grads, complete=complete) for x in self.phases]
         return Rows(own[-1].all, own[-1].full, own)
 
     def prepare(self, rows: Rows, grads: Grads, asked: Asked) -> None:
         """See `Batch.prepare`."""
-        self._asked = asked._replace(grads=[])  # which the user may free after the step
+        self._asked = asked._replace(grads=[])  # the user may free gradients after the step
         for phase, own in zip(self.phases, rows.kept, strict=True):
             phase.prepare(own, grads, asked)
 
@@ -70,12 +72,12 @@ class Joint:
             phase.allocate(own, threads)
 
     def meet(self, meeting: Meeting) -> None:
-        """Tell numbers to a meeting, in the next `steps`."""
+        """Join a meeting, for the next call of `steps`."""
         meeting.join(self.device_totals)
         self._meeting = meeting
 
     def steps(self, rows: Rows, grads: Grads, threads: int) -> Stops:
-        """All phases over the tensors that are ready; stop where others have something to do."""
+        """Run all phases over prepared tensors; yield while other ranks or buckets must run."""
         meeting, self._meeting = self._meeting, None
         assert meeting is not None
         here = self.held(rows).full
@@ -92,7 +94,7 @@ class Joint:
             self.tell(meeting, phase, waits, here)
 
     def tell(self, meeting: Meeting, phase: Batch, totals: list[int], here: Ints) -> None:
-        """Tell what tensors that are here add to totals, and keep what a phase has made."""
+        """Pass contributions of this rank's tensors to the meeting; keep a phase's results."""
         told = {name: phase.values_of(node) for name, node in phase.plan.reports.items()}
         if totals:
             values = np.array([told[of_total(which)] for which in totals])
@@ -100,13 +102,13 @@ class Joint:
         self._known |= told
 
     def take(self, meeting: Meeting, totals: list[int], here: Ints) -> None:
-        """Take totals that are known."""
+        """Fetch totals that are known."""
         made = np.ones((len(totals), len(self.members)))
         made[:, here] = meeting.totals(totals, self.numbers[here])
         self._known |= dict(zip(map(of_total, totals), made, strict=True))
 
     def enter(self, phase: Batch, rows: Rows, threads: int) -> None:
-        """Begin a phase that is not the first."""
+        """Begin a phase after the first one."""
         assert self._asked is not None
         phase.enter(self._known, rows, self._asked, threads)
 

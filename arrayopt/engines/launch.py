@@ -1,4 +1,6 @@
-"""A step over a bucket whose engine runs plans: what is ready, and how it is launched."""
+"""A step over a bucket whose engine runs plans. `Fused.prepare` makes a `Launch`, which prepares
+and allocates everything; `step/ready.py` calls it in the commit, and again in later steps.
+"""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -16,12 +18,12 @@ from arrayopt.engines.meeting import Meeting
 from arrayopt.engines.threads import thread_count
 
 SMALL_TENSOR = 1 << 17
-"""Tensors of up to so many elements are small."""
+"""The number of elements up to which a tensor is small."""
 
 
 class Launch:
-    """A step over a bucket that is ready; see `Engine.prepare`. Called once, it makes the step.
-    Then it can be made ready `again`, if it `repeats`.
+    """A prepared step over a bucket; see `Engine.prepare`. A call makes the step. Then `again` can
+    prepare the next one, if it `repeats`.
     """
 
     def __init__(
@@ -30,12 +32,12 @@ class Launch:
         self._written, asked = _as_written(bucket, asked)
         self._engine, self._bucket, self._threads = engine, bucket, thread_count()
         self._work = engine.batches(bucket, asked._replace(stats=False))
-        self._watched = engine.batches(bucket, asked) if asked.stats else []
+        self._reporting = engine.batches(bucket, asked) if asked.stats else []
         self._waits = bool(meetings) or bucket.kind == "cut"
-        for work, its in ((self._watched, meetings[:1]), (self._work, meetings[-1:])):
+        for work, own_meetings in ((self._reporting, meetings[:1]), (self._work, meetings[-1:])):
             for batch, rows, _ in work:
                 batch.allocate(rows, self._threads)
-                for meeting in its:
+                for meeting in own_meetings:
                     batch.meet(meeting)
         self.repeats = not (asked.stats or bucket.rule.branches or meetings)
         self._rows = [(batch, rows) for batch, rows, _ in self._work]
@@ -44,7 +46,7 @@ class Launch:
         self._took = [np.array(batch.members)[rows.all] for batch, rows in took]
 
     def again(self, asked: Asked) -> bool:
-        """Make a step ready over gradients of the same dtypes and tensors; False if it cannot."""
+        """Prepare a step with gradients of the same tensors and dtypes; False if it cannot."""
         if not self.repeats or (self._shared and thread_count() != self._threads):
             return False
         self._work = []
@@ -59,7 +61,7 @@ class Launch:
         """See `Engine.prepare`."""
         for one in self._written:
             yield from one(reports)
-        for work in (self._watched, self._work):
+        for work in (self._reporting, self._work):
             if self._waits:
                 steps = (x.steps(rows, given, self._threads) for x, rows, given in work)
                 yield from interleaved(steps)
@@ -69,20 +71,18 @@ class Launch:
                     held = batch.held(rows)
                 else:
                     batch.launch(rows, given, self._threads)
-                if work is self._watched:  # before the update overwrites what they are of
+                if work is self._reporting:  # before the update overwrites the reported arrays
                     reports.update(batch.report(held))
                 else:
                     batch.written(held)
         self._engine.count(self._bucket, self._took)
-        self._watched, self._work = [], []
+        self._reporting, self._work = [], []
 
 
 def _as_written(bucket: Bucket, asked: Asked) -> tuple[list[MakeStep], Asked]:
-    """The updates that are made as they are written, which are ready to be made, and what is asked
-    of the others.
+    """Prepare the updates that run as written (`Rule.as_written`); return them, and the other ones.
 
-    Over small tensors BLAS is held to one thread, as in products: others would take longer to meet
-    than to work.
+    Over small tensors BLAS uses one thread: several would take longer to synchronize than to work.
     """
     if not bucket.rule.branches:
         return [], asked
@@ -107,7 +107,7 @@ def _as_written(bucket: Bucket, asked: Asked) -> tuple[list[MakeStep], Asked]:
 
 
 def _some(grads: Grads, which: Sequence[bool]) -> Grads:
-    """Some of the gradients, and None for the others."""
+    """Return gradients with None in place of those that `which` excludes."""
     if all(which):
         return grads
     if isinstance(grads, Split):

@@ -1,6 +1,5 @@
-"""Stacked tensors: their first axis counts layers, and to engines each layer is a tensor.
-
-Blocks are layers of stacked tensors that lie in the tensors as they are.
+"""Stacked tensors, whose first axis counts layers: `Layers` is a bucket in which each layer is a
+tensor of its own, and `Split` has the gradients. Blocks are layers of the stacks in `blocks.py`.
 """
 
 from collections.abc import Iterator, MutableMapping, Sequence
@@ -32,17 +31,17 @@ from arrayopt.state.tensors import Left, Tensor
 
 
 def layer_name(name: str, i: int) -> str:
-    """The name of a layer, in statistics and errors."""
+    """Return the name of a layer, for statistics and errors."""
     return f"{name}[{i}]"
 
 
 def stack_of(layer: str) -> str:
-    """The name of the tensor that a layer is of."""
+    """Return the name of a layer's tensor."""
     return layer.rpartition("[")[0]
 
 
 def split(array: Array) -> list[Array]:
-    """The layers of a stacked array, as views; without elements, one empty layer."""
+    """Return the layers of a stacked array, as views; if it has no elements, one empty layer."""
     if size(array):
         return [array[i, ...] for i in range(array.shape[0])]
     one = tuple(array.shape[1:])
@@ -50,7 +49,7 @@ def split(array: Array) -> list[Array]:
 
 
 def each(rule: Rule, x: Array) -> list[Array]:
-    """The layers, or the blocks, of an array under a rule."""
+    """Return the layers, or blocks, of an array under a rule."""
     if rule.blocks is None:
         return split(x)
     found = []
@@ -60,7 +59,7 @@ def each(rule: Rule, x: Array) -> list[Array]:
 
 
 def of_layers(name: str, stacked: Tensor) -> Array:
-    """A parameter or slot of all layers of a stacked tensor."""
+    """Return the parameter (``"p"``) or a slot of a stacked tensor, with all layers."""
     return stacked.array if name == "p" else stacked.slots[name]
 
 
@@ -79,7 +78,7 @@ class SlotsOfLayer(MutableMapping[str, Array]):
         return x[self._nth, ...] if size(self._stacked.array) else split(x)[0]
 
     def __setitem__(self, slot: str, value: Array) -> None:
-        pass  # it was written in place
+        pass  # the view was written in place
 
     def __delitem__(self, slot: str) -> None:
         raise TypeError("a layer keeps its slots")
@@ -92,39 +91,40 @@ class SlotsOfLayer(MutableMapping[str, Array]):
 
 
 def unless(left: Array, new: Array, old: Array) -> Array:
-    """A stacked array with new layers, but for those that are left out."""
+    """Return `new`, with the layers in `left` taken from `old`."""
     xp, device = place(new)
     where = {} if array_api_compat.is_jax_array(new) else {"device": device}
     return xp.where(xp.reshape(xp.asarray(left, **where), (-1, *[1] * (new.ndim - 1))), old, new)
 
 
 class Split(Parts):
-    """The gradients of all layers; a stack is split when a layer is asked for, if it is.
+    """The gradients of all layers. A stacked gradient is split on first use of a layer.
 
     Attributes
     ----------
     wholes : sequence of array or None
         The gradients of the stacked tensors.
-    lying : (sequence of array or None, sequence of array of int)
-        Gradients, and the first element of each layer in them: these, or what stacks are cut from.
+    sources : (sequence of array or None, sequence of array of int)
+        Arrays, and the position of each layer's first element in them. The arrays are `wholes`,
+        or, if stacks are made of blocks, the gradients of the tensors with blocks.
     left : list of array of bool, or None
-        Which layers of each are left out, as if they had no gradient.
+        For each stack, the layers that count as having no gradient.
     """
 
     def __init__(
-        self, stacks: Grads, counts: list[int], left: Sequence[Any] = (), lying: Any = None
+        self, stacks: Grads, counts: list[int], left: Sequence[Any] = (), sources: Any = None
     ) -> None:
         super().__init__(stacks, counts, [split] * len(counts))
         self.left = list(left) or [None] * len(counts)
         firsts = []
-        for whole, count in () if lying else zip(stacks, counts, strict=True):
+        for whole, count in () if sources else zip(stacks, counts, strict=True):
             firsts.append(np.arange(count) * (0 if whole is None else size(whole) // count))
-        self.lying = lying or (stacks, firsts)
+        self.sources = sources or (stacks, firsts)
 
     @property
-    def there(self) -> Any:
+    def has_gradient(self) -> Any:
         """Whether each layer has a gradient."""
-        wholes, firsts = self.lying
+        wholes, firsts = self.sources
         found = np.repeat([x is not None for x in wholes], list(map(len, firsts)))
         for first, mask in zip(np.cumsum([0, *self.counts]), self.left, strict=False):
             if mask is not None:
@@ -133,42 +133,42 @@ class Split(Parts):
 
     @cached_property
     def _each(self) -> list[Array | None]:
-        return [g if x else None for g, x in zip(super()._each, self.there, strict=True)]
+        return [g if x else None for g, x in zip(super()._each, self.has_gradient, strict=True)]
 
     def chosen(self, places: Sequence[int]) -> "Split":
-        """The gradients at some places, which are all layers of some of the stacks."""
+        """Return the gradients at some places, which are all layers of some stacks."""
         of = np.repeat(np.arange(len(self.counts)), self.counts)[np.asarray(places, np.int64)]
         some = np.unique(of).tolist()
         stacks, counts = [self.wholes[at] for at in some], [self.counts[at] for at in some]
         return Split(stacks, counts, [self.left[at] for at in some])
 
     def only(self, which: Sequence[bool]) -> "Split":
-        """These gradients, but for those that are to count as left out."""
+        """Return these gradients, without those that `which` excludes."""
         ends = np.cumsum(self.counts)[:-1]
-        left = [~mask for mask in np.split(self.there & np.asarray(which, bool), ends)]
-        return Split(self.wholes, self.counts, left, self.lying)
+        left = [~mask for mask in np.split(self.has_gradient & np.asarray(which, bool), ends)]
+        return Split(self.wholes, self.counts, left, self.sources)
 
 
 def layers_with(grads: Grads) -> Ints:
-    """The places of those that are not None."""
+    """Return the places of gradients that are not None."""
     if isinstance(grads, Split):
-        return np.flatnonzero(grads.there)
+        return np.flatnonzero(grads.has_gradient)
     return np.flatnonzero([g is not None for g in grads])
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Layers(Bucket):
-    """A bucket whose tensors are the layers of stacked ones, or blocks."""
+    """A bucket whose tensors are the layers of stacked tensors, or blocks."""
 
     stacks: Bucket = field(default_factory=Bucket)
     """The stacked tensors."""
-    lying: list[tuple[int, int]] = field(default_factory=list)
-    """For each layer which stacked tensor it is of, and its place there."""
+    stack_and_index: list[tuple[int, int]] = field(default_factory=list)
+    """For each layer, the place of its stacked tensor in `stacks`, and its index there."""
     located: int = -1
 
     @classmethod
     def of(cls, given: Bucket) -> "Layers":
-        """The layers, or blocks, of a bucket's tensors."""
+        """Return the bucket of layers, or blocks, of a bucket's tensors."""
         blocks = given.rule.blocks is not None
         stacks = Stacks.of(given) if blocks else given
         made = cls(groups=given.groups, run=given.run, stacks=stacks)
@@ -183,7 +183,7 @@ class Layers(Bucket):
                 layer.layer_of = name, begin + nth * length
                 layer.number = tensor.first if blocks else tensor.first + nth
                 made.tensors.append(layer)
-                made.lying.append((at, nth))
+                made.stack_and_index.append((at, nth))
             made.group_of += [stacks.group_of[at]] * count
             made.places += [stacks.places[at]] * count
         made.refresh()
@@ -198,7 +198,7 @@ class Layers(Bucket):
 
     @property
     def group_of_stacks(self) -> list[int]:
-        """For each stacked tensor the position of its group in `groups`."""
+        """The position of each stacked tensor's group in `groups`."""
         ends = np.cumsum(list(map(_count, self.stacks.tensors)))
         return [self.group_of[end - 1] for end in ends.tolist()]
 
@@ -212,7 +212,7 @@ class Layers(Bucket):
 
     def sibling(self, group: Group, tensors: list[Tensor], run: Run) -> Bucket:
         made = Layers([group], tensors, [0] * len(tensors), self.places, run)
-        made.stacks, made.lying = self.stacks, self.lying
+        made.stacks, made.stack_and_index = self.stacks, self.stack_and_index
         return made
 
     def refresh(self) -> None:
@@ -233,5 +233,5 @@ class Layers(Bucket):
 
 
 def _count(tensor: Tensor) -> int:
-    """How many layers a stacked tensor has."""
+    """Return the number of layers of a stacked tensor."""
     return int(tensor.array.shape[0]) if size(tensor.array) else 1

@@ -1,4 +1,6 @@
-"""All layers of a stacked tensor at once: a namespace that leaves the first axis alone."""
+"""An array namespace that runs a rule's operations on all layers of a stacked tensor at once: it
+leaves the first axis alone. `apply_one` passes it to rules, with arrays as `Layerwise`.
+"""
 
 import operator
 from collections.abc import Callable
@@ -12,19 +14,19 @@ from arrayopt.rules.draws import Drawn
 
 
 class NotLayerwiseError(Exception):
-    """A rule does what is not known of all layers at once."""
+    """A rule uses an operation that is not supported on all layers at once."""
 
 
 ELEMENTWISE = frozenset({"clip", "square", "reciprocal"}).union(*(op.api for op in OPS.values()))
-"""Functions of each element by itself."""
+"""Functions of single elements."""
 
 REDUCING = frozenset({"sum", "mean", "prod", "max", "min", "any", "all", "std", "var"})
-"""Functions over all axes, or some of them."""
+"""Functions that reduce all axes, or some."""
 
 ALONG = frozenset(
     {"flip", "cumulative_sum", "sort", "argsort", "take_along_axis", "expand_dims", "squeeze"}
 )
-"""Functions along one axis, which they are given."""
+"""Functions along one axis, which is an argument."""
 
 LIKE = frozenset({"zeros_like", "ones_like", "full_like", "empty_like", "astype"})
 """Functions of one array, and of numbers."""
@@ -42,7 +44,7 @@ COMPARING = ("lt", "le", "gt", "ge", "eq", "ne")
 
 
 class Layerwise:
-    """One array of all layers, which its first axis counts: a rule takes it for that of a layer."""
+    """An array of all layers, which looks to a rule like that of one layer: no first axis."""
 
     __array_ufunc__ = None
     __hash__ = None  # type: ignore[assignment]
@@ -73,7 +75,7 @@ class Layerwise:
         return self.x.device
 
     def new_tensor(self, value: float, dtype: Any) -> Any:
-        """A number as PyTorch's array, the same for all layers."""
+        """Return a number as a PyTorch array, the same for all layers."""
         return self.x.new_tensor(value, dtype=dtype)
 
     def __array_namespace__(self, **_: Any) -> Any:
@@ -99,7 +101,7 @@ class Layerwise:
 
 @dataclass(frozen=True)
 class LayerwiseDraws:
-    """Random numbers for all layers: those of the whole stack."""
+    """The random numbers of all layers."""
 
     of: Drawn
 
@@ -109,16 +111,16 @@ class LayerwiseDraws:
         return self.of.stored
 
     def __call__(self, stream: int | str) -> Layerwise:
-        if self.of.first is None:  # these are some of the layers
+        if self.of.first is None:  # only some of the layers are here
             raise NotLayerwiseError
         return Layerwise(self.of(stream))
 
 
 def over_layers(function: Callable[..., Any], xp: Any, *args: Any) -> Any:
-    """What a function of one layer's arrays makes of all layers.
+    """Call a function of one layer's arrays for all layers at once, and return its results.
 
-    It is called with a namespace that knows `Layerwise` arrays, and with arrays of all layers, or
-    dicts of these. So are what it returns; a number is the same for each layer.
+    It gets a namespace for `Layerwise` arrays, and arrays (or dicts of arrays) of all layers. Its
+    results have all layers too; a number is the same for each.
     """
     like = args[0]
 
@@ -166,7 +168,7 @@ for _name in ARITHMETIC:
 
 
 def _aligned(args: list[Any]) -> list[Any]:
-    """The arrays of some values, such that their elements meet as those of one layer would."""
+    """Return values as arrays that broadcast as those of one layer would."""
     rank = max(getattr(a, "ndim", 0) for a in args)
     made = []
     for a in args:
@@ -180,12 +182,12 @@ def _aligned(args: list[Any]) -> list[Any]:
 
 @cache
 def layerwise(xp: Any) -> "Namespace":
-    """The namespace of `Layerwise` arrays of a library, made once for each."""
+    """Return the namespace of `Layerwise` arrays of a library; there is one for each."""
     return Namespace(xp)
 
 
 class Namespace:
-    """A library's functions, of all layers at once."""
+    """A library's functions, for `Layerwise` arrays."""
 
     def __init__(self, xp: Any) -> None:
         self._xp, self.__name__ = xp, xp.__name__
@@ -202,9 +204,9 @@ class Namespace:
 
 
 def _call(name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """A function of a library, of all layers."""
+    """Call a library's function for all layers at once."""
     if not any(isinstance(a, Layerwise | list | tuple) for a in (*args, *options.values())):
-        # of numbers, or of arrays that are the same for all layers
+        # all arguments are numbers, or arrays that are the same for all layers
         return function(*args, **options)
     if name in ELEMENTWISE:
         return Layerwise(function(*_aligned(list(args)), **options))
@@ -228,17 +230,17 @@ def _call(name: str, function: Callable[..., Any], *args: Any, **options: Any) -
 
 
 def _after(axis: int, rank: int) -> int:
-    """Where an axis of a layer is among those of all layers."""
+    """Return the axis of a stacked array that is this axis of a layer."""
     return axis % rank + 1
 
 
 def _reduced(
     function: Callable[..., Any], lanes: Layerwise, *, axis: Any = None, **options: Any
 ) -> Layerwise:
-    """A reduction of each layer."""
+    """Reduce each layer."""
     axes = range(lanes.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
     over = tuple(_after(a, lanes.ndim) for a in axes)
     if over:
         return Layerwise(function(lanes.x, axis=over, **options))
-    # of one value
+    # a layer has one value
     return Layerwise(function(array_namespace(lanes.x).expand_dims(lanes.x, axis=-1), axis=-1))

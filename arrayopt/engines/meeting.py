@@ -1,4 +1,6 @@
-"""Where the tensors of a class of rule meet in a step: its totals, on the host."""
+"""Totals in a step, on the host: batches with tensors of one class of rule pass numbers to a
+`Meeting`, which adds them and returns the totals. `step/ready.py` makes one for each class.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,41 +19,41 @@ from arrayopt.rules.stretches import stretches
 from arrayopt.state.tensors import Tensor
 
 MOST_LAYERS = 1 << 32
-"""No tensor has so many layers."""
+"""More than the number of layers of any tensor."""
 
 
 class DeviceTotals(Protocol):
-    """Some tensors on a device, where totals can be made without the host."""
+    """Tensors on a device, which can compute totals without the host."""
 
     @property
     def place(self) -> Any:
         """The array library and the device."""
 
     def add(self, how: str, first: Ints, at: Ints) -> None:
-        """Make some totals on the device, each of each class of layers.
+        """Compute totals on the device: of each total, one for each class of layers.
 
         Parameters
         ----------
         how : str
             ``"sum"`` or ``"max"``.
         first : array of int64
-            Where the numbers of each total begin in `at`, and where the last one's end.
+            The first row in `at` of each total, and the end of the last one's rows.
         at : array of int64, shape (numbers, 2)
-            The address of each number, and the address where its tensor wants the total.
+            The address of each number, and the address to which its tensor's total is written.
         """
 
 
 class Meeting:
     """The numbers of all tensors that take part in a step, and the totals, in rounds.
 
-    Who has some of the tensors joins, tells the numbers of each total, and waits until it is known.
+    Each batch joins, passes its tensors' numbers for each total, and waits until this is known.
 
     Attributes
     ----------
     known : set of int
         The totals that are known.
     rounds : list of list of int
-        The totals that are made together, round after round.
+        The totals that are computed together, round after round.
     """
 
     def __init__(
@@ -80,52 +82,51 @@ class Meeting:
         self._count, self._rank, self._ranks = len(kinds), rank, ranks
         self._how = [x.how for x in totals[0]]
         self._values = np.zeros((len(self._how), len(numbers)))
-        self._at = np.zeros((len(self._how), len(numbers), 2), np.int64)
-        self._told, self._joined = Counter[int](), list[DeviceTotals | None]()
+        self._addresses = np.zeros((len(self._how), len(numbers), 2), np.int64)
+        self._received, self._joined = Counter[int](), list[DeviceTotals | None]()
         self._made = np.zeros(self._values.shape)
         self.known = set[int]()
         self.rounds = in_rounds(totals)
 
     def join(self, device_totals: DeviceTotals | None = None) -> None:
-        """Have the meeting wait for one more who tells numbers, and whose tensors may be there."""
+        """Add a participant whose numbers the meeting waits for; perhaps one on a device."""
         self._joined.append(device_totals)
 
     @cached_property
     def device_totals(self) -> DeviceTotals | None:
-        """What makes the totals on a device; None where the host does.
+        """Computes the totals on a device; None if the host does.
 
-        The host does where ranks meet, or tensors of several devices or libraries.
+        The host does if ranks meet, or tensors of several devices or libraries.
         """
         places = {None if one is None else one.place for one in self._joined}
         alone = self._ranks == 1 and len(places) == 1
         return self._joined[0] if alone else None
 
     def tell(self, some: list[int], numbers: Ints, values: Any) -> None:
-        """Tell what some tensors add to some totals: a row of values for each total."""
+        """Pass the numbers that some tensors add to some totals: a row for each total."""
         self._values[self._cells(some, numbers)] = values
-        self._told.update(some)
+        self._received.update(some)
 
     def tell_addresses(self, some: list[int], numbers: Ints, at: Ints) -> None:
-        """Tell where that is on the device; see `DeviceTotals.add`."""
-        self._at[self._cells(some, numbers)] = at
-        self._told.update(some)
+        """Pass the addresses of these numbers on the device; see `DeviceTotals.add`."""
+        self._addresses[self._cells(some, numbers)] = at
+        self._received.update(some)
 
     def totals(self, some: list[int], numbers: Ints) -> Any:
-        """A row for each of some totals that are known: what it is for each of some tensors."""
+        """Return known totals for some tensors: a row for each total."""
         return self._made[self._cells(some, numbers)]
 
     def _cells(self, some: list[int], numbers: Ints) -> Any:
-        """Where numbers of some totals and tensors are."""
+        """Return the index of the numbers of some totals and tensors."""
         return np.array(some, np.int64)[:, None], np.searchsorted(self._numbers, numbers)
 
     def run(self) -> Stops:
-        """Make all totals; stop while numbers are to be told, and where ranks must meet.
+        """Compute all totals; yield while numbers are missing, and to exchange them with ranks.
 
-        It stops as often on a rank that has no tensors as on the others, so that all ranks exchange
-        the same things at a time.
+        Ranks without tensors yield as often as the others, so that all exchange the same.
         """
         for some in self.rounds:
-            while any(self._told[j] < len(self._joined) for j in some):
+            while any(self._received[j] < len(self._joined) for j in some):
                 yield []
             if self._ranks > 1:
                 of_round = self._values[some]
@@ -145,8 +146,8 @@ class Meeting:
             yield []
 
     def _make(self, how: str, some: list[int]) -> None:
-        """Make totals: numbers are added in the order of tensors."""
-        # of each total a cell for each class of layers
+        """Compute totals on the host; numbers are added in the order of tensors."""
+        # each total has a cell for each class of layers
         into = np.arange(len(some))[:, None] * self._count + self._kinds
         cells, values = into.reshape(-1), self._values[some].reshape(-1)
         with np.errstate(all="ignore"):  # infinity and NaN are data
@@ -158,44 +159,45 @@ class Meeting:
         self._made[some] = made[into]
 
     def _make_on_device(self, device: DeviceTotals, how: str, some: list[int]) -> None:
-        """Make totals on the device."""
+        """Compute totals on the device."""
         order = np.argsort(self._kinds, kind="stable")
         ends = np.searchsorted(self._kinds[order], np.arange(1, self._count + 1))
         begins = np.arange(len(some))[:, None] * len(order)
         first = np.concatenate([[0], (begins + ends).reshape(-1)])
-        device.add(how, first, self._at[some][:, order].reshape(-1, 2))
+        device.add(how, first, self._addresses[some][:, order].reshape(-1, 2))
 
 
 def numbers_of(bucket: Bucket) -> list[Ints]:
-    """What meetings know each tensor of a bucket by: numbers in the order of tensors, and of layers
-    and blocks; all of those that a tensor has.
+    """Return, for each tensor of a bucket, the numbers by which meetings know it.
+
+    They are in the order of tensors, and of layers or blocks, of which each has its own.
     """
     found = []
     for k, tensor in enumerate(bucket.tensors):
         here = np.arange(_layers(bucket, tensor))
         if isinstance(bucket, Layers):
-            at, nth = bucket.lying[k]
+            at, nth = bucket.stack_and_index[k]
             here = np.array([bucket.first_layer(at) + nth])
         found.append(tensor.place * MOST_LAYERS + here)
     return found
 
 
 def _layers(bucket: Bucket, tensor: Tensor) -> int:
-    """How many layers, or blocks, a tensor has that no engine takes apart."""
+    """Return the number of layers or blocks of a tensor that is not in `Layers`; else 1."""
     if bucket.rule.blocks is not None:
         return sum(x.count for x in stretches(bucket.rule.blocks, tensor.shape[0]))
     return max(1, tensor.shape[0]) if bucket.rule.stacked else 1
 
 
 def _members(bucket: Bucket, asked: Asked) -> Iterator[tuple[int, int, tuple[int, int]]]:
-    """What takes part: each number, the rank that tells it, and which layer of how many it is."""
+    """Yield each number that takes part, the rank that has it, and (layers, layer) if stacked."""
     numbers, stacked = numbers_of(bucket), bucket.rule.stacked
     for at in layers_with(asked.grads).tolist():
         tensor = bucket.tensors[at]
         mask = None if isinstance(bucket, Layers) else (asked.left or {}).get(tensor.layers)
         count, holders = len(numbers[at]), tensor.share.holders if tensor.share is not None else []
         if stacked and isinstance(bucket, Layers):
-            count = bucket.stacks.tensors[bucket.lying[at][0]].array.shape[0]
+            count = bucket.stacks.tensors[bucket.stack_and_index[at][0]].array.shape[0]
         for i, number in enumerate(numbers[at].tolist()):
             if prod(tensor.shape) and (mask is None or not mask[i]):
                 layer = (count, number % MOST_LAYERS) if stacked else (0, 0)

@@ -1,4 +1,6 @@
-"""What prints programs in any language: lines, numbers that code computes, and places."""
+"""The base class of printers, which turn a plan's program into text: lines, integers, names of
+values and places. `cplusplus.py` and `numba/emit.py` add the statements of a language.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
@@ -17,18 +19,18 @@ STRENGTH = {"+": 1, "-": 1, "*": 2, "//": 2, "%": 2}
 
 
 class Lines:
-    """A text, being written.
+    """A text, line by line.
 
     Attributes
     ----------
     type : str
-        What real numbers are called where the text is now.
+        The name of the type of real numbers in the current part of the text.
     """
 
     language: ClassVar[str]
-    """Whose texts of the table of operations are printed."""
+    """The column of `OPS` with the texts of operations."""
     infinity: ClassVar[str] = "INFINITY"
-    """What an infinite number is there."""
+    """The text of infinity."""
     type = "W"
 
     def __init__(self) -> None:
@@ -43,36 +45,36 @@ class Lines:
         self.lines += text.splitlines()
 
     def operation(self, n: Node, args: Sequence[str]) -> str:
-        """What an operation is, of values of these names."""
+        """Return the text of an operation; `args` are the names of its operands."""
         mixed = n.dtype == "complex" or any(a.dtype == "complex" for a in n.args)
         return OPS[n.op].text(self.language, args, self.type, mixed=mixed)
 
     def start(self, reduction: Node) -> str:
-        """What is kept of a reduction before its first value."""
+        """Return the initial value of a reduction."""
         return str(REDUCTIONS[reduction.op].initial).replace("inf", self.infinity)
 
     def take(self, reduction: Node, kept: str, value: str) -> str:
-        """The statement that takes a value into what is kept of a reduction."""
+        """Return the statement that adds a value to the partial result `kept` of a reduction."""
         return REDUCTIONS[reduction.op].take.format(kept, value)
 
     def text(self) -> str:
-        """All of it."""
+        """Return the whole text."""
         return "\n".join(self.lines) + "\n"
 
 
 class Printer(Lines):
-    """Prints the program of a plan, for parameters and gradients that are stored in these dtypes.
+    """Prints a plan's program, for parameters and gradients of these dtypes.
 
     Attributes
     ----------
     real : str
         The dtype of arithmetic on real numbers.
     storage : dict of str to str
-        The dtypes that arrays are stored in.
+        The dtypes in which arrays are stored.
     """
 
     words: ClassVar[dict[str, str]] = {}
-    """What operations on whole numbers are called, where that differs."""
+    """The names of operations on integers, if they differ from Python's."""
 
     def __init__(
         self, plan: Plan, dtype: str, grad_dtype: str, layout: Layout, columns: Sequence[str]
@@ -88,10 +90,10 @@ class Printer(Lines):
     # ---- values ----------------------------------------------------------------------------------
 
     position = "position"
-    """What the position of an element is called."""
+    """The name of an element's position."""
 
     def name(self, node: Node) -> str:
-        """What a value is called where it is used."""
+        """Return the text of a value where it is used."""
         if node.op == POSITION:
             return self.position
         if node.op == "const":
@@ -100,18 +102,18 @@ class Printer(Lines):
         return f"({self.bare(node)} != 0)" if truth else self.bare(node)
 
     def constant(self, node: Node) -> str:
-        """A constant."""
+        """Return the text of a constant."""
         raise NotImplementedError
 
     def bare(self, node: Node) -> str:
-        """A value's name where it is defined; scalars keep numbers, also for truth values."""
+        """Return the name of a value where it is defined; scalars are numbers, also conditions."""
         if node.on_host:
             return f"h{self.layout.scalars[node]}"
         return f"{node.data}_" if node.op == "input" else f"x{node.id}"
 
     def expression(self, n: Node, unrounded: Node | None = None) -> str:
-        """What an operation is, of values by their own names; where a product is given that a sum
-        or difference takes unrounded, they are rounded once.
+        """Return the text of an operation on named values; of a sum or difference with an
+        unrounded product among its operands, that of a fused operation.
         """
         if unrounded is None:
             return self.operation(n, [self.name(a) for a in n.args])
@@ -128,11 +130,11 @@ class Printer(Lines):
     # ---- numbers and places ----------------------------------------------------------------------
 
     def column(self, name: str) -> str:
-        """What the table has of the tensor."""
+        """Return the text of a column of the tensor's row of the table."""
         return f"t[{name}]"
 
     def index(self, number: Index, within: int = 0) -> str:
-        """A number; in parentheses where what it is within binds as strongly, or more."""
+        """Return the text of an integer; in parentheses if the operator around it needs them."""
         if number.op == "column":
             name, *after = number.args
             return self.column(" + ".join([name, *map(self.index, after)]))
@@ -149,11 +151,11 @@ class Printer(Lines):
         return f"({text})" if strength <= within else text
 
     def place(self, place: Place) -> str:
-        """What lies in a place."""
+        """Return the text of an element in memory."""
         return f"{place.room}[{self.index(place.index)}]"
 
     def value(self, value: Node | str | Place) -> str:
-        """A value, a variable, or what lies in a place."""
+        """Return the text of a value, a variable, or an element in memory."""
         if isinstance(value, Place):
             return self.place(value)
         return value if isinstance(value, str) else self.name(value)
@@ -171,10 +173,9 @@ class Printer(Lines):
 
 
 def unrounded_products(loop: Elements) -> dict[Node, Node]:
-    """The product that each sum or difference of a loop takes unrounded, if it takes one.
-
-    It is the first of two, or one that nothing needs rounded. A compiler left to itself takes the
-    latter too, but not in all of the elements that are left after whole vectors.
+    """Return the product that each sum or difference of a loop takes unrounded, if any: the first
+    of two, or one that nothing needs rounded. The compiler itself would fuse the latter in vectors,
+    but not always in the elements that are left.
     """
     found, order = dict[Node, Node](), {n: i for i, n in enumerate(loop.nodes)}
     sums = [n for n in loop.nodes if n.op in ("add", "sub")]

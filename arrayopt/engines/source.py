@@ -1,4 +1,4 @@
-"""The generated code of a rule, as text."""
+"""`ao.source`: the generated code of a rule, as text."""
 
 from arrayopt.arrays import WORKING
 from arrayopt.codecs import PAIR
@@ -8,7 +8,7 @@ from arrayopt.rules.base import Rule
 from arrayopt.rules.named import check_rule
 
 MOST_DIMENSIONS = 64
-"""The dimensions that an array of NumPy can have."""
+"""The largest number of dimensions of a NumPy array."""
 
 
 def source(rule: Rule, *, engine: str = "numba", dtype: str = "float32", rank: int = 2) -> str:
@@ -21,9 +21,9 @@ def source(rule: Rule, *, engine: str = "numba", dtype: str = "float32", rank: i
     rule : Rule
         The update rule.
     engine : str, default "numba"
-        Which engine's code: ``"numba"``, ``"cpp"`` or ``"cupy"``.
+        The engine: ``"numba"``, ``"cpp"`` or ``"cupy"``.
     dtype : str, default "float32"
-        What parameters and gradients are stored in.
+        The dtype of parameters and gradients.
     rank : int, default 2
         The tensors' number of dimensions, in [0, 64]. It matters for rules with rows and columns,
         such as `CAME`.
@@ -62,7 +62,7 @@ def source(rule: Rule, *, engine: str = "numba", dtype: str = "float32", rank: i
     if not 0 <= rank <= MOST_DIMENSIONS:
         raise ValueError(f"source: `rank` must be in [0, {MOST_DIMENSIONS}]; got {rank}")
     plan = plan_for(rule, rank, dtype, lean=ENGINES[engine].lean)
-    if PAIR in plan.storage.values():  # which engines decode before the step
+    if PAIR in plan.storage.values():  # engines decode such slots before the step
         plan = widened(plan)
     emit, texts = ENGINES[engine].emitter(), list[str]()
     for phase in plan.phases or (plan,):

@@ -1,4 +1,6 @@
-"""The scalars of a step, for the tensors of a batch."""
+"""The scalars of a plan at a step, for each tensor of a batch: computed from hyper-parameters,
+counts and sizes by the code of `fusion/scalars.py`. Batches call `evaluate` in each step.
+"""
 
 import operator
 import weakref
@@ -19,25 +21,25 @@ from arrayopt.randomness import halves, key
 from arrayopt.rules.names import VALUE
 
 AHEAD = 64
-"""While hyper-parameters stay, scalars are computed for so many steps at once."""
+"""The number of steps for which scalars are computed at once, while hyper-parameters stay."""
 
 
 class StepScalars:
-    """The scalars of a step, for the tensors of a batch: those at places `members` of a bucket.
+    """The scalars of a step, for the tensors of a batch, at places `members` of a bucket.
 
     Attributes
     ----------
     groups : array of int64
         The group of each tensor, by its place in the bucket.
     of_tensors : array of float64
-        For each tensor the plan's scalars.
+        The plan's scalars, a row for each tensor.
     fixed : dict of str to array
-        Those that no step changes: sizes, and keys of random numbers; and what is known later in a
-        step.
+        Values that no step changes, such as sizes and keys of random numbers; and values that
+        `learn` gets in the middle of a step.
     """
 
     def __init__(self, plan: Plan, bucket: Bucket, members: list[int], geo: Any) -> None:
-        # which keeps the batch: a circle would wait for the garbage collector
+        # weak, because the bucket refers to the batch: no cycles for the garbage collector
         self._bucket, self._members = weakref.proxy(bucket), members
         self._all = len(members) == len(bucket.tensors)
         self.groups = np.array([bucket.group_of[i] for i in members])
@@ -45,16 +47,16 @@ class StepScalars:
         self.of_tensors = np.zeros((len(members), len(plan.scalars)))
         self.fixed = self._counts(geo) | self._keys()
         for name in self._code.names:
-            if name.startswith(GIVEN):  # until it is known, in `learn`
+            if name.startswith(GIVEN):  # until `learn` gets it
                 self.fixed[name] = np.ones(len(members))
         self._names = [name for name in self._code.names if name not in self.fixed]
-        self._hypers: Sequence[dict[str, Any]] = []  # of the last step
-        self._numbers: list[list[float]] = []  # their values
+        self._hypers: Sequence[dict[str, Any]] = []  # in the last step
+        self._numbers: list[list[float]] = []  # the values of these
         self._steps: Any = []  # scalars of the next steps
         self._first = 0  # the number of updates before the first of them
 
     def _counts(self, geo: Any) -> dict[str, Any]:
-        """The numbers of elements that means divide by."""
+        """Return the numbers of elements by which means are divided."""
         found = {}
         for name in self._code.names:
             if name.startswith(COUNT):
@@ -63,7 +65,7 @@ class StepScalars:
         return found
 
     def _keys(self) -> dict[str, Any]:
-        """The halves of keys of random numbers."""
+        """Return the halves of the keys of random numbers."""
         found = {}
         for name in self._code.names:
             if name.startswith(KEY):
@@ -77,14 +79,14 @@ class StepScalars:
         return found
 
     def learn(self, known: Mapping[str, Any]) -> None:
-        """Take what is known only in the middle of a step, a value for each tensor."""
+        """Take values that are known only in the middle of a step, one for each tensor."""
         for name in self.fixed:
             if name in known:
                 self.fixed[name] = known[name]
         self._hypers, self._numbers = [], []
 
     def evaluate(self, asked: Asked) -> None:
-        """Fill in the scalars of a step."""
+        """Compute the scalars of a step."""
         hypers, clip = asked.hypers, asked.clip
         same = bool(self._hypers) and all(map(operator.is_, hypers, self._hypers))
         if not same:
@@ -108,7 +110,7 @@ class StepScalars:
             self.of_tensors[:, i] = x
 
     def _compute_ahead(self, updates: int) -> None:
-        """Compute the scalars of the next steps, in which only the number of updates changes."""
+        """Compute the scalars of the next steps, if only the update count changes in them."""
         numbers = np.arange(updates, updates + AHEAD) + 1.0
         values = self._code.scalars(numbers, None, self._constants)
         self._first, self._steps = updates, np.empty((AHEAD, len(values)))
@@ -116,7 +118,7 @@ class StepScalars:
             self._steps[:, i] = x
 
     def _set_constants(self, hypers: Sequence[dict[str, Any]]) -> None:
-        """Compute what follows from hyper-parameters and sizes alone, if it has changed."""
+        """Compute what depends only on hyper-parameters and sizes, if these have changed."""
         value = hypers[0].get(VALUE) if VALUE in self._names else None
         of_layers: dict[str, Any] = {}
         if getattr(value, "ndim", 0) == 1:
@@ -134,6 +136,6 @@ class StepScalars:
 
     @cached_property
     def layers(self) -> Ints:
-        """Which layer of its stack each tensor is."""
+        """The number of each tensor in its stack."""
         tensors = [self._bucket.tensors[member] for member in self._members]
         return np.array([x.origin[1] // max(1, size(x.array)) for x in tensors], np.int64)

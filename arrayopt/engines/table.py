@@ -1,4 +1,6 @@
-"""The table of engines, and where one is chosen. A new engine is a folder and a row."""
+"""The table of engines, and the choice of one for a bucket. A new engine is a folder and a row. The
+step, `explain` and ranks call `select`.
+"""
 
 import sys
 import warnings
@@ -38,33 +40,33 @@ class NotFusedWarning(UserWarning):
 
 @dataclass(frozen=True)
 class EngineRow:
-    """An engine: where it is, what it needs, and whose arrays it takes."""
+    """An engine: its class, its requirements, and the arrays that it supports."""
 
     path: tuple[str, str]
     """The module and the class."""
     takes: tuple[str, ...] = ()
-    """The kinds of arrays that it fuses; an engine that fuses none takes all."""
+    """The kinds of arrays that it runs fused; an engine without any supports all."""
     needs: str = ""
-    """The package that it cannot do without, if it is not NumPy."""
+    """The package that it needs besides NumPy."""
     install: str = ""
-    """The name of the package, and how it is had."""
+    """The name of the package, and how to install it."""
     emits: str = ""
-    """The module whose `emit` writes its code, where it has one."""
+    """The module with the function `emit`, which writes the engine's code, if there is one."""
     looks: bool = False
-    """Whether the class itself looks for what it needs, as a compiler that works, and raises
-    ValueError where it is not there; it takes whether the user has asked for the engine.
+    """Whether the class itself checks its requirements, such as a compiler, and raises ValueError;
+    it takes `asked`, whether the user named the engine.
     """
     auto: bool = True
-    """Whether ``engine="auto"`` may choose it; else it serves who asks for it by name."""
+    """Whether ``engine="auto"`` may choose it."""
 
     def open(self, *, asked: bool = False) -> Engine:
-        """The engine; `asked` if the user named it. ValueError if its requirements are missing."""
+        """Create the engine; `asked` if the user named it. ValueError if it cannot run here."""
         if self.needs and not _installed(self.needs):
             raise ValueError(f"it needs {self.install}")
         try:
             engine = getattr(import_module(self.path[0]), self.path[1])
             made: Engine = engine(asked=asked) if self.looks else engine()
-        except ImportError as error:  # as where a package is older than another that it needs
+        except ImportError as error:  # for example, if versions of packages do not fit
             raise ValueError(f"{self.needs or self.path[0]} cannot be imported: {error}") from error
         return made
 
@@ -74,7 +76,7 @@ class EngineRow:
         return bool(getattr(import_module(self.emits), "LEAN", False))
 
     def emitter(self) -> Callable[..., str]:
-        """The function that writes the engine's code, without its package or a device."""
+        """Return the function that writes the engine's code; it needs no package and no device."""
         emit: Callable[..., str] = import_module(self.emits).emit
         return emit
 
@@ -83,7 +85,7 @@ def _installed(package: str) -> bool:
     """Whether a package can be imported."""
     try:
         return find_spec(package) is not None
-    except ValueError:  # it is imported already, and says nothing of where from
+    except ValueError:  # it is imported already, and has no `__spec__`
         return True
 
 
@@ -111,7 +113,7 @@ ENGINES: dict[str, EngineRow] = {
         "arrayopt.engines.cuda.emit",
     ),
 }
-"""The engines, better ones last. PyTorch's tensors are used in place."""
+"""The engines, best last. PyTorch's tensors are used in place."""
 
 
 FUSED: dict[str, tuple[str, ...]] = {}
@@ -122,13 +124,9 @@ for _name, _row in reversed(ENGINES.items()):
 
 
 def select(name: str, bucket: Bucket) -> tuple[Engine, str]:
-    """The engine for a bucket, of a name or ``"auto"``; and why it is that one.
+    """Return the engine for a bucket, by name or for ``"auto"``, and the reason for the choice.
 
-    Raises
-    ------
-    ValueError
-        If there is no engine of that name, or it cannot serve these arrays or this rule, with the
-        reason.
+    ValueError, with the reason, if there is no such engine, or if it cannot run the bucket.
     """
     last = bucket.engine
     if last is None or last[0] != name or last[1].name in bucket.refused:
@@ -141,13 +139,9 @@ def select(name: str, bucket: Bucket) -> tuple[Engine, str]:
 
 
 def instead(name: str, bucket: Bucket, error: CompilationError) -> Engine:
-    """The engine in place of one that could not compile what a bucket needs.
+    """Return the engine that replaces one that could not compile code for a bucket.
 
-    Raises
-    ------
-    CompilationError
-        The same, if the user has asked for that engine, or if other ranks share the tensors with
-        it.
+    The same CompilationError, if the user named that engine, or if ranks share the tensors.
     """
     if name != "auto" or bucket.kind == "cut":
         raise error
@@ -159,7 +153,7 @@ def instead(name: str, bucket: Bucket, error: CompilationError) -> Engine:
 
 
 def _select(name: str, bucket: Bucket) -> tuple[Engine, str]:
-    """See `select`."""
+    """See `select`; this always chooses again."""
     arrays = _kind(bucket.tensors[0].array)
     if name != "auto":
         if name not in ENGINES:
@@ -194,20 +188,20 @@ def _select(name: str, bucket: Bucket) -> tuple[Engine, str]:
 
 
 def _shown(reasons: dict[str, list[str]]) -> list[str]:
-    """Reasons, each with the engines that have it."""
+    """Return each reason, with the engines that have it."""
     return [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
 
 
 class _Counting(Engine):
-    """For tensors that other ranks update: here they are counted, and nothing else."""
+    """Counts the updates of tensors that other ranks update, and does nothing else."""
 
     name = "none"
 
     def check(self, bucket: Bucket) -> None:
-        """Any bucket is for this engine."""
+        """Accept any bucket."""
 
     def prepare(self, bucket: Bucket, asked: Asked, meetings: Sequence[Any] = ()) -> MakeStep:
-        """See `Engine.prepare`: other ranks tell the numbers."""
+        """See `Engine.prepare`; other ranks pass numbers to meetings."""
         took = np.flatnonzero([g is not None for g in asked.grads])
 
         def run(reports: dict[str, Report]) -> Stops:
@@ -220,10 +214,10 @@ class _Counting(Engine):
         return "their parameters come from there after each step"
 
 
-def advise(buckets: Sequence[Bucket], told: set[str]) -> None:
-    """Warn if no fused engine runs a bucket and a user can change that; `told`: said before."""
+def advise(buckets: Sequence[Bucket], warned: set[str]) -> None:
+    """Warn if a user can enable a fused engine for a bucket; `warned` has the earlier warnings."""
     for bucket in buckets:
-        if bucket.remedy and bucket.remedy not in told and bucket.kind != "none":
+        if bucket.remedy and bucket.remedy not in warned and bucket.kind != "none":
             names = [tensor.name for tensor in bucket.whole.tensors]
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             warnings.warn(
@@ -233,11 +227,11 @@ def advise(buckets: Sequence[Bucket], told: set[str]) -> None:
                 NotFusedWarning,
                 stacklevel=_calls(),
             )
-            told.add(bucket.remedy)
+            warned.add(bucket.remedy)
 
 
 def _calls() -> int:
-    """How many frames there are up to the user's own line, for a warning."""
+    """Return the number of frames from here to the user's own line, for a warning."""
     frame, calls = sys._getframe(1), 1
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "arrayopt":
         frame, calls = frame.f_back, calls + 1
@@ -245,14 +239,14 @@ def _calls() -> int:
 
 
 def _kind(x: Array) -> str:
-    """An array's library, and for PyTorch the kind of device where that is not the CPU."""
+    """Return an array's library, and for PyTorch the device, unless that is the CPU."""
     name, device = library(x), getattr(x, "device", None)
     kind = getattr(device, "type", "cpu")
     return f"{name} on {kind}" if name == "torch" and kind != "cpu" else name
 
 
 def _serving(name: str, arrays: str, bucket: Bucket, *, asked: bool = False) -> Engine:
-    """An engine, if it can run this bucket; ValueError with the reason otherwise."""
+    """Return an engine if it can run this bucket; else raise ValueError with the reason."""
     row = ENGINES[name]
     if name in bucket.refused:
         raise ValueError(bucket.refused[name])

@@ -1,4 +1,6 @@
-"""Threads: how many there may be, running functions on them, and work divided over them."""
+"""Threads of CPU engines: how many to use, `run`, which calls functions on several, and `divide`,
+which divides tensors among them. A pool keeps the threads.
+"""
 
 import ctypes
 import functools
@@ -18,11 +20,11 @@ from arrayopt.arrays import Ints
 from arrayopt.engines.interrupts import uninterrupted
 
 MOST_THREADS = 4 * (os.cpu_count() or 1) + 64
-"""So many threads are kept at most, whatever is asked for."""
+"""The largest number of threads that are kept, whatever number is set."""
 
 
 def thread_count() -> int:
-    """How many threads to use: ``ARRAYOPT_NUM_THREADS``, or all cores that the process may use.
+    """Return the number of threads: ``ARRAYOPT_NUM_THREADS``, or all cores of the process.
 
     The variable is looked up each time, the cores once in each process.
 
@@ -35,24 +37,17 @@ def thread_count() -> int:
 
 
 def thread_source() -> tuple[int, str]:
-    """As `thread_count`, and in words where the number comes from."""
+    """As `thread_count`, and where the number comes from, in words."""
     return _asked("ARRAYOPT_NUM_THREADS") or _granted()
 
 
 def process_count() -> int:
-    """How many processes may compile at once: ``ARRAYOPT_COMPILE_PROCESSES``, or as many as there
-    are threads.
-
-    Raises
-    ------
-    ValueError
-        As `thread_count`.
-    """
+    """Return how many processes may compile: ``ARRAYOPT_COMPILE_PROCESSES``, or `thread_count`."""
     return (_asked("ARRAYOPT_COMPILE_PROCESSES") or thread_source())[0]
 
 
 def _asked(variable: str) -> tuple[int, str] | None:
-    """The number that a variable of the environment is set to, and in words where it comes from."""
+    """Return the number in an environment variable, and its source in words; None if not set."""
     given = os.environ.get(variable)
     if given is None:
         return None
@@ -63,7 +58,7 @@ def _asked(variable: str) -> tuple[int, str] | None:
 
 @functools.cache
 def _granted() -> tuple[int, str]:
-    """How many cores the process may use, and who says so."""
+    """Return the number of cores that the process may use, and what limits it, in words."""
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
@@ -74,7 +69,7 @@ def _granted() -> tuple[int, str]:
 
 
 def _quota() -> int:
-    """The cores' worth of time that the control group grants; many where it says nothing."""
+    """Return the cores that the control group grants; a large number if it sets no limit."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return math.ceil(int(quota) / int(period))
@@ -84,7 +79,7 @@ def _quota() -> int:
 
 @functools.cache
 def _modes() -> tuple[Any, Any] | None:
-    """C's functions that read and set a thread's floating-point mode; None where there are none."""
+    """Return C's functions that read and set a thread's floating-point mode, or None."""
     try:
         process = ctypes.PyDLL(None)
         return process.fegetenv, process.fesetenv
@@ -93,10 +88,10 @@ def _modes() -> tuple[Any, Any] | None:
 
 
 class _Job:
-    """Functions that several threads work through: each takes the next that nobody has taken.
+    """Functions that several threads run: each thread takes the next one that is left.
 
-    Threads that help compute in the mode of the one that made the job: whether subnormal numbers
-    are zero, as after `torch.set_flush_denormal(True)`, is a setting of each thread.
+    Helping threads use the floating-point mode of the thread that made the job: whether subnormal
+    numbers are zero, as after `torch.set_flush_denormal(True)`, is a setting of each thread.
     """
 
     def __init__(self, tasks: Sequence[Callable[[], Any]]) -> None:
@@ -106,8 +101,8 @@ class _Job:
         self.left = deque(tasks)
         self.count = len(tasks)
         self.errors: list[BaseException] = []
-        self.ended: list[None] = []  # one for each function that has
-        self.bell: SimpleQueue[None] = SimpleQueue()  # rung after each end
+        self.ended: list[None] = []  # one for each function that has ended
+        self.bell: SimpleQueue[None] = SimpleQueue()  # wakes `wait` when a function has ended
 
     def help(self) -> None:
         """Run functions on another thread."""
@@ -127,16 +122,16 @@ class _Job:
                 task()
             except BaseException as error:
                 self.errors.append(error)
-            del task  # before it counts as ended: it holds what the caller may want to free
+            del task  # before it counts as ended, because the caller may then free its arrays
             self.ended.append(None)
             self.bell.put(None)
 
     def wait(self) -> None:
-        """Return when all have ended, whatever is raised meanwhile; then raise the first error."""
+        """Wait until all have ended, even if a signal handler raises; raise the first error."""
         while len(self.ended) < self.count:
             try:
                 self.bell.get()
-            except BaseException as error:  # as of a signal's handler
+            except BaseException as error:  # of a signal handler
                 self.errors.append(error)
         if self.errors:
             first = self.errors[0]
@@ -144,14 +139,13 @@ class _Job:
             try:
                 raise first
             finally:
-                del first  # the error holds this frame: the frame must not hold the error
+                del first  # the error refers to this frame, which must not refer to the error
 
 
 class _Pool:
-    """Threads that wait for jobs: as many as were ever wanted at once, up to `MOST_THREADS`.
+    """Threads that wait for jobs: the most that were needed at once, up to `MOST_THREADS`.
 
-    Each has a queue of its own, and jobs go to the first ones, so that the room that a thread keeps
-    is not needed again in others.
+    Each has its own queue, and the first ones get the jobs, so that few threads allocate buffers.
     """
 
     def __init__(self) -> None:
@@ -159,7 +153,7 @@ class _Pool:
         self.lock = threading.Lock()
 
     def help(self, job: _Job, count: int) -> None:
-        """Ask so many threads to help with a job. The caller works too, and can do without."""
+        """Ask up to `count` threads to help with a job. The caller works too, with or without."""
         count = min(count, MOST_THREADS)
         if len(self.queues) < count:
             self._grow(count)
@@ -174,22 +168,22 @@ class _Pool:
                     threading.Thread(
                         target=_serve, args=(queue,), name="arrayopt", daemon=True
                     ).start()
-                except RuntimeError:  # the system has no more, or Python is ending
+                except RuntimeError:  # no more threads are possible, or Python is ending
                     return
                 self.queues.append(queue)
 
 
 def _serve(jobs: "SimpleQueue[_Job]") -> None:
-    """Work on one job after the other, without end."""
+    """Work on one job after the other, for ever."""
     while True:
         jobs.get().help()
 
 
 def run(tasks: Sequence[Callable[[], Any]], threads: int = MOST_THREADS) -> None:
-    """Run functions on this thread and others, up to so many at once, and wait for all; then the
-    first error is raised.
+    """Run functions on this thread and others, up to `threads` at once; wait for all.
 
-    SIGINT waits until all have ended, for they write. The functions must not wait for each other.
+    Then raise the first error. SIGINT waits until all have ended, because they write memory. The
+    functions must not wait for each other.
     """
     threads = min(threads, len(tasks))
     if threads < 2:
@@ -204,11 +198,9 @@ def run(tasks: Sequence[Callable[[], Any]], threads: int = MOST_THREADS) -> None
 
 
 def divide(rows: Ints, loads: Ints, parts: int) -> list[Ints]:
-    """Rows in parts of about the same load: large ones one by one, and of the small ones a run for
-    each part.
+    """Divide rows among threads by load: large ones one by one, and for each a run of small ones.
 
-    What lies side by side is best worked through by the same thread, for its processor fetches
-    ahead.
+    One thread works on neighbouring rows, because its processor prefetches memory.
     """
     small = loads <= loads.sum() // (64 * parts)
     large: list[list[int]] = [[] for _ in range(parts)]
@@ -229,12 +221,12 @@ def divide(rows: Ints, loads: Ints, parts: int) -> list[Ints]:
 _pool = _Pool()
 
 
-def _begin_anew() -> None:
-    """In a child after a fork: it has no threads of ours, and may have been given other cores."""
+def _after_fork() -> None:
+    """In a child after a fork, forget the parent's threads, and the number of cores."""
     global _pool
     _pool = _Pool()
     _granted.cache_clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)
+    os.register_at_fork(after_in_child=_after_fork)

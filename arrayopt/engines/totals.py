@@ -1,4 +1,6 @@
-"""Updates of several tensors as written, with totals: pure, for any library to trace."""
+"""Updates as written of several tensors whose rules use totals, for any library to trace. Updates
+run again whenever more totals are known. `functional.update` calls `together`.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -22,24 +24,24 @@ class Work(NamedTuple):
     rule: Rule
     p: Array
     run: Callable[[dict[str, Any]], Done]
-    """Makes the update, with the totals that are known."""
+    """Computes the update, given the totals that are known."""
     left: Any = None
-    """Array of bool, optional: which of its layers are left as they are."""
+    """Array of bool, optional: the layers that are skipped."""
 
     @property
     def layers(self) -> int:
-        """How many layers it has, if it is stacked; else 0."""
+        """The number of layers, if the tensor is stacked; else 0."""
         return int(self.p.shape[0]) if self.rule.stacked else 0
 
-    def told(self, x: Any) -> list[Any]:
-        """What it adds to a total, one after the other: blocks are tensors like others."""
+    def contributions(self, x: Any) -> list[Any]:
+        """Return the tensor's contributions to a total, in order; each block has its own."""
         if self.rule.blocks is None or not is_array(x):
             return [x]
         return [x[i, ...] for i in range(x.shape[0])]
 
 
 def together(work: dict[str, Work], *, valued: bool) -> dict[str, Done]:
-    """Make all updates; those that ask for totals are made again whenever some are known."""
+    """Compute all updates; those with totals run again whenever more totals are known."""
     done = {name: one.run({}) for name, one in work.items()}
     classes: dict[type[Rule], list[str]] = {}
     for name, (_, _, report) in done.items():
@@ -61,9 +63,11 @@ def together(work: dict[str, Work], *, valued: bool) -> dict[str, Done]:
                 total = dict[int, Any]()
                 for name in names:
                     at = work[name].layers
-                    for x in work[name].told(done[name][2][of_total(which)]):
-                        told = _told(work[name], x, how[which])
-                        total[at] = _taken(how[which], total[at], told) if at in total else told
+                    for x in work[name].contributions(done[name][2][of_total(which)]):
+                        added = _contribution(work[name], x, how[which])
+                        if at in total:
+                            added = _combined(how[which], total[at], added)
+                        total[at] = added
                 for name in names:
                     known[name][of_total(which)] = total[work[name].layers]
             done |= {name: work[name].run(known[name]) for name in names}
@@ -75,7 +79,7 @@ def together(work: dict[str, Work], *, valued: bool) -> dict[str, Done]:
 
 
 def as_many(rule: type[Rule], plans: set[tuple[Total, ...]]) -> None:
-    """Raise ValueError where tensors of a class of rule ask for more totals than others."""
+    """Raise ValueError if the tensors of a class of rule use different numbers of totals."""
     counts = sorted({len(x) for x in plans})
     if len(counts) > 1:
         raise ValueError(
@@ -84,8 +88,8 @@ def as_many(rule: type[Rule], plans: set[tuple[Total, ...]]) -> None:
         )
 
 
-def _told(work: Work, number: Any, how: str) -> Any:
-    """A number of a tensor, or of each layer, in double precision; of none that is left out."""
+def _contribution(work: Work, number: Any, how: str) -> Any:
+    """Return a contribution in double precision; that of layers that are left out has no effect."""
     if not is_array(number):
         return number
     xp = array_namespace(number)
@@ -99,8 +103,8 @@ def _told(work: Work, number: Any, how: str) -> Any:
     return number if work.left is None else unless(work.left, nothing, number)
 
 
-def _taken(how: str, one: Any, other: Any) -> Any:
-    """The sum of two numbers, or the larger one."""
+def _combined(how: str, one: Any, other: Any) -> Any:
+    """Return the sum of two numbers, or the larger one."""
     arrays = [number for number in (one, other) if is_array(number)]
     if len({array_namespace(number) for number in arrays}) > 1:
         one, other, arrays = float(one), float(other), []

@@ -1,1 +1,1 @@
-"""State of other libraries' optimizers, read and written."""
+"""Reading and writing the state of other libraries' optimizers."""

@@ -1,4 +1,4 @@
-"""State of other libraries' optimizers in 8 bits, as numbers."""
+"""Dequantization of the 8-bit state of other libraries' optimizers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,31 +6,31 @@ from typing import Any
 from arrayopt.arrays import array_namespace, size
 
 NESTED = "__bnb_optimizer_quant_state__"
-"""Under what word bitsandbytes keeps codes and maps, from version 0.44 on."""
+"""The key of bitsandbytes' codes and maps in a state, since version 0.44."""
 
 BLOCKS = (256, 2048, 4096, 1024, 512, 128, 64)
-"""The elements of a block in versions of bitsandbytes; those of the present version first."""
+"""Block sizes of all versions of bitsandbytes, in elements. Those of the present version come first."""
 
 
-def widened(states: Mapping[Any, Any]) -> dict[Any, Any]:
-    """The states of all parameters, with numbers in place of codes.
+def dequantized(states: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return the states of all parameters with floating-point numbers in place of codes.
 
-    bitsandbytes keeps a code of 8 bits for each element, a map of 256 numbers, and the largest
-    magnitude of each block; torchao has tensors of its own, which widen themselves.
+    bitsandbytes stores an 8-bit code for each element, a map from codes to 256 numbers, and the largest magnitude of
+    each block. torchao has its own tensor classes, with a method ``dequantize``.
 
     Raises
     ------
     ValueError
-        If codes are not in blocks.
+        If there is not one scale for each block, in blocks of a size that bitsandbytes uses.
     """
     found = {}
     for key, state in states.items():
-        found[key] = state if isinstance(key, str) else _widened(state)
+        found[key] = state if isinstance(key, str) else _dequantized(state)
     return found
 
 
-def _widened(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of one parameter."""
+def _dequantized(state: Mapping[str, Any]) -> dict[str, Any]:
+    """As `dequantized`, for the state of one parameter."""
     made = dict(state)
     made.update(made.pop(NESTED, {}))
     for name, x in state.items():
@@ -50,7 +50,7 @@ def _widened(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _numbers(codes: Any, table: Any, largest: Any) -> Any:
-    """What codes stand for."""
+    """The numbers that codes stand for: those of `table`, times the scale of the block, `largest`."""
     xp, count = array_namespace(codes), size(codes)
     fitting = [block for block in BLOCKS if -(-count // block) == size(largest)]
     if not fitting:

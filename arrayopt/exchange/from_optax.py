@@ -1,4 +1,4 @@
-"""The state of optax's transformations, translated to that of an `Optimizer`."""
+"""`load_optax`: loads the state of an optax transformation into an `Optimizer`."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -25,13 +25,13 @@ _READ: dict[type[Rule], dict[str, dict[str, str]]] = {
         **{kind: {"nu": "v", "mu": "m"} for kind in ("ScaleByRStdDevState", "ScaleByRStdDevWithCountState")},
     },
 }
-"""The states of optax that are read for a rule, by class: slots, by the names of fields."""
+"""For each rule, the classes of optax's states for it, with the slot of each field."""
 
 _FIELDS = {"mu", "nu", "trace", "slots"}
-"""A state with one of these has slots."""
+"""Fields that hold slots: a state with one of them is an optimizer's."""
 
 _NARROW = {"float16", "bfloat16", *QUANTIZED}
-"""Dtypes of slots that may have other numbers than wide ones, such as roots or codes."""
+"""Dtypes whose slots cannot be copied to other dtypes, because they may contain square roots or codes."""
 
 
 def load_optax(opt: Optimizer, state: Any) -> None:
@@ -86,11 +86,11 @@ def load_optax(opt: Optimizer, state: Any) -> None:
 
 
 def _translated(opt: Optimizer, state: Any) -> dict[str, Any]:
-    """The state dict that the optimizer is to have."""
+    """The state dict to load into the optimizer, made from a state of optax."""
     parts = list(_parts(state))
     states = [x for x in parts if any(name == "slots" or flatten(getattr(x, name)) for name in _FIELDS & {*x._fields})]
     if len(states) != 1:
-        got = f"{len(states)}: {', '.join(type(x).__name__ for x in states)}" if states else _said(state, parts)
+        got = f"{len(states)}: {', '.join(type(x).__name__ for x in states)}" if states else _described(state, parts)
         if any("inner_states" in x._fields for x in parts):
             got += "; of optax.multi_transform load each of its `inner_states` into an optimizer over those parameters"
         raise TypeError(f"load_optax: needs an optax state with one of `mu` and `nu`, or `trace`; got {got}")
@@ -141,13 +141,13 @@ def _translated(opt: Optimizer, state: Any) -> dict[str, Any]:
     return saved
 
 
-def _said(state: Any, parts: list[Any]) -> str:
-    """What errors call a state without slots: the states in it."""
+def _described(state: Any, parts: list[Any]) -> str:
+    """The name of a state without slots in errors: the classes of the states in it."""
     return ", ".join(type(x).__name__ for x in parts) or type(state).__name__
 
 
 def _trees(opt: Optimizer, states: Any) -> dict[str, Any]:
-    """The slots in a state of optax; or raise where it is not one that all rules here have in optax."""
+    """The slots in a state of optax, as trees. Raise an error if a rule of `opt` cannot use this state."""
     kind = type(states).__name__
     if kind == "ScaleByAmsgradState":
         raise ValueError(
@@ -163,9 +163,9 @@ def _trees(opt: Optimizer, states: Any) -> dict[str, Any]:
 
 
 def _divisors(opt: Optimizer, saved: dict[str, Any], state: Any, parts: list[Any], states: Any) -> dict[str, float]:
-    """What a trace is to be divided by, for each tensor under LARS; or raise where the state does not tell it.
+    """The divisor of each tensor's trace; empty for SGD. Raise ValueError if the state does not determine it.
 
-    It has the factor -lr where the learning rate comes before it in the chain, as in optax.lars.
+    A trace contains the factor -lr if the learning rate comes before the trace in the chain, as in optax.lars.
     """
     chain = [type(x).__name__ for x in _chain_of(state, states)]
     rules = {type(group.rule) for group in opt.groups}
@@ -209,15 +209,15 @@ def _divisors(opt: Optimizer, saved: dict[str, Any], state: Any, parts: list[Any
 
 
 def _chain_of(state: Any, part: Any) -> list[Any]:
-    """The states of the chain that a part is in, in their order; none where it is in no chain."""
-    inner = list(state.values()) if isinstance(state, dict) else list(state) if isinstance(state, tuple | list) else []
+    """The states of the chain that contains `part`, in order; empty if no chain does."""
+    inner = _children(state)
     if any(x is part for x in inner) and not hasattr(state, "_fields"):
         return inner
     return next((found for x in inner if (found := _chain_of(x, part))), [])
 
 
 def _check_ours(opt: Optimizer, state: Any, slots: set[str]) -> None:
-    """Raise where a state of `arrayopt.optax` is of another rule, or has slots that the optimizer does not."""
+    """Raise an error if a state of `arrayopt.optax` is for another rule, or has slots that the optimizer lacks."""
     rules = {type(group.rule) for group in opt.groups}
     if rules != {getattr(state, "rule", type(opt.rule))}:
         names = ", ".join(sorted(rule.__name__ for rule in rules))
@@ -228,15 +228,22 @@ def _check_ours(opt: Optimizer, state: Any, slots: set[str]) -> None:
 
 
 def _parts(state: Any) -> Iterator[Any]:
-    """The namedtuples in a state, the outer ones first."""
+    """All namedtuples in a state, from the outside in."""
     if hasattr(state, "_fields"):
         yield state
-    for x in state.values() if isinstance(state, dict) else state if isinstance(state, tuple | list) else ():
+    for x in _children(state):
         yield from _parts(x)
 
 
+def _children(state: Any) -> list[Any]:
+    """The values of a dict, or the items of a tuple or list; empty for anything else."""
+    if isinstance(state, dict):
+        return list(state.values())
+    return list(state) if isinstance(state, tuple | list) else []
+
+
 def _put_hypers(saved: dict[str, Any], parts: list[Any]) -> None:
-    """Take over what was injected, except where there is a schedule here."""
+    """Copy the hyper-parameters of ``optax.inject_hyperparams`` into a state dict, except where it has schedules."""
     injected = {k: x for part in parts if "hyperparams" in part._fields for k, x in part.hyperparams.items()}
     for rule in (saved["rule"], *saved["groups"]):
         names = {**OPTAX, "decay": "alpha" if "alpha" in rule["hypers"] else "momentum"}

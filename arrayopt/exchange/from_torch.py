@@ -1,4 +1,4 @@
-"""State of other libraries' optimizers, translated to that of an `Optimizer`."""
+"""`load_torch`: loads the state of a PyTorch optimizer, or a similar one, into an `Optimizer`."""
 
 import copy
 import dataclasses
@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from arrayopt.arrays import Array, array_namespace, dtype_name, is_array, kind, of_host, place, size, to_host
-from arrayopt.exchange.eight_bits import widened
-from arrayopt.exchange.given import below, put_fields, said
+from arrayopt.exchange.eight_bits import dequantized
+from arrayopt.exchange.given import below, described, put_fields
 from arrayopt.exchange.sources import KNOWN, SOURCES, Source
 from arrayopt.optimizer import Optimizer
 from arrayopt.rules import LAMB, SGD, Muon
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def load_torch(
     opt: "Optimizer | torch.optim.Optimizer", state: Mapping[str, Any], *, names: Sequence[str] | None = None
 ) -> None:
-    """Load the state of a ``torch.optim`` optimizer with the rule's name, or of a similar one elsewhere.
+    """Load the state of the ``torch.optim`` optimizer with the rule's name, or of a similar one of another library.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ def load_torch(
     source = SOURCES.get(type(under.rule)) if isinstance(under, Optimizer) else None
     if source is None:
         named = ", ".join(kind.__name__ for kind in SOURCES)
-        raise TypeError(f"load_torch: `opt` must be an Optimizer with the rule {named}; got {said(under)}")
+        raise TypeError(f"load_torch: `opt` must be an Optimizer with the rule {named}; got {described(under)}")
     with under._team.warned("load_torch"):
         other = [f"{g.label!r} {type(g.rule).__name__}" for g in under.groups if type(g.rule) is not type(under.rule)]
         if other:
@@ -81,14 +81,14 @@ def load_torch(
                 f" PyTorch has one rule; group {', group '.join(other)}"
             )
         names = _in_order(opt, under, state) if names is None else names
-        saved = _read(under, source, state, names, _upward(opt, under))
+        saved = _read(under, source, state, names, _maximized(opt, under))
     under._restore(saved, "load_torch")
-    if opt is not below(opt):  # its groups say so, too
+    if opt is not below(opt):
         _take_guests(opt, source, state)
 
 
 def _in_order(outer: Any, opt: Optimizer, state: Any) -> list[str] | None:
-    """The names here in their order, where `arrayopt.torch` has groups as large as those of a state without names."""
+    """All names in order, if the state has none, and groups of the same sizes as an optimizer of `arrayopt.torch`."""
     groups = state.get("param_groups", ()) if isinstance(state, Mapping) else ()
     if outer is opt or any("param_names" in group for group in groups):
         return None
@@ -96,12 +96,12 @@ def _in_order(outer: Any, opt: Optimizer, state: Any) -> list[str] | None:
 
 
 def _sizes(groups: Any) -> list[int]:
-    """How many parameters each group has."""
+    """The number of parameters in each group."""
     return [len(group["params"]) for group in groups]
 
 
 def _take_guests(outer: Any, source: Source, state: Mapping[str, Any]) -> None:
-    """Have `arrayopt.torch` keep what others keep in a state, where it has groups as large."""
+    """Copy the entries of other code from a state to `arrayopt.torch`, if their groups have the same sizes."""
     own = {*KNOWN, *source.fixed, "step", "max_grad_norm", *(name for names in source.slots.values() for name in names)}
     if _sizes(state["param_groups"]) == _sizes(outer.param_groups):
         for saved_group, group in zip(state["param_groups"], outer.param_groups, strict=True):
@@ -113,8 +113,8 @@ def _take_guests(outer: Any, source: Source, state: Mapping[str, Any]) -> None:
         outer.state.update({key: copy.deepcopy(x) for key, x in state["state"].items() if isinstance(key, str)})
 
 
-def _upward(outer: Any, opt: Optimizer) -> dict[str, bool] | None:
-    """Which tensors of `arrayopt.torch` go up; None for an `Optimizer`, where none can."""
+def _maximized(outer: Any, opt: Optimizer) -> dict[str, bool] | None:
+    """Whether each tensor of `arrayopt.torch` is in a group with `maximize`; None for an `Optimizer`."""
     if outer is opt:
         return None
     flags = [bool(group.get("maximize")) for group in outer.param_groups for _ in dict.fromkeys(group["params"])]
@@ -126,11 +126,11 @@ def _read(
     source: Source,
     state: Mapping[str, Any],
     names: Sequence[str] | None,
-    upward: dict[str, bool] | None,
+    maximized: dict[str, bool] | None,
 ) -> dict[str, Any]:
-    """The state dict that the optimizer is to have; see `load_torch`."""
+    """As `_translated`, but raise TypeError if the state does not have the form of a state dict."""
     try:
-        return _translated(opt, source, state["param_groups"], state["state"], names, upward)
+        return _translated(opt, source, state["param_groups"], state["state"], names, maximized)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         if str(error).startswith("load_torch:"):
             raise
@@ -145,35 +145,34 @@ def _translated(
     groups: Any,
     states: Any,
     names: Sequence[str] | None,
-    upward: dict[str, bool] | None,
+    maximized: dict[str, bool] | None,
 ) -> dict[str, Any]:
-    """The state dict that the optimizer is to have."""
-    states = widened(states)
+    """The state dict to load into the optimizer, made from the groups and states of another one."""
+    states = dequantized(states)
     _check_keys(type(opt.rule).__name__, source, groups, states)
     _check_options(type(opt.rule).__name__, source, groups)
-    home = _homes(groups, list(opt.state), names)
-    _check_upward(groups, home, upward)
+    origins = _origins(groups, list(opt.state), names)
+    _check_maximized(groups, origins, maximized)
     saved = opt.state_dict()
-    agreed = [_agreed(g.label, {name: source.fields(groups[home[name][0]]) for name in g.names}) for g in opt.groups]
+    agreed = []
+    for g in opt.groups:
+        agreed.append(_agreed(g.label, {name: source.fields(groups[origins[name][0]]) for name in g.names}))
     alike = [fields for g, fields in zip(opt.groups, agreed, strict=True) if g.rule.structure == opt.rule.structure]
-    if alike:  # the rule of the optimizer stands for tensors that have nothing switched on or off for themselves
+    if alike:  # the optimizer's own rule gets the values of a group with the same structure
         put_fields(saved["rule"], {k: x for k, x in alike[-1].items() if k in saved["rule"]["hypers"]})
     for group, was, fields in zip(opt.groups, saved["groups"], agreed, strict=True):
         put_fields(was, fields)
         own = {k for k in fields.keys() & was["hypers"].keys() if was["hypers"][k] != saved["rule"]["hypers"][k]}
         was["own"] = sorted(own.union(was["own"]))
         for tensor in group.tensors:
-            i, index = home[tensor.name]
+            i, index = origins[tensor.name]
             entry = {k: x for k, x in states.get(index, {}).items() if x is not None}
             wide = dataclasses.replace(group.rule, state_dtype=None)
             slots = new_slots(wide, tensor.name, tensor.array)
-            if entry:
-                split = kind(tensor.array) == "complex"
-                slots |= {
-                    k: _cast(_found(entry, source.slots[k]), x, complex_=split)
-                    for k, x in slots.items()
-                    if k in source.slots
-                }
+            is_complex = kind(tensor.array) == "complex"
+            for slot, keys in source.slots.items():
+                if entry and slot in slots:
+                    slots[slot] = _cast(_found(entry, keys), slots[slot], complex_=is_complex)
             slots = converted(tensor.array, slots, wide, group.rule)
             saved["tensors"][tensor.name].update(t=int(source.count(groups[i], entry)), slots=slots)
     if isinstance(opt.rule, LAMB):
@@ -185,7 +184,7 @@ def _translated(
 
 
 def _check_keys(rule: str, source: Source, groups: Any, states: Any) -> None:
-    """Raise TypeError for groups, or for the state of a tensor, of another optimizer."""
+    """Raise TypeError if a group, or the state of a parameter, lacks keys that the optimizer's state has."""
     who = f"load_torch: under {rule} it needs the state of {source.of}"
     for i, group in enumerate(groups):
         try:
@@ -193,7 +192,7 @@ def _check_keys(rule: str, source: Source, groups: Any, states: Any) -> None:
         except KeyError as error:
             raise TypeError(f"{who}; group {i} has no {error}, but {', '.join(map(str, group))}") from error
     for key, state in states.items():
-        if isinstance(key, str):  # what others keep under a word
+        if isinstance(key, str):  # an entry of other code
             continue
         has = [str(k) for k, x in state.items() if x is not None]
         lacking = [" or ".join(source.slots[slot]) for slot in source.core if not {*source.slots[slot]} & {*has}]
@@ -201,25 +200,22 @@ def _check_keys(rule: str, source: Source, groups: Any, states: Any) -> None:
             raise TypeError(f"{who}; that of parameter {key} has no {', no '.join(lacking)}, but {', '.join(has)}")
 
 
-def _check_upward(groups: Any, home: dict[str, tuple[int, Any]], upward: dict[str, bool] | None) -> None:
-    """Raise ValueError where PyTorch goes up and the optimizer here down, or the other way round."""
-    is_upward = {name: bool(groups[i].get("maximize")) for name, (i, _) in home.items()}
-    if upward is None and any(is_upward.values()):
+def _check_maximized(groups: Any, origins: dict[str, tuple[int, Any]], maximized: dict[str, bool] | None) -> None:
+    """Raise ValueError if `maximize` differs between the state and the optimizer."""
+    saved = {name: bool(groups[i].get("maximize")) for name, (i, _) in origins.items()}
+    if maximized is None and any(saved.values()):
         raise ValueError(
             "load_torch: there is no counterpart for maximize=True: an Optimizer minimizes. Load into one of"
             " arrayopt.torch with maximize=True; or set it to False in the state's groups, and negate the gradients"
         )
-    wrong = (
-        [f"{name!r} has maximize={up}, here {upward[name]}" for name, up in is_upward.items() if upward[name] != up]
-        if upward
-        else []
-    )
+    here = saved if maximized is None else maximized
+    wrong = [f"{name!r} has maximize={x}, here {here[name]}" for name, x in saved.items() if here[name] != x]
     if wrong:
         raise ValueError(f"load_torch: set `maximize` in param_groups as it is in the state: {'; '.join(wrong)}")
 
 
 def _check_options(rule: str, source: Source, groups: Any) -> None:
-    """Raise ValueError for an option that would change results and has no counterpart."""
+    """Raise ValueError for an option that changes results and that the rule does not have."""
     wrong = []
     for i, group in enumerate(groups):
         wrong += [
@@ -233,8 +229,8 @@ def _check_options(rule: str, source: Source, groups: Any) -> None:
         raise ValueError(f"load_torch: there is no counterpart for {'; '.join(wrong)}")
 
 
-def _homes(groups: Any, here: list[str], names: Sequence[str] | None) -> dict[str, tuple[int, Any]]:
-    """For the name of each tensor the group, and the key of the state, that PyTorch has for it."""
+def _origins(groups: Any, here: list[str], names: Sequence[str] | None) -> dict[str, tuple[int, Any]]:
+    """For each tensor, by name, the index of its group in PyTorch's state, and its key in ``state``."""
     places = [(i, index) for i, group in enumerate(groups) for index in group["params"]]
     if names is None:
         given = [name for group in groups for name in group.get("param_names", ())]
@@ -265,7 +261,7 @@ def _homes(groups: Any, here: list[str], names: Sequence[str] | None) -> dict[st
 
 
 def _agreed(label: str, fields: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """What all tensors of a group have, by field."""
+    """The fields of a group, from those of each tensor. Raise ValueError if tensors have different ones."""
     first = next(iter(fields.values()))
     differing = [key for key in first if any(other[key] != first[key] for other in fields.values())]
     if differing:
@@ -277,14 +273,14 @@ def _agreed(label: str, fields: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _found(entry: Mapping[str, Any], names: tuple[str, ...]) -> Any:
-    """An array of a tensor's state, under the name that it has there."""
+    """The array in a tensor's state under the first of these names that the state has, or None."""
     return next((entry[name] for name in names if name in entry), None)
 
 
 def _cast(x: Any, slot: Array, *, complex_: bool) -> Any:
-    """An array where a slot is, in its dtype, in as many dimensions; what is none, and of another kind, as it is.
+    """Convert an array to the library, device, dtype and rank of a slot of the same kind, or return x as it is.
 
-    Second moments of complex numbers' parts, which PyTorch keeps as the parts of a complex number, are added up.
+    If the slot of a complex tensor is real, the two parts of x, PyTorch's second moments of both parts, are added.
     """
     if not is_array(x):
         return x
@@ -293,7 +289,7 @@ def _cast(x: Any, slot: Array, *, complex_: bool) -> Any:
         x = xp.real(x) + xp.imag(x)
     if kind(x) != kind(slot):
         return x
-    if x.ndim == slot.ndim + 1 and size(x) == size(slot):  # Adafactor's averages keep the axis that they are over
+    if x.ndim == slot.ndim + 1 and size(x) == size(slot):  # Adafactor's averages in PyTorch keep the reduced axis
         x = xp.reshape(x, tuple(slot.shape))
     x = xp.astype(x, getattr(xp, dtype_name(slot)))
     return x if place(x) == place(slot) else of_host(slot, to_host(x))

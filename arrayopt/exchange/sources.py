@@ -1,4 +1,4 @@
-"""What PyTorch's optimizers and their like keep, and where it belongs here."""
+"""The options and arrays of PyTorch's optimizers and similar ones, and the fields and slots that they become."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -9,22 +9,22 @@ from arrayopt.rules import LAMB, SGD, Adafactor, Adam, AdamW, Muon, NAdam, RAdam
 
 @dataclass(frozen=True)
 class Source:
-    """What one of PyTorch's optimizers keeps.
+    """How to read the state of an optimizer of PyTorch.
 
     Attributes
     ----------
     fields : callable
         Takes a group; returns the rule's fields.
     slots : dict
-        The names of its arrays, by slot: PyTorch's, and bitsandbytes'.
+        For each slot, the names of its array in the state, in PyTorch and bitsandbytes.
     fixed : dict
-        Options with the only value that the rule can be.
+        Options that must have this value, because the rule cannot do anything else.
     count : callable
-        Takes a group and a tensor's state; returns the number of updates (SGD's only shows whether there was one).
+        Takes a group and a tensor's state; returns the number of updates (for SGD, only whether there was one).
     of : str
-        Whose state it is.
+        The names of the optimizers, for errors.
     core : tuple of str
-        Slots that a tensor has from its first update on, whatever is switched on.
+        Slots that each tensor has after its first update, with any options.
     """
 
     fields: Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -36,20 +36,20 @@ class Source:
 
 
 def _adam(group: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of Adam and AdamW, and most of LAMB's."""
+    """The fields that Adam, AdamW and LAMB have in common."""
     beta1, beta2 = group["betas"]
     numbers = {"lr": group["lr"], "beta1": beta1, "beta2": beta2, "eps": group["eps"]}
     return {**{k: float(x) for k, x in numbers.items()}, "weight_decay": float(group["weight_decay"])}
 
 
 def _adamw(group: Mapping[str, Any]) -> dict[str, Any]:
-    """PyTorch's; apex and bitsandbytes have no amsgrad, and apex may leave out the bias correction."""
+    """Fields of Adam and AdamW. Only PyTorch has `amsgrad`, and only apex has `bias_correction`."""
     switches = {"amsgrad": False, "bias_correction": True}
     return {**_adam(group), **{name: bool(group.get(name, x)) for name, x in switches.items()}}
 
 
 def _lamb(group: Mapping[str, Any]) -> dict[str, Any]:
-    """timm's and apex's: without decay there is no trust ratio, unless timm's `always_adapt`."""
+    """Fields of timm's and apex's LAMB, which use no trust ratio without decay, unless timm's `always_adapt` is set."""
     return {
         **_adam(group),
         "bias_correction": bool(group["bias_correction"]),
@@ -60,7 +60,7 @@ def _lamb(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sgd(group: Mapping[str, Any]) -> dict[str, Any]:
-    """PyTorch's: without momentum there is no dampening."""
+    """Fields of SGD. PyTorch ignores `dampening` without momentum."""
     fields = {k: float(group[k]) for k in ("lr", "momentum", "dampening", "weight_decay")}
     return {**fields, "dampening": fields["dampening"] * (fields["momentum"] != 0), "nesterov": bool(group["nesterov"])}
 
@@ -71,7 +71,7 @@ def _rmsprop(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _decoupled(group: Mapping[str, Any]) -> dict[str, Any]:
-    """RAdam's, and most of NAdam's."""
+    """Fields of RAdam, which NAdam has too."""
     return {**_adam(group), "decoupled": bool(group["decoupled_weight_decay"])}
 
 
@@ -98,7 +98,7 @@ _ADAMW = Source(
     fields=_adamw,
     slots={**_MOMENTS, "v_max": ("max_exp_avg_sq",)},
     fixed={"decoupled_weight_decay": True},
-    count=lambda group, state: state.get("step", group.get("step", 0) if state else 0),  # apex counts for a group
+    count=lambda group, state: state.get("step", group.get("step", 0) if state else 0),  # apex has one count per group
     of="PyTorch's or bitsandbytes' AdamW, or apex's FusedAdam",
 )
 SOURCES: dict[type[Rule], Source] = {
@@ -162,5 +162,5 @@ KNOWN = {
     "decoupled_weight_decay",
     "maximize",
 }
-KNOWN |= {"foreach", "fused", "capturable", "differentiable"}  # how it is computed, and not what
-"""Switches that are translated or compared, or that change no result."""
+KNOWN |= {"foreach", "fused", "capturable", "differentiable"}  # these do not change results
+"""Switches that are translated or compared, or that change no result. Others raise an error if they are on."""

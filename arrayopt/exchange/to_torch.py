@@ -1,11 +1,11 @@
-"""The state of an `Optimizer`, as PyTorch's optimizer of the same rule writes it."""
+"""`to_torch`: converts the state of an `Optimizer` to that of PyTorch's optimizer with the same rule."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from arrayopt.arrays import dtype_name, is_array, of_host, to_host
-from arrayopt.exchange.given import below, said
+from arrayopt.exchange.given import below, described
 from arrayopt.exchange.sources import SOURCES
 from arrayopt.optimizer import Optimizer
 from arrayopt.rules import SGD, Adafactor, Adam, AdamW, Muon, NAdam, RAdam, RMSprop, Rule
@@ -57,12 +57,12 @@ _THEIRS: dict[type[Rule], Callable[..., dict[str, Any]]] = {
     Adafactor: _adafactor,
     Muon: _muon,
 }
-"""For each rule, whose name PyTorch's class has too, the options of a group."""
+"""For each rule, a function that returns the options of a group of the class with the same name in PyTorch."""
 
 _NAMED = ", ".join(rule.__name__ for rule in _THEIRS)
 
 _FREE = {"lookahead_alpha", "ema_decay", "master_weights", "seed", "matrix", "ns_dtype"}
-"""Fields that may be anything: by themselves they change nothing, or say what PyTorch does anyway."""
+"""Fields that may have any value: alone they do not change parameters, or they select what PyTorch does anyway."""
 
 
 def to_torch(opt: "Optimizer | torch.optim.Optimizer") -> dict[str, Any]:
@@ -110,7 +110,7 @@ def to_torch(opt: "Optimizer | torch.optim.Optimizer") -> dict[str, Any]:
 
     outer, opt = opt, below(opt)
     if not isinstance(opt, Optimizer) or any(type(group.rule) not in _THEIRS for group in opt.groups):
-        raise TypeError(f"to_torch: `opt` must be an Optimizer with the rule {_NAMED}; got {said(opt)}")
+        raise TypeError(f"to_torch: `opt` must be an Optimizer with the rule {_NAMED}; got {described(opt)}")
     named = sorted({type(group.rule).__name__ for group in opt.groups})
     if named != ["Adam", "AdamW"] and len(named) > 1:
         raise TypeError(
@@ -121,25 +121,25 @@ def to_torch(opt: "Optimizer | torch.optim.Optimizer") -> dict[str, Any]:
     kind = type(opt.groups[0].rule)
     options = _THEIRS[kind]
     whole, rules = opt.state_dict(), [group.rule for group in opt.groups]
-    saved, begun, every = whole["tensors"], whole["extra"]["micro_steps"], whole["extra"]["accumulate"]
-    upward = [False for _ in rules]
+    saved, micro_steps, every = whole["tensors"], whole["extra"]["micro_steps"], whole["extra"]["accumulate"]
+    maximized = [False for _ in rules]
     if outer is not opt:
-        upward = [bool(group.get("maximize")) for group in outer.param_groups if group["params"]]
+        maximized = [bool(group.get("maximize")) for group in outer.param_groups if group["params"]]
     here = [
         {
             "params": [(name, torch.empty(saved[name]["shape"], device="meta")) for name in group.names],
             **options(rule.at(opt.step_count), rule),
-            "maximize": up,
+            "maximize": maximize,
         }
-        for group, rule, up in zip(opt.groups, rules, upward, strict=True)
+        for group, rule, maximize in zip(opt.groups, rules, maximized, strict=True)
     ]
     made: dict[str, Any] = getattr(torch.optim, kind.__name__)(here, lr=0.0).state_dict()
-    wrong = [f"the gradients of {begun} of {every} micro-steps, which no update has used yet"] if begun else []
-    wrong += [
-        f"{what} in group {group.label!r}"
-        for group, saved_group in zip(opt.groups, made["param_groups"], strict=True)
-        for what in _lost(group.rule, opt.step_count, SOURCES[kind].fields(saved_group))
-    ]
+    wrong = []
+    if micro_steps:
+        wrong.append(f"the gradients of {micro_steps} of {every} micro-steps, which no update has used yet")
+    for group, saved_group in zip(opt.groups, made["param_groups"], strict=True):
+        lost = _lost(group.rule, opt.step_count, SOURCES[kind].fields(saved_group))
+        wrong += [f"{field} in group {group.label!r}" for field in lost]
     _refuse(kind, wrong)
     names = [name for group in opt.groups for name in group.names]
     made["state"] = {i: _state(torch, kind, saved[name]) for i, name in enumerate(names) if saved[name]["t"]}
@@ -149,17 +149,17 @@ def to_torch(opt: "Optimizer | torch.optim.Optimizer") -> dict[str, Any]:
 
 
 def _put_guests(made: dict[str, Any], outer: Any) -> None:
-    """Have a state keep what others keep in that of `arrayopt.torch`: keys of schedulers, tensors of wrappers."""
+    """Copy the entries of other code, such as schedulers and wrappers, from `arrayopt.torch` to a state dict."""
     for saved, group in zip(made["param_groups"], (x for x in outer.param_groups if x["params"]), strict=True):
         saved.update(group.guests())
     for i, p in enumerate(outer._below.params):
-        if i in made["state"]:  # PyTorch makes a state in the first update only where there is none
+        if i in made["state"]:  # otherwise PyTorch's first update would take the entries for its own state
             made["state"][i].update(outer._guests.get(p, {}))
     made["state"].update({key: x for key, x in outer._guests.items() if isinstance(key, str)})
 
 
 def _check(opt: Optimizer) -> None:
-    """Raise ValueError for rules and tensors that PyTorch's optimizer cannot have."""
+    """Raise ValueError for rules and tensors that PyTorch's optimizer does not support."""
     first, wrong = type(opt.groups[0].rule), list[str]()
     for group in opt.groups:
         rule, who = group.rule, f"group {group.label!r}"
@@ -177,7 +177,7 @@ def _check(opt: Optimizer) -> None:
 
 
 def _refuse(kind: type[Rule], wrong: list[str]) -> None:
-    """Raise ValueError for what PyTorch's optimizer cannot do, if there is any."""
+    """Raise ValueError if the list of features that PyTorch's optimizer lacks is not empty."""
     if wrong:
         how = ""
         if any(x.startswith("state_dtype=") for x in wrong):
@@ -186,14 +186,14 @@ def _refuse(kind: type[Rule], wrong: list[str]) -> None:
 
 
 def _lost(rule: Rule, step: int, read: Mapping[str, Any]) -> list[str]:
-    """The fields that are not what is `read` of PyTorch's options again, or what they are by default."""
+    """The fields whose values differ from those `read` back from PyTorch's options, or else from their defaults."""
     here = {**describe(rule)["switches"], **rule.at(step)}
     kept = {f.name: read.get(f.name, f.default) for f in dataclasses.fields(rule) if f.name not in _FREE}
     return [f"{name}={getattr(rule, name)!r}" for name, value in kept.items() if here[name] != value]
 
 
 def _state(torch: Any, kind: type[Rule], about: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of one tensor."""
+    """The state of one tensor in PyTorch's form."""
     names = SOURCES[kind].slots
     made = {} if kind in (SGD, Muon) else {"step": torch.tensor(float(about["t"]))}
     for slot, array in about["slots"].items():
@@ -202,14 +202,14 @@ def _state(torch: Any, kind: type[Rule], about: Mapping[str, Any]) -> dict[str, 
         x = _tensor(torch, array)
         if slot in kind.squares and about["dtype"].startswith("complex"):
             x = torch.complex(x / 2, x / 2)
-        if slot in ("r", "c"):  # Adafactor's averages keep the axis that they are over
+        if slot in ("r", "c"):  # Adafactor's averages in PyTorch keep the reduced axis
             x = x.unsqueeze(-1 if slot == "r" else -2)
         made[names[slot][0]] = x
     return made
 
 
 def _tensor(torch: Any, x: Any) -> Any:
-    """An array as a tensor on the CPU."""
+    """A copy of an array as a tensor on the CPU."""
     if isinstance(x, torch.Tensor):
         return x.detach().cpu().clone()
     host = to_host(x)

@@ -100,9 +100,9 @@ def moved(plan: Plan, geo: Any) -> Any:
     )
 
 
-def boundaries(geo: Any, element: str) -> tuple[Any, Any]:
-    """Where a tensor of some `geometry` may be cut: what lies on either side is contiguous, and so
-    are the partial results of it.
+def cut_points(geo: Any, element: str) -> tuple[Any, Any]:
+    """Where a tensor of a `geometry` may be cut between units, so that the elements on both sides
+    are contiguous, and so are their partial results.
 
     Returns
     -------
@@ -110,11 +110,11 @@ def boundaries(geo: Any, element: str) -> tuple[Any, Any]:
         The first unit after each cut, and its first element; the end of the tensor is the last.
     """
     units = np.arange(0, geo["UNITS"] + 1, 1 if element == "C" else max(geo["NC"], 1))
-    return units, starts(geo, element, units, "element")
+    return units, positions_of(geo, element, units, "element")
 
 
-def starts(geo: Any, element: str, units: Any, what: str) -> Any:
-    """Where units at `boundaries` begin among the elements, or among partial results of a kind."""
+def positions_of(geo: Any, element: str, units: Any, what: str) -> Any:
+    """The index of the first element, or partial result of a kind, of units at `cut_points`."""
     if what == "tensor":
         return units
     if element == "C":

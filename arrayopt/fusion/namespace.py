@@ -6,7 +6,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from array_api_compat import numpy
+import numpy as np
 
 from arrayopt.arrays import NARROW, REAL
 from arrayopt.fusion.dims import RetraceError, TraceError, not_fused, reduced_over
@@ -225,7 +225,7 @@ class _Namespace(SimpleNamespace):
             "element-wise functions, sums, means, `min` and `max` over all elements, rows or"
             " columns, and products of matrices"
         )
-        what = "cannot be traced" if hasattr(numpy, name) else "is no function of the array API"
+        what = "cannot be traced" if hasattr(np, name) else "is no function of the array API"
         raise not_fused(f"xp.{name} {what}; use {INSTEAD.get(name, many)}")
 
 

@@ -1,4 +1,4 @@
-"""What a pass does with the members of rings: the same with each, found by structure."""
+"""Which values of a pass belong to which members of rings; `rings.py` makes loops of that."""
 
 import re
 from collections.abc import Iterable

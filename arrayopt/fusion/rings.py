@@ -1,9 +1,9 @@
-"""Passes over rings, as loops over their members.
+"""Passes over rings, as loops over the members that `ring_members.py` has found.
 
-A rule does the same with each of the k members of a ring, so its trace has the same operations k
-times. They are recognized by their structure. So neither the code of a pass nor the registers that
-it needs grow with k. A pass becomes parts, each a loop over the elements: for all members at once,
-for some members at a time, or for each pair of members.
+A ring is k arrays, its members. A rule does the same with each, so its trace has the same
+operations k times. They become loops, so neither the code of a pass nor the registers that it needs
+grow with k. A pass becomes parts, each a loop over the elements: for all members at once, for some
+members at a time, or for each pair of members.
 """
 
 from collections.abc import Iterable, Sequence

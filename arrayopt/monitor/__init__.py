@@ -1,1 +1,1 @@
-"""Watching layers."""
+"""`Monitor`: statistics of each layer during training."""

@@ -1,4 +1,4 @@
-"""The figure of a monitor: layers by steps, in colours. Imports Matplotlib."""
+"""The figure of a monitor: heat maps of layers by steps. Imports Matplotlib."""
 
 import math
 from collections.abc import Mapping
@@ -18,24 +18,24 @@ LABELS = {
     "lr": "learning rate",
 }
 MAP, ROW, FRAME, NAME = 4.2, 0.19, 0.9, 0.065
-"""In inches: the width of a map, the height of a row, what a map needs above and below, a letter of a name."""
+"""In inches: the width of a map, the height of a row, the space above and below a map, the width of a letter."""
 NAMES = 60
-"""More rows than this are drawn thinner, and not each has its name."""
-ABREAST = 3
+"""The most rows of full height. If there are more, they are thinner, and only some have names."""
+ABREAST = 3  # the most maps side by side
 MISSING = "#d9d9d9"
 BOUNDARY = 10.0
-"""From this ratio of the largest to the smallest value on, colours are logarithmic."""
+"""Colours are logarithmic if the ratio of the largest to the smallest value is above this."""
 
 
 def heat_maps(quantities: Mapping[str, Series]) -> Any:
-    """A figure with a map of each quantity: a row for each tensor, in their order, from the top; grey is no value."""
+    """Return a figure with a heat map of each quantity. Rows are tensors, from the top; missing values are grey."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("Monitor.plot: needs Matplotlib; pip install 'arrayopt[demo]'") from error
 
     class Shown(Figure):
-        """A figure that a notebook shows where pyplot is not in use."""
+        """A figure that notebooks show without pyplot."""
 
         def _repr_png_(self) -> bytes:
             written = BytesIO()
@@ -60,7 +60,7 @@ def heat_maps(quantities: Mapping[str, Series]) -> Any:
 
 
 def _draw(axis: Any, quantity: str, series: Series, names: list[str]) -> None:
-    """One map."""
+    """Draw the heat map of one quantity."""
     steps = sorted({step for xs, _ in series.values() for step in xs})
     values = np.full((len(names), len(steps)), np.nan)
     column = {step: i for i, step in enumerate(steps)}
@@ -77,7 +77,7 @@ def _draw(axis: Any, quantity: str, series: Series, names: list[str]) -> None:
 
 
 def _edges(steps: list[int]) -> Any:
-    """The ends of each step's column, halfway to its neighbours."""
+    """The edges of the columns of steps, halfway between neighbouring steps."""
     if len(steps) == 1:
         return np.array([steps[0] - 0.5, steps[0] + 0.5])
     middle = (np.array(steps[1:]) + np.array(steps[:-1])) / 2
@@ -85,7 +85,7 @@ def _edges(steps: list[int]) -> Any:
 
 
 def _norm(values: Any) -> Any:
-    """How values become colours: by their logarithm where they are positive, but for zeros, and far apart."""
+    """The normalization of colours: logarithmic if no value is negative and the positive ones are far apart."""
     from matplotlib.colors import LogNorm, Normalize
 
     present = values.compressed()

@@ -1,4 +1,4 @@
-"""Files of text that are replaced, whole, by others."""
+"""Atomic replacement of text files."""
 
 import io
 import os
@@ -9,9 +9,9 @@ from typing import IO
 
 @contextmanager
 def replacing_text(who: str, path: str, newline: str | None = None) -> Iterator[IO[str]]:
-    """A text in UTF-8 to write into, which takes path's place when the block ends without error.
+    """Yield a UTF-8 text file to write to. It replaces the file at `path` when the block ends without an error.
 
-    On systems other than POSIX the file is written where it is.
+    On systems other than POSIX, the file at `path` is written directly.
     """
     if os.name != "posix":
         with open(path, "w", newline=newline, encoding="utf-8") as file:
@@ -24,4 +24,4 @@ def replacing_text(who: str, path: str, newline: str | None = None) -> Iterator[
         try:
             yield text
         finally:
-            text.detach()  # which writes what is left, and leaves the file open
+            text.detach()  # this flushes the text, and leaves the file open

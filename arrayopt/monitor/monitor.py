@@ -1,4 +1,4 @@
-"""Records of each layer during training: trust ratios, norms and learning rates, to read, write to files and draw."""
+"""`Monitor` records trust ratios, norms and learning rates of each layer, and reads, writes and draws them."""
 
 import csv
 import json
@@ -30,7 +30,7 @@ class Monitor:
         The optimizer to watch. It does not need ``stats=True``: statistics are collected only at the chosen steps, and
         `Optimizer.stats` is the same as without a monitor.
     every : int, default 1
-        Record one step in this many, at least 1, starting with the first.
+        Record one step in `every`, starting with the first. At least 1.
     steps : callable, optional
         Instead of `every`: ``steps(step)`` says whether to record a step. Steps count from 0.
     keep : int, optional
@@ -82,12 +82,12 @@ class Monitor:
         self._steps = steps
         self._records: deque[Record] = deque(maxlen=None if keep is None else min(_positive("keep", keep), sys.maxsize))
         self._unsent: deque[Record] = deque(maxlen=self._records.maxlen)
-        self._coming: Any = None  # the next step, and what it is of
+        self._coming: Any = None  # the step to record: its number, groups and tensor names
         self._streams = opt._run.streams
         self._remove = opt.before_step(_Watching(self))
 
     def close(self) -> None:
-        """Stop recording. What was recorded stays."""
+        """Stop recording. The records are kept."""
         self._remove()
         self._coming = None
 
@@ -98,15 +98,15 @@ class Monitor:
     # ---- while training ---------------------------------------------------------------------------------------------
 
     def before(self, opt: Optimizer) -> None:
-        """Ask for the reports of this step, if it is one to keep."""
+        """Request the reports of this step, if it is to be recorded."""
         step, self._coming, self._streams = opt.step_count, None, opt._run.streams
         if self._steps(step) if self._steps is not None else step % self._every == 0:
             self._coming = step, opt.groups, {name: i for i, name in enumerate(opt.state)}
             opt.stats.request(self._keep)
 
     def _keep(self, reports: Mapping[str, Mapping[str, Array]]) -> None:
-        """Keep a step's reports, with the learning rates that it had."""
-        if self._coming is None:  # closed since it asked, as between micro-steps
+        """Record the reports of a step with its learning rates."""
+        if self._coming is None:  # `close` was called after the request, for example between micro-steps
             return
         (step, groups, names), self._coming = self._coming, None
         rates = {name: rate for group in groups for name, rate in rates_of(group, step)}
@@ -139,7 +139,7 @@ class Monitor:
         Parameters
         ----------
         quantity : str
-            Such as ``"trust_ratio"``.
+            The name of a quantity, such as ``"trust_ratio"``.
 
         Returns
         -------
@@ -149,7 +149,7 @@ class Monitor:
         Raises
         ------
         TypeError, ValueError
-            If it is not a string, or no tensor has the quantity.
+            If `quantity` is not a string, or no tensor has it.
         """
         if not isinstance(quantity, str):
             raise TypeError(f"Monitor: a quantity must be a string; got {quantity!r}")
@@ -166,7 +166,7 @@ class Monitor:
             )
         return found
 
-    # ---- giving away ------------------------------------------------------------------------------------------------
+    # ---- writing, sending and drawing -------------------------------------------------------------------------------
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Write the records as a table: step, tensor and a column for each quantity, empty if there is no value.
@@ -179,8 +179,8 @@ class Monitor:
         Raises
         ------
         TypeError, ValueError, OSError
-            If this is not a path, not the path of a regular file, or cannot be written. An old file then stays as it
-            is.
+            If `path` is no path, is not that of a regular file, or cannot be written. An existing file is then
+            unchanged.
         """
         path, rows = checked_path("Monitor.to_csv", path), self.read()
         with replacing_text("Monitor.to_csv", path, newline="") as file:
@@ -199,8 +199,8 @@ class Monitor:
         Raises
         ------
         TypeError, ValueError, OSError
-            If this is not a path, not the path of a regular file, or cannot be written. An old file then stays as it
-            is.
+            If `path` is no path, is not that of a regular file, or cannot be written. An existing file is then
+            unchanged.
         """
         path, rows = checked_path("Monitor.to_jsonl", path), self.read()
         with replacing_text("Monitor.to_jsonl", path) as file:
@@ -209,7 +209,7 @@ class Monitor:
                 file.write(json.dumps(finite, allow_nan=False) + "\n")
 
     def send(self, sink: Callable[[int, dict[str, float]], object]) -> None:
-        """Send each new step to a logger. This waits for the device.
+        """Send the records that were not sent before to a logger. This waits for the device.
 
         Parameters
         ----------
@@ -219,7 +219,7 @@ class Monitor:
         Raises
         ------
         TypeError
-            If it is not a function.
+            If `sink` is not a function.
         """
         if not callable(sink):
             raise TypeError(f"Monitor.send: `sink` must be a function; got {sink!r}")
@@ -231,14 +231,14 @@ class Monitor:
             self._unsent.popleft()
 
     def plot(self, quantities: str | Iterable[str] | None = None, *, path: Any = None) -> Any:
-        """Draw a heat map for each quantity, with layers as rows and steps as columns; waits for the device.
+        """Draw a heat map of each quantity, with layers as rows and steps as columns. This waits for the device.
 
         Parameters
         ----------
         quantities : str or iterable of str, optional
-            What to draw; by default all quantities.
+            The quantities to draw; by default all.
         path : path-like, optional
-            Where to save the figure. The suffix gives the format.
+            The file to save the figure to. Its suffix determines the format.
 
         Returns
         -------
@@ -268,7 +268,7 @@ class Monitor:
 
 
 class _Watching:
-    """A hook that does not hold its monitor: else the optimizer and the monitor would hold each other."""
+    """A hook of the optimizer with a weak reference to its monitor, so that the optimizer does not keep this alive."""
 
     def __init__(self, monitor: Monitor) -> None:
         self.__setstate__((monitor,))
@@ -286,11 +286,11 @@ class _Watching:
 
 
 def _nobody() -> None:
-    """The monitor that there is no more."""
+    """Return None, in place of a monitor that was deleted."""
 
 
 def _positive(name: str, value: Any) -> int:
-    """An integer of at least 1."""
+    """Return `value` as an int. Raise TypeError or ValueError if it is not an integer of at least 1."""
     try:
         number = operator.index(value)
     except TypeError:

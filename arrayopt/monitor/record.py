@@ -1,4 +1,4 @@
-"""What a monitor keeps of a step, and what is in it."""
+"""The record of a step that a monitor keeps, and its quantities."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -8,21 +8,21 @@ from typing import Any
 
 @dataclass
 class Record:
-    """What was kept of a step: by tensor its quantities, as the device's arrays until they are read."""
+    """The quantities of each tensor in one step. They are arrays on the device until `read` is called."""
 
     step: int
     reports: dict[str, dict[str, Any]]
     is_read: bool = False
 
     def read(self) -> dict[str, dict[str, float]]:
-        """The quantities as floats; the device's arrays are let go."""
+        """Return the quantities as floats, and free the arrays on the device."""
         if not self.is_read:
             self.reports, self.is_read = {name: _floats(report) for name, report in self.reports.items()}, True
         return self.reports
 
 
 def _floats(report: Mapping[str, Any]) -> dict[str, float]:
-    """A tensor's quantities as floats."""
+    """Return the quantities of a tensor as floats, with ``update_ratio``."""
     found = {key: float(x) for key, x in report.items()}
     if "update_norm" in found and "param_norm" in found:
         update, param = found["update_norm"], found["param_norm"]
@@ -31,11 +31,11 @@ def _floats(report: Mapping[str, Any]) -> dict[str, float]:
 
 
 def rates_of(group: Any, step: int) -> Iterable[tuple[str, dict[str, Any]]]:
-    """The learning rate of a group's tensors, if it has one."""
+    """The learning rate of each tensor of a group, if its rule has one."""
     rate = group.rule.at(step).get("lr")
     return [] if rate is None else [(name, {"lr": rate}) for name in group.names]
 
 
 def quantities_of(rows: list[dict[str, Any]]) -> list[str]:
-    """The quantities that rows have, each once, in the order in which they come."""
+    """The quantities in the rows, each once, in order of first appearance."""
     return list(dict.fromkeys(key for row in rows for key in row if key not in ("step", "tensor")))

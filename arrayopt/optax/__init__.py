@@ -1,4 +1,4 @@
-"""Transformations of optax: its own functions, computed by rules, and every other rule under its name."""
+"""Optax transformations: optax's own functions, computed by rules, and a function for every other rule."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -27,7 +27,7 @@ __all__ = ["State", "transformation"]
 
 
 def _of_rule(rule: type[Rule]) -> Callable[..., optax.GradientTransformationExtraArgs]:
-    """The function of a rule that optax does not have: it takes its fields, and a mask if it decays something."""
+    """The function for a rule that optax lacks: it takes the rule's fields, and a mask if there is a weight decay."""
     parameters = list(field_parameters(rule))
     if "weight_decay" in {f.name for f in fields(rule)}:
         parameters.append(Parameter("mask", Parameter.KEYWORD_ONLY, default=None))
@@ -52,12 +52,12 @@ __all__.sort(key=lambda name: (not name[0].isupper(), name))
 
 
 def __dir__() -> list[str]:
-    """What tab completion shows."""
+    """The names for tab completion."""
     return __all__
 
 
 def __getattr__(name: str) -> Callable[..., optax.GradientTransformationExtraArgs]:
-    """What makes the transformation of a rule; those of whole functions have another way."""
+    """Raise AttributeError, and say what to use instead."""
     if name.upper() in rules.SOLVERS:
         raise AttributeError(
             f"arrayopt.optax has no {name}, a rule for whole functions; use"

@@ -1,4 +1,4 @@
-"""What a transformation makes of a rule: how it is updated, and how it sees each tensor."""
+"""`Form`: the rule of each tensor in a transformation, and the shape in which the rule gets the tensor."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,23 +13,24 @@ from arrayopt.rules.names import Values
 
 
 class View(NamedTuple):
-    """How a rule sees a tensor: with its axes in some order, and then in some shape."""
+    """How a tensor is passed to its rule: transposed by `axes`, then reshaped to `shape`."""
 
     axes: tuple[int, ...]
     shape: tuple[int, ...]
 
-    def seen(self, x: Any) -> Any:
+    def apply(self, x: Any) -> Any:
+        """The view of a tensor."""
         return jnp.reshape(jnp.transpose(x, self.axes), self.shape)
 
-    def back(self, x: Any, shape: tuple[int, ...]) -> Any:
-        """What has been seen so, in the tensor's own shape."""
+    def invert(self, x: Any, shape: tuple[int, ...]) -> Any:
+        """The tensor of the given shape whose view is x: the inverse of `apply`."""
         x = jnp.reshape(x, [shape[axis] for axis in self.axes])
         return jnp.transpose(x, sorted(range(len(shape)), key=self.axes.__getitem__))
 
 
 @dataclass(frozen=True, repr=False)
-class Seen(Projection):
-    """The projection of a tensor that its rule sees by a view: what users give is of the tensor as it is."""
+class ViewedProjection(Projection):
+    """The user's projection `of` of a tensor with the given shape, applied to the tensor's view."""
 
     of: Any
     view: View
@@ -48,21 +49,21 @@ class Seen(Projection):
         return self.of.refuses(len(self.shape)) if isinstance(self.of, Projection) else ""
 
     def __call__(self, xp: Any, p: Any, h: Any) -> Any:
-        arrays = {name: self.view.back(x, self.shape) for name, x in getattr(h, "arrays", {}).items()}
+        arrays = {name: self.view.invert(x, self.shape) for name, x in getattr(h, "arrays", {}).items()}
         h = Values(**{**vars(h), "arrays": arrays})
-        return self.view.seen(self.of(xp, self.view.back(p, self.shape), h))
+        return self.view.apply(self.of(xp, self.view.invert(p, self.shape), h))
 
 
 Leaf = tuple[Rule, View | None]
-"""The rule of a tensor, and how it sees it if not as it is."""
+"""The rule of a tensor, and the view that it gets of it; None for the tensor itself."""
 
 
 @dataclass
 class Form:
-    """What a transformation makes of a rule.
+    """How a transformation applies a rule.
 
-    `leaves` takes the parameters and says of each of them how it is updated. `also` are rules beside the main one, and
-    `stored` the dtypes of slots, such as optax's `mu_dtype`.
+    `leaves` takes the parameters and returns a `Leaf` for each. `also` has the rules of tensors that `rule` is not for.
+    `stored` has the dtypes in which slots are stored, such as optax's `mu_dtype`.
     """
 
     rule: Rule

@@ -1,4 +1,4 @@
-"""Functions that make transformations: how they are called, and what they say to names that they do not know."""
+"""`function`: makes the functions of `arrayopt.optax`, with their signatures and errors for unknown arguments."""
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,7 +23,7 @@ _INSTEAD = {
     "skip_nonfinite": "wrap it in optax.apply_if_finite",
     "stats": "arrayopt.update returns statistics",
 }
-"""What to do in an optax program instead of giving an option of `Optimizer`."""
+"""For each option of `Optimizer`, what to do instead in a program that uses optax."""
 
 _ADVICE = {
     name: next((words for option, words in _INSTEAD.items() if said == RULE[option]), said)
@@ -31,8 +31,8 @@ _ADVICE = {
 }
 
 
-class _Held:
-    """What optax is not to call as a schedule, or to make an array of."""
+class _Wrapped:
+    """Wraps an argument so that optax.inject_hyperparams does not call it as a schedule or convert it to an array."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -47,9 +47,10 @@ def function(
     more: Sequence[inspect.Parameter] = (),
     known_as: Mapping[str, str] | None = None,
 ) -> Callable[..., optax.GradientTransformationExtraArgs]:
-    """A function with these parameters, which also takes those in `more` by name, and other names `known_as` these.
+    """A function that makes a transformation. Its parameters are `parameters`, and those in `more` by name.
 
-    `numbers` are the names of what optax may inject; `build` makes the transformation of all values, by name.
+    `known_as` maps other names of parameters to these. `numbers` are the names of parameters that optax may inject.
+    `build` takes a dict of all arguments and returns the transformation.
     """
     names, aliases = [p.name for p in (*parameters, *more)], known_as or {}
 
@@ -70,7 +71,7 @@ def function(
         return found
 
     def make(*args: Any, **given: Any) -> optax.GradientTransformationExtraArgs:
-        plain = {name: x.value if isinstance(x, _Held) else x for name, x in values(args, given).items()}
+        plain = {name: x.value if isinstance(x, _Wrapped) else x for name, x in values(args, given).items()}
         try:
             return build(dict(plain))
         except ValueError as error:
@@ -82,16 +83,16 @@ def function(
                 " that dtype; set hyperparam_dtype=jnp.float32"
             ) from None
 
-    class Taken(inspect.Signature):
-        """The signature, as optax.inject_hyperparams binds it: by any name, and what shapes a rule as it is."""
+    class Injectable(inspect.Signature):
+        """A signature for optax.inject_hyperparams, which accepts other names and wraps what is not a number."""
 
         def bind(self, /, *args: Any, **given: Any) -> inspect.BoundArguments:
-            wrapped = {name: x if name in numbers else _Held(x) for name, x in values(args, given).items()}
+            wrapped = {name: x if name in numbers else _Wrapped(x) for name, x in values(args, given).items()}
             kinds = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in wrapped]
             return inspect.Signature(kinds).bind(**wrapped)
 
     make.__name__ = make.__qualname__ = who
     make.__module__ = "arrayopt.optax"
     make.__doc__ = doc
-    make.__signature__ = Taken([*parameters, *more])  # type: ignore[attr-defined]
+    make.__signature__ = Injectable([*parameters, *more])  # type: ignore[attr-defined]
     return make

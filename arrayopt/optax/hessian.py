@@ -1,4 +1,4 @@
-"""Sophia with an estimate of the Hessian's diagonal, as optax has it."""
+"""Sophia with an estimate of the Hessian's diagonal, as in optax."""
 
 from typing import Any, NamedTuple
 
@@ -31,10 +31,10 @@ class EstimateState(NamedTuple):
 def estimating(
     sophia: optax.GradientTransformationExtraArgs, hessian_diagonal_fn: Any, b2: Any, update_interval: Any
 ) -> optax.GradientTransformationExtraArgs:
-    """Sophia, whose slot ``hess`` is an average of estimates.
+    """Return Sophia with a slot ``hess`` that is an average of estimates of the Hessian's diagonal.
 
     Every `update_interval` updates, `hessian_diagonal_fn` makes an estimate after the step, and ``hess`` becomes
-    ``b2 * hess + (1 - b2) * estimate``. Arguments of ``update`` by name go to it.
+    ``b2 * hess + (1 - b2) * estimate``. Keyword arguments of ``update`` are passed to `hessian_diagonal_fn`.
     """
     estimate = optax.with_extra_args_support(hessian_diagonal_fn)
     own_state = state_of(Sophia)

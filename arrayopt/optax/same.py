@@ -1,4 +1,4 @@
-"""The functions that optax has too: they take the arguments that it has in its installed version."""
+"""The functions that optax has too. They take the arguments of the installed version of optax."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -25,23 +25,23 @@ _MASKS: dict[str, dict[str, Any]] = {
     "weight_decay_mask": {"weight_decay": 0.0},
     "trust_ratio_mask": {"adapt": False},
 }
-"""Arguments that are masks, and what is changed where they are False."""
+"""Arguments that are masks, with the fields that change for parameters whose mask is False."""
 
 _STORED = {"mu_dtype": "m", "accumulator_dtype": "buf", "dtype_momentum": "m"}
-"""Arguments that are the dtype of a slot."""
+"""Arguments that set the dtype of a slot, and the slot."""
 
 _ADAM = {f"adam_{name}": OPTAX.get(name, name) for name in ("learning_rate", "b1", "b2", "eps_root", "weight_decay")}
-"""Arguments of muon for what is no matrix, and fields of AdamW."""
+"""Arguments of muon for parameters that are not matrices, and the fields of AdamW that they set."""
 
 
 @dataclass
 class Same:
-    """How a function of optax is said by a rule.
+    """How a rule computes a function of optax.
 
-    An argument is the field that it has in `names` or `OPTAX`, or that has its name. `always` are fields that optax's
-    formula asks for, `instead` values for None. `form` makes the `Form` of the rule, of masks, of dtypes of slots, and
-    of the arguments in `rest`. `around` makes the transformation out of that of the rule, and of the arguments that it
-    names. Any other argument must be as in optax's own default.
+    An argument sets the field that `names` or `OPTAX` has for it, or the field of the same name. `always` are fields
+    with the value that optax's formula needs, and `instead` the values that replace None. `form` takes the rule, the
+    masks, the dtypes of slots, and the arguments in `rest`, and returns the `Form`. `around` takes the transformation
+    and the arguments that it names, and returns another transformation. Any other argument must have optax's default.
     """
 
     rule: type[Rule]
@@ -55,7 +55,7 @@ class Same:
 
 
 def same_function(who: str, same: Same) -> Callable[..., optax.GradientTransformationExtraArgs]:
-    """The function that is called as that of optax."""
+    """The function with the name and the signature of optax's function `who`."""
     original = getattr(optax, who, None) or getattr(optax.contrib, who)
     parameters = list(inspect.signature(original).parameters.values())
     every, numeric = [f.name for f in fields(same.rule)], hypers(same.rule)
@@ -88,8 +88,8 @@ def same_function(who: str, same: Same) -> Callable[..., optax.GradientTransform
                 options[known[p.name]] = same.instead.get(p.name) if value is None else value
             elif value is not p.default and value != p.default:
                 raise ValueError(f"{who}: `{p.name}` must be {p.default!r} here; got {value!r}. Use optax's own {who}")
-        still = isinstance(momentum := options.get("momentum"), int | float) and momentum == 0
-        if still and same.rule is not rules.Muon:
+        momentum = options.get("momentum")
+        if isinstance(momentum, int | float) and momentum == 0 and same.rule is not rules.Muon:
             options["nesterov"] = False
         try:
             made = transform(same.form(same.rule(**options, **values), masks, stored, **rest))
@@ -102,13 +102,13 @@ def same_function(who: str, same: Same) -> Callable[..., optax.GradientTransform
 
     doc = (
         f"``optax.{'' if hasattr(optax, who) else 'contrib.'}{who}``: its arguments and its formula, computed by"
-        f" `{same.rule.__name__}`.\n\nFields of the rule that optax has no argument for may be given besides, by name."
+        f" `{same.rule.__name__}`.\n\nOther fields of the rule, for which optax has no argument, can be passed by name."
     )
     return function(who, doc, parameters, numbers, build, more, {own: name for name, own in known.items()})
 
 
 def _dtype(where: str, value: Any) -> Any:
-    """The dtype of a slot."""
+    """The dtype of a slot, from an argument named `where`. Raise ValueError if it is not a floating-point one."""
     dtype = jax.dtypes.canonicalize_dtype(value)
     if dtype.name not in ("float16", "bfloat16", "float32", "float64"):
         raise ValueError(f"{where} must be float16, bfloat16, float32 or float64; got {value!r}")
@@ -116,12 +116,12 @@ def _dtype(where: str, value: Any) -> Any:
 
 
 def _times(x: Any, factor: Callable[[Any], Any]) -> Any:
-    """A number or a schedule, times a function of the step."""
+    """The schedule ``x * factor``, for a number or schedule x and a function of the step `factor`."""
     return lambda step: (x(step) if callable(x) else x) * factor(step)
 
 
 def _radam(rule: Any, masks: Any, stored: Any) -> Form:
-    """eps is added after the correction by c₂; the rule adds it before."""
+    """RAdam. optax adds eps after the bias correction; the rule adds it before, so eps and eps_root are scaled here."""
 
     def root(step: Any) -> Any:
         beta2 = rule.beta2(step) if callable(rule.beta2) else rule.beta2
@@ -133,7 +133,7 @@ def _radam(rule: Any, masks: Any, stored: Any) -> Form:
 
 
 def _adafactor(rule: Any, masks: Any, stored: Any, min_dim_size_to_factor: int, factored: bool) -> Form:
-    """The two largest axes are factored, if both are long enough."""
+    """Adafactor. optax factors the two longest axes, if both have at least `min_dim_size_to_factor` elements."""
     each = masked(rule, masks)
 
     def leaves(params: Any) -> list[Leaf]:
@@ -152,16 +152,16 @@ def _adafactor(rule: Any, masks: Any, stored: Any, min_dim_size_to_factor: int, 
 
 
 def _muon(rule: Any, masks: Any, stored: Any, ns_coeffs: Any, **rest: Any) -> Form:
-    """Kernels have their inputs along the first axis; what is no matrix is under AdamW."""
+    """Muon. In optax, inputs are along a kernel's first axis, and parameters that are not matrices are under AdamW."""
     shared = {f.name: getattr(rule, f.name) for f in fields(Rule)}
     shared |= {"lr": rule.lr, "eps": rule.eps, "nesterov": rule.nesterov}
     adam = rules.AdamW(**shared | {_ADAM[name]: x for name, x in rest.items() if name in _ADAM and x is not None})
-    if isinstance(ns_coeffs, str):  # a name that optax has for them
+    if isinstance(ns_coeffs, str):  # the name of a set of coefficients in optax
         known = optax.contrib.muon(0.0, ns_coeffs=ns_coeffs).init(np.zeros((1, 1), "float32"))
         ns_coeffs = optax.tree_utils.tree_get(known, "ns_coeffs")
     rule = replace(rule, ns_coefficients=np.asarray(ns_coeffs).tolist())
     rms, numbers = rest.get("consistent_rms"), rest.get("muon_weight_dimension_numbers")
-    if rms is not None:  # the factor is 0.2 in the rule
+    if rms is not None:  # the rule's factor is always 0.2
         lr, decay = _times(rule.lr, lambda _: rms / 0.2), _times(rule.weight_decay, lambda _: 0.2 / rms)
         rule = replace(rule, scale="match_rms_adamw", lr=lr, weight_decay=decay)
     each = masked(rule, masks)
@@ -170,24 +170,26 @@ def _muon(rule: Any, masks: Any, stored: Any, ns_coeffs: Any, **rest: Any) -> Fo
         arrays = jax.tree.leaves(params)
         axes = [(0, 1) if p.ndim == 2 else None for p in arrays]
         if numbers is not None:
-            said = numbers(params) if callable(numbers) else numbers
-            leaf = lambda x: x is None or hasattr(x, "reduction_axis")  # noqa: E731
-            axes = spread("muon: `muon_weight_dimension_numbers`", said, params, leaf)
-        seen = zip(each(params), arrays, axes, strict=True)
-        return [(adam, None) if of is None else (own, _as_matrices(p.shape, *of)) for (own, _), p, of in seen]
+            tree = numbers(params) if callable(numbers) else numbers
+            is_leaf = lambda x: x is None or hasattr(x, "reduction_axis")  # noqa: E731
+            axes = spread("muon: `muon_weight_dimension_numbers`", tree, params, is_leaf)
+        made = list[Leaf]()
+        for (own, _), p, of in zip(each(params), arrays, axes, strict=True):
+            made.append((adam, None) if of is None else (own, _as_matrices(p.shape, *of)))
+        return made
 
     return Form(rule, leaves, also=(adam,), stored=stored)
 
 
 def _prodigy(rule: Any, masks: Any, stored: Any, betas: Any) -> Form:
-    """Both decays are one argument."""
+    """Prodigy, whose two betas are one argument in optax."""
     beta1, beta2 = betas
     rule = replace(rule, beta1=beta1, beta2=beta2)
     return Form(rule, masked(rule, masks), stored=stored)
 
 
 def _as_matrices(shape: tuple[int, ...], inputs: Any, outputs: Any) -> View:
-    """How a tensor is seen as matrices of outputs and inputs; its other axes are a batch."""
+    """The view of a tensor as matrices, with outputs as rows and inputs as columns; other axes are a batch."""
     n = len(shape)
     inputs, outputs = (tuple(axis % n for axis in ([x] if isinstance(x, int) else x)) for x in (inputs, outputs))
     batch = tuple(axis for axis in range(n) if axis not in (*inputs, *outputs))
@@ -214,7 +216,7 @@ SAME = {
     "adam": Same(rules.Adam),
     "adamw": Same(rules.AdamW),
     "adan": Same(rules.Adan, always={"weak_differences": True, "no_prox": True}),
-    "ademamix": Same(rules.AdEMAMix, stored={}),  # optax keeps no dtype from the first update on
+    "ademamix": Same(rules.AdEMAMix, stored={}),  # optax drops `mu_dtype` in the first update
     "lamb": Same(rules.LAMB),
     "lars": Same(rules.LARS, always={"decayed_norm": True, "lr_in_momentum": True}),
     "lion": Same(rules.Lion),

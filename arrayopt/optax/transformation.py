@@ -1,4 +1,4 @@
-"""A rule as a transformation of optax."""
+"""`transformation`: makes an optax transformation from a rule."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -12,7 +12,7 @@ import optax
 
 from arrayopt import functional
 from arrayopt.hyper import Listed, concrete
-from arrayopt.optax.form import Form, Leaf, Seen
+from arrayopt.optax.form import Form, Leaf, ViewedProjection
 from arrayopt.params.groups import Groups
 from arrayopt.rules.base import Rule
 from arrayopt.rules.named import check_rule
@@ -44,25 +44,25 @@ class State(NamedTuple):
 
 @cache
 def state_of(rule: type[Rule]) -> type[State]:
-    """The class of a rule's states."""
+    """The subclass of `State` for a rule."""
     return type(f"{rule.__name__}State", (State,), {"__slots__": (), "__module__": __name__, "rule": rule})
 
 
 def _remade(rule: type[Rule] | None, count: Any, slots: dict[str, Any]) -> State:
-    """A state from its parts, as pickle and copy have them."""
+    """Make a state from its parts, for pickle and copy."""
     return (State if rule is None else state_of(rule))(count, slots)
 
 
 def transformation(rule: Rule, *, mask: Any = None) -> optax.GradientTransformationExtraArgs:
-    """A rule as a transformation of optax.
+    """Make an optax transformation from a rule.
 
     Parameters
     ----------
     rule : Rule
-        The rule. Its schedules see the number of updates so far.
+        The rule. Its schedules get the number of updates so far.
     mask : tree of bool, or callable, optional
         Which parameters decay: a tree like the parameters, or a prefix of it, or a function of the parameters that
-        returns one. The others are under the same rule with ``weight_decay=0``.
+        returns one. The others use the same rule with ``weight_decay=0``.
 
     Returns
     -------
@@ -99,7 +99,7 @@ def transformation(rule: Rule, *, mask: Any = None) -> optax.GradientTransformat
 
 
 def masked(rule: Rule, masks: Sequence[tuple[str, Any, Mapping[str, Any]]]) -> Callable[[Any], list[Leaf]]:
-    """The `Form.leaves` of one rule, with changes where a mask, which is given with its name, is False."""
+    """Return `Form.leaves` for a rule. `masks` has the name, the mask, and the fields to change where it is False."""
 
     def leaves(params: Any) -> list[Leaf]:
         made = [rule] * len(jax.tree.leaves(params))
@@ -115,7 +115,7 @@ def masked(rule: Rule, masks: Sequence[tuple[str, Any, Mapping[str, Any]]]) -> C
 
 
 def _flags(who: str, mask: Any, params: Any) -> list[bool]:
-    """What a mask says of each leaf."""
+    """The value of a mask for each leaf of the parameters. Raise TypeError if one is not a bool."""
     found = jax.tree.leaves(mask)
     called = bool(found) and all(callable(x) for x in found)
     flags = spread(who, mask(params) if called else mask, params)
@@ -127,7 +127,7 @@ def _flags(who: str, mask: Any, params: Any) -> list[bool]:
 
 
 def spread(who: str, prefix: Any, params: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
-    """The value of each leaf of the parameters in a tree like them, or in a prefix of it."""
+    """The value in `prefix`, a tree like the parameters or a prefix of it, for each leaf of the parameters."""
     outline: Any
     values, outline = jax.tree.flatten(prefix, is_leaf=is_leaf)
     try:
@@ -138,12 +138,11 @@ def spread(who: str, prefix: Any, params: Any, is_leaf: Callable[[Any], bool] | 
 
 
 def transform(form: Form) -> optax.GradientTransformationExtraArgs:
-    """A transformation of a form."""
+    """The transformation of a form."""
     rule, who = form.rule, type(form.rule).__name__
     own = state_of(type(rule))
     listed = any(isinstance(value, Listed) for value in vars(rule).values())
-    last = _usual((rule, *form.also))  # the slots of the last tree: optax asks for them by an init without parameters
-
+    last = _slots_of_rules((rule, *form.also))  # of the last `init`; optax also calls it without parameters
     slots_of: dict[Any, tuple[str, ...]] = {}
 
     def init(params: Any) -> State:
@@ -152,12 +151,12 @@ def transform(form: Form) -> optax.GradientTransformationExtraArgs:
         tensors: dict[str, dict[str, Any]] = {}
         with advising("give it another rule, by optax.multi_transform"):
             if names:
-                tensors = functional.init(rule, _seen(names, leaves), groups=_groups(rule, leaves))["tensors"]
+                tensors = functional.init(rule, _views(names, leaves), groups=_groups(rule, leaves))["tensors"]
         for slots in tensors.values():
             slots.update({slot: slots[slot].astype(dtype) for slot, dtype in form.stored.items() if slot in slots})
         if names:
             last.clear()
-            last.update(_usual((rule, *form.also)))
+            last.update(_slots_of_rules((rule, *form.also)))
             last.update(dict.fromkeys(slot for slots in tensors.values() for slot in slots if slot != "t"))
         return own(jnp.zeros((), jnp.int32), _trees(last, names, tensors, leaves, tree))
 
@@ -170,7 +169,7 @@ def transform(form: Form) -> optax.GradientTransformationExtraArgs:
         grads, state, params = _jax(grads), _jax(state), _jax(params)
         step = concrete(state.count)
         if listed and step is not None:
-            rule.at(int(step))  # a sequence that has run out is an error where that can be known
+            rule.at(int(step))  # raises ValueError if a sequence has run out; a traced step cannot raise
         if params is None:
             raise ValueError(f"{who}: an update needs the parameters: tx.update(grads, state, params)")
         names, tree = _named(params)
@@ -178,13 +177,13 @@ def transform(form: Form) -> optax.GradientTransformationExtraArgs:
         if not names:
             return grads, type(state)(count, state.slots)
         leaves = _leaves(form, names, params)
-        each = {slot: _along(f"{who}: the slots of state", names, tree, x) for slot, x in state.slots.items()}
-        given = dict(zip(names, _along(f"{who}: grads", names, tree, grads), strict=True))
-        viewed, tensors = _seen(names, leaves), dict[str, dict[str, Any]]()
+        each = {slot: _leaves_like(f"{who}: the slots of state", names, tree, x) for slot, x in state.slots.items()}
+        given = dict(zip(names, _leaves_like(f"{who}: grads", names, tree, grads), strict=True))
+        viewed, tensors = _views(names, leaves), dict[str, dict[str, Any]]()
         for i, (name, p) in enumerate(names.items()):
             own_rule, view = leaves[name]
             if view is not None and given[name] is not None and given[name].shape == p.shape:
-                given[name] = view.seen(given[name])
+                given[name] = view.apply(given[name])
             tensors[name] = {"t": state.count}
             look = (own_rule.structure, viewed[name].shape, viewed[name].dtype)
             if look not in slots_of:
@@ -192,13 +191,13 @@ def transform(form: Form) -> optax.GradientTransformationExtraArgs:
             for slot in slots_of[look]:
                 x = each[slot][i] if slot in each else None
                 if x is not None:
-                    tensors[name][slot] = view.seen(x) if view is not None and x.shape == p.shape else x
+                    tensors[name][slot] = view.apply(x) if view is not None and x.shape == p.shape else x
         old = {"step": state.count, "tensors": tensors}
         new, made = functional.update(rule, viewed, given, old, groups=_groups(rule, leaves), value=extra.get("value"))
         difference = []
         for name, p in names.items():
             view = leaves[name][1]
-            difference.append((new[name] if view is None else view.back(new[name], p.shape)) - p)
+            difference.append((new[name] if view is None else view.invert(new[name], p.shape)) - p)
         slots = _trees(state.slots, names, made["tensors"], leaves, tree)
         return tree.unflatten(difference), type(state)(count, slots)
 
@@ -206,26 +205,26 @@ def transform(form: Form) -> optax.GradientTransformationExtraArgs:
 
 
 def _jax(tree: Any) -> Any:
-    """A tree with JAX's arrays in place of NumPy's, as a restored checkpoint has."""
+    """Convert the NumPy arrays in a tree to JAX arrays, since restored checkpoints may contain them."""
     return jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray | np.generic) else x, tree)
 
 
 def _leaves(form: Form, names: dict[str, Any], params: Any) -> dict[str, Leaf]:
-    """The rule of each tensor, by name, and how it sees it."""
+    """The rule and the view of each tensor, by name."""
     made = dict(zip(names, form.leaves(params), strict=True)) if names else {}
     for name, (own, view) in made.items():
         if view is not None and own.project is not None:
-            made[name] = replace(own, project=Seen(own.project, view, tuple(names[name].shape))), view
+            made[name] = replace(own, project=ViewedProjection(own.project, view, tuple(names[name].shape))), view
     return made
 
 
-def _seen(names: dict[str, Any], leaves: Mapping[str, Leaf]) -> dict[str, Any]:
-    """The parameters as their rules see them."""
-    return {name: p if (view := leaves[name][1]) is None else view.seen(p) for name, p in names.items()}
+def _views(names: dict[str, Any], leaves: Mapping[str, Leaf]) -> dict[str, Any]:
+    """The views of the parameters, or the parameters without a view."""
+    return {name: p if (view := leaves[name][1]) is None else view.apply(p) for name, p in names.items()}
 
 
 def _groups(rule: Rule, leaves: Mapping[str, Leaf]) -> Groups | None:
-    """The groups of tensors that are under other rules than `rule`."""
+    """Groups for the tensors with other rules than `rule`."""
     found: dict[int, tuple[Rule, set[str]]] = {}
     for name, (other, _) in leaves.items():
         if other is not rule:
@@ -233,8 +232,8 @@ def _groups(rule: Rule, leaves: Mapping[str, Leaf]) -> Groups | None:
     return [(lambda name, _, names=names: name in names, other) for other, names in found.values()] or None
 
 
-def _usual(rules: tuple[Rule, ...]) -> dict[str, None]:
-    """The slots that tensors of some rank have under any of some rules."""
+def _slots_of_rules(rules: tuple[Rule, ...]) -> dict[str, None]:
+    """The names of all slots that tensors of rank 0 to 4 have under these rules."""
     found: dict[str, None] = {}
     for rule in rules:
         for rank in range(5):
@@ -245,16 +244,16 @@ def _usual(rules: tuple[Rule, ...]) -> dict[str, None]:
 
 
 def _slots_of(rule: Rule, name: str, p: Any) -> tuple[str, ...]:
-    """The slots of a tensor."""
+    """The names of the slots of a tensor."""
     return tuple(jax.eval_shape(lambda p: new_slots(rule, name, p), jax.ShapeDtypeStruct(p.shape, p.dtype)))  # type: ignore[no-untyped-call]
 
 
 def _trees(
     every: Any, names: dict[str, Any], tensors: dict[str, dict[str, Any]], leaves: Mapping[str, Any], tree: Any
 ) -> dict[str, Any]:
-    """A tree for each slot, like the parameters: a tensor without that slot has one zero.
+    """A tree like the parameters for each slot, with ``zeros(1)`` for tensors without that slot.
 
-    optax maps functions over such trees and over others of the parameters' form, which None would not have.
+    None cannot take their place, because optax maps functions over these trees together with the parameters.
     """
     made: dict[str, Any] = {}
     for slot in every:
@@ -264,14 +263,14 @@ def _trees(
             if x is None:
                 x = jnp.zeros(1, p.dtype)
             elif view is not None and x.shape == view.shape:
-                x = view.back(x, p.shape)
+                x = view.invert(x, p.shape)
             values.append(x)
         made[slot] = tree.unflatten(values)
     return made
 
 
 def _named(params: Any) -> tuple[dict[str, Any], Any]:
-    """The leaves of a tree by their paths, or by number where paths are not different; and the tree without them."""
+    """The leaves of a tree by their paths (or by numbers, if paths are not unique), and the structure of the tree."""
     pairs, tree = jax.tree_util.tree_flatten_with_path(params)
     names = [jax.tree_util.keystr(path, simple=True, separator=".") or "param" for path, _ in pairs]
     if len(set(names)) < len(names):
@@ -279,8 +278,8 @@ def _named(params: Any) -> tuple[dict[str, Any], Any]:
     return dict(zip(names, (leaf for _, leaf in pairs), strict=True)), tree
 
 
-def _along(what: str, named: dict[str, Any], tree: Any, given: Any) -> list[Any]:
-    """The leaves of a tree like the parameters, None among them; or raise, naming those that are not alike."""
+def _leaves_like(what: str, named: dict[str, Any], tree: Any, given: Any) -> list[Any]:
+    """The leaves of a tree like the parameters, including None. Raise ValueError, with the names that do not match."""
     try:
         leaves: list[Any] = tree.flatten_up_to(given)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""How ranks agree: they vote before each step, and raise an error of one rank on all."""
+"""The vote of ranks before each step, and errors of one rank that are raised on all ranks."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,25 +17,25 @@ from arrayopt.ranks.same import checksum, differences, groups_of, plain, unlike
 from arrayopt.state.tensors import Tensor
 
 WISH, CHANGED, CHECKED, HOOKED = 1, 2, 4, 8
-"""Flags of a vote: the rank wants statistics, has changed parameters, compares, has hooks."""
+"""Flags of a vote: the rank wants reports, has changed parameters, compares, has hooks."""
 
 
 class Agreement(Alone):
-    """The votes of ranks, and the errors that they raise together; a base of `Team`.
+    """The votes of ranks, and errors that are raised on all of them. A base class of `Team`.
 
-    They are `torn` if they may hold different parameters or state, because a step was interrupted;
-    it says why.
+    `torn` is None; or it says which call was interrupted, so that ranks may have different
+    parameters or state.
     """
 
     def __init__(self, comm: Comm, check: int | None) -> None:
         self._comm, self._check = comm, check
         self.rank, self.size = comm.rank, comm.size
         self.replaced = Replaced([])
-        self._first: int | None = None  # the number of the first step
-        self._met = False  # whether ranks meet again after this step, because one has hooks
-        self._told: BaseException | None = None  # an error that all ranks know of
-        self._inside = 0  # how many sections of `warned` are open
-        self._voted = False  # whether ranks make the call of that section, so that it has no vote
+        self._first: int | None = None  # the first step, from which `check` counts
+        self._votes_again = False  # after this step, because a rank has hooks
+        self._known_error: BaseException | None = None  # an error that all ranks know of
+        self._sections = 0  # how many of `warned` and `after` are open
+        self._voted = False  # whether `warned` is past its vote, so that an error needs none
 
     def agree(
         self,
@@ -65,7 +65,7 @@ class Agreement(Alone):
             flags = int(np.bitwise_or.reduce(votes[:, 1]))
             if votes[:, 0].any() or (votes[:, 2:] != votes[0, 2:]).any():
                 self._differ(what, words, error, after=after)
-            self._met = bool(flags & HOOKED)
+            self._votes_again = bool(flags & HOOKED)
             if flags & (CHANGED | CHECKED):
                 self._compare(what, grads if flags & CHECKED else None)
             if what != "Optimizer.load":
@@ -73,22 +73,20 @@ class Agreement(Alone):
             return bool(flags & WISH)
 
     def refuse_torn(self, what: str) -> None:
-        """Raise RankError where ranks may hold different numbers."""
+        """Raise RankError if ranks may have different parameters or state."""
         if self.torn is not None:
-            raise RankError(
-                f"{what}: {self.torn}; the ranks may hold different numbers: load a checkpoint on"
-                " all"
-            )
+            said = "the ranks may hold different numbers: load a checkpoint on all"
+            raise RankError(f"{what}: {self.torn}; {said}")
 
     def _differ(
         self, what: str, words: dict[str, Any], error: BaseException | None, *, after: bool
     ) -> None:
-        """Raise an error that says how the ranks differ."""
+        """Raise the error of a rank, or a ValueError that lists how ranks differ."""
         said = {name: x if isinstance(x, str) else plain(x) for name, x in words.items()}
         every = self._comm.tell({"what": what, "error": _text(error), "words": said})
         self._raise(what, error, every, after=after)
-        self._told = self._unequal(what, differences(every))
-        raise self._told
+        self._known_error = self._unequal(what, differences(every))
+        raise self._known_error
 
     def _unequal(self, what: str, found: list[str]) -> ValueError:
         """Return the error about differences between ranks."""
@@ -103,9 +101,9 @@ class Agreement(Alone):
         *,
         after: bool = False,
     ) -> None:
-        """Raise this rank's own error, or one that lists the errors of others."""
+        """Raise this rank's error, or else a RankError that lists those of other ranks, if any."""
         if error is not None:
-            self._told = error
+            self._known_error = error
             raise error
         done, where = "nothing was changed, for", ""
         if after:
@@ -113,26 +111,26 @@ class Agreement(Alone):
         told = [(r, said["error"]) for r, said in enumerate(every) if said["error"]]
         failed = [f"rank {r} failed{where}: {text}" for r, text in told]
         if failed:
-            self._told = RankError(f"{what}: {done} {'; '.join(failed)}")
-            raise self._told
+            self._known_error = RankError(f"{what}: {done} {'; '.join(failed)}")
+            raise self._known_error
 
     def _due(self, grads: Sequence[Array | None] | None, step: int) -> bool:
-        """Return whether ranks compare bytes in a step; see `Ranks.check`."""
+        """Return whether ranks compare checksums in this step; see `Ranks.check`."""
         if grads is None or not self._check:
             return False
         self._first = step if self._first is None else self._first
         return (step - self._first) % self._check == 0
 
     def _changed(self, what: str) -> bool:
-        """Return whether the user changed parameters that other ranks must have changed too."""
+        """Return whether the user has changed parameters that other ranks have, too."""
         if what == "Optimizer.load":
             return False
         return any(groups_of(self.replaced.tensors[i], self.size) for i in self.replaced.marks)
 
     def _compare(self, what: str, grads: Sequence[Array | None] | None) -> None:
-        """Raise if ranks have not changed the same parameters, or have other values.
+        """Raise ValueError if ranks have changed different parameters, or if checksums differ.
 
-        With gradients, all parameters are compared, and the gradients that are the same on all.
+        Compare the changed parameters; with `grads` all, and gradients that ranks must share.
         """
         tensors = self.replaced.tensors
         marks = [dict(x) for x in self.hear(what, lambda: list(self.replaced.marks.items()))]
@@ -156,11 +154,11 @@ class Agreement(Alone):
         given = [dict(found) for _, found in every]
         wrong = unlike(tensors, marks, params, given)
         if wrong:
-            self._told = self._unequal(what, wrong)
-            raise self._told
+            self._known_error = self._unequal(what, wrong)
+            raise self._known_error
 
     def hear(self, what: str, call: Callable[[], Any]) -> list[Any]:
-        """Return what a call finds on each rank; an error on one is raised on all."""
+        """Return the results of a call on all ranks; an error on one is raised on all."""
         found = error = None
         try:
             found = call()
@@ -176,35 +174,35 @@ class Agreement(Alone):
     @contextmanager
     def after(self, what: str) -> Iterator[None]:
         error = None
-        self._inside += 1
+        self._sections += 1
         try:
             try:
                 yield
             except BaseException as caught:
-                told = caught is self._told or isinstance(caught, RankError)
-                if told or self.torn or not self._met:
+                told = caught is self._known_error or isinstance(caught, RankError)
+                if told or self.torn or not self._votes_again:
                     raise
                 error = caught
-            if self._met:
+            if self._votes_again:
                 with uninterrupted():
                     here = {"the part of the step": "its hooks"}
                     self.agree(what, lambda: here, error, after=True)
         finally:
-            self._inside -= 1
-            self._told = self._told if self._inside else None
+            self._sections -= 1
+            self._known_error = self._known_error if self._sections else None
 
     @contextmanager
     def answered(self, what: str) -> Iterator[None]:
-        """A section of messages; one that is left unread would be taken for the next answer."""
+        """A section of messages. An error breaks it off, or later calls would read old messages."""
         try:
             yield
         except BaseException as error:
-            if error is not self._told:
+            if error is not self._known_error:
                 self.break_off(what, error)
             raise
 
     def break_off(self, what: str, error: BaseException) -> None:
-        """Note that this rank was interrupted, and in which call; have others fail soon."""
+        """Set `torn`, for a call was interrupted on this rank, and make other ranks fail soon."""
         if isinstance(error, RankError) and not error.what:
             error.what, error.args = what, (f"{what}: {error}",)
         self.torn = f"rank {self.rank} broke off {what} ({_text(error)})"
@@ -213,21 +211,21 @@ class Agreement(Alone):
     @contextmanager
     def warned(self, what: str) -> Iterator[None]:
         torn, voted = self.torn, self._voted
-        self._inside, self._voted = self._inside + 1, False
+        self._sections, self._voted = self._sections + 1, False
         try:
             yield
         except BaseException as error:
-            told = error is self._told or isinstance(error, RankError) or self.torn != torn
+            told = error is self._known_error or isinstance(error, RankError) or self.torn != torn
             if not (told or self._voted):
                 with uninterrupted():
                     self.agree(what, dict, error)
             raise
         finally:
-            self._inside, self._voted = self._inside - 1, voted
-            self._told = self._told if self._inside else None  # the same may be raised once more
+            self._sections, self._voted = self._sections - 1, voted
+            self._known_error = self._known_error if self._sections else None  # outer ones see it
 
     def tear(self, what: str, error: BaseException) -> None:
-        """See `unbroken`, which notes it."""
+        """Do nothing: `unbroken` calls `break_off`."""
 
     @contextmanager
     def unbroken(self, what: str) -> Iterator[None]:
@@ -245,5 +243,5 @@ class Agreement(Alone):
 
 
 def _text(error: BaseException | None) -> str | None:
-    """Return an error as other ranks report it."""
+    """Return an error as the text that other ranks quote."""
     return None if error is None else f"{type(error).__name__}: {error}"

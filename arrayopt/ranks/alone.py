@@ -1,4 +1,4 @@
-"""One process, with the methods of a team of ranks."""
+"""`Alone`: the methods of a team of ranks, for one process."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,22 +11,22 @@ from arrayopt.params.replaced import Replaced
 from arrayopt.state.tensors import Tensor
 
 Said = Callable[[], Mapping[str, Any]]
-"""Returns what must be the same on all ranks, by the words that an error uses for it."""
+"""Returns the values that must be equal on all ranks, by their names in errors."""
 
 _NOTHING = nullcontext()
 
 
 class Alone:
-    """One process: it agrees with itself, and has all of each tensor."""
+    """A team of one process, which has all of each tensor. The base class of `Team`."""
 
     size, rank = 1, 0
     torn: str | None = None
     sums = False
     """Whether each rank has its own gradients, which are added up."""
     hooked = False
-    """Whether functions will be called after the next step."""
+    """Whether the user has functions that are called after the next step."""
     replaced = Replaced([])
-    """What the user did to parameters."""
+    """The parameters that the user has changed."""
 
     def agree(
         self,
@@ -38,10 +38,10 @@ class Alone:
         grads: Sequence[Array | None] | None = None,
         step: int = 0,
     ) -> bool:
-        """Raise on all ranks if one has an error or differs; return whether a rank has a wish.
+        """Vote: raise on all ranks if one has an error or differs; return whether any has a wish.
 
-        Ranks also compare the arrays that users put in the place of parameters, and in some steps
-        the gradients.
+        Ranks also compare checksums of parameters that the user has changed, and in some steps
+        those of all parameters and of gradients. `said` returns what else must be equal.
         """
         if error is not None:
             raise error
@@ -53,11 +53,11 @@ class Alone:
         return wish
 
     def hear(self, what: str, call: Callable[[], Any]) -> list[Any]:
-        """Return what a call finds on each rank; an error on one is raised on all."""
+        """Return the results of a call on all ranks; an error on one is raised on all."""
         return [call()]
 
     def tear(self, what: str, error: BaseException) -> None:
-        """Note that a section was interrupted while it wrote."""
+        """Set `torn`, for a section was interrupted while it wrote."""
         self.torn = f"{what} was broken off ({type(error).__name__}: {error})"
 
     def warned(self, what: str) -> AbstractContextManager[None]:
@@ -69,11 +69,11 @@ class Alone:
         return _NOTHING
 
     def unbroken(self, what: str) -> AbstractContextManager[None]:
-        """A section that writes, so that all ranks must complete it."""
+        """A section that writes. All ranks must complete it."""
         return _NOTHING
 
     def divide(self, groups: list[Group]) -> None:
-        """Give the tensors of new groups their shares."""
+        """Set `share` of the tensors of new groups. One process refuses parts of tensors."""
         for group in groups:
             for tensor in group.tensors:
                 if tensor.block is not None and tensor.shape != tuple(tensor.array.shape):
@@ -85,10 +85,10 @@ class Alone:
     def norms(
         self, own: dict[str, Any], tensors: Sequence[Tensor], grads: Sequence[Array]
     ) -> dict[str, Any]:
-        """Return the norms of these tensors' gradients, from those that this rank has measured.
+        """Return the norms of all gradients, given those that this rank has computed.
 
-        A norm is NaN where the gradient of any rank is not finite, also in elements that other
-        ranks measure.
+        A norm is NaN if the gradient is not finite on any rank, even in elements whose norm
+        another rank computes.
         """
         return own
 
@@ -97,20 +97,20 @@ class Alone:
         return own
 
     def collect(self, tensor: Tensor, slot: str, root: int | None = None) -> Any:
-        """Return a complete slot, on one rank or on all."""
+        """Return a complete slot on rank `root`, or on all ranks."""
         return tensor.slots[slot]
 
     def bring_homes(self, what: str, tensors: Sequence[Tensor]) -> None:
-        """Bring parts of tensors that one rank updates to it, if one has no update yet."""
+        """Send parts of tensors to the ranks that own them, if one has had no update yet."""
 
     def check_complete(self, tensors: Sequence[Tensor]) -> None:
-        """Raise if the parts of a slot are not all its elements, each once; see `collect`."""
+        """Raise ValueError if the parts of a slot do not have each element exactly once."""
 
     def renew(self, tensors: Sequence[Tensor]) -> None:
-        """Forget messages that were on their way, and what was taken."""
+        """Discard messages that are under way, and gradients from `Optimizer.give`."""
 
     def mend(self) -> None:
-        """Continue after an interrupted step: the same state has been loaded on all ranks."""
+        """Reset `torn`, after the same state was loaded on all ranks."""
         self.torn = None
 
     def explain(self, tensors: Sequence[Tensor]) -> list[str]:

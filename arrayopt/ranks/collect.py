@@ -1,4 +1,4 @@
-"""Collecting slots and parameters of which ranks have parts, on one rank or on all."""
+"""Collect slots and parameters that are divided among ranks, on one rank or on all."""
 
 import math
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from arrayopt.state.tensors import Tensor
 def collect(comm: Comm, tensor: Tensor, slot: str, root: int | None) -> Any:
     """Return a complete slot, or the complete parameter ("p"), on all ranks.
 
-    With a `root`, that rank gets it as an array of NumPy, and the others get None.
+    With a `root`, only that rank gets it, as an array of NumPy; the others get None.
     """
     own, places = _own(tensor, slot), pieces_of(tensor, slot)
     if places is None:
@@ -30,13 +30,13 @@ def collect(comm: Comm, tensor: Tensor, slot: str, root: int | None) -> Any:
         comm.start_alltoall(sent, counts, np.zeros(0, np.uint8), [0] * comm.size)()
         return None
     shape = tensor.shape if slot == "p" else tensor.whole[slot]
-    complete = np.empty(shape, part.dtype)  # the pieces fill it
+    complete = np.empty(shape, part.dtype)  # the pieces cover all elements
     by_block = any(isinstance(where, tuple) for where in places.values())
     indexed = complete if by_block else complete.reshape(-1)
     if isinstance(tensor.share, Shards) and tensor.share.are_scales(slot):
         indexed = complete.reshape(tensor.share.seen)
     views = {rank: indexed[places[rank]] for rank in sorted(places)}
-    # without blocks, pieces lie in the order of ranks
+    # without blocks, the pieces in the order of ranks are the complete array
     flat = np.empty(complete.size, part.dtype) if by_block else complete
     sizes = [views[r].nbytes if r in views else 0 for r in range(comm.size)]
     parts = cut(as_bytes(flat), sizes)
@@ -54,11 +54,11 @@ def collect(comm: Comm, tensor: Tensor, slot: str, root: int | None) -> Any:
 
 
 def pieces_of(tensor: Tensor, slot: str) -> dict[int, Any] | None:
-    """Return which rank sends which elements of a slot, or of the parameter ("p").
+    """Return the indices of the elements of a slot, or of the parameter ("p"), by their sender.
 
-    It is a stretch (a slice) or a block (slices) by rank; None where each rank has all elements.
-    Raise ValueError if the pieces are not all elements, each once, or this rank does not have its
-    piece.
+    An index is a slice of the flat array, or a tuple of slices; None if each rank has all elements.
+    Raise ValueError if the pieces do not have each element exactly once, or if this rank's piece
+    has another size.
     """
     share, shape = tensor.share, tensor.shape if slot == "p" else tensor.whole[slot]
     if share is None:
@@ -96,12 +96,12 @@ def pieces_of(tensor: Tensor, slot: str) -> dict[int, Any] | None:
 
 
 def _own(tensor: Tensor, slot: str) -> Array:
-    """Return what this rank has of a slot, or of the parameter ("p")."""
+    """Return this rank's part of a slot, or of the parameter ("p")."""
     return tensor.array if slot == "p" else tensor.slots[slot]
 
 
 def in_library_of(model: Array, values: "np.ndarray[Any, Any]") -> Array:
-    """Return values of the model's dtype in an array of the model's library and device."""
+    """Return NumPy values as an array of the library of `model`, on its device."""
     return values if isinstance(model, np.ndarray | np.generic) else of_host(model, values)
 
 
@@ -129,7 +129,7 @@ class Scattered:
 
     @property
     def holders(self) -> tuple[int, ...]:
-        """The ranks that have parts of it; none where each rank has all."""
+        """The ranks that send parts of it; empty if each rank has all elements."""
         return tuple(pieces_of(self.tensor, self.slot) or ())
 
     def collect(self, root: int) -> Any:
@@ -139,12 +139,12 @@ class Scattered:
         return self.team.collect(self.tensor, self.slot, root=root)
 
     def own(self, saved: Array) -> Array:
-        """Return this rank's part of such a slot, in an array like its own."""
+        """Return this rank's part of a saved slot, as an array like `part`."""
         return like(self.part, self.tensor.taken(self.slot, saved))
 
 
 def slot_of(team: Alone, tensor: Tensor, slot: str) -> Any:
-    """Return a slot or the parameter ("p"), or a `Scattered` one where ranks have parts of it."""
+    """Return a slot or the parameter ("p"), as a `Scattered` if ranks have parts of it."""
     if slot == "p" and tensor.block is None:
         return tensor.array
     if tensor.share is None or (not tensor.share.holders and tensor.block is None):

@@ -1,4 +1,4 @@
-"""What ranks need of a communicator: calls that move bytes, and one that adds numbers."""
+"""The interface of communicators: calls that send bytes, and one that adds numbers."""
 
 import json
 from abc import ABC, abstractmethod
@@ -13,7 +13,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 """Memory as a flat array of bytes."""
 
 Pending = Callable[[], list[Bytes]]
-"""Waits for a call that was started, and returns what each rank has sent."""
+"""Waits for a call that was started, and returns the bytes that each rank has sent."""
 
 
 class RankError(RuntimeError):
@@ -28,7 +28,7 @@ def as_bytes(array: "np.ndarray[Any, Any]") -> Bytes:
 
 
 class Comm(ABC):
-    """A communicator of some library, as this package uses it.
+    """A communicator of any library, with the calls that this package needs.
 
     All ranks make the same calls in the same order. A call raises `RankError` if it fails or does
     not end within the time limit.
@@ -39,27 +39,27 @@ class Comm(ABC):
     timeout: float
     """Seconds that a call may take."""
     number = 1
-    """Counts the objects that share a channel of messages, in the order of their creation."""
+    """The number of this object, from 1, among those whose messages use the same channel."""
     renews = False
-    """Whether `renew` lets go of messages that are on their way."""
+    """Whether `renew` discards messages that are under way."""
     processes = True
     """Whether ranks are processes, which may be able to read each other's memory."""
     on_device = False
-    """Whether calls but `allgather` also take CuPy's memory; see `DeviceComm`."""
+    """Whether all calls but `allgather` also accept CuPy's arrays; see `DeviceComm`."""
     xp: Any = np
     device: AbstractContextManager[Any] = nullcontext()
-    """The library and the device of that memory."""
+    """The library and the device of those arrays."""
 
     @abstractmethod
     def allgather(self, sent: Bytes, counts: Sequence[int]) -> Pending:
         """Start sending bytes to all ranks; `counts` says how many each rank sends."""
 
     def start_broadcast(self, pieces: Sequence[tuple[int, Any]]) -> Callable[[], None]:
-        """Start to copy each piece of memory from its rank into the same piece of all others.
+        """Start to broadcast each piece of memory from its rank into the same piece on all others.
 
-        They travel together; the returned function waits for them, in the order of the calls.
+        It is one call, of which the returned function waits for the end. Wait in order of calls.
         """
-        if self.on_device or len(pieces) == 1:  # into their places
+        if self.on_device or len(pieces) == 1:  # directly into the pieces
             return self.start_rows(pieces)
         packed = Packed(self, pieces)
         wait = self.start_packed(packed)
@@ -72,48 +72,47 @@ class Comm(ABC):
 
     @abstractmethod
     def start_rows(self, rows: Sequence[tuple[int, Any]]) -> Callable[[], None]:
-        """Start to copy pieces of memory, each from its rank into the same piece of all others.
+        """Start to broadcast pieces of memory, each from its rank into the same piece on others.
 
-        There is at most one from each rank; any number where `on_device`.
+        There is at most one piece per rank, or any number if `on_device`.
         """
 
     def start_packed(self, packed: "Packed") -> Callable[[], None]:
-        """Start a broadcast of each rank's part of what is packed."""
+        """Start to broadcast each rank's part of packed pieces."""
         return self.start_rows([(r, part) for r, part in enumerate(packed.parts) if part.size])
 
     @abstractmethod
     def start_alltoall(
         self, sent: Any, counts: Sequence[int], room: Any, received: Sequence[int]
     ) -> Callable[[], None]:
-        """Start to send a stretch of memory to each rank; the returned function waits.
+        """Start to send consecutive parts of `sent` to ranks 0, 1, ...; what is returned waits.
 
-        Calls are waited for in the order in which they were started. `sent` has what goes to rank
-        0, to rank 1, ...; `room` gets what they send here. `counts` and `received` are the bytes of
-        these.
+        `room` gets the parts that ranks 0, 1, ... send to this rank. `counts` and `received` are
+        the numbers of bytes of each part. Wait for calls in the order in which they were started.
         """
 
     def alltoall(self, parts: Sequence[Bytes], received: Sequence[int]) -> list[Bytes]:
-        """Send a piece of memory to each rank; return what each has sent, so many bytes."""
+        """Send a piece of memory to each rank; return those from all, of `received` bytes."""
         room = np.empty(sum(received), np.uint8)
         counts = [part.size for part in parts]
         self.start_alltoall(np.concatenate(parts), counts, room, received)()
         return cut(room, received)
 
     def meet(self) -> Pending:
-        """Start to wait for all ranks; the returned function ends when all have come."""
+        """Start a barrier; the returned function waits until all ranks have reached it."""
         return self.allgather(np.zeros(1, np.uint8), [1] * self.size)
 
     def poll(self) -> None:  # noqa: B027
-        """Let messages that were started make progress, where the library does so only in calls."""
+        """Let messages progress, if the library sends them only while it is called."""
 
     def give_up(self, why: str) -> None:  # noqa: B027
-        """Have other ranks fail soon, and say why, where the library can."""
+        """Make other ranks fail soon, with this reason, if the library can."""
 
     def renew(self) -> None:  # noqa: B027
-        """Forget messages that are on their way; all ranks call it, even if their calls worked."""
+        """Discard messages that are under way. All ranks call it, also those without an error."""
 
     def tell(self, said: Any) -> list[Any]:
-        """Send what JSON can hold to all ranks; return what each rank has sent."""
+        """Send a value that JSON can hold to all ranks; return the values of all ranks."""
         text = np.frombuffer(json.dumps(said).encode(), np.uint8)
         sent = as_bytes(np.array([len(text)], np.int64))
         lengths = self.allgather(sent, [8] * self.size)()
@@ -122,35 +121,35 @@ class Comm(ABC):
 
 
 class AddingComm(Comm):
-    """A communicator that also adds numbers; with others, ranks send each other what they add."""
+    """A communicator that can also add numbers itself. With others, ranks add what they receive."""
 
     @abstractmethod
     def start_add(self, values: Any, counts: Sequence[int]) -> Callable[[], Any]:
-        """Start to add real numbers of all ranks in the quickest order.
+        """Start to add real numbers of all ranks, in any order (a reduce-scatter).
 
         The returned function waits, and returns this rank's sums. `values` is a flat array with a
-        value for each sum, those of rank 0 first; of NumPy, or of CuPy where `on_device`. `counts`
+        value for each sum, those for rank 0 first; of NumPy, or of CuPy if `on_device`. `counts`
         says how many sums each rank gets.
         """
 
 
 class DeviceComm(AddingComm):
-    """A communicator that takes CuPy's memory."""
+    """A communicator that accepts CuPy's arrays."""
 
     on_device, processes = True, False
 
     @abstractmethod
     def fill(self, pieces: Sequence[Sequence[Any]]) -> Callable[[], None]:
-        """Start filling pieces of CuPy's memory, each from the rank at its position.
+        """Start to fill CuPy's arrays: in each sequence, array r gets the values that rank r has.
 
-        The returned function ends it. The host does not wait, so a CUDA graph can record it.
+        The returned function ends it. The host does not wait, so a CUDA graph can record both.
         """
 
 
 class Packed:
-    """Pieces of memory in one flat piece, those of rank 0 first.
+    """Pieces of memory, copied into one flat array, those of rank 0 first.
 
-    `flat` has this rank's own pieces; `counts` are the bytes of each rank.
+    At first `flat` has only this rank's pieces. `counts` are the bytes of each rank.
     """
 
     def __init__(self, comm: Comm, pieces: Sequence[tuple[int, Bytes]]) -> None:
@@ -166,11 +165,11 @@ class Packed:
 
     @property
     def parts(self) -> list[Bytes]:
-        """The memory of each rank."""
+        """The part of `flat` for each rank."""
         return cut(self.flat, self.counts)
 
     def unpack(self) -> None:
-        """Write what other ranks have sent into their pieces."""
+        """Copy the parts of other ranks from `flat` into their pieces."""
         for rank, part in enumerate(self.parts):
             at = 0
             for piece in self._pieces[rank] if rank != self._rank else ():
@@ -179,10 +178,10 @@ class Packed:
 
 
 def starts_of(counts: Sequence[int]) -> list[int]:
-    """Return where stretches of these lengths begin that lie one after the other."""
+    """Return the first index of each of consecutive parts of these lengths."""
     return [0, *accumulate(counts)][:-1]
 
 
 def cut(flat: Any, counts: Sequence[int]) -> list[Any]:
-    """Return consecutive stretches of a flat array."""
+    """Return consecutive parts of a flat array, of these lengths, as views."""
     return [flat[at : at + n] for at, n in zip(starts_of(counts), counts, strict=True)]

@@ -1,4 +1,8 @@
-"""Gathering the parameters that other ranks have updated, at once or while something else runs."""
+"""Gather the parameters that other ranks have updated, at once or in the background.
+
+Each broadcast is a collective call, with pieces of memory from several ranks. Buckets are something
+else: gradients on their way to the ranks that add them; see `arrayopt.ranks.layout`.
+"""
 
 import math
 from collections import deque
@@ -18,34 +22,33 @@ from arrayopt.state.shares import Share
 from arrayopt.state.tensors import Tensor
 
 LARGE = 1 << 20
-"""Pieces of so many bytes are a bucket of their own: they are received where they belong."""
+"""Pieces of so many bytes have a broadcast of their own, directly into the parameter."""
 
 AHEAD = 1 << 24
-"""Bytes on their way from which on no bucket is started, where a step waits: each has a copy."""
+"""A step that waits starts no broadcast while so many bytes are under way: each has a copy."""
 
 MOST = 1 << 30
-"""The most bytes of a bucket if each rank sends all in one message."""
+"""The most bytes of a broadcast if each rank sends all in one message."""
 
 
 class Gather:
-    """Fetches the parameters that other ranks have updated, by buckets, in the order of tensors.
+    """Fetches the parameters that other ranks have updated, in the order of tensors.
 
-    Each bucket is one collective call. It is valid until arrays are replaced. If `packed`, each
-    rank sends all in one message, through a buffer. `processes` are those of ranks that read each
-    other's memory where a step waits; see `can_read`. If a rank can no longer read, the list
-    becomes empty on all ranks, and they send.
+    It is usable until arrays are replaced. If `packed`, each rank sends all in one message, through
+    a buffer. If a step waits and `processes` is not empty, ranks read each other's memory instead;
+    see `can_read`. If a rank can no longer read, the list is cleared on all ranks, and they send.
 
     Attributes
     ----------
     meets : bool
-        Whether some tensors lie in memory that all ranks have in common; see
-        `arrayopt.ranks.shared`. Ranks meet before the first bucket then.
-    buckets : list of list of (int, array)
-        Pieces of memory, with the ranks that update them.
+        Whether some tensors are in memory that ranks share; see `arrayopt.ranks.shared`. Then a
+        barrier precedes the first broadcast.
+    broadcasts : list of list of (int, array)
+        For each broadcast the pieces of memory, with the ranks that update and send them.
     sizes : list of int
-        The bytes of each bucket.
+        The bytes of each broadcast.
     last : dict of int to int
-        The place of each tensor, and the last bucket that has a piece of it; -1 for the meeting.
+        For each tensor's place, its last broadcast; -1 if it only needs the barrier.
     """
 
     def __init__(
@@ -53,7 +56,7 @@ class Gather:
     ) -> None:
         self.comm, self._tensors = comm, list(tensors)
         self._version = tensors[0].run.arrays if tensors else 0
-        self.meets, self.buckets = False, list[list[tuple[int, Any]]]()
+        self.meets, self.broadcasts = False, list[list[tuple[int, Any]]]()
         self.sizes, self.last = list[int](), dict[int, int]()
         sent, settling = list[GatherBuffer](), list[GatherBuffer]()
         for tensor in tensors:
@@ -70,36 +73,36 @@ class Gather:
                 self.meets, self.last[tensor.place] = True, -1
         self._fill(sent, MOST if packed else ROUND, MOST if packed else LARGE)
         self._copies = any(buffer.copy is not None for buffer in settling)
-        self._settling: dict[int, list[GatherBuffer]] = {}  # by their last bucket
+        self._settling: dict[int, list[GatherBuffer]] = {}  # by their last broadcast
         for buffer in settling:
             self._settling.setdefault(self.last[buffer.tensor.place], []).append(buffer)
         self._reading, self._processes = None, processes
-        if processes and not packed and self.buckets:
-            self._reading = Reading(comm, processes, self.buckets)
+        if processes and not packed and self.broadcasts:
+            self._reading = Reading(comm, processes, self.broadcasts)
 
     def _fill(self, buffers: Sequence["GatherBuffer"], most: int, large: int) -> None:
-        """Divide the memory of tensors into buckets of at most so many bytes."""
-        together, filled = -1, most
+        """Divide the memory of tensors into broadcasts of at most so many bytes."""
+        together, filled = -1, most  # the broadcast of small pieces, and its bytes
         for buffer in buffers:
             share, item = cast("Share", buffer.tensor.share), buffer.item
             for rank in share.holders:
                 piece = buffer.bytes[share.ends[rank] * item : share.ends[rank + 1] * item]
-                number = len(self.buckets)
+                number = len(self.broadcasts)
                 if piece.size < large:
                     if filled + piece.size > most:
                         together, filled = number, 0
                     filled += piece.size
                     number = together
-                if number == len(self.buckets):
-                    self.buckets.append([])
+                if number == len(self.broadcasts):
+                    self.broadcasts.append([])
                     self.sizes.append(0)
-                self.buckets[number].append((rank, piece))
+                self.broadcasts[number].append((rank, piece))
                 self.sizes[number] += piece.size
                 place = buffer.tensor.place
                 self.last[place] = max(number, self.last.get(place, 0))
 
     def serves(self, tensors: Sequence[Tensor]) -> bool:
-        """Return whether it was made for these tensors, and their arrays have not been replaced."""
+        """Return whether it is for these tensors, and their arrays have not been replaced."""
         if not tensors or self._copies:
             return False
         return self._version == tensors[0].run.arrays and self._tensors == tensors
@@ -116,7 +119,7 @@ class Gather:
         Arrivals(self, AHEAD).until(None)
 
     def settle(self, number: int) -> None:
-        """Finish the tensors of which this is the last bucket, now that it has arrived."""
+        """Complete the tensors of which this broadcast was the last, now that it has arrived."""
         written = list[Any]()
         for buffer in self._settling.get(number, ()):
             tensor = buffer.tensor
@@ -129,7 +132,7 @@ class Gather:
 
 
 class Arrivals:
-    """Parameters on their way: all of them, or so many bytes and a bucket at a time."""
+    """Broadcasts under way: all, or those that follow until `most` bytes are exceeded."""
 
     def __init__(self, gather: Gather, most: float = math.inf) -> None:
         self._gather, self._next, self._most = gather, -1 if gather.meets else 0, most
@@ -141,30 +144,31 @@ class Arrivals:
 
     def _start(self) -> None:
         gather = self._gather
-        while self._started < len(gather.buckets) and self._bytes <= self._most:
-            self._waiting.append(gather.comm.start_broadcast(gather.buckets[self._started]))
+        while self._started < len(gather.broadcasts) and self._bytes <= self._most:
+            self._waiting.append(gather.comm.start_broadcast(gather.broadcasts[self._started]))
             self._bytes += gather.sizes[self._started]
             self._started += 1
 
     def __bool__(self) -> bool:
-        """Return whether something has not arrived."""
+        """Return whether a parameter has not arrived yet."""
         return bool(self._waiting)
 
     def until(self, place: int | None) -> None:
-        """Wait until the tensor at a place has arrived; or all."""
-        until = len(self._gather.buckets) - 1 if place is None else self._gather.last.get(place, -2)
-        while self._next <= until:
-            self._gather.comm.poll()
+        """Wait until the tensor at a place has arrived, or all tensors."""
+        gather = self._gather
+        last = len(gather.broadcasts) - 1 if place is None else gather.last.get(place, -2)
+        while self._next <= last:
+            gather.comm.poll()
             self._waiting[0]()
             self._waiting.popleft()
-            self._gather.settle(self._next)
-            self._bytes -= self._gather.sizes[self._next] if self._next >= 0 else 0
+            gather.settle(self._next)
+            self._bytes -= gather.sizes[self._next] if self._next >= 0 else 0
             self._next += 1
             self._start()
 
 
 class GatherBuffer:
-    """A parameter's memory as bytes; a copy if it is not contiguous or cannot be written."""
+    """A parameter's memory as bytes, or a copy if it is not contiguous or cannot be written."""
 
     def __init__(self, tensor: Tensor, *, on_device: bool) -> None:
         self.tensor, self.copy = tensor, None

@@ -1,4 +1,4 @@
-"""Tensors that the user divided, and whose rule needs them whole: one rank updates each of them."""
+"""Tensors that the user divided, but whose rule needs them whole: an owner updates each of them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -36,8 +36,8 @@ Grads = Sequence[Array | None]
 def owners(costs: Sequence[int], ranks: int) -> list[int]:
     """Return a rank for each tensor, such that the largest sum of costs of a rank is small.
 
-    The dearest tensors come first, each to the rank that has the least so far (R. L. Graham, SIAM
-    J. Appl. Math. 17, 1969).
+    The most expensive tensor comes first, each to the rank with the smallest sum so far (R. L.
+    Graham, SIAM J. Appl. Math. 17, 1969).
     """
     loads, found = [0] * ranks, [0] * len(costs)
     for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
@@ -47,15 +47,15 @@ def owners(costs: Sequence[int], ranks: int) -> list[int]:
 
 
 def cost_of(tensor: Tensor, bucket: Bucket, engine: Any) -> int:
-    """Return the FLOPs of an update of a tensor that only one rank can update; 0 for others.
+    """Return the FLOPs of an update if one rank must update the whole tensor, else 0.
 
-    These are tensors whose rule multiplies matrices, and not each layer or block by itself.
+    It must if the rule multiplies matrices, unless layers or blocks are updated separately.
     """
     shape, rule = tensor.shape, bucket.rule
     if rule.several or 0 in shape:
         return 0
     ends = shape[-2:] if len(shape) > 1 else (1, 1)
-    if rule.branches:  # each side's basis, and the products with both
+    if rule.branches:  # products for a basis of each side, and with both bases
         return int(np.prod(shape)) * sum(ends)
     if not isinstance(engine, Fused) and tensor.block is None:
         return 0
@@ -67,7 +67,7 @@ def cost_of(tensor: Tensor, bucket: Bucket, engine: Any) -> int:
 
 
 def plans_of(tensor: Tensor, bucket: Bucket, engine: Any) -> list[Plan]:
-    """Return the plans of a whole tensor in all kinds of steps, that of its update first."""
+    """Return the plans of a whole tensor for all kinds of steps; the first is its update."""
     shape, dtype = tuple(tensor.shape), dtype_name(tensor.array)
     lean = isinstance(engine, Fused) and engine.lean
     found = []
@@ -77,7 +77,7 @@ def plans_of(tensor: Tensor, bucket: Bucket, engine: Any) -> list[Plan]:
 
 
 def homed(tensor: Tensor, parts: Shards, owner: int) -> Share:
-    """Return the share of a tensor that its owner updates, and give the tensor its home."""
+    """Return the share in which `owner` has all elements, and set `tensor.home`."""
     count, ranks = int(np.prod(tensor.shape)), len(parts.blocks)
     ends = (0,) * (owner + 1) + (count,) * (ranks - owner)
     share = Share(parts.rank, ends, shards=parts)
@@ -86,7 +86,7 @@ def homed(tensor: Tensor, parts: Shards, owner: int) -> Share:
 
 
 def _whole(tensor: Tensor, share: Share, part: Array) -> Array:
-    """Return room for a whole array like a part; elsewhere than at the owner it has no memory."""
+    """Return an array for the whole tensor, like `part`; only on the owner it has memory."""
     xp, device = place(part)
     with on_its_device(part):
         if share.kind == "whole":
@@ -95,7 +95,7 @@ def _whole(tensor: Tensor, share: Share, part: Array) -> Array:
 
 
 def rooms(tensors: Sequence[Tensor], grads: Grads) -> list[Array | None]:
-    """Return gradients, with room for the whole one where the tensor has an owner."""
+    """Return the gradients, or an array for the whole gradient if the tensor has an owner."""
     found = list(grads)
     for index, tensor in enumerate(tensors):
         grad, home = grads[index], tensor.home
@@ -107,69 +107,71 @@ def rooms(tensors: Sequence[Tensor], grads: Grads) -> list[Array | None]:
 def bring(
     comm: Comm, tensors: Iterable[Tensor], grads: Grads = (), whole: list[Any] | None = None
 ) -> None:
-    """Bring parts of parameters to their owners; with gradients, theirs too, into their rooms.
+    """Send parts of parameters to their owners, and with `whole` parts of gradients into these.
 
-    Tensors without a gradient are left out then.
+    With `whole`, tensors without a gradient are left out.
     """
-    legs = list[_Leg]()
+    transfers = list[_Transfer]()
     for index, tensor in enumerate(tensors):
         if tensor.home is None or (whole is not None and grads[index] is None):
             continue
         share: Any = tensor.share
-        (owner,), ways = share.holders, []
+        (owner,), copies = share.holders, []
         for sender in share.senders:
-            ways.append((sender, owner, (...,), (*share.shards.slices("p", sender), ...)))
-        legs.append(_Leg(tensor.array, tensor.home.array, ways, tensor.home.take))
+            copies.append((sender, owner, (...,), (*share.shards.slices("p", sender), ...)))
+        transfers.append(_Transfer(tensor.array, tensor.home.array, copies, tensor.home.take))
         if whole is not None:
-            legs.append(_Leg(grads[index], whole[index], ways, partial(setitem, whole, index)))
-    _move(comm, legs)
+            replace = partial(setitem, whole, index)
+            transfers.append(_Transfer(grads[index], whole[index], copies, replace))
+    _move(comm, transfers)
 
 
 def send_back(comm: Comm, tensors: Iterable[Tensor]) -> None:
-    """Write what owners have computed into the parts of all ranks."""
-    legs = list[_Leg]()
+    """Send updated parameters from their owners back into the parts of all ranks."""
+    transfers = list[_Transfer]()
     for tensor in tensors:
         if tensor.home is None:
             continue
         share: Any = tensor.share
-        (owner,), ways = share.holders, []
+        (owner,), copies = share.holders, []
         for receiver, (_, shape) in enumerate(share.shards.blocks):
             if 0 not in shape:
-                here = (*share.shards.slices("p", receiver), ...)
-                ways.append((owner, receiver, here, (...,)))
-        legs.append(_Leg(tensor.home.array, tensor.array, ways, partial(tensor.put, None)))
-    _move(comm, legs)
+                taken = (*share.shards.slices("p", receiver), ...)
+                copies.append((owner, receiver, taken, (...,)))
+        replace = partial(tensor.put, None)
+        transfers.append(_Transfer(tensor.home.array, tensor.array, copies, replace))
+    _move(comm, transfers)
 
 
-class _Leg(NamedTuple):
-    """An array, and the array that it goes to: from which rank to which, from where to where; and
-    what takes another array if the target cannot be written.
-    """
+class _Transfer(NamedTuple):
+    """Copies between ranks, from parts of one array into parts of another."""
 
     source: Any
     target: Any
-    ways: list[tuple[int, int, Any, Any]]
+    copies: list[tuple[int, int, Any, Any]]
+    """For each the sender, the receiver, and the slices of the source and of the target."""
     replace: Callable[[Array], object]
+    """Takes the new array if the target cannot be written."""
 
 
-def _move(comm: Comm, legs: Sequence[_Leg]) -> None:
-    """Move parts of arrays between ranks, in one message from each to each."""
+def _move(comm: Comm, transfers: Sequence[_Transfer]) -> None:
+    """Copy parts of arrays between ranks, in one message from each rank to each."""
     rank, size = comm.rank, comm.size
     sent: list[list[Bytes]] = [[] for _ in range(size)]
     views: list[list[Any]] = [[] for _ in range(size)]
     written: list[Any] = []
-    for leg in legs:
-        receives = any(receiver == rank for _, receiver, *_ in leg.ways)
-        target: Any = _written_through(leg.target) if receives else None
+    for transfer in transfers:
+        receives = any(receiver == rank for _, receiver, *_ in transfer.copies)
+        target: Any = _on_host(transfer.target) if receives else None
         written.append(target)
-        for sender, receiver, here, there in leg.ways:
+        for sender, receiver, taken, filled in transfer.copies:
             if sender == rank == receiver:
-                target[there] = to_host(leg.source)[here]
+                target[filled] = to_host(transfer.source)[taken]
             elif sender == rank:
-                part = np.ascontiguousarray(to_host(leg.source)[here])
+                part = np.ascontiguousarray(to_host(transfer.source)[taken])
                 sent[receiver].append(as_bytes(part))
             elif receiver == rank:
-                views[sender].append(target[there])
+                views[sender].append(target[filled])
     none = np.zeros(0, np.uint8)
     received = [sum(map(attrgetter("nbytes"), own)) for own in views]
     rooms = comm.alltoall([np.concatenate([none, *pieces]) for pieces in sent], received)
@@ -178,21 +180,21 @@ def _move(comm: Comm, legs: Sequence[_Leg]) -> None:
         for view in own:
             view[...] = room[at : at + view.nbytes].view(view.dtype).reshape(view.shape)
             at += view.nbytes
-    for leg, values in zip(legs, written, strict=True):
-        new = leg.target if values is None else _stored(leg.target, values)
-        if new is not leg.target:
-            leg.replace(new)
+    for transfer, values in zip(transfers, written, strict=True):
+        new = transfer.target if values is None else _with_values(transfer.target, values)
+        if new is not transfer.target:
+            transfer.replace(new)
 
 
-def _written_through(array: Array) -> Any:
-    """Return the memory of an array, as NumPy's; a copy if it is elsewhere or cannot be written."""
+def _on_host(array: Array) -> Any:
+    """Return an array as NumPy's: a view, or a copy if it is on a device or cannot be written."""
     if writable(array) and is_on_host(array):
         return to_host(array)
     return np.array(to_host(array))
 
 
-def _stored(array: Array, values: Any) -> Array:
-    """Return an array with values that `_written_through` took."""
+def _with_values(array: Array, values: Any) -> Array:
+    """Write values, from `_on_host`, back to an array; return it, or a new one in its place."""
     if not np.may_share_memory(values, to_host(array)):
         return store(array, like(array, values))
     if array_api_compat.is_torch_array(array):

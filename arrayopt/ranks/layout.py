@@ -1,4 +1,8 @@
-"""How gradients are divided into buckets, which ranks add up and send on."""
+"""Buckets of gradients: what ranks send, add up, and send on, together.
+
+Each rank adds up an equal part of a bucket, and sends the sums to the ranks that update with them.
+These keep them in one array for each `Kind`. (Parameters come back by broadcasts; see `Gather`.)
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,10 +20,10 @@ ROUND = 1 << 24
 """The most bytes of a bucket, in the dtype in which gradients are added."""
 
 LEAST = 1 << 16
-"""So many bytes of a bucket each rank may at least add, however many ranks there are."""
+"""A bucket may have this many bytes for each rank, even if that is more than `ROUND`."""
 
 ALIGNED = 16
-"""The sums of a tensor begin at a multiple of so many elements."""
+"""The sums of a tensor start at a multiple of this many elements."""
 
 Kind = tuple[str, bool]
 """A dtype of sums, and whether they are in CuPy's memory."""
@@ -27,10 +31,7 @@ Kind = tuple[str, bool]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Elements `first` to `end` of the tensor at an index.
-
-    In the bucket they lie at `at` and following. Their sums go to `rank`.
-    """
+    """Elements `first` to `end` of a tensor, in the bucket from `at` on; `rank` gets the sums."""
 
     index: int
     first: int
@@ -39,79 +40,77 @@ class Piece:
     at: int
 
 
-class BucketLayout:
-    """What is sent together: gradients of one dtype, from CuPy's memory if `on_device`.
+class GradientBucket:
+    """Gradients of one dtype that are sent together, from CuPy's memory if `on_device`.
 
-    The pieces lie in the order of the ranks that update with them. Each rank adds an equal part of
-    the bucket, and sends the sums to those ranks. So all links are used alike, wherever the tensors
-    of a bucket belong, and each of the two ways is one collective call.
+    Pieces are in the order of the ranks that update with them. All ranks add equal parts of it, so
+    all links are used equally. Each of the two exchanges is one collective call.
 
     Parameters
     ----------
-    stretches : list of (int, int, int, int, bool)
-        Of each piece the index of its tensor, its first element, its end, its rank, and whether it
-        is the first one of the tensor for that rank.
+    ranges : list of (int, int, int, int, bool)
+        For each piece the index of its tensor, its first element, its end, the rank that updates
+        with it, and whether it is that rank's first piece of the tensor.
     filled : list of int
-        How many elements the sums of each rank have in the buckets before it; grows by those of
-        this one.
+        The length that the array of sums of each rank has so far; this bucket adds its sums to it.
 
     Attributes
     ----------
     pieces : list of Piece
-        All pieces. Elements between them have no meaning; see `ALIGNED`.
-    size, missing : int
-        The number of elements, and of those that have a meaning.
+        All pieces. Elements between them are padding; see `ALIGNED`.
+    size, count : int
+        The number of elements with padding, and without.
     parts : list of int
         How many elements each rank adds.
     sent, received : list of int
-        How many sums this rank sends to each, and gets from each.
+        How many sums this rank sends to each rank, and gets from each.
     sums : slice
-        Where the sums that this rank gets lie in its memory for all of their kind.
+        The range of the sums that this rank gets in its array of sums.
     shift : int
-        How much further they lie there than in the bucket.
+        What to add to a position in the bucket to get the position in that array.
     """
 
     def __init__(
         self,
         dtype: str,
         on_device: bool,
-        stretches: list[tuple[int, int, int, int, bool]],
+        ranges: list[tuple[int, int, int, int, bool]],
         filled: list[int],
         rank: int,
     ) -> None:
         self.dtype, self.on_device, ranks = dtype, on_device, len(filled)
         self.kind: Kind = WORKING[dtype], on_device
         self.pieces, self.size, before = list[Piece](), 0, list(filled)
-        for index, first, end, owner, begins in sorted(stretches, key=itemgetter(3)):
+        for index, first, end, owner, begins in sorted(ranges, key=itemgetter(3)):
             gap = -filled[owner] % ALIGNED if begins else 0
             self.pieces.append(Piece(index, first, end, owner, self.size + gap))
             self.size += gap + end - first
             filled[owner] += gap + end - first
-        self.missing = sum(piece.end - piece.first for piece in self.pieces)
-        ends = [self.size * r // ranks for r in range(ranks + 1)]
-        tops = [0, *accumulate(now - then for now, then in zip(filled, before, strict=True))]
-        self.parts = [end - first for first, end in pairwise(ends)]
-        self.sent = _overlaps(ends[rank], ends[rank + 1], tops)
-        self.received = _overlaps(tops[rank], tops[rank + 1], ends)
-        self.sums, self.shift = slice(before[rank], filled[rank]), before[rank] - tops[rank]
+        self.count = sum(piece.end - piece.first for piece in self.pieces)
+        # in the bucket, rank r adds added[r] to added[r + 1], and gets sums[r] to sums[r + 1]
+        added = [self.size * r // ranks for r in range(ranks + 1)]
+        sums = [0, *accumulate(now - then for now, then in zip(filled, before, strict=True))]
+        self.parts = [end - first for first, end in pairwise(added)]
+        self.sent = _overlaps(added[rank], added[rank + 1], sums)
+        self.received = _overlaps(sums[rank], sums[rank + 1], added)
+        self.sums, self.shift = slice(before[rank], filled[rank]), before[rank] - sums[rank]
 
 
-class Packing:
+class GradientBuckets:
     """All buckets, in the order in which they are sent.
 
     Attributes
     ----------
     places : dict of int to list of (int, slice or None, slice, int)
-        For each tensor its pieces: their bucket, their elements in the tensor (None for all) and
-        there, and their number of elements.
+        For each tensor its pieces: the number of the bucket, the elements in the tensor (None for
+        all), the elements in the bucket, and how many they are.
     starts : dict of int to (Kind, int)
-        For each tensor of which this rank gets sums their kind, and where they begin in the memory
-        for these.
+        For each tensor of which this rank gets sums, their kind and first position in its array.
     counts : dict of Kind to int
-        How many elements that memory has.
+        The length of this rank's array of sums of each kind.
     """
 
-    def __init__(self, buckets: list[BucketLayout], rank: int, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, buckets: list[GradientBucket], rank: int, tensors: Sequence[Tensor]) -> None:
         self.buckets = buckets
         self.places: dict[int, list[tuple[int, slice | None, slice, int]]] = {}
         self.starts: dict[int, tuple[Kind, int]] = {}
@@ -128,14 +127,14 @@ class Packing:
 
 
 def _overlaps(first: int, end: int, ends: list[int]) -> list[int]:
-    """Return how many of the numbers from `first` to `end` lie in each of consecutive stretches."""
+    """Return how many of the numbers from `first` to `end` are in each range between `ends`."""
     return [max(0, min(end, top) - max(first, low)) for low, top in pairwise(ends)]
 
 
 def layout(
     comm: Comm, tensors: Sequence[Tensor], sent_as: Sequence[str | None], order: Sequence[int]
-) -> Packing:
-    """Divide tensors, in some order, into buckets of about `ROUND` bytes.
+) -> GradientBuckets:
+    """Divide the gradients of tensors, in an order, into buckets of about `ROUND` bytes.
 
     `sent_as` is the dtype in which each tensor's gradient is sent; None for a tensor without one.
     """
@@ -162,5 +161,5 @@ def layout(
     buckets = []
     for (dtype, on_device), own in found:
         of_ranks = filled.setdefault((WORKING[dtype], on_device), [0] * comm.size)
-        buckets.append(BucketLayout(dtype, on_device, own, of_ranks, comm.rank))
-    return Packing(buckets, comm.rank, tensors)
+        buckets.append(GradientBucket(dtype, on_device, own, of_ranks, comm.rank))
+    return GradientBuckets(buckets, comm.rank, tensors)

@@ -1,4 +1,4 @@
-"""Memory that all ranks of one machine have: what one rank writes, the others need not fetch."""
+"""Memory that all ranks of one machine share, so that they need not send parameters."""
 
 import mmap
 import os
@@ -15,24 +15,24 @@ from arrayopt.ranks.comm import Comm, as_bytes
 from arrayopt.ranks.settings import as_ranks
 
 ALIGNED = 64
-"""Arrays begin at multiples of so many bytes."""
+"""Arrays start at multiples of this many bytes."""
 
 _REGIONS: dict[int, tuple[int, str]] = {}
-"""For each address where shared memory begins its end, and its name, the same on all ranks."""
+"""Shared memory by its first address: its end, and its name, which is the same on all ranks."""
 
 
 def shared(tree: Any, comm: Any) -> Any:
     """Return parameters in memory that all ranks on a machine share.
 
     An optimizer of these ranks then sends no parameters: each rank writes those that it updates,
-    and the others see them. All ranks call this, with the same shapes and dtypes; the values are
-    those of rank 0.
+    and the other ranks see them. All ranks call this function, with the same shapes and dtypes; the
+    values are those of rank 0.
 
     Parameters
     ----------
     tree : array or tree of arrays
-        NumPy arrays, which are copied, or PyTorch tensors on the CPU, which stay the same objects
-        and get new memory, so that a module keeps using them.
+        NumPy arrays, which are copied, or PyTorch tensors on the CPU, which remain the same objects
+        with new memory, so that a module keeps using them.
     comm : communicator or Ranks
         As for `Optimizer`, of ranks on one machine.
 
@@ -52,7 +52,7 @@ def shared(tree: Any, comm: Any) -> Any:
     -----
     Between steps a parameter exists once, so let only one rank change it by hand: ``p *= 0.5`` on
     two ranks halves it twice. Needs Linux. The memory is freed when all ranks have ended or
-    dropped the arrays, however they end.
+    deleted the arrays, even if they crash.
 
     Examples
     --------
@@ -120,7 +120,7 @@ def _is_host(leaf: Any) -> bool:
 
 
 def _room(ranks: Comm, count: int) -> "np.ndarray[Any, Any]":
-    """Return memory of so many bytes that all ranks have."""
+    """Return `count` bytes of memory that all ranks share."""
     descriptor = error = None
     name = secrets.token_hex(16)
     if ranks.rank == 0:
@@ -136,7 +136,7 @@ def _room(ranks: Comm, count: int) -> "np.ndarray[Any, Any]":
         try:
             with Path(where).open("r+b") as file:
                 mapped = mmap.mmap(file.fileno(), count + ALIGNED)
-            if mapped[count : count + len(name)] != name.encode():  # a process of another machine
+            if mapped[count : count + len(name)] != name.encode():  # a file of another machine
                 error = "it has not the memory of rank 0"
         except (OSError, ValueError) as caught:
             error = str(caught)
@@ -156,7 +156,7 @@ def _room(ranks: Comm, count: int) -> "np.ndarray[Any, Any]":
 
 
 def shared_at(array: Array) -> list[Any] | None:
-    """Return the name of the shared memory in which an array lies, and where; None for others."""
+    """Return the name of the shared memory that has an array, and the offset there, or None."""
     if not _REGIONS or not _is_host(array) or not size(array):
         return None
     if not memory(array).flags.c_contiguous:

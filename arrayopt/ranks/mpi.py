@@ -1,4 +1,4 @@
-"""MPI communicators, by mpi4py."""
+"""Communicators of mpi4py."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -16,34 +16,32 @@ PIECE = 1 << 30
 """The most bytes of a message: counts are 32-bit integers in MPI before version 4."""
 
 SPIN, ENDED = 2e-3, 1
-"""Seconds of polls without a pause; and the tag of what a rank says that breaks off a call."""
+"""Seconds of polling without a pause; the tag of the message that a rank broke off a call."""
 
 
 @dataclass(eq=False)
 class _Duplicate:
-    """The duplicate of a communicator, which every `MPIComm` over it uses; freed with it."""
+    """The duplicate of a user's communicator, which all `MPIComm` over it use; freed with it."""
 
     comm: Any = None
-    """None until there is one."""
+    """None until the first is complete."""
     pending: Any = None
     """The next duplicate, and the request that completes it."""
     running: dict[int, tuple[list[Any], Any]] = field(default_factory=dict)
-    """Requests that are on their way, with memory that they send."""
+    """Requests under way, with memory that they send, by the id of their list."""
     abandoned: list[tuple[list[Any], Any]] = field(default_factory=list)
-    """Requests that nobody waits for any more. MPI may still write into their memory, so none may
-    be lost.
-    """
+    """Requests that nobody waits for. They are kept, for MPI may still write to their memory."""
     broken: bool = False
-    """Whether a call was interrupted, so that its messages may be on their way."""
+    """Whether a call was interrupted, so that its messages may still arrive."""
     users: int = 0
-    """How many objects have started to use it."""
+    """How many `MPIComm` were made over it."""
     renewed: int = 0
     """How often it was replaced."""
 
 
 @cache
 def _key() -> int:
-    """Return the key of the attribute in which communicators keep their `_Duplicate`."""
+    """Return the key of the MPI attribute that keeps the `_Duplicate` of a communicator."""
     from mpi4py import MPI
 
     def freed(comm: Any, key: int, duplicate: _Duplicate) -> None:
@@ -74,8 +72,8 @@ class MPIComm(AddingComm):
 
     @property
     def _comm(self) -> Any:
-        """The communicator that sends messages."""
-        self._check_there()
+        """The duplicate, for messages; RankError if it cannot be used."""
+        self._check_not_freed()
         if self._duplicate.broken:
             raise RankError(
                 "an earlier call with this communicator was interrupted; its messages may still"
@@ -83,8 +81,8 @@ class MPIComm(AddingComm):
             )
         return self._duplicate.comm
 
-    def _check_there(self) -> None:
-        """Raise RankError if the user has freed the communicator: it is null then, and false."""
+    def _check_not_freed(self) -> None:
+        """Raise RankError if the user has freed the communicator; the duplicate is then null."""
         if self._duplicate.comm == self._mpi.COMM_NULL:
             raise RankError("the communicator was freed; it must live as long as the Optimizer")
 
@@ -111,23 +109,23 @@ class MPIComm(AddingComm):
 
     def renew(self) -> None:
         duplicate = self._duplicate
-        self._check_there()
+        self._check_not_freed()
         duplicate.broken = duplicate.broken or bool(duplicate.running)
         duplicate.abandoned += duplicate.running.values()
         duplicate.running = {}
-        if duplicate.pending is None:  # others may have completed one that this rank gave up on
-            duplicate.pending = self._given.Idup()  # Dup would wait without a limit
+        if duplicate.pending is None:  # else that of a call that timed out: other ranks may have it
+            duplicate.pending = self._given.Idup()  # Dup has no time limit
         made, request = duplicate.pending
         self._wait([request], hear=False)
         old, duplicate.comm = duplicate.comm, made
         broken, duplicate.broken = np.array([duplicate.broken], np.uint8), False
         duplicate.pending, duplicate.renewed = None, duplicate.renewed + 1
-        # a communicator that is made later would get the messages of one that was freed too early
+        # if it was freed with messages under way, a communicator made later could receive them
         if old is not None and not any(map(any, self.allgather(broken, [1] * self.size)())):
             old.Free()
 
     def _wait(self, requests: list[Any], *, hear: bool = True) -> None:
-        """Wait for messages, up to the time limit; or, to `hear`, until another rank breaks off."""
+        """Wait for requests, up to the time limit; with `hear`, fail if another rank breaks off."""
         try:
             start = time.monotonic()
             while not self._mpi.Request.Testall(requests):
@@ -141,7 +139,7 @@ class MPIComm(AddingComm):
             raise RankError(f"MPI: {error}") from error
 
     def _each(self, call: Callable[..., Any], pieces: Sequence[tuple[int, Bytes]]) -> list[Any]:
-        """Return a call for each message of the pieces."""
+        """Return the calls that send or receive pieces, each at most `PIECE` bytes."""
         calls = []
         for rank, piece in pieces:
             parts = [piece[first : first + PIECE] for first in range(0, len(piece), PIECE)]
@@ -168,7 +166,7 @@ class MPIComm(AddingComm):
         return self._started([partial(self._comm.Iallgatherv, self._mpi.IN_PLACE, room)], packed)
 
     def _message(self, flat: Bytes, counts: Sequence[int]) -> list[Any]:
-        """Return memory as mpi4py takes it, of which each rank sends or gets so many bytes."""
+        """Return memory as an argument of mpi4py, with so many bytes from or for each rank."""
         return [flat, list(map(int, counts)), starts_of(counts), self._mpi.BYTE]
 
     def start_alltoall(

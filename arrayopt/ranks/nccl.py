@@ -13,7 +13,7 @@ from arrayopt.ranks.comm import Bytes, DeviceComm, Pending, RankError, cut
 class NcclComm(DeviceComm):
     """An `NcclCommunicator` of CuPy, or the backend of ``cupyx.distributed`` around one.
 
-    It is used on CuPy's current stream. A call that takes longer than `timeout` aborts it.
+    Calls run on CuPy's current stream. If one takes longer than `timeout`, `comm` is aborted.
     """
 
     def __init__(self, comm: Any, timeout: float) -> None:
@@ -26,14 +26,12 @@ class NcclComm(DeviceComm):
         with self.device:
             self._side = cupy.cuda.Stream(non_blocking=True)
 
-    def _there(self, x: Any) -> Any:
-        """Return bytes in device memory; those that are there already, as they are."""
+    def _on_device(self, x: Any) -> Any:
+        """Return an array in device memory: a copy of an array of NumPy, or the array itself."""
         return self.xp.asarray(x) if isinstance(x, np.ndarray) else x
 
     def _call(self, calls: Sequence[Callable[[int], None]]) -> Callable[[], None]:
-        """Start calls together on the current stream; the returned function waits for them, unless
-        they are captured.
-        """
+        """Start calls on the current stream; what is returned waits, unless they are captured."""
         with self.device:
             stream = self.xp.cuda.get_current_stream()
             try:
@@ -43,7 +41,7 @@ class NcclComm(DeviceComm):
                 self._nccl.groupEnd()
             except Exception as error:
                 raise RankError(f"NCCL: {error}") from error
-            if stream.is_capturing():  # what is captured, the host cannot wait for
+            if stream.is_capturing():  # the host cannot wait for captured calls
                 return _nothing
             event = self.xp.cuda.Event(disable_timing=True)
             event.record(stream)
@@ -69,7 +67,7 @@ class NcclComm(DeviceComm):
         padded = np.zeros(most, np.uint8)
         padded[: len(sent)] = sent
         with self.device:
-            own, room = self._there(padded), self.xp.empty(self.size * most, np.uint8)
+            own, room = self._on_device(padded), self.xp.empty(self.size * most, np.uint8)
         kind = self._nccl.NCCL_UINT8
         wait = self._call([partial(self._comm.allGather, own.data.ptr, room.data.ptr, most, kind)])
 
@@ -83,8 +81,8 @@ class NcclComm(DeviceComm):
     def start_rows(self, rows: Sequence[tuple[int, Any]]) -> Callable[[], None]:
         kind, calls = self._nccl.NCCL_UINT8, []
         with self.device:
-            there = [self._there(piece) for _, piece in rows]
-        for (root, _), memory in zip(rows, there, strict=True):
+            on_device = [self._on_device(piece) for _, piece in rows]
+        for (root, _), memory in zip(rows, on_device, strict=True):
             if memory.size:
                 at = memory.data.ptr
                 calls.append(partial(self._comm.broadcast, at, at, memory.size, kind, root))
@@ -92,7 +90,7 @@ class NcclComm(DeviceComm):
 
         def finish() -> None:
             wait()
-            for (root, piece), memory in zip(rows, there, strict=True):
+            for (root, piece), memory in zip(rows, on_device, strict=True):
                 if isinstance(piece, np.ndarray) and root != self.rank:
                     piece[:] = memory.get()
 
@@ -106,7 +104,7 @@ class NcclComm(DeviceComm):
             for own in pieces:
                 for r, piece in enumerate(own):
                     if r != self.rank and piece.size:
-                        piece[...] = 0  # the sum of one rank's bits and zeros is these bits
+                        piece[...] = 0  # so the sum over ranks, of integers, has that rank's bits
                 pieces_here = [piece for piece in own if piece.size]
                 if pieces_here:
                     first = min(piece.data.ptr for piece in pieces_here)
@@ -118,7 +116,7 @@ class NcclComm(DeviceComm):
         return lambda: self._event(self._side, main)
 
     def _event(self, first: Any, then: Any) -> None:
-        """Make what enters one stream from now on wait for what is in another."""
+        """Make later work on the stream `then` wait for earlier work on the stream `first`."""
         with self.device:
             event = self.xp.cuda.Event(disable_timing=True)
             event.record(first)
@@ -126,17 +124,17 @@ class NcclComm(DeviceComm):
 
     def start_add(self, values: Any, counts: Sequence[int]) -> Callable[[], Any]:
         with self.device:
-            there = self._there(values)
-            is_double = there.itemsize == 8
+            on_device = self._on_device(values)
+            is_double = on_device.itemsize == 8
             ends = np.cumsum(counts)
-            room = there[ends[self.rank] - counts[self.rank] : ends[self.rank]]  # in place
+            room = on_device[ends[self.rank] - counts[self.rank] : ends[self.rank]]  # in place
         kind = self._nccl.NCCL_FLOAT64 if is_double else self._nccl.NCCL_FLOAT32
-        at, target, total = there.data.ptr, room.data.ptr, self._nccl.NCCL_SUM
+        at, target, total = on_device.data.ptr, room.data.ptr, self._nccl.NCCL_SUM
         calls = []
         for r, count in enumerate(map(int, counts)):
             if count:
                 calls.append(partial(self._comm.reduce, at, target, count, kind, total, r))
-            at += there.itemsize * count
+            at += on_device.itemsize * count
         wait = self._call(calls) if calls else _nothing
 
         def finish() -> Any:
@@ -150,7 +148,7 @@ class NcclComm(DeviceComm):
     ) -> Callable[[], None]:
         kind, calls = self._nccl.NCCL_UINT8, []
         with self.device:
-            given = self._there(sent)
+            given = self._on_device(sent)
             taken = self.xp.empty(room.size, np.uint8) if isinstance(room, np.ndarray) else room
             parts, rooms = cut(given, counts), cut(taken, received)
             for other in range(self.size):
@@ -167,7 +165,7 @@ class NcclComm(DeviceComm):
 
         def finish() -> None:
             wait()
-            alive.clear()  # memory that is sent lives until here
+            alive.clear()  # memory that is sent must live until here
             if taken is not room:
                 room[:] = taken.get()
 
@@ -178,4 +176,4 @@ class NcclComm(DeviceComm):
 
 
 def _nothing() -> None:
-    """There is nothing to wait for."""
+    """Wait for nothing."""

@@ -1,9 +1,9 @@
 """How tensors are divided among ranks: by this package, or by the user.
 
-This package lays all tensors end to end and divides them into one equal part for each rank. A
-boundary goes between units of work. So each rank runs whole units, and their partial results,
-combined in order, are those of one process. Where an engine cannot run a part of a tensor, or the
-tensor has no boundary between units, the boundary moves to the tensor's nearer end.
+This package concatenates all tensors and divides them into equal parts, one for each rank, between
+units of work. So each rank runs whole units, and their partial results, combined in order, are
+those of one process. If an engine cannot run a part of a tensor, or the tensor is a single unit,
+the boundary moves to the tensor's nearer end.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.buckets import bucketed
 from arrayopt.engines.fused import Fused
 from arrayopt.engines.table import select
-from arrayopt.fusion.layout import CHUNK, boundaries, geometry
+from arrayopt.fusion.layout import CHUNK, cut_points, geometry
 from arrayopt.fusion.windows import axes_of, windows
 from arrayopt.params.groups import Group
 from arrayopt.ranks.homes import cost_of, owners, plans_of
@@ -25,11 +25,8 @@ from arrayopt.state.run import Run
 from arrayopt.state.shares import Shards, Share, scales_of
 from arrayopt.state.tensors import Tensor
 
-SNAP = 0.02
-"""A boundary this near to a tensor's end, as a share of a rank's elements, moves there.
-
-A divided tensor costs messages.
-"""
+SNAP = 0.02  # a divided tensor costs messages
+"""A boundary moves to a tensor's end that is at most this fraction of a rank's elements away."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +34,15 @@ class Boundaries:
     """Where a tensor may be divided."""
 
     elements: Any
-    """An array of the elements before which it may be, in order: first 0, last its size."""
+    """An array of the positions at which it may be divided, from 0 to its size."""
     undivided: tuple[str, ...] = ()
-    """The slots that each rank keeps as a whole."""
+    """The slots that each rank has completely."""
     cost: int = 0
-    """FLOPs of an update, if one rank makes all of it because the rule multiplies matrices."""
+    """FLOPs of an update, if one rank must update the whole tensor; see `cost_of`."""
 
 
 def divide(groups: Sequence[Group], engine: str, rank: int, ranks: int) -> None:
-    """Give the tensors of groups their shares; `engine` is what the user asked for."""
+    """Set `share` of the tensors of groups; `engine` is what the user asked for."""
     found: dict[int, Boundaries] = {}
     for bucket in bucketed(groups, Run()):
         chosen, _ = select(engine, bucket)
@@ -54,19 +51,19 @@ def divide(groups: Sequence[Group], engine: str, rank: int, ranks: int) -> None:
     tensors = [tensor for group in groups for tensor in group.tensors if tensor.block is None]
     if not tensors:
         return
-    dear = [tensor for tensor in tensors if found[id(tensor)].cost]
-    cheap = [tensor for tensor in tensors if not found[id(tensor)].cost]
-    chosen_owners = owners([found[id(tensor)].cost for tensor in dear], ranks)
-    for tensor, owner in zip(dear, chosen_owners, strict=True):
+    owned = [tensor for tensor in tensors if found[id(tensor)].cost]
+    divided = [tensor for tensor in tensors if not found[id(tensor)].cost]
+    chosen_owners = owners([found[id(tensor)].cost for tensor in owned], ranks)
+    for tensor, owner in zip(owned, chosen_owners, strict=True):
         count = size(tensor.array)
         tensor.share = Share(rank, (0,) * (owner + 1) + (count,) * (ranks - owner))
-    ends = part_ends([found[id(tensor)].elements for tensor in cheap], ranks)
-    for tensor, own in zip(cheap, ends, strict=True):
+    ends = part_ends([found[id(tensor)].elements for tensor in divided], ranks)
+    for tensor, own in zip(divided, ends, strict=True):
         tensor.share = Share(rank, tuple(own), found[id(tensor)].undivided)
 
 
 def part_ends(elements: Sequence[Any], ranks: int) -> list[list[int]]:
-    """Find for each tensor where the part of each rank begins, and where the last part ends.
+    """Return for each tensor where the part of each rank begins, and where the last part ends.
 
     `elements` are the `Boundaries.elements` of each tensor.
     """
@@ -89,13 +86,13 @@ def part_ends(elements: Sequence[Any], ranks: int) -> list[list[int]]:
 
 
 def _boundaries(tensor: Tensor, bucket: Bucket, engine: Any) -> Boundaries:
-    """Find where a tensor may be divided."""
+    """Return where a tensor may be divided."""
     ends_alone = Boundaries(np.array([0, size(tensor.array)]), cost=cost_of(tensor, bucket, engine))
     if bucket.rule.several or bucket.rule.branches or not isinstance(engine, Fused):
         return ends_alone
     if not engine.cuts or engine.lays_side_by_side(bucket, tensor):
         return ends_alone
-    # where what measures gradients, and adds them up, may be divided: between whole blocks of codes
+    # gradients are measured and added up as flat arrays, in units of whole blocks of codes
     found = _unit_starts(engine, (size(tensor.array),), "C")
     plans = plans_of(tensor, bucket, engine)
     if any(plan.multiplies for plan in plans):
@@ -110,7 +107,7 @@ def _boundaries(tensor: Tensor, bucket: Bucket, engine: Any) -> Boundaries:
 
 def _unit_starts(engine: Fused, shape: tuple[int, ...], element: str) -> Any:
     """Return the elements where units begin, and the end of the last one."""
-    return boundaries(engine.geometry([shape], element)[0], element)[1]
+    return cut_points(engine.geometry([shape], element)[0], element)[1]
 
 
 # ---- parts that the user gave --------------------------------------------------------------------
@@ -118,20 +115,20 @@ def _unit_starts(engine: Fused, shape: tuple[int, ...], element: str) -> Any:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a rule asks of the parts of a tensor."""
+    """What a rule requires of the parts of a tensor."""
 
     elements: set[str]
-    """The axes of an element, as the rule's plans see them."""
+    """The axes of an element in each of the rule's plans."""
     spans: dict[str, tuple[int, ...]]
-    """The slots with fewer elements than the parameter, and the tensor's axes that each has."""
+    """For each slot with fewer elements than the parameter, which of the tensor's axes it has."""
     codes: bool = False
-    """Whether slots are stored in 8 bits, with scales for blocks of neighbours."""
+    """Whether slots are stored in 8 bits, with a scale for each block of neighbours."""
     cost: int = 0
-    """FLOPs of an update if the rule needs the whole tensor, which one rank then updates."""
+    """FLOPs of an update, if one rank must update the whole tensor; see `cost_of`."""
 
 
 def check_parts(groups: Sequence[Group], engine: str) -> dict[str, Needs]:
-    """Find what is asked of the parts of each tensor; ValueError if no engine can run them."""
+    """Return what is required of each tensor's parts; ValueError if no engine can run them."""
     found: dict[str, Needs] = {}
     for bucket in bucketed(groups, Run()):
         for tensor in bucket.whole.tensors:
@@ -141,7 +138,7 @@ def check_parts(groups: Sequence[Group], engine: str) -> dict[str, Needs]:
 
 
 def _needs(tensor: Tensor, bucket: Bucket, engine: str) -> Needs:
-    """Find what is asked of the parts of one tensor; see `check_parts`."""
+    """Return what is required of the parts of one tensor; see `check_parts`."""
     assert tensor.block is not None
     who = f"Optimizer: {tensor.name!r} is a part of a tensor, which"
     rule = type(bucket.rule).__name__
@@ -175,11 +172,11 @@ def _needs(tensor: Tensor, bucket: Bucket, engine: str) -> Needs:
 
 
 def shards(tensor: Tensor, rank: int, every: Sequence[Any], needs: Needs) -> Shards:
-    """Return the parts of a tensor; `every` has the offset, shape and checksum of each rank's.
+    """Return the parts of a tensor, given the offset, shape and checksum of each rank's part.
 
-    Raise ValueError if the parts do not fill the tensor or overlap, if ranks have the same part
-    with other values, or if a part must consist of whole rows and columns, or of whole blocks of
-    codes, and does not.
+    Raise ValueError if the parts do not cover each element exactly once, if the same part has
+    different values on two ranks, or if a part does not consist of whole rows and columns, or of
+    whole blocks of codes, and must.
     """
     blocks = tuple((tuple(offset), tuple(shape)) for offset, shape, _ in every)
     first: dict[Any, tuple[int, Any]] = {}
@@ -219,7 +216,7 @@ def shards(tensor: Tensor, rank: int, every: Sequence[Any], needs: Needs) -> Sha
 def fills(
     blocks: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], shape: tuple[int, ...]
 ) -> bool:
-    """Return whether blocks fill a shape, each place once."""
+    """Return whether blocks cover each element of a shape exactly once."""
     if sum(int(np.prod(n)) for _, n in blocks) != int(np.prod(shape)):
         return False
     for i, (a, n) in enumerate(blocks):

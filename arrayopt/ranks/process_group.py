@@ -8,10 +8,14 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from arrayopt.ranks.comm import Bytes, Comm, Pending, RankError
+
+_USERS = WeakKeyDictionary[Any, int]()
+"""How many `ProcessGroup` were made over each group."""
 
 _KEPT: deque[Any] = deque(maxlen=256)
 """The last calls, whose tensors have released their memory.
@@ -26,7 +30,7 @@ atexit.register(ctypes.pythonapi.Py_IncRef, ctypes.py_object(_KEPT))
 
 
 class ProcessGroup(Comm):
-    """A process group of torch.distributed. One with NCCL alone moves bytes through the GPU."""
+    """A process group of torch.distributed. If it has NCCL alone, bytes go through the GPU."""
 
     def __init__(self, group: Any, timeout: float) -> None:
         import torch
@@ -34,22 +38,20 @@ class ProcessGroup(Comm):
 
         self._torch, self._dist, self._group, self.timeout = torch, dist, group, timeout
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.number = _USERS[group] = _USERS.get(group, 0) + 1
         self._broken = False
         self._roots = dist.get_process_group_ranks(group)
         backend = dist.get_backend_config(group)
         self._device = "cuda" if "cpu:" not in str(backend) and str(backend) == "nccl" else "cpu"
 
     def _tensor(self, memory: Bytes) -> Any:
-        """Return bytes as a tensor, on the CPU of the same memory if that can be written.
-
-        PyTorch knows no memory that cannot.
-        """
-        writable = memory if memory.flags.writeable else memory.copy()
+        """Return bytes as a tensor; on the CPU a view, or a copy if they are read-only."""
+        writable = memory if memory.flags.writeable else memory.copy()  # tensors always are
         return self._torch.from_numpy(writable).to(self._device)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Calls of the library, whose errors are those of ranks; a call also fails as it starts."""
+    def _rank_errors(self) -> Iterator[None]:
+        """A section of calls whose errors become RankErrors. Calls can fail when started, too."""
         try:
             yield
         except RuntimeError as error:
@@ -65,12 +67,12 @@ class ProcessGroup(Comm):
         """Wait for a call to end.
 
         `works` are its handles, `sent` the tensors that it sends, `received` those that it fills,
-        each with the memory that it is for.
+        each with the memory that gets a copy if the tensor is on a GPU.
         """
         tensors = [*sent, *(tensor for tensor, _ in received)]
         limit = timedelta(seconds=self.timeout)
         _KEPT.extend(works)
-        with self._told():
+        with self._rank_errors():
             for work in works:
                 if work is not None:
                     work.wait(limit)
@@ -81,7 +83,7 @@ class ProcessGroup(Comm):
             tensor.set_()
 
     def renew(self) -> None:
-        if self._broken:  # gloo ends the process if a message has another size than expected
+        if self._broken:  # gloo aborts the process if a message has another size than expected
             raise RankError(
                 "torch.distributed: a process group that has failed cannot be used again; restart"
                 " the processes"
@@ -92,7 +94,7 @@ class ProcessGroup(Comm):
         room, padded = np.zeros((self.size, most), np.uint8), np.zeros(most, np.uint8)
         padded[: len(sent)] = sent
         tensors, own, works = [self._tensor(row) for row in room], self._tensor(padded), list[Any]()
-        with self._told():
+        with self._rank_errors():
             if most:
                 works = [self._dist.all_gather(tensors, own, group=self._group, async_op=True)]
 
@@ -103,11 +105,11 @@ class ProcessGroup(Comm):
         return finish
 
     def start_rows(self, rows: Sequence[tuple[int, Bytes]]) -> Callable[[], None]:
-        # gathering would need equal rows
+        # all_gather needs rows of equal length
         works, sent, received = list[Any](), list[Any](), list[tuple[Any, Any]]()
         for root, row in rows:
             tensor, source = self._tensor(row), self._roots[root]
-            with self._told():
+            with self._rank_errors():
                 work = self._dist.broadcast(tensor, source, group=self._group, async_op=True)
             works.append(work)
             if root == self.rank:
@@ -120,7 +122,7 @@ class ProcessGroup(Comm):
         self, sent: Bytes, counts: Sequence[int], room: Bytes, received: Sequence[int]
     ) -> Callable[[], None]:
         given, taken = self._tensor(sent), self._tensor(room)
-        with self._told():
+        with self._rank_errors():
             work = self._dist.all_to_all_single(
                 taken, given, list(received), list(counts), group=self._group, async_op=True
             )

@@ -1,4 +1,4 @@
-"""Parameters that processes of one machine copy from each other's memory, each byte once."""
+"""Parameters that processes of one machine copy from each other's memory, without messages."""
 
 import ctypes
 import os
@@ -15,17 +15,17 @@ import numpy as np
 from arrayopt.ranks.comm import Comm, as_bytes
 
 MOST = 1024
-"""The most pieces of a call of process_vm_readv (IOV_MAX)."""
+"""The maximum number of pieces of a call of process_vm_readv (IOV_MAX)."""
 
 STRETCH = 1 << 20
-"""The most bytes of a piece, so that a call reads at most 1 GiB; the system's limit is 2."""
+"""The maximum bytes of a piece, so that a call reads at most 1 GiB. The system's limit is 2."""
 
 
 def can_read(comm: Comm) -> list[int]:
-    """Return the process of each rank, if all may read each other's memory; else an empty list.
+    """Return the process id of each rank if all may read each other's memory, else an empty list.
 
-    It takes Linux, one machine, and a system that allows processes of one user to read each other:
-    many containers do, and others with ``kernel.yama.ptrace_scope=0``.
+    This needs Linux, one machine, and a system on which processes of one user may read each other:
+    many containers, and other systems with ``kernel.yama.ptrace_scope=0``.
     """
     token = np.frombuffer(secrets.token_bytes(16), np.uint8)
     machine = ""
@@ -42,7 +42,7 @@ def can_read(comm: Comm) -> list[int]:
         room = np.zeros(16, np.uint8)
         try:
             _read(process, [(room.ctypes.data, 16)], [(address, 16)])
-        except (OSError, AttributeError):  # it is not allowed, or another C library
+        except (OSError, AttributeError):  # not permitted, or no such call
             works = False
         works = works and room.tobytes().hex() == expected
     return [said[1] for said in every] if all(comm.tell(works)) else []
@@ -51,39 +51,39 @@ def can_read(comm: Comm) -> list[int]:
 class Reading:
     """Copies pieces of memory from the processes of other ranks.
 
-    `processes` are those of all ranks; see `can_read`. `buckets` have pieces of memory, each with
-    the rank that has it; the same on all ranks.
+    `processes` are the ids of all ranks; see `can_read`. `broadcasts` have pieces of memory, each
+    with the rank to read it from, the same on all ranks; see `Gather`.
     """
 
     def __init__(
-        self, comm: Comm, processes: list[int], buckets: Sequence[Sequence[tuple[int, Any]]]
+        self, comm: Comm, processes: list[int], broadcasts: Sequence[Sequence[tuple[int, Any]]]
     ) -> None:
         self._comm, self._processes = comm, processes
-        self._pieces = list(chain(*buckets))
+        self._pieces = list(chain(*broadcasts))
         places = [(piece.ctypes.data, piece.size) for _, piece in self._pieces]
         self._places = np.array(places, np.int64).reshape(-1, 2)
-        self._calls: list[tuple[int, Any, Any]] | None = None  # unknown until ranks have met
+        self._calls: list[tuple[int, Any, Any]] | None = None  # None until addresses are known
 
     def __call__(self) -> bool:
         """Wait until all ranks have updated, read, and wait until all have read.
 
-        Addresses travel only if a rank has new ones. Return whether all could read; if not, ranks
-        may have read a part.
+        Addresses are exchanged only if a rank has new ones. Return False if a rank could not read;
+        ranks may then have read a part.
         """
         comm = self._comm
         is_new = np.array([self._calls is None], np.uint8)
         if np.concatenate(comm.allgather(is_new, [1] * comm.size)()).any():
-            self._calls = self._learn()
+            self._calls = self._exchange()
         works = np.ones(1, np.uint8)
         try:
             for process, here, there in self._calls or ():
                 _read(process, here, there)
-        except OSError:  # it is not allowed any more, or a process has ended
+        except OSError:  # no longer permitted, or a process has ended
             works[:] = 0
         return bool(np.concatenate(comm.allgather(works, [1] * comm.size)()).all())
 
-    def _learn(self) -> list[tuple[int, Any, Any]]:
-        """Exchange addresses; return calls, each with a process and places here and there."""
+    def _exchange(self) -> list[tuple[int, Any, Any]]:
+        """Exchange addresses; return for each call the arguments of `_read`."""
         comm, addresses_here = self._comm, np.ascontiguousarray(self._places[:, 0])
         sent = comm.allgather(as_bytes(addresses_here), [addresses_here.nbytes] * comm.size)()
         owners = np.array([rank for rank, _ in self._pieces], np.int64)
@@ -114,7 +114,7 @@ def _call() -> Any:
 
 
 def _read(process: int, here: Any, there: Any) -> None:
-    """Copy places of a process, rows of addresses and lengths, to places here; OSError if not."""
+    """Copy memory of a process, or raise OSError. Rows of `here`, `there`: address, length."""
     rows = [np.ascontiguousarray(x, np.int64) for x in (here, there)]
     count = len(rows[0])
     found = _call()(process, rows[0].ctypes.data, count, rows[1].ctypes.data, count, 0)

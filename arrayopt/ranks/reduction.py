@@ -1,4 +1,4 @@
-"""Gradients of one step that ranks add up, bucket by bucket, as they arrive."""
+"""The sums of gradients over ranks in one step, bucket by bucket, as gradients arrive."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -7,37 +7,39 @@ import numpy as np
 
 from arrayopt.arrays import REAL, Array, array_namespace, is_on_host, on_its_device, to_host
 from arrayopt.ranks.comm import AddingComm, Comm
-from arrayopt.ranks.kept import Kept
-from arrayopt.ranks.layout import BucketLayout, Kind, Packing
+from arrayopt.ranks.layout import GradientBucket, GradientBuckets, Kind
+from arrayopt.ranks.memory import SumMemory
 
 
 class GradientSums:
-    """The gradients of a step on their way.
+    """Adds up the gradients of a step over ranks, in two exchanges for each bucket.
 
-    A bucket is sent when all of its gradients have arrived, and the bucket before it has come to
-    those who add. These add while it is on its way, and send their sums on, which are received
-    where they belong. So all ranks make the same calls in the same order. Where gradients arrive in
-    the order of the layout, a rank has memory for one bucket that is filled, for one that is sent,
-    and for what it receives of the latter: as much, or with `fast` its part. The sums of its part
-    of the bucket before are on their way then.
+    First each rank receives its part of the bucket from all ranks, and adds; then it sends the sums
+    to the ranks that update with them. A bucket is sent when it has all of its gradients and the
+    one before it has been received; the latter is added up meanwhile. So all ranks make the same
+    calls in the same order. If gradients arrive in the order of buckets, a rank has memory for one
+    bucket that is filled, one that is sent, and the parts that it receives of this one: as much, or
+    with `fast` only its own part. Sums of the bucket before are under way then.
 
     With `mean`, sums are divided by the number of ranks. With `fast`, the communicator adds; else
     gradients are added in the order of ranks. `sums` gets this rank's sums, by kind.
     """
 
-    def __init__(self, comm: Comm, layout: Packing, kept: Kept, *, mean: bool, fast: bool) -> None:
-        self._comm, self._places, self._buckets = comm, layout.places, layout.buckets
-        self._kept, self._fast, self._divisor = kept, fast, comm.size if mean else 1
-        self._missing = [bucket.missing for bucket in layout.buckets]
+    def __init__(
+        self, comm: Comm, buckets: GradientBuckets, memory: SumMemory, *, mean: bool, fast: bool
+    ) -> None:
+        self._comm, self._places, self._buckets = comm, buckets.places, buckets.buckets
+        self._memory, self._fast, self._divisor = memory, fast, comm.size if mean else 1
+        self._missing = [bucket.count for bucket in buckets.buckets]
         self.sums: dict[Kind, Any] = {}
         with comm.device:
-            for kind, count in layout.counts.items():
-                self.sums[kind] = kept.sums(kind, count)
+            for kind, count in buckets.counts.items():
+                self.sums[kind] = memory.sums(kind, count)
         self._next = 0  # the number of the bucket that is sent next
-        self._packed: dict[int, Any] = {}  # the memory of buckets that are not sent yet
-        # a bucket on its way to those who add, and sums on their way to those who update
-        self._in_flight: tuple[BucketLayout, Callable[[], Any]] | None = None
-        self._landing: Callable[[], None] | None = None
+        self._packed: dict[int, Any] = {}  # by number, buckets that are not sent yet
+        # a bucket on its way to the ranks that add, and sums on their way to those that update
+        self._in_flight: tuple[GradientBucket, Callable[[], Any]] | None = None
+        self._sums_in_flight: Callable[[], None] | None = None
 
     def take(self, index: int, grad: Array) -> None:
         """Copy a gradient into its buckets, and send those that are complete."""
@@ -45,22 +47,22 @@ class GradientSums:
             self._comm.poll()
         flat = grad.ravel() if type(grad) is np.ndarray else _flat(grad)
         missing, packed = self._missing, self._packed
-        for number, here, there, count in self._places.get(index, ()):
+        for number, taken, filled, count in self._places.get(index, ()):
             if number not in packed:
                 packed[number] = self._room(number)
-            part = flat if here is None else flat[here]
+            part = flat if taken is None else flat[taken]
             if type(part) is np.ndarray:
-                packed[number][there] = part
+                packed[number][filled] = part
             else:
                 with self._comm.device:
                     on_device = self._buckets[number].on_device
-                    packed[number][there] = part if on_device else to_host(part)
+                    packed[number][filled] = part if on_device else to_host(part)
             missing[number] -= count
             while not missing[number] and self._next < len(missing) and not missing[self._next]:
-                self._send()
+                self._send_bucket()
 
     def finish(self, taken: Sequence[Array | None]) -> None:
-        """Send all that is left, with zeros where none was `taken`, and wait for all sums."""
+        """Send the buckets that are left, with zeros if `taken` has None, and wait for all sums."""
         with self._comm.device:
             for number in range(self._next, len(self._buckets)):
                 if number not in self._packed:
@@ -68,45 +70,45 @@ class GradientSums:
                 for piece in self._buckets[number].pieces if self._missing[number] else ():
                     if taken[piece.index] is None:
                         self._packed[number][piece.at : piece.at + piece.end - piece.first] = 0
-                self._send()
-            self._pass_on(self._arrived())
-            self._land()
-        self._kept.end()
+                self._send_bucket()
+            self._send_sums(self._receive_bucket())
+            self._receive_sums()
+        self._memory.end()
 
     def _room(self, number: int) -> Any:
         """Return memory for a bucket that will be sent."""
         bucket = self._buckets[number]
         dtype = np.dtype(bucket.dtype)
         with self._comm.device:
-            room = self._kept.empty(bucket.on_device, bucket.size * dtype.itemsize, np.uint8)
+            room = self._memory.empty(bucket.on_device, bucket.size * dtype.itemsize, np.uint8)
         return room.view(dtype)
 
-    def _send(self) -> None:
+    def _send_bucket(self) -> None:
         """Send the next bucket, and then the sums of the one before it."""
-        arrived, bucket = self._arrived(), self._buckets[self._next]
+        arrived, bucket = self._receive_bucket(), self._buckets[self._next]
         packed = self._packed.pop(self._next)
         start = self._start_fast if self._fast else self._start_in_order
         with self._comm.device:
             self._in_flight = bucket, start(bucket, packed)
             self._next += 1
-            self._pass_on(arrived)
+            self._send_sums(arrived)
 
-    def _arrived(self) -> tuple[BucketLayout, Any] | None:
+    def _receive_bucket(self) -> tuple[GradientBucket, Any] | None:
         """Wait for the bucket that was sent last, and for the sums of the one before it."""
         if self._in_flight is None:
             return None
         bucket, wait = self._in_flight
         received = wait()
         self._in_flight = None
-        del wait  # with it goes what was sent
-        self._land()
+        del wait  # and the memory that was sent
+        self._receive_sums()
         return bucket, received
 
-    def _start_in_order(self, bucket: BucketLayout, packed: Any) -> Callable[[], Any]:
-        """Send a bucket; what is returned waits for this rank's part of the buckets of all."""
+    def _start_in_order(self, bucket: GradientBucket, packed: Any) -> Callable[[], Any]:
+        """Send a bucket; what is returned waits for this rank's part of it from all ranks."""
         size, item = self._comm.size, np.dtype(bucket.dtype).itemsize
         each = bucket.parts[self._comm.rank] * item
-        received = self._kept.empty(bucket.on_device, size * each, np.uint8)
+        received = self._memory.empty(bucket.on_device, size * each, np.uint8)
         counts = [count * item for count in bucket.parts]
         wait = self._comm.start_alltoall(packed.view(np.uint8), counts, received, [each] * size)
 
@@ -116,18 +118,18 @@ class GradientSums:
 
         return finish
 
-    def _start_fast(self, bucket: BucketLayout, packed: Any) -> Callable[[], Any]:
-        """Send a bucket; the communicator adds."""
+    def _start_fast(self, bucket: GradientBucket, packed: Any) -> Callable[[], Any]:
+        """Let the communicator add a bucket; what is returned waits for this rank's sums."""
         values, wide = packed, np.dtype(bucket.kind[0])
         real = np.dtype(REAL.get(wide.name, wide))
         if values.dtype != wide:
-            values = self._kept.empty(bucket.on_device, bucket.size, wide)
+            values = self._memory.empty(bucket.on_device, bucket.size, wide)
             values[...] = packed
         numbers = wide.itemsize // real.itemsize
         assert isinstance(self._comm, AddingComm)
         return self._comm.start_add(values.view(real), [count * numbers for count in bucket.parts])
 
-    def _pass_on(self, arrived: tuple[BucketLayout, Any] | None) -> None:
+    def _send_sums(self, arrived: tuple[GradientBucket, Any] | None) -> None:
         """Add up a bucket, and send its sums to the ranks that update with them."""
         if arrived is None:
             return
@@ -137,24 +139,24 @@ class GradientSums:
             total = received.view(wide)
             add_up([], total, self._divisor)
         else:
-            total = self._kept.empty(bucket.on_device, count, wide)
+            total = self._memory.empty(bucket.on_device, count, wide)
             every = received.view(np.dtype(bucket.dtype)).reshape(self._comm.size, count)
             total[...] = every[0]
             add_up(every[1:], total, self._divisor)
         sent = [count * wide.itemsize for count in bucket.sent]
         counts = [count * wide.itemsize for count in bucket.received]
         room = self.sums[bucket.kind][bucket.sums].view(np.uint8)
-        self._landing = self._comm.start_alltoall(total.view(np.uint8), sent, room, counts)
+        self._sums_in_flight = self._comm.start_alltoall(total.view(np.uint8), sent, room, counts)
 
-    def _land(self) -> None:
-        """Wait for sums that are on their way."""
-        land, self._landing = self._landing, None
+    def _receive_sums(self) -> None:
+        """Wait for the sums that are on their way."""
+        land, self._sums_in_flight = self._sums_in_flight, None
         if land is not None:
             land()
 
 
 def add_up(parts: Iterable[Any], total: Any, divisor: int) -> None:
-    """Add arrays to another array, in their order, and divide that by a number."""
+    """Add `parts` to `total`, in their order, and divide it by `divisor`."""
     with np.errstate(all="ignore"):  # infinity and NaN are data
         for part in parts:
             total += part

@@ -1,4 +1,4 @@
-"""What must be the same on all ranks: how it is described, compared, and reported."""
+"""Values that must be equal on all ranks: how they are described, compared, and reported."""
 
 import re
 import zlib
@@ -18,7 +18,7 @@ from arrayopt.state.shares import Shards
 from arrayopt.state.tensors import Tensor
 
 PIECE = 1 << 18
-"""The number of elements that are checked at once."""
+"""The number of elements that `is_odd` checks at a time."""
 
 
 def plain(x: Any) -> str:
@@ -27,7 +27,7 @@ def plain(x: Any) -> str:
 
 
 def differences(every: Sequence[dict[str, Any]]) -> list[str]:
-    """Return what ranks say that differs from what rank 0 says."""
+    """Return a description of each value that differs from that of rank 0."""
     if any(x["what"] != every[0]["what"] for x in every):
         return [f"rank {r} is in {x['what']}" for r, x in enumerate(every)]
     orders = [[*x["words"]] for x in every]
@@ -43,7 +43,7 @@ def differences(every: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def alike(groups: Sequence[Group], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of an Optimizer must be the same on all ranks."""
+    """Return the values of an Optimizer that must be equal on all ranks, by their names."""
     words: dict[str, Any] = {"the version of arrayopt": __version__}
     words |= {f"`{name}`": x for name, x in options.items()}
     for label, group in labelled(groups):
@@ -66,9 +66,9 @@ def checksum(x: Array) -> int:
 
 
 def groups_of(tensor: Tensor, ranks: int) -> list[list[int]]:
-    """Return groups of ranks that must have the same of a tensor.
+    """Return the groups of ranks that must have equal values of a tensor.
 
-    All ranks are one group; of parts that the user gave, the ranks with the same part.
+    All ranks are one group; if the user divided the tensor, the ranks with the same part are one.
     """
     share = tensor.share
     shards = share if share is None or isinstance(share, Shards) else share.shards
@@ -86,11 +86,10 @@ def unlike(
     params: Sequence[Any],
     grads: Sequence[Any],
 ) -> list[str]:
-    """Return what differs between ranks and must not.
+    """Return descriptions of parameters and gradients that differ between ranks and must not.
 
     For each rank, `marks` has what the user did to its parameters (see `Replaced`); `params` and
-    `grads` have the checksums of some of its parameters and gradients. All are by the tensor's
-    place.
+    `grads` have the checksums of some of its parameters and gradients. Keys are tensors' places.
     """
     found, odd_grads = [], False
     for i, tensor in enumerate(tensors):
@@ -125,7 +124,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def is_odd(tensor: Tensor, grad: Array) -> bool:
-    """Return whether a gradient is not finite in an element that other ranks measure."""
+    """Return whether a gradient is not finite in an element whose norm another rank computes."""
     share = tensor.share
     if share is None or not share.holders or share.shards is not None:
         return False

@@ -1,4 +1,4 @@
-"""The settings of ranks, and the communicators that are supported."""
+"""`Ranks`: a communicator with options, and the kinds of communicators."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ KINDS = {
     "cupy_backends.NcclCommunicator": "nccl",
     "cupyx.NCCLBackend": "nccl",
 }
-"""The kind of each class of communicators, which has its package and name as key."""
+"""The kind of each supported class of communicators, by its package and name."""
 
 GRADS = ("reduced", "mean", "sum")
 GATHER = ("in_place", "packed")
@@ -37,13 +37,13 @@ class Ranks:
     timeout : float
         Seconds that a rank waits for the others before it raises a `RankError`, in (0, inf).
     gather : {"in_place", "packed"}
-        How ranks receive the parameters that others have updated. ``"in_place"``: large parameters
+        How ranks receive the parameters that other ranks update. ``"in_place"``: large parameters
         are received directly into their memory. ``"packed"``: each rank sends one message, through
         a buffer.
     reduction : {"ordered", "fast"}
         How the gradients of ranks are added. ``"ordered"``: in the order of ranks, so that every
-        run gives the same bits. ``"fast"``: with the own reduction of MPI or NCCL, whose last bits
-        may differ from run to run.
+        run gives the same bits. ``"fast"``: by a reduction of MPI or NCCL, whose last bits may
+        differ from run to run.
     check : int, bool or None
         Ranks compare checksums of parameters and of reduced gradients in the first step and in
         every `check`-th step after it. 1 means every step; 0, False or None never; True the

@@ -1,4 +1,4 @@
-"""What the ranks of an Optimizer do together in a step: they agree, swap, add up, and gather."""
+"""`Team`: the collective operations of the ranks of an Optimizer."""
 
 import copy
 import math
@@ -44,7 +44,7 @@ class Team(Agreement):
         self.sums = ranks.grads != "reduced"
         self.captured, self.has_homes = self._comm.on_device, False
         self._gather: Gather | None = None  # of the last step
-        self._processes: list[int] | None = None  # that read each other's memory, once it is known
+        self._processes: list[int] | None = None  # see `can_read`; None until it was called
 
     def divide(self, groups: list[Group]) -> None:
         tensors = [tensor for group in groups for tensor in group.tensors]
@@ -82,7 +82,7 @@ class Team(Agreement):
         return homes.rooms(tensors, grads) if self.has_homes else grads
 
     def bring(self, own: Parameters, grads: list[Array | None], rooms: list[Array | None]) -> None:
-        """Bring parts of tensors that one rank updates, and of their gradients, to that rank."""
+        """Send parts of tensors with an owner, and of their gradients, to the owner."""
         if self.has_homes:
             homes.bring(self._comm, own.all, grads, rooms)
             own.first.follow(grads, at_home=True)
@@ -93,36 +93,36 @@ class Team(Agreement):
                 homes.bring(self._comm, tensors)
 
     def reduce(self, grads: list[Array | None], rooms: list[Array | None]) -> None:
-        """Put the gradients of a step into their rooms."""
+        """Put the sums of gradients into `rooms`, if each rank has its own gradients."""
         if self.sums:
             self.gradients.reduce(grads, rooms)
 
     def hold(self) -> None:
-        """Make the memory that `reduce` needs where it is captured, as it was for the last step."""
+        """Allocate memory for a captured `reduce` of the same gradients as in the last step."""
         if self._comm.on_device:
-            self.gradients.kept.hold()
+            self.gradients.memory.hold()
 
     def renew(self, tensors: Sequence[Tensor]) -> None:
         super().renew(tensors)
         if self.sums and self.torn is None and not self._comm.renews:
-            self.gradients.finish(tensors, [None] * len(tensors), wide=False)  # it waits for them
+            self.gradients.finish(tensors, [None] * len(tensors), wide=False)  # receive messages
         self.gradients.renew()
         self._gather = self._processes = None
 
     def swap(self, wanted: list[Partials]) -> Callable[[], None]:
-        """Start filling in the partial results of other ranks; the returned function ends it."""
-        there, rest = list[Partials](), list[Partials]()
+        """Start to fill in the partial results of other ranks; the returned function ends it."""
+        on_device, on_host = list[Partials](), list[Partials]()
         for partials in wanted:
-            on_host = isinstance(partials.pieces[self.rank], np.ndarray)
-            (there if self._comm.on_device and not on_host else rest).append(partials)
-        if not there or not isinstance(self._comm, DeviceComm):
+            is_on_host = isinstance(partials.pieces[self.rank], np.ndarray)
+            (on_host if is_on_host else on_device).append(partials)
+        if not on_device or not isinstance(self._comm, DeviceComm):
             return self._swap_on_host(wanted)
-        with there[0].section():
-            end_device = self._comm.fill([partials.pieces for partials in there])
-        end_host = self._swap_on_host(rest) if rest else None
+        with on_device[0].section():
+            end_device = self._comm.fill([partials.pieces for partials in on_device])
+        end_host = self._swap_on_host(on_host) if on_host else None
 
         def finish() -> None:
-            with there[0].section():
+            with on_device[0].section():
                 end_device()
             if end_host is not None:
                 end_host()
@@ -130,7 +130,7 @@ class Team(Agreement):
         return finish
 
     def _swap_on_host(self, wanted: list[Partials]) -> Callable[[], None]:
-        """Start filling in partial results through the host's memory; see `swap`."""
+        """Start to fill in partial results through the host's memory; see `swap`."""
         counts, sent = [0] * self.size, []
         for partials in wanted:
             for r, piece in enumerate(partials.pieces):
@@ -154,7 +154,7 @@ class Team(Agreement):
         measured_by = [x.share.holders[0] for x in tensors if x.share is not None]
         odd, rows = [], []
         for tensor, grad, rank in zip(tensors, grads, measured_by, strict=True):
-            is_sum = self.sums and tensor.block is None  # a sum has what all ranks have
+            is_sum = self.sums and tensor.block is None  # it has the NaN and infinity of any rank
             odd.append(not is_sum and is_odd(tensor, grad))
             if rank == self.rank:
                 norm = own[tensor.name]
@@ -173,7 +173,7 @@ class Team(Agreement):
         found: dict[str, Any] = {}
         for tensor, rank, is_bad in zip(tensors, measured_by, bad, strict=False):
             norm, itemsize = next(values[rank])
-            if is_bad and math.isfinite(norm):  # what is infinite stays so, as in one process
+            if is_bad and math.isfinite(norm):  # an infinite norm stays, as in one process
                 norm = float("nan")
             found[tensor.name] = np.float64(norm)
             if itemsize:
@@ -193,7 +193,7 @@ class Team(Agreement):
         return every
 
     def gather(self, tensors: Sequence[Tensor], *, wait: bool) -> Arrivals | None:
-        """Fetch the parameters that other ranks have updated; or start to, unless it shall wait."""
+        """Fetch the parameters that other ranks have updated; only start to if not `wait`."""
         comm, ordered = self._comm, self.gradients.forward(tensors)
         if self.has_homes:
             homes.send_back(comm, tensors)
@@ -208,7 +208,7 @@ class Team(Agreement):
         return None
 
     def arrive(self, started: Arrivals, place: int | None) -> None:
-        """Wait until the tensor at a place has arrived that `gather` fetches; or all."""
+        """Wait until `gather` has fetched the tensor at a place, or all tensors."""
         with self.answered("Optimizer.wait"):
             started.until(place)
 
@@ -232,7 +232,7 @@ class Team(Agreement):
         made.__dict__.update(self.__dict__)  # over the same communicator
         made.replaced = copy.deepcopy(self.replaced, memo)
         made._gather = None
-        made._told, made._inside = None, 0
+        made._known_error, made._sections = None, 0
         made.gradients = self.gradients.another()
         return made
 
@@ -256,7 +256,7 @@ def _unpack(received: Bytes, rank: int, wanted: list[Partials]) -> None:
 
 
 def team(comm: Any, engine: str) -> Alone:
-    """Return the ranks of a communicator, or `Alone` if there is just one."""
+    """Return the `Team` of a communicator, or `Alone` for one process."""
     if comm is None:
         return Alone()
     made = Team(as_ranks(comm), engine)

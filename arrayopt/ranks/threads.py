@@ -15,21 +15,21 @@ TIMEOUT = 60.0
 
 
 class _Mail:
-    """Pieces of memory that threads have sent to each other.
+    """Messages between threads.
 
     `parts` has, by sender and number of the call, the memory for each rank that has not received
-    it; `calls` counts those of each rank.
+    it; `calls` is the number of calls of each rank, `users` that of its communicators.
     """
 
     def __init__(self, size: int) -> None:
         self.change = threading.Condition()
         self.parts: dict[tuple[int, int], dict[int, Bytes]] = {}
-        self.calls = [0] * size
+        self.calls, self.users = [0] * size, [0] * size
         self.given_up = False
         self.again = threading.Barrier(size)
 
     def send(self, source: int, parts: dict[int, Bytes]) -> int:
-        """Leave memory for other ranks; return the number of the call."""
+        """Store memory for other ranks; return the number of the call."""
         with self.change:
             self.calls[source] += 1
             if parts:
@@ -38,7 +38,7 @@ class _Mail:
             return self.calls[source]
 
     def receive(self, source: int, number: int, to: int, timeout: float, room: Bytes) -> Bytes:
-        """Wait for what a rank sends in a call, copy it to memory, and return that."""
+        """Wait for the memory that a rank sends in a call, copy it into `room`, return `room`."""
         with self.change:
             self.wait(lambda: to in self.parts.get((source, number), ()), timeout)
             parts = self.parts[source, number]
@@ -62,7 +62,7 @@ class _Mail:
             self.change.notify_all()
 
     def clear(self) -> None:
-        """Begin anew, while all are in `renew`; other Optimizers still read what waits for them."""
+        """Reset, while all ranks are in `renew`. Other Optimizers still receive their messages."""
         self.calls = [max(self.calls)] * len(self.calls)
         self.given_up = False
 
@@ -79,8 +79,10 @@ class ThreadComm(Comm):
         return f"<thread {self.rank} of {self.size}>"
 
     def limited(self, timeout: float) -> "ThreadComm":
-        """Return a communicator of the same ranks with another time limit."""
-        return type(self)(self._mail, self.rank, self.size, timeout)
+        """Return the communicator of another object of these ranks, with another time limit."""
+        made = type(self)(self._mail, self.rank, self.size, timeout)
+        made.number = self._mail.users[self.rank] = self._mail.users[self.rank] + 1
+        return made
 
     def _receive(self, source: int, number: int, room: Bytes) -> Bytes:
         return self._mail.receive(source, number, self.rank, self.timeout, room)
@@ -176,8 +178,8 @@ def run(n: int, f: Callable[[Any], T]) -> list[T]:
     Raises
     ------
     Exception
-        The error of the lowest rank that raised by itself, with those of others as notes. The
-        other ranks get a `RankError` where they wait.
+        The error of the lowest rank that failed by itself, with the errors of other ranks as notes.
+        Ranks that wait for a failed rank get a `RankError`.
 
     Examples
     --------

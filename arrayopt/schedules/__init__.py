@@ -42,12 +42,12 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """What tab completion shows."""
+    """The names for tab completion."""
     return __all__
 
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """What to take in place of a name that there is not."""
+        """Raise AttributeError, and say what to use instead."""
         raise no_attribute(__name__, __all__, name)

@@ -1,4 +1,4 @@
-"""Schedules that go from a first value to a last one in a number of steps."""
+"""Schedules that go from a first value to a last value in a number of steps."""
 
 from __future__ import annotations
 
@@ -107,9 +107,9 @@ class Cosine(Schedule):
 class Polynomial(Schedule):
     """A power of the remaining steps: ``(init - end) * (1 - min(e, D) / D)**power + end``.
 
-    Here ``D = decay_steps`` and ``e = s // steps_per_epoch``. With `cycle` the value goes on after `decay_steps`: D is
-    then the next multiple, ``decay_steps * max(ceil(e / decay_steps), 1)``. So the value is `end_value` at each
-    multiple, and jumps up after it, each time less.
+    Here ``D = decay_steps`` and ``e = s // steps_per_epoch``. With `cycle`, the schedule continues after `decay_steps`:
+    D is then the next multiple, ``decay_steps * max(ceil(e / decay_steps), 1)``. So the value is `end_value` at each
+    multiple, and jumps up after it, less each time.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ class Polynomial(Schedule):
     power : float, default 1
         Greater than 0; 1 is a straight line.
     cycle : bool, default False
-        Whether to go on after `decay_steps`.
+        Whether the schedule continues after `decay_steps`.
     steps_per_epoch : int, default 1
         At least 1. The value then changes once an epoch.
 
@@ -156,7 +156,5 @@ class Polynomial(Schedule):
         e = s // self.steps_per_epoch
         cycles = xp.maximum(-(-e // self.decay_steps), 1) if self.cycle else xp.ones_like(e)  # -(-a // b) rounds up
         length = self.decay_steps * cycles
-        left = real(xp, length - xp.minimum(e, length)) / real(
-            xp, length
-        )  # from whole numbers: 0 at the end, never below
-        return mix(self.end_value, self.init_value, left**self.power)
+        left = real(xp, length - xp.minimum(e, length))  # subtracting integers is exact, so this is never below 0
+        return mix(self.end_value, self.init_value, (left / real(xp, length)) ** self.power)

@@ -1,4 +1,4 @@
-"""What all schedules share: the call, the checks of their fields, and arithmetic with `*` and `+`."""
+"""`Schedule`, the base class of all schedules: calling, checking fields, and arithmetic with `*` and `+`."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class Schedule(ABC):
     array([0.        , 0.24846104, 0.        ])
     """
 
-    __array_ufunc__ = None  # np.float64(0.5) * schedule is ours to answer
+    __array_ufunc__ = None  # so that np.float64(0.5) * schedule calls __rmul__
 
     def __new__(cls, *args: Any, **given: Any) -> Self:
         check_call(cls, args, given, SCHEDULE)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        for field in fields(self):  # type: ignore[arg-type]  # every final class is a dataclass
+        for field in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
             check = CHECKS[str(field.type)]
             value = check(f"{type(self).__name__}: `{field.name}`", getattr(self, field.name))
             object.__setattr__(self, field.name, value)
@@ -60,7 +60,7 @@ class Schedule(ABC):
     @overload
     def __call__(self, step: Array) -> Array: ...
     def __call__(self, step: Any) -> Any:
-        """The value at ``step``: a float for an int (0 or more), an array for an integer array."""
+        """Return the value at ``step``: a float for an int (0 or more), an array for an integer array."""
         who = f"{type(self).__name__}: `step`"
         if isinstance(step, int | np.integer) and not isinstance(step, bool):
             if step < 0:
@@ -77,7 +77,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def _value(self, xp: Any, s: Array) -> Array:
-        """The formula. `s` is an integer array and `xp` its namespace, or for an int step an `np.int64` and `np`."""
+        """The formula. `s` is an integer array of the library `xp`, or an `np.int64` if the step is an int."""
 
     def __repr__(self) -> str:
         given = [(f.name, getattr(self, f.name), f.default) for f in fields(self)]  # type: ignore[arg-type]
@@ -94,22 +94,22 @@ class Schedule(ABC):
 
 
 def default_dtype(xp: Any, kind: str) -> Any:
-    """The dtype that a library gives to "integral" or "real floating" numbers where none is asked for."""
+    """The default dtype of a library for the kind "integral" or "real floating"."""
     return xp.__array_namespace_info__().default_dtypes()[kind]
 
 
 def real(xp: Any, x: Any) -> Array:
-    """Integers, exact until here, as floating-point numbers."""
+    """Convert integers to the default floating-point dtype."""
     return np.float64(x) if xp is np else xp.asarray(x, dtype=default_dtype(xp, "real floating"))
 
 
 def mix(start: float, end: float, w: Array) -> Array:
-    """From start (w = 0) to end (w = 1), with no rounding error at either."""
+    """Interpolate linearly from start (w = 0) to end (w = 1), exactly at both ends."""
     return start * (1.0 - w) + end * w
 
 
 def at(part: Operand, xp: Any, s: Array) -> Any:
-    """The value of a number, a schedule or any other function of the step."""
+    """The value of a number, a schedule or any other function at the step s."""
     if isinstance(part, Schedule):
         return part._value(xp, s)
     if not callable(part):

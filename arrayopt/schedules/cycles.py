@@ -1,4 +1,4 @@
-"""Schedules that rise: warm-up, one cycle, restarts."""
+"""Schedules that increase at some steps: warm-up, one cycle, restarts."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class OneCycle(Schedule):
     total_steps : int
         Length of the run.
     pct_start : float, default 0.3
-        Share of the run before the peak, greater than ``1 / total_steps`` and below 1.
+        Fraction of the run before the peak, greater than ``1 / total_steps`` and below 1.
     init_value : float, optional
         First value; by default ``peak_value / 25``.
     end_value : float, optional
@@ -181,7 +181,7 @@ class OneCycle(Schedule):
         return value
 
     def _turns(self) -> list[tuple[float, float]]:
-        """(step, value) wherever the direction changes, the first step and the last."""
+        """(step, value) at the first step, at each change of direction, and at the last step."""
         init = self.peak_value / 25 if self.init_value is None else self.init_value
         end = init / 1e4 if self.end_value is None else self.end_value
         up = self.pct_start * self.total_steps - 1
@@ -246,9 +246,9 @@ class CosineRestarts(Schedule):
         if by == 1:
             done, length = e % first, xp.zeros_like(e) + first
         else:
-            # Cycle n starts at e = first * (by**n - 1) / (by - 1). The logarithm may round to a neighbour of n, so that
-            # the integers have the last word.
-            most = e // first * (by - 1) + 1  # by**n is the last power that does not exceed it
+            # Cycle n starts at e = first * (by**n - 1) / (by - 1). The logarithm may round to a neighbour of n, so the
+            # power is corrected by a comparison of integers.
+            most = e // first * (by - 1) + 1  # by**n is the largest power that does not exceed it
             power = by ** xp.asarray(xp.floor(xp.log(real(xp, most)) / math.log(by)), dtype=e.dtype)
             power = xp.where(power > most, power // by, xp.where(power <= most // by, power * by, power))
             done, length = e - first * ((power - 1) // (by - 1)), first * power

@@ -1,4 +1,4 @@
-"""Schedules that fall at a rate."""
+"""Schedules that decrease at a given rate."""
 
 from __future__ import annotations
 
@@ -161,5 +161,5 @@ class InverseTime(Schedule):
 
 
 def _periods(xp: Any, e: Array, length: int, whole: bool) -> Array:
-    """How many times `length` has passed: whole times or fractions."""
+    """The number of periods of `length` in e: an integer if `whole`, else a fraction."""
     return real(xp, e // length) if whole else real(xp, e) / length

@@ -20,12 +20,12 @@ Shape: TypeAlias = Literal["cos", "linear"]
 
 
 def is_operand(value: object) -> bool:
-    """Whether a schedule can be multiplied with it: a number or a function of the step."""
+    """Whether a value is a number or a function of the step, which schedules can be multiplied by."""
     return _is(value, Real) or _is_part(value)
 
 
 def _is(value: object, kind: type) -> bool:
-    """Whether it is a number of that kind; a bool is none (and np.bool_ is not registered as one)."""
+    """Whether a value is a number of that kind; bools are not (and np.bool_ is not registered as one)."""
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
@@ -99,7 +99,7 @@ def _each(check: Callable[[str, Any], Any], what: str, values: Any) -> tuple[Any
 
 
 def _some(check: Callable[[str, Any], Any]) -> Callable[[str, Any], tuple[Any, ...]]:
-    """A check for a sequence of at least one item."""
+    """A check of a nonempty sequence, each item of which is passed through `check`."""
 
     def check_all(what: str, values: Any) -> tuple[Any, ...]:
         items = _each(check, what, values)

@@ -1,4 +1,4 @@
-"""Schedules made of pieces: one value, several values, or several schedules, one after another."""
+"""Schedules made of consecutive parts: one value, several values, or several schedules."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Constant(Schedule):
 @final
 @dataclass(frozen=True, repr=False)
 class PiecewiseConstant(Schedule):
-    """Given values, one after the other: ``values[k]`` for the first k with ``e < milestones[k]``, then the last value.
+    """A list of values in turn: ``values[k]`` for the first k with ``e < milestones[k]``, then the last value.
 
     Parameters
     ----------
@@ -133,6 +133,6 @@ class Join(Schedule):
         starts = (0, *self.boundaries)
         value = at(last, xp, xp.maximum(s - starts[-1], 0))
         for part, start, end in reversed(list(zip(earlier, starts, self.boundaries, strict=False))):
-            own = xp.minimum(xp.maximum(s, start), end - 1) - start  # within this part also where another one counts
+            own = xp.minimum(xp.maximum(s, start), end - 1) - start  # clipped to this part at steps of others
             value = xp.where(s < end, at(part, xp, own), value)
         return value

@@ -1,4 +1,4 @@
-"""A picture of schedules."""
+"""`plot`: draws schedules with Matplotlib."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def plot(
     Parameters
     ----------
     schedules : schedule or dict of str to schedule
-        What to draw; several as a dict of labels. Any function of the step works.
+        The schedule to draw, or a dict of several by label. Any function of the step works.
     steps : int
-        How many, at least 1.
+        The number of steps, at least 1.
     ax : matplotlib.axes.Axes, optional
         The axes to draw on; by default those of a new figure.
     path : path-like, optional
@@ -68,7 +68,7 @@ def plot(
 
 
 def _new_axes() -> Any:
-    """Axes of a figure that an interactive session shows."""
+    """The axes of a new pyplot figure. Raise ImportError if Matplotlib is missing."""
     try:
         from matplotlib import pyplot
     except ImportError as error:

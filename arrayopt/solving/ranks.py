@@ -86,7 +86,7 @@ class Several(Agreement, One):
         super()._raise(what, error, every, after=after)
 
     def are_stopped(self, error: BaseException) -> bool:
-        return self._stopped and error is self._told
+        return self._stopped and error is self._known_error
 
     def evaluated(self, call: Callable[[], Evaluation]) -> Evaluation:
         """See `One.evaluated`. An error on one rank is raised on all."""

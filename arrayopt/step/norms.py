@@ -25,7 +25,7 @@ def gradient_norms(engine: str, asked: Measures, team: Alone) -> dict[str, Any]:
     for bucket, wanted in asked:
         several, grads = bucket.rule.several, wanted.grads
         if team.size == 1 and isinstance(grads, Split):  # not used below, so not split into layers
-            grads = [grads if there else None for there in grads.there]
+            grads = [grads if there else None for there in grads.has_gradient]
         for place, tensor, g in zip(bucket.places, bucket.tensors, grads, strict=True):
             if g is not None and 0 not in tensor.shape:
                 each = _layers(bucket.rule, tensor, g) if several else [(tensor, g)]

@@ -1,10 +1,9 @@
-"""Comparing backends, and telling what an optimizer computes.
+"""Compare one rule on several backends, and find out which rule an optimizer follows.
 
-The first is the same rule, parameters and gradients on several libraries and engines.
-
-A *backend* is an array library with an engine, ``numpy:numba`` or ``torch:array_api``; ``jax:jit`` is the functional
-form under ``jax.jit``. A library's or an engine's name alone stands for all backends that have it. For the second see
-`diagnose`. The fixtures for pytest are in `arrayopt.testing.fixtures`; nothing else here imports pytest.
+`assert_equivalent` and `compare` run a rule with the same parameters and gradients on several *backends*. A backend is
+an array library with an engine, such as ``numpy:numba`` or ``torch:array_api``; ``jax:jit`` is the functional form
+under ``jax.jit``. The name of a library or an engine alone stands for all of its backends. `diagnose` finds the rule of
+an optimizer. The fixtures for pytest are in `arrayopt.testing.fixtures`; no other module here imports pytest.
 """
 
 from arrayopt.libraries import UnavailableError

@@ -1,4 +1,4 @@
-"""Backends: array libraries with the engines that take their arrays, each named ``library:engine``."""
+"""Backends: pairs of an array library and an engine that supports its arrays, named ``library:engine``."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from arrayopt.params.trees import flatten
 from arrayopt.rules.base import Rule
 
 JIT = "jit"
-"""Beside the engines: the functional form, compiled by JAX."""
+"""The name of the functional form compiled by JAX, used in place of an engine."""
 
 
 @dataclass(frozen=True)
 class Backend:
-    """An array library, and an engine that updates its arrays.
+    """An array library and an engine that updates its arrays.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class Backend:
 
     @property
     def name(self) -> str:
-        """Such as ``"numpy:numba"``."""
+        """The name, such as ``"numpy:numba"``."""
         return f"{self.library.name}:{self.engine}"
 
     @property
@@ -43,38 +43,38 @@ class Backend:
         return self.library.xp
 
     def array(self, values: Any, dtype: str = "float32") -> Array:
-        """Return an array of the library, of these values and this dtype."""
+        """Return an array of the library with these values and this dtype."""
         return self.library.array(values, dtype)
 
     def numpy(self, x: Array) -> Any:
-        """The values of an array of the library, as a float64 or complex128 NumPy array."""
+        """Return an array of the library as a NumPy array of float64 or complex128."""
         return to_numpy(x)
 
 
 def backend_names() -> list[str]:
-    """The names of all backends, installed or not.
+    """Return the names of all backends, installed or not.
 
     Returns
     -------
     list of str
-        ``["numpy:array_api", "numpy:numpy", ...]``; the first is the reference of ``arrayopt verify``.
+        ``["numpy:array_api", "numpy:numpy", ...]``. The first is the reference of ``arrayopt verify``.
     """
     return [f"{library}:{engine}" for library in LIBRARIES for engine in _engines(library)]
 
 
 def choose(names: Iterable[str] | None = None) -> list[Backend]:
-    """The backends of some names, imported.
+    """Import libraries, and return the backends with these names.
 
     Parameters
     ----------
     names : iterable of str, optional
-        ``library:engine``; a library or an engine alone stands for all backends that have it. By default all that are
-        installed.
+        Names ``library:engine``. The name of a library or an engine alone stands for all of its backends. By default
+        all backends that are installed.
 
     Raises
     ------
     ValueError
-        For a name that there is not.
+        If there is no backend of a name.
     UnavailableError
         If a named library cannot be used, with the reason.
     """
@@ -99,9 +99,9 @@ def choose(names: Iterable[str] | None = None) -> list[Backend]:
 
 
 class Functional:
-    """The functional form with the `step` and the `state` of an optimizer; `compiled` is `jax.jit` or the like.
+    """The functional form with the methods `step` and `state` of an optimizer. It writes to no array.
 
-    It writes to no array.
+    `compiled` compiles the update function, as `jax.jit` does.
     """
 
     def __init__(self, rule: Rule, params: Any, groups: Any, compiled: Callable[[Any], Any] = lambda f: f) -> None:
@@ -110,18 +110,18 @@ class Functional:
 
     @property
     def state(self) -> Mapping[str, Any]:
-        """The state of each tensor by its name."""
+        """The state of each tensor, by name."""
         found: Mapping[str, Any] = self._state["tensors"]
         return found
 
     def step(self, grads: Mapping[str, Array | None], **options: Any) -> Any:
-        """Take a step with some options of `arrayopt.update`, and return the parameters."""
+        """Make a step with these options of `arrayopt.update`, and return the parameters."""
         self.params, self._state = self._update(self.params, grads, self._state, **options)
         return self.params
 
 
 def start(backend: Backend, rule: Rule, params: Any, options: Mapping[str, Any]) -> Optimizer | Functional:
-    """A rule on parameters of a backend, ready to step; raises what `Optimizer` raises where it cannot run."""
+    """Return an optimizer of these parameters on a backend. Raise what `Optimizer` raises if the rule cannot run."""
     if backend.engine != JIT:
         return Optimizer(params, rule, engine=backend.engine, **options)
     from jax import jit
@@ -132,5 +132,5 @@ def start(backend: Backend, rule: Rule, params: Any, options: Mapping[str, Any])
 
 
 def _engines(library: str) -> tuple[str, ...]:
-    """All ways to update a library's arrays."""
+    """The engines of a library, and ``"jit"`` for JAX."""
     return engines_for(library) + ((JIT,) if library == "jax" else ())

@@ -1,4 +1,4 @@
-"""One rule on several backends, step by step beside the reference: what `arrayopt.update` makes of it."""
+"""Run one rule on several backends, and compare each step with the reference, which is `arrayopt.update`."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,18 +21,18 @@ from arrayopt.testing.backends import Backend, Functional, choose, start
 from arrayopt.testing.ulps import Scale, ulps
 
 LIMITS = {"float16": 4.0, "bfloat16": 4.0, "float32": 64.0, "float64": 64.0, "complex64": 64.0, "complex128": 64.0}
-"""The ULPs that pass for each dtype of parameters, unless one says otherwise.
+"""The largest difference that passes by default, in ULPs, for each dtype of parameters.
 
-Sums in another order and fused multiplications have been seen to make up to 36 in 20 steps of float32 and float64.
-Half precision is computed in float32 and rounded, so nearly all elements are the same; one that is rounded the other
-way is off by a unit, and may stay so.
+The order of sums and fused multiply-adds have made differences of up to 36 in 20 steps of float32 and float64. Half
+precision is computed in float32 and rounded, so nearly all elements are the same. An element that is rounded the other
+way differs by one ULP, and the difference may persist.
 
-Where state is stored in 8 bits, a number between two codes may be rounded to either. So codes may differ by `NEAR`, and
-each step begins with the reference's.
+If state is stored in 8 bits, a number near the middle of two codes may be rounded to either. So codes may differ by
+`NEAR`, and each step starts from the reference's codes.
 """
 
 NEAR = 2
-"""How many codes the state of two runs may be apart after a step from the same state."""
+"""The largest difference between the codes of two runs after a step from the same state."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,11 @@ class Outcome:
     Parameters
     ----------
     difference : Difference, optional
-        The largest difference; None where the backend was not run or raised.
+        The largest difference; None if the backend was not run, or there is an error.
     skipped : str
-        Why the backend cannot run this rule on these parameters; empty where it can.
+        Why the backend cannot run this rule on these parameters; empty if it can.
     error : str
-        What a step raised; empty where none did.
+        The error that a step raised, or the slot whose codes differ too much; empty if there is none.
     """
 
     difference: Difference | None = None
@@ -96,38 +96,38 @@ def assert_equivalent(
     max_ulp: float | None = None,
     **options: Any,
 ) -> dict[str, Outcome]:
-    """Assert that a rule gives the same parameters on several backends, those of `arrayopt.update`.
+    """Assert that a rule gives the same parameters on several backends as `arrayopt.update`.
 
     Parameters
     ----------
     rule : Rule
-        The update rule, yours too.
+        The update rule, also one of your own.
     params : array or tree of arrays
-        The start, in any library. The arrays are copied.
+        The initial parameters, in any library. The arrays are copied.
     grads_fn : callable
-        ``grads_fn(params, step)`` returns the gradients of a step, counted from 0, in the structure of the parameters
-        or by tensor name. It gets the reference's parameters, in the library of `params`; all backends get the same
+        ``grads_fn(params, step)`` returns the gradients of a step, counted from 0, as a tree like the parameters or by
+        tensor name. It gets the reference's parameters, in the library of `params`; all backends get the same
         gradients.
     engines : iterable of str, optional
-        What to compare with the reference: ``"numba"``, ``"torch"``, ``"numpy:numba"``, ...; see `arrayopt.testing`. By
-        default every backend that is installed.
+        The backends to compare: ``"numba"``, ``"torch"``, ``"numpy:numba"``, ...; see `arrayopt.testing`. By default
+        every backend that is installed.
     steps : int, default 10
-        How many steps, at least 1.
+        The number of steps, at least 1.
     max_ulp : float, optional
         The largest difference that passes, in units in the last place of the update. By default 64, and 4 for float16
         and bfloat16.
     **options
-        For each `Optimizer`: ``groups``, ``clip_norm``.
+        Options of `Optimizer`: ``groups``, ``clip_norm``.
 
     Returns
     -------
     dict of str to Outcome
-        For each backend the difference, or why it could not run, such as a rule that cannot be traced.
+        For each backend the difference, or why it could not run, for example because the rule cannot be traced.
 
     Raises
     ------
     AssertionError
-        If a backend differs by more, or raises an error. The message has tensor, index, step and both values.
+        If a backend raises an error, or differs by more. The message has tensor, index, step and both values.
     UnavailableError
         If a named backend is not available.
     ValueError, TypeError
@@ -176,12 +176,12 @@ def compare(
     rule, params, grads_fn, engines, steps, **options
         As in `assert_equivalent`.
     backends : iterable of Backend, optional
-        Instead of `engines`: backends that have been opened.
+        Backends from `choose`, instead of `engines`.
 
     Returns
     -------
     dict of str to Outcome
-        By backend.
+        The outcome of each backend.
 
     Raises
     ------
@@ -215,14 +215,14 @@ def compare(
 
 
 def whole(who: str, name: str, x: Any, least: int = 1) -> int:
-    """An argument that is an integer of at least `least`; else a ValueError."""
+    """Return `x`, or raise ValueError if it is not an integer of at least `least`."""
     if not isinstance(x, int) or isinstance(x, bool) or x < least:
         raise ValueError(f"{who}: `{name}` must be an integer of at least {least}; got {x!r}")
     return x
 
 
 def _codes(state: Mapping[str, Any]) -> dict[str, dict[str, Array]]:
-    """The slots that are stored in 8 bits, and their scales, by tensor."""
+    """The slots of each tensor that are stored in 8 bits, and their scales."""
     found: dict[str, dict[str, Array]] = {}
     for name, slots in state.items():
         coded = narrowed(slots)
@@ -231,7 +231,7 @@ def _codes(state: Mapping[str, Any]) -> dict[str, dict[str, Array]]:
 
 
 class _Run:
-    """One backend beside the reference."""
+    """The run of one backend, and its largest difference from the reference so far."""
 
     def __init__(
         self, backend: Backend, rule: Rule, params: Any, options: Mapping[str, Any], scales: Mapping[str, Scale]
@@ -243,7 +243,7 @@ class _Run:
         self.run = start(backend, rule, _copies(params) if self.native else self.own(named), options)
 
     def own(self, named: Mapping[str, Array | None]) -> Any:
-        """Copies of arrays, of the backend's library."""
+        """Copy arrays to the backend's library."""
         if self.native:
             return _copies(named)
         return {name: x if x is None else self.array(to_numpy(x), dtype_name(x)) for name, x in named.items()}
@@ -251,7 +251,7 @@ class _Run:
     def step(
         self, step: int, grads: Any, expected: Mapping[str, Any], codes: Mapping[str, Mapping[str, Array]]
     ) -> None:
-        """Take a step, look where it led, and go on from the reference's codes."""
+        """Make a step, compare the result with the reference, and replace 8-bit state by the reference's."""
         if self.outcome.error or self.outcome.skipped:
             return
         given = self.own(grads)
@@ -281,17 +281,17 @@ class _Run:
 
 
 def _copies(tree: Any) -> Any:
-    """The same tree with copies of its arrays."""
+    """Return the tree with copies of its arrays."""
     if isinstance(tree, Iterator):
         tree = list(tree)
     return rebuild(tree, lambda x: array_namespace(x).asarray(detached(x), copy=True) if hasattr(x, "shape") else x)
 
 
 def _values(params: Any) -> dict[str, Any]:
-    """Parameters by name, on the host."""
+    """The parameters by name, as NumPy arrays."""
     return {name: to_numpy(x) for name, x in flatten(params) if x is not None}
 
 
 def _line(error: Exception) -> str:
-    """What an error says, on one line."""
+    """The message of an error, on one line of at most 300 characters."""
     return " ".join(str(error).split())[:300]

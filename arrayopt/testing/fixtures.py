@@ -1,7 +1,6 @@
 """Fixtures for pytest: ``from arrayopt.testing.fixtures import backend`` in a ``conftest.py`` or a test module.
 
-They are imported by those who want them and are no plugin, so that nothing is added to the test runs of those who do
-not.
+They are not a pytest plugin: only test suites that import them have them.
 """
 
 import os
@@ -19,7 +18,7 @@ from arrayopt.testing.diagnosis.trajectory import STEPS
 
 @pytest.fixture(params=backend_names())
 def backend(request: Any) -> Backend:
-    """Run a test on each backend in turn; those that cannot be used here are skipped, with the reason."""
+    """Run a test on each backend in turn. Backends that are not available are skipped, with the reason."""
     try:
         (chosen,) = choose([request.param])
     except UnavailableError as error:
@@ -31,9 +30,9 @@ def backend(request: Any) -> Backend:
 def recorded(request: Any) -> Callable[..., Trajectory]:
     """Check an optimizer against a file beside the test: ``recorded(step, params)``.
 
-    The file is ``recorded/MODULE-TEST.json``, or ``recorded/NAME.json`` with ``name=``. With ``ARRAYOPT_RECORD=1`` in
-    the environment it is written, by `arrayopt.testing.record`; else `arrayopt.testing.check` reads it. Without a file
-    the test fails, and says how to make one. Takes `grads`, `steps` and `max_ulp` as these do.
+    The file is ``recorded/MODULE-TEST.json``, or ``recorded/NAME.json`` with ``name=``. If ``ARRAYOPT_RECORD=1`` is in
+    the environment, `arrayopt.testing.record` writes it; otherwise `arrayopt.testing.check` reads it. If the file does
+    not exist, the test fails and says how to write it. `grads` and `steps` are those of `record`, `max_ulp` of `check`.
     """
 
     def run(

@@ -1,6 +1,6 @@
-"""A report of `verify`, on a terminal and as one HTML page: a heat map of rules by backends, and what differs most.
+"""Show a report of `verify` on a terminal or as an HTML page: a heat map of rules by backends, and a list.
 
-The page needs no network and no script. Colours are of a logarithmic scale; each cell also has its number.
+The page needs no network and no script. Colours are on a logarithmic scale, and each cell also shows its number.
 """
 
 import math
@@ -12,7 +12,7 @@ from arrayopt.testing.equivalence import Difference, Outcome
 from arrayopt.testing.ulps import in_short
 from arrayopt.testing.verify import Report, Row
 
-# From white over blue to dark blue, of one hue, for what passes; orange for what does not.
+# Differences that pass are white to dark blue; those beyond the limit are orange.
 SCALE = ((247, 251, 255), (158, 202, 225), (49, 130, 189), (8, 69, 148))
 
 STYLE = """
@@ -36,7 +36,7 @@ svg { max-width: 100%; height: auto; } svg text { font: 12px system-ui, sans-ser
 
 
 def document(title: str, heading: str, body: str) -> str:
-    """A whole page of some HTML, of a title and a heading that are plain text."""
+    """Return an HTML page with this body. `title` and `heading` are plain text and are escaped."""
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -54,7 +54,7 @@ def document(title: str, heading: str, body: str) -> str:
 
 
 def table(look: str, heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table of plain texts; a line break in a head is one. A cell may have attributes of its tag, such as a style."""
+    """Return an HTML table with the class `look`. A cell is a text, or a pair of a text and attributes of its tag."""
     top = "".join(f'<th scope="col">{escape(x).replace(chr(10), "<br>")}</th>' for x in heads)
     lines = [f'<div class="scroll"><table class="{look}"><thead><tr>{top}</tr></thead>', "<tbody>"]
     for row in rows:
@@ -68,7 +68,7 @@ def table(look: str, heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str
 
 
 def page(report: Report) -> str:
-    """The whole page, as text to be written in UTF-8."""
+    """Return a report as an HTML page, to be written in UTF-8."""
     wrong = sum(not row.passed for row in report.rows)
     verdict = '<p class="verdict">All backends agree within the limit.</p>'
     if wrong:
@@ -104,7 +104,7 @@ at the root mean square of its tensor's update where that is larger. The referen
 
 
 def _cell(outcome: Outcome, row: Row, top: float) -> Any:
-    """One rule on one backend."""
+    """The cell of one rule on one backend: its text and the attributes of its tag."""
     found = outcome.difference
     if outcome.error:
         return "error", {"class": "over", "title": outcome.error}
@@ -115,16 +115,16 @@ def _cell(outcome: Outcome, row: Row, top: float) -> Any:
 
 
 def _look(value: float, top: float) -> str:
-    """The colours of a cell: the logarithm of the value on the way from 0 to `top`."""
+    """The colours of a cell, as CSS: the value on a logarithmic scale from 0 to `top`."""
     place = min(1.0, math.log1p(value) / math.log1p(top)) * (len(SCALE) - 1) if top > 0 else 0.0
     i = min(int(place), len(SCALE) - 2)
     red, green, blue = (round(a + (b - a) * (place - i)) for a, b in zip(SCALE[i], SCALE[i + 1], strict=True))
-    dark = 0.299 * red + 0.587 * green + 0.114 * blue < 115  # the usual weights of brightness
+    dark = 0.299 * red + 0.587 * green + 0.114 * blue < 115  # the luma weights of Rec. 601
     return f"background:rgb({red},{green},{blue});color:{'#fff' if dark else '#1a1a1a'}"
 
 
 def _worst_first(report: Report) -> list[tuple[str, Row, Difference]]:
-    """Each difference with its backend and row, the largest in proportion to its limit first."""
+    """Return each difference with its backend and row; the largest in proportion to its limit comes first."""
     found = []
     for row in report.rows:
         for name, outcome in row.outcomes.items():
@@ -134,7 +134,7 @@ def _worst_first(report: Report) -> list[tuple[str, Row, Difference]]:
 
 
 def _list(report: Report) -> str:
-    """Where each difference is."""
+    """The table of all differences, with tensor, index and step."""
     rows, number = [], {"class": "number"}
     for name, row, d in _worst_first(report):
         if d.ulps > 0:
@@ -145,9 +145,9 @@ def _list(report: Report) -> str:
 
 
 def show(report: Report, console: Any) -> None:
-    """Print a table of the largest differences, where the worst of each backend is, and what is beyond the limit.
+    """Print all differences as a table, the largest difference of each backend, and what is beyond the limit.
 
-    The console is one of rich.
+    `console` is a ``rich.console.Console``.
     """
     from rich.box import SIMPLE
     from rich.table import Table

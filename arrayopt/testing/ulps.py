@@ -1,4 +1,4 @@
-"""The distance of two runs of one rule, in units in the last place of the update."""
+"""The distance between two runs of one rule, in units in the last place (ULPs) of the update."""
 
 import math
 from collections.abc import Mapping
@@ -11,16 +11,16 @@ from arrayopt.arrays import REAL
 Values = np.ndarray[Any, Any]
 
 PRECISION = {"float16": (10, -14), "bfloat16": (7, -126), "float32": (23, -126), "float64": (52, -1022)}
-"""Of each dtype the bits after the leading one, and the least exponent of a normal number."""
+"""For each dtype, the bits of the mantissa without the leading one, and the smallest exponent of a normal number."""
 
 
 class Scale:
-    """How large the numbers were that an update was computed from, for each element of a tensor.
+    """The magnitude that determines the size of a ULP, for each element of a tensor.
 
-    That is the larger of two magnitudes: the largest that the element itself has had so far, and the largest root mean
-    square that the tensor's updates have had so far. The first is what rounding the parameter is in proportion to. The
-    second keeps elements near zero, where an update all but cancels, from being held to digits that no computation of
-    it has. Values that are not finite do not count.
+    It is the larger of two numbers: the largest magnitude of the element so far, and the largest root mean square of
+    the tensor's updates so far. The rounding error of a parameter is proportional to the first. The second matters for
+    elements near zero, where the old value and the update nearly cancel: no computation is accurate to a ULP of such a
+    difference. Values that are not finite are ignored.
     """
 
     def __init__(self, start: Values) -> None:
@@ -28,7 +28,7 @@ class Scale:
         self.values: Any = _magnitude(start)
 
     def follow(self, now: Values) -> None:
-        """Take one more step of the reference into account."""
+        """Update the scale with the parameters after one more step of the reference."""
         with np.errstate(all="ignore"):
             update = _magnitude(now - self._last)
         largest = update.max(initial=0.0)
@@ -38,7 +38,7 @@ class Scale:
 
 
 def ulps(expected: Values, got: Values, scale: Values, dtype: str) -> Values:
-    """The distance of each element, in units in the last place that a number of this scale has in this dtype.
+    """Return the distance of each element, in units in the last place of a number of this scale and dtype.
 
     Parameters
     ----------
@@ -47,12 +47,12 @@ def ulps(expected: Values, got: Values, scale: Values, dtype: str) -> Values:
     scale : array of float64
         `Scale.values`.
     dtype : str
-        What the parameters are stored in.
+        The dtype of the parameters.
 
     Returns
     -------
     array of float64
-        0 where both are the same, which NaN is to NaN and an infinity to itself; infinity where only one is finite.
+        0 if both values are equal, both NaN, or the same infinity; infinity if they differ and one is not finite.
     """
     bits, least = PRECISION[REAL.get(dtype, dtype)]
     exponent = np.where(scale > 0, np.frexp(scale)[1] - 1, least)
@@ -64,7 +64,7 @@ def ulps(expected: Values, got: Values, scale: Values, dtype: str) -> Values:
 
 
 def plain(x: Any) -> Any:
-    """A value that JSON has: numbers that are not finite are strings, complex ones pairs."""
+    """Return a value for JSON. Numbers that are not finite become strings, and complex numbers become pairs."""
     if isinstance(x, Mapping):
         return {str(key): plain(value) for key, value in x.items()}
     if isinstance(x, list | tuple):
@@ -77,10 +77,10 @@ def plain(x: Any) -> Any:
 
 
 def in_short(value: float) -> str:
-    """A number of ULPs in a few letters."""
+    """Format a number of ULPs with three digits."""
     return "<0.01" if 0 < value < 0.01 else f"{value:.3g}"
 
 
 def _magnitude(x: Values) -> Values:
-    """The magnitude of each element, 0 where it is not finite."""
+    """The magnitude of each element, or 0 if the element is not finite."""
     return np.where(np.isfinite(x), np.abs(x), 0.0)

@@ -1,4 +1,4 @@
-"""What ``arrayopt verify`` does: many rules on many backends, from a seed, and what came of it."""
+"""The comparison behind ``arrayopt verify``: run many rules on many backends, and collect a report."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,26 +39,26 @@ RULES: dict[str, Rule] = {
     "ScheduleFreeAdamW": ao.ScheduleFreeAdamW(warmup_steps=5.0, weight_decay=0.01),
     "AdamH": ao.AdamH(),
     "FISTA": ao.FISTA(lr=0.1),
-    # each step of an iteration multiplies the roundings of small singular values by 3.4
+    # each Newton-Schulz step multiplies the rounding errors of small singular values by 3.4
     "Muon": ao.Muon(lr=0.01, ns_steps=3),
     "NorMuon": ao.NorMuon(lr=0.01, ns_steps=3),
     "MuonH": ao.MuonH(lr=0.01, ns_steps=3),
-    # eigenvectors differ by roundings over the gaps between eigenvalues, and √v + eps divides by little
+    # eigenvectors differ by rounding errors divided by gaps between eigenvalues; a small √v + eps would magnify them
     "SOAP": ao.SOAP(lr=1e-3, eps=1.0, precondition_frequency=3),
 }
-"""The rules by name, with numbers under which all of their parts do something."""
+"""The rules by name, with hyper-parameters that make every part of a rule have an effect."""
 
 STORED: dict[str, Rule] = {
     f"{name}-int8": replace(RULES[name], state_dtype="int8") for name in ("LAMB", "LANS", "CAME", "AdamW", "SGD")
 }
-"""Some of them with their state in 8 bits."""
+"""Some of these rules with their state in 8 bits."""
 
 SHAPES: tuple[Shape, ...] = ((64, 33), (5, 3, 3, 3), (1000,), (7,), ())
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is run: tensors of these shapes and dtypes, with normal gradients from a seed, for so many steps."""
+    """The problem: shapes and dtypes of tensors, the number of steps, the seed of random values, and the limit."""
 
     shapes: Sequence[Shape] = SHAPES
     dtypes: Sequence[str] = ("float32", "float64")
@@ -67,13 +67,13 @@ class Settings:
     max_ulp: float | None = None
 
     def limit(self, dtype: str) -> float:
-        """The ULPs that pass."""
+        """The largest difference that passes, in ULPs."""
         return LIMITS[dtype] if self.max_ulp is None else self.max_ulp
 
 
 @dataclass(frozen=True)
 class Row:
-    """One rule in one dtype: what came of each backend."""
+    """The outcomes of one rule in one dtype, by backend."""
 
     rule: str
     dtype: str
@@ -82,17 +82,17 @@ class Row:
 
     @property
     def passed(self) -> bool:
-        """Whether no backend erred or differed by more than the limit."""
+        """Whether no backend raised an error or differed by more than the limit."""
         return all(outcome.passes(self.limit) for outcome in self.outcomes.values())
 
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that was run, and what came of it: a row for each rule and dtype."""
+    """The settings and outcomes of a run, with a row for each rule and dtype."""
 
-    reference: str  # the backend that all others were compared with
-    backends: list[str]  # these others
-    versions: Mapping[str, str]  # what was installed
+    reference: str  # the backend with which the others were compared
+    backends: list[str]  # the other backends
+    versions: Mapping[str, str]  # of installed packages
     settings: Settings
     rows: list[Row] = field(default_factory=list)
     when: str = field(default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"))
@@ -104,11 +104,11 @@ class Report:
 
     @property
     def differences(self) -> list[Difference]:
-        """The differences that there are numbers for."""
+        """The differences of all backends that ran."""
         return [x.difference for row in self.rows for x in row.outcomes.values() if x.difference is not None]
 
     def to_json(self) -> str:
-        """The report as JSON; numbers that are not finite are the strings "inf", "-inf" and "nan"."""
+        """Return the report as JSON. Numbers that are not finite become the strings "inf", "-inf" and "nan"."""
         made = asdict(self) | {"passed": self.passed}
         for row, one in zip(self.rows, made["rows"], strict=True):
             one["passed"] = row.passed
@@ -123,9 +123,9 @@ def verify(
     versions: Mapping[str, str],
     on_row: Callable[[Row], object] = lambda row: None,
 ) -> Report:
-    """Run rules on backends beside NumPy's reference; `on_row` is called with each row as soon as it is there.
+    """Compare rules on backends with NumPy's reference. `on_row` is called with each row when it is finished.
 
-    There is no row for complex numbers where the rule is not defined for them.
+    A rule that does not support complex numbers has no rows for complex dtypes.
     """
     reference = "numpy:array_api"
     compared = [backend for backend in backends if backend.name != reference]
@@ -143,9 +143,9 @@ def verify(
 
 
 def _problem(rule: Rule, settings: Settings, dtype: str) -> tuple[dict[str, Any], Callable[[Any, int], dict[str, Any]]]:
-    """Parameters, normal or, every third of them, zero; and normal gradients, of another size for each tensor.
+    """Return normal parameters, every third of them zero, and a function for normal gradients of several scales.
 
-    Shapes that the rule refuses are left out, as vectors are by rules of matrices.
+    Shapes that the rule refuses are left out, such as vectors for a rule that updates matrices only.
     """
     sizes = {"params": (1.0, 1.0, 0.0), "grads": (1.0, 0.1, 0.01, 0.001)}
 

@@ -195,7 +195,7 @@ def test_a_parameter_with_the_id_of_one_that_has_gone_is_waited_for() -> None:
         opt = at.SGD([torch.nn.Parameter(torch.ones(50, 60))], lr=0.1, comm=Ranks(comm, grads="mean"), overlap=True)
         new = torch.nn.Parameter(torch.ones(50, 60))
         assert opt._release is not None
-        opt._release._heard.add(id(new))
+        opt._release._heard[id(new)] = None
         opt.param_groups[0]["params"] = [new]
         new.sum().backward()
         opt.step()

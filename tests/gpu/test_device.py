@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
+from arrayopt.params.headers import cupy_words, word_index, words
 from tests.support.device import STANDIN, needs_a_device
 
 pytestmark = pytest.mark.skipif(bool(needs_a_device()), reason=needs_a_device())
@@ -70,3 +71,16 @@ def test_a_step_after_the_first_allocates_nothing(cupy, name):
         for _ in range(3):
             opt.step(grads)
     assert hook.seen == 0
+
+
+def test_headers_of_arrays_are_read_at_once(cupy):
+    """If CuPy's layout is not the expected one, each array is asked in each step, and the host takes several times as
+    long: this shows what is where instead.
+    """
+    x = cupy.zeros((2, 3, 5), cupy.float32)
+    memory = words()
+    header = memory[word_index(id(x)) :][:24].tolist()
+    pointer = memory[word_index(id(x.data)) :][:6].tolist()
+    names = {id(type(x)): "type", id(x.dtype): "dtype", id(x.data): "data", x.data.ptr: "ptr", x.size: "size"}
+    known = [[names.get(word, hex(word)) for word in found] for found in (header, pointer)]
+    assert cupy_words(type(x)) is not None, f"the words of an array and of its data: {known}"

@@ -250,7 +250,7 @@ def test_ranks_agree_anew_after_a_load(call, tmp_path):
 class FakeMPI:
     """Communicators of MPI with one rank, whose requests are complete when they have been looked at three times."""
 
-    BYTE, IN_PLACE, Exception = "BYTE", "IN_PLACE", OSError
+    BYTE, IN_PLACE, COMM_NULL, Exception = "BYTE", "IN_PLACE", None, OSError
 
     def __init__(self):
         self.looks, self.started = {}, []

@@ -33,6 +33,11 @@ def test_calls_are_kept_and_their_memory_is_not(group):
     assert seen() is None
 
 
+def test_who_uses_a_group_has_a_number(group):
+    """By which ranks notice that they call another Optimizer over it."""
+    assert [group.number, process_group.ProcessGroup(dist.group.WORLD, 5.0).number] == [1, 2]
+
+
 def test_slots_of_dtensors_on_one_process(group):
     """They are as on many: what is sharded can be tried on one process, with scales, rows and columns."""
     from torch.distributed.tensor import Shard, distribute_tensor

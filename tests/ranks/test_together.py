@@ -149,6 +149,18 @@ def test_different_calls_are_told_apart():
         assert said == f"ValueError: Optimizer.{what}: {words} rank 1 is in Optimizer.state_dict"
 
 
+def test_optimizers_over_one_communicator_are_told_apart():
+    """Ranks that called two of equal shapes in another order added the gradients of one to those of the other."""
+
+    def step(comm):
+        there = ao.Ranks(comm, grads="mean", timeout=20)
+        both = [ao.Optimizer({"w": np.zeros(4)}, ao.SGD(lr=1.0), comm=there) for _ in range(2)]
+        both[comm.rank].step({"w": np.ones(4)})
+
+    for error in errors_of(step, ranks=2):
+        assert "which Optimizer over the communicator is 1 on rank 0, 2 on rank 1" in str(error)
+
+
 def test_a_rank_that_does_not_come():
     def late(comm):
         opt = ao.Optimizer(parameters(), ao.SGD(lr=0.1), comm=ao.Ranks(comm, timeout=0.5))
@@ -173,7 +185,7 @@ def test_ranks_torn_apart_refuse_to_go_on_until_they_load(engine, tmp_path, monk
         opt = train(parameters(), ao.LAMB(lr=0.1), every[:2], ao.Ranks(comm, timeout=5.0), engine=engine)
         opt.save(tmp_path / "x")
         if comm.rank == 1:
-            opt._team.gather = lambda tensors: 1 / 0  # in the middle of a step, after the first write
+            opt._team.gather = lambda tensors, **_: 1 / 0  # in the middle of a step, after the first write
         with pytest.raises((ao.RankError, ZeroDivisionError)):
             opt.step(every[2])
         words = []

@@ -1,4 +1,4 @@
-"""Rules whose slots begin as, or become, the same arrays as something else: written by hand, and drawn at random."""
+"""Rules whose slots share an array with the parameter or another slot, at the start or after an update."""
 
 import random
 
@@ -8,7 +8,7 @@ __all__ = ["ALIASES", "drawn_rule"]
 
 
 def _zeros(*names):
-    """Slots that are one array under several names."""
+    """A `slots` function that returns one array of zeros under all names."""
 
     def slots(xp, p):
         z = xp.zeros_like(p)
@@ -18,7 +18,7 @@ def _zeros(*names):
 
 
 def _start(*names):
-    """Slots that are the parameter itself."""
+    """A `slots` function that returns the parameter itself under all names."""
     return lambda xp, p: dict.fromkeys(names, p)
 
 
@@ -76,7 +76,7 @@ ALIASES = {
             {"a": s["b"], "b": s["a"] * xp.tanh(xp.sum(s["b"] * g))},
         ),
     ),
-    "two values under one name": (  # what pass 0 stores as `a`, pass 1 reads; and what `a` held, is summed
+    "two values under one name": (  # pass 1 reads the new `a` of pass 0, and the old `a` is summed
         lambda xp, p: {"a": 2.0 * p, "b": p, "n": xp.sum(p)},
         lambda xp, p, g, s, h: (
             p - h.lr * p * xp.tanh(s["n"]),
@@ -91,11 +91,11 @@ ALIASES = {
     "rows exchanged": (_rows, lambda xp, p, g, s, h: (p - h.lr * g, {"r": s["q"], "q": s["r"]})),
     "rows": (_rows, lambda xp, p, g, s, h: (p - h.lr * g, {"r": s["q"], "q": s["r"] + xp.sum(g, axis=-1)})),
 }
-"""What slots begin as, and an update."""
+"""Rules by description: the functions `slots` and `update`."""
 
 
 def drawn_rule(seed):
-    """A rule of up to four slots like the parameter and two numbers, which exchange what they hold, or share it."""
+    """A random rule with up to four slots like the parameter and two numbers, which exchange or share values."""
     r = random.Random(seed)
     names = "abcd"[: r.randint(1, 4)]
     numbers = [name for name in "xy" if r.random() < 0.4]

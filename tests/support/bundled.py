@@ -1,6 +1,6 @@
-"""Where array-api-compat is not installed, what SciPy has of it takes its name: so a machine needs no package for it.
+"""Imports SciPy's copy of array-api-compat under that name, if the package is not installed.
 
-Importing this module does it.
+Importing this module is enough.
 """
 
 import importlib.util

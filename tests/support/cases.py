@@ -1,4 +1,4 @@
-"""A row per rule: the options that every common test runs it with. A new rule adds its rows here and no test."""
+"""The options with which all common tests run each rule. A new rule needs rows here, but no new test."""
 
 import arrayopt as ao
 from tests.support.slow import marked
@@ -169,7 +169,7 @@ MATRICES = {
         {"lr": 0.1, "matrix": "last"},
     ],
 }
-"""Rules that are for tensors of rank ≥ 2 alone: their common tests are in `tests.rules.test_matrices`."""
+"""Rules only for tensors of rank ≥ 2. Their common tests are in `tests.rules.test_matrices`."""
 
 BRANCHED = {
     "SOAP": [
@@ -179,7 +179,7 @@ BRANCHED = {
         {"lr": 0.02, "precondition_frequency": 2, "clip_tensor_norm": 2.0, "ema_decay": 0.9, "eps": 1e-3, "beta2": 0.0},
     ],
 }
-"""Rules that make some updates as they are written: their common tests are those of `MATRICES`, as written too."""
+"""Rules of which some updates are not fused. Their common tests are those of `MATRICES`."""
 
 JOINT = {
     "Prodigy": [
@@ -193,7 +193,7 @@ JOINT = {
         {"lr": 0.1, "memory": 3},
     ],
 }
-"""Rules under which all tensors meet: they are in the common tests that compare whole runs."""
+"""Rules with totals over all tensors. They are in the common tests that compare whole runs."""
 
 REFERENCE = "array_api"  # the engine that runs a rule as it is written, and so gives the functional form's bits
 # the libraries whose arrays each engine takes: every common test runs on all of these
@@ -204,17 +204,18 @@ ALL = [(name, options) for name, rows in CASES.items() for options in rows]
 IDS = [f"{name}-{i}" for name, rows in CASES.items() for i in range(len(rows))]
 
 RUNS = ALL + [(name, options) for name, rows in JOINT.items() for options in rows]
-"""For tests that compare whole runs."""
+"""The rows of tests that compare whole runs."""
 RUN_IDS = IDS + [f"{name}-{i}" for name, rows in JOINT.items() for i in range(len(rows))]
 
 QUICK_ROWS = marked(((row,) for row in range(len(ALL))), lambda row: int(IDS[row][-1]) < 3, lambda row: IDS[row])
-"""All rows, of which each run has the first three of each rule: for tests that take long, if not to compile."""
+"""All rows; `make test` runs the first three of each rule. For tests that are slow without compiling."""
 
 
 def each_run(library, row, dtype):
-    """Whether `make test` has a row on a library: of each rule the first.
+    """Whether `make test` runs a row on a library.
 
-    NumPy has all rows in float64. JAX, which compiles, and array-api-strict have LAMB alone but in float32.
+    It runs the first row of each rule, and on NumPy all rows in float64. JAX, which compiles, and array-api-strict run
+    only float32, except LAMB.
     """
     name, options = ALL[row]
     if options is CASES[name][0]:
@@ -223,7 +224,7 @@ def each_run(library, row, dtype):
 
 
 def make(name, options):
-    """The rule of a row."""
+    """Return the rule of a row."""
     return getattr(ao, name)(**options)
 
 
@@ -239,6 +240,6 @@ SMALL = {
     "dead": (2, 3),
 }  # fmt: skip
 LARGE = {"bands": (300, 200), "wide bands": (140, 260), "small": (5, 6), "many": (70, 9, 8), "rank 4": (2, 3, 40, 30)}
-"""The shapes of matrices in their tests."""
+"""The shapes in the tests of rules for matrices."""
 
 FAR = {"float64": 5e-13, "float32": 2e-4, "bfloat16": 2.0**-7, "float16": 2.0**-9}

@@ -1,4 +1,4 @@
-"""Training that is saved and goes on."""
+"""Parameters, gradients and steps for tests that save and resume a run."""
 
 from pathlib import Path
 
@@ -16,14 +16,14 @@ GRADS = [{name: RNG.normal(size=shape) for name, shape in SHAPES.items()} for _ 
 
 
 def run(opt, array, steps):
-    """Steps with gradients of their own; in the second one, a tensor is left out."""
+    """Make these steps, each with its gradients; the second has no gradient for ``b``. Return the optimizer."""
     for s in steps:
         opt.step({name: None if (s, name) == (1, "b") else array(g) for name, g in GRADS[s].items()})
     return opt
 
 
 def contents(opt):
-    """Everything that a step depends on, in bytes and words."""
+    """Everything on which a step depends, as bytes and strings, for comparison."""
     arrays = {
         name: [(k, x if k == "t" else (str(x.dtype), tuple(x.shape), to_bytes(x))) for k, x in state.items()]
         for name, state in opt.state.items()

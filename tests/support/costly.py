@@ -1,4 +1,4 @@
-"""What takes the most time, by file and test: the cases that only `make test-all` runs."""
+"""The slowest cases of tests, which only `make test-all` runs."""
 
 __all__ = ["COSTLY", "THINNED"]
 
@@ -337,7 +337,7 @@ COSTLY = {
         "test_the_fixture_skips_what_is_not_there": "",
     },
 }
-"""By file and test, the cases as a pattern."""
+"""The slow cases as a regular expression, by file and test."""
 
 THINNED = {
     "tests/engines/test_same_grads.py": ("test_gradients_of_16_bits_give_the_bits_of_equal_ones_of_32",),
@@ -489,4 +489,4 @@ THINNED = {
     ),
     "tests/testing/test_diagnose.py": ("test_products_are_simulated_too",),
 }
-"""By file, tests of many like cases: `make test` runs a fifth of them, chosen by their names."""
+"""Tests with many similar cases, by file: `make test` runs a fifth of these, chosen by a hash of their names."""

@@ -1,4 +1,4 @@
-"""Where tests of the CUDA kernels run: on a device, or over the stand-in for CuPy."""
+"""Whether tests of the CUDA kernels run on a device, or on the CPU with the stand-in for CuPy."""
 
 import ctypes
 import os
@@ -6,11 +6,11 @@ import os
 __all__ = ["STANDIN", "needs_a_device"]
 
 STANDIN = os.environ.get("ARRAYOPT_TEST_GPU") == "standin"
-"""Whether the stand-in is to take CuPy's place in `tests/gpu`."""
+"""Whether `tests/gpu` uses the stand-in for CuPy."""
 
 
 def needs_a_device():
-    """Why tests of a device cannot run here; nothing where they can. CuPy is not needed to find out."""
+    """The reason why tests of a device cannot run here, or an empty string. This works without CuPy."""
     if STANDIN:
         return ""
     count = ctypes.c_int()

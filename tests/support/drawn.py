@@ -1,8 +1,8 @@
-"""Which of the slow cases `make test-all` runs: of many like ones some, drawn by their names; and one part of these.
+"""Chooses the slow cases that `make test-all` runs: a sample of many similar cases, and one part (shard) of these.
 
-``make test-all DRAW=7`` draws others than ``DRAW=1``, which is the default. ``DRAW=all`` has every case, as has pytest
-by itself. Every test is run: at least with the engine or library that stands for others. A test that has hundreds of
-slow cases crosses rules, dtypes, shapes and engines, each of which stands in many of them.
+The sample is random by the cases' names. ``make test-all DRAW=7`` takes another sample than the default ``DRAW=1``;
+``DRAW=all``, or pytest without `make`, runs all. Some case of each test always runs. In a test with hundreds of slow
+cases, each rule, dtype, shape and engine is in many cases, so a sample has most of them.
 """
 
 import re
@@ -15,38 +15,38 @@ import pytest
 __all__ = ["DRAWN", "left_out", "shard"]
 
 LIKE = {("numba", "cpp"): 10, ("jax", "numpy"): 3}
-"""One in so many of a file's cases of one engine or library is drawn, where the same case runs in another.
+"""If a case also runs in the second engine or library, the sample has 1 in this number of a file's cases in the first.
 
-Numba and C++ print the same program, statement by statement, and run in the same runtime, so what a case adds is
-Numba's printer on one more program: there are some hundred kinds of these, and each takes Numba 2 to 30 seconds to
-compile. Which library the arrays are of, and the values in them, never reach the printer. On JAX, rules run as they are
-written, with the functions that NumPy has, and each function compiles for each shape, for 1 to 3 seconds a case.
+Numba and C++ print the same program, statement by statement, and share a runtime, so a case only adds a test of Numba's
+printer on one more program. There are about a hundred kinds of programs, and Numba compiles one in 2 to 30 seconds. The
+printer does not see the library of the arrays, or their values. On JAX, rules run as written, with the functions that
+NumPy has, and each function is compiled for each shape, which takes 1 to 3 seconds per case.
 """
 
 DRAWN = {
-    # eight seconds a fault: the tests that must find it run in a process and a tree of their own
+    # eight seconds per fault, because its tests run in a new process on a copy of the tree
     "tests/engines/cuda/test_cuda_planted.py::test_a_planted_fault_is_found": 8,
-    # the same texts in float32 and float64, whose products g++ compiles for ten seconds
+    # the same code in float32 and float64, for which g++ takes ten seconds
     "tests/engines/cuda/test_cupy_products.py::test_every_row": 3,
     "tests/engines/cuda/test_cupy_products.py::test_no_races_and_no_access_out_of_bounds": 3,
     "tests/engines/cuda/test_cupy_rings.py::test_it_has_what_the_witness_has": 3,
-    # cases that are seeds
+    # the cases differ only in their seeds
     "tests/engines/cuda/test_cupy_docs.py::test_the_captured_step_of_the_page_in_any_order": 4,
     "tests/engines/cuda/test_cupy_streams.py::test_a_captured_step_is_replayed_between_calls_on_other_streams": 4,
     "tests/engines/cuda/test_cupy_streams.py::test_calls_on_any_streams_do_what_calls_on_one_do": 4,
-    # one derivative of each number, of three seconds in JAX, by the same rules of differentiation
+    # JAX takes three seconds for each hyper-parameter's derivative, by the same rules of differentiation
     "tests/test_functional.py::test_hypergradients": 3,
 }
-"""Of these tests one in so many of the slow cases is drawn, and why."""
+"""Tests of which 1 in this number of slow cases is in the sample, and why."""
 
 MANY, FURTHER = 12, 6
-"""Of the slow cases of any other test twelve are drawn, and one in six of those beyond."""
+"""The sample has 12 slow cases of any other test, and 1 in 6 of the rest."""
 
 
 def left_out(names, seed):
-    """The slow cases, of those with these names, that are not drawn: a set of names.
+    """The names of slow cases that are not in the sample.
 
-    `names` says of each case that was collected whether it is slow.
+    `names` maps each collected case to whether it is slow.
     """
     if seed in ("", "all"):
         return set()
@@ -59,7 +59,7 @@ def left_out(names, seed):
                 break
         else:
             kind = test, "", DRAWN.get(test)
-        if slow:  # the examples of all pages and modules are one file
+        if slow:  # the examples of all pages and modules count as one file
             kinds["examples" if test.endswith("::examples") else kind[0], *kind[1:]].append(name)
     undrawn = set()
     for (_, _, like), cases in kinds.items():
@@ -73,9 +73,9 @@ def left_out(names, seed):
 
 
 def shard(text):
-    """Which cases a part of a run has, such as part 2 of 4 by ``SHARD=2/4``: a function of their names.
+    """Return a function that tells from a case's name whether it is in this part of a run, such as ``SHARD=2/4``.
 
-    Without a text there is one part, of all cases.
+    An empty text stands for all cases.
     """
     part, _, parts = (text or "1/1").partition("/")
     if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):

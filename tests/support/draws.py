@@ -1,4 +1,4 @@
-"""Random numbers by a witness that shares nothing with the package, and runs of a rule that keeps what it draws."""
+"""A second implementation of the random numbers, in plain Python, and runs of a rule that stores what it draws."""
 
 from dataclasses import dataclass
 from hashlib import blake2s
@@ -14,7 +14,7 @@ WORD = 0xFFFFFFFF
 
 
 def block(x, y, k0, k1):
-    """Both words of Threefry2x32-20, as the paper has it, in integers of Python."""
+    """Both words of Threefry2x32-20, written from the paper with Python's integers."""
     ks = k0, k1, k0 ^ k1 ^ 0x1BD11BDA
     x, y = x + ks[0] & WORD, y + ks[1] & WORD
     for d in range(20):
@@ -28,7 +28,7 @@ def block(x, y, k0, k1):
 
 
 def number(seed, stream, name, position, t):
-    """One number, as the documentation says."""
+    """One random number, as the documentation defines it."""
     made = blake2s(f"{seed}:{stream}:{name}".encode(), digest_size=8).digest()
     k0, k1 = (int.from_bytes(made[i : i + 4], "little") for i in (0, 4))
     return (block(position & WORD, t & WORD, k0 + (position >> 32) & WORD, k1)[0] >> 8) / 2**24
@@ -41,7 +41,7 @@ def numbers(seed, stream, name, shape, t, first=0):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Draws(ao.Rule):
-    """Keeps what it draws. It looks at `rows`, or at `products` of matrices, so that tensors are seen in other ways."""
+    """Stores random numbers in slots. `rows` adds a loop over rows, and `products` products of matrices."""
 
     rows: bool = ao.flag(False)
     products: bool = ao.flag(False)
@@ -68,7 +68,7 @@ EXPECTED = {
     for slot, stream in (("u", 0), ("v", 3))
 }
 
-LIBRARIES = {  # what makes an array, and what takes it back
+LIBRARIES = {  # functions from NumPy to the library, and back
     "numpy": (np.asarray, np.asarray),
     "array_api_strict": (lambda x: pytest.importorskip("array_api_strict").asarray(x), np.asarray),
     "torch": (lambda x: pytest.importorskip("torch").from_numpy(np.array(x)), np.asarray),
@@ -84,7 +84,7 @@ def standin_module():
 
 
 def drawn(library, engine, rule, shapes=None, dtype="float32", steps=T):
-    """An optimizer after some steps."""
+    """An optimizer under the rule, after some steps."""
     made = LIBRARIES[library][0]
     shapes = SHAPES if shapes is None else shapes
     opt = ao.Optimizer({name: made(np.ones(shape, dtype)) for name, shape in shapes.items()}, rule, engine=engine)

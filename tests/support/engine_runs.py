@@ -1,4 +1,4 @@
-"""Problems for engines, and what they must leave: the same as the reference."""
+"""Problems for tests of engines, runs of them, and comparisons of runs with the engine `array_api`."""
 
 from functools import cache
 
@@ -17,7 +17,7 @@ ROWS = list(range(len(ALL)))
 FIRST = {name: IDS.index(f"{name}-0") for name in CASES}
 WITH_REPORTS = {IDS.index(f"{name}-1") for name in CASES}  # these rows also clip gradients and collect reports
 FACTORED = ("CAME", "Adafactor")
-PLAIN = {name: row for name, row in FIRST.items() if name not in FACTORED}  # what is compiled is the same for all ranks
+PLAIN = {name: row for name, row in FIRST.items() if name not in FACTORED}  # compiled code is the same for all ranks
 COMPLEX = [name for name in CASES if getattr(ao, name).complex_ok]
 SECOND = ("v", "v_max", "r", "c", "ir", "ic")  # averages of squares
 
@@ -48,7 +48,7 @@ every_row = pytest.mark.parametrize("row", ROWS, ids=IDS)
 
 
 def named(x):
-    """The name of an engine, a row or a dtype."""
+    """The name of an engine, a row or a dtype, for the identifier of a case."""
     return IDS[x] if isinstance(x, int) else str(x)
 
 
@@ -74,7 +74,7 @@ first_rows = pytest.mark.parametrize(
 
 
 def drawn(rng, shape, dtype):
-    """Normally distributed values of a dtype."""
+    """An array of normally distributed values."""
     x = rng.standard_normal(shape) + (1j * rng.standard_normal(shape) if dtype.startswith("complex") else 0)
     return np.asarray(x).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
 
@@ -86,7 +86,7 @@ def problem(shapes, dtype="float32", steps=3, grad_dtype=None):
     params = {name: drawn(rng, shape, dtype) for name, shape in shapes}
     grads = [{name: drawn(rng, shape, grad_dtype or dtype) for name, shape in shapes} for _ in range(steps)]
     for g in (g for step in grads for g in step.values() if g.ndim > 1 and g.size):
-        # away from its mean: centralized it would be nothing but rounding errors, over the root of their squares
+        # keep g away from its mean: centralized, it would be a rounding error divided by its own magnitude
         mean = np.mean(g.astype(complex), axis=tuple(range(1, g.ndim)), keepdims=True)
         g[np.abs(g.astype(complex) - mean) < 1e-3] += 0.01
     return params, grads
@@ -110,7 +110,7 @@ def contents(opt):
 
 
 def run(engine, rule, params, grads, **options):
-    """The optimizer after all steps, and what it held before the first and after each."""
+    """Return the optimizer after all steps, and its `contents` before the first and after each step."""
     opt = ao.Optimizer(copied(params), rule, engine=engine, **options)
     history = [contents(opt)]
     for g in grads:
@@ -120,10 +120,10 @@ def run(engine, rule, params, grads, **options):
 
 
 def agree(found, expected, dtype="float32"):
-    """Two runs in one dtype, each within the tolerance of what is exact: so within twice the tolerance of each other.
+    """Assert that two runs in one dtype agree within twice the tolerance, because each may have that error.
 
-    Averages of squares are compared by their roots: where a gradient less its mean is near zero, its error is that of
-    any gradient, and relative to its square large.
+    Averages of squares are compared by their roots: where a gradient is near its mean, the error of the difference is
+    as usual, but large in relation to its square.
     """
     tolerance, largest = TOLERANCES[dtype], {}
     assert len(found) == len(expected)
@@ -150,7 +150,7 @@ def largest_of(x):
 
 
 def same(found, expected):
-    """Two runs, bit for bit."""
+    """Assert that two runs are equal, bit for bit."""
     for a, b in zip(found, expected, strict=True):
         assert list(a) == list(b)
         for key, x in b.items():
@@ -159,7 +159,7 @@ def same(found, expected):
 
 
 def names_for(engine, row):
-    """Where each rank is compiled anew, not every row has all ranks."""
+    """The shapes for a row: not all ranks, if the engine compiles each rank separately."""
     if engine not in COMPILED or row in FIRST.values():
         return tuple(SHAPES)
     name, options = ALL[row]
@@ -175,13 +175,13 @@ def options_of(row):
 
 @cache
 def reference(row, names, dtype="float32", steps=3):
-    """The reference's run of a row."""
+    """The history and the reports of a row in the reference engine."""
     opt, history = run(REFERENCE, make(*ALL[row]), *problem(shapes_of(names), dtype, steps), **options_of(row))
     return history, opt.stats.read() if opt.stats.enabled else None
 
 
 def same_reports(found, expected):
-    """Reports of a step; the norm of an update is taken of p_new - p, whose error is as that of p."""
+    """Assert that reports agree. `update_norm` is the norm of p_new - p, and has the rounding error of p."""
     assert {name: sorted(x) for name, x in found.items()} == {name: sorted(x) for name, x in expected.items()}
     for name, report in expected.items():
         for key, x in report.items():

@@ -1,4 +1,4 @@
-"""The engines that tests run, from the table: a new row runs in all tests that take them from here."""
+"""The engines for tests, from the table of engines: a new engine runs in all tests that use these lists."""
 
 import pytest
 
@@ -24,28 +24,28 @@ __all__ = [
 
 
 def taking(arrays):
-    """The engines that take arrays of a kind."""
+    """The engines that support arrays of a kind."""
     return [name for name, row in ENGINES.items() if arrays in row.takes or not row.takes]
 
 
 EVERY, TORCH = taking("numpy"), taking("torch")
-"""Engines that take NumPy's arrays, and those that take tensors of PyTorch on the CPU."""
+"""Engines that support NumPy's arrays, and those that support PyTorch's tensors on the CPU."""
 
 FUSED = [name for name in EVERY if ENGINES[name].takes]
-"""Those that run plans."""
+"""Engines of `EVERY` that run plans."""
 
 COMPILED = [name for name in FUSED if ENGINES[name].emits]
-"""Those that compile what they run."""
+"""Engines of `FUSED` that compile their code."""
 
 SLOW = ("numba",)
-"""Engines that take seconds to compile each plan. Where another compiled engine stands for them, only
-`make test-all` runs them."""
+"""Engines that take seconds to compile each plan. If a test also runs another compiled engine, only
+`make test-all` runs these."""
 
 STAND_IN = next(name for name in COMPILED if name not in SLOW)
-"""The one that stands for all that compile, where a test can have but one."""
+"""The engine for tests that run only one compiled engine."""
 
 NOW = [name for name in FUSED if name not in SLOW or PROFILE != "quick"]
-"""Those that run plans, for a test that takes one after the other."""
+"""Engines of `FUSED`, for a test that runs one after the other; `make test` leaves out slow ones."""
 
 CHOICES = [
     *(f"numpy:{engine}" for engine in EVERY),
@@ -53,11 +53,11 @@ CHOICES = [
     *(f"torch:{engine}" for engine in TORCH),
     "jax",
 ]
-"""Array libraries, each with each of its engines."""
+"""All pairs of an array library and an engine that supports it."""
 
 
 def each(engines):
-    """A test of each of some engines; those that are slow wait for `make test-all`."""
+    """Parametrize a test by engines; only `make test-all` runs slow ones."""
     return pytest.mark.parametrize("engine", marked([(name,) for name in engines], lambda name: name not in SLOW))
 
 

@@ -1,4 +1,4 @@
-"""Faults and signals that are entered at a call of the package's functions, and all that a step changes."""
+"""Raises errors or signals at any call within the package, and compares all that a step changes."""
 
 import sys
 import threading
@@ -16,7 +16,7 @@ LOCK = type(threading.RLock())
 
 
 class Fault(Exception):
-    """What is raised on purpose."""
+    """The error that tests raise on purpose."""
 
 
 class Raising:
@@ -25,9 +25,9 @@ class Raising:
     Parameters
     ----------
     at : int or None
-        The call, counted from 0; None to count alone.
+        The number of the call, from 0; None only counts.
     act : callable
-        What is done there. Where it is left out, a `Fault` is raised, but not in a section that nothing interrupts.
+        Called there. By default, a `Fault` is raised, except in a section that no signal interrupts.
     """
 
     def __init__(self, at=None, act=None):
@@ -39,7 +39,7 @@ class Raising:
         if frame.f_code.co_filename == interrupts.__file__ or (self.act is None and interrupts._inside):
             return
         if event == "c_call" and isinstance(getattr(arg, "__self__", None), LOCK):
-            return  # a signal is handled after functions of C, and not before these
+            return  # signals are handled after calls of locks, not before
         self.count += 1
         if self.at is not None and self.count > self.at:
             self.at = None
@@ -56,7 +56,7 @@ class Raising:
 
 
 def held(opt):
-    """All that a step changes; arrays as they are."""
+    """All that a step changes, with arrays of NumPy."""
     saved = opt.state_dict()
     made = {name: to_host(p) for name, p in opt.params.items()}
     for name, about in saved["tensors"].items():
@@ -65,18 +65,21 @@ def held(opt):
 
 
 def bits(held):
-    """The same, with the bytes of arrays."""
+    """The result of `held` with the bytes of arrays, for comparison."""
     return {key: x.tobytes() if isinstance(x, np.ndarray) else x for key, x in held.items()}
 
 
 def contents(opt):
-    """All that a step changes, with what it reports, as bytes."""
+    """All that a step changes, and its reports, as bytes."""
     reports = {name: dict(x) for name, x in opt.stats.items()} if opt.stats.enabled else None
     return bits(held(opt)) | {"stats": reports, "norm": opt.stats.global_norm}
 
 
 def check(new, samples, act=None):
-    """Enter a fault at some of the calls of a step: the state before or after, from which the optimizer goes on."""
+    """Raise an error at some of the calls within a step, and assert that the state is that before or after the step.
+
+    The optimizer, and a new one that loads its state, must continue as if there had been no error.
+    """
     opt, (last, *following) = new()
     before = contents(opt)
     with Raising(act=act or int) as calls:

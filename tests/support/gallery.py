@@ -1,4 +1,4 @@
-"""The rules of docs/gallery once more, as NumPy formulas that share nothing with them."""
+"""A second implementation of the rules of docs/gallery, as NumPy formulas that share no code with them."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def average(old, new, beta, t):
-    """An average that began at zero, and the same corrected for that."""
+    """An exponential moving average that began at zero, and its value with bias correction."""
     made = beta * old + (1 - beta) * new
     return made, made / (1 - beta**t)
 

@@ -1,4 +1,4 @@
-"""What a golden trajectory is reproduced by."""
+"""Records of how golden trajectories (runs of published optimizers) are reproduced, or why not."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ import arrayopt as ao
 
 @dataclass(frozen=True)
 class Golden:
-    """How a file is reproduced.
+    """The rule and options that reproduce a file.
 
-    `groups` is what the Optimizer takes, or a list of (names, overrides), which makes params a list of group dicts,
-    with `order_params` where the file has an order; `loss_scale` divides the gradients first; `tolerance` is a dtype
-    whose tolerance is taken in place of the file's own.
+    `groups` is the Optimizer's argument, or a list of (names, overrides) for params as a list of group dicts, with
+    `order_params` if the file has an order. Gradients are divided by `loss_scale` first. `tolerance` is the dtype whose
+    tolerance replaces that of the file's dtype.
     """
 
     rule: ao.Rule
@@ -24,9 +24,9 @@ class Golden:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Tensors of a file that are not compared, and what the original does differently; all must indeed differ.
+    """Tensors of a file that are not compared, and what the original does differently. A test checks that they differ.
 
-    Where that is all tensors (None), the file is not in GOLDENS; `nearest` is then what one would take for it.
+    None stands for all tensors. The file is then not in GOLDENS, and `nearest` is the most similar rule.
     """
 
     tensors: tuple[str, ...] | None

@@ -1,4 +1,4 @@
-"""Which rule and options reproduce each golden trajectory, and which files and tensors are left out, and why."""
+"""The rule and options that reproduce each golden trajectory; files and tensors that are left out, and why."""
 
 import math
 import re
@@ -17,7 +17,7 @@ TRIPLES = ((4.0848, -6.8946, 2.927), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913
 # ---- groups ----------------------------------------------------------------------------------------------------------
 
 REST = "the tensors of no other group"
-NO_DECAY = {re.compile("beta|gamma"): {"weight_decay": 0.0}}  # MindSpore, where no groups are given
+NO_DECAY = {re.compile("beta|gamma"): {"weight_decay": 0.0}}  # MindSpore, if no groups are passed
 DENSE = [(("dense.weight", "dense.bias"), {"lr": 0.05, "weight_decay": 0.02}), (REST, {})]
 ONE_DIMENSIONAL = {lambda name, p: p.ndim < 2: {"adapt": False, "weight_decay": 0.0}}  # pytorch_optimizer's LARS
 NO_ADAPT = {re.compile("(gamma|beta|bias)$"): {"adapt": False}}  # MXNet's LARS
@@ -57,7 +57,7 @@ def poly_scheduler(s):
 
 
 def early_eps(s):
-    """The eps 1e-8 of MindSpore's Adam, which is added to √v before the correction by c2."""
+    """Our eps that equals MindSpore's Adam with 1e-8, which is added to √v before the correction by c2."""
     return 1e-8 / math.sqrt(-math.expm1((s + 1) * math.log(0.999)))
 
 
@@ -73,7 +73,7 @@ def tf_lamb(**options):
 
 
 def unfused(rule):
-    """MXNet's LANS by `step`, which applies its two parts one after the other, where `fused_step` adds them up."""
+    """MXNet's LANS by `step`, which applies its two parts one after the other, while `fused_step` adds them up."""
     return replace(rule, sequential=True)
 
 

@@ -9,7 +9,7 @@ from tests.support.golden import Golden, LeftOut
 
 
 def late_eps(s, beta2=0.999):
-    """The eps 1e-8 of optax's RAdam, which is added after the correction by c2, as one that is added before it."""
+    """Our eps, added before the correction by c2, that equals optax's RAdam with 1e-8, which adds it afterwards."""
     return 1e-8 * math.sqrt(-math.expm1((s + 1) * math.log(beta2)))
 
 

@@ -230,7 +230,7 @@ PROBLEMS = {
 
 
 class Function:
-    """A problem as a function of value and gradient, which counts its evaluations."""
+    """A problem as a function that returns value and gradient, and counts its calls."""
 
     def __init__(self, name):
         self.residuals, start, self.minima = PROBLEMS[name]
@@ -244,5 +244,5 @@ class Function:
             return float(r @ r), 2 * jacobian @ r
 
     def solved(self, value):
-        """Whether a value is one of the minima, to the digits that the paper gives them with."""
+        """Whether a value equals a minimum to the digits in the paper."""
         return any(value <= minimum * (1 + 2e-5) + 1e-8 and value >= minimum * (1 - 2e-5) for minimum in self.minima)

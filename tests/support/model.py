@@ -1,4 +1,4 @@
-"""What an Optimizer does, once more in the plainest way: the witness, with what stands around a step, in float64."""
+"""A second, plain implementation of the Optimizer in float64: the witness, with clipping, loss scale and the like."""
 
 import copy
 import math
@@ -16,7 +16,7 @@ class Model:
     Parameters
     ----------
     rule : str or dict of str to str
-        The rule's name; of each tensor, where they differ.
+        The rule's name, or the names by tensor if they differ.
     params : dict of str to array
         The parameters.
     options : dict of str to dict
@@ -24,7 +24,7 @@ class Model:
     clip_norm, accumulate, skip_nonfinite
         As for an Optimizer.
     scale : dict, optional
-        The loss scale: ``scale``, and ``factor`` and ``window`` where it is dynamic.
+        The loss scale: ``scale``, and ``factor`` and ``window`` if it is dynamic.
     """
 
     def __init__(self, rule, params, options, *, clip_norm=None, accumulate=1, skip_nonfinite=False, scale=None):
@@ -39,12 +39,12 @@ class Model:
         self.sums = {}
 
     def add(self, name, x, options):
-        """Take one more tensor in."""
+        """Add a tensor."""
         self.shapes[name], self.p[name], self.options[name] = x.shape, x.ravel().tolist(), options
         self.t[name], self.slots[name], self.left[name] = 0, {}, [0] * (x.shape or (1,))[0]
 
     def step(self, grads):
-        """Take the gradients of one call: arrays by name, or None."""
+        """Make one call with gradients, arrays or None by name."""
         share = 1 / (self.accumulate * (self.scale["scale"] if self.scale else 1.0))
         for name, g in grads.items():
             if g is not None:
@@ -64,11 +64,11 @@ class Model:
         self.step_count += 1
 
     def _layers(self, name):
-        """How many layers a stacked tensor has, if any."""
+        """The number of layers of a stacked tensor; 0 for other tensors."""
         return self.shapes[name][0] if self.options[name].get("stacked") and self.p[name] else 0
 
     def _left_out(self, grads):
-        """The layers that are skipped alone, by how many there are and place; None where the step is skipped."""
+        """The layers to skip separately, as (number of layers, index); None if the whole step is skipped."""
         bad, parts = set(), []
         for name, g in grads.items():
             count = self._layers(name)
@@ -78,7 +78,7 @@ class Model:
         return None if bad and (None in bad or bad >= set(parts)) else bad
 
     def _update(self, grads, left):
-        """One update of the tensors that have a gradient, but for layers that are left out."""
+        """Update the tensors that have a gradient, except layers in `left`."""
         took = {}
         for name, g in grads.items():
             count = self._layers(name)
@@ -104,11 +104,11 @@ class Model:
             )
 
     def _now(self, x):
-        """A number at this step."""
+        """The value of a number, schedule or list at this step."""
         return x(self.step_count) if callable(x) else x[self.step_count] if isinstance(x, list) else x
 
     def _rescale(self, finite):
-        """Follow the loss scale."""
+        """Update the loss scale."""
         if not (self.scale and "factor" in self.scale):
             return
         self.good = self.good + 1 if finite else 0
@@ -118,7 +118,7 @@ class Model:
             self.scale["scale"], self.good = self.scale["scale"] * self.scale["factor"], 0
 
     def tensors(self):
-        """For each tensor its parameter, count and slots, as arrays of the right sizes."""
+        """Each tensor's count, parameter and slots, as arrays."""
         return {
             name: {
                 "t": self.t[name],
@@ -129,7 +129,7 @@ class Model:
         }
 
     def _slots(self, name):
-        """A tensor's slots; those of layers end to end. Layers that were never updated have them as they begin."""
+        """A tensor's slots, those of layers end to end. Layers that were never updated have initial slots."""
         count, slots = self._layers(name), self.slots[name]
         if not count or not slots:
             return {} if count else slots
@@ -142,7 +142,7 @@ class Model:
 
 
 NUMBERS = {"theta": 1.0, "mu_product": 1.0}
-"""Slots of one number that do not begin at 0."""
+"""The initial values of slots of one number, if not 0."""
 
 
 def _finite(some):

@@ -1,4 +1,4 @@
-"""Modes of a process or thread that must change no bit: rows of the table of powers, and of the tests of doors."""
+"""Modes of a process or thread that must change no bit: rows of `powers.py`, and of the tests of doors."""
 
 import contextlib
 import gc
@@ -15,27 +15,27 @@ Mode = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 class _Functions(TorchFunctionMode):
-    """Sees each function of PyTorch, and changes nothing."""
+    """Intercepts each function of PyTorch, and changes nothing."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
 
 
 class _Operations(TorchDispatchMode):
-    """Sees each operation of PyTorch, and changes nothing."""
+    """Intercepts each operation of PyTorch, and changes nothing."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
 
 
 def _traced(frame: Any, event: str, arg: Any) -> Any:
-    """What a debugger or a measure of coverage sets."""
+    """A trace function, as debuggers and coverage tools set one."""
     return _traced
 
 
 @contextlib.contextmanager
 def _set(put: Callable[[Any], Any], value: Any, back: Any) -> Iterator[None]:
-    """Something is set, and set back."""
+    """A section in which `put(value)` is in force; `put(back)` ends it."""
     put(value)
     try:
         yield
@@ -44,7 +44,7 @@ def _set(put: Callable[[Any], Any], value: Any, back: Any) -> Iterator[None]:
 
 
 def _of_jax(name: str, value: Any) -> Mode:
-    """A setting of JAX."""
+    """The mode in which a setting of JAX has a value."""
     import jax
 
     return lambda: _set(lambda x: jax.config.update(name, x), value, getattr(jax.config, name))
@@ -52,7 +52,7 @@ def _of_jax(name: str, value: Any) -> Mode:
 
 @contextlib.contextmanager
 def entered(modes: Iterable[Mode]) -> Iterator[None]:
-    """All of these modes at once."""
+    """A section in which all of these modes are in force."""
     with contextlib.ExitStack() as stack:
         for mode in modes:
             stack.enter_context(mode())
@@ -73,7 +73,7 @@ MODES: dict[str, Mode] = {
     "function mode": _Functions,
     "dispatch mode": _Operations,
 }
-"""Modes that every engine may meet, and the door of PyTorch."""
+"""Modes for every engine, and for `arrayopt.torch`."""
 
 OF_JAX: dict[str, Mode] = {
     "np.errstate": MODES["np.errstate"],
@@ -83,4 +83,4 @@ OF_JAX: dict[str, Mode] = {
     "strict ranks": _of_jax("jax_numpy_rank_promotion", "raise"),
     "check_tracer_leaks": _of_jax("jax_check_tracer_leaks", True),
 }
-"""Modes that the door of optax may meet."""
+"""Modes for `arrayopt.optax`."""

@@ -1,4 +1,4 @@
-"""What the tests of the Optimizer share: rules and their fields, small arrays, and updates by plain Python."""
+"""Helpers of tests of the Optimizer: rules and their fields, small arrays, and updates in plain Python."""
 
 import dataclasses
 import math
@@ -26,7 +26,7 @@ def ones(shape=(2,), value=1.0):
 
 
 def by_witness(rule, options, p, grads, counts=None):
-    """A NumPy array after the gradients (None: left out), by plain Python; `options` is a dict or one for each step."""
+    """A NumPy array after updates in plain Python (none for None); `options` is a dict, or one for each step."""
     flat, state, t = [float(x) for x in np.ravel(p)], {}, 0
     for s, g in enumerate(grads):
         if g is None:
@@ -40,12 +40,12 @@ def by_witness(rule, options, p, grads, counts=None):
 
 
 def drawn(shape, *seeds):
-    """Float64 normal values, one array for each seed (a lone array for one seed)."""
+    """Normally distributed float64 values: an array, or one for each seed if there are several."""
     made = [np.random.default_rng(seed).standard_normal(shape) for seed in seeds]
     return made[0] if len(made) == 1 else made
 
 
-# another value for each field, and what must change with it
+# for each field another value, and what must change with it
 OTHER = {
     "lr": 0.02, "beta1": 0.5, "beta2": 0.6, "beta3": 0.7, "eps": 0.1, "eps1": 0.01, "eps2": 0.02, "eps_scale": 3.0,
     "weight_decay": 0.3, "clip_value": 0.2, "min_norm": 9.0, "max_norm": 0.1, "min_ratio": 7.0, "max_ratio": 0.1,
@@ -135,6 +135,6 @@ def more(opt, array=np.asarray, s=2):
 
 
 def values(opt):
-    """Everything that a step depends on, as NumPy arrays and numbers."""
+    """Everything on which a step depends, as NumPy arrays and numbers."""
     arrays = {name: (s["t"], {k: np.asarray(x) for k, x in s.items() if k != "t"}) for name, s in opt.state.items()}
     return opt.step_count, {name: np.asarray(x) for name, x in opt.params.items()}, arrays

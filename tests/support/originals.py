@@ -1,4 +1,4 @@
-"""The ways in which what the originals refuse can be answered here, and what makes sure of each."""
+"""How this library treats calls that the original optimizers refuse: it refuses them, too, or it works; with checks."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ GOLDENS = Path(__file__).parents[1] / "goldens"
 
 @dataclass(frozen=True)
 class Refused:
-    """Here this is refused, too, in these words; `why` it is in another way than the original's, where it is."""
+    """We refuse the call, too, with these words; `why`, if for another reason than the original."""
 
     call: object
     exception: type
@@ -31,7 +31,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Works:
-    """Here this works, as `check` makes sure; `why`."""
+    """The call works here, as `check` confirms; `why` it does."""
 
     check: object
     why: str = ""
@@ -41,7 +41,7 @@ class Works:
 
 
 def follows_witness(rule, options, *, shape=(4, 3), dtype="float64", other=None, **given):
-    """Check that steps with the options `given` are what plain Python makes of `options`, and not of `other`."""
+    """Check that steps with the options `given` equal those of the witness with `options`, and not with `other`."""
     rng = np.random.default_rng(7)
     start, *grads = (rng.standard_normal(shape).astype(dtype).astype("float64") for _ in range(4))
     opt = ao.Optimizer(np.array(start.astype(dtype)), getattr(ao, rule)(**given or options))
@@ -54,7 +54,7 @@ def follows_witness(rule, options, *, shape=(4, 3), dtype="float64", other=None,
         exact = by_witness(rule, options, start, grads[: s + 1])
         if dtype == "float64":
             np.testing.assert_allclose(opt.params, exact, rtol=1e-12, atol=1e-12)
-        elif s == 0:  # rounded once; what comes after starts from the rounded one
+        elif s == 0:  # rounded once; later steps start from the rounded value
             ulp = np.spacing(np.abs(exact).astype(dtype)).astype("float64")
             assert np.all(np.abs(opt.params.astype("float64") - exact) <= TOLERANCES[dtype].ulps * ulp)
             assert np.any(opt.params != start.astype(dtype))
@@ -65,7 +65,7 @@ def follows_witness(rule, options, *, shape=(4, 3), dtype="float64", other=None,
 
 
 def by_witness(rule, options, p, grads):
-    """What plain Python makes of an array by these gradients; `options` is a dict, or one for each step."""
+    """An array after updates of the witness with these gradients; `options` is a dict, or one for each step."""
     flat, state = [float(x) for x in np.ravel(p)], {}
     for t, g in enumerate(grads, 1):
         now = options if isinstance(options, dict) else options[t - 1]
@@ -74,7 +74,7 @@ def by_witness(rule, options, p, grads):
 
 
 def group_follows_witness(rule, options, change):
-    """Check that a group of a list of group dicts has its own value, and the other tensors the rule's."""
+    """Check that a group in a list of group dicts uses its own value, and other tensors the rule's."""
     p, g = np.asarray([[3.0, -4.0], [1.0, 2.0]]), np.asarray([[1.0, 0.5], [-2.0, 0.25]])
     opt = ao.Optimizer([{"params": [p.copy()], **change}, {"params": [p.copy()]}], getattr(ao, rule)(**options))
     grads = [g, -3 * g, g.T]
@@ -87,7 +87,7 @@ def group_follows_witness(rule, options, change):
 
 
 def same_as(rule, one, other):
-    """Check that two ways to give an option make equal rules, which step as plain Python does."""
+    """Check that two ways to set an option make equal rules, whose steps equal the witness's."""
     assert getattr(ao, rule)(**one) == getattr(ao, rule)(**other)
     follows_witness(rule, other, **one)
 
@@ -161,7 +161,7 @@ def eps_zero():
 
 
 def lars_by_name():
-    """MindSpore's `lars_filter` takes layers out by name: a group with adapt=False."""
+    """MindSpore's `lars_filter` excludes layers by name; here, a group with adapt=False does."""
     p, g = np.asarray([3.0, 4.0]), np.asarray([0.6, 0.8])
     opt = ao.Optimizer({"w": p.copy(), "bias": p.copy()}, ao.LARS(lr=0.5), groups={"*bias*": {"adapt": False}})
     opt.step({"w": g, "bias": g})

@@ -1,4 +1,4 @@
-"""A model of PyTorch that is trained by one process, and by several whose messages overlap with its passes."""
+"""A PyTorch model, trained by one process, and by ranks whose messages overlap with backward and forward passes."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ RULES = {"LAMB": at.LAMB, "AdamW": at.AdamW, "CAME": at.CAME}
 
 
 class Net(torch.nn.Module):
-    """An embedding whose weight is used twice, layers large enough to be divided, one that may be left out, and a
-    weight that is used without its module.
+    """An embedding with a shared weight, layers large enough to be divided, an optional layer, and a layer whose weight
+    is used without calling it.
     """
 
     def __init__(self) -> None:
@@ -39,13 +39,13 @@ def groups(net: Net) -> list[dict[str, Any]]:
 
 
 def passes(net: Net, rank: int, step: int, *, extra: bool = True) -> None:
-    """The backward pass of a rank in a step."""
+    """Run forward and backward pass on a rank's data of a step."""
     words = torch.randint(0, 11, (5,), generator=torch.Generator().manual_seed(100 * step + rank))
     torch.nn.functional.cross_entropy(net(words, extra=extra), words.roll(1)).backward()
 
 
 def alone(rule: str, ranks: int, steps: int, *, every: int = 1, without: tuple[int, ...] = (), **options: Any) -> Any:
-    """One process with the mean gradients of so many ranks: its model and its optimizer."""
+    """Train with one process and the mean gradients of the ranks; return the model and the optimizer."""
     net = Net()
     opt = RULES[rule](groups(net), lr=0.01, **options)
     for step in range(steps):
@@ -75,8 +75,8 @@ def together(
     held: bool = False,
     **options: Any,
 ) -> Any:
-    """The same over ranks."""
-    net, rank = Net(), comm.rank() if callable(comm.rank) else comm.rank  # a process group has a method
+    """Train as `alone`, on this rank of several."""
+    net, rank = Net(), comm.rank() if callable(comm.rank) else comm.rank  # `rank` is a method of process groups
     opt = RULES[rule](groups(net), lr=0.01, comm=Ranks(comm, grads="mean"), **options)
     for step in range(steps):
         for k in range(every):
@@ -89,7 +89,7 @@ def together(
 
 
 def unlike(one: Any, other: Any) -> list[str]:
-    """Which parameters and slots differ."""
+    """The names of parameters and slots that differ."""
     (net, opt), (net_2, opt_2) = one, other
     states = opt.state_dict()["state"], opt_2.state_dict()["state"]
     params = net.state_dict()

@@ -1,4 +1,4 @@
-"""Tensors that ranks have parts of, cut in many ways."""
+"""Tensors of which ranks have parts, divided in many ways."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from tests.support.ranks import parameters
 
 SHAPES = {"rows": (300, 100), "columns": (64, 2000), "blocks": (90, 700), "same": (50,), "one": (7, 3), "few": (3, 2)}
 SHAPES["scalar"] = ()
-"""Each is laid out in another way; see `blocks`."""
+"""Each tensor is divided in another way; see `blocks`."""
 
 
 def blocks(name, rank, ranks):

@@ -1,4 +1,4 @@
-"""Plain Python that the formulas of the witness are written in."""
+"""Functions in plain Python for the formulas of the witness."""
 
 import math
 
@@ -19,7 +19,7 @@ def rms(x):
 
 
 def nonzero(x):
-    """A divisor, where zero counts as 1."""
+    """x as a divisor: 1 instead of zero."""
     return 1.0 if x == 0 else x
 
 
@@ -36,13 +36,13 @@ def corrections(h, t):
 
 
 def clamp(x, low, high):
-    """x within [low, high], where these are set; NaN stays NaN."""
+    """x limited to [low, high]; None is no limit, and NaN stays NaN."""
     x = x if low is None else max(x, low)
     return x if high is None else min(x, high)
 
 
 def cautious(h, u, g):
-    """The elements of u along g, over the share that they are; with `caution` alone."""
+    """With `caution`, the elements of u that have the sign of g, divided by their share; else u."""
     if not h.caution:
         return u
     along = [(a * complex(b).conjugate()).real > 0 for a, b in zip(u, g, strict=True)]
@@ -51,7 +51,7 @@ def cautious(h, u, g):
 
 
 def corrected(h, g, previous):
-    """MARS's gradient; with `mars` alone."""
+    """With `mars`, MARS's corrected gradient; else g."""
     if h.mars is None:
         return g
     more = h.mars * h.beta1 / (1 - h.beta1)
@@ -71,7 +71,7 @@ PROJECTIONS = {"box": in_a_box, "ball": in_a_ball}
 
 
 def projected(h, x):
-    """x, in the set that `project` names, if it does."""
+    """x, projected to the set that the option `project` names, if any."""
     if h.project is None:
         return x
     kind, *numbers = h.project

@@ -1,4 +1,4 @@
-"""Whether a plan is sound, and computes what its rule says."""
+"""Checks that a plan is consistent, and that it computes the same as its rule as written."""
 
 import ml_dtypes
 import numpy as np
@@ -9,7 +9,7 @@ __all__ = ["SEVERAL_TILES", "agree", "check", "fused_and_written", "zeros"]
 
 
 def check(plan):
-    """Follow a plan with a list of what is known, and of what each array holds."""
+    """Go through a plan, and assert that each value is known, and each array has its contents, when it is used."""
     held = dict.fromkeys(("p", "g", *plan.slots, *plan.spilled), "old")
     known, stored, written = set(), {}, []
 
@@ -42,13 +42,13 @@ def check(plan):
             held[name], stored[name] = "new", n
             written.append(name)
         assert p.stores or p.reductions, "a pass without a purpose"
-    assert len(written) == len(set(written))  # what stays as it was is not written
+    assert len(written) == len(set(written))  # no array is written twice
     assert {*written, *plan.small} >= {*plan.touched} - {name for p in plan.passes for name in p.loads}
     assert all(ready(n) for n in [*plan.small.values(), *plan.reports.values()])
 
 
 def zeros(*names, rows=(), columns=(), tensors=()):
-    """Slots of each kind."""
+    """A `slots` function that returns zeros: like the parameter, per row, per column, and per tensor."""
 
     def slots(xp, p):
         each = {name: xp.zeros_like(p) for name in names}
@@ -60,7 +60,7 @@ def zeros(*names, rows=(), columns=(), tensors=()):
 
 
 def fused_and_written(rule, shapes, engine, dtype="float32", steps=3):
-    """Parameters and slots after some steps: of an engine, and of the functional form, which writes nothing."""
+    """Parameters and slots after some steps of an engine, and of the functional form, which is not fused."""
     rng = np.random.default_rng(0)
 
     def drawn(shape):

@@ -1,8 +1,8 @@
-"""The table of powers: what an optimizer can do beside its update, how each is switched on, and what must hold.
+"""The table of powers: features of an optimizer besides its update, how each is switched on, and what must hold.
 
 A row of `CHANGES` changes what is computed; every engine must agree with `array_api` about it. A row of `RUNS`, of
-`CALLS` or of `MODES` (`tests/support/modes.py`) must change no bit. Tests draw pairs and triples of rows, for faults
-are found where two of them meet. A new power is a new row.
+`CALLS` or of `MODES` (`tests/support/modes.py`) must change no bit. Tests draw pairs and triples of rows, because many
+faults occur only in combinations. A new feature is a new row.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ RULES: dict[str, dict[str, Any]] = {
     "AdamW": {"lr": 0.05},
     "SOAP": {"lr": 0.05, "precondition_frequency": 2},
     "ring": {"lr": 0.05},
-    "Prodigy": {"d0": 0.01},  # of which all tensors meet
+    "Prodigy": {"d0": 0.01},  # which has totals over all tensors
     "LBFGS": {"lr": 0.05, "memory": 2},  # both
 }
 SHAPES = {"w": (6, 5), "b": (6,), "stack": (3, 4, 2), "number": (), "empty": (0, 3)}
@@ -43,11 +43,11 @@ ADDED = 3
 
 
 THEIRS = "b", "stack", "number"
-"""The tensors that are PyTorch's where libraries are mixed."""
+"""The tensors that are PyTorch's if libraries are mixed."""
 
 
 def torch_of(x: Any) -> Any:
-    """A tensor of PyTorch of an array's shape and dtype."""
+    """A PyTorch tensor with an array's values, shape and dtype."""
     return torch.empty(x.shape, dtype=getattr(torch, str(x.dtype)), device="cpu")
 
 
@@ -107,7 +107,7 @@ class Case:
         return {name: np.asfortranarray(x) if self.turned else x for name, x in made.items()}
 
     def grads(self, call: int, scale: float) -> dict[str, Any]:
-        """The gradients of a call, of a loss that was multiplied by a scale."""
+        """The gradients of a call, multiplied by a loss scale."""
         shapes = SHAPES | ({"later": (4, 5)} if self.later and call > ADDED else {})
         made: dict[str, Any] = {name: (x * x.dtype.type(scale)) for name, x in self.arrays((1, call), shapes).items()}
         if call in self.bad:
@@ -117,7 +117,7 @@ class Case:
         return made
 
     def placed(self, arrays: dict[str, Any], engine: str) -> dict[str, Any]:
-        """Arrays where the case has them."""
+        """The arrays in the libraries of the case."""
         if not self.mixed or engine not in engines_for("torch"):
             return arrays
         return arrays | {
@@ -153,10 +153,10 @@ def _scaled(case: Case) -> None:
 
 
 def _by_slot(case: Case) -> None:
-    """Of the slots that may be stored in fewer bits, every other in 8 and in 16."""
+    """Store slots that may be narrowed alternately in 8 and in 16 bits."""
     rule = case.make("array_api").rule
     slots = dataclasses.replace(rule, state_dtype="int8").storage(2)
-    names = dict.fromkeys(re.sub(r"_\d+$", "", slot) for slot in slots)  # a ring's members have its name
+    names = dict.fromkeys(re.sub(r"_\d+$", "", slot) for slot in slots)  # members of a ring have its name
     case.rule["state_dtype"] = {name: ("int8", "bfloat16")[i % 2] for i, name in enumerate(names)} or None
 
 
@@ -211,13 +211,13 @@ CHANGES: dict[str, Callable[[Case], Any]] = {
     "written": lambda case: case.after.update({4: _written}),
     "add_group": _added,
 }
-"""What is switched on in a case."""
+"""Features that change the computation: functions that switch one on in a case."""
 
 DTYPES = ("master", "split", "rounding", "float64")
-"""Of these a case has one at most."""
+"""A case has at most one of these."""
 
 STORAGES = ("state_dtype", "int8", "storage by slot")
-"""Of these, too: what slots are stored in."""
+"""A case has at most one of these formats of slots."""
 
 
 # ---- what must change no bit: how a call is made --------------------------------------------------------------------
@@ -225,7 +225,7 @@ STORAGES = ("state_dtype", "int8", "storage by slot")
 
 @dataclass
 class Place:
-    """Where a run is: its case, engine, ranks, folder for files and random numbers; whether weights come `late`."""
+    """The surroundings of a run: case, engine, ranks, folder for files, random numbers; whether weights come `late`."""
 
     case: Case
     engine: str
@@ -235,12 +235,12 @@ class Place:
     late: bool = False
 
     def put(self, opt: Any, arrays: dict[str, Any]) -> None:
-        """Write parameters."""
+        """Write arrays into parameters."""
         for name, x in arrays.items():
             store(detached(opt.params[name]), like(opt.params[name], x))
 
     def hidden(self, opt: Any, call: int) -> dict[str, Any]:
-        """The parameters that this call does not update, if weights come late; they are zeros then."""
+        """In a `late` run, set parameters that this call does not update to zero, and return their values."""
         if not self.late or (call + 1) % self.case.options.get("accumulate", 1) == 0:
             return {}
         found = {name: to_host(p).copy() for name, p in opt.params.items() if opt.state[name]["t"] == 0}
@@ -253,19 +253,19 @@ class Place:
         return int(getattr(self.comm, "comm", self.comm).rank)
 
     def fresh(self, opt: Any = None) -> Any:
-        """An optimizer as before the first call; with the parameters that another one has by now."""
+        """A new optimizer, with the group that was added if `opt` has it."""
         made = self.case.make(self.engine, self.comm)
         if opt is not None and "later" in opt.params:
             self.case.add(made)
         return made
 
     def step(self, opt: Any, *grads: Any, **options: Any) -> Any:
-        """A step; its value falls from step to step, where it is given one."""
+        """Make a step; if the rule needs a value, it falls from step to step."""
         value = {"value": 9.0 - 0.5 * opt.step_count} if self.case.valued else {}
         return opt.step(*grads, **value, **options)
 
     def grads(self, call: int, scale: float) -> dict[str, Any]:
-        """The gradients of a call; where ranks add up their own, those after the first have zeros."""
+        """The gradients of a call; if ranks add up gradients, all ranks after the first have zeros."""
         made = self.case.grads(call, scale)
         if isinstance(self.comm, ao.Ranks) and self.rank:
             made = {name: None if g is None else np.zeros_like(g) for name, g in made.items()}
@@ -278,7 +278,7 @@ def _straight(place: Place, opt: Any, grads: Any) -> Any:
 
 
 def _refused(place: Place, opt: Any, grads: Any) -> Any:
-    """One rank is given a gradient of another shape: all refuse the step, and nothing has changed."""
+    """Pass a gradient of a wrong shape on one rank first: all ranks must refuse that step, and change nothing."""
     bad = dict(grads)
     if place.comm is None or place.comm.rank == place.comm.size - 1:
         bad["b"] = np.ones(77)
@@ -289,17 +289,17 @@ def _refused(place: Place, opt: Any, grads: Any) -> Any:
 
 
 def _entered(place: Place, opt: Any, grads: Any, act: Callable[[], object] | None) -> Any:
-    """Something is raised at some call, of the last rank; a step that was not made is made again."""
+    """Raise an error or a signal within the step of the last rank; repeat the step if it was not made."""
     before, at = contents(opt), int(place.rng.integers(0, 1500))
     here = place.comm is None or place.comm.rank == place.comm.size - 1
     if place.comm is not None:
         opt.save(place.folder / "before.safetensors")
-    refused = Fault, ao.ranks.RankError, ValueError  # a fault before a vote is told in the next call of all ranks
+    refused = Fault, ao.ranks.RankError, ValueError  # other ranks learn of a fault before a vote in their next call
     with contextlib.suppress(*refused), Raising(at, act) if here else contextlib.nullcontext():
         place.step(opt, grads)
     try:
         made = _told(opt) != before
-    except ao.ranks.RankError:  # ranks that were torn apart
+    except ao.ranks.RankError:  # the step was made on some ranks only
         opt.load(place.folder / "before.safetensors")
         made = False
     if not made:
@@ -308,7 +308,7 @@ def _entered(place: Place, opt: Any, grads: Any, act: Callable[[], object] | Non
 
 
 def _told(opt: Any) -> dict[Any, Any]:
-    """What an optimizer holds; asked for once more where another rank was in another call."""
+    """The contents of an optimizer; a second try if another rank was in another call."""
     try:
         return contents(opt)
     except ValueError:
@@ -354,7 +354,7 @@ def _pickled(place: Place, opt: Any, grads: Any) -> Any:
 
 
 def _given(place: Place, opt: Any, grads: Any, *, wait: bool = True) -> Any:
-    """Gradients are given one by one, in any order, where nothing needs all of them; each is free then."""
+    """Pass gradients one by one, in random order, unless the step needs all; overwrite each one afterwards."""
     names = [name for name, g in grads.items() if g is not None]
     rank = 0 if place.comm is None else place.rank
     np.random.default_rng([int(place.rng.integers(0, 99)), rank]).shuffle(names)
@@ -372,19 +372,19 @@ def _given(place: Place, opt: Any, grads: Any, *, wait: bool = True) -> Any:
 
 
 def _released(place: Place, opt: Any, grads: Any) -> Any:
-    """Gradients are given, and parameters of other ranks arrive later."""
+    """Pass gradients one by one, and do not wait for parameters from other ranks."""
     return _given(place, opt, grads, wait=False)
 
 
 def _waited(place: Place, opt: Any, grads: Any) -> Any:
-    """The step returns early, and one parameter is waited for."""
+    """Make a step that does not wait for other ranks' parameters; then wait for one parameter."""
     assert place.step(opt, grads, wait=False) is None
     opt.wait(str(place.rng.choice(list(SHAPES))))
     return opt
 
 
 def _viewed(place: Place, opt: Any, grads: Any) -> Any:
-    """Gradients are lazy views of PyTorch, and read-only."""
+    """Pass gradients that are lazy views of PyTorch, or read-only arrays."""
     views = dict(grads)
     for name, g in grads.items():
         if isinstance(g, torch.Tensor):
@@ -395,7 +395,7 @@ def _viewed(place: Place, opt: Any, grads: Any) -> Any:
 
 
 def _moved(place: Place, opt: Any, grads: Any) -> Any:
-    """Parameters and slots are put elsewhere, in whatever way there is."""
+    """Move parameters and slots in memory, as each library allows."""
     for name, p in opt.params.items():
         for x in (p, *opt.state[name].values()):
             if isinstance(x, torch.Tensor):
@@ -406,7 +406,7 @@ def _moved(place: Place, opt: Any, grads: Any) -> Any:
 
 
 def _undone(place: Place, opt: Any, grads: Any) -> Any:
-    """Another step is made, and what there was before it is loaded."""
+    """Save, make another step, and load the saved state."""
     opt.save(place.folder / "undone.safetensors")
     place.step(opt, {name: None if g is None else g * 2 for name, g in grads.items()})
     opt.load(place.folder / "undone.safetensors")
@@ -414,7 +414,7 @@ def _undone(place: Place, opt: Any, grads: Any) -> Any:
 
 
 def _elsewhere(place: Place, opt: Any, grads: Any) -> Any:
-    """The run goes on with tensors of other libraries; what runs as it is written has the bits of each."""
+    """Continue the run with tensors of other libraries, unless the rule runs as written, in each library's bits."""
     if place.case.name == "SOAP" or place.engine == "array_api":
         return _straight(place, opt, grads)
     opt.save(place.folder / "elsewhere.safetensors")
@@ -442,23 +442,23 @@ CALLS: dict[str, Callable[[Place, Any, Any], Any]] = {
     "undone": _undone,
     "elsewhere": _elsewhere,
 }
-"""How a call of `step` is made; what is returned is the optimizer to go on with."""
+"""Ways to make a call of `step`; each returns the optimizer with which the run continues."""
 
 ALONE = ("signals", "deepcopy", "pickle")
-"""Not over ranks: these are threads here, which get no signals, and an Optimizer over ranks is not copied."""
+"""Ways that ranks leave out: these are threads, which get no signals, and an Optimizer over ranks cannot be copied."""
 
 MAKING = ("pickle", "deepcopy", "moved", "elsewhere")
-"""Calls that make parameters anew: not in `torch.inference_mode`, for such tensors cannot be written outside."""
+"""Ways that make new parameters. In `torch.inference_mode`, these could not be written outside of it."""
 
 OWN = ("straight", "waiting", "given", "release", "lazy views", "moved")
-"""Where each rank has gradients of its own: other calls do not see sums of these in the middle of an accumulation."""
+"""Ways for ranks with their own gradients. The others do not include the sums of a started accumulation."""
 
 
 # ---- what must change no bit: where it runs -------------------------------------------------------------------------
 
 
 def train(place: Place, how: list[str]) -> dict[Any, Any]:
-    """All calls, made in one of these ways each; what the optimizer holds then."""
+    """Make all calls, by these ways in turn; return the contents of the optimizer."""
     opt = place.fresh()
     place.put(opt, place.case.arrays(0) if place.late else {})
     for call in range(place.case.calls):
@@ -511,8 +511,8 @@ def _own(case: Case, engine: str, how: list[str], folder: Any, seed: int) -> lis
 
 
 def _late(case: Case, engine: str, how: list[str], folder: Any, seed: int) -> list[Any]:
-    """Weights are put in after the optimizer was made, and are others until the call of their first update."""
-    ways = [way for way in how if way != "state_dict"] or ["straight"]  # which has no weights that state follows
+    """A run whose weights are written after the optimizer was made, and are zeros until their first update."""
+    ways = [way for way in how if way != "state_dict"] or ["straight"]  # a state dict lacks weights
     place = Place(dataclasses.replace(case, begin=5), engine, None, folder, np.random.default_rng(seed), late=True)
     return [train(place, ways)]
 
@@ -526,4 +526,4 @@ RUNS: dict[str, Callable[..., list[Any]]] = {
     "four ranks": _ranks(4),
     "own gradients": _own,
 }
-"""Where the calls are made; what each rank holds then."""
+"""Surroundings in which to make the calls; each returns the contents on each rank."""

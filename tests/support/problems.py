@@ -1,4 +1,4 @@
-"""Random problems for an optimizer: rule, groups, options, parameters of any dtype and layout, their gradients."""
+"""Random problems for an optimizer: rule, groups, options, parameters of any dtype and layout, and gradients."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128"
 SHAPES = ((), (1,), (7,), (30,), (3, 2), (1, 1), (5, 1), (1, 4), (9, 17), (2, 1, 3), (2, 3, 2, 2), (0,), (0, 3), (3, 0))
 
 DRAWN = {"state_dtype": (None, "float16", "bfloat16"), "master_weights": ("auto", True, False)}
-"""Of some options what is drawn; 8 bits are in `tests/rules`, and in the table of powers."""
+"""The values from which some options are drawn. 8 bits are in `tests/rules`, and in the table of powers."""
 
 NUMBERS = {
     "lr": [0.0, 1e-3, 0.1],
@@ -70,7 +70,7 @@ NUMBERS = {
     "clip_update": [0.5, 1.0],
     **{name: [0.0, 0.5, 0.9, 0.999] for name in ("beta1", "beta2", "beta3", "momentum")},
 }
-"""For each field numbers that matter: off, the ends of its interval, what binds and what does not."""
+"""Values of each field that matter: off, ends of its interval, limits that are reached or not."""
 
 PROJECTS = (None, ao.projections.box(-0.5, 0.25), ao.projections.ball(1.5))
 
@@ -79,7 +79,7 @@ STEPS = 4
 
 
 def halving(step):
-    """A function of the step that is no schedule of the package."""
+    """A schedule that is a plain function of the step."""
     return 0.1 * 0.5**step
 
 
@@ -94,7 +94,7 @@ FORMS = {
 
 @st.composite
 def rules(draw, names=RULES):
-    """A rule with a few of its fields changed."""
+    """A rule with random values in a few fields."""
     kind = getattr(ao, draw(st.sampled_from(names)))
     fields = {f.name: f for f in dataclasses.fields(kind) if f.name != "blocks"}  # tests/engines/test_blocks.py
     chosen = draw(st.sets(st.sampled_from(sorted(fields)), max_size=6))
@@ -105,7 +105,7 @@ def rules(draw, names=RULES):
             given[name] = draw(st.sampled_from(PROJECTS))
         elif name == "seed":
             given[name] = draw(st.sampled_from([0, 1, 2**64 - 1]))
-        elif name == "rounding":  # by chance: tests/rules/test_rounding.py
+        elif name == "rounding":  # random: tests/rules/test_rounding.py
             given[name] = "nearest"
         elif about.get("flag"):
             given[name] = draw(st.sampled_from(DRAWN.get(name, about.get("options", (True, False)))))
@@ -118,9 +118,9 @@ def rules(draw, names=RULES):
     if kind in (ao.SGD, ao.LARS, ao.FISTA):
         given.setdefault("lr", 0.1)
     assume(not (kind is ao.CAME and given.get("beta1") == 0))  # no instability at all: steps of 1/√eps2
-    if kind is ao.FISTA:  # the sign of a rounding error would decide whether it begins anew
+    if kind is ao.FISTA:  # the sign of a rounding error would decide whether it restarts
         given["restart"] = False
-    if kind is ao.RMSprop and given.get("centered"):  # else a variance that is a rounding error is divided by
+    if kind is ao.RMSprop and given.get("centered"):  # else the divisor is a variance that is a rounding error
         given |= {"eps": 1e-3, "bias_correction": False, "state_dtype": None}
     if given.get("variant") == "pytorch":
         given |= {"relative_step": False, "scale_parameter": True, "beta1": None, "clip_threshold": 1.5}
@@ -151,14 +151,14 @@ def _read_only(x):
 
 
 class Values(NamedTuple):
-    """An array to be made: any number of times, and in any dtype."""
+    """The description of an array, from which equal arrays are made."""
 
     exact: Any
     dtype: str
     layout: str = "C"
 
     def made(self):
-        """The array, of its own dtype and layout."""
+        """Return a new array in its dtype and layout."""
         return LAYOUTS[self.layout](self._rounded())
 
     def wide(self):
@@ -171,7 +171,7 @@ class Values(NamedTuple):
 
 @st.composite
 def values(draw, shape, dtypes, kinds):
-    """Normal numbers of some size; or some of them zero; or all."""
+    """Normally distributed numbers of a random magnitude, of which none, some or all are zero."""
     dtype, layout = draw(st.sampled_from(dtypes)), draw(st.sampled_from(sorted(LAYOUTS)))
     kind, rng = draw(st.sampled_from(kinds)), np.random.default_rng(draw(st.integers(0, 2**16)))
     x = rng.standard_normal(shape) * draw(st.sampled_from([1.0, 1.0, 0.125, 16.0]))
@@ -184,7 +184,7 @@ def values(draw, shape, dtypes, kinds):
 
 
 class Pair(NamedTuple):
-    """A container with names of its own."""
+    """A container with its own field names."""
 
     left: Any
     right: Any
@@ -235,7 +235,7 @@ class Problem:
         return ao.Optimizer(params, self.rule, groups=pairs, engine=engine, **self.options)
 
     def step_grads(self, step):
-        """The gradients of a call, as a tree."""
+        """The gradients of a call, as a tree like the parameters."""
         return TREES[self.tree]([None if x is None else x.made() for x in self.grads[step]])
 
 
@@ -248,7 +248,7 @@ def _among(names):
 
 @st.composite
 def problems(draw, rule=None, dtypes=DTYPES, *, plain=False):
-    """A `Problem`; a plain one has the structure of its rule in all groups, tensors of rank ≤ 2, and no reports."""
+    """A `Problem`. If plain, groups do not change the structure, tensors have rank ≤ 2, and there are no reports."""
     rule = draw(rules()) if rule is None else rule
     kinds = [d for d in dtypes if not d.startswith("complex") or (type(rule).__name__ in COMPLEX)]
     if rule.state_dtype is not None or getattr(rule.project, "real_only", False):
@@ -261,7 +261,7 @@ def problems(draw, rule=None, dtypes=DTYPES, *, plain=False):
     tree = draw(st.sampled_from(sorted(TREES)))
     shapes = shapes[:1] if tree == "lone" else shapes
     params = [draw(values(shape, kinds, ["all", "all", "all", "zero"])) for shape in shapes]
-    if rule.stacked:  # fused engines refuse what they cannot write in place
+    if rule.stacked:  # fused engines refuse stacked arrays that they cannot write in place
         params = [x._replace(layout="C") if x.layout == "read-only" else x for x in params]
     accumulate = draw(st.sampled_from([1, 1, 1, 2]))
     scale = draw(st.sampled_from([None, None, 4.0, ao.LossScale(init=16.0, window=2)]))

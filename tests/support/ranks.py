@@ -1,4 +1,4 @@
-"""One process and many ranks over the same problem: what must be equal, bit for bit."""
+"""Runs of one process and of many ranks on the same problem, and their contents, which must be equal bit for bit."""
 
 import gc
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ SHAPES = {
     "empty": (0, 7),
     "square": (128, 128),
     "wide": (9, 20001),
-    "kernels": (16, 8, 3, 3),  # small matrices, which engines lay side by side
+    "kernels": (16, 8, 3, 3),  # small matrices, which engines process side by side
     "heads": (7, 40, 300),
     "long": (100_001,),
 }
@@ -22,7 +22,7 @@ SHAPES = {
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Slots(ao.Rule):
-    """A rule whose slots are larger and smaller than the parameter, of other dimensions, scalars, and empty."""
+    """A rule with slots of other shapes than the parameter: larger, smaller, scalar, and empty."""
 
     lr: ao.Hyper = ao.real("[0, inf)", 1e-2)
 
@@ -38,7 +38,7 @@ class Slots(ao.Rule):
 
 
 OTHER_SLOTS = {"SOAP": ao.SOAP(lr=0.01, precondition_frequency=2, max_precondition_dim=70), "of one's own": Slots()}
-"""Rules of which ranks have whole tensors, and whose slots are not of their parameters' shapes."""
+"""Rules whose tensors ranks do not divide, and whose slots have other shapes than the parameters."""
 
 
 def parameters(shapes=SHAPES, dtype=np.float32, seed=0):
@@ -48,7 +48,7 @@ def parameters(shapes=SHAPES, dtype=np.float32, seed=0):
 
 
 def gradients(step, shapes=SHAPES, dtype=np.float32, seed=1, without=(), bad=()):
-    """Random gradients of a step; None for some tensors, and infinite in some."""
+    """Random gradients of a step: None for tensors in `without`, with an infinite element in those in `bad`."""
     rng = np.random.default_rng([seed, step])
     made = {name: np.asarray(0.01 * rng.standard_normal(shape), np.float32) for name, shape in shapes.items()}
     for name in bad:
@@ -65,7 +65,7 @@ def train(params, rule, every, comm=None, **options):
 
 
 def contents(opt):
-    """All numbers of an optimizer, as bytes; ranks call it together."""
+    """All numbers of an optimizer, as bytes; all ranks must call it."""
     saved = opt.state_dict()
     held = {name: np.asarray(x).tobytes() for name, x in opt.params.items()}
     for name, about in saved["tensors"].items():
@@ -76,19 +76,19 @@ def contents(opt):
 
 
 def differing(one, many):
-    """What is not the same in two of `contents`."""
+    """The keys at which two results of `contents` differ."""
     return [key for key in one if one[key] != many.get(key)] + [key for key in many if key not in one]
 
 
 def kinds(opt):
-    """Of how many tensors this rank has all, a part, and nothing."""
+    """The numbers of tensors of which this rank has all, a part, and nothing."""
     held = [tensor.kind for tensor in opt._parameters.all]
     return {kind: held.count(kind) for kind in ("whole", "cut", "none")}
 
 
 def left_by(f):
-    """The types of this package of which f leaves objects that only the garbage collector frees."""
-    gc.freeze()  # what there is already is not looked through: there is much of it
+    """The types of this package of which f leaves objects in reference cycles."""
+    gc.freeze()  # existing objects are many, and need no search
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:

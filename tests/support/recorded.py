@@ -1,4 +1,4 @@
-"""What published optimizers made of a test's problem: run where they are installed, else as it was recorded."""
+"""Results of published optimizers for a test: computed if the package is installed, else read from a file."""
 
 import os
 from importlib.metadata import version
@@ -13,10 +13,9 @@ FILE = Path(__file__).parents[1] / "goldens" / "published" / "results.npz"
 
 
 def recorded(package, case, run):
-    """What `run` returns, arrays by name; with ``RECORD=1`` in the environment it is written to `FILE`.
+    """Return the arrays by name that `run` returns, or those in `FILE` if `package` is not installed.
 
-    `run` skips the test where `package` is not installed: then this is what it returned when it was recorded. Where it
-    is installed, both must be the same.
+    If it is installed, both must be equal. ``RECORD=1`` in the environment writes the arrays to `FILE`.
     """
     with np.load(FILE) as saved:
         kept = dict(saved)

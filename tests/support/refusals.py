@@ -1,4 +1,4 @@
-"""What the tests of errors share: making optimizers, and rows of what is done, the exception, and its words."""
+"""Helpers of tests of errors: optimizers, and rows of a call, its exception, and the words of the message."""
 
 import dataclasses
 import math
@@ -24,7 +24,7 @@ def optimizer(rule=None, made=None, **options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Signs(ao.Rule):
-    """A rule that complex parameters make no sense under."""
+    """A rule that does not support complex parameters."""
 
     lr: ao.Hyper = ao.real("[0, inf)", 1.0)
 
@@ -36,7 +36,7 @@ class Signs(ao.Rule):
 
 
 def raises(call, exception, *words):
-    """Call, and find the exception and every word; exactly that class, so that a KeyError is no LookupError."""
+    """Assert that the call raises exactly this class of exception, not a subclass, with all words."""
     with pytest.raises(exception) as caught:
         call()
     assert type(caught.value) is exception
@@ -46,11 +46,11 @@ def raises(call, exception, *words):
 
 
 def row(name, call, exception, *words):
-    """A row of a table, under its name."""
+    """A row for `pytest.mark.parametrize`, with its name as identifier."""
     return pytest.param(call, exception, words, id=name)
 
 
-# each field's interval, from the definition of the rules; values that are just outside, and some that are inside
+# each field's interval, from the definition of the rules; values just outside, and some inside
 INTERVALS = {
     "lr": ("[0, inf)", [-1e-300, -1.0], [0, 1e300]),
     "beta1": ("[0, 1)", [-1e-9, 1.0, 1, 2], [0, 0.5, math.nextafter(1, 0)]),
@@ -156,7 +156,7 @@ def state_of(opt):
 
 
 def fails_without_a_trace(opt, call, exception, *words):
-    """As `raises`, and the optimizer is byte for byte as before, each time that it is tried."""
+    """As `raises`, and assert that the optimizer does not change by a byte, however often it is tried."""
     before = state_of(opt)
     for _ in range(2):
         raises(call, exception, *words)

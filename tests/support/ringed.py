@@ -1,4 +1,4 @@
-"""A rule of tests with two rings, and the same in plain NumPy, as a list that is shifted."""
+"""A rule with two rings for tests, and its witness in plain NumPy, which shifts lists."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -11,12 +11,12 @@ import arrayopt as ao
 
 @cache
 def ringed(k):
-    """The class of the rule with rings of k members, made once for each k."""
+    """Return the class of the rule with rings of k members, the same class for each k."""
 
     @final
     @dataclass(frozen=True, kw_only=True, repr=False)
     class Ringed(ao.Rule):
-        """Gradient descent that mixes in the last k points, and gradients more 1."""
+        """Gradient descent that also uses the last k points, and the last k gradients plus 1."""
 
         complex_ok = True
         rings = ("s", "y")
@@ -29,7 +29,7 @@ def ringed(k):
             return {"s": ao.ring(xp, p, k), "y": ao.ring(xp, p, k), "n": zero}
 
         def update(self, xp, p, g, s, h):
-            taken = h.t != 3.0  # in the third update nothing is written
+            taken = h.t != 3.0  # the third update writes no member
             at = xp.where(taken, s["n"], -1.0)
             # behind the last element, where g is read as 0, lies what must not be summed
             points, gradients = ao.put(s["s"], at, p), ao.put(s["y"], at, g + 1.0)
@@ -43,13 +43,13 @@ def ringed(k):
             n = xp.where(taken, following, s["n"])
             return p - h.lr * (g + mixed), {"s": points, "y": gradients, "n": n}
 
-    Ringed.__name__ = Ringed.__qualname__ = f"Ringed{k}"  # where pickle finds it
+    Ringed.__name__ = Ringed.__qualname__ = f"Ringed{k}"  # the name by which pickle finds it
     globals()[Ringed.__name__] = Ringed
     return Ringed
 
 
 def witness(p, grads, k, lr=0.1):
-    """What the rule makes of a tensor: the parameter, and points and gradients from oldest to newest."""
+    """The rule's results for a tensor: the parameter, and points and gradients from oldest to newest."""
     wide = np.complex128 if np.iscomplexobj(p) else np.float64
     p = p.astype(wide)
     points, gradients = [np.zeros_like(p)] * k, [np.zeros_like(p)] * k

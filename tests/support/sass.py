@@ -1,7 +1,7 @@
-"""What compiled kernels do, read off their machine code (SASS) by NVIDIA's nvdisasm; no device is needed.
+"""Facts about compiled kernels from their machine code (SASS), which NVIDIA's nvdisasm prints; no device is needed.
 
-A kernel is compiled with line numbers, which change no instruction. By them each instruction is known as one of a pass,
-and each load as one of the pass's arrays.
+Kernels are compiled with line numbers, which change no instruction. These tell the pass of each instruction, and the
+array of each load.
 """
 
 import re
@@ -18,15 +18,15 @@ __all__ = ["Instruction", "Kernel", "PassFacts", "available", "facts", "kernel"]
 
 THREADS = 256
 REGISTERS, SHARED = 65536, 64 << 10
-"""Of a multiprocessor: 32-bit registers, and bytes of shared memory on the smallest (compute capability 7.5)."""
+"""The 32-bit registers of a multiprocessor, and the bytes of shared memory of the smallest (compute capability 7.5)."""
 
 GRID = 3
-"""Blocks that a launch has for each multiprocessor; see `arrayopt.engines.cuda.launches`."""
+"""The number of blocks that a launch has per multiprocessor; see `arrayopt.engines.cuda.launches`."""
 
 
 @cache
 def _nvdisasm():
-    """Where the disassembler is, or None."""
+    """The path of the disassembler, or None."""
     root = Path(sysconfig.get_paths()["purelib"]) / "nvidia"
     return next((x for x in (root / "cu13/bin/nvdisasm", root / "cuda_nvdisasm/bin/nvdisasm") if x.exists()), None)
 
@@ -38,7 +38,7 @@ def available():
 
 @dataclass(frozen=True)
 class Instruction:
-    """An instruction: its opcode with what follows it, as ``LDG.E.128``; its operands; the lines of the source.
+    """An instruction: its opcode with modifiers, as ``LDG.E.128``; its operands; its lines of the source.
 
     The first of the lines is the innermost: where a function was inlined, the line that calls it follows.
     """
@@ -50,18 +50,18 @@ class Instruction:
 
     @property
     def bits(self):
-        """How wide a load or store is."""
+        """The width of a load or store in bits."""
         return int(found[1]) if (found := re.search(r"\.(64|128|256)\b", self.opcode)) else 32
 
     @property
     def registers(self):
-        """The registers that it names."""
+        """The numbers of the registers among the operands."""
         return {int(x) for x in re.findall(r"\bR(\d+)\b", self.operands)}
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel's source, its instructions, and what it takes of a multiprocessor."""
+    """A kernel's source, its instructions, and its use of registers and shared memory."""
 
     text: str
     code: tuple[Instruction, ...]
@@ -69,12 +69,12 @@ class Kernel:
 
     @property
     def resident(self):
-        """How many blocks a multiprocessor works on at once."""
+        """The number of blocks that a multiprocessor runs at once."""
         taken = -(-self.usage.registers // 8) * 8 * THREADS
         return min(GRID, REGISTERS // taken, SHARED // (self.usage.shared + 1024))
 
     def count(self, *opcodes):
-        """How many instructions have one of some opcodes, up to the first dot."""
+        """The number of instructions with these opcodes, which are compared up to the first dot."""
         return sum(i.opcode.partition(".")[0] in opcodes for i in self.code)
 
 
@@ -103,7 +103,7 @@ class PassFacts:
 
 
 def kernel(text, arch, name="run"):
-    """Compile a source for an architecture, and read one of its kernels."""
+    """Compile a source for an architecture, and return one of its kernels."""
     code, _, log = nvrtc.compile(text, arch=arch, options=(*nvrtc.CUPY_OPTIONS, "--ptxas-options=-v", "-lineinfo"))
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(code)
@@ -114,7 +114,7 @@ def kernel(text, arch, name="run"):
 
 
 def _instructions(section):
-    """The instructions of a section, each with the lines said before it."""
+    """Yield the instructions of a section, each with the source lines that the listing has before it."""
     lines, fresh, label = [], True, False
     for row in section.splitlines():
         if row.lstrip().startswith("//##"):
@@ -129,9 +129,9 @@ def _instructions(section):
 
 
 def _lines_of(text, j):
-    """The lines of the source (from 1) of the function of stage j, and of the pass that it calls.
+    """The numbers of the source lines (from 1) of the function of stage j, and of the pass that it calls.
 
-    Of what was inlined the compiler may name the pass, and not who called it.
+    For inlined code the compiler may name only the pass, and not its caller.
     """
     rows = text.splitlines()
 
@@ -145,7 +145,7 @@ def _lines_of(text, j):
 
 
 def facts(made, j):
-    """What a kernel does in stage j, which is a pass, as `PassFacts`."""
+    """The `PassFacts` of stage j of a kernel, which must be a pass."""
     whole = _lines_of(made.text, j)
     own = [i if any(line in whole for line in i.lines) else None for i in made.code]
     rows = made.text.splitlines()
@@ -163,7 +163,7 @@ def facts(made, j):
 
 
 def _waiting(code, some):
-    """The most bytes that a thread has asked for, of wide loads among some, when it first needs one of them."""
+    """The most bytes of a thread in flight: requested by wide loads among `some`, before one of these is used."""
     most, waiting = 0, set()
     for i, own in zip(code, some, strict=True):
         if i.label or i.registers & waiting:

@@ -1,4 +1,4 @@
-"""The table of what passes do, as their machine code says: ``python -m tests.support.sass_table`` writes it."""
+"""The table of passes in docs/cuda.md, from machine code: ``python -m tests.support.sass_table`` writes it."""
 
 from dataclasses import dataclass
 from functools import cache, partial
@@ -54,27 +54,27 @@ MORE = {"Adan": (ao.Adan(), 1), "CAME, int8": (ao.CAME(lr=0.1, **INT8), 2)}
 for _name, (_kind, _rank) in KINDS.items():
     MORE |= {f"{_name}, {form}": (_kind(**fields), _rank) for form, fields in FORMS.items()}
 MORE = {name: how for name, how in MORE.items() if name not in RULES}
-"""The other forms that the page on memory has; they are not in the table."""
+"""Forms of rules that only the page on memory mentions; they are not in the table."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A pass: the arrays that it reads and writes, and what its code does."""
+    """A pass: the arrays that it reads and writes, and the facts about its code."""
 
     loads: tuple[str, ...]
     stores: tuple[str, ...]
     facts: sass.PassFacts
     narrow: int
-    """How many of the arrays that it reads have 16 bits: four elements are a word of 8 bytes."""
+    """The number of arrays read in 16 bits, in words of four elements (8 bytes)."""
     wide: int
-    """How many of them have more; those of codes have 8 bits."""
+    """The number of arrays read in more than 16 bits; codes have 8 bits."""
     words: int
-    """How many of the arrays that it writes have more than 8 bits."""
+    """The number of arrays written in more than 8 bits."""
 
 
 @cache
 def look(name, arch=ARCH):
-    """The compiled kernel of a rule, and its passes."""
+    """Compile a rule's kernel; return it, and its passes."""
     rule, rank = (RULES | MORE)[name]
     dtype = "bfloat16" if name.endswith("bfloat16") else "float32"
     plan = plan_for(rule, rank, dtype, lean=True, stats=isinstance(rule, GradientNorms))
@@ -104,19 +104,19 @@ def lines(name):
 
 
 def compiler():
-    """Which compiler the page says that the table is of."""
+    """The line of the page that names the compiler."""
     return f"Compiled by NVRTC {'.'.join(map(str, nvrtc.version()))}."
 
 
 def table():
-    """The whole table, and what it was compiled by."""
+    """The whole table, with the line about the compiler."""
     head = ["rule", "registers", "blocks", "bytes spilled", "pass", "KB in flight"]
     rows = [f"| {' | '.join(head)} |", "|---|" + "---:|" * 3 + "---|---:|"]
     return [compiler(), "", *rows, *(line for name in RULES for line in lines(name))]
 
 
 def main():
-    """Write the table to its place."""
+    """Write the table into the page."""
     before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
     after = rest.partition(END)[2]
     PAGE.write_text("\n\n".join([before + BEGIN, "\n".join(table()), END + after]), "utf-8")

@@ -1,4 +1,4 @@
-"""Which cases of a test each run has, and which only `make test-all` has: what costs is compiling."""
+"""Marks cases that only `make test-all` runs as slow; most are slow because they compile code."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from tests.support.costly import COSTLY, THINNED
 __all__ = ["LATER", "PROFILE", "marked", "settled", "waits"]
 
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "quick")
-"""How long Hypothesis searches: ``quick`` in each run, ``all`` in `make test-all`, ``search`` for new examples."""
+"""The effort of random tests: ``quick`` in `make test`, ``all`` in `make test-all`, ``search`` for new examples."""
 
 
 LATER = (
@@ -27,7 +27,7 @@ LATER = (
     "AdaBelief",
     "Sophia",
 )
-"""Rules that the others stand for in most tests: `make test` runs those of `OFTEN` for them, `make test-all` all."""
+"""Rules that are similar to others. For these `make test` runs only the tests in `OFTEN`, and `make test-all` all."""
 
 OFTEN = {
     "test_a_run_equals_the_witness": re.compile(r"array_api-numpy-float64-\w+-\d"),
@@ -37,13 +37,13 @@ OFTEN = {
     "test_torch_goes_on_here": re.compile(r"numpy-[\w-]+-numpy"),
     "test_zeros_train_on_or_stand_still_whatever_is_switched": re.compile("AdamH.*numpy|numpy.*AdamH"),
 }
-"""Tests that `make test` runs for them, with the cases."""
+"""The tests that `make test` runs for rules in `LATER`, with the cases as regular expressions."""
 
 _LATER = re.compile(rf"(?<![A-Za-z.])({'|'.join(LATER)})(?![A-Za-z])")
 
 
 def waits(file, test, case):
-    """Whether a case of a test is one that only `make test-all` runs: it costs, or others stand for its rule."""
+    """Whether only `make test-all` runs a case: it is slow, or its rule is in `LATER`."""
     costly, often = COSTLY.get(file, {}).get(test), OFTEN.get(test)
     if costly is not None and re.search(costly, case):
         return True
@@ -53,16 +53,16 @@ def waits(file, test, case):
 
 
 def marked(cases, quick, name=str):
-    """The cases of a test, for `pytest.mark.parametrize`; those that are not quick are marked as slow.
+    """Return the cases of a test for `pytest.mark.parametrize`; those that are not quick are marked as slow.
 
     Parameters
     ----------
     cases : iterable of tuple
         The values of each case.
     quick : callable
-        Takes a case's values, and says whether each run has it.
+        Takes a case's values, and returns whether `make test` runs it.
     name : callable
-        Gives the name of a value.
+        Returns the name of a value.
     """
     return [
         pytest.param(*case, id="-".join(map(name, case)), marks=() if quick(*case) else pytest.mark.slow)
@@ -71,9 +71,9 @@ def marked(cases, quick, name=str):
 
 
 def settled(number):
-    """The settings of a random test: so many examples, the same in each run, of which `make test` tries a third.
+    """The settings of a random test with this number of examples, the same in each run; `make test` tries a third.
 
-    To search, the environment's ``EXAMPLES`` says how many there are, and they are new in each run.
+    ``EXAMPLES`` in the environment sets another number of examples, which are new in each run.
     """
     from hypothesis import Phase, settings
 

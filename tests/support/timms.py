@@ -1,4 +1,4 @@
-"""timm's optimizers, where timm is installed."""
+"""timm's optimizers, if timm is installed."""
 
 import importlib.util
 import sys
@@ -9,7 +9,7 @@ import pytest
 
 
 def timms(module):
-    """A module of timm.optim, imported without the package, which wants torchvision; skips the test without timm."""
+    """Import a module of timm.optim without the package, which needs torchvision; skip the test without timm."""
     found = importlib.util.find_spec("timm")
     if found is None:
         pytest.skip("timm is not installed")

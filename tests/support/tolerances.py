@@ -1,6 +1,6 @@
-"""How far results may be from exact ones: the one table of tolerances, by dtype, each with its reason.
+"""The table of tolerances by dtype, each with its reason: how far results may be from exact ones.
 
-Exact is what a float64 computation gives from the same (already rounded) inputs.
+Exact results are those of a float64 computation from the same (already rounded) inputs.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Rules made for the tests of tracing and planning."""
+"""Makes rules from functions, for tests of tracing and planning."""
 
 import linecache
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ __all__ = ["made", "of", "with_m", "words"]
 
 
 def made(update, slots=lambda xp, p: {}, **extra):
-    """A rule with that update of (xp, p, g, s, h) and those slots, and hyper-parameters lr and decay."""
+    """A rule with this `update(xp, p, g, s, h)` and these slots, and the hyper-parameters lr and decay."""
     body = {
         "update": lambda self, *args: update(*args),
         "slots": lambda self, xp, p: slots(xp, p),
@@ -23,16 +23,16 @@ def made(update, slots=lambda xp, p: {}, **extra):
 
 
 def with_m(xp, p):
-    """Slots: one, ``m``."""
+    """A `slots` function with one slot, ``m``."""
     return {"m": xp.zeros_like(p)}
 
 
 def of(function):
-    """A rule whose new parameter is a function of (xp, p, g)."""
+    """A rule without slots whose new parameter is `function(xp, p, g)`."""
     return made(lambda xp, p, g, s, h: (function(xp, p, g), {}))()
 
 
 def words(error, function):
-    """What an error says beside the line of a function that it quotes, in which the expected words may stand, too."""
+    """The message of an error without the line of code that it quotes, which may contain the expected words."""
     code = function.__code__
     return str(error).replace(linecache.getline(code.co_filename, code.co_firstlineno).strip(), "")

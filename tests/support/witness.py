@@ -1,7 +1,7 @@
-"""Every update rule once more, as float64 loops in plain Python, to compare the package with.
+"""A second implementation of all update rules, as float64 loops in plain Python, with which the package is compared.
 
-A tensor is its shape and a flat list of numbers in C order. Nothing here is shared with the package, and nothing is
-clever: a line of code is a line of the rule's definition. `h` holds the options, as `h.lr`, under the package's names.
+A tensor is its shape and a flat list of numbers in C order. The code shares nothing with the package, and each line is
+a line of the rule's definition. `h` holds the options under the package's names, such as `h.lr`.
 """
 
 import math
@@ -11,14 +11,14 @@ from tests.support.plain import cautious, clamp, corrected, corrections, ema, no
 
 MOMENTS = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-6, "weight_decay": 0.01, "bias_correction": True}
 TRUST = {"adapt": True, "min_norm": None, "max_norm": None, "min_ratio": None, "max_ratio": None}
-BUFFER = {"weight_decay": 0.0}  # and `lr`, which has no default
+BUFFER = {"weight_decay": 0.0}  # besides `lr`, which has no default
 FACTORED = {"lr": None, "eps1": 1e-30, "eps_scale": 1e-3, "clip_threshold": 1.0, "weight_decay": 0.0}
 CAME = {"beta1": 0.9, "beta2": 0.999, "beta3": 0.9999, "eps2": 1e-16, "decay_rate": None}
 CONSTANT_LR = {"scale_parameter": False, "relative_step": False, "warmup_init": False}
 RELATIVE_LR = {"scale_parameter": True, "relative_step": True, "warmup_init": False}
 AROUND = {"grad_centralization": False, "clip_value": None, "clip_tensor_norm": None, "clip_unit_ratio": None}
 AROUND |= {"lookahead_steps": None, "lookahead_alpha": 0.5, "ema_decay": None, "project": None}
-AROUND |= {"rounding": "nearest", "seed": 0}  # of the one this is the witness, and the other changes nothing then
+AROUND |= {"rounding": "nearest", "seed": 0}  # the witness rounds to nearest, for which the seed has no effect
 MUON = {"momentum": 0.95, "nesterov": True, "bias_correction": False, "weight_decay": 0.1, "ns_steps": 5, "eps": 1e-7}
 MUON |= {"ns_coefficients": (3.4445, -4.775, 2.0315), "scale": "original", "matrix": "flatten", "eps_added": False}
 MUON |= {"caution": False}
@@ -46,7 +46,7 @@ DEFAULTS = {
 
 
 class Options:
-    """The options of one step, with the defaults of the rule where they are not given."""
+    """The options of one step, with the rule's defaults for those that are missing."""
 
     def __init__(self, rule_name: str, given: dict) -> None:
         values = DEFAULTS[rule_name] | AROUND | given
@@ -59,7 +59,7 @@ class Options:
 def step(
     rule_name: str, options: dict, shape: tuple[int, ...], p: list, g: list, state: dict, t: int
 ) -> tuple[list, dict]:
-    """One step of a rule on one tensor: (new p, new state). `state` is {} at first; `t` counts this update from 1."""
+    """Make one step on one tensor; return (new p, new state). `state` is {} at first; `t` is 1 in the first update."""
     h = Options(rule_name, options)
     s = state or zero_slots(rule_name, h, shape, p) | around_slots(h, p)
     if len(p) == 0:
@@ -85,7 +85,7 @@ def step(
 
 
 def step_of_layers(rule_name, options, shape, p, g, states, t):
-    """As `step`, of each layer of a stacked tensor: with slots of its own, and a number of updates, None to skip it."""
+    """As `step`, for each layer of a stacked tensor, with its own slots and its own t, which is None to skip it."""
     if len(p) == 0:
         return p, states
     new, count = [], shape[0]
@@ -98,17 +98,17 @@ def step_of_layers(rule_name, options, shape, p, g, states, t):
 
 
 def part(x, i, count):
-    """One of so many equal stretches of a list."""
+    """The i-th of `count` equal stretches of a list."""
     return x[i * len(x) // count : (i + 1) * len(x) // count]
 
 
 def around_slots(h, p):
-    """The slots that are no rule's own: copies of the parameter."""
+    """The slots that options add to any rule: copies of the parameter."""
     return {name: list(p) for name, on in (("slow", h.lookahead_steps), ("ema", h.ema_decay)) if on is not None}
 
 
 def clip_units(shape, g, p, limit):
-    """Each unit of g, one index of the first axis, with at most `limit` times the norm of p's, at least 1e-3."""
+    """g, with the norm of each unit (index of the first axis) limited to `limit` times p's, or times 1e-3 if larger."""
     size = math.prod(shape[1:]) if len(shape) > 1 else len(g)
     out = []
     for i in range(0, len(g), size):
@@ -118,7 +118,7 @@ def clip_units(shape, g, p, limit):
 
 
 def zero_slots(rule_name, h, shape, p):
-    """The state before the first step."""
+    """The initial state of a tensor."""
     whole = math.prod(shape)
     if rule_name in witness_more.SLOTS:
         return witness_more.SLOTS[rule_name](h, p)
@@ -159,7 +159,7 @@ def centralize(shape, g):
 
 
 def clip(g, limit):
-    """Each element within [-limit, limit]; a complex one keeps its phase, and its magnitude is limited."""
+    """g with elements limited to [-limit, limit]; of a complex one, the magnitude is limited."""
     if limit is None:
         return g
     if any(isinstance(x, complex) for x in g):
@@ -286,7 +286,7 @@ def over_factored_root(shape, x, r, c):
 
 
 def factored_update(h, shape, g, s, beta2):
-    """Steps 1 to 3 of CAME, which are Adafactor's: u and the slots of the second moment."""
+    """Steps 1 to 3 of CAME, which are Adafactor's: return u and the slots of the second moment."""
     q = [square(x) + h.eps1 for x in g]
     if "r" in s:
         r = ema(s["r"], row_means(shape, q), beta2)
@@ -323,7 +323,7 @@ def came(h, shape, p, g, s, t):
 
 
 def pytorchs_adafactor(h, shape, p, g, s, t):
-    """As ``torch.optim.Adafactor`` has it."""
+    """The step of ``torch.optim.Adafactor``."""
     beta2, q = 1 - t ** (-h.decay_rate), [square(x) for x in g]
     if len(shape) >= 2:
         *batch, rows, columns = shape
@@ -372,7 +372,7 @@ def turned(x):
 
 
 def newton_schulz(h, x):
-    """A matrix, brought near to an orthogonal one."""
+    """An approximation of the orthogonal matrix nearest to x, by Newton-Schulz iterations."""
     length = norm([v for row in x for v in row])
     length = length + h.eps if h.eps_added else max(length, h.eps)
     x = [[v / length for v in row] for row in x]
@@ -390,7 +390,7 @@ def newton_schulz(h, x):
 
 
 def orthogonal(h, shape, g, s, t):
-    """The new momentum, and the matrices that are nearly orthogonal, each a list of rows."""
+    """The new momentum, and the nearly orthogonal matrices, each a list of rows."""
     m = d = ema(s["m"], g, h.momentum)
     if h.bias_correction:
         now, later = 1 - h.momentum**t, 1 - h.momentum ** (t + 1)
@@ -403,7 +403,7 @@ def orthogonal(h, shape, g, s, t):
 
 
 def lying(shape):
-    """Jordan's factor, of the last two axes."""
+    """Jordan's factor from the lengths of the last two axes."""
     return math.sqrt(max(1, shape[-2] / shape[-1])) if shape[-1] else 1.0
 
 

@@ -59,12 +59,12 @@ def squares(x):
 
 
 def with_l2(h, p, g):
-    """The gradient, with the decay in it where that is not decoupled."""
+    """The gradient, plus the weight decay if that is not decoupled."""
     return g if h.decoupled else [b + h.weight_decay * a for a, b in zip(p, g, strict=True)]
 
 
 def moved(h, p, u):
-    """p - lr (u + weight_decay p), without the latter where the decay is in the gradient."""
+    """p - lr (u + weight_decay p), or p - lr u if the decay is in the gradient."""
     decay = h.weight_decay if h.decoupled else 0.0
     return [a - h.lr * (b + decay * a) for a, b in zip(p, u, strict=True)]
 
@@ -147,7 +147,7 @@ def ademamix(h, shape, p, g, s, t):
     alpha, beta3 = h.alpha, h.beta3
     if h.alpha_warmup is not None:
         alpha *= min(t / h.alpha_warmup, 1.0)
-    if h.beta3_warmup is not None and t < h.beta3_warmup:  # half-lives grow evenly
+    if h.beta3_warmup is not None and t < h.beta3_warmup:  # half-lives grow linearly
         first, last = (math.log(0.5) / math.log(b) if b else 0.0 for b in (h.beta1, h.beta3))
         now = first + (last - first) * t / h.beta3_warmup
         beta3 = 0.5 ** (1 / now) if now else 0.0
@@ -158,7 +158,7 @@ def ademamix(h, shape, p, g, s, t):
 
 
 def schedule_free_adamw(h, shape, p, g, s, t):
-    """With x itself: (p - (1 - beta1) z) / beta1."""
+    """The step of ScheduleFreeAdamW with the average x, computed as (p - (1 - beta1) z) / beta1."""
     n = range(len(p))
     v = ema(s["v"], squares(g), h.beta2)
     c2 = corrections(h, t)[1]

@@ -1,4 +1,4 @@
-"""SOAP's formula for the witness, in plain Python: Jacobi's eigenvectors, and QR by Householder's reflections."""
+"""SOAP for the witness, in plain Python: eigenvectors by Jacobi's rotations, and QR by Householder's reflections."""
 
 import math
 
@@ -7,7 +7,7 @@ from tests.support.plain import ema, square
 DEFAULTS = {"lr": 3e-3, "beta1": 0.95, "beta2": 0.95, "shampoo_beta": None, "eps": 1e-8, "weight_decay": 0.01}
 DEFAULTS |= {"bias_correction": True, "precondition_frequency": 10, "max_precondition_dim": 10000, "matrix": "flatten"}
 ZERO = 1e-13
-"""What counts as zero beside the largest."""
+"""Values below this part of the largest one count as zero."""
 
 
 def product(a, b):
@@ -27,7 +27,7 @@ def dot(x, y):
 
 
 def eigenvectors(a):
-    """The eigenvalues of a symmetric matrix, falling, and the eigenvectors, by Jacobi's rotations."""
+    """The eigenvalues of a symmetric matrix in descending order, and its eigenvectors, by Jacobi's rotations."""
     n, a, v = len(a), [list(row) for row in a], eye(len(a))
     for _ in range(100):
         if sum(square(a[i][j]) for i in range(n) for j in range(i)) <= 1e-40 * sum(square(a[i][i]) for i in range(n)):
@@ -48,13 +48,13 @@ def eigenvectors(a):
 
 
 def rotate(rows, i, j, c, s):
-    """Two rows, turned."""
+    """Rotate rows i and j."""
     pairs = [*zip(rows[i], rows[j], strict=True)]
     rows[i], rows[j] = [c * x + s * y for x, y in pairs], [c * y - s * x for x, y in pairs]
 
 
 def basis(columns):
-    """Independent vectors, made orthonormal one after the other by Householder's reflections, and completed by them."""
+    """An orthonormal basis from independent vectors by Householder's reflections, which also complete it."""
     n, columns, reflections = len(columns[0]), [list(x) for x in columns], []
     for j in range(len(columns)):
         x = columns[j][j:]
@@ -84,7 +84,7 @@ def next_basis(a, q):
     sizes = [dot(x, y) for x, y in zip(turned(q), s, strict=True)]
     order = sorted(range(len(a)), key=lambda i: -sizes[i] if sizes[i] > ZERO * max(sizes) else 0.0)
     found, made, most = [], [], max(math.hypot(*x) for x in s)
-    for i in order:  # is it independent of those before it?
+    for i in order:  # keep it if it is independent of the ones before
         x = s[i]
         for y in (*made, *made):
             x = [b - dot(x, y) * c for b, c in zip(x, y, strict=True)]
@@ -95,7 +95,7 @@ def next_basis(a, q):
 
 
 def sides(h, shape):
-    """The number of matrices, their rows and columns, and which sides get a basis."""
+    """The numbers of matrices, rows and columns, and whether each side has a basis."""
     if len(shape) < 2:
         return 1, 1, math.prod(shape), ()
     count, rows, columns = (
@@ -113,7 +113,7 @@ def slots(h, shape):
 
 
 def soap(h, shape, p, g, s, t):
-    """All matrices of a tensor, one after the other."""
+    """The step of SOAP for all matrices of a tensor."""
     count, rows, columns, which = sides(h, shape)
     sizes = {"l": rows * rows, "r": columns * columns, "ql": rows * rows, "qr": columns * columns}
 

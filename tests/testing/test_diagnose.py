@@ -16,7 +16,7 @@ from arrayopt.testing.diagnosis.hypothesis import Hypothesis, plain
 from arrayopt.testing.diagnosis.model import Model, one_set
 from arrayopt.testing.diagnosis.simulate import rounded
 from arrayopt.testing.diagnosis.subjects import as_subject
-from arrayopt.testing.diagnosis.trajectory import Seen, gradients, parameters
+from arrayopt.testing.diagnosis.trajectory import Observed, gradients, parameters
 from tests.support.slow import marked
 from tests.testing.faulty import adam, lamb, lars, sgd
 
@@ -134,7 +134,7 @@ def test_a_planted_fault_is_one_change_of_a_rule(make, options, fault):
     switches = ((name, None if numeric else value),) if name else ()
     numbers |= {name: value} if numeric else {}
     twist = "" if fault in SWITCH else TWIST.get(fault, fault)
-    seen = Seen(recorded(make(fault=fault, **options)))
+    seen = Observed(recorded(make(fault=fault, **options)))
     for changes, right in ((switches, twist), True), ((switches if make is sgd else (), ""), False):
         model = Model(Hypothesis(kind, *changes), seen, {})
         rule = model.hypothesis.rule
@@ -281,7 +281,7 @@ def test_simulated_rules_are_the_rules(hypothesis):
     """Every rule of the package, new ones too: evaluated for several numbers at once, they are what the engine does."""
     rule = hypothesis.rule
     made = recorded(rule)
-    model = Model(hypothesis, Seen(made), {})
+    model = Model(hypothesis, Observed(made), {})
     values = {name: getattr(rule, name) for name in model.names}
     sets = {k: np.concatenate([x, 0.5 * x]) for k, x in one_set(values).items()}
     predicted = model.predict(sets)
@@ -298,7 +298,7 @@ def test_simulated_rules_are_the_rules(hypothesis):
 )
 def test_every_change_of_a_rule_has_a_graph(names):
     """What cannot be traced could not be simulated."""
-    seen = Seen(recorded(ao.SGD(lr=0.1))).only(names)
+    seen = Observed(recorded(ao.SGD(lr=0.1))).only(names)
     for one in plain(seen.shapes):
         for hypothesis in one.neighbours(narrow=False, known=True):
             assert Model(hypothesis, seen, {}).simulation.blocks, hypothesis
@@ -315,7 +315,7 @@ def test_products_are_simulated_too(kind, matrix):
     params = {name: rng.standard_normal(shape) for name, shape in MATRICES.items()}
     rule = kind(lr=0.1, matrix=matrix)
     made = run(as_subject(rule, params, "test"), None, 4, "test")
-    model = Model(Hypothesis(kind, (("matrix", matrix),)), Seen(made), {})
+    model = Model(Hypothesis(kind, (("matrix", matrix),)), Observed(made), {})
     sets = one_set({name: getattr(rule, name) for name in model.names})
     predicted = model.predict({k: np.concatenate([x, 0.5 * x]) for k, x in sets.items()})
     assert model.seen.distance(predicted[0]).max() < 32

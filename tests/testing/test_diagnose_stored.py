@@ -10,7 +10,7 @@ from arrayopt.testing.diagnosis.hypothesis import Hypothesis
 from arrayopt.testing.diagnosis.model import Model
 from arrayopt.testing.diagnosis.search import attempt
 from arrayopt.testing.diagnosis.subjects import as_subject
-from arrayopt.testing.diagnosis.trajectory import Seen, parameters
+from arrayopt.testing.diagnosis.trajectory import Observed, parameters
 from tests.support.slow import marked
 
 
@@ -60,7 +60,7 @@ UNUSUAL = ("Adam", {"lr": 0.002, "beta1": 0.8, "beta2": 0.93}, "int8")
 def test_codes_tell_unusual_betas(beta1, beta2):
     """Small changes of a beta change few codes, so least squares alone does not find it."""
     opt = ao.Optimizer(start(), ao.Adam(lr=0.003, beta1=beta1, beta2=beta2, state_dtype="int8"), engine="numpy")
-    seen = Seen(run(as_subject(opt, None, "test"), None, 12, "test"))
+    seen = Observed(run(as_subject(opt, None, "test"), None, 12, "test"))
     found = attempt(Model(Hypothesis(ao.Adam, (("state_dtype", "int8"),)), seen, {}), {})
     assert found.passes
     assert (found.values["beta1"], found.values["beta2"]) == pytest.approx((beta1, beta2))

@@ -12,8 +12,8 @@ from arrayopt.testing.diagnosis.entry import run
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis
 from arrayopt.testing.diagnosis.model import Model
 from arrayopt.testing.diagnosis.search import Search, Watch, attempt
-from arrayopt.testing.diagnosis.subjects import as_subject, keeps_nothing
-from arrayopt.testing.diagnosis.trajectory import Seen
+from arrayopt.testing.diagnosis.subjects import as_subject, is_stateless
+from arrayopt.testing.diagnosis.trajectory import Observed
 from arrayopt.testing.diagnosis.words import diagnosis_of
 from tests.testing.faulty import adam, lars, sgd
 
@@ -37,7 +37,7 @@ def searched(hypothesis, seen, known, search=None):
 
 def told(made, kind, **known):
     """The diagnosis with a rule alone."""
-    return diagnosis_of(searched(Hypothesis(kind), Seen(made), known), known)
+    return diagnosis_of(searched(Hypothesis(kind), Observed(made), known), known)
 
 
 # ---- what follows nothing --------------------------------------------------------------------------------------------
@@ -115,12 +115,12 @@ def test_functions_that_keep_something_are_not_called_again():
         return {k: x - RATE * np.sign(g[k]) for k, x in plain(p, g).items()}
 
     rng = np.random.default_rng(0)
-    assert keeps_nothing(pure)
-    assert keeps_nothing(lambda p, g: rng.standard_normal(3))
+    assert is_stateless(pure)
+    assert is_stateless(lambda p, g: rng.standard_normal(3))
     executed = {"np": np}
     exec("def step(p, g):\n    return np.add(p, g)", executed)  # in no module
-    assert keeps_nothing(executed["step"])
-    assert not any(keeps_nothing(f) for f in (closure, counting, through, in_a_comprehension, default, adam()))
+    assert is_stateless(executed["step"])
+    assert not any(is_stateless(f) for f in (closure, counting, through, in_a_comprehension, default, adam()))
     assert diagnose(counting, START, steps=2, seconds=0).name
     assert calls == 2
 
@@ -133,9 +133,9 @@ def test_rules_that_cannot_be_made_are_refused():
     assert nesterov.exists({"lr": 0.1, "momentum": 0.9})
     assert not nesterov.exists({"lr": 0.1, "momentum": 0.0})
     assert not Hypothesis(ao.RAdam).exists({"beta2": -3e63})
-    assert Hypothesis(ao.SGD, free=(("lr", "step"),)).exists({"lr": np.array([[0.1], [0.0]])})
-    assert not Hypothesis(ao.SGD, free=(("lr", "step"),)).exists({"lr": np.array([[0.1], [-0.1]])})
-    seen = Seen(recorded(plain))
+    assert Hypothesis(ao.SGD, varying=(("lr", "step"),)).exists({"lr": np.array([[0.1], [0.0]])})
+    assert not Hypothesis(ao.SGD, varying=(("lr", "step"),)).exists({"lr": np.array([[0.1], [-0.1]])})
+    seen = Observed(recorded(plain))
     found = attempt(Model(nesterov, seen, SGD), {})
     assert found.refused
     assert not found.passes
@@ -148,7 +148,7 @@ def test_rules_that_cannot_be_made_are_refused():
 def test_a_rule_that_is_the_same_there_is_named_too(monkeypatch):
     """Adam without decay is AdamW without decay, also where least squares have missed one of both."""
     made = recorded(adam())
-    seen, known = Seen(made), {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
+    seen, known = Observed(made), {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
     off = attempt(Model(Hypothesis(ao.Adam), seen, {**known, "lr": 0.5}), {})
     assert not off.passes
     assert set(off.model.names) == {"lr", *known}
@@ -165,7 +165,7 @@ def test_a_twist_that_is_the_same_there_is_named_too():
     """SGD's decay that is not multiplied by lr is a decoupled one of another size."""
     made = run(as_subject(sgd(momentum=0.0, fault="decoupled"), None, "test"), None, 6, "test")
     known = {"lr": 0.1, "momentum": 0.0, "dampening": 0.0}
-    found = searched(Hypothesis(ao.SGD, (), "decay without lr"), Seen(made), known)
+    found = searched(Hypothesis(ao.SGD, (), "decay without lr"), Observed(made), known)
     numbers = {x.hypothesis.twist: x.values["weight_decay"] for x in found}
     assert numbers["decay without lr"] == 0.001
     assert numbers["decoupled"] == 0.01
@@ -180,7 +180,7 @@ def test_numbers_that_make_up_for_each_other_are_told():
     assert "Of lr and trust_coefficient only their product shows: both could be others." in str(found)
     assert json.loads(found.to_json())["made_up"] == [["lr", "trust_coefficient"]]
     assert told(made, ao.LARS, **others, lr=0.1).made_up == ()
-    assert Model(Hypothesis(ao.SGD), Seen(made), {}).names  # a rule without such numbers
+    assert Model(Hypothesis(ao.SGD), Observed(made), {}).names  # a rule without such numbers
     assert told(recorded(plain), ao.SGD, **SGD).made_up == ()
 
 
@@ -204,7 +204,7 @@ def test_the_nearest_so_far_is_told_when_the_time_is_over():
     assert str(found).endswith("Note: the time was over before all was tried.")
     assert json.loads(found.to_json())["complete"] is False
     whole = Watch(tried.append, None)
-    assert not whole.over
+    assert not whole.expired
     assert not whole.stopped
 
 

@@ -1,1 +1,1 @@
-"""The C++ engine."""
+"""The engine `cpp`, which compiles plans as C++."""

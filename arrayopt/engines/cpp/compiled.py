@@ -1,4 +1,6 @@
-"""Compiled C++: from this process, from the cache, or from the compiler."""
+"""Compiled functions of C++ sources: from this process, from the cache, or from the compiler.
+`cpp/engine.py` calls `bound` for a batch, and `ahead` to compile several sources in parallel.
+"""
 
 import ctypes
 import time
@@ -21,14 +23,9 @@ _loaded: dict[tuple[str, str], Any] = {}
 
 
 def bound(text: str, what: str) -> Callable[..., Callable[[int, int, int, int], Any]]:
-    """The function `run` of a source, as `arrayopt.engines.native.table.Table.compile` has it.
+    """Return the function `run` of a source, in the form that `Table.compile` returns.
 
-    `what` it is of is said in a line while it is being compiled.
-
-    Raises
-    ------
-    CompilationError
-        If there is no compiler, or it fails.
+    Messages call it `what`. CompilationError if there is no compiler, or if it fails.
     """
     found = compiler()
     call = _loaded.get((found.identity, text))
@@ -39,7 +36,7 @@ def bound(text: str, what: str) -> Callable[..., Callable[[int, int, int, int], 
 
 
 def ahead(texts: Iterable[tuple[str, str]]) -> None:
-    """Compile several sources in parallel; failures are left to `bound`."""
+    """Compile several sources in parallel; `bound` raises their errors."""
     try:
         found = compiler()
     except CompilationError:
@@ -59,16 +56,14 @@ def ahead(texts: Iterable[tuple[str, str]]) -> None:
             pool.shutdown(wait=False, cancel_futures=True)
             while not all(task.done() for task in tasks):
                 end_all()
-                time.sleep(0.02)  # another may just be starting
+                time.sleep(0.02)  # another compiler may be starting
             raise
 
 
 def _function(found: Compiler, text: str, *, wait: bool = True) -> Any:
-    """The function of a source. Only one process at a time compiles it, and the others read what
-    that has kept.
+    """Return the function of a source. One process compiles it; others read it from the cache.
 
-    Where another process is about it, this one waits or, without `wait`, leaves it for later and
-    returns None.
+    If another process is compiling it, wait for that, or return None if not `wait`.
     """
     key = found.identity, text
     if key in _loaded:
@@ -90,25 +85,25 @@ def _function(found: Compiler, text: str, *, wait: bool = True) -> Any:
 
 
 def _name(found: Compiler, text: str) -> tuple[str, str]:
-    """The file that a library is kept in, and all that it depends on."""
+    """Return the name of a library's file in the cache, and its identity."""
     identity = f"{found.identity}\n{text}"
     return f"cpp-{sha256(identity.encode()).hexdigest()[:32]}.so", identity
 
 
 def _kept(name: str, identity: str) -> Any:
-    """The function of a library that was kept; None where there is none that this system loads."""
+    """Return the function of a library in the cache; None if there is none that can be loaded."""
     code = read(name, identity)
     try:
         return None if code is None else library(code).run
     except CompilationError as error:
-        # it is as we wrote it; still, what cannot be used must not be missed
+        # the file is intact, but this system cannot load it
         LOG.warning("arrayopt: what was kept as %s is compiled again: %s", name, error)
         return None
 
 
 def _bind(call: Any, *arrays: Any) -> Callable[[int, int, int, int], Any]:
-    """A function of compiled code with its arrays, the last of which are the rows."""
+    """Bind compiled code to its arrays, the last of which are the rows."""
     block = np.array([*(x.ctypes.data for x in arrays), len(arrays[-1])], np.int64)
     made = partial(call, ctypes.c_void_p(block.ctypes.data))
-    made.arrays = block, arrays  # type: ignore[attr-defined]  # which live as long as the function
+    made.arrays = block, arrays  # type: ignore[attr-defined]  # keep them alive
     return made

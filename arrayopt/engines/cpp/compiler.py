@@ -1,4 +1,6 @@
-"""The C++ compiler of this machine: which one works, and what code that it makes depends on."""
+"""Find a C++ compiler that works on this machine, and collect what its code depends on. `compiler`
+returns it; `compiled.py` calls `Compiler.compile`. The test of a compiler is kept in the cache.
+"""
 
 import ctypes
 import os
@@ -15,11 +17,11 @@ from arrayopt._version import __version__
 from arrayopt.engines.base import CompilationError
 from arrayopt.engines.compiling import LOG, compiling
 from arrayopt.engines.cplusplus import header
-from arrayopt.engines.cpp.process import LateError, compiled, library, said
+from arrayopt.engines.cpp.process import LateError, compile_library, library, output_of
 from arrayopt.engines.native.cache import read, turn, write
 
 NAMES = "c++", "g++", "clang++"
-"""The compilers that are looked for, after the one that the environment variable ``CXX`` names."""
+"""The compilers that are tried, after the one in the environment variable ``CXX``."""
 
 FLAGS = (
     "-std=c++17",
@@ -37,14 +39,14 @@ FLAGS = (
 )
 
 TARGETS = ("-march=native",), ("-mcpu=native",), ()
-"""Flags by which code is for this processor; the first that the compiler takes are used."""
+"""Flags that select this processor; the first that the compiler supports are used."""
 
 PROCESSOR = {
     *("vendor_id", "cpu family", "model", "model name", "stepping", "flags"),
     *("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "Features"),
     *("isa", "cpu", "machine", "features"),
 }
-"""What the lines of ``/proc/cpuinfo`` begin with that say what a processor is."""
+"""The keys of lines in ``/proc/cpuinfo`` that identify a processor."""
 
 PROBE = """
 typedef float W;
@@ -61,7 +63,7 @@ extern "C" double probe(const float* x, int64_t n) {
     return sum + most;
 }
 """
-"""What a compiler must be able to compile, with the header that all code begins with."""
+"""A source that a compiler must compile, with the header with which all code begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,37 +71,29 @@ class Compiler:
     """A compiler that works."""
 
     command: tuple[str, ...]
-    """Its path, and arguments that ``CXX`` gives."""
+    """Its path, and the arguments in ``CXX``."""
     version: str
-    """The first line of what it says of its version."""
+    """The first line of its version."""
     target: tuple[str, ...]
-    """Those of `TARGETS` that it takes."""
+    """Those of `TARGETS` that it supports."""
     identity: str
-    """All that compiled code depends on, but for the source: the compiler, flags and the processor.
-    """
+    """All that compiled code depends on besides the source: compiler, flags and processor."""
 
     def compile(self, source: str) -> bytes:
-        """The shared library of a source.
-
-        Raises
-        ------
-        CompilationError
-            If the compiler fails, with what it says.
-        """
-        return compiled((*self.command, *FLAGS, *self.target), source)
+        """Compile a source to a shared library; CompilationError, with the message, if it fails."""
+        return compile_library((*self.command, *FLAGS, *self.target), source)
 
 
 def compiler(*, asked: bool = False) -> Compiler:
-    """The first of ``CXX``, ``c++``, ``g++`` and ``clang++`` that works.
+    """Return the first of ``CXX``, ``c++``, ``g++`` and ``clang++`` that works.
 
-    Which it is depends on the machine and on the environment alone, never on what is kept in the
-    cache.
+    The choice depends on the machine and the environment, and never on the cache.
 
     Parameters
     ----------
     asked : bool
-        Whether the one that ``CXX`` names must work, where it names one; otherwise the log says why
-        another is taken.
+        Whether the compiler in ``CXX`` must work, if there is one; if not, the log says why another
+        is used.
 
     Raises
     ------
@@ -120,7 +114,7 @@ def compiler(*, asked: bool = False) -> Compiler:
 
 @lru_cache(maxsize=8)
 def _found(chosen: str, path: str) -> tuple[Compiler | None, str]:
-    """The compiler, if there is one; and why not that of ``CXX``, or why there is none."""
+    """Return the compiler, if any, and why that of ``CXX``, or any, does not work."""
     commands, reasons = [(name,) for name in NAMES], list[str]()
     named: tuple[str, ...] = ()
     try:
@@ -154,13 +148,13 @@ def _found(chosen: str, path: str) -> tuple[Compiler | None, str]:
 
 
 def _probed(command: tuple[str, ...]) -> Compiler:
-    """A compiler that compiled the probe. The result is kept, and later processes test it."""
+    """Return a compiler that compiled the probe. The result is kept; later processes test it."""
     source = header("cpu.h") + PROBE
     try:
         about = os.stat(command[0])
     except OSError as error:
         raise CompilationError(f"{command[0]} cannot be read: {error}") from error
-    version = said((*command, "--version"))
+    version = output_of((*command, "--version"))
     depends = [__version__, *command, os.path.realpath(command[0])]
     depends += [str(about.st_size), str(about.st_mtime_ns), version]
     identity = "\n".join([*depends, *FLAGS, *map(str, TARGETS), *processor(), source])
@@ -170,7 +164,7 @@ def _probed(command: tuple[str, ...]) -> Compiler:
         with turn(name, wait=True):
             kept = read(name, identity)
             if kept is None:
-                kept = _first_right(command, source)
+                kept = _first_working(command, source)
                 write(name, identity, kept)
     else:
         _check(command[0], kept[1:])
@@ -178,12 +172,12 @@ def _probed(command: tuple[str, ...]) -> Compiler:
     return Compiler(command, version.strip().split("\n")[0], target, "\n".join([identity, *target]))
 
 
-def _first_right(command: tuple[str, ...], source: str) -> bytes:
-    """The number of the first target flags that work with a compiler, as a byte; and the probe."""
+def _first_working(command: tuple[str, ...], source: str) -> bytes:
+    """Return the number of the first target flags that work, as a byte, and the compiled probe."""
     why: CompilationError | None = None
     for number, target in enumerate(TARGETS):
         try:
-            code = compiled((*command, *FLAGS, *target), source, soon=True)
+            code = compile_library((*command, *FLAGS, *target), source, soon=True)
         except LateError:
             raise
         except CompilationError as error:
@@ -196,7 +190,7 @@ def _first_right(command: tuple[str, ...], source: str) -> bytes:
 
 
 def _check(program: str, code: bytes) -> None:
-    """Raise CompilationError if what a compiler made of the probe does not work."""
+    """Raise CompilationError if the compiled probe does not work."""
     try:
         probe = library(code).probe
     except (AttributeError, CompilationError) as error:
@@ -211,14 +205,14 @@ def _check(program: str, code: bytes) -> None:
 
 @cache
 def processor() -> tuple[str, ...]:
-    """What machine code depends on: the architecture, the C library, and the processor."""
+    """Return what machine code depends on: the architecture, the C library and the processor."""
     found = [platform.machine(), platform.processor(), *platform.libc_ver()]
     try:
-        # the first processor stands for all, which may be hundreds
+        # the first processor is enough: there may be hundreds
         with open("/proc/cpuinfo", "rb") as file:
             lines = file.read(1 << 14).decode(errors="replace").split("\n\n")[0].splitlines()
     except OSError:
-        with suppress(OSError, subprocess.SubprocessError):  # as on macOS
+        with suppress(OSError, subprocess.SubprocessError):  # on macOS
             asked = ["sysctl", "-n", "machdep.cpu.brand_string"]
             found.append(
                 subprocess.run(

@@ -1,4 +1,6 @@
-"""Printing a loop over elements as a function of C++."""
+"""Print a loop over elements (`fusion.bulk.Elements`) as a C++ function. `emit.py` uses it for each
+such loop of a program.
+"""
 
 import math
 
@@ -12,15 +14,15 @@ COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne"}
 ARITHMETIC = {"add", "sub", "mul", "div", "over", "sqrt", "neg", "where", "minimum", "maximum"}
 ARITHMETIC |= {"current_bfloat16", "joined_bfloat16", "low_bfloat16", "round_bfloat16"}
 SLOW = {"current_float16", "joined_float16", "low_float16", "round_float16", "uniform"}
-"""Operations that the headers have for vectors of float32; these are slow in g++'s own ones."""
+"""Operations on vectors of float32 in the headers that are slow in g++'s own vectors."""
 TYPES = {"float32", "float", "BFloat16", "Half", "Low8"}
 
 
 class ElementsPrinter:
-    """Prints the function of a loop into a source.
+    """Prints the function of a loop.
 
-    The function first takes whole vectors, or blocks of codes, where the headers have all that it
-    computes. Then it decodes the codes that are left, and takes the other elements one by one.
+    The function first runs over whole vectors, or blocks of codes, if the headers have all its
+    operations on vectors. Then it decodes the codes that are left, and runs element by element.
     """
 
     def __init__(self, text: CPlusPlusPrinter, loop: Elements) -> None:
@@ -32,7 +34,7 @@ class ElementsPrinter:
         self.spare = [] if loop.stores or loop.into else _spare_sums(loop)
 
     def print(self) -> None:
-        """Print it; where it has spare sums, a template and the function that calls it."""
+        """Print the function; with spare sums, a template and a function that calls it."""
         loop, parameters = self.loop, self._parameters()
         declared = ", ".join(parameters.values())
         function = f"{loop.function}_of" if self.spare else loop.function
@@ -50,7 +52,7 @@ class ElementsPrinter:
             self._call_twice(declared, ", ".join(parameters))
 
     def _parameters(self) -> dict[str, str]:
-        """The declarations of what it takes, by name."""
+        """Return the declarations of the parameters, by name."""
         text, loop = self.text, self.loop
         written = {*loop.stores, *loop.into.values(), *self.coded}
         given = {"count": "int64_t count"}
@@ -70,9 +72,9 @@ class ElementsPrinter:
         return given
 
     def _is_in_vectors(self) -> bool:
-        """Whether it takes whole vectors first: where that is quicker than g++'s own vectors.
+        """Whether to run over whole vectors first: if that is faster than g++'s own vectors.
 
-        The order of its sums then depends on the length alone.
+        The order in which its sums are added then depends only on the length.
         """
         loop, slow = self.loop, any(n.op in SLOW for n in self.loop.nodes)
         if not (loop.codes or loop.sums or slow):
@@ -118,7 +120,7 @@ class ElementsPrinter:
         self.put(0, "#endif")
 
     def _decode(self) -> None:
-        """Print what decodes the codes that are left; other arrays are asked for meanwhile."""
+        """Print the decoding of the codes that are left, with prefetches of other arrays."""
         for i, x in enumerate(self.coded.values()):
             given = [f"codes_{x} + first", f"scales_{x} + first / kBlock", f"at_{x} + first"]
             given += ["count - first", *(f"{y} + first" for y in self.beside[i :: len(self.coded)])]
@@ -152,19 +154,19 @@ class ElementsPrinter:
         self.put(1, "}")
 
     def _compute(self, depth: int, kind: str) -> None:
-        """Print what is computed of an element, or of vectors, which have a kind."""
+        """Print the operations on an element, or on vectors, whose C++ type is `kind`."""
         text = self.text
         for node in self.loop.nodes:
             made = text.expression(node, self.unrounded.get(node))
             if kind and node.op == "uniform":
                 made = f"vector_at(v{node.id}.of + i)"
             if node.op == "where" and node.dtype == "real" and not node.args[0].axes:
-                # of one condition for all elements, g++ makes no vectors of `?`
+                # g++ does not vectorize `?` if all elements have one condition
                 made = f"chosen({', '.join(map(text.name, node.args))})"
             self.put(depth, f"const {kind or text.kind(node)} {text.name(node)} = {made};")
 
     def _add_up(self, depth: int, kept: str) -> None:
-        """Print what is reduced, into variables whose names begin with `kept`."""
+        """Print the reductions, into variables whose names begin with `kept`."""
         text, loop = self.text, self.loop
         for s, node in loop.sums.items():
             only = "if (all) " if s in self.spare else ""
@@ -173,13 +175,13 @@ class ElementsPrinter:
             before = f"vector_at({at})" if at else into
             made, taken = f"{before} + {text.name(node)}", text.take(s, into, text.name(node))
             if (s.op, node.op, node.dtype) == ("sum", "mul", "real") and node in loop.nodes:
-                a, b = map(text.name, node.args)  # g++ alone may round it in some elements
+                a, b = map(text.name, node.args)  # else g++ may round it in some elements
                 made = f"fused({a}, {b}, {before})"
                 taken = f"{into} = {made}"
             self.put(depth, f"put_vector({made}, {at});" if at else f"{only}{taken};")
 
     def _call_twice(self, declared: str, given: str) -> None:
-        """Print the function that makes spare sums only if the plain ones need them."""
+        """Print the function that computes spare sums only if the plain ones need them."""
         function, totals = self.loop.function, self.loop.totals
         at = {s.args[0].id: i for i, s in enumerate(totals) if s not in self.spare}
         enough = dict[str, None]()
@@ -195,12 +197,12 @@ class ElementsPrinter:
 
 
 def _spare_sums(loop: Elements) -> list[Node]:
-    """The sums that are looked at only if a plain one, which the loop makes, is out of range."""
+    """Return the sums that are used only if a plain one, also in this loop, is out of range."""
     plain = {s.args[0].id for s in loop.totals if not isinstance(s.data, Spare)}
     return [s for s in loop.totals if isinstance(s.data, Spare) and s.data.plain in plain]
 
 
 def _is_of_vectors(node: Node) -> bool:
-    """Whether the headers have an operation for vectors, here of one at least."""
+    """Whether the headers have this operation for vectors, and an operand is one."""
     known = ARITHMETIC | SLOW if node.dtype == "real" else COMPARISONS
     return node.op in known and any(a.axes for a in node.args)

@@ -1,4 +1,4 @@
-"""Emitting C++: a plan as the text of one source."""
+"""Print the program of a plan as C++, which `cpp/engine.py` compiles, and `ao.source` returns."""
 
 from collections.abc import Iterable
 from functools import lru_cache
@@ -22,7 +22,7 @@ ARGUMENTS = {
     "units": f"int64_t lo, int64_t hi, int64_t thread, {REST}",
     "threads": f"int64_t thread, int64_t threads, {REST}",
 }
-"""What a function takes, by how threads share it."""
+"""The parameters of a function, by how threads share it."""
 
 
 class CpuPrinter(CPlusPlusPrinter):
@@ -36,12 +36,12 @@ class CpuPrinter(CPlusPlusPrinter):
         self.defined: set[str] = set()
 
     def function(self, function: program.Function) -> None:
-        """Print a function, after the loops over elements that are made part of it."""
+        """Print a function, and before it the functions of its loops over elements."""
         loops = list(program.elements_of(function.body))
         for elements in loops:
             ElementsPrinter(self, elements).print()
         most = max((len(elements.totals) for elements in loops), default=0)
-        apart = "__attribute__((noinline)) " if loops else ""  # it is compiled sooner
+        apart = "__attribute__((noinline)) " if loops else ""  # compiles faster
         given = [ARGUMENTS[function.shared], *(f"int64_t AT_{x}" for x in function.scratch)]
         self.put(0, "", f"static {apart}void {function.name}({', '.join(given)}) {{")
         self.put(1, *([f"W got[{most}];"] if most else []))
@@ -54,7 +54,7 @@ class CpuPrinter(CPlusPlusPrinter):
         self.defined = outer
 
     def _again(self, name: str) -> bool:
-        """Whether these statements have defined a name before."""
+        """Whether a name is defined already in this list of statements."""
         found = name in self.defined
         self.defined.add(name)
         return found
@@ -119,7 +119,7 @@ class CpuPrinter(CPlusPlusPrinter):
                 super().statement(depth, statement)
 
     def _read(self, node: Node, place: str, *, wide: bool) -> str:
-        """A scalar keeps its number, also where it is a truth value."""
+        """Return the definition of a value that is read; scalars are numbers, also conditions."""
         if node.on_host:
             kind = "double" if wide else "W"
             return f"const {kind} {self.bare(node)} = ({kind}){place};"
@@ -128,7 +128,7 @@ class CpuPrinter(CPlusPlusPrinter):
         return f"const {'auto' if wide else 'W'} {self.name(node)} = {place};"
 
     def _coded(self, codes: bulk.Codes) -> tuple[str, str]:
-        """Where codes are, and their scales."""
+        """Return the addresses of codes and of their scales."""
         scales = f"at_{codes.scale} + {self.index(codes.first // BLOCK)}"
         return f"at_{codes.array} + {self.index(codes.first)}", scales
 
@@ -162,7 +162,7 @@ def emit(
     lanes: Lanes | None = None,
     about: str = ".",
 ) -> str:
-    """The text of a C++ source that runs a plan; see `arrayopt.engines.numba.emit.emit`."""
+    """Return a C++ source that runs a plan; see `arrayopt.engines.numba.emit.emit`."""
     plan.check_wide()
     laid_out = lanes.layout if lanes else layout(plan)
     text = CpuPrinter(plan, dtype, grad_dtype or dtype, laid_out, native_columns(plan, laid_out))

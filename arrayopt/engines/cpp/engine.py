@@ -1,4 +1,4 @@
-"""The C++ engine: a plan as fused loops that a C++ compiler compiles."""
+"""The C++ engine: plans are printed by `emit.py` and compiled by `compiled.py`."""
 
 from collections.abc import Callable, Iterable
 
@@ -13,7 +13,7 @@ from arrayopt.engines.native.table import RunStages, Table
 
 
 class _Table(Table):
-    """A table, and a library."""
+    """A table whose code is a library, compiled from C++."""
 
     def compile(self, kind: Kind) -> Callable[..., RunStages]:
         text = emit(kind.plan, kind.dtype, kind.grad_dtype, lanes=kind.lanes)
@@ -21,7 +21,7 @@ class _Table(Table):
 
 
 class Cpp(Native):
-    """See `Native`; `asked` is as for `compiler`."""
+    """See `Native`; `asked` is that of `compiler`."""
 
     name = "cpp"
     batch = _Table

@@ -1,4 +1,6 @@
-"""Running a compiler, a process of its own, and loading what it makes."""
+"""Run a compiler in a process of its own, and load the library that it makes. `compiler.py` and
+`compiled.py` pass a command and a source, and get the library's bytes.
+"""
 
 import ctypes
 import os
@@ -16,40 +18,37 @@ from arrayopt.engines.base import CompilationError
 from arrayopt.engines.interrupts import uninterrupted
 
 PATIENCE = 300.0
-"""After so many seconds a compiler is ended."""
+"""The seconds after which a compiler is stopped."""
 
 SOON = 30.0
-"""The same where it has little to do: to say its version, or to compile the probe."""
+"""The same for short tasks: to print a version, or to compile the probe."""
 
 SHARED_MEMORY = "/dev/shm"
-"""Where compilers work, if there is such a folder with room: a disk is slower and may be full."""
+"""The folder in which compilers work, if it has room: disks are slower and may be full."""
 
 ROOM = 1 << 25
-"""Bytes that must be free there."""
+"""The number of bytes that must be free there."""
 
 MOST_OUTPUT = 1 << 16
-"""So many bytes of what a compiler says are looked at."""
+"""The number of bytes of a compiler's output that are read."""
 
 _running: set["subprocess.Popen[bytes]"] = set()
 _numbers = count(1)
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_running.clear)  # they are the parent's
+    os.register_at_fork(after_in_child=_running.clear)  # they belong to the parent
 
 
 class LateError(CompilationError):
-    """A compiler has not ended in time."""
+    """A compiler has not finished in time."""
 
 
-def compiled(command: Sequence[str], source: str, *, soon: bool = False) -> bytes:
-    """The library that a command makes of a source; `soon` if that is to take `SOON` at most.
+def compile_library(command: Sequence[str], source: str, *, soon: bool = False) -> bytes:
+    """Return the library that a command makes of a source; `soon` if it may take `SOON` at most.
 
-    Raises
-    ------
-    CompilationError
-        If it fails, with what it says.
+    CompilationError, with the compiler's message, if it fails.
     """
-    with _room() as folder:
+    with _temporary_folder() as folder:
         try:
             (folder / "code.cpp").write_text(source, "utf-8")
             _run((*command, "-o", "code.so", "code.cpp"), folder, SOON if soon else PATIENCE)
@@ -60,15 +59,15 @@ def compiled(command: Sequence[str], source: str, *, soon: bool = False) -> byte
             raise CompilationError(f"{command[0]} cannot be used: {error}") from error
 
 
-def said(command: Sequence[str]) -> str:
-    """What a command says; CompilationError if it fails."""
-    with _room() as folder:
+def output_of(command: Sequence[str]) -> str:
+    """Return the output of a command; CompilationError if it fails."""
+    with _temporary_folder() as folder:
         return _run(command, folder, SOON)
 
 
 @contextmanager
-def _room() -> Iterator[Path]:
-    """A folder of our own, for one run of a compiler."""
+def _temporary_folder() -> Iterator[Path]:
+    """Create a temporary folder for one run of a compiler."""
     place = None
     with suppress(OSError):
         if os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free >= ROOM:
@@ -84,10 +83,10 @@ def _room() -> Iterator[Path]:
 
 
 def _run(command: Sequence[str], folder: Path, patience: float) -> str:
-    """The output of a command, which ends with all its children after `patience` seconds."""
+    """Return a command's output. It is stopped, with all its children, after `patience` seconds."""
     process = None
     try:
-        with uninterrupted():  # else it might run on and nobody know of it
+        with uninterrupted():  # else a process might run on that is not in `_running`
             process = _started(command, folder)
         output, _ = process.communicate(timeout=patience)
     except OSError as error:
@@ -109,7 +108,7 @@ def _run(command: Sequence[str], folder: Path, patience: float) -> str:
 
 
 def _started(command: Sequence[str], folder: Path) -> "subprocess.Popen[bytes]":
-    """A process that runs a command in a folder."""
+    """Start a command in a folder."""
     process = subprocess.Popen(
         command,
         cwd=folder,
@@ -117,21 +116,21 @@ def _started(command: Sequence[str], folder: Path) -> "subprocess.Popen[bytes]":
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        start_new_session=True,  # Ctrl-C is for this process, which ends the compiler
+        start_new_session=True,  # Ctrl-C reaches only this process, which stops the compiler
     )
     _running.add(process)
     return process
 
 
 def _first(text: str) -> str:
-    """The lines of a compiler's output that say most."""
+    """Return the most important lines of a compiler's output."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if "error" in line.lower()] or lines
     return f": {' / '.join(telling[:3])[:600]}" if telling else ""
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End a process and what it has started, if it still runs."""
+    """Stop a process and its children, if it still runs."""
     with uninterrupted():
         if process.poll() is None:
             _kill(process)
@@ -142,13 +141,13 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def end_all() -> None:
-    """End all compilers that run, as when the user interrupts."""
+    """Stop all running compilers, for example if the user interrupts."""
     for process in list(_running):
         _kill(process)
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """Kill a process, and what it has started."""
+    """Kill a process and its children."""
     with suppress(OSError):
         if hasattr(os, "killpg"):
             os.killpg(process.pid, signal.SIGKILL)
@@ -157,16 +156,10 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
 
 
 def library(code: bytes) -> Any:
-    """A shared library, loaded from these bytes and from nothing else.
-
-    Raises
-    ------
-    CompilationError
-        If the system does not load it.
-    """
+    """Load a shared library from exactly these bytes; CompilationError if the system cannot."""
     try:
         return _from_memory(code)
-    except (AttributeError, OSError):  # the system has no files in memory, or runs none
+    except (AttributeError, OSError):  # the system has no files in memory, or cannot load them
         pass
     try:
         with tempfile.TemporaryDirectory(prefix="arrayopt-", ignore_cleanup_errors=True) as folder:
@@ -178,12 +171,12 @@ def library(code: bytes) -> Any:
 
 
 def _from_memory(code: bytes) -> Any:
-    """See `library`; by a file that is in memory only."""
+    """See `library`; from a file that exists only in memory."""
     descriptor = os.memfd_create("arrayopt", os.MFD_CLOEXEC)
     try:
         with open(descriptor, "wb", closefd=False) as file:
             file.write(code)
-        # the loader takes a path that it has seen for the same library: so each path is another
+        # the loader returns the old library for a path that it knows, so each path must be new
         path = "/proc/self/" + "".join("./" if bit == "1" else "/" for bit in f"{next(_numbers):b}")
         return ctypes.CDLL(f"{path}fd/{descriptor}")
     finally:

@@ -1,4 +1,5 @@
-"""The columns of the table that kernels work through, and what is sent to them for each step."""
+"""From a plan to the columns of the table of tensors, and the hyper-parameters that a step sends.
+`emit.py` prints them as names of CUDA, and `table.py` fills them in."""
 
 from arrayopt.engines.columns import first_columns
 from arrayopt.fusion.graph import CLIP, COUNT, KEY, UPDATES, reachable
@@ -8,7 +9,7 @@ from arrayopt.fusion.plan import Plan
 from arrayopt.rules.names import VALUE
 
 COLUMNS = (*GEOMETRY, "ALIGNED", "GROUP", "COUNT")
-"""What a tensor's row of the table begins with; addresses and offsets follow."""
+"""The first columns of each table; addresses and offsets follow."""
 
 WINDOW_COLUMNS = (
     "A_FROM",
@@ -21,11 +22,11 @@ WINDOW_COLUMNS = (
     "MATRIX",
     "BEFORE",
 )
-"""What it ends with where matrices are cut: see ``Tile`` in ``matrix.cuh``."""
+"""The last columns, only if the user divided matrices; see ``Tile`` in ``matrix.cuh``."""
 
 
 def table_columns(plan: Plan, layout: Layout, *, windows: bool) -> list[str]:
-    """`first_columns`, position and keys of random numbers, `GIVEN`s, and `WINDOW_COLUMNS`."""
+    """All columns: `first_columns`, of random numbers, `given_names`, and `WINDOW_COLUMNS`."""
     found = first_columns(plan, layout, COLUMNS)
     if plan.draws:
         found += ["START", *(f"KEY{i}" for i in range(len(key_names(plan))))]
@@ -34,21 +35,21 @@ def table_columns(plan: Plan, layout: Layout, *, windows: bool) -> list[str]:
 
 
 def _leaves(plan: Plan) -> list[str]:
-    """What the scalars of a step are computed from."""
+    """The names of the inputs from which the scalars of a step are computed."""
     return [n.data for n in reachable(plan.scalars) if n.op == "host"]
 
 
 def hyper_names(plan: Plan) -> list[str]:
-    """The hyper-parameters that the scalars depend on, in the order of their table."""
+    """The hyper-parameters on which the scalars depend, in the order of their columns."""
     others, own = (COUNT, KEY, *GIVEN), (UPDATES, CLIP, VALUE)
     return [x for x in _leaves(plan) if x not in own and not x.startswith(others)]
 
 
 def key_names(plan: Plan) -> list[str]:
-    """The halves of keys of random numbers, in the order of their columns."""
+    """The halves of the keys of random numbers, in the order of their columns."""
     return [name for name in _leaves(plan) if name.startswith(KEY)]
 
 
 def given_names(plan: Plan) -> list[str]:
-    """The scalars that each tensor has elsewhere, in the order of the columns that say where."""
+    """The inputs that kernels read by address, in the order of the columns with the addresses."""
     return [name for name in _leaves(plan) if name == VALUE or name.startswith(GIVEN)]

@@ -1,8 +1,7 @@
-"""cuBLAS by its own functions, with a handle, a stream and a workspace that are set before each
-step.
+"""Calls of cuBLAS through ctypes. `products.py` describes products, and `table.py` runs them.
 
-CuPy's calls raise while a stream is being captured, and the workspace of a handle that is left to
-cuBLAS is not ours to keep for a graph. CuPy finds the library and loads it.
+CuPy's functions for cuBLAS raise an error during a capture. A workspace that cuBLAS allocates may
+be freed while a CUDA graph uses it, so `Blas` has its own. CuPy finds and loads the library.
 """
 
 import ctypes
@@ -23,7 +22,7 @@ STRIDED = "cublasGemmStridedBatchedEx"
 
 
 def _arguments(letters: str) -> tuple[Any, ...]:
-    """The types of arguments: P for a pointer, I for an integer, L for one of 64 bits."""
+    """The types of arguments from letters: P is a pointer, I an int, L an integer of 64 bits."""
     return tuple({"P": POINTER, "I": INT, "L": LONG}[letter] for letter in letters if letter != " ")
 
 
@@ -32,47 +31,46 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "cublasSetStream_v2": (POINTER, POINTER),
     "cublasSetWorkspace_v2": (POINTER, POINTER, ctypes.c_size_t),
     "cublasSetMathMode": (POINTER, INT),
-    # handle; whether a and b are transposed; m, n, k; alpha; a, b, with type, leading dimension and
-    # stride; beta; c, the same; count; types of arithmetic and algorithm
+    # handle; whether a and b are transposed; m, n, k; alpha; a and b, each with type, leading
+    # dimension and stride; beta; c, likewise; number of products; types of arithmetic and algorithm
     STRIDED: _arguments("P II III P PIIL PIIL P PIIL I II"),
 }
-"""What is called, and its arguments; each returns a status."""
+"""The functions that are called, with the types of their arguments; each returns a status."""
 
 TYPES = {
     "float32": (0, 68, ctypes.c_float),
     "float64": (1, 70, ctypes.c_double),
     "bfloat16": (14, 68, ctypes.c_float),
 }
-"""`cudaDataType`, `cublasComputeType_t` and the type of the factors: no TensorFloat-32, whatever
-others ask for. What is multiplied in bfloat16 is added up in float32.
-"""
+"""`cudaDataType`, `cublasComputeType_t` and the type of alpha and beta, by dtype. The compute types
+exclude TensorFloat-32. Products of bfloat16 are added up in float32."""
 
 MATH = 16
-"""The default mode: operands are not rounded, and sums have the precision of arithmetic."""
+"""The math mode, in which sums have the precision of the compute type, and not a lower one."""
 
 DEFAULT_ALGORITHM = -1
 
 Call = tuple[str, tuple[Any, ...]]
-"""A function of cuBLAS, and what it is given beside its handle."""
+"""A function of cuBLAS, and its arguments except the handle."""
 
 
-class Alike(NamedTuple):
-    """Products of matrices of one shape, which lie row by row at equal distances."""
+class StridedProducts(NamedTuple):
+    """Products of row-major matrices of one shape, at equal strides in memory."""
 
     transposed: tuple[bool, bool]
-    """Whether A and B are the transposes of what is stored."""
+    """Whether A and B are the transposes of the stored matrices."""
     extents: tuple[int, int, int]
-    """The rows and columns of the product, and the length of the sums."""
+    """The numbers of rows and columns of the product, and the number of terms of each sum."""
     first: tuple[int, int, int]
     """The addresses of the first A, B and C."""
-    distances: tuple[int, int, int]
-    """The distances in bytes from one A, B and C to the next."""
+    strides: tuple[int, int, int]
+    """The strides in bytes from each A, B and C to the next."""
     number: int
-    """How many products."""
+    """The number of products."""
 
     @property
-    def steps(self) -> tuple[int, int, int]:
-        """The lengths of the rows of A, B and C as they are stored."""
+    def leading_dimensions(self) -> tuple[int, int, int]:
+        """The lengths of the stored rows of A, B and C, which are cuBLAS's leading dimensions."""
         rows, columns, length = self.extents
         return (
             rows if self.transposed[0] else length,
@@ -82,26 +80,26 @@ class Alike(NamedTuple):
 
 
 class BlasError(RuntimeError):
-    """A call of cuBLAS has failed."""
+    """A call of cuBLAS failed."""
 
 
 @cache
 def library() -> Any:
-    """The functions of cuBLAS.
+    """Load cuBLAS, and declare the functions of `PROTOTYPES`.
 
     Raises
     ------
     ValueError
-        If CuPy finds no cuBLAS.
+        If CuPy finds no cuBLAS, or it cannot be loaded.
     """
     try:
-        # by its package, which loads the library where pip has put it
+        # this package loads the library from the place where pip installed it
         from cupy_backends.cuda.libs import cublas
     except ImportError as error:
         raise ValueError(f"matrix products need cuBLAS, which CuPy cannot find: {error}") from error
     major = cupy.cuda.runtime.runtimeGetVersion() // 1000
-    # CuPy's module leads to what it is linked with; where it is linked with nothing, the library is
-    # loaded by now
+    # CuPy's module gives access to the library that it is linked with. If it is linked with none,
+    # its import has loaded the library, which is then found by name.
     for name in (cublas.__file__, f"libcublas.so.{major}", f"cublas64_{major}.dll"):
         try:
             found = ctypes.CDLL(name)
@@ -114,7 +112,7 @@ def library() -> Any:
 
 
 def _call(name: str, *args: Any) -> None:
-    """Call a function of cuBLAS."""
+    """Call a function of cuBLAS; raise `BlasError` if it fails."""
     status = getattr(library(), name)(*args)
     if status != 0:
         what = {1: "it could not be set up", 3: "memory ran out"}.get(status, "see cublasStatus_t")
@@ -122,11 +120,11 @@ def _call(name: str, *args: Any) -> None:
 
 
 _free: dict[int, list[int]] = {}
-"""Handles by device that nobody has now. They are kept: to destroy one waits for the device."""
+"""Unused handles by device, kept for reuse, because destroying a handle waits for the device."""
 
 
 class Blas:
-    """cuBLAS on the current device, and scratch memory, for the steps of one optimizer."""
+    """An optimizer's handle of cuBLAS on the current device, with workspace and scratch memory."""
 
     def __init__(self, device: int) -> None:
         free = _free.setdefault(device, [])
@@ -138,40 +136,39 @@ class Blas:
             self.handle = int(made.value or 0)
             _call("cublasSetMathMode", self.handle, MATH)
         weakref.finalize(self, free.append, self.handle).atexit = False
-        # of the size that NVIDIA recommends; a graph has its address
+        # the size that NVIDIA recommends; CUDA graphs contain its address
         size = (32 if int(cupy.cuda.Device().compute_capability) >= 90 else 4) << 20
         self.workspace = cupy.empty(size, np.uint8)
-        self.rooms: dict[tuple[str, int], Any] = {}
+        self.buffers: dict[tuple[str, int], Any] = {}
 
-    def room(self, name: str, size: int, dtype: Any) -> Any:
-        """Memory for so many numbers, for all tables of the optimizer, and valid in one step."""
+    def buffer(self, name: str, size: int, dtype: Any) -> Any:
+        """Scratch memory for `size` numbers during a step, which the optimizer's tables share."""
         key = name, np.dtype(dtype).itemsize
-        if key not in self.rooms or self.rooms[key].size < size:
-            self.rooms[key] = cupy.empty(size, dtype)  # who has a smaller one keeps it
-        return self.rooms[key]
+        if key not in self.buffers or self.buffers[key].size < size:
+            self.buffers[key] = cupy.empty(size, dtype)  # tables that have a smaller one keep it
+        return self.buffers[key]
 
     def use(self) -> None:
-        """Have what follows done in the current stream."""
-        # which takes the workspace away
+        """Run the following calls in the current stream."""
+        # cublasSetStream resets the workspace
         _call("cublasSetStream_v2", self.handle, cupy.cuda.get_current_stream().ptr)
         _call("cublasSetWorkspace_v2", self.handle, self.workspace.data.ptr, self.workspace.nbytes)
 
     def multiply(self, calls: Sequence[Call]) -> None:
-        """Make products, as `strided` says them."""
+        """Compute products: run calls that `strided_call` returned."""
         for name, arguments in calls:
             _call(name, self.handle, *arguments)
 
 
-def strided(dtype: str, of: Alike) -> Call:
-    """The call that makes products of one shape.
+def strided_call(dtype: str, of: StridedProducts) -> Call:
+    """Return the call that computes products of one shape.
 
-    cuBLAS has matrices column by column: each is the transpose of ours. So it is asked for BᵀAᵀ,
-    which is (AB)ᵀ.
+    cuBLAS expects column-major matrices, so it sees our transposes, and computes BᵀAᵀ = (AB)ᵀ.
     """
     kind, compute, real = TYPES[dtype]
     rows, columns, length = of.extents
     size = CODECS[dtype].itemsize
-    lie = zip(of.first, of.steps, of.distances, strict=True)
+    lie = zip(of.first, of.leading_dimensions, of.strides, strict=True)
     left, right, out = ((x, kind, step, far // size) for x, step, far in lie)
     shape = (*map(int, reversed(of.transposed)), columns, rows, length)
     one, zero = ctypes.byref(real(1.0)), ctypes.byref(real(0.0))
@@ -183,7 +180,7 @@ _users: "weakref.WeakKeyDictionary[Run, dict[int, Blas]]" = weakref.WeakKeyDicti
 
 
 def blas_of(run: Run, device: int) -> Blas:
-    """What the steps of one optimizer have on the current device: they come one after the other."""
+    """Return the `Blas` of an optimizer on the current device, which all its steps share."""
     own = _users.setdefault(run, {})
     if device not in own:
         own[device] = Blas(device)

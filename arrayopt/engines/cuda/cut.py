@@ -1,4 +1,5 @@
-"""Tensors that ranks share, on a device: this rank's pieces of passes; see `CutTable`."""
+"""`DeviceCut`: how a table in device memory runs this rank's part of tensors that ranks share.
+`Table` makes it. After each pass, it yields the partial results that other ranks must fill in."""
 
 from typing import Any
 
@@ -11,10 +12,10 @@ from arrayopt.engines.cuts import CutTable
 
 
 class DeviceCut(CutTable):
-    """See `CutTable`. A piece of a pass is a unit."""
+    """See `CutTable`. On a device, a piece of a pass is a unit."""
 
     def windows_here(self) -> Ints | None:
-        """This rank's windows, with columns as in `WINDOW_COLUMNS`; None if there are none."""
+        """This rank's windows, in the columns `WINDOW_COLUMNS`; None if there are none."""
         if not self.windows:
             return None
         found = self.lying()
@@ -26,14 +27,14 @@ class DeviceCut(CutTable):
         return np.column_stack([first - tile * sizes, end, columns, matrix, before])
 
     def keep_own(self, pieces: Ints) -> None:
-        """Keep this rank's pieces of each stage: its units of passes, and none if it has none."""
+        """Set the counts of pieces to this rank's: its units in passes; all 0 if it has no unit."""
         passes = [stage.kind == "pass" for stage in self.table.stages]
         counts = np.array(list(map(len, self.own)))
         pieces[:, passes] = counts[:, None]
         pieces[counts == 0] = 0
 
     def scratch_starts(self) -> dict[str, tuple[Ints, int]]:
-        """Where scratch arrays of whole tensors would begin in this rank's, and its size."""
+        """For each scratch array where whole tensors would begin in this rank's, and its size."""
         held = np.array([share.last - share.first for share in self.shares])
         sizes, first = -(-held // 8) * 8, np.array([self.first(row) for row in range(len(held))])
         starts = np.cumsum(sizes) - sizes - first
@@ -43,7 +44,7 @@ class DeviceCut(CutTable):
         """See `Batch.run_cut`."""
         going = self.table.launches(rows)
         while True:
-            with self.table.access.section():  # not while others are at work
+            with self.table.access.section():  # which must end before other code runs
                 k = next(going, None)
                 if k is None:
                     return

@@ -1,4 +1,5 @@
-"""Arrays in device memory, of CuPy and PyTorch: their addresses, layout and streams."""
+"""Addresses, layout and streams of CuPy's and PyTorch's arrays in device memory.
+`access` returns an `Access` for an array's library, which all other modules of the engine use."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -14,35 +15,35 @@ from arrayopt.arrays import Array, Ints, detached
 from arrayopt.params import headers
 
 OPTIONS = ("-std=c++17", "-fmad=false")
-"""Of the compiler; products are rounded before they are added, as on a CPU: 0 to 2 % slower."""
+"""Options of the compiler. Without fused multiply-adds, results are a CPU's (0 to 2 % slower)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How a library's arrays on a device are reached."""
+    """Operations on the arrays of one library on one device."""
 
     device: int
     """The number of the device."""
     located: Callable[[Sequence[Array]], tuple[Ints, bool]]
-    """Where arrays lie; and whether the elements of each lie one after the other."""
+    """Return the addresses of arrays, and whether all are contiguous."""
     contiguous: Callable[[Array], bool]
-    """Whether those of one array do."""
+    """Whether an array is contiguous."""
     like: Callable[[Array], Array]
-    """A new array like another, its elements one after the other."""
+    """Return a new contiguous array of the same shape and dtype."""
     own: Callable[[Any], Array]
-    """A CuPy array as one of the library, in the same memory."""
+    """Return a CuPy array as an array of the library, in the same memory."""
     stream: Callable[[], AbstractContextManager[Any]] | None
-    """The library's current stream on the device, for a ``with`` statement; None for CuPy's own."""
+    """Return the library's current stream, for a ``with`` statement; None if that is CuPy's."""
 
     def section(self) -> AbstractContextManager[Any]:
-        """A section on the device, and in the current stream of the library."""
+        """A ``with`` section on the device and in the library's current stream."""
         there: AbstractContextManager[Any] = cupy.cuda.Device(self.device)
         return there if self.stream is None else _both(there, self.stream)
 
 
 @dataclass(frozen=True, slots=True)
 class _Stream:
-    """A stream of CUDA's by its address, by the protocol for such."""
+    """A CUDA stream by its address, with the method that CuPy's ``from_external`` calls."""
 
     pointer: int
 
@@ -56,7 +57,7 @@ def _torch(device: int) -> Access:
     def stream() -> AbstractContextManager[Any]:
         pointer = torch.cuda.current_stream(device).cuda_stream
         made: AbstractContextManager[Any]
-        if hasattr(cupy.cuda.Stream, "from_external"):  # since CuPy 14, which warns of the other
+        if hasattr(cupy.cuda.Stream, "from_external"):  # since CuPy 14, where ExternalStream warns
             made = cupy.cuda.Stream.from_external(_Stream(pointer))
         else:
             made = cupy.cuda.ExternalStream(pointer)
@@ -77,7 +78,7 @@ def _torch(device: int) -> Access:
 
 
 def access(array: Array) -> Access:
-    """How arrays of an array's library are reached on its device."""
+    """Return the `Access` for an array's library and device."""
     if array_api_compat.is_torch_array(array):
         return _torch(array.device.index or 0)
     return Access(
@@ -94,13 +95,13 @@ def access(array: Array) -> Access:
 def _both(
     there: AbstractContextManager[Any], stream: Callable[[], AbstractContextManager[Any]]
 ) -> Iterator[None]:
-    """On a device, and a stream of it, which is asked for there."""
+    """A section on a device and in one of its streams, which is looked up on that device."""
     with there, stream():
         yield
 
 
 def uncaptured(why: str = "") -> Any:
-    """The current stream; RuntimeError in a capture: a replay cannot allocate, compile or wait."""
+    """Return the current stream; raise RuntimeError in a capture, which allows no allocation."""
     stream = cupy.cuda.get_current_stream()
     if stream.is_capturing():
         first = "first make a step with the same arrays and options, and call Optimizer.advance and"

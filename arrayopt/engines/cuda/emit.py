@@ -1,9 +1,8 @@
-"""Emitting CUDA: a plan as the text of one source, which the headers in ``kernels/`` make whole.
+"""`emit`: from a plan to the CUDA source of `prepare` and `run`, which `table.py` compiles.
 
-For each pass there is a `PassK`, which does what the pass does with some elements; `piece` finds
-the stage, and `scalars_of` computes the scalars of a step. The kernels are `prepare` and `run`.
-Passes that differ in nothing but which scratch arrays they have, as those between products of
-matrices do, share a struct.
+The source has the headers of ``kernels/``, a struct `PassK` with the work of each pass, `piece`,
+which runs a stage, and `scalars_of`, which computes the scalars of a step. Passes that differ only
+in their scratch arrays, such as those between products of matrices, share a struct.
 """
 
 from collections.abc import Mapping
@@ -22,15 +21,14 @@ from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.program import Body, Stage
 
 LEAN = True
-"""A thread has 80 registers if three blocks share a multiprocessor; see `trace`."""
+"""The argument `lean` of `trace`: a thread has few registers, 80 with three blocks."""
 
 AHEAD, AHEAD_OF_CODES = 32 << 10, 24 << 10
-"""Bytes that a multiprocessor is to wait for at once. See "Bytes in flight" in ``docs/cuda.md``."""
+"""The wanted bytes in flight of a multiprocessor, and those with 8-bit slots: ``docs/cuda.md``."""
 
 WIDE, COMPLEX, WIDEST = 18, 10, 20
-"""For so many 32-bit words per element, real or complex, 80 registers are enough but for some
-bytes (16 as a rule, up to 72 for Adan on 12.0); for so many arrays, 128.
-"""
+"""The most 32-bit words per element, real and complex, for which 80 registers are enough (up to 16
+bytes are spilled, 72 for Adan on 12.0); and the words from which 128 registers are too few."""
 
 
 def emit(
@@ -41,9 +39,10 @@ def emit(
     about: str = ".",
     windows: bool = False,
 ) -> str:
-    """The text of a CUDA source that runs a plan, for parameters and gradients stored in these
-    dtypes; with `windows`, parts of matrices that the user has divided, see
-    `arrayopt.fusion.windows`. `about` is said in the first lines.
+    """Return the CUDA source that runs a plan, for parameters and gradients of these dtypes.
+
+    With `windows`, it runs parts of matrices that the user divided (`arrayopt.fusion.windows`).
+    `about` ends the comment in the first line.
     """
     text = RingsPrinter(plan, dtype, grad_dtype or dtype, windows=windows)
     stages, blocks = in_stages(plan).stages, _resident(plan, dtype, text.real, windows=windows)
@@ -54,7 +53,7 @@ def emit(
         text.put_text(header(f"{name}.cuh"))
         text.put(0, "")
     text.put(0, "// ---- the plan", "")
-    numbers: dict[str, list[int]] = {}  # of the stages that have a function in common
+    numbers: dict[str, list[int]] = {}  # by the name of a function, the stages that share it
     for number, stage in enumerate(stages):
         same = numbers.setdefault(stage.function.name, [])
         same.append(number)
@@ -83,11 +82,11 @@ def emit(
 
 
 def _resident(plan: Plan, dtype: str, real: str, *, windows: bool = False) -> int:
-    """Blocks of a multiprocessor: three leave a thread 80 registers, two 128."""
+    """The number of blocks of a multiprocessor: three leave a thread 80 registers, two 128."""
     if plan.multiplies:  # many passes in one kernel, and products take the time
         return 1
     if layout(plan, device=True).leaves or any(map(turns_of, in_stages(plan).stages)):
-        return 2 if real == "float32" else 1  # waves, and loops over members of rings
+        return 2 if real == "float32" else 1  # for waves, and for loops over members of rings
     passes, words = plan.passes, 2 if real == "float64" else 1
     held = []
     for p in passes:
@@ -97,14 +96,14 @@ def _resident(plan: Plan, dtype: str, real: str, *, windows: bool = False) -> in
         return 1
     most = max((x + len(p.reductions) for x, p in zip(held, passes, strict=True)), default=0)
     most += 5 * (STORED[dtype].itemsize == 2)  # for rounding
-    if plan.draws or plan.quantized or windows:  # random bits, scales, and where elements lie
+    if plan.draws or plan.quantized or windows:  # registers for random bits, scales, positions
         return 2
     wide = COMPLEX if dtype.startswith("complex") else WIDE
     return 3 if real == "float32" and most <= wide else 2
 
 
 def _ahead(plan: Plan, body: Body, storage: Mapping[str, str], blocks: int) -> int:
-    """The vectors of each array that a thread reads before it uses the first."""
+    """The number of vectors of each array that a thread reads before it uses the first."""
     if plan.multiplies:  # many passes share the registers, and products take the time
         return 1
     loop = body.elements
@@ -113,13 +112,13 @@ def _ahead(plan: Plan, body: Body, storage: Mapping[str, str], blocks: int) -> i
     if plan.element != "C":
         return next((n for n in (1, 2, 4) if n * each >= AHEAD), 8) if each else 1
     least = 2 if len(plan.passes) == 2 and {*sizes} == {4} else 1  # as measured on an H200
-    # a piece is of four; where there are codes, so many values do not fit into 128 registers
+    # a piece has four vectors a thread; with codes, 128 registers are too few for four
     most = 2 if plan.quantized and 2 * each >= AHEAD_OF_CODES else 4
     return next((n for n in (1, 2) if n >= least and n * each >= AHEAD), most)
 
 
 def _constants(text: CudaPrinter, blocks: int) -> None:
-    """The sizes that the headers and the rest of the text share."""
+    """Print the constants and types that the headers and the generated code use."""
     plan = text.plan
     text.put(0, f"typedef {STORED[text.real].cuda} W;  // the dtype of arithmetic", "")
     columns = ", ".join(text.columns)
@@ -130,7 +129,7 @@ def _constants(text: CudaPrinter, blocks: int) -> None:
     values["kMostSums"] = max([1, *(len(p.sums) for p in plan.passes)])
     if plan.element != "C":
         most = max((len(p.reducing("column")) for p in plan.passes), default=0)
-        # 0: tensors are whole
+        # 0 if tensors are whole
         values["kWindow"] = text.columns.index(WINDOW_COLUMNS[0]) if text.windows else 0
         values |= {"kSmallMatrix": SMALL_MATRIX, "kSmallColumns": SMALL_COLUMNS}
         values["kColumnRoom"] = max(1, most) * 256 * SMALL_COLUMNS
@@ -141,7 +140,7 @@ def _constants(text: CudaPrinter, blocks: int) -> None:
 
 
 def _headers(plan: Plan) -> list[str]:
-    """The headers that a plan takes, in their order."""
+    """The headers that a plan needs, in the order in which they are included."""
     names = ["storage", "packs", "arithmetic"]
     names += ["quantized", "codes"] if plan.quantized else []
     names += ["random"] if plan.draws else []
@@ -153,7 +152,7 @@ def _headers(plan: Plan) -> list[str]:
 
 
 def _scratch(numbers: list[int], stages: list[Stage]) -> str:
-    """The arguments that say where the scratch arrays are, of the passes that some stages are."""
+    """The arguments of a pass's constructor with the columns of its scratch arrays, by stage."""
     *others, last = zip(numbers, stages, strict=True)
     arguments = ""
     for i, name in enumerate(last[1].scratch):
@@ -166,7 +165,7 @@ def _scratch(numbers: list[int], stages: list[Stage]) -> str:
 
 
 def _pass(text: CudaPrinter, numbers: list[int], same: list[Stage]) -> None:
-    """One piece of a pass; passes that are alike have one function."""
+    """Print the function that runs a piece of a pass, for all stages that share its struct."""
     stage, function = same[0], same[0].function
     text.open(f"stage{numbers[0]}", ", int stage" if same[1:] else "")
     text.put(1, f"{function.name} pass(step, tensor{_scratch(numbers, same)});")
@@ -180,7 +179,7 @@ def _pass(text: CudaPrinter, numbers: list[int], same: list[Stage]) -> None:
 
 
 def _scalars(text: CudaPrinter) -> None:
-    """The scalars of a step, from hyper-parameters, the tensor's count and its extents."""
+    """Print `scalars_of`: scalars of a step from hyper-parameters, update count and extents."""
     text.type, plan = "double", text.plan
     head = "const long long* t, const double* hyper, double count, double factor,"
     text.put(0, f"__device__ void scalars_of({head}")

@@ -1,4 +1,5 @@
-"""Emitting CUDA: the kernel that decides, for all tensors together, what becomes of a step."""
+"""`emit_judge`: the CUDA source of the kernel `judge`, which `judge.py` compiles and launches.
+The kernel computes the verdict on a step from norms, by the formulas of `arrayopt.state`."""
 
 from typing import Any
 
@@ -14,29 +15,29 @@ from arrayopt.state.loss_scale import LossScale
 from arrayopt.state.verdict import judge
 
 GIVEN = ("given_scale", "limit")
-"""What the host says of a step: the loss scale of this call, and the limit of the global norm."""
+"""The host's numbers of a step: the loss scale of this call, and the limit of the global norm."""
 
 STATE = ("scale", "good", "skipped", "inverse")
-"""The state on the device: that of a loss scale, skipped steps, and 1 / scale."""
+"""The state on the device: loss scale, good steps since it changed, skipped steps, 1 / scale."""
 
 VERDICT = ("factor", "norm", *STATE)
-"""What gradients are multiplied by, their global norm, and the state after the step."""
+"""The results: the factor for gradients, their global norm, and the state after the step."""
 
 
 def emit_judge(scaling: LossScale | None, *, scale: str | None, limit: bool, check: bool) -> str:
-    """The text of a CUDA source for `arrayopt.state.verdict.judge` and `LossScale.next`.
+    """Return the CUDA source that computes `arrayopt.state.verdict.judge` and `LossScale.next`.
 
     Parameters
     ----------
     scaling : LossScale or None
-        How the loss is scaled.
+        How the loss scale changes; None if it does not.
     scale : str or None
-        The scale that is still in the gradients: ``"scale"``, which the device keeps, or
-        ``"given_scale"``, or none.
+        The scale by which gradients are multiplied: ``"scale"``, which is on the device, or
+        ``"given_scale"``; None if they are not scaled.
     limit : bool
-        Whether the global norm is limited.
+        Whether the global norm is clipped.
     check : bool
-        Whether a step with a gradient that is not finite is skipped.
+        Whether a step is skipped if a gradient is not finite.
     """
     graph, text = Graph(tiny=float(np.finfo("float64").tiny)), CudaLines()
     known: dict[str, Any] = {}

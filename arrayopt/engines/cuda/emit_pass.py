@@ -1,4 +1,5 @@
-"""Printing what a pass does as a struct, for the loops over rows and columns in ``kernels/``."""
+"""`PassPrinter`: prints the work of a pass as a struct of CUDA, for `emit.py`.
+Templates in ``kernels/`` loop over rows, columns and elements, and call the struct's members."""
 
 from collections.abc import Iterable
 
@@ -9,11 +10,11 @@ from arrayopt.fusion.program import Body, Function, Read
 from arrayopt.state.quantized import scale_of
 
 RESULTS = {"Whole": "tensor", "Row": "row", "Column": "column", "Batch": "batch"}
-"""By what each kind of result is called in the headers, what partial results are kept for."""
+"""The kinds of results by their names in the headers: what a partial result is of."""
 
 
 class PassPrinter:
-    """Prints the struct of a pass into a source."""
+    """Prints the struct of a pass into the source `text`."""
 
     def __init__(self, text: CudaPrinter, function: Function) -> None:
         (body,) = function.body
@@ -27,7 +28,7 @@ class PassPrinter:
         self.windows = self.loop.position is not None and text.windows
 
     def write(self, ahead: int) -> None:
-        """Write all of it; a thread reads so many vectors of an array before it uses the first."""
+        """Print the struct; a thread reads `ahead` vectors of an array before it uses the first."""
         self.text.put(0, f"struct {self.function.name} {{")
         self._types(ahead)
         self._members()
@@ -40,16 +41,16 @@ class PassPrinter:
         self.text.put(0, "};", "")
 
     def _stored(self, at: str) -> str:
-        """The C++ type of an element of a stored array."""
+        """The C++ type of the elements of a stored array."""
         return self.text.stored(self.loop.storage[at])
 
     def _fields(self, indent: int, nodes: Iterable[Node], more: str = "") -> None:
-        """Declare values."""
+        """Print a field for each value."""
         text = self.text
         text.put(indent, *(f"{text.kind(n)} {text.bare(n)}{more};" for n in nodes))
 
     def _types(self, ahead: int) -> None:
-        """The types: sums, what a row and columns have, what is loaded."""
+        """Print the nested types: sums, values of a row and of columns, and loaded elements."""
         text = self.text
         counts = ", ".join(f"k{kind} = {len(some)}" for kind, some in self.sums.items())
         text.put(1, f"static constexpr int {counts}, kAhead = {ahead};")
@@ -72,7 +73,7 @@ class PassPrinter:
             text.fold(1, f"Of{kind}", list(some))
 
     def _members(self) -> None:
-        """Where arrays lie, and values that are the same for a tensor or a batch."""
+        """Print the members: addresses of arrays, and values of the tensor and of the matrix."""
         text = self.text
         text.put(1, "const Step step;", "const long long* const t;", "long long a, b;")
         text.put(1, *(f"{text.stored(x)}* const at_{x};" for x in self.body.arrays))
@@ -82,13 +83,13 @@ class PassPrinter:
         text.put(1, *(f"long long first_{text.bare(n)};" for n in self.body.columns), "")
 
     def _read(self, indent: int, reads: Iterable[Read], into: str = "") -> None:
-        """Read values over fewer axes."""
+        """Print statements that read values over fewer axes than the elements have."""
         text = self.text
         for x in reads:
             text.put(indent, f"{into}{text.bare(x.node)} = {text.read(x.node, x.place)};")
 
     def _enter(self) -> None:
-        """Read what is the same for a tensor, or for a batch."""
+        """Print the constructor, which reads a tensor's values, and `enter_batch` (a matrix's)."""
         text, scratch = self.text, self.function.scratch
         given = "".join(f", int column_{x}" for x in scratch)
         start = ["step(step)", "t(step.table + (long long)tensor * kColumns)", "a(0)", "b(0)"]
@@ -113,7 +114,7 @@ class PassPrinter:
         text.put(1, "}")
 
     def _enter_row(self) -> None:
-        """Read what is the same for a row."""
+        """Print `row`, which reads the values of a row."""
         text = self.text
         text.put(1, "__device__ __forceinline__ Row row(long long row, long long r) const {")
         text.put(2, "const long long B = t[IN_B], R = t[IN_R];", "Row of_row;")
@@ -125,7 +126,7 @@ class PassPrinter:
         text.put(1, "}")
 
     def _enter_columns(self) -> None:
-        """Read what is the same for each of N columns."""
+        """Print `columns`, which reads the values of N columns."""
         text = self.text
         text.put(1, "template <int N>")
         text.put(1, "__device__ __forceinline__ Columns<N> columns(long long c, int n) const {")
@@ -139,7 +140,7 @@ class PassPrinter:
         text.put(1, "}")
 
     def _load(self) -> None:
-        """The elements of the arrays, up to N of them that are neighbours."""
+        """Print `load`, which reads up to N consecutive elements of each array."""
         text = self.text
         text.put(1, "template <int N, bool kAligned>")
         text.put(1, "__device__ __forceinline__ Loads<N> load(long long i, int n) const {")
@@ -154,11 +155,11 @@ class PassPrinter:
         text.put(1, "}")
 
     def _last(self, at: str) -> bool:
-        """Whether an array is not among those that are read again in the step."""
+        """Whether the step does not read this array again."""
         return self.loop.storage[at] not in self.body.again
 
     def _work(self) -> None:
-        """What is done with elements that have been read: operations, sums, stores."""
+        """Print `work`, which processes elements that were read: operations, sums, stores."""
         text, loop = self.text, self.loop
         text.put(1, "template <int N>", "__device__ __forceinline__ void work(")
         text.put(2, "long long i, int n, bool aligned, const Loads<N>& loads, const Row& of_row,")
@@ -187,7 +188,7 @@ class PassPrinter:
         text.put(1, "}")
 
     def _compute(self) -> None:
-        """What is computed of one element, up to what is to be stored."""
+        """Print the computation for one element, and the conversion of results for storage."""
         text = self.text
         for at, node in self.loads.items():
             made = f"widen(loads.{at}.value[j])"
@@ -205,7 +206,7 @@ class PassPrinter:
             text.put(3, made)
 
     def _sum_up(self) -> None:
-        """Take an element's values into what is reduced."""
+        """Print the statements that add an element's values to the reductions."""
         text = self.text
         if self.loop.sums:
             text.put(3, "if (j < n) {")
@@ -216,7 +217,7 @@ class PassPrinter:
             text.put(3, "}")
 
     def _keep(self) -> None:
-        """Leave partial results for what follows."""
+        """Print the functions that store partial results for later stages."""
         text = self.text
         for kind in ("Whole", "Row", "Batch"):
             made = kind.lower()

@@ -1,7 +1,7 @@
-"""Printing a pass over rings: what a block does with a piece, by the functions of ``turns.cuh``.
+"""`RingsPrinter`: prints passes over rings as functions that run a piece; `emit.py` uses it.
 
-A block takes as many elements at a time as its threads have in a vector each. A thread keeps what
-its elements leave from loop to loop in registers; sums of members lie in the block's memory.
+In each turn, a thread processes one vector of elements. It keeps values of these in registers
+between the loops over members; the sums of members are in shared memory (``turns.cuh``).
 """
 
 from collections.abc import Iterable
@@ -19,18 +19,18 @@ EACH = "for (int j = 0; j < kVector; ++j)"
 
 
 class RingsPrinter(CudaPrinter):
-    """Prints passes over rings, too.
+    """A `CudaPrinter` that also prints passes over rings.
 
     Attributes
     ----------
     got : str
-        What a thread's elements have been reduced to.
+        The name of the array with the reductions of a thread's elements.
     """
 
     listed: dict[str, str]
-    """What the value of some number in a list is."""
+    """By the name of a list, the expression of its i-th value, with a place for i."""
     early: dict[str, None]
-    """Arrays that are no members of rings: a turn reads them once."""
+    """Arrays that are not members of rings, which a turn reads once, before loops over members."""
     got = ""
 
     def place(self, place: Place, *, wide: bool = False) -> str:
@@ -42,7 +42,7 @@ class RingsPrinter(CudaPrinter):
         return super().place(place, wide=wide)
 
     def rings(self, number: int, function: program.Function) -> None:
-        """The functions of a pass over rings, which is a stage of this number."""
+        """Print the functions of a pass over rings, which is the stage of this number."""
         body, *room, turn = function.body
         assert isinstance(body, program.Body)
         assert isinstance(turn, program.Loop)
@@ -80,7 +80,7 @@ class RingsPrinter(CudaPrinter):
         self.put(0, "}", "")
 
     def _list(self, name: str, listed: bulk.Listed) -> None:
-        """Print where the values of a list lie, or what they are."""
+        """Print a constant array with the values of a list, or with their indices in `working`."""
         kind, made, texts = "W", f"{name}[{{}}]", list[str]()
         for x in listed.values:
             if isinstance(x, Node):
@@ -92,7 +92,7 @@ class RingsPrinter(CudaPrinter):
         self.listed[listed.name] = made
 
     def _load(self, depth: int, arrays: Iterable[str]) -> None:
-        """Print what reads a vector of each array."""
+        """Print statements that read a vector of each array."""
         for at in arrays:
             self.put(depth, f"const auto read_{at} = read<kVector, kAligned, false>({at} + i, n);")
             if scale := self._scale(at):
@@ -101,7 +101,7 @@ class RingsPrinter(CudaPrinter):
                 self.put(depth, f"const float step_{at} = step_of<{kind}>({here});")
 
     def _scale(self, at: str) -> str:
-        """The scales of an array of codes; of others an empty string."""
+        """The name of the scales of an array of codes; an empty string for other arrays."""
         array = at.removeprefix("at_")
         return f"at_{scale_of(array)}" if array in self.plan.quantized else ""
 
@@ -118,7 +118,7 @@ class RingsPrinter(CudaPrinter):
             case bulk.Elements():
                 self._elements(depth, statement)
             case program.Loop("several" | "rest" as name, _, end, body):
-                # else the compiler joins a loop of one turn to what follows, which takes registers
+                # without `anew`, a loop of one turn is joined to later code, in more registers
                 head = f"for (int {name} = anew(0); {name} < {self.index(end)}; ++{name})"
                 self.put(0, "#pragma unroll 1")
                 self.block(depth, head, body)
@@ -126,7 +126,7 @@ class RingsPrinter(CudaPrinter):
                 super().statement(depth, statement)
 
     def _elements(self, depth: int, loop: bulk.Elements) -> None:
-        """What a thread does with its elements; several loops that follow each other may."""
+        """Print the work of a thread on its elements, in braces, as more such loops may follow."""
         if loop.sums:
             self.got = f"got_{loop.function}"
             self.put(depth, f"W {self.got}[{len(loop.sums)}];")

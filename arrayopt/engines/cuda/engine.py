@@ -1,4 +1,5 @@
-"""The CuPy engine: a plan as one CUDA source, run over all tensors in a launch or a few."""
+"""`CuPy`, the engine `cupy`: compiles each plan to CUDA, and runs it in one launch or a few.
+`engines/table.py` chooses it for CuPy and PyTorch. Its batches are `Table` and `DeviceJoint`."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -21,7 +22,7 @@ from arrayopt.fusion.plan import Plan
 
 
 class CuPy(Fused):
-    """Generated kernels over all tensors at once; results do not depend on the grid."""
+    """Runs generated kernels over all tensors at once; the number of blocks changes no result."""
 
     name = "cupy"
     batch = Table

@@ -1,4 +1,5 @@
-"""Batches of plans with totals on a device, where the totals are made, too."""
+"""`DeviceJoint`: tensors on a device whose plan has totals, which the device adds up, too.
+The engine makes it if a plan has phases; `Meeting` calls `add` with the addresses of numbers."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -22,15 +23,15 @@ from arrayopt.rules.totals import of_total
 
 @lru_cache(maxsize=16)
 def _kernel(how: str, device: int) -> Any:
-    """The compiled kernel, on the current device."""
+    """The kernel for totals that are a ``"sum"`` or ``"max"``, compiled for the current device."""
     module = cupy.RawModule(code=header("totals.cuh"), options=OPTIONS)
     with compiling(["the kernel for totals"], "CuPy's cache"):
         return module.get_function(f"total_{how}")
 
 
 class DeviceJoint(Joint):
-    """See `Joint`. No number passes through the host, unless ranks or devices meet: `totals` has
-    what each total (row) is for each tensor (column).
+    """See `Joint`. Numbers go to the host only if ranks or devices are to be combined. `totals`
+    has a row for each total and a column for each tensor.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -44,7 +45,7 @@ class DeviceJoint(Joint):
             self.totals = Upload((len(kind.plan.totals), count), np.float64)
             for total in kind.plan.totals:
                 _kernel(total.how, self.access.device)
-            # ones: scalars of later phases are computed for tensors of no elements, too
+            # initially ones, because scalars of later phases are computed for empty tensors, too
             self.values = np.ones(self.totals.array.shape)
             self.totals.send(self.values)
         cells = np.arange(self.values.size).reshape(self.values.shape)
@@ -93,7 +94,7 @@ class DeviceJoint(Joint):
             self.totals.send(self.values)
 
     def enter(self, phase: Any, rows: Rows, threads: int) -> None:
-        """See `Joint.enter`: the device finds all that is known where it is."""
+        """See `Joint.enter`: nothing to do, because kernels read known values by address."""
 
     def add(self, how: str, first: Ints, at: Ints) -> None:
         """See `arrayopt.engines.meeting.DeviceTotals.add`."""

@@ -1,4 +1,5 @@
-"""What all gradients together mean for a step, decided on their device, without the host."""
+"""`Judge`: measures all gradients of a step, and computes the verdict on their device.
+`step/judging.py` calls it if all tensors are in one library and on one device."""
 
 import weakref
 from collections.abc import Sequence
@@ -33,29 +34,28 @@ def _kernel(
     check: bool,
     device: int,
 ) -> Any:
-    """The compiled kernel, on the current device."""
+    """The kernel `judge` for these settings, compiled for the current device."""
     uncaptured()
     text = emit_judge(scaling, scale=scale, limit=limit, check=check)
     return cupy.RawModule(code=text, options=OPTIONS).get_function("judge")
 
 
 def _view(x: Any, i: int) -> Any:
-    """A value in a table as a 0-d array, where it lies."""
+    """A view of the i-th number of an array, as a 0-d array."""
     return x[i : i + 1].reshape(())
 
 
 class Flags:
-    """Integers in device memory: the first for the whole step, one for each layer; see
-    `arrayopt.step.judging`.
+    """Flags of skips in device memory: of the whole step, then of each layer.
 
     Attributes
     ----------
     array : cupy.ndarray
         The flags.
     whole : cupy.ndarray
-        The first of them, as a 0-d array.
+        The first flag, as a 0-d array.
     count : int
-        How many layers there are, those that belong together counted once.
+        The number of layers. If stacked tensors have equally many, their i-th layers share a flag.
     """
 
     def __init__(self, buckets: Sequence[Bucket]) -> None:
@@ -72,11 +72,11 @@ class Flags:
         self.whole = self.array[:1].reshape(())
 
     def place(self, tensor: Tensor) -> int:
-        """Which flag is about a layer of a stacked tensor; 0 for other tensors."""
+        """The index of the flag of a layer of a stacked tensor; 0 for other tensors."""
         return self._places.get(tensor.name, 0)
 
     def of(self, batch: Any) -> Any:
-        """The places of a batch's tensors, in device memory."""
+        """The indices of the flags of a batch's tensors, in device memory."""
         if batch.places is None:
             batch.places = cupy.asarray(np.array([*map(self.place, batch.tensors)], np.int32))
         return batch.places
@@ -85,16 +85,16 @@ class Flags:
 class Judge:
     """See `arrayopt.engines.base.Judge`.
 
-    The engine measures gradients; the buckets' tensors are of one library and on one device.
+    The engine measures the gradients; all tensors are in one library and on one device.
 
     Attributes
     ----------
     verdict : cupy.ndarray
-        What was decided last, as in `VERDICT`.
-    made : cupy.ndarray
-        What was decided of the last step that was made: a step that fails later must not be seen.
+        The results of the last call, in the order of `VERDICT`.
+    committed : cupy.ndarray
+        A copy for the last committed step, because a step may fail after it was judged.
     state : Upload
-        The numbers of the loss scale, as in `STATE`: the end of `made`.
+        The numbers of the loss scale, in the order of `STATE`. Its array is the end of `committed`.
     """
 
     counted = np.zeros(0, np.int64)
@@ -105,14 +105,14 @@ class Judge:
         with self.access.section():
             self.given = Upload((len(GIVEN),), np.float64)
             self.state = Upload((len(STATE),), np.float64)
-            self.verdict, self.made = (cupy.zeros(len(VERDICT), np.float64) for _ in range(2))
-            self.state.array, self.flags = self.made[-len(STATE) :], Flags(buckets)
+            self.verdict, self.committed = (cupy.zeros(len(VERDICT), np.float64) for _ in range(2))
+            self.state.array, self.flags = self.committed[-len(STATE) :], Flags(buckets)
         self.factor = _view(self.verdict, VERDICT.index("factor"))
         self.inverse = _view(self.state.array, STATE.index("inverse"))
         self.norms: dict[bytes, list[Upload]] = {}
         self.places = Places(self)
         self.measured: list[tuple[Any, Rows]] = []
-        self.run = weakref.proxy(buckets[0].run)  # which may hold this
+        self.run = weakref.proxy(buckets[0].run)  # a proxy, because the run may hold this object
 
     def send(self, scale: float | None, limit: float | None) -> None:
         """See `arrayopt.engines.base.Judge.send`."""
@@ -139,7 +139,7 @@ class Judge:
         if name == "inverse":
             return self.inverse
         with self.access.section():
-            if cupy.cuda.get_current_stream().is_capturing():  # a graph looks where it lies
+            if cupy.cuda.get_current_stream().is_capturing():  # a graph reads the address
                 self.run.record(self)
                 return self.access.own(_view(self.state.array, STATE.index(name)))
             return self.access.own(self.state.array.copy())[STATE.index(name)]
@@ -147,9 +147,9 @@ class Judge:
     def commit(self) -> None:
         """See `arrayopt.engines.base.Judge.commit`."""
         with self.access.section():
-            self.made[...] = self.verdict
+            self.committed[...] = self.verdict
 
-    # ---- what it decides -------------------------------------------------------------------------
+    # ---- the verdict -----------------------------------------------------------------------------
 
     def prepare(self, asked: Sequence[tuple[Bucket, Asked]]) -> Prepared:
         """See `arrayopt.engines.base.Judge.prepare`."""
@@ -174,7 +174,7 @@ class Judge:
         with self.access.section():
             every = self.places.of(self.measured)
             if swap is not None:
-                every = self.places.met(swap)
+                every = self.places.exchanged(swap)
             key = self.places.key if swap is None else b""
             norms, layer = lookup(self, self.run, self.norms, 1, every, self.places.layer, key=key)
             kernel = _kernel(scaling, scale, limit, check, self.access.device)
@@ -190,10 +190,10 @@ class Judge:
         """The global norm of the last step's gradients, on the device."""
         with self.access.section():
             uncaptured()
-            return self.access.own(self.made.copy())[VERDICT.index("norm")]
+            return self.access.own(self.committed.copy())[VERDICT.index("norm")]
 
     def each_norm(self) -> dict[str, Any]:
-        """The norms of the last step's gradients by tensor name; waits for the device."""
+        """The norms of the last step's gradients by tensor name, which waits for the device."""
         with self.access.section():
             uncaptured()
         found: dict[str, Any] = self.places.norms()

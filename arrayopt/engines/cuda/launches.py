@@ -1,4 +1,5 @@
-"""The launches of a step over a table: kernels with grids and arguments, and calls between."""
+"""`Launcher`: from a table and the rows of a step to its launches, with grids and arguments.
+`Table` runs them. They are made once for each set of rows, with the calls of cuBLAS between."""
 
 import weakref
 from itertools import pairwise
@@ -16,7 +17,7 @@ from arrayopt.engines.cuda.queue import Queue, tickets
 
 THREADS = 256
 LONGEST, MANY = 8, 8192
-"""Pieces of a ticket, at most; it has one, unless there are more than so many pieces."""
+"""The most pieces of a ticket; and the least number of tickets if they have several pieces."""
 NOTHING = np.uint64(0)
 """A null pointer, as an argument of a kernel."""
 
@@ -25,7 +26,7 @@ Launch = tuple[tuple[int], tuple[Any, ...]]
 
 
 class Launches(NamedTuple):
-    """What a step launches, with grids and arguments, except the factor and the skip flag."""
+    """`prepare`, each `run`, and calls of cuBLAS after it. Arguments lack factor and flags."""
 
     begin: Launch
     runs: list[Launch]
@@ -33,17 +34,15 @@ class Launches(NamedTuple):
 
 
 class Launcher:
-    """The launches over a table, made once for each set of its tensors. From the first step on,
-    `queue` has the tickets of all tensors.
-    """
+    """Makes the launches over a table. `queue` has all tensors' tickets after the first step."""
 
     def __init__(self, table: Any) -> None:
-        # which keeps this: a circle would wait for the garbage collector
+        # a proxy, because the table holds this object: a cycle would wait for the garbage collector
         self.table = weakref.proxy(table)
         self.queue: Queue | None = None
 
     def of(self, rows: Rows) -> Launches:
-        """The launches of a step over some tensors; kept for the next step."""
+        """Return the launches of a step over some tensors, and keep them in `rows`."""
         if rows.kept is None:
             rows.kept = self._made(rows)
         kept: Launches = rows.kept
@@ -52,22 +51,22 @@ class Launcher:
     def _made(self, rows: Rows) -> Launches:
         uncaptured()
         table, count, all_tickets = self.table, len(self.table.tensors), self._tickets()
-        part, queue, ends = NOTHING, self.queue_there, all_tickets.ends
+        part, queue, ends = NOTHING, self.device_queue, all_tickets.ends
         if len(rows.all) < count:
             some = np.zeros(count, bool)
             some[rows.all] = True
-            left, ends = all_tickets.among(some)
+            left, ends = all_tickets.select(some)
             queue = queue if left is all_tickets.tickets else cupy.asarray(left.view(np.int32))
             part = cupy.asarray(some)
         taken, done = self.counters[: len(ends)], self.counters[len(ends) :]
-        counts = table.counts.array if table.own_counts is None else table.own_counts
-        sent = (table.table_there.array, part, np.int32(count), table.hypers_there.array)
-        given = (*sent, counts, table.scalars_there, table.working)
+        counts = table.counts.array if table.report_counts is None else table.report_counts
+        sent = (table.device_table.array, part, np.int32(count), table.device_hypers.array)
+        given = (*sent, counts, table.device_scalars, table.working)
         begin = (-(-max(count, len(ends)) // THREADS),), (*given, taken, np.int32(len(ends)), done)
         runs: list[Launch] = []
         for number, (first, last) in enumerate(pairwise([0, *ends])):
             span = np.int32(first), np.int32(last)
-            taking = table.step_there, queue, *span, taken[number:], done, part
+            taking = table.step_argument, queue, *span, taken[number:], done, part
             runs.append(((min(last - first, _resident()),), taking))
         spilled = table.plan.spilled
         at = dict(zip(spilled, table.table[:, table.addresses(spilled)].T, strict=True))
@@ -75,7 +74,7 @@ class Launcher:
         return Launches(begin, runs, calls)
 
     def _tickets(self) -> Queue:
-        """The tickets of all tensors."""
+        """Return the queue of all tensors, and make it in the first step."""
         if self.queue is None:
             table, count = self.table, len(self.table.tensors)
             separate = table.plan.multiplies or table.cut is not None
@@ -86,17 +85,17 @@ class Launcher:
                 *given, table.whole.all, lag, separate=separate, owned=owned, spans=spans
             )
             self.queue = Queue(*made, count)
-            self.queue_there = cupy.asarray(self.queue.tickets.view(np.int32))
+            self.device_queue = cupy.asarray(self.queue.tickets.view(np.int32))
             self.counters = cupy.empty(len(self.queue.ends) + count, np.uint32)
         return self.queue
 
     def _lag(self) -> int | None:
-        """See `tickets`: one launch for two passes over rows of elements, if the L2 cache can hold
-        what the second finds again; else one for each pass, as waiting costs more than memory.
+        """The argument `lag` of `tickets`.
 
-        What is worked on at once goes through the cache too: the shorter the lag, the more is found
-        again, and the more blocks wait. Half as many tickets as there are blocks is best on an H200
-        and, nearly, by ``benchmarks/l2.py``.
+        Two passes over tensors as one row share a launch if the L2 cache can hold the data that the
+        second reads again; else waiting costs more than memory. With a shorter lag, more data are
+        still in the cache, but more blocks wait. Half the number of resident blocks is best on an
+        H200 and, nearly, by ``benchmarks/l2.py``.
         """
         plan, lag = self.table.plan, _resident() // 2
         passes = plan.passes
@@ -112,9 +111,9 @@ class Launcher:
         return lag if fits else None
 
     def _spans(self, lag: int | None) -> Ints:
-        """See `tickets`: passes move as many bytes in a ticket as that which moves most; more,
-        where no pass is to find in the cache what another leaves there. A plan of one pass has
-        pieces as long as tickets are to be.
+        """The argument `spans` of `tickets`: tickets of all passes move about as many bytes as one
+        piece of the pass that moves most; more if each pass has a launch. In a plan of one pass,
+        pieces already have the length of tickets.
         """
         table, spans = self.table, np.ones(len(self.table.stages), np.int64)
         at = [k for k, stage in enumerate(table.stages) if stage.function.shared == "tiles"]
@@ -130,10 +129,10 @@ class Launcher:
 
 
 def _cache() -> int:
-    """Bytes of the device's L2 cache."""
+    """The size of the device's L2 cache in bytes."""
     return int(cupy.cuda.Device().attributes["L2CacheSize"])
 
 
 def _resident() -> int:
-    """About as many blocks as the device works on at once."""
+    """About the number of blocks that the device runs at once."""
     return 3 * int(cupy.cuda.Device().attributes["MultiProcessorCount"])

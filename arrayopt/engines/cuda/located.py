@@ -1,4 +1,5 @@
-"""Tensors in device memory: their addresses, copies of unusable arrays, and results."""
+"""`Located`, the base class of `Table`: puts addresses of parameters, slots and gradients into the
+table, copies arrays that kernels cannot use, and reads reports and values."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,41 +24,41 @@ from arrayopt.params.located import locations_of
 from arrayopt.state.quantized import dequantized, scale_of
 
 WORD = 16
-"""Bytes that are read at once, at most."""
+"""The most bytes that a thread reads at once."""
 
 STRIDE = WINDOW_COLUMNS.index("STRIDE")
 
 
 class Located(TableBatch):
-    """Tensors whose addresses are in a table, and whose values are in device memory.
+    """A batch whose addresses are in a table in device memory, as are its scalars and values.
 
     Attributes
     ----------
     access : Access
-        How the arrays are reached.
+        Operations on arrays of the library.
     sent : bool
-        Whether `table_there`, the table in device memory, is as `table` is.
+        Whether `device_table`, the table in device memory, equals `table`.
     staged : dict of (int, str) to array
-        Copies of parameters and slots that kernels cannot work on, by row and name.
+        Copies of parameters and slots that kernels cannot use, by row and name.
     packed : dict of int to array
-        Copies of gradients that are not contiguous, by row; graphs have their addresses.
+        Contiguous copies of other gradients, by row; graphs contain their addresses.
     even : array of bool
-        Which tensors, but for their gradients, can be read in words.
+        Which tensors can be read in words, apart from their gradients.
     last : Locations or None
-        Those of all gradients, if their addresses are in the table.
+        The locations of the gradients in the table, if these are of all tensors and contiguous.
     skip, layer : object
-        The flags of the step, and which of them is each tensor's; `NOTHING` where there are none.
+        The flags of the step, and the index of each tensor's flag; `NOTHING` if there are none.
     """
 
     on_device = True
-    table_there: Upload
+    device_table: Upload
     cut: DeviceCut | None
-    """What else the table knows of tensors that ranks share."""
+    """This rank's units, if ranks share the tensors."""
     windows: Ints | None
-    """How parts of matrices lie; see `Cut.windows_here`."""
-    values_there: Any
-    scalars_there: Any
-    """As `Batch.values` and `Batch.scalars`, in device memory."""
+    """This rank's windows of matrices; see `DeviceCut.windows_here`."""
+    device_values: Any
+    device_scalars: Any
+    """The counterparts of `Batch.values` and `Batch.scalars` in device memory."""
 
     def __init__(self, kind: Kind, bucket: Bucket, members: list[int]) -> None:
         super().__init__(kind, bucket, members)
@@ -71,23 +72,23 @@ class Located(TableBatch):
         self.skip: Any = NOTHING
         self.layer: Any = NOTHING
 
-    # ---- where arrays lie ------------------------------------------------------------------------
+    # ---- addresses -------------------------------------------------------------------------------
 
     def addresses(self, names: Sequence[str]) -> list[int]:
-        """The columns with the addresses of arrays."""
+        """The numbers of the columns with the addresses of these arrays."""
         return [self.column[f"AT_{name}"] for name in names]
 
     def send_table(self) -> None:
-        """Have the table in device memory as it is here."""
+        """Copy the table to the device; raise ValueError if a captured graph needs the old one."""
         self.check_recorded(slice(None))
-        self.table_there.put(self.table)
+        self.device_table.put(self.table)
         self.sent = True
 
     def check_recorded(self, columns: Any) -> None:
-        """Raise if a captured graph has addresses, in these columns, that have changed."""
+        """Raise ValueError if values in these columns have changed since a graph was captured."""
         if not self.bucket.run.is_captured(self):
             return
-        moved = (self.table_there.values != self.table)[:, columns].any(axis=1)
+        moved = (self.device_table.values != self.table)[:, columns].any(axis=1)
         if moved.any():
             names = ", ".join(self.tensors[i].name for i in np.flatnonzero(moved)[:5])
             raise ValueError(
@@ -121,13 +122,13 @@ class Located(TableBatch):
             self.even &= columns % 4 == 0
 
     def wide(self, row: int, name: str) -> Any:
-        """See `Batch.wide`; an array of the slot's library."""
+        """See `Batch.wide`; returns an array of the slot's library."""
         slots = self.tensors[row].slots
         dtype = dtype_of(array_namespace(slots[name]), self.plan.storage[name])
         return dequantized(detached(slots[name]), detached(slots[scale_of(name)]), dtype)
 
     def bind_grads(self, rows: Rows, grads: Grads) -> Sequence[Any]:
-        """Put gradients' addresses into the table; what is returned must live until the launch."""
+        """Put gradients' addresses into the table; return arrays to keep alive until the launch."""
         known = locations_of(grads, len(rows.all))
         if known is not None and known is self.last and self.sent:
             return grads
@@ -155,7 +156,7 @@ class Located(TableBatch):
         return given
 
     def _pack(self, row: int, g: Array) -> Any:
-        """A gradient's values one after the other, in memory of the table's own."""
+        """Copy a gradient to contiguous memory of the table, and return that array."""
         if row not in self.packed:
             uncaptured()
             self.packed[row] = self.access.like(g)
@@ -163,22 +164,22 @@ class Located(TableBatch):
         return self.packed[row]
 
     def stage(self) -> None:
-        """Bring the copies of parameters and slots up to date, before a step."""
+        """Refresh the copies of parameters and slots before a step."""
         for (row, name), copy in self.staged.items():
             widens = name in self.widens
             copy[...] = self.wide(row, name) if widens else detached(self.stored(row, name))
 
     def write_back(self) -> None:
-        """Write what was computed in copies to where it belongs."""
+        """Write the copies that a step has changed to their parameters and slots."""
         for (row, name), copy in self.staged.items():
             if name in self.plan.written:
                 (self.put_wide if name in self.widens else self.replace)(row, name, copy)
 
-    # ---- what a step has computed ----------------------------------------------------------------
+    # ---- results of a step -----------------------------------------------------------------------
 
     def report(self, rows: Rows) -> dict[str, Report]:
         with self.access.section():
-            kept = [x.copy() for x in (self.values_there, self.scalars_there)]
+            kept = [x.copy() for x in (self.device_values, self.device_scalars)]
             if self.skip is not NOTHING:
                 flags = self.skip.reshape(-1)
                 skipped = flags[0] != 0
@@ -196,20 +197,20 @@ class Located(TableBatch):
         return self.report_of(rows, columns)
 
     def _column(self, node: Node) -> tuple[bool, int]:
-        """Whether a value is among the values, or the scalars; and its column there."""
+        """Whether a value is in `device_values`, else in `device_scalars`; and its column."""
         if node in self.layout.tensor:
             return True, self.layout.tensor[node]
         return False, self.plan.scalars.index(node)
 
     def places_of(self, node: Node) -> Ints:
-        """The addresses of a value of each tensor, in double precision."""
+        """The address of a value, in double precision, for each tensor."""
         if node.op == "const":
             if node not in self.constants:
                 with self.access.section():
                     self.constants[node] = cupy.full(1, float(node.data))
             return np.full(len(self.tensors), self.constants[node].data.ptr, np.int64)
         is_value, column = self._column(node)
-        there = self.values_there if is_value else self.scalars_there
+        there = self.device_values if is_value else self.device_scalars
         cells = np.arange(len(self.tensors)) * there.shape[1] + column
         places: Ints = there.data.ptr + cells * there.itemsize
         return places
@@ -221,4 +222,4 @@ class Located(TableBatch):
         is_value, column = self._column(node)
         with self.access.section():
             uncaptured()
-            return (self.values_there if is_value else self.scalars_there)[:, column].get()
+            return (self.device_values if is_value else self.device_scalars)[:, column].get()

@@ -1,7 +1,5 @@
-"""How the stages of a program are cut into pieces that can be done at once.
-
-A device works a step off as a queue of pieces; see ``kernels/queue.cuh``.
-"""
+"""`tiles` and `pieces` divide stages into pieces, which blocks run at the same time.
+`Table` passes the geometry of its tensors, and `queue.py` makes tickets of the pieces."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,22 +11,21 @@ from arrayopt.fusion.layout import extent
 from arrayopt.fusion.program import Stage
 
 CHUNK, LONGEST, MANY = 4096, 32768, 32768
-"""Elements of a piece of a tensor that is seen as one row; where nothing is summed, up to how many,
-if there are so many pieces then, of which the last ones end at about the same time.
-"""
+"""The elements of a piece of a tensor as one row. Without sums, pieces have up to `LONGEST` if
+there are still `MANY`, enough that all blocks end at about the same time."""
 
 SQUARE = 4096
-"""Values of a piece of what a matrix makes with itself."""
+"""The elements of a piece of the product of a matrix and its transpose."""
 
 OUTPUTS, SUMS = 256, 256
-"""Values in a piece of a loop over rows, columns or matrices; sums in a piece of such sums."""
+"""The values of a piece of a loop over rows, columns or matrices, and those that it combines."""
 
 SMALL_MATRIX, SMALL_COLUMNS = 64, 8
-"""Matrices of up to so many elements, with up to so many columns, are a thread's each."""
+"""A matrix with at most this many elements and columns is processed by one thread."""
 
 
 def tiles(geo: Any, element: str, *, sums: bool = True) -> None:
-    """Set the tiles in a `geometry`; without sums, they may have any length."""
+    """Set sizes and numbers of tiles in a `geometry`; without sums, tiles may have any length."""
     if element == "C":
         chunk, size = CHUNK, geo["SIZE"]
         while not sums and chunk < LONGEST and int(size.sum()) >= 2 * chunk * MANY:
@@ -47,8 +44,9 @@ def tiles(geo: Any, element: str, *, sums: bool = True) -> None:
 
 
 def pieces(stages: Sequence[Stage], geo: Any) -> Ints:
-    """How many pieces each stage (column) of each tensor (row) has; none for an empty tensor. Where
-    a stage has several parts, those of one piece each are one.
+    """The number of pieces of each stage (column) of each tensor (row); 0 if the tensor is empty.
+
+    A stage has the pieces of all its parts, but only one if each part has one.
     """
     out = np.ones((len(geo), len(stages)), np.int64)
     for number, stage in enumerate(stages):

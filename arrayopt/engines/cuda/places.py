@@ -1,4 +1,5 @@
-"""Where the norms of all gradients are on a device, those of other ranks included."""
+"""`Places`: the addresses of the norms of all gradients on a device, for `Judge`.
+With ranks, it copies this rank's norms into an array, which it completes by an exchange."""
 
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -27,29 +28,29 @@ extern "C" __global__ void collect(const long long* from, double* to, int count)
 
 @lru_cache(maxsize=16)
 def _collect(device: int) -> Any:
-    """The compiled kernel, on the current device."""
+    """The kernel `collect`, compiled for the current device."""
     return cupy.RawModule(code=COLLECT, options=OPTIONS).get_function("collect")
 
 
 @dataclass(eq=False)
 class Places:
-    """Where a judge finds the norms, in the order of the tensors on any number of ranks."""
+    """The addresses of norms, in the order of the tensors, for any number of ranks."""
 
     judge: Any
-    """Whose they are: it knows the device, and keeps what graphs hold."""
+    """The `Judge`, which knows the device, and which captured graphs keep alive."""
     measured: list[tuple[Any, Rows]] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
     addresses: Ints = field(default_factory=lambda: np.zeros(1, np.int64))
     key: bytes = b"0"
-    """What is in both tables; see `arrayopt.engines.cuda.upload.lookup`."""
+    """The bytes of `addresses` and `layer`; see `arrayopt.engines.cuda.upload.lookup`."""
     layer: Any = field(default_factory=lambda: np.zeros(1, np.int32))
-    """For each norm which layer of stacked tensors it is of; see `Flags.place`."""
-    rooms: dict[bytes, list[Upload]] = field(default_factory=dict)
+    """For each norm the index of its tensor's flag; see `Flags.place`."""
+    buffers: dict[bytes, list[Upload]] = field(default_factory=dict)
     last: Any = None
-    """The room that ranks have met in, the tensors whose norms are there, and the place of each."""
+    """The result of `_buffer` for the last exchange; None if `addresses` changed since."""
 
     def of(self, measured: list[tuple[Any, Rows]]) -> Ints:
-        """The addresses of the measured norms, then a zero; kept for each set of tensors."""
+        """Return the addresses of the measured norms, then a zero; kept for the same tensors."""
         if measured != self.measured:
             found = []
             for batch, rows in measured:
@@ -64,31 +65,31 @@ class Places:
             self.key, self.last = self.addresses.tobytes() + self.layer.tobytes(), None
         return self.addresses
 
-    def met(self, swap: Swap) -> Ints:
-        """The addresses of all ranks' norms, after they have met; see `Judge.__call__`."""
+    def exchanged(self, swap: Swap) -> Ints:
+        """Exchange norms with other ranks by `swap`; return the addresses of all, then a zero."""
         if not self.tensors:
             return self.addresses
         if self.last is None:
-            self.last = self._room()
-        addresses, room, pieces, place = self.last
+            self.last = self._buffer()
+        addresses, buffer, pieces, place = self.last
         count = len(self.tensors)
         _collect(self.judge.access.device)(
-            (-(-max(count, 1) // THREADS),), (THREADS,), (addresses, room, np.int32(count))
+            (-(-max(count, 1) // THREADS),), (THREADS,), (addresses, buffer, np.int32(count))
         )
         swap([Partials(pieces, self.judge.access.section)])()
-        return np.append(room.data.ptr + room.itemsize * place, 0)
+        return np.append(buffer.data.ptr + buffer.itemsize * place, 0)
 
     def norms(self) -> dict[str, Any]:
-        """The norms of the last step by name, where ranks have met; else none."""
+        """The norms of the last step by name, if ranks have exchanged them; else an empty dict."""
         if self.last is None:
             return {}
-        _, room, _, place = self.last
+        _, buffer, _, place = self.last
         with self.judge.access.section():
-            own = self.judge.access.own(room.copy())
+            own = self.judge.access.own(buffer.copy())
         return {x.name: own[i] for x, i in zip(self.tensors, place.tolist(), strict=True)}
 
-    def _room(self) -> tuple[Any, Any, tuple[Any, ...], Ints]:
-        """Addresses on the device by rank, the room for their values by rank, and places."""
+    def _buffer(self) -> tuple[Any, Any, tuple[Any, ...], Ints]:
+        """Arrays of addresses and norms sorted by rank, each rank's piece, each tensor's index."""
         shares = [x.share for x in self.tensors if x.share is not None]
         owners = np.array([share.holders[0] for share in shares], np.int64)
         order, ranks = np.argsort(owners, kind="stable"), len(shares[0].ends) - 1 if shares else 0
@@ -96,5 +97,5 @@ class Places:
         mine = np.array([share.rank for share in shares], np.int64) == owners
         own = np.append(np.where(mine, self.addresses[:-1], 0)[order], 0)
         tables = own, np.zeros(len(own))
-        there, room = lookup(self.judge, self.judge.run, self.rooms, 1, *tables)
-        return there, room, tuple(room[i:j] for i, j in pairwise(ends)), np.argsort(order)
+        there, buffer = lookup(self.judge, self.judge.run, self.buffers, 1, *tables)
+        return there, buffer, tuple(buffer[i:j] for i, j in pairwise(ends)), np.argsort(order)

@@ -1,4 +1,5 @@
-"""Printing a program as CUDA: the computation between passes, by functions of ``kernels/``."""
+"""`CudaPrinter`: prints a program's statements, and stages between passes, as CUDA for `emit.py`.
+`emit_pass.py` and `emit_rings.py` print passes with it."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
@@ -15,10 +16,10 @@ from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.plan import Plan
 
 BEFORE = ", int before"
-"""The argument of a part of a stage: how many pieces the parts before it have."""
+"""The parameter of a part of a stage: the number of pieces of the parts before it."""
 
 EACH = {"positions": "kOutputs", "folds": "kResults"}
-"""How many positions a piece has."""
+"""The constant with the number of positions of a piece, by the way in which blocks share a loop."""
 
 
 class CudaLines(CPlusPlusLines):
@@ -26,13 +27,13 @@ class CudaLines(CPlusPlusLines):
 
     type = "double"
     special: ClassVar[dict[str, str]] = {
-        "nan": "(0.0 / 0.0)",  # tables in device memory take no calls
+        "nan": "(0.0 / 0.0)",  # constant arrays cannot be initialized by calls
         "inf": "(1.0 / 0.0)",
         "-inf": "(-1.0 / 0.0)",
     }
 
     def straight(self, nodes: Sequence[Node], given: Callable[[str], str]) -> dict[Node, str]:
-        """Define scalars and all that they are computed from; return the names of all."""
+        """Print definitions of scalars and of all that they depend on; return the names of all."""
         known: dict[Node, str] = {}
         for node in reachable(nodes):
             if node.op == "const":
@@ -47,7 +48,7 @@ class CudaLines(CPlusPlusLines):
 
 
 class CudaPrinter(CudaLines, CPlusPlusPrinter):
-    """Prints a program as CUDA; with `windows`, for parts of matrices that the user has divided."""
+    """Prints a program as CUDA; with `windows`, for parts of matrices that the user divided."""
 
     words: ClassVar[dict[str, str]] = {"min": "minimum", "//": "/"}
     integer = "long long"
@@ -57,7 +58,7 @@ class CudaPrinter(CudaLines, CPlusPlusPrinter):
         names = table_columns(plan, laid_out, windows=windows)
         super().__init__(plan, dtype, grad_dtype, laid_out, names)
         self.windows, self.type = windows, "W"
-        self.sums: dict[str, str] = {}  # by the names of folds, what all threads have made
+        self.sums: dict[str, str] = {}  # the results of folds by all threads, by name
 
     # ---- values ----------------------------------------------------------------------------------
 
@@ -77,18 +78,18 @@ class CudaPrinter(CudaLines, CPlusPlusPrinter):
         return f"widen({place.room}[{at}])"
 
     def read(self, node: Node, place: Place | str, *, wide: bool = False) -> str:
-        """What lies somewhere as a real number, in the value's own type."""
+        """An expression that reads a real number, and converts it to the type of the value."""
         text = (
             self.sums.get(place, place) if isinstance(place, str) else self.place(place, wide=wide)
         )
         return f"{text} != 0" if node.dtype == "bool" else f"({self.type}){text}"
 
     def declare(self, n: Node, text: str) -> str:
-        """The definition of a value from what it is."""
+        """The definition of a value by an expression."""
         return f"const {self.kind(n)} {self.name(n)} = {text};"
 
     def fold(self, indent: int, name: str, reductions: Sequence[Node]) -> None:
-        """Say how values of some reductions, by number, become one; see ``sums.cuh``."""
+        """Print a type that combines two values of the k-th reduction; see ``sums.cuh``."""
         kinds = [REDUCTIONS[r.op].cuda for r in reductions]
         if len(set(kinds)) <= 1:
             self.put(indent, f"typedef {kinds[0] if kinds else 'Sum'} {name};")
@@ -135,7 +136,7 @@ class CudaPrinter(CudaLines, CPlusPlusPrinter):
                 super().statement(depth, statement)
 
     def _write(self, depth: int, place: Place, value: str, *, cast: bool) -> None:
-        """Leave a value for later stages; one of the tensor in both types."""
+        """Print a store of a value for later stages; a value per tensor is stored in both types."""
         if place.room == "values":
             wide = self.place(place, wide=True)
             self.put(depth, f"{self.place(place)} = (W)({wide} = {value});")
@@ -147,7 +148,7 @@ class CudaPrinter(CudaLines, CPlusPlusPrinter):
     # ---- stages ----------------------------------------------------------------------------------
 
     def open(self, name: str, more: str = "") -> None:
-        """Begin the function of a stage, which may take more: where the tensor's own values lie."""
+        """Print the head of a stage's function, with parameters `more`; it looks up the tensor."""
         self.put(0, f"__device__ __forceinline__ void {name}(const Step& given{more}) {{")
         before = " - before" * (more == BEFORE)
         self.put(1, f"const int tensor = now().tensor, piece = now().piece{before};")
@@ -162,9 +163,7 @@ class CudaPrinter(CudaLines, CPlusPlusPrinter):
         self.put(1, "(void)A, (void)B, (void)R, (void)C, (void)NR, (void)NC;")
 
     def between(self, stage: program.Stage) -> None:
-        """A stage between passes; parts that are beside each other have pieces of their own, but a
-        block does all parts of one piece.
-        """
+        """Print a stage between passes. If each part has one piece, one block runs all parts."""
         parts = (stage, *stage.siblings)
         for part in parts:
             self._part(part, BEFORE if stage.siblings else "")
@@ -183,7 +182,7 @@ class CudaPrinter(CudaLines, CPlusPlusPrinter):
         self.put(0, "}", "")
 
     def _part(self, stage: program.Stage, more: str) -> None:
-        """The function of a part of a stage."""
+        """Print the function of a part of a stage."""
         body, shared = list(stage.function.body), stage.function.shared
         self.type = "double"
         self._tables(body)
@@ -207,7 +206,7 @@ class CudaPrinter(CudaLines, CPlusPlusPrinter):
         self.put(0, "}", "")
 
     def _fold_over(self, span: str, at: str, body: Sequence[program.Statement]) -> None:
-        """A reduction for each number of a span."""
+        """Print a loop with a reduction for each index in `span`, which is named `at`."""
         at_fold = next(i for i, x in enumerate(body) if isinstance(x, program.Fold))
         position, fold, keep = body[:at_fold], body[at_fold], body[at_fold + 1 :]
         assert isinstance(fold, program.Fold)
@@ -222,7 +221,7 @@ class CudaPrinter(CudaLines, CPlusPlusPrinter):
         self.put(1, "});")
 
     def _block(self, body: Sequence[program.Statement]) -> None:
-        """Reductions of the tensor by all threads; all else by one."""
+        """Print work on values per tensor: all threads reduce, warps run waves, one the rest."""
         loops = [x for x in body if isinstance(x, program.Loop)]
         for loop in loops:
             self._fold_over(f"0, {self.index(loop.end)}", loop.name, loop.body)
@@ -265,7 +264,7 @@ class CudaPrinter(CudaLines, CPlusPlusPrinter):
             self.put(0, f"__device__ const {kind} {name}[] = {{{text}}};")
 
     def _wave(self, depth: int, waves: bulk.Waves) -> None:
-        """Print what makes a wave, whose number is `wave`."""
+        """Print the work of a warp on the wave with the number `wave`."""
         self.put(depth, f"const int* const made = {waves.name}_waves[wave];")
         self.put(depth, "const int n = made[1], first = made[2], begin = made[3];")
         self.put(depth, "(void)first;", "switch (made[0]) {")
@@ -276,7 +275,7 @@ class CudaPrinter(CudaLines, CPlusPlusPrinter):
         self.put(depth, "}")
 
     def _waves(self, waves: bulk.Waves) -> None:
-        """Waves: a warp makes one, and all those of a level are made before the next."""
+        """Print a loop over waves: a warp runs one, and a level ends before the next begins."""
         head = f"for (int level = 0; level < {len(waves.levels) - 1}; ++level) {{"
         self.put(0, "#pragma unroll 1")
         self.put(1, head)

@@ -1,4 +1,5 @@
-"""Products of matrices between the launches of a step: which calls of cuBLAS they take."""
+"""The calls of cuBLAS between launches, and a layout of scratch memory that makes them few.
+`Table` allocates by `scratch_starts`; `Launcher` gets the calls from `calls_of`."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,18 +8,17 @@ import numpy as np
 
 from arrayopt.arrays import Ints
 from arrayopt.codecs import CODECS
-from arrayopt.engines.cuda.cublas import Alike, Call, strided
+from arrayopt.engines.cuda.cublas import Call, StridedProducts, strided_call
 from arrayopt.fusion.layout import extent
 from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.plan import Plan
 
 
 def scratch_starts(plan: Plan, geo: Any) -> dict[str, tuple[Ints, int]]:
-    """Where the scratch arrays of each tensor begin in one for all, in elements, and how many
-    elements that has.
+    """Where the part of each tensor begins in each scratch array, and the size of that array.
 
-    Each begins at a word of 16 bytes. Tensors of equal shape follow each other, so that what is
-    done with their matrices is one call.
+    Parts begin at multiples of 16 bytes. Tensors of equal shape are consecutive, so that one call
+    computes their products.
     """
     order = np.lexsort([geo[x] for x in "ABRC"])
     found = {}
@@ -31,11 +31,9 @@ def scratch_starts(plan: Plan, geo: Any) -> dict[str, tuple[Ints, int]]:
 
 
 def calls_of(plan: Plan, dtype: str, geo: Any, at: dict[str, Ints], rows: Ints) -> list[list[Call]]:
-    """For each pass of a plan the calls that make it: none, where it is a kernel's. One more has
-    what follows: none.
+    """The calls for each pass of a plan: none if a kernel runs it; then an empty list for its end.
 
-    `at` has the addresses of each tensor's scratch arrays. The tensors that take part are `rows`,
-    all with elements.
+    `at` has the addresses of scratch arrays. The tensors in `rows` take part; none is empty.
     """
     if not plan.multiplies:
         return [[] for _ in (*plan.passes, None)]
@@ -47,17 +45,17 @@ def calls_of(plan: Plan, dtype: str, geo: Any, at: dict[str, Ints], rows: Ints) 
     made: list[list[Call]] = []
     for p in plan.passes:
         kind = plan.storage[next(iter(p.stores))] if p.multiplies else dtype
-        found: list[Alike] = []
+        found: list[StridedProducts] = []
         for extents, members in alike if p.multiplies else ():
-            found += _alike(p, extents, members, at, kind)
-        made.append([strided(kind, x) for x in found])
+            found += _strided(p, extents, members, at, kind)
+        made.append([strided_call(kind, x) for x in found])
     return [*made, []]
 
 
-def _alike(
+def _strided(
     p: Pass, sides: dict[str, int], members: Ints, at: dict[str, Ints], dtype: str
-) -> Iterator[Alike]:
-    """The products of a pass over tensors of one shape, in stretches at equal distances."""
+) -> Iterator[StridedProducts]:
+    """Yield the products of a pass over tensors of one shape, in groups at equal distances."""
     (node,), names, size = p.nodes, [*p.loads, *p.stores], CODECS[dtype].itemsize
     transposed = node.data.left_transposed, node.data.right_transposed
     rows, columns, length = (sides[x.upper()] for x in (*node.axes[-2:], node.multiplied[-1]))
@@ -70,17 +68,17 @@ def _alike(
         [_each(at[name][members], sides, axes, size) for name, axes in operands], axis=1
     )
     for first, distances, count in _runs(places):
-        yield Alike(transposed, (rows, columns, length), first, distances, count)
+        yield StridedProducts(transposed, (rows, columns, length), first, distances, count)
 
 
 def _each(addresses: Ints, sides: dict[str, int], axes: str, size: int) -> Ints:
-    """The addresses of all matrices of some tensors, in order."""
+    """The addresses of all matrices of these tensors, in order."""
     count, far = sides["A"] * sides["B"], sides[axes[-2].upper()] * sides[axes[-1].upper()] * size
     return (addresses[:, None] + np.arange(count) * far).ravel()
 
 
 def _runs(places: Ints) -> Iterator[tuple[Any, Any, int]]:
-    """Addresses in runs of equal distances: the first of each, the distances, the length."""
+    """Divide rows into runs at equal distances; yield the first row, the distances, the length."""
     steps = np.diff(places, axis=0)
     changes = np.flatnonzero((steps[1:] != steps[:-1]).any(axis=1)) + 1
     first = 0

@@ -1,4 +1,5 @@
-"""Tensors as a table in device memory, and a plan's kernels that work through it."""
+"""`Table`, a batch of `CuPy`: tensors as rows of a table in device memory, and a plan's kernels.
+A step sends numbers that changed, launches `prepare` and `run`, and calls cuBLAS between."""
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
@@ -43,7 +44,7 @@ STEP = np.dtype([(name, "u8") for name in ("table", "scalars", "values", "work",
 def _kernels(
     plan: Plan, dtype: str, grad_dtype: str, device: int, *, windows: bool
 ) -> tuple[Any, Any]:
-    """The compiled kernels of a plan, on the current device: `prepare` and `run`."""
+    """The kernels `prepare` and `run` of a plan, compiled for the current device."""
     text = emit(plan, dtype, grad_dtype, windows=windows)
     module = cupy.RawModule(code=text, options=OPTIONS)
     with compiling([f"kernels for {dtype}"], "CuPy's cache"):
@@ -51,7 +52,7 @@ def _kernels(
 
 
 class Counts:
-    """Counts of updates, and of steps skipped alone; see `arrayopt.state.run.Holder`."""
+    """Counts of updates, and of skipped steps of layers, in device memory; see `Holder`."""
 
     def __init__(self, bucket: Bucket) -> None:
         self.access = access(bucket.tensors[0].array)
@@ -76,13 +77,13 @@ class Counts:
 
 
 class Table(Located):
-    """Tensors as a table in device memory, and the kernels that work through it."""
+    """A batch of tensors as a table in device memory, and the kernels that process it."""
 
     def __init__(self, kind: Kind, bucket: Bucket, members: list[int]) -> None:
         super().__init__(kind, bucket, members)
         plan, dtype = kind.plan, kind.dtype
         cut = bucket.kind == "cut"
-        # a cut is between units
+        # ranks divide tensors between units, which must be those of plans with sums
         tiles(self.geo, plan.element, sums=cut or any(p.reductions for p in plan.passes))
         self.stages = in_stages(plan).stages
         self.cut = DeviceCut(self) if cut else None
@@ -92,8 +93,8 @@ class Table(Located):
         self.hyper_names = hyper_names(plan)
         self.given = {name: f"GIVEN{i}" for i, name in enumerate(given_names(plan))}
         lengths = self.layout.lengths(self.geo)
-        self.sized = self.filled.copy()  # here or elsewhere
-        if bucket.kind == "none":  # other ranks have them; here they are counted
+        self.sized = self.filled.copy()  # on any rank
+        if bucket.kind == "none":  # other ranks have the tensors; this one only counts updates
             self.filled[:], self.pieces[:], lengths = False, 0, 0 * lengths
             self.whole = self._made_rows(self.whole.all)
         self.windows = None if self.cut is None else self.cut.windows_here()
@@ -104,27 +105,27 @@ class Table(Located):
                 blas_of(bucket.run, self.access.device) if plan.multiplies else None
             )
             self._allocate(np.dtype(real_dtype(dtype)), int(lengths.sum()), len(bucket.groups))
-            self.value: Any = None  # of the step, for each layer
+            self.value: Any = None  # the argument `value` of the step, for each layer
             if VALUE in self.given:
-                layers = self.step_scalars.layers * bucket.rule.stacked  # parts are no layers
+                layers = self.step_scalars.layers * bucket.rule.stacked  # 0 for blocks
                 self.value = Upload((int(layers.max(initial=0)) + 1,), np.float64)
                 self.put(self.given[VALUE], self.value.array.data.ptr + 8 * layers)
             if bucket.counts is None:
                 bucket.counts = Counts(bucket)
             self.counts: Counts = bucket.counts
-            self.own_counts: Any = cupy.zeros_like(self.counts.array) if plan.reports else None
+            self.report_counts: Any = cupy.zeros_like(self.counts.array) if plan.reports else None
             made = _kernels(
                 plan, dtype, kind.grad_dtype, self.access.device, windows=self.windows is not None
             )
             self.prepare_kernel, self.run_kernel = made
         self.launcher = Launcher(self)
         self.alive: Sequence[Any] = []
-        self.factor: Any = self.factor_there.array
-        self.places: Any = None  # of its layers among the flags of a step
-        self.follows_t = any(n.data == UPDATES for n in reachable(plan.scalars))
+        self.factor: Any = self.device_factor.array
+        self.places: Any = None  # see `Flags.of`
+        self.depends_on_t = any(n.data == UPDATES for n in reachable(plan.scalars))
 
     def _fill(self, members: list[int], lengths: Ints) -> None:
-        """Fill in what no step changes. Values between passes lie end to end, of these lengths."""
+        """Fill in the columns that no step changes; values over rows and columns have `lengths`."""
         plan = self.plan
         self.lay_out(table_columns(plan, self.layout, windows=self.windows is not None))
         self.put("IN_GROUP", self.step_scalars.groups)
@@ -139,32 +140,32 @@ class Table(Located):
                 self.put(name, column)
 
     def _allocate(self, real: Any, work: int, groups: int) -> None:
-        """Make all that lasts in device memory."""
+        """Allocate the device memory of the batch."""
         count = len(self.tensors)
         self.scratch = []
         for name, (starts, size) in self._scratch().items():
             stored = self.plan.storage[name]
             kind = np.dtype("uint16" if stored in NARROW else stored)
-            room = cupy.empty if self.blas is None else partial(self.blas.room, name)
-            self.scratch.append(room(size, kind))
+            empty = cupy.empty if self.blas is None else partial(self.blas.buffer, name)
+            self.scratch.append(empty(size, kind))
             self.put(f"AT_{name}", self.scratch[-1].data.ptr + starts * kind.itemsize)
         self.work = cupy.empty(max(1, work), real)
-        self.scalars_there = cupy.empty((count, max(1, len(self.plan.scalars))), np.float64)
-        # zeros: other phases look at those of tensors that are not here, too
-        self.values_there = cupy.zeros((count, max(1, self.values.shape[1])), np.float64)
+        self.device_scalars = cupy.empty((count, max(1, len(self.plan.scalars))), np.float64)
+        # zeros, because other phases also read the values of tensors of other ranks
+        self.device_values = cupy.zeros((count, max(1, self.values.shape[1])), np.float64)
         self.working = cupy.empty(
             (count, len(self.plan.scalars) + max(1, self.values.shape[1])), real
         )
-        self.table_there = Upload(self.table.shape, np.int64)
-        self.hypers_there = Upload((groups, max(1, len(self.hyper_names))), np.float64)
-        self.factor_there = Upload((1,), np.float64)
-        self.step_there = np.zeros((), STEP)
-        there = self.table_there.array, self.scalars_there, self.values_there
+        self.device_table = Upload(self.table.shape, np.int64)
+        self.device_hypers = Upload((groups, max(1, len(self.hyper_names))), np.float64)
+        self.device_factor = Upload((1,), np.float64)
+        self.step_argument = np.zeros((), STEP)
+        there = self.device_table.array, self.device_scalars, self.device_values
         for name, x in zip(STEP.names or (), (*there, self.work, self.working), strict=True):
-            self.step_there[name] = x.data.ptr
+            self.step_argument[name] = x.data.ptr
 
     def _scratch(self) -> dict[str, tuple[Ints, int]]:
-        """See `scratch_starts`; with ranks, only for the elements of this one."""
+        """See `scratch_starts`; with ranks, only for this rank's elements."""
         if self.cut is not None:
             return self.cut.scratch_starts()
         geo = self.geo if self.bucket.kind == "whole" else np.zeros_like(self.geo)
@@ -177,10 +178,10 @@ class Table(Located):
             clip = asked.clip
             self.send(asked.hypers)
             if is_array(clip):
-                self.factor = cupy.asarray(clip)  # PyTorch's, perhaps
+                self.factor = cupy.asarray(clip)  # it may be PyTorch's
             else:
-                self.factor = self.factor_there.array
-                self.factor_there.put([1.0 if clip is None else float(clip)])
+                self.factor = self.device_factor.array
+                self.device_factor.put([1.0 if clip is None else float(clip)])
             self.layer = NOTHING
             if isinstance(asked.skip, Flags):
                 self.skip = asked.skip.array
@@ -195,7 +196,7 @@ class Table(Located):
             self.bucket.run.give_to(self.counts)
 
     def advance(self, hypers: Sequence[dict[str, Any]]) -> None:
-        """Put hyper-parameters and counts of updates where a captured step looks for them."""
+        """Send hyper-parameters and update counts to where a captured step reads them."""
         with self.access.section():
             if self.bucket.run.is_captured(self):
                 self.locate()
@@ -205,20 +206,20 @@ class Table(Located):
             self.bucket.run.give_to(self.counts)
 
     def send(self, hypers: Sequence[dict[str, Any]]) -> None:
-        """Send hyper-parameters to the device; what follows from them is computed there."""
+        """Send hyper-parameters to the device, which computes the scalars from them."""
         if self.value is not None:
             self._send_value(hypers[0][VALUE])
         values = []
         for h in hypers:
             values.append([float(h[name]) for name in self.hyper_names] or [0.0])
-        self.hypers_there.put(values)
+        self.device_hypers.put(values)
 
     def _send_value(self, value: Any) -> None:
-        """Send the value of a step, or of each layer; from the device, nobody waits for it."""
-        room = self.value.array.size
-        value = value[:room] if getattr(value, "ndim", 0) == 1 else value
+        """Send the value of a step, or of each layer; without waiting, if it is on the device."""
+        count = self.value.array.size
+        value = value[:count] if getattr(value, "ndim", 0) == 1 else value
         if not is_array(value) or "cpu" in str(place(value)[1]):
-            self.value.put(np.full(room, value, np.float64))
+            self.value.put(np.full(count, value, np.float64))
             return
         uncaptured()
         self.value.values, self.value.array[...] = None, cupy.asarray(detached(value))
@@ -226,8 +227,8 @@ class Table(Located):
     # ---- a step ----------------------------------------------------------------------------------
 
     def allocate(self, rows: Rows, threads: int) -> None:
-        told = any(not name.startswith(GIVEN) for name in self.plan.reports)
-        if told or self.widens or rows.kept is None:
+        reports = any(not name.startswith(GIVEN) for name in self.plan.reports)
+        if reports or self.widens or rows.kept is None:
             with self.access.section():
                 uncaptured(f"{DECODED}: use another `state_dtype` for it" if self.widens else "")
                 self.launcher.of(rows)
@@ -239,32 +240,31 @@ class Table(Located):
             for k in self.launches(rows):
                 if self.blas is not None:
                     self.blas.multiply(self.launcher.of(rows).calls[k])
-            self._recorded(rows, grads)
+            self._record(rows, grads)
         self.alive = []
 
     def run_cut(self, rows: Rows, grads: Grads, threads: int) -> Stops:
         assert self.cut is not None
         yield from self.cut.run_cut(rows)
         with self.access.section():
-            self._recorded(rows, grads)
+            self._record(rows, grads)
         self.alive = []
 
-    def _recorded(self, rows: Rows, grads: Grads) -> None:
-        """Note what a graph that is being captured has the addresses of."""
+    def _record(self, rows: Rows, grads: Grads) -> None:
+        """During a capture, record the objects whose addresses the graph contains."""
         if cupy.cuda.get_current_stream().is_capturing():
-            self.bucket.run.record(self, rows, self.alive, list(grads))  # a graph packs these again
+            self.bucket.run.record(self, rows, self.alive, list(grads))  # replays pack these again
 
     def launches(self, rows: Rows) -> Iterator[int]:
-        """Launch the kernels of a step one by one; something else may come on the stream where this
-        stops.
+        """Launch the kernels of a step, and yield the number of each launch after it.
 
-        It stops after each launch, of the stages up to pass k: k is what it yields. What multiplies
-        is not launched.
+        If each pass has a launch, launch k ends with pass k. The caller may run other work on the
+        stream before the next one. Products are not launched.
         """
         self.stage()
-        # what only reports moves copies of the counts on
-        if self.own_counts is not None and self.follows_t:
-            self.own_counts[...] = self.counts.array
+        # a plan of reports must advance a copy of the counts
+        if self.report_counts is not None and self.depends_on_t:
+            self.report_counts[...] = self.counts.array
         queue = self.launcher.of(rows)
         grid, given = queue.begin
         self.prepare_kernel(grid, (THREADS,), (*given, self.factor, self.skip, self.layer))

@@ -1,4 +1,5 @@
-"""Small tables in device memory, sent again only if they changed, and without waiting."""
+"""`Upload`: a small array in device memory, sent only if its values changed, without waiting.
+`lookup` keeps such arrays by their contents. All batches and `Judge` use these."""
 
 import weakref
 from typing import Any
@@ -9,22 +10,22 @@ import numpy as np
 from arrayopt.engines.cuda.device import uncaptured
 from arrayopt.state.run import Run
 
-_left: list[tuple[Any, Any]] = []
-"""Pinned memory of deleted uploads that copies may still read; CuPy's pool would reuse it."""
+_orphans: list[tuple[Any, Any]] = []
+"""Pinned memory of deleted uploads, which pending copies may read and CuPy's pool would reuse."""
 
 
 class Upload:
-    """An `array` in device memory, with what the host last put there."""
+    """An `array` in device memory, and the `values` that the host last sent to it."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
         uncaptured()
         self.array = cupy.empty(shape, dtype)
         self.values: Any = None
-        self.rooms: list[tuple[Any, Any]] = []
-        weakref.finalize(self, _left.extend, self.rooms).atexit = False
+        self.buffers: list[tuple[Any, Any]] = []
+        weakref.finalize(self, _orphans.extend, self.buffers).atexit = False
 
     def holds(self, values: Any) -> bool:
-        """Whether these values, always an array or always a list, are there already."""
+        """Whether the device has these values already. All calls pass arrays, or all pass lists."""
         if isinstance(values, list):
             return bool(self.values == values)
         return self.values is not None and np.array_equal(
@@ -32,7 +33,7 @@ class Upload:
         )
 
     def put(self, values: Any) -> None:
-        """Send values, if they are not those that are there already; see `send`."""
+        """Send values, unless the device has them already; see `send`."""
         if not self.holds(values):
             self.send(values)
 
@@ -45,32 +46,32 @@ class Upload:
             While a stream is being captured: the values would be sent again with each replay.
         """
         stream = uncaptured()
-        room, event = self._room()
-        room[...] = values
-        self.values = None  # until they are on their way
-        self.array.set(room, stream=stream)
+        buffer, event = self._buffer()
+        buffer[...] = values
+        self.values = None  # if an error occurs before the copy is enqueued
+        self.array.set(buffer, stream=stream)
         event.record(stream)
-        self.rooms.append((room, event))
-        self.values = values if isinstance(values, list) else room  # which is written only here
+        self.buffers.append((buffer, event))
+        self.values = values if isinstance(values, list) else buffer  # which is written only here
 
-    def _room(self) -> tuple[Any, Any]:
-        """Pinned memory that no copy is still reading, with the event that tells."""
-        for i, (_, event) in enumerate(self.rooms):
+    def _buffer(self) -> tuple[Any, Any]:
+        """Return pinned memory that no copy reads any more, and the event for the next copy."""
+        for i, (_, event) in enumerate(self.buffers):
             if event.done:
-                return self.rooms.pop(i)
-        _left[:] = [x for x in _left if not x[1].done]
+                return self.buffers.pop(i)
+        _orphans[:] = [x for x in _orphans if not x[1].done]
         memory = cupy.cuda.alloc_pinned_memory(self.array.nbytes)
-        room = np.frombuffer(memory, self.array.dtype, self.array.size).reshape(self.array.shape)
-        return room, cupy.cuda.Event(disable_timing=True)
+        buffer = np.frombuffer(memory, self.array.dtype, self.array.size).reshape(self.array.shape)
+        return buffer, cupy.cuda.Event(disable_timing=True)
 
 
 def lookup(
     owner: Any, run: Run, kept: dict[bytes, list[Upload]], most: int, *tables: Any, key: bytes = b""
 ) -> list[Any]:
-    """Tables of these numbers in device memory, for what an owner launches in the steps of a run.
+    """Return arrays of these numbers in device memory, for kernels that `owner` launches.
 
-    So many are kept as `most` says, by what is in them; those that a graph may have looked up are
-    kept for good. An owner that has the same tables again and again has their bytes as `key`.
+    `kept` has at most `most` sets of arrays, by their bytes; all, once a graph was captured, which
+    may contain their addresses. If an owner knows the bytes, it passes them as `key`.
     """
     key = key or b"".join(x.tobytes() for x in tables)
     if key not in kept:

@@ -1,1 +1,1 @@
-"""Common to compiled CPU engines: the table of tensors, shared by threads and ranks."""
+"""The runtime of `numba/` and `cpp/`: the table of tensors, threads, ranks, and the cache."""

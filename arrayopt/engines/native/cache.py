@@ -1,9 +1,6 @@
-"""The cache of compiled code: files are read only if nobody else can have written them and no bit
-has changed.
-
-A file is a checksum and the data. The checksum is also of the data's identity, a text that says all
-that the data depends on: so a file that was made for anything else, or of which a bit has changed,
-is as good as none.
+"""The cache of compiled code: `read` and `write` files, each for an identity, which is a text with
+all that the data depends on. A file begins with a checksum of both, so one of another identity,
+or with a changed bit, is not used; nor is one that another user could have written.
 """
 
 import logging
@@ -21,34 +18,27 @@ from arrayopt.engines.compiling import LOG
 
 try:
     import fcntl
-except ImportError:  # as on Windows: processes do not wait for each other there
+except ImportError:  # on Windows, processes do not wait for each other
     fcntl = None  # type: ignore[assignment]
 
 LARGEST = 1 << 28
-"""The bytes of the largest file that is read."""
+"""The largest number of bytes that is read from a file."""
 
 CHECKSUM = 32
-"""The bytes of a checksum."""
+"""The number of bytes of a checksum."""
 
 PATIENCE = 120.0
-"""So many seconds another process that makes a file is waited for, before it is made here."""
+"""The seconds to wait for another process that makes a file, before this one makes it."""
 
-_told: set[str] = set()
+_logged: set[str] = set()
 
 
 class _DistrustError(OSError):
-    """Others could have written what is there."""
+    """Another user could have written a file."""
 
 
 def cache_folder() -> Path:
-    """Where compiled code is kept: ``ARRAYOPT_CACHE_DIR``, or ``arrayopt`` in the user's cache
-    folder.
-
-    Raises
-    ------
-    OSError
-        If there is no such folder, as for a user without a home.
-    """
+    """Return the cache's folder, in ``ARRAYOPT_CACHE_DIR`` or the user's cache; OSError if none."""
     given, cache = os.environ.get("ARRAYOPT_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
     try:
         folder = Path(given or cache or Path.home() / ".cache")
@@ -58,13 +48,10 @@ def cache_folder() -> Path:
 
 
 def usable_folder() -> Path:
-    """`cache_folder`, made where it is missing.
+    """Return `cache_folder`; create it if it is missing.
 
-    Raises
-    ------
-    OSError
-        If it cannot be made; if it, or the folder that it is in, is another user's, or others may
-        write there.
+    OSError if it cannot be created; or if it, or its parent, belongs to another user, or other
+    users may write there.
     """
     folder = cache_folder()
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -75,7 +62,7 @@ def usable_folder() -> Path:
 
 
 def kept_in() -> str:
-    """Where compiled code is kept, for a message; empty where it cannot be."""
+    """Return the folder of the cache, for a message; empty if it cannot be used."""
     try:
         return str(usable_folder())
     except OSError:
@@ -83,7 +70,7 @@ def kept_in() -> str:
 
 
 def read(name: str, identity: str) -> bytes | None:
-    """The data of a file, if it is there, is ours and whole, and has this identity."""
+    """Return the data of a file, if it exists, is the user's own, intact, and of this identity."""
     try:
         path = usable_folder() / name
         flags = os.O_RDONLY
@@ -98,14 +85,14 @@ def read(name: str, identity: str) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        _tell(error)
+        _log(error)
         return None
     checksum, data = whole[:CHECKSUM], whole[CHECKSUM:]
     return data if checksum == _checksum(data, identity) else None
 
 
 def write(name: str, identity: str, data: bytes) -> None:
-    """Keep data in a file, if that is possible; several processes may do so at once."""
+    """Write data to a file, if possible; several processes may do so at once."""
     try:
         folder = usable_folder()
         path = folder / name
@@ -121,22 +108,21 @@ def write(name: str, identity: str, data: bytes) -> None:
                 os.unlink(temporary)
             raise
     except OSError as error:
-        _tell(error)
+        _log(error)
 
 
 @contextmanager
 def turn(name: str, *, wait: bool) -> Iterator[bool]:
-    """Whether this process is the one to make something; not so while another one is about it.
+    """Yield whether this process should make a file, which is False while another one makes it.
 
-    Nothing depends on it but the time that is spent: where files cannot be locked, each process
-    makes what it needs.
+    This only saves time: if files cannot be locked, each process makes what it needs.
 
     Parameters
     ----------
     name : str
-        What is made.
+        The name of the file.
     wait : bool
-        Whether to wait until the other has done it, or has ended.
+        Whether to wait until the other process has made it, or has ended.
     """
     path, descriptor = None, -1
     if fcntl is not None:
@@ -161,7 +147,7 @@ def turn(name: str, *, wait: bool) -> Iterator[bool]:
 
 
 def _lock(descriptor: int, patience: float) -> bool:
-    """Lock a file; whether nobody else has it locked, or has had for too long."""
+    """Lock a file; False if another process has it, unless `patience` seconds have passed."""
     until = time.monotonic() + patience
     while True:
         try:
@@ -170,16 +156,16 @@ def _lock(descriptor: int, patience: float) -> bool:
         except BlockingIOError:
             if time.monotonic() >= until:
                 return patience > 0.0
-        except OSError:  # files cannot be locked there
+        except OSError:  # this file system has no locks
             return True
         time.sleep(0.02)
 
 
 def _check(path: Path, about: os.stat_result) -> None:
-    """Raise OSError if others than this user can have written what is there."""
+    """Raise OSError if other users could have written a file."""
     if stat.S_ISLNK(about.st_mode):
         raise _DistrustError(f"{path} is a link")
-    if os.name == "posix":  # elsewhere modes say nothing of others
+    if os.name == "posix":  # other systems have no modes for other users
         if about.st_uid != os.geteuid():
             raise _DistrustError(f"{path} belongs to another user")
         if about.st_mode & 0o022:
@@ -189,15 +175,15 @@ def _check(path: Path, about: os.stat_result) -> None:
 
 
 def _checksum(data: bytes, identity: str) -> bytes:
-    """The checksum of some data of some identity."""
+    """Return the checksum of data and its identity."""
     about = blake2b(identity.encode()).digest()
     return blake2b(about + data, digest_size=CHECKSUM).digest()
 
 
-def _tell(error: OSError) -> None:
-    """Say once why something is not kept, or not read."""
-    said = str(error)
-    if said not in _told:
-        _told.add(said)
+def _log(error: OSError) -> None:
+    """Log once why something is not kept, or not read."""
+    message = str(error)
+    if message not in _logged:
+        _logged.add(message)
         level = logging.WARNING if isinstance(error, _DistrustError) else logging.INFO
-        LOG.log(level, "compiled code is not kept: %s", said)
+        LOG.log(level, "compiled code is not kept: %s", message)

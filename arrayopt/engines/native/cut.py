@@ -1,4 +1,6 @@
-"""A table of tensors that ranks share: this rank runs its units, with stops between stages."""
+"""A table whose tensors are shared by ranks: compiled code runs this rank's units, stage by stage,
+and the step yields the partial results to exchange in between. `Table` makes a `NativeCut`.
+"""
 
 import functools
 from typing import Any
@@ -16,14 +18,14 @@ class NativeCut(CutTable):
     """See `CutTable`."""
 
     def begin(self) -> None:
-        """Fill in the columns that are other than where no rank shares a tensor."""
+        """Fill in the columns that differ from those of tensors that are not shared."""
         table = self.table
         for row, own in enumerate(self.own):
             first = int(own[0]) if len(own) and row not in self.windows else 0
             table.put("FIRST", first, row)
             table.put("LAST", first + len(own), row)
         ends = {room: np.cumsum(lengths) for room, lengths in table.lengths.items()}
-        # each tensor has its own values, for all wait for other ranks together
+        # each tensor has its own memory, because all wait for other ranks at the same time
         for name, room in table.room_of.items():
             table.table[:, table.column[name]] += ends[room] - table.lengths[room]
         self.work = np.empty(ends["work"][-1], table.real)
@@ -31,7 +33,7 @@ class NativeCut(CutTable):
         self.scratch: list[Any] = []
 
     def shift(self) -> None:
-        """Put the addresses of this rank's parts of slots back."""
+        """Subtract from addresses what precedes this rank's elements; see `CutTable`."""
         for row in range(len(self.shares)):
             for name in self.plan.touched:
                 x = memory(self.table.stored(row, name))

@@ -1,9 +1,9 @@
-"""An engine that compiles plans for CPUs: what such engines have in common."""
+"""The base class of the engines `numba` and `cpp`, which compile plans for CPUs."""
 
 import math
 
 from arrayopt.arrays import size
-from arrayopt.engines.blas import lacking
+from arrayopt.engines.blas import missing_packages
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.fused import Fused
 from arrayopt.engines.threads import thread_count
@@ -16,8 +16,8 @@ class Native(Fused):
 
     def check_products(self, bucket: Bucket) -> None:
         super().check_products(bucket)
-        if lacking():
-            raise ValueError(f"matrix products need {lacking()}; pip install 'arrayopt[cpu]'")
+        if missing := missing_packages():
+            raise ValueError(f"matrix products need {missing}; pip install 'arrayopt[cpu]'")
         if max(size(x.array) for x in bucket.tensors) >= 1 << 31 and _longest(bucket) >= 1 << 31:
             raise ValueError("BLAS supports matrices of fewer than 2**31 rows and columns")
 
@@ -26,6 +26,6 @@ class Native(Fused):
 
 
 def _longest(bucket: Bucket) -> int:
-    """The most rows or columns of a tensor, however it is seen."""
+    """Return the largest number of rows or columns of a tensor, in any view of it."""
     shapes = [tuple(map(int, x.array.shape)) for x in bucket.tensors if size(x.array)]
     return max(max(shape[0], *shape[-2:], math.prod(shape[1:])) for shape in shapes)

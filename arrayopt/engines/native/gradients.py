@@ -1,4 +1,4 @@
-"""Where gradients lie, as compiled code asks for it."""
+"""The addresses of gradients, in the table that compiled code reads; `Table.prepare` binds them."""
 
 import weakref
 from collections.abc import Sequence
@@ -14,26 +14,26 @@ from arrayopt.params.located import locations_of, locator
 
 
 class Gradients:
-    """The column of a table that has the addresses of gradients, of so many bytes per element."""
+    """Fills in the column ``AT_g``; elements of gradients have `itemsize` bytes."""
 
     def __init__(self, table: Any, itemsize: int) -> None:
-        # which has this: a circle would keep an optimizer's memory when it is let go
+        # weak, because a cycle would keep an optimizer's memory after its last use
         self.table, self.itemsize = weakref.proxy(table), itemsize
         # the rows and gradients whose addresses are in the table
         self._last: tuple[Ints, Locations] | None = None
 
     def bind(self, rows: Ints, grads: Grads) -> Sequence[Any]:
-        """Put addresses of gradients into the table. The result must live as long as they."""
+        """Write the addresses of gradients. The result must live as long as they are used."""
         if self._bind_known(rows, grads):
             return grads
         if isinstance(grads, Split):
             return self._of_stacks(rows, grads)
         given = list(chosen(grads, rows))
         located = locator(given)(given) if len(set(map(type, given))) == 1 else None
-        if located is None:  # of several libraries, or of one that tells no addresses
+        if located is None:  # several libraries, or one that gives no addresses
             given = list(map(memory, given))
             located = locator(given)(given)
-        assert located is not None  # NumPy tells addresses
+        assert located is not None  # NumPy gives addresses
         addresses, in_order = map(np.asarray, located)
         usable = (in_order & 1 != 0) & (addresses % self.itemsize == 0)
         for i in np.flatnonzero(~usable).tolist():
@@ -43,9 +43,9 @@ class Gradients:
         return given
 
     def _of_stacks(self, rows: Ints, grads: Split) -> Sequence[Any]:
-        """As `bind`, for layers, which lie in others."""
+        """As `bind`, for layers, which are parts of stacked gradients."""
         given, addresses = [], []
-        for whole, firsts in zip(*grads.lying, strict=True):
+        for whole, firsts in zip(*grads.sources, strict=True):
             if whole is None:
                 addresses.append(0 * firsts)
                 continue
@@ -57,9 +57,9 @@ class Gradients:
         return given
 
     def _bind_known(self, rows: Ints, grads: Grads) -> bool:
-        """`bind`, if the addresses are known and no gradient must be copied; else False.
+        """As `bind`, if addresses are known and no gradient must be copied; else return False.
 
-        Those that the last step has put there are not put there again.
+        Addresses that the table has from the last step are not written again.
         """
         found = locations_of(grads, len(rows))
         last, self._last = self._last, None
@@ -71,11 +71,11 @@ class Gradients:
             if not in_order.all() or (addresses % self.itemsize).any():
                 return False
             self.table.put("AT_g", addresses, rows)
-        if self.table.cut is None:  # which shifts them
+        if self.table.cut is None:  # else `prepare` shifts the addresses
             self._last = rows, found
         return True
 
 
 def _in_order(array: Any) -> Any:
-    """An array, or a copy, whose elements lie one after the other."""
+    """Return an array, or an aligned copy, in C order."""
     return np.require(array, requirements=["C", "A"])

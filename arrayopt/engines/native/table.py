@@ -1,4 +1,6 @@
-"""Tensors as a table, which compiled code works through on all cores."""
+"""A batch as a table that compiled code reads: it fills in addresses and offsets, divides tensors
+among threads, and calls the code. `numba/` and `cpp/` add `compile`.
+"""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -24,38 +26,35 @@ from arrayopt.fusion.lower import lowered
 from arrayopt.fusion.windows import WINDOW, undivided
 
 LEAST_SHARE = 1 << 18
-"""Threads share a tensor if each gets at least so many elements; else one does it."""
+"""Threads share a tensor if each gets at least this number of elements."""
 
 FLOPS_PER_ELEMENT = 32
-"""So many operations of a product take about as long as an element of the passes."""
+"""The operations of a product that take about as long as an element of the passes."""
 
 MOST_ALONE = 1 << 15
-"""Up to so many elements in all, one thread is quicker than several; with many slots, fewer."""
+"""The number of elements up to which one thread is faster than several; fewer with many slots."""
 
 RunStages = Callable[[int, int, int, int], Any]
-"""``run(first, last, thread, threads)`` does stages `first` to `last` of some tensors; of passes,
-one thread's share.
-"""
+"""``run(first, last, thread, threads)`` runs stages, and one thread's share of passes."""
 
 
 @dataclass(slots=True)
 class _Shares:
-    """How the rows of a step are divided over threads."""
+    """How the rows of a step are divided among threads."""
 
     threads: int
-    """How many threads were asked for."""
+    """The number of threads that was requested."""
     shared: Ints
-    """The rows that all threads share."""
+    """The rows that all threads run together."""
     own: list[Ints]
-    """For each thread the rows that it does alone."""
+    """For each thread, the rows that it runs alone."""
     calls: list[RunStages] = field(default_factory=list)
     own_calls: list[Callable[[], Any]] = field(default_factory=list)
-    """The code over each row that is shared, and over each thread's own."""
+    """The calls for each shared row, and for each thread's own rows."""
 
 
 class Table(TableBatch):
-    """Tensors as a table of sizes, addresses and offsets, and the compiled code that works through
-    it.
+    """Tensors as a table of sizes, addresses and offsets, and the compiled code that reads it.
 
     Attributes
     ----------
@@ -64,21 +63,21 @@ class Table(TableBatch):
     real : type
         NumPy's type of arithmetic on real numbers.
     lengths : dict of str to array of int64
-        How many numbers each tensor needs in ``work`` and in ``part``, the two rooms for values
-        between passes.
+        The numbers that each tensor needs in ``work`` and ``part``, the arrays for values between
+        passes.
     room_of : dict of str to str
-        By its column, which of these a vector, or a reduction's partial results, lies in.
+        By column, which of these arrays a vector, or a reduction's partial results, is in.
     loads : array of int64
-        How much work each tensor is, in elements.
+        The work of each tensor, in elements.
     own : array of int64
-        How many numbers more each thread needs in ``work`` for itself.
+        How many more numbers each thread needs in ``work`` for itself.
     scratch : dict of str to array
-        Memory for spilled values, as long as the table; larger where a step needs more.
+        Memory for spilled values, as large as any step so far needed.
     staged : list of (int, str)
-        Rows and names of arrays that compiled code cannot work on where they lie; `copies` has them
-        with the copies of a step.
+        Rows and names of arrays that compiled code cannot use in place; `copies` adds the copies of
+        this step.
     alive : sequence of array
-        The gradients that a step that is ready has the addresses of.
+        The gradients whose addresses a prepared step uses.
     """
 
     def __init__(self, kind: Kind, bucket: Bucket, members: list[int]) -> None:
@@ -122,14 +121,14 @@ class Table(TableBatch):
 
     @abstractmethod
     def compile(self, kind: Kind) -> Callable[..., RunStages]:
-        """The compiled code of the plan, for parameters and gradients of these dtypes.
+        """Compile the plan for parameters and gradients of these dtypes.
 
-        It takes the arrays ``table, scalars, values, work, part, rows``, which stay where they are
-        as long as what it returns lives, and returns what runs over the tensors of these rows.
+        The result takes ``table, scalars, values, work, part, rows``, arrays that must not move. It
+        returns the function that runs over the tensors of these rows.
         """
 
     def about(self, kind: Kind) -> str:
-        """What is compiled, for a message."""
+        """Name what is compiled, for a message."""
         return f"{type(self.bucket.rule).__name__} for {kind.dtype}"
 
     # ---- before a step ---------------------------------------------------------------------------
@@ -144,7 +143,7 @@ class Table(TableBatch):
                 left[rows] = False
             for row in np.flatnonzero(left).tolist():
                 x = self.stored(row, name)
-                # memory of a scalar is a copy
+                # `memory` copies a NumPy scalar
                 copied = name in self.widens or isinstance(x, np.generic)
                 if not copied and plain(memory(x)):
                     self.put(f"AT_{name}", memory(x).ctypes.data, row)
@@ -163,7 +162,7 @@ class Table(TableBatch):
             self.table[full, self.column["AT_g"]] -= before * self.gradients.itemsize
 
     def allocate(self, rows: Rows, threads: int) -> None:
-        """See `Batch.allocate`. Arrays with an unusable layout are copied, and written back."""
+        """See `Batch.allocate`. Arrays that are unusable in place are copied, and written back."""
         if self.cut is None and len(rows.full):
             shares = self._share(rows, threads)
             if self.plan.spilled:
@@ -184,7 +183,7 @@ class Table(TableBatch):
                 self.put(f"AT_{name}", copy.ctypes.data - before * copy.itemsize, row)
 
     def _share(self, rows: Rows, threads: int) -> _Shares:
-        """Divide the rows over threads."""
+        """Divide the rows among threads."""
         if rows.kept is None or rows.kept.threads != threads:
             sizes = self.loads[rows.full]
             total = int(sizes.sum())
@@ -203,13 +202,13 @@ class Table(TableBatch):
         return rows.kept  # type: ignore[no-any-return]
 
     def _values_of_one(self, rows: Ints, threads: int) -> tuple[Any, Any]:
-        """Memory for ``work`` and ``part`` of any one of these tensors at a time."""
+        """Allocate ``work`` and ``part`` for one of these tensors at a time."""
         work = (self.lengths["work"] + threads * self.own)[rows].max(initial=0)
         part = self.lengths["part"][rows].max(initial=0)
         return np.empty(work, self.real), np.empty(part)
 
     def _scratch(self, shares: _Shares) -> None:
-        """Put addresses of scratch memory into the table: that of one tensor for each thread."""
+        """Write addresses of scratch memory to the table: each thread has that of one tensor."""
         for name, value in self.plan.spilled.items():
             sizes = extent(value.axes, self.geo)
             largest = max((int(sizes[rows].max(initial=0)) for rows in shares.own), default=0)
@@ -223,11 +222,11 @@ class Table(TableBatch):
                 self.put(f"AT_{name}", begin + i * each, rows)
 
     def bound(self, work_and_part: tuple[Any, Any], rows: Ints) -> RunStages:
-        """The code over some rows."""
+        """Return the code over some rows."""
         return self.code(self.table, self.scalars, self.values, *work_and_part, rows)
 
     def wide_type(self, kind: str) -> Any:
-        """The type of arithmetic on ``real`` or ``complex`` numbers."""
+        """Return the NumPy type of arithmetic on ``real`` or ``complex`` numbers."""
         return np.result_type(self.real, np.complex64) if kind == "complex" else self.real
 
     # ---- a step ----------------------------------------------------------------------------------
@@ -240,7 +239,7 @@ class Table(TableBatch):
             return
         shares = self._share(rows, threads)
         with one_thread() if self.multiplies else nullcontext():
-            for call in shares.calls:  # all threads meet after each stage
+            for call in shares.calls:  # threads synchronize after each stage
                 for stage in self.stages:
                     count = threads if stage % 2 else 1
                     run([partial(call, stage, stage + 1, i, count) for i in range(count)])
@@ -257,7 +256,7 @@ class Table(TableBatch):
         self.alive = []
 
     def write_back(self) -> None:
-        """Write what was computed in copies to where it belongs."""
+        """Write results that were computed in copies to their arrays."""
         copies, self.copies = self.copies, []
         for row, name, copy in copies:
             if name in self.plan.written:

@@ -1,1 +1,1 @@
-"""The NumPy engine: blocks that stay in cache."""
+"""The engine `numpy`, which runs plans as NumPy calls on blocks that fit in cache."""

@@ -1,4 +1,6 @@
-"""Arrays of rank 5 (tensors, A, B, R, C) in blocks, their reductions, and threads' buffers."""
+"""Arrays of rank 5 (tensors, A, B, R, C): division into blocks that fit in cache, reductions, and
+buffers of threads. `stacks.py` and `values.py` call these functions.
+"""
 
 import threading
 from collections.abc import Iterable, Sequence
@@ -11,22 +13,22 @@ from arrayopt.fusion.graph import Node
 from arrayopt.fusion.ops import REDUCTIONS
 
 DIMS = {axis: i + 1 for i, axis in enumerate("ABRC")} | {"r": 4, "c": 4}
-"""The dimension of each axis; the second axis of a product X Xᵀ is the last dimension."""
+"""The dimension of each axis. The second axis of a square (`r` or `c`) is the last dimension."""
 
 SHORT_AXIS = 16
-"""Axes of up to so many values are short."""
+"""The length up to which an axis is short."""
 
 DOT_LENGTH = 256
-"""BLAS adds up so many products in the dtype of arithmetic; their sums are in double."""
+"""The number of products that BLAS adds in the dtype of arithmetic; their sums are double."""
 
 
 def dims(axes: str) -> list[int]:
-    """The dimensions that axes are; columns are those of rows where there are no rows."""
+    """Return the dimensions of axes; `C` is dimension 3, that of rows, if `c` is among the axes."""
     return [3 if axis == "C" and "c" in axes else DIMS[axis] for axis in axes]
 
 
 def blocks(shape: tuple[int, ...], most: int) -> list[tuple[slice, ...]]:
-    """An array in blocks of up to so many elements, as even as can be, in their order."""
+    """Return the slices that divide an array into even blocks of at most `most` elements."""
     cuts: list[list[slice]] = []
     for length in reversed(shape):
         count = -(-length // max(1, most))
@@ -37,7 +39,7 @@ def blocks(shape: tuple[int, ...], most: int) -> list[tuple[slice, ...]]:
 
 
 def part(values: Any, cuts: tuple[slice, ...]) -> Any:
-    """A block of a value, whole along axes on which it does not vary."""
+    """Return a block of a value, with all of each axis of length one."""
     if np.ndim(values) == 0:
         return values
     lengths = zip(values.shape, cuts, strict=True)
@@ -45,7 +47,7 @@ def part(values: Any, cuts: tuple[slice, ...]) -> Any:
 
 
 def totals(reduction: Node, left: Any, right: Any) -> Any:
-    """The reduction of each row, in double precision; with `right`, of products with it."""
+    """Return the reduction of each row, as float64; with `right`, that of `left * right`."""
     if right is None:
         return REDUCTIONS[reduction.op].ufunc.reduce(left, axis=1).astype(np.float64)
     whole = left.shape[1] // DOT_LENGTH * DOT_LENGTH
@@ -57,7 +59,7 @@ def totals(reduction: Node, left: Any, right: Any) -> Any:
 
 
 def reduced(reduction: Node, values: Any, axis: int) -> Any:
-    """A reduction over an axis; over a short one by slices, as short calls are slow."""
+    """Reduce an axis; a short one slice by slice, because NumPy's calls for short axes are slow."""
     ufunc, length = REDUCTIONS[reduction.op].ufunc, values.shape[axis]
     if length > SHORT_AXIS:
         return ufunc.reduce(values, axis=axis, keepdims=True)
@@ -76,7 +78,7 @@ _scratch = threading.local()
 def buffers_of(
     kinds: Iterable[str], real: Any, count: int, room: threading.local = _scratch
 ) -> list[Any]:
-    """This thread's buffers in some room, of at least n elements each."""
+    """Return buffers of this thread, kept in `room`, of at least `count` elements each."""
     made: dict[Any, Any] = room.__dict__.setdefault("made", {})
     complex_ = np.result_type(real, np.complex64)
     dtypes = {"real": np.dtype(real), "complex": complex_, "bool": np.dtype(bool)}
@@ -90,7 +92,7 @@ def buffers_of(
 
 
 def joined(name: str, arrays: Sequence[Any]) -> Any:
-    """Arrays of one dtype end to end, in what this thread keeps under a name."""
+    """Concatenate arrays of one dtype in a buffer that this thread keeps under a name."""
     made: dict[Any, Any] = _scratch.__dict__.setdefault("joined", {})
     n, dtype = sum(x.size for x in arrays), arrays[0].dtype
     if (name, dtype) not in made or made[name, dtype].size < n:

@@ -1,4 +1,6 @@
-"""The NumPy engine: a plan as NumPy calls, over blocks in cache, into a few buffers."""
+"""The NumPy engine. Its batch divides tensors into chunks, which threads run: a chunk's passes are
+functions of NumPy calls (`making.py`) on blocks that fit in cache (`stacks.py`).
+"""
 
 import threading
 from collections import deque
@@ -29,40 +31,40 @@ from arrayopt.rules.base import Rule
 from arrayopt.state.tensors import Tensor
 
 MANY_LAYERS = 8
-"""Layers of a stack that has fewer are taken like other tensors, with those of other stacks."""
+"""If a stacked tensor has fewer layers, they are processed like other tensors."""
 
 PACKED = 16384
-"""Stacks of up to so many elements are taken together, where no rows and columns matter."""
+"""The number of elements up to which equal tensors are packed with those of other sizes."""
 
 TOGETHER = 32768
-"""Small tensors of so many elements in all are taken together."""
+"""The number of elements of small tensors that are processed at once."""
 
 LEAST_SHARED = 1 << 20
-"""Tensors of more elements may be shared by all threads; smaller ones are one thread's."""
+"""The number of elements above which all threads may share a chunk; else one thread runs it."""
 
 
 @dataclass(eq=False, slots=True)
 class Chunk:
-    """Tensors that are taken at once."""
+    """Tensors that are processed at once."""
 
     rows: list[int]
     """Their rows in the batch."""
     size: int
-    """Their elements in all."""
+    """The number of their elements."""
     ragged: bool = False
-    """Whether they are of different sizes."""
+    """Whether they have different sizes."""
     layers: tuple[Tensor, Any] | None = None
-    """Tuple or None: if they are layers of one stacked tensor: that, and an index of its layers."""
+    """If they are layers of one stacked tensor: that, and an index of the layers; else None."""
     runner: Stack | None = None
-    """What works through them, made by the first step."""
+    """Runs their passes; created in the first step."""
     views: dict[str, Any] = field(default_factory=dict)
-    """Their parameters and slots as the stack sees them, where these can be used in place."""
+    """The parameters and slots that can be used in place, in the runner's shapes."""
 
 
 class _Blocks(Batch):
-    """Tensors that are worked through in stacks of equal ones, block by block."""
+    """A batch that runs tensors of equal shape together, block by block."""
 
-    # threads hand the interpreter to each other after every call: calls must be long enough
+    # threads pass the interpreter lock to each other after each call: calls must be long
     chunk = 1 << 18
 
     def __init__(self, kind: Kind, bucket: Bucket, members: list[int]) -> None:
@@ -73,9 +75,9 @@ class _Blocks(Batch):
         self.setup = Setup(plan, storage, self.real, self.chunk, threading.local())
         self.flat = set(plan.slots.values()) <= {"C"} and plan.element == "C"
         self.axes = {name: plan.slots.get(name, plan.element) for name in plan.touched}
-        # the stacked tensor of many layers that a row is of
+        # by row, its stacked tensor if that has many layers
         self.stacked_of: dict[int, Tensor] = {}
-        self.place_of: dict[Tensor, int] = {}  # its place among those of the batch
+        self.place_of: dict[Tensor, int] = {}  # the places of stacked tensors in the batch
         for place, (tensor, rows) in enumerate(self.stacks.items()):
             if len(rows) >= MANY_LAYERS:
                 self.stacked_of |= dict.fromkeys(rows.tolist(), tensor)
@@ -83,22 +85,22 @@ class _Blocks(Batch):
         self.reported = [n for n in plan.reports.values() if n in self.layout.tensor]
 
     def bind(self) -> None:
-        self.outside: set[int] = set()
-        self._lying: dict[str, list[Any]] = {}
+        self.not_in_place: set[int] = set()
+        self._flat_arrays: dict[str, list[Any]] = {}
         for name in self.plan.touched:
             left = np.ones(len(self.tensors), bool)
             for _, rows in self.whole_stacks(name):
                 left[rows] = False
             for row in np.flatnonzero(left).tolist():
                 if not plain(self.stored(row, name)):
-                    self.outside.add(row)
+                    self.not_in_place.add(row)
 
-    def lying(self, name: str) -> list[Any]:
-        """The parameters or slots of all rows, flat where they can be worked on where they lie."""
-        if name not in self._lying:
+    def flat_arrays(self, name: str) -> list[Any]:
+        """Return the parameters or slots of all rows, as flat views if usable in place."""
+        if name not in self._flat_arrays:
             each = [self.stored(row, name) for row in range(len(self.tensors))]
-            self._lying[name] = [x.reshape(-1) if plain(x) else x for x in each]
-        return self._lying[name]
+            self._flat_arrays[name] = [x.reshape(-1) if plain(x) else x for x in each]
+        return self._flat_arrays[name]
 
     def launch(self, rows: Rows, grads: Grads, threads: int) -> None:
         if rows.kept is None or rows.kept[0] != self._located:
@@ -117,7 +119,7 @@ class _Blocks(Batch):
             run(tasks, threads)
 
     def _chunks(self, rows: list[int]) -> list[Chunk]:
-        """Tensors of equal shape, or size if only that matters, in stacks for the cache."""
+        """Divide rows into chunks for the cache: of equal shape, or size if only that matters."""
         found: dict[Any, list[int]] = {}
         for row in rows:
             shape = int(self.geo["SIZE"][row]) if self.flat else self.tensors[row].shape
@@ -125,7 +127,7 @@ class _Blocks(Batch):
         made, small = list[Chunk](), list[list[int]]()
         for (_, stack), members in found.items():
             size = int(self.geo["SIZE"][members[0]])
-            alone = self.flat and size > TOGETHER and stack is None  # copies take longer
+            alone = self.flat and size > TOGETHER and stack is None  # copies would take longer
             most = 1 if alone else max(1, self.chunk // size)
             for i in range(0, len(members), most):
                 some = members[i : i + most]
@@ -136,7 +138,7 @@ class _Blocks(Batch):
         return sorted(made + self._packed(small), key=lambda x: -x.size)
 
     def _packed(self, small: list[list[int]]) -> list[Chunk]:
-        """Small stacks of different sizes, end to end."""
+        """Pack small groups of equal tensors into chunks of several sizes."""
         made, group, total = list[Chunk](), list[list[int]](), 0
         for some in [*small, []]:
             size = len(some) * int(self.geo["SIZE"][some[0]]) if some else TOGETHER
@@ -147,9 +149,9 @@ class _Blocks(Batch):
         return made
 
     def _layers(self, rows: list[int]) -> tuple[Tensor, Any] | None:
-        """Which layers of which stacked tensor these are, if they can be taken from it at once."""
+        """Return the stacked tensor and an index of these layers, if it can be indexed at once."""
         stack = self.stacked_of.get(rows[0])
-        if stack is None or self.vectors or self.outside.intersection(rows):
+        if stack is None or self.vectors or self.not_in_place.intersection(rows):
             return None
         if not all(plain(of_layers(name, stack)) for name in self.axes):
             return None
@@ -159,7 +161,7 @@ class _Blocks(Batch):
         return stack, layers
 
     def _gradient(self, chunk: Chunk, grads: Grads) -> Any:
-        """The gradient of a chunk, in one array."""
+        """Return the gradients of a chunk as one array."""
         if chunk.layers is not None and isinstance(grads, Split):
             stack, layers = chunk.layers
             return np.ascontiguousarray(np.asarray(grads.wholes[self.place_of[stack]])[layers])
@@ -167,13 +169,13 @@ class _Blocks(Batch):
         return np.ascontiguousarray(given[0]) if len(given) == 1 else joined("g", given)
 
     def _run(self, chunk: Chunk, grads: Grads, threads: int) -> None:
-        """All passes over a chunk."""
+        """Run all passes over a chunk."""
         rows, stack = chunk.rows, chunk.runner or self._begin(chunk)
         stack.threads = threads
         gradient = self._gradient(chunk, grads)
         arrays = {"g": gradient.reshape(stack.shape(self.plan.element)), **chunk.views}
         if "p" in arrays and np.may_share_memory(arrays["g"], arrays["p"]):
-            # a gradient may be its own parameter, which calls write before they read
+            # a gradient may share memory with the parameter, which may be written before it is read
             arrays["g"] = arrays["g"].copy()
         for name, axes in self.axes.items():
             if name not in chunk.views:
@@ -187,15 +189,15 @@ class _Blocks(Batch):
                 self._put(name, chunk, arrays[name].reshape(-1))
 
     def _copied(self, name: str, chunk: Chunk) -> Any:
-        """A parameter or slot of a chunk, in one array."""
+        """Copy a parameter or slot of all tensors of a chunk to one array."""
         if name in self.widens:
             return joined(name, [self.wide(row, name).reshape(-1) for row in chunk.rows])
         if chunk.layers is not None:
             return of_layers(name, chunk.layers[0])[chunk.layers[1]]
-        return joined(name, [self.lying(name)[row] for row in chunk.rows])
+        return joined(name, [self.flat_arrays(name)[row] for row in chunk.rows])
 
     def _known(self, rows: list[int], stack: Stack) -> dict[Node, Any]:
-        """The scalars of the step: numbers, where all these tensors have the same."""
+        """Return the scalars of the step: numbers if equal for all tensors, else arrays."""
         some = self.scalars[rows]
         known: dict[Node, Any] = {}
         if (some == some[0]).all():
@@ -208,7 +210,7 @@ class _Blocks(Batch):
         return known
 
     def _begin(self, chunk: Chunk) -> Stack:
-        """Fill in what all steps of a chunk have in common."""
+        """Create the runner of a chunk, and its views."""
         rows, firsts = chunk.rows, self.firsts[chunk.rows]
         if chunk.ragged:
             chunk.runner = Ragged(self.setup, self.geo["SIZE"][rows], firsts)
@@ -220,22 +222,22 @@ class _Blocks(Batch):
         for name, axes in self.axes.items() if not self.widens else ():
             if chunk.layers is not None and isinstance(chunk.layers[1], slice):
                 found = of_layers(name, chunk.layers[0])[chunk.layers[1]]
-            elif len(rows) == 1 and rows[0] not in self.outside:
-                found = self.lying(name)[rows[0]]
+            elif len(rows) == 1 and rows[0] not in self.not_in_place:
+                found = self.flat_arrays(name)[rows[0]]
             else:
                 break
             chunk.views[name] = found.reshape(chunk.runner.shape(axes))
         return chunk.runner
 
     def _put(self, name: str, chunk: Chunk, new: Any) -> None:
-        """Bring what was worked on in a copy to where it belongs."""
+        """Write what was computed in a copy back to the tensors."""
         if chunk.layers is not None and name not in self.widens:
             whole = of_layers(name, chunk.layers[0])
             whole[chunk.layers[1]] = new.reshape(len(chunk.rows), *whole.shape[1:])
             return
         rows = chunk.rows
-        lying = [self.lying(name)[row] for row in rows]
-        sizes = [x.size for x in lying]
+        flat = [self.flat_arrays(name)[row] for row in rows]
+        sizes = [x.size for x in flat]
         ends = np.cumsum([0, *sizes]).tolist()
         pieces: Any = [new[first:end] for first, end in pairwise(ends)]
         if sizes[0] * len(sizes) == new.size and len(set(sizes)) == 1:
@@ -244,10 +246,10 @@ class _Blocks(Batch):
             for row, piece in zip(rows, pieces, strict=True):
                 self.put_wide(row, name, piece)
             return
-        if self.outside.isdisjoint(rows):
-            deque(map(setitem, lying, repeat(...), pieces), maxlen=0)
+        if self.not_in_place.isdisjoint(rows):
+            deque(map(setitem, flat, repeat(...), pieces), maxlen=0)
             return
-        for row, old, piece in zip(rows, lying, pieces, strict=True):
+        for row, old, piece in zip(rows, flat, pieces, strict=True):
             if plain(old):
                 old[...] = piece
             else:
@@ -255,7 +257,7 @@ class _Blocks(Batch):
 
 
 class NumPy(Fused):
-    """Blocks that stay in cache, in place; results do not depend on the number of threads."""
+    """NumPy calls on blocks that fit in cache; results do not depend on the number of threads."""
 
     name = "numpy"
     batch = _Blocks
@@ -264,7 +266,7 @@ class NumPy(Fused):
 
     def plan(self, rule: Rule, rank: int, dtype: str, **options: Any) -> Plan:
         plan = plan_for(rule, rank, dtype, lean=self.lean, **options)
-        if in_lanes(plan) is None:  # else no value is kept for all elements
+        if in_lanes(plan) is None:  # with lanes, no value is stored for all elements
             plan = plan_for(rule, rank, dtype, lean=self.lean, calls=True, **options)
         return widened(plan)
 

@@ -1,4 +1,6 @@
-"""Making of a pass a function of NumPy calls, which write into as few buffers as there can be."""
+"""Compile a pass to a Python function of NumPy calls, which write into as few buffers as possible.
+`stacks.py` calls `pass_function`, and then the function for each block.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -15,7 +17,7 @@ from arrayopt.fusion.ops import OPS
 from arrayopt.fusion.passes import Pass
 
 VIEWS = ("real", "imag")
-"""Operations whose results are views of their operands."""
+"""Operations that return views of their operands."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -23,26 +25,26 @@ class PassFunction:
     """A pass over a block, as a function."""
 
     run: Callable[..., dict[Node, Any]]
-    """``run(block, buffers, real, reduce, *small)`` makes all calls and stores, under an `errstate`
-    of the caller's, and returns what `reduce` makes of the values of each reduction. `block` has
-    stored arrays by name; `real` is the dtype of arithmetic.
+    """``run(block, buffers, real, reduce, *small)`` makes all calls and stores, and returns the
+    result of `reduce` for each reduction. The caller sets `errstate`. `block` has stored arrays by
+    name; `real` is the dtype of arithmetic.
     """
     small: tuple[Node, ...]
-    """Values over fewer axes, scalars of the step, and positions, which it takes."""
+    """The arguments `small`: values over fewer axes, scalars of the step, and positions."""
     buffers: tuple[str, ...]
-    """What each buffer holds: ``real``, ``complex`` or ``bool``."""
+    """The type of each buffer: ``real``, ``complex`` or ``bool``."""
 
 
 @lru_cache(maxsize=512)
 def pass_function(pass_: Pass, storage: tuple[tuple[str, str], ...]) -> PassFunction:
-    """The function of a pass.
+    """Return the function of a pass.
 
     Parameters
     ----------
     pass_ : Pass
         The pass.
     storage : tuple of (str, str)
-        Stored arrays, and their dtypes. Those that do not round can be written by a call itself.
+        Stored arrays, and their dtypes. Calls write directly to arrays whose dtype does not round.
     """
     summed = {r: _factors(r, pass_) for r in pass_.reductions}
     extras = _extras(pass_, summed)
@@ -67,16 +69,14 @@ def pass_function(pass_: Pass, storage: tuple[tuple[str, str], ...]) -> PassFunc
 
 
 def _viewed(order: Iterable[Node]) -> set[Node]:
-    """Values of which others are views."""
+    """Return the values that other values are views of."""
     return {n.args[0] for n in order if n.op in VIEWS}
 
 
 def _in_place(
     pass_: Pass, storage: dict[str, str], order: list[Node], last: dict[Node, int]
 ) -> dict[Node, str]:
-    """The values that the calls which compute them write to stored arrays; `last` says which call
-    reads each value last.
-    """
+    """Return the values that calls write directly to stored arrays; `last`: last readers."""
     direct: dict[Node, str] = {}
     for name, node in pass_.stores.items():
         free = node in order and node not in direct and node.op not in VIEWS
@@ -92,7 +92,7 @@ def _in_place(
 def _targets(
     order: list[Node], direct: dict[Node, str], last: dict[Node, int]
 ) -> tuple[dict[Node, str], list[str]]:
-    """Where calls write, and what each buffer holds; each is free after its last reader."""
+    """Return where each call writes, and each buffer's type; it is free after the last reader."""
     buffers, targets, viewed = list[str](), dict[Node, str](), _viewed(order)
     free: dict[str, list[int]] = {"real": [], "complex": [], "bool": []}
     buffer_of: dict[Node, int] = {}
@@ -118,7 +118,7 @@ def _targets(
 
 
 def _factors(r: Node, p: Pass) -> tuple[Node, ...]:
-    """What a reduction is of: two factors, where it is a sum of products over a whole tensor."""
+    """Return the operands of a reduction: two factors if it is a dot product of whole tensors."""
     (x,) = r.args
     dot = r.op == "sum" and not r.axes and x.op == "mul" and x in p.nodes
     for a in x.args:
@@ -127,7 +127,7 @@ def _factors(r: Node, p: Pass) -> tuple[Node, ...]:
 
 
 def _extras(pass_: Pass, summed: dict[Node, tuple[Node, ...]]) -> dict[Node, list[Node]]:
-    """The sums that can be spared beside plain ones, and what is computed for each alone."""
+    """Return the spare sums that plain sums can make needless, and the values only they need."""
     plain = _plain(pass_)
     spare = [r for r in pass_.reductions if isinstance(r.data, Spare)]
     can = [r for r in spare if (r.data.plain, r.axes) in plain]
@@ -142,13 +142,13 @@ def _extras(pass_: Pass, summed: dict[Node, tuple[Node, ...]]) -> dict[Node, lis
 
 
 def _plain(p: Pass) -> dict[tuple[int, str], Node]:
-    """The sums that no other makes idle, by what they are of, and their axes."""
+    """Return the plain sums by operand and axes."""
     summed = [r for r in p.reductions if r.op == "sum" and not isinstance(r.data, Spare)]
     return {(r.args[0].id, r.axes): r for r in summed}
 
 
 class _Text:
-    """The text of `PassFunction.run`, being written."""
+    """The text of `PassFunction.run`."""
 
     def __init__(self, pass_: Pass, targets: dict[Node, str], small: Iterable[Node]) -> None:
         self.pass_, self.targets = pass_, targets
@@ -163,11 +163,11 @@ class _Text:
         self.lines.append("    " * depth + line)
 
     def name(self, n: Node) -> str:
-        """What a value is called."""
+        """Return the name of a value."""
         return f"({n.data!r})" if n.op == "const" else self.loaded.get(n, f"x{n.id}")
 
     def calls(self, nodes: Iterable[Node], depth: int = 1) -> None:
-        """Print what computes some values."""
+        """Print the calls that compute some values."""
         for node in nodes:
             given, result = ", ".join(map(self.name, node.args)), self.name(node)
             if node in self.targets:
@@ -179,7 +179,7 @@ class _Text:
     def reductions(
         self, summed: dict[Node, tuple[Node, ...]], extras: dict[Node, list[Node]]
     ) -> None:
-        """Print what reduces values; sums that may be spared come last."""
+        """Print the reductions; spare sums come last."""
         plain = _plain(self.pass_)
         for reduction in [*(x for x in summed if x not in extras), *extras]:
             made, depth, about = f"s{reduction.id}", 1, reduction.data
@@ -193,11 +193,11 @@ class _Text:
             self.put(depth, f"{made} = reduce(r{reduction.id}, {factors})")
 
     def stores(self, copies: dict[str, Node]) -> None:
-        """Print the stores that no call makes in place, and what is returned."""
+        """Print the stores that no call makes in place, and the return statement."""
         views = {n for n in self.pass_.nodes if n.op in VIEWS}
         new = [self.name(node) for node in copies.values()]
         for i, node in enumerate(copies.values() if len(copies) > 1 else ()):
-            if node in self.loaded or node in views:  # which another store may write over
+            if node in self.loaded or node in views:  # another store may overwrite it
                 self.put(1, f"new{i} = array({new[i]})")
                 new[i] = f"new{i}"
         for name, value in zip(copies, new, strict=True):
@@ -206,7 +206,7 @@ class _Text:
         self.put(1, f"return {{{made}}}")
 
     def compiled(self, storage: dict[str, str]) -> Callable[..., dict[Node, Any]]:
-        """The function."""
+        """Compile the text, and return the function."""
         names: dict[str, Any] = {"inf": np.inf, "nan": np.nan, "array": np.array, "idle": idle}
         names["load"] = {name: STORED[dtype].load for name, dtype in storage.items()}
         names["store"] = {name: STORED[dtype].store for name, dtype in storage.items()}
@@ -218,7 +218,7 @@ class _Text:
 
 
 def idle(plain: Any, low: float, high: float) -> Any:
-    """Zeros for a sum that is not needed, as `plain` is in [low, high]; else None."""
+    """Return zeros for a sum that is not needed, because `plain` is in [low, high]; else None."""
     least, most = (plain.min(), plain.max()) if np.ndim(plain) else (plain, plain)
     if low <= least and most <= high:
         return np.zeros_like(plain) if np.ndim(plain) else 0.0

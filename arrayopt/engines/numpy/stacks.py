@@ -1,8 +1,7 @@
-"""The passes of a plan over a stack of equal tensors.
+"""Run the passes of a plan over tensors of one shape, whose arrays are seen as one of rank 5.
 
-All arrays of a stack are of rank 5: its tensors, then their axes A, B, R and C; of length one where
-a value is the same along an axis. A pass takes blocks that stay in cache. Blocks do not depend on
-the number of threads.
+Its axes are the tensors, and their A, B, R and C, of length one if a value is the same along an
+axis. Passes run over blocks that fit in cache, which do not depend on the number of threads.
 """
 
 import functools
@@ -27,15 +26,15 @@ from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.passes import Pass
 
 GROUP_SIZE = 16384
-"""So many elements are taken together, or one matrix."""
+"""The number of elements of matrices that a `Grouped` processes at once; or one matrix."""
 
 
 class Stack(SmallValues):
-    """A step of some tensors of one shape; see `SmallValues`."""
+    """Runs a step of tensors of one shape; see `SmallValues`."""
 
     @np.errstate(all="ignore")
     def run(self, values: Values) -> None:
-        """All passes and products; results go to the values that are known."""
+        """Run all passes and products; results are written to `values`."""
         spilled = self.setup.plan.spilled
         kinds = [value.dtype for value in spilled.values()]
         shapes = [self.shape(value.axes) for value in spilled.values()]
@@ -46,7 +45,7 @@ class Stack(SmallValues):
         self._passes(values)
 
     def _passes(self, values: Values) -> None:
-        """All passes and products, and what lies between them."""
+        """Run all passes and products, and the computation between them."""
         plan, partials = self.setup.plan, dict[Node, Any]()
         for between, pass_ in zip_longest(plan.between, plan.passes):
             self._between(between, partials, values)
@@ -56,7 +55,7 @@ class Stack(SmallValues):
                 values.drop(self.last.get(pass_, ()))
 
     def _shared(self, tasks: list[Callable[[], None]]) -> None:
-        """Run tasks, which take about as long as each other, on all threads."""
+        """Run tasks of about the same length on all threads."""
         threads = min(self.threads, len(tasks))
 
         def some(i: int) -> None:
@@ -67,7 +66,7 @@ class Stack(SmallValues):
         run([partial(some, i) for i in range(threads)])
 
     def _multiply(self, pass_: Pass, values: Values) -> dict[Node, Any]:
-        """A product: at once where the matrices are small, else in bands of rows."""
+        """Compute a product in bands of rows."""
         (node,), names, arrays = pass_.nodes, list(pass_.loads), values.arrays
         factors, symmetric = node.data, node.data.symmetric
         left, right = arrays[names[0]], arrays[names[-1]]
@@ -85,9 +84,9 @@ class Stack(SmallValues):
         return {}
 
     def _pass(self, pass_: Pass, values: Values) -> dict[Node, Any]:
-        """A pass, block by block; what it reduces."""
+        """Run a pass block by block; return its reductions."""
         made = pass_function(pass_, self.setup.storage)
-        small = list[Any]()  # None: positions
+        small = list[Any]()  # None stands for positions
         for node in made.small:
             is_position = node.op == POSITION
             small.append(None if is_position else self._spread(values[node]))
@@ -113,13 +112,13 @@ class Stack(SmallValues):
         return joined
 
     def _spread(self, value: Any) -> Any:
-        """A value of fewer axes for a pass: an array in the dtype of arithmetic."""
+        """Return a value of fewer axes as an array in the dtype of arithmetic."""
         if isinstance(value, bool) or (np.ndim(value) and value.dtype == bool):
             return value
         return np.asarray(value, self.setup.real)
 
     def _positions(self, cuts: tuple[slice, ...]) -> Any:
-        """The positions of a block's elements."""
+        """Return the positions of a block's elements."""
         steps = (0, *(math.prod(self.extents[i:]) for i in (2, 3, 4)), 1)
         at = (np.arange(cut.start, cut.stop) * step for cut, step in zip(cuts, steps, strict=True))
         made: Any = functools.reduce(operator.add, np.ix_(*at))
@@ -134,7 +133,7 @@ class Stack(SmallValues):
         kinds: dict[Node, str],
         here: tuple[int, ...],
     ) -> Any:
-        """A reduction of a block's values; with `right`, of their products with these."""
+        """Reduce a block's values; with `right`, the products of both."""
         left = left if np.shape(left) == here else np.broadcast_to(left, here)
         kind = kinds[reduction]
         if kind == "tensor":
@@ -147,7 +146,7 @@ class Stack(SmallValues):
         return made if made.size < left.size else made.copy()
 
     def _totals(self, reduction: Node, left: Any, right: Any) -> Any:
-        """What each tensor's values are reduced to."""
+        """Reduce the values of each tensor."""
         factor = None if right is None else right.reshape(len(right), -1)
         rows = totals(reduction, left.reshape(len(left), -1), factor)
         return float(rows[0]) if len(rows) == 1 else rows.reshape(-1, 1, 1, 1, 1)
@@ -155,7 +154,7 @@ class Stack(SmallValues):
     def _joined(
         self, reduction: Node, kind: str, parts: list[Any], blocks: list[tuple[slice, ...]]
     ) -> Any:
-        """A reduction from those of the blocks, in their order."""
+        """Combine the partial results of blocks, in order."""
         made = parts[0]
         if len(parts) > 1:
             row, kept = REDUCTIONS[reduction.op], dims(reduction.axes)
@@ -170,8 +169,9 @@ class Stack(SmallValues):
 
 
 class Ragged(Stack):
-    """A step of small tensors of any sizes end to end, under a plan that sees each as one row of
-    elements. Equal sizes follow each other.
+    """Runs a step of small tensors of several sizes, joined to one row of elements.
+
+    The plan sees a row for each tensor. Tensors of equal size are neighbours.
     """
 
     def __init__(self, setup: Setup, sizes: Ints, firsts: Ints) -> None:
@@ -199,10 +199,10 @@ class Ragged(Stack):
 
 
 class Grouped(Stack):
-    """A step of some tensors of one shape, under a plan in lanes, group by group.
+    """Runs a step of tensors of one shape, under a plan in lanes, group of matrices by group.
 
-    The passes of a segment (see `arrayopt.fusion.lanes`) follow each other over some whole
-    matrices. So what lies between them takes room for these, and none for the tensor.
+    The passes of a segment (see `arrayopt.fusion.lanes`) follow each other over a group. So values
+    between them need memory for a group, not for the whole tensor.
     """
 
     @property
@@ -234,7 +234,7 @@ class Grouped(Stack):
     def _group(
         self, segment: Segment, cut: tuple[slice, ...], values: Values, kept: dict[Node, Any]
     ) -> dict[Node, Any]:
-        """A segment's passes over some matrices; what they reduce per tensor."""
+        """Run a segment over some matrices; return the reductions per tensor."""
         extents = [self.extents[0], *(x.stop - x.start for x in cut[1:3]), *self.extents[3:]]
         first = (cut[1].start * self.extents[2] + cut[2].start) * math.prod(self.extents[3:])
         group = Grouped(self.setup, extents, self.firsts + first)
@@ -247,7 +247,7 @@ class Grouped(Stack):
         return made
 
     def _segment(self, segment: Segment, values: Values) -> dict[Node, Any]:
-        """A segment's passes over these matrices; what they reduce per tensor."""
+        """Run a segment over these matrices; return the reductions per tensor."""
         made = dict[Node, Any]()
         for name, node in segment.reads.items():
             if node.op != "input":

@@ -1,4 +1,6 @@
-"""What is computed between passes: values over fewer axes than the elements."""
+"""The computation between passes, on values over fewer axes than the elements. `SmallValues` has
+the known values' shapes and rules of precision; `stacks.py` extends it by passes.
+"""
 
 import threading
 from collections.abc import Sequence
@@ -18,33 +20,33 @@ from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.scalars import read_elsewhere, straight
 
 Readers = dict[Node | Between | Pass, list[Node]]
-"""Values over rows or columns, by what reads them last."""
+"""Values over rows or columns, by their last reader."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Setup:
-    """What all stacks of a batch have in common."""
+    """What all chunks of a batch have in common."""
 
     plan: Plan
-    """What is to be done."""
+    """The plan."""
     storage: tuple[tuple[str, str], ...]
     """Stored arrays, and their dtypes."""
     real: Any
-    """Dtype: the dtype of arithmetic."""
+    """The dtype of arithmetic."""
     chunk: int
-    """About how many elements a block has."""
+    """The approximate number of elements of a block."""
     scratch: threading.local
-    """Where each thread keeps the memory of spilled values."""
+    """The memory of each thread for spilled values."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Values:
-    """What a step has of some tensors."""
+    """The arrays and known values of some tensors in a step."""
 
     arrays: dict[str, Any]
     """Stored arrays by name."""
     known: dict[Node, Any]
-    """Values over fewer axes: scalars of the step, and what has been computed."""
+    """Values over fewer axes: scalars of the step, and results so far."""
 
     def __getitem__(self, node: Node) -> Any:
         if node.op == "const":
@@ -63,9 +65,9 @@ class SmallValues:
     Parameters
     ----------
     setup : Setup
-        What is to be done.
+        What all chunks of a batch have in common.
     extents : sequence of int
-        How many tensors there are, and the lengths of A, B, R and C.
+        The number of tensors, and the lengths of A, B, R and C.
     firsts : array of int64
         The position of each tensor's first element.
     """
@@ -75,24 +77,24 @@ class SmallValues:
         self.most, self.threads = setup.chunk, 1  # threads of a pass
 
     def shape(self, axes: str) -> tuple[int, ...]:
-        """The shape of values over some axes."""
+        """Return the shape of values over some axes."""
         out = [self.extents[0], 1, 1, 1, 1]
         for axis, i in zip(axes, dims(axes), strict=True):
             out[i] = self.extents[DIMS[axis.upper()]]
         return tuple(out)
 
     def column(self, values: Any) -> Any:
-        """A value per tensor in the shape of known values; one number if all are equal."""
+        """Return a value per tensor in the shape of known values; a number if all are equal."""
         same = (values == values[0]).all()
         return values[0].item() if same else values.reshape(-1, 1, 1, 1, 1)
 
     @property
     def last(self) -> Readers:
-        """What can be dropped after each value, `Between` and pass."""
+        """The values to drop after each value, `Between` and pass."""
         return last_readers(self.setup.plan)
 
     def _between(self, between: Between, partials: dict[Node, Any], values: Values) -> None:
-        """Compute and store what is between passes."""
+        """Compute and store the values between two passes."""
         last = self.last
         for reduction in between.combine:
             values.known[reduction] = partials.pop(reduction)
@@ -106,7 +108,7 @@ class SmallValues:
         values.drop(last.get(between, ()))
 
     def _scalars(self, nodes: tuple[Node, ...], values: Values) -> bool:
-        """Compute values per tensor by one function, if that is possible; whether it was."""
+        """Compute values per tensor by one function, and return whether that was possible."""
         outer, results, function = straight(nodes, read_elsewhere(self.setup.plan))
         given = []
         for node in outer:
@@ -124,7 +126,7 @@ class SmallValues:
         stored = set(map(id, given))
         for node, value in zip(results, made, strict=True):
             if isinstance(value, np.ndarray):
-                # before the array that it may be, or be a view of, is overwritten
+                # copied, because the array that it is, or is a view of, may be overwritten
                 shares = value.base is not None or id(value) in stored
                 values.known[node] = value.copy() if shares else value
             else:
@@ -132,7 +134,7 @@ class SmallValues:
         return True
 
     def _computed(self, node: Node, values: Values) -> Any:
-        """A value over fewer axes than the elements; those per tensor are in float64."""
+        """Compute a value over fewer axes than the elements; those per tensor in float64."""
         args = [values[arg] for arg in node.args]
         if node.reduces:
             (made,) = args
@@ -140,8 +142,8 @@ class SmallValues:
             for axis in dims(gone):
                 made = reduced(node, made, axis)
         else:
-            # Values per tensor are arrays in double precision then. One tensor's are, too, so
-            # that what is taken together changes no bit.
+            # With several tensors, values per tensor are arrays in float64. Those of one tensor are
+            # too, so that bits do not depend on which tensors are processed together.
             fit = self._narrowed if node.axes else _wide
             made = OPS[node.op].numpy(*map(fit, args))
             if isinstance(made, np.ndarray) and (
@@ -153,14 +155,14 @@ class SmallValues:
         return made if np.ndim(made) else made.item()
 
     def _narrowed(self, value: Any) -> Any:
-        """An array in double precision in the dtype of arithmetic; others as they are."""
+        """Convert a float64 array to the dtype of arithmetic; return other values as they are."""
         double = isinstance(value, np.ndarray) and value.dtype == np.float64
         return np.asarray(value, self.setup.real) if double else value
 
 
 @lru_cache(maxsize=64)
 def last_readers(plan: Plan) -> Readers:
-    """Values over rows or columns, by their last reader: a value, a `Between`, a pass."""
+    """Return the values over rows or columns by last reader: a value, a `Between` or a pass."""
     readers = dict[Node, Node | Between | Pass]()
     for between, pass_ in zip_longest(plan.between, plan.passes):
         for loop in between.loops:
@@ -177,12 +179,12 @@ def last_readers(plan: Plan) -> Readers:
 
 
 def _real(value: Any) -> bool:
-    """Whether this is an array of real numbers or of conditions."""
+    """Whether a value is an array of real numbers or conditions."""
     return isinstance(value, np.ndarray) and value.dtype.kind in "fb"
 
 
 def _wide(value: Any) -> Any:
-    """A value per tensor in double precision, as if several tensors differed in it."""
+    """Convert a value per tensor to double precision if it is an array."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "fc":
         return value.astype(np.result_type(value, np.float64), copy=False)
     return value

@@ -1,4 +1,4 @@
-"""What does this optimizer compute? See `diagnose`, and `record` and `check` for tests of it."""
+"""Find out which rule an optimizer follows (`diagnose`), and test that it does not change (`record` and `check`)."""
 
 from arrayopt.testing.diagnosis.diagnosis import Diagnosis
 from arrayopt.testing.diagnosis.entry import check, diagnose, record

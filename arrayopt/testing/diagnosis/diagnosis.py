@@ -1,4 +1,4 @@
-"""What came of it: the rule that an optimizer follows, in words, as data, and as one HTML page."""
+"""The result of `diagnose`: the rule that an optimizer follows, as text, data and an HTML page."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from arrayopt.testing.ulps import in_short, plain
 
 NOT_SEARCHED = "known, not searched"
 COLOURS = ("#08519c", "#a33b00", "#238b45", "#6a51a3", "#525252", "#99000d")
-LEFT, RIGHT, TOP, BOTTOM = 64.0, 570.0, 12.0, 268.0  # of the plot's frame, in 720 by 300
+LEFT, RIGHT, TOP, BOTTOM = 64.0, 570.0, 12.0, 268.0  # the frame of the plot, which is 720 wide and 300 high
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +28,7 @@ class Diagnosis:
     Parameters
     ----------
     subject : str
-        What was run.
+        The name of the optimizer or function.
     explained : bool
         Whether every element of every step follows the rule, with at most one twist, within 64 ULPs (8 in float32, 4 in
         half precision). In each step the rule starts from the optimizer's own parameters. Values that are not finite
@@ -49,7 +49,7 @@ class Diagnosis:
     first : Difference or None
         The first step beyond the limit, and the tensor and element with the largest difference in it.
     unseen : tuple of str
-        Hyper-parameters that could differ by a tenth without a difference for these gradients.
+        Hyper-parameters that could change by a tenth without a visible difference for these gradients.
     made_up : tuple of (str, str)
         Pairs of hyper-parameters of which each can compensate for the other.
     others, remarks, changes : tuple of str
@@ -92,14 +92,14 @@ class Diagnosis:
 
     @property
     def as_documented(self) -> bool:
-        """Whether it follows a rule in all tensors, and without a twist."""
+        """Whether all tensors follow a rule, without a twist."""
         return self.explained and not self.twist
 
     @property
     def is_coarse(self) -> bool:
-        """Whether it is so near a rule that what is left may be the rounding of a lower precision.
+        """Whether the difference from the rule is so small that it may be rounding in a lower precision.
 
-        A number that is fitted for each step makes up for much: with one, it is near a rule, and no more.
+        False if a number was fitted for each step, because such numbers can hide other differences.
         """
         fitted = any(np.ndim(x) and len(x) > 1 for x in self.hypers.values())
         return self.finite and not self.explained and self.error < LOWER and not fitted
@@ -132,7 +132,7 @@ class Diagnosis:
         return f"{what}, to {in_short(self.ulps)} ULP{'s' * (self.ulps != 1)}."
 
     def _about(self) -> list[str]:
-        """What is said of the rule, line by line."""
+        """The lines about the rule that follow the first line."""
         lines = [f"{'but' if change == self.twist else 'with'}: {change}" for change in self.changes]
         lines.append(numbers_in_words(self.hypers))
         if not self.explained:
@@ -150,7 +150,7 @@ class Diagnosis:
         return lines
 
     def to_json(self) -> str:
-        """Everything as JSON; numbers that are not finite are strings."""
+        """Return all fields as JSON. Numbers that are not finite become strings."""
         return json.dumps(plain(self._data()), indent=1, allow_nan=False) + "\n"
 
     def _data(self) -> dict[str, Any]:
@@ -163,19 +163,19 @@ class Diagnosis:
         return vars(self) | own
 
     def to_html(self, path: Any) -> None:
-        """Write a page that needs neither network nor script, with a plot of the differences by step."""
+        """Write an HTML page with a plot of the differences by step. It needs neither network nor scripts."""
         Path(path).write_text(page(self), encoding="utf-8")
 
 
 def number(x: Any) -> str:
-    """A number in few digits, or several."""
+    """Format a number, or several in brackets, with six digits."""
     if np.ndim(x):
         return "[" + ", ".join(f"{float(y):.6g}" for y in np.ravel(x)) + "]"
     return f"{float(x):.6g}"
 
 
 def numbers_in_words(values: Mapping[str, Any]) -> str:
-    """Numbers by name."""
+    """Format numbers as ``name=value``, separated by commas."""
     return ", ".join(f"{name}={number(x)}" for name, x in values.items())
 
 
@@ -183,18 +183,18 @@ def numbers_in_words(values: Mapping[str, Any]) -> str:
 
 
 def page(found: Diagnosis) -> str:
-    """The whole page of a `Diagnosis`, as text to be written in UTF-8."""
+    """Return a `Diagnosis` as an HTML page, to be written in UTF-8."""
     return document(f"arrayopt diagnose: {found.subject}", f"What does {found.subject} compute?", _body(found))
 
 
 def _body(found: Diagnosis) -> str:
-    """One diagnosis, or one after the other."""
+    """The body of the page: the diagnosis, or its parts one after the other."""
     if found.parts:
         return "\n".join(f"<h2>{escape(', '.join(names))}</h2>\n{_body(part)}" for names, part in found.parts)
     first, *rest = str(found).splitlines()
     made = [f'<p class="verdict{"" if found.as_documented else " bad"}">{escape(first)}</p>']
     if found.name:
-        numbers = numbers_in_words(found.hypers)  # which the table has
+        numbers = numbers_in_words(found.hypers)  # left out of the text, because the table has them
         made += [f"<p>{escape(line.strip())}</p>" for line in rest if line.strip() != numbers]
         unseen = dict.fromkeys(found.unseen, "not to be seen in these gradients")
         rows = [[name, number(x), unseen.get(name, "")] for name, x in found.hypers.items()]
@@ -204,10 +204,10 @@ def _body(found: Diagnosis) -> str:
 
 
 def _plot(by_step: Any) -> list[str]:
-    """A line for each tensor: the largest difference after each step, on a logarithmic scale."""
+    """Draw a line for each tensor, as SVG: the largest difference after each step, on a logarithmic scale."""
     steps = max(map(len, by_step.values()))
     finite = [x for row in by_step.values() for x in row if math.isfinite(x)]
-    top = max(3, math.ceil(math.log10(max([1.0, *finite])) + 0.2))  # the powers of ten go from -1 to this
+    top = max(3, math.ceil(math.log10(max([1.0, *finite])) + 0.2))  # the axis shows powers of ten from -1 to this
 
     def x(step: int) -> float:
         return LEFT + (RIGHT - LEFT) * step / max(steps - 1, 1)

@@ -1,4 +1,4 @@
-"""The functions: to diagnose an optimizer, to record what it does, and to check that it still does."""
+"""The public functions: `diagnose` an optimizer, `record` its steps, and `check` that it repeats them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ from arrayopt.testing.diagnosis.model import LIMITS
 from arrayopt.testing.diagnosis.search import Watch
 from arrayopt.testing.diagnosis.subjects import Subject, as_subject
 from arrayopt.testing.diagnosis.tensors import Examination
-from arrayopt.testing.diagnosis.trajectory import STEPS, Seen, Trajectory, Values, each, gradients
+from arrayopt.testing.diagnosis.trajectory import STEPS, Observed, Trajectory, Values, each, gradients
 from arrayopt.testing.diagnosis.words import no_rule
 from arrayopt.testing.equivalence import LIMITS as CHECKED
 from arrayopt.testing.equivalence import whole
@@ -45,9 +45,9 @@ def diagnose(
         return None; a fresh ``torch.optim.Optimizer`` or `Optimizer`, of which a deep copy runs; an optax
         transformation; a `Rule`; or a recorded `Trajectory`.
     params : tree of arrays, optional
-        The start, for a function, a transformation or a rule: real arrays of its library, which are copied. By default
-        four NumPy arrays of float64, or JAX arrays for optax. Small arrays are enough, and the time grows with their
-        size. Omit it for optimizers, which have parameters of their own.
+        The initial parameters, for a function, a transformation or a rule: real arrays of its library, which are
+        copied. By default four NumPy arrays of float64, or JAX arrays for optax. Small arrays are enough, and the time
+        grows with their size. Omit it for optimizers, which have parameters of their own.
     grads : sequence of trees, optional
         The gradients of each step. By default they are generated: elements span many decades, and signs, sizes and
         norms vary.
@@ -67,7 +67,7 @@ def diagnose(
     Returns
     -------
     Diagnosis
-        Print it.
+        The result. Print it to read it as text.
 
     Raises
     ------
@@ -95,16 +95,16 @@ def diagnose(
     if seconds is not None and not (is_number(seconds) and seconds >= 0):
         raise ValueError(f"diagnose: `seconds` must be a number of at least 0; got {seconds!r}")
     subject = None if isinstance(step, Trajectory) else as_subject(step, params, who)
-    seen = Seen(step if subject is None else run(subject, grads, whole(who, "steps", steps), who))
-    if subject is not None and subject.again:
-        one = Seen(run(as_subject(step, params, who), seen.trajectory.grads[:1], 1, who))
-        same = one.where(one.distance(seen.got[:1]) <= one.by_dtype(LIMITS))
+    seen = Observed(step if subject is None else run(subject, grads, whole(who, "steps", steps), who))
+    if subject is not None and subject.repeatable:
+        one = Observed(run(as_subject(step, params, who), seen.trajectory.grads[:1], 1, who))
+        same = one.where(one.distance(seen.after[:1]) <= one.by_dtype(LIMITS))
         if same != seen.names:
             odd = ", ".join(name for name in seen.names if name not in same)
             return no_rule(seen, f"two runs of the first step differ in {odd}")
     given, watch = {**({} if subject is None else subject.known), **given}, Watch(on_try, seconds)
     found = Examination(seen, given, given, watch).run(depth)
-    if found.name and given and not found.explained and found.error >= LOWER and not watch.over:
+    if found.name and given and not found.explained and found.error >= LOWER and not watch.expired:
         other = Examination(seen, {}, given, watch).run(depth)
         found = other if other.explained or other.error < found.error else found
     return replace(found, complete=not watch.stopped)
@@ -113,19 +113,19 @@ def diagnose(
 def record(
     path: Any, step: Any, params: Any = None, grads: Sequence[Any] | None = None, *, steps: int = STEPS
 ) -> Trajectory:
-    """Write what an optimizer does to a file, for `check`.
+    """Run an optimizer, and write its steps to a file for `check`.
 
     Parameters
     ----------
     path : path
-        The file, in JSON. Numbers are kept bit for bit.
+        The file, in JSON. Numbers are written without rounding.
     step, params, grads, steps
         As in `diagnose`.
 
     Returns
     -------
     Trajectory
-        What was written.
+        The recorded steps.
 
     Raises
     ------
@@ -145,21 +145,21 @@ def check(path: Any, step: Any, params: Any = None, *, max_ulp: float | None = N
     Parameters
     ----------
     path : path
-        What `record` wrote.
+        A file that `record` has written.
     step, params
-        As in `diagnose`. The values of the parameters are those in the file; their library is that of `params`.
+        As in `diagnose`. The values of the parameters come from the file, and their library is that of `params`.
     max_ulp : float, optional
-        The largest difference that passes, in ULPs of the update. By default 64, and 4 in half precision.
+        The largest difference that is allowed, in ULPs of the update. By default 64, and 4 in half precision.
 
     Returns
     -------
     Trajectory
-        What the optimizer did.
+        The steps of the optimizer.
 
     Raises
     ------
     AssertionError
-        If it differs. The message has the first step, tensor and element.
+        If the optimizer differs. The message has the first such step, and the tensor and element.
     TypeError, ValueError
         As `diagnose`; or if the file is not a recording, or has other tensors.
     """
@@ -172,10 +172,10 @@ def check(path: Any, step: Any, params: Any = None, *, max_ulp: float | None = N
         owner = hasattr(step, "param_groups") or hasattr(step, "step_count")
         params = None if owner or len(first) < len(kept.names) else first
     made = run(as_subject(step, params, "check"), kept.grads, kept.steps, "check", kept.params[0])
-    seen, got = Seen(kept), Seen(made).got
+    seen, got = Observed(kept), Observed(made).after
     distances = seen.distance(got)
     limits = seen.by_dtype(CHECKED if max_ulp is None else dict.fromkeys(CHECKED, max_ulp))
-    where = seen.first_difference(distances, distances > limits, (seen.got, got))
+    where = seen.first_difference(distances, distances > limits, (seen.after, got))
     if where is not None:
         limit = limits[seen.parts[where.tensor]][0]
         raise AssertionError(f"{made.subject} does not match {str(path)!r}: {where}; the limit is {limit:g}")
@@ -196,9 +196,9 @@ def _known(known: Any) -> dict[str, float]:
 def run(
     subject: Subject, grads: Sequence[Any] | None, steps: int, who: str, start: Mapping[str, Values] | None = None
 ) -> Trajectory:
-    """Make steps, and keep what came of them; from `start`, if that is given.
+    """Run a subject, from the values in `start` if given, and return its trajectory.
 
-    TypeError or ValueError say where gradients do not fit, or the subject returns something else than its parameters.
+    Raise TypeError or ValueError if gradients do not fit, or the subject returns anything but its parameters.
     """
     now = dict(subject.params)
     shapes, dtypes = {name: tuple(x.shape) for name, x in now.items()}, {k: dtype_name(x) for k, x in now.items()}
@@ -208,9 +208,8 @@ def run(
     if start is not None:
         recorded = {name: x.shape for name, x in start.items()}
         if shapes != recorded:
-            unnamed = list(shapes) == [str(i) for i in range(len(shapes))] and [*shapes.values()] == [
-                *recorded.values()
-            ]
+            numbered = list(map(str, range(len(shapes))))  # as tensors without names are
+            unnamed = [*shapes] == numbered and [*shapes.values()] == [*recorded.values()]
             hint = "; a PyTorch optimizer of `model.named_parameters()` has names" if unnamed else ""
             raise ValueError(f"{who}: the parameters must be those that were recorded, {recorded}; got {shapes}{hint}")
         for name, x in now.items():
@@ -234,7 +233,7 @@ def run(
 
 
 def _gradients(who: str, step: int, now: Mapping[str, Array], tree: Any) -> dict[str, Array | None]:
-    """The gradients of one step, as new arrays of the parameters' library and dtype."""
+    """Return the gradients of one step as new arrays of the parameters' library and dtype."""
     if isinstance(tree, Mapping) and set(tree) == set(now) and all(isinstance(x, np.ndarray) for x in tree.values()):
         odd = [f"{tuple(x.shape)} at {n!r}" for n, x in tree.items() if tuple(x.shape) != tuple(now[n].shape)]
         if odd:
@@ -245,6 +244,6 @@ def _gradients(who: str, step: int, now: Mapping[str, Array], tree: Any) -> dict
 
 
 def _like(x: Array, values: Values) -> Array:
-    """The values as an array of the library, dtype and device of another."""
+    """Return values as an array with the library, dtype and device of `x`."""
     xp, device = place(x)
     return xp.asarray(np.array(values), dtype=x.dtype, device=device)

@@ -1,4 +1,4 @@
-"""What an optimizer may be: a rule, with switches, and at most one twist; and which of these are near to another."""
+"""Hypotheses about an optimizer: a rule with switches, varying numbers and at most one twist; and their neighbours."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, replace
@@ -13,7 +13,7 @@ from arrayopt.rules.base import Rule
 from arrayopt.rules.fields import hypers, is_flag, is_off
 from arrayopt.testing.diagnosis.twists import TWISTS, Twist
 
-# Fields that change no step here, or that are tried with another; and those that are as plain switched on as off.
+# Fields that have no effect here, or are tried with another field; and fields that count as no change if switched on.
 LEFT_ALONE = {"stacked", "blocks", "project", "ema_decay", "lookahead_alpha", "rounding", "ns_dtype"}
 ORDINARY = {"momentum", "nesterov"}
 
@@ -39,11 +39,11 @@ USUAL: Mapping[str, Sequence[float]] = {
     "r": (0.0, 1.0),
     "lookahead_steps": (2.0, 3.0, 4.0, 5.0, 6.0),
 }
-"""Where the search for numbers begins, beside a rule's own defaults, and where it jumps to."""
-WIDE = [float(x) for x in 10.0 ** np.arange(-5.0, 3.1, 0.5)]  # for others that are switched on
-BELOW_ONE = (0.9, 0.99, 0.5, 0.999)
+"""Values from which the fit of a number starts, besides the rule's default, and to which it jumps."""
+WIDE = [float(x) for x in 10.0 ** np.arange(-5.0, 3.1, 0.5)]  # the same for other numbers that are switched on
+BELOW_ONE = (0.9, 0.99, 0.5, 0.999)  # and for those that must be below 1
 
-# What fields are set to in published code that are neither numbers to be found nor choices.
+# Values in published code, for fields that are neither numbers to fit nor choices.
 POLAR_EXPRESS = (
     (4.0848, -6.8946, 2.9270),
     (3.9505, -6.3029, 2.6377),
@@ -63,19 +63,17 @@ OFF = "off"  # in `Hypothesis.switches`: a number that is switched off
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One of them."""
+    """A rule and its changes."""
 
     kind: type[Rule]
-    switches: tuple[
-        tuple[str, Any], ...
-    ] = ()  # fields that are not as by default; a number that is switched on has None
+    switches: tuple[tuple[str, Any], ...] = ()  # fields with other values than by default; None: a number is on
     twist: str = ""  # a key of `TWISTS`, or empty
-    free: tuple[tuple[str, str], ...] = ()  # numbers that are not the same all the time, with "step" or "tensor"
+    varying: tuple[tuple[str, str], ...] = ()  # numbers that vary, each with "step" or "tensor"
 
     @property
     def changes(self) -> int:
-        """How many there are."""
-        return sum(name not in ORDINARY for name, _ in self.switches) + bool(self.twist) + len(self.free)
+        """The number of changes to the plain rule."""
+        return sum(name not in ORDINARY for name, _ in self.switches) + bool(self.twist) + len(self.varying)
 
     @property
     def is_coded(self) -> bool:
@@ -84,28 +82,28 @@ class Hypothesis:
 
     @property
     def twisted(self) -> Twist:
-        """The twist itself."""
+        """The twist, or one that changes nothing."""
         return TWISTS.get(self.twist, Twist(""))
 
     @cached_property
     def rule(self) -> Rule:
-        """The rule without its twist, with the numbers that it has by default, or that switches begin at."""
+        """The rule without its twist, with default numbers, and the first start of numbers that are switched on."""
         return self.rule_with({})
 
     def rule_with(self, values: Mapping[str, float]) -> Rule:
-        """The same with some numbers; ValueError or TypeError if these or switches do not fit."""
+        """Return the rule with these numbers. Raise ValueError or TypeError if they or the switches are not valid."""
         made: dict[str, Any] = {f.name: 0.1 for f in fields(self.kind) if f.default is MISSING}
         on = {name: x[0] for name, x in self._switched_on().items()}
         made |= {name: on.get(name, None if x == OFF else x) for name, x in self.switches} | dict(values)
         try:
             return self.kind(**made)
-        except ValueError:  # lr where it must be given, and not where it must not
+        except ValueError:  # some switches need an lr that is None by default
             if "lr" not in hypers(self.kind) or made.get("lr") is not None:
                 raise
             return self.kind(**{**made, "lr": 0.01})
 
     def exists(self, values: Mapping[str, Any]) -> bool:
-        """Whether the rule can be made with numbers that were found; arrays have one for each step or tensor."""
+        """Whether the rule accepts these numbers. Arrays have one for each step or tensor."""
         own = {name: x for name, x in values.items() if name in hypers(self.kind)}
         try:
             for end in (np.min, np.max):
@@ -115,18 +113,18 @@ class Hypothesis:
         return True
 
     def applies(self) -> bool:
-        """Whether there is such a rule, and its twist means something there."""
+        """Whether the rule accepts the switches, and the twist makes sense for it."""
         try:
             return self.twisted.applies(self.rule)
         except (TypeError, ValueError):
             return False
 
     def takes(self, shapes: Iterable[tuple[int, ...]]) -> bool:
-        """Whether the rule is one for tensors of all these shapes."""
+        """Whether the rule supports tensors of all these shapes."""
         return not any(self.rule.refuses(np, np.zeros(shape)) for shape in shapes)
 
     def _switched_on(self) -> dict[str, Sequence[float]]:
-        """Numbers that are switched on, and where the search for these begins."""
+        """The starts for the numbers that are switched on."""
         found = {}
         for name, x in self.switches:
             if x is None and name in hypers(self.kind):
@@ -135,25 +133,25 @@ class Hypothesis:
         return found
 
     def starts(self) -> dict[str, Sequence[float]]:
-        """For each number that was switched on, or that a twist brings, where the search may begin."""
+        """The starts for the numbers that are switched on, and for those of the twist."""
         return {**self._switched_on(), **self.twisted.numbers}
 
     def neighbours(self, *, narrow: bool, known: bool) -> Iterator["Hypothesis"]:
-        """All with one change more."""
+        """Yield all hypotheses with one more change."""
         rule, changed = self.rule, {name for name, _ in self.switches}
         for f in fields(self.kind):
             if f.name not in changed | LEFT_ALONE and (narrow or f.name != "master_weights"):
                 yield from self.switched(f)
         for name, axis in (("weight_decay", "tensor"), ("lr", "tensor"), ("lr", "step"), ("weight_decay", "step")):
-            if not self.free and name in numbers(rule) and (self.twist, axis) != ("joined", "tensor"):
-                yield replace(self, free=((name, axis),))
+            if not self.varying and name in numbers(rule) and (self.twist, axis) != ("joined", "tensor"):
+                yield replace(self, varying=((name, axis),))
         for key, twist in TWISTS.items() if not self.twist else ():
             able = twist.applies(rule) and (known or not twist.known) and not (narrow and twist.wide)
-            if able and not (key == "joined" and "tensor" in dict(self.free).values()):
+            if able and not (key == "joined" and "tensor" in dict(self.varying).values()):
                 yield replace(self, twist=key)
 
     def switched(self, f: Field[Any]) -> Iterator["Hypothesis"]:
-        """All with another value of a field, or with it on or off, that exist."""
+        """Yield the valid hypotheses in which a field has another value, or is switched on or off."""
         value, values = getattr(self.rule, f.name), list[Any]()
         if f.name in PUBLISHED or f.metadata.get("options"):
             options = PUBLISHED[f.name] if f.name in PUBLISHED else f.metadata["options"]
@@ -165,20 +163,20 @@ class Hypothesis:
         yield from self._existing((*self.switches, (f.name, x)) for x in values)
 
     def with_one_switch_less(self) -> Iterator["Hypothesis"]:
-        """All in which a field is as by default again."""
+        """Yield the valid hypotheses in which one field has its default value again."""
         yield from self._existing(tuple(x for x in self.switches if x != switch) for switch in self.switches)
 
     def _existing(self, several: Iterable[tuple[tuple[str, Any], ...]]) -> Iterator["Hypothesis"]:
-        """The same with other switches, where these go together."""
+        """Yield this hypothesis with other switches, if the rule accepts them."""
         for new in (replace(self, switches=switches) for switches in several):
             if new.applies():
                 yield new
 
 
 def plain(shapes: Iterable[tuple[int, ...]] = ((1,),)) -> list[Hypothesis]:
-    """Every rule as it is by default that takes tensors of these shapes, and with the switches in `ORDINARY`."""
+    """Return every rule that supports these shapes, with its defaults, and with the switches in `ORDINARY`."""
     several = set(shapes)
-    found = [one for one in map(Hypothesis, _kinds()) if one.takes(several)]
+    found = [one for one in map(Hypothesis, _searched_rules()) if one.takes(several)]
     for name in sorted(ORDINARY):
         for one in list(found):
             for f in (f for f in fields(one.kind) if f.name == name):
@@ -187,28 +185,28 @@ def plain(shapes: Iterable[tuple[int, ...]] = ((1,),)) -> list[Hypothesis]:
 
 
 def hyper_names() -> list[str]:
-    """The hyper-parameters of all rules."""
-    return list(dict.fromkeys(name for kind in _kinds() for name in hypers(kind)))
+    """The names of the hyper-parameters of all searched rules."""
+    return list(dict.fromkeys(name for kind in _searched_rules() for name in hypers(kind)))
 
 
 def not_searched(name: str) -> str:
-    """The rule that a name has in it, if it is known and not searched; empty elsewhere."""
-    short, searched = name.lower().replace("_", ""), _kinds()
-    return next((x.__name__ for x in _rules() if x not in searched and x.__name__.lower() in short), "")
+    """The name of a rule that is not searched, if the name of an optimizer contains it; else empty."""
+    short, searched = name.lower().replace("_", ""), _searched_rules()
+    return next((x.__name__ for x in _all_rules() if x not in searched and x.__name__.lower() in short), "")
 
 
 def numbers(rule: Rule) -> list[str]:
-    """The numbers of a rule that do something: neither off, nor for what is not parameters."""
+    """The numbers of a rule that are not off, and have an effect on parameters."""
     idle = {"ema_decay"} | ({"lookahead_alpha"} if rule.lookahead_steps is None else set())
     own = [f for f in fields(rule) if f.name in hypers(type(rule)) and f.name not in idle]
     return [f.name for f in own if not is_off(f, getattr(rule, f.name))]
 
 
-def _rules() -> list[type[Rule]]:
+def _all_rules() -> list[type[Rule]]:
     found = map(vars(offered).get, offered.__all__)
     return [x for x in found if isinstance(x, type) and issubclass(x, Rule) and x is not Rule]
 
 
-def _kinds() -> list[type[Rule]]:
-    """All rules whose tensors are updated by themselves, but those that run as they are written: this takes long."""
-    return [kind for kind in _rules() if kind.as_written is Rule.as_written and kind is not offered.Prodigy]
+def _searched_rules() -> list[type[Rule]]:
+    """The rules that are searched: not Prodigy, which joins tensors, nor rules that only run as written (slow)."""
+    return [kind for kind in _all_rules() if kind.as_written is Rule.as_written and kind is not offered.Prodigy]

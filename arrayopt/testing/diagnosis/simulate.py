@@ -1,7 +1,7 @@
-"""What a rule makes of a trajectory's gradients, for many sets of hyper-parameters at once.
+"""Simulate a rule on the gradients of a trajectory, for many sets of hyper-parameters at once.
 
-Each step starts from the parameters that the optimizer really had, so that one step's difference is not the next one's.
-The rule's traced graph is evaluated in float64, with axes for sets, steps and tensors before those of the elements.
+Each step starts from the parameters that the optimizer had, so that differences do not add up from step to step. The
+rule's traced graph is evaluated in float64, with axes for sets, steps and tensors before those of the elements.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,19 +19,19 @@ from arrayopt.fusion.ops import OPS, REDUCTIONS
 from arrayopt.fusion.trace import Trace, trace
 from arrayopt.rules.base import Rule
 from arrayopt.state.quantized import dequantized, quantized
-from arrayopt.testing.diagnosis.trajectory import Seen, Values
+from arrayopt.testing.diagnosis.trajectory import Observed, Values
 
-AT_ONCE = 2**15  # so many elements are evaluated at once
+AT_ONCE = 2**15  # how many elements are evaluated at once
 Steps = list[tuple[Node, Callable[..., Any]]]
-"""Nodes, each with what computes it."""
-_TRACES: dict[Any, Trace] = {}  # what rules were traced as
-_GRAPHS: dict[Any, Trace] = {}  # one of those that are the same
+"""Nodes, each with the function that computes it."""
+_TRACES: dict[Any, Trace] = {}  # traces by rule, rank, dtype and view
+_GRAPHS: dict[Any, Trace] = {}  # one trace for each distinct graph
 
 
 def rounded(x: Values, dtype: str) -> Values:
-    """Values rounded to float16, bfloat16 or float32, or as codes, in float64.
+    """Round values to float16, bfloat16, float32 or the numbers of 8-bit codes. The result is float64.
 
-    Codes are of arrays of shape (sets, steps, tensors, ...): those of a tensor are in C order.
+    For codes, values have the shape (sets, steps, tensors, ...); blocks of codes are in C order within a tensor.
     """
     if dtype in QUANTIZED:
         return np.asarray(dequantized(*quantized(x, dtype, 3)), np.float64)
@@ -41,29 +41,29 @@ def rounded(x: Values, dtype: str) -> Values:
 
 
 class Simulation:
-    """A rule on the gradients of a trajectory. Of the rule's numbers only matters which are None or zero.
+    """The simulation of a rule. Of the rule's own numbers, it uses only which of them are off.
 
-    `state` is what slots are stored in, if not in what the rule says.
+    `state` is the dtype of the slots; empty for that of the rule.
     """
 
-    def __init__(self, rule: Rule, seen: Seen, state: str = "") -> None:
+    def __init__(self, rule: Rule, seen: Observed, state: str = "") -> None:
         self.seen = seen
         narrow = {x for x in seen.dtypes.values() if x in NARROW}
         dtype = narrow.pop() if len(narrow) == 1 else "float64"
-        together: dict[Any, tuple[Trace, list[int]]] = {}  # where rows and columns do not matter, in one block
+        together: dict[Any, tuple[Trace, list[int]]] = {}  # tensors without rows and columns share a block
         for i, shape in enumerate(seen.shapes):
             made = _traced(rule, shape, dtype)
             together.setdefault((id(made), made.element == "C" or i), (made, []))[1].append(i)
         self.blocks = [_Block(rule, seen, made, index, dtype, state) for made, index in together.values()]
 
     def run(self, hypers: Mapping[str, Any]) -> Values:
-        """The parameters after each step, of shape (sets, steps, elements).
+        """Return the parameters after each step, of shape (sets, steps, elements).
 
-        Numbers broadcast to (sets, steps, tensors). ``t`` is the number of updates, and gradients are multiplied by
-        ``grad_factor``.
+        `hypers` are arrays that broadcast to (sets, steps, tensors). They include ``t``, the number of updates, and
+        optionally ``grad_factor``, a factor of the gradients.
         """
         sets = max(len(x) for x in hypers.values())
-        found = np.empty((sets, *self.seen.got.shape))
+        found = np.empty((sets, *self.seen.after.shape))
         with np.errstate(all="ignore"):
             for block in self.blocks:
                 ones = (1,) * (block.p.ndim - 3)
@@ -78,17 +78,18 @@ class Simulation:
 
 
 class _Block:
-    """Some tensors side by side, shorter ones filled up with zeros, and the graph that computes all of them.
+    """Tensors with one graph, side by side and padded with zeros.
 
-    What needs no slots is computed for all steps at once, and so is what no new slot needs; the rest step by step.
+    Nodes that do not read slots (`_before`) are computed for all steps at once. Nodes that new slots need (`_during`)
+    are computed step by step, and the rest (`_after`) again for all steps at once.
     """
 
-    def __init__(self, rule: Rule, seen: Seen, made: Trace, index: list[int], dtype: str, state: str) -> None:
+    def __init__(self, rule: Rule, seen: Observed, made: Trace, index: list[int], dtype: str, state: str) -> None:
         self.index, self._given = index, dict[str, Values]()
         sizes = [dict(zip("ABRC", as_matrices(seen.shapes[i], made.element), strict=True)) for i in index]
 
         def lay(arrays: list[Any], axes: str = made.element, other: float = 0.0) -> Values:
-            """An array of each tensor, as the graph sees it: with ones for axes that it has not."""
+            """Stack an array for each tensor, padded with `other`. Graph axes that are not in `axes` have length 1."""
             shapes = [tuple(size[a] if a in axes else 1 for a in made.element) for size in sizes]
             laid = np.full((len(arrays), *np.max(shapes, axis=0)), other)
             for row, x, shape in zip(laid, arrays, shapes, strict=True):
@@ -97,18 +98,18 @@ class _Block:
 
         parts, last = [seen.parts[seen.names[i]] for i in index], len(seen.tensor)
         self.place = lay([np.arange(part.start, part.stop) for part in parts], other=last).astype(int)
-        self.filled = self.place < last  # where there is an element, and which
-        self.p, self._g = (np.pad(x, ((0, 0), (0, 1)))[None, :, self.place] for x in (seen.start, seen.grads))
+        self.filled = self.place < last  # `place` is the index of each element, and `last` for padding
+        self.p, self._g = (np.pad(x, ((0, 0), (0, 1)))[None, :, self.place] for x in (seen.before, seen.grads))
         ones = (1,) * len(made.element)
-        self._took = seen.took[:, index].reshape(-1, len(index), *ones)
-        starts = [seen.start[0, part].reshape(seen.shapes[i]) for i, part in zip(index, parts, strict=True)]
+        self._has_grad = seen.has_grad[:, index].reshape(-1, len(index), *ones)
+        starts = [seen.before[0, part].reshape(seen.shapes[i]) for i, part in zip(index, parts, strict=True)]
         fresh = [rule.all_slots(np, x, dtype) for x in starts]
         for slot, axes in made.slots.items():
             self._given[slot] = lay([x[slot] for x in fresh], str(axes))[None, None]
 
         nodes, self._out = reachable(made.outputs.values()), made.outputs["p"]
         slots = {n: made.outputs[n.data] for n in nodes if n.op == "input" and n.data in made.slots}
-        needed, late = {*reachable(slots.values())}, {*slots}  # what goes into new slots, and what old ones go into
+        needed, late = {*reachable(slots.values())}, {*slots}  # nodes that new slots need, and that need old slots
         self._loaded, self._before, self._during, self._after = [], Steps(), Steps(), Steps()
         for n in nodes:
             if n.op == "host" and n.data.startswith("count:"):
@@ -130,7 +131,7 @@ class _Block:
         self._kept = _arguments(self._after, self._out) & stepwise
 
     def _operation(self, n: Node, element: str) -> Callable[..., Any]:
-        """The function of a node."""
+        """The function that computes a node."""
         if n.op == PRODUCT:
             first, second, *_ = n.data
 
@@ -147,7 +148,7 @@ class _Block:
         return OPS[n.op].numpy
 
     def run(self, numbers: dict[str, Values]) -> Values:
-        """The new parameters of all steps, from those before each."""
+        """Return the parameters after each step, computed from those before it."""
         given = {**self._given, **numbers, "p": self.p, "g": self._g * numbers.get("grad_factor", 1.0)}
         given[UPDATES] = given.pop("t")
         values: dict[Node, Any] = {}
@@ -157,41 +158,41 @@ class _Block:
         self._loop(values)
         _evaluate(self._after, values)
         new = values[self._out]
-        return new if self._took.all() else np.where(self._took, new, self.p)
+        return new if self._has_grad.all() else np.where(self._has_grad, new, self.p)
 
     def _loop(self, values: dict[Node, Any]) -> None:
-        """What new slots need, step after step."""
+        """Compute the nodes that new slots need, step by step."""
         at, rows = dict(values), {n: list[Values]() for n in self._kept}
         moving = [n for n in self._read if values[n].shape[1] > 1]
-        for s, took in enumerate(self._took):
+        for s, has_grad in enumerate(self._has_grad):
             for n in moving:
                 at[n] = values[n][:, s : s + 1]
             _evaluate(self._during, at)
             for n, row in rows.items():
                 row.append(at[n])
             fresh = [rounded(at[new], stored) if stored else at[new] for _, new, stored in self._slots]
-            every = took.all()
+            every = has_grad.all()
             for (n, *_), new in zip(self._slots, fresh, strict=True):
-                at[n] = new if every else np.where(took, new, at[n])
-        for n, row in rows.items():  # the slots before the first step are the same for all sets
+                at[n] = new if every else np.where(has_grad, new, at[n])
+        for n, row in rows.items():  # in the first step, slots have no axis of sets: they are the same for all
             values[n] = np.concatenate(np.broadcast_arrays(*row) if row[0].shape != row[-1].shape else row, axis=1)
 
 
 def _evaluate(steps: Steps, values: dict[Node, Any]) -> None:
-    """Compute nodes, one after the other."""
+    """Compute nodes in order, and store their values."""
     for n, function in steps:
         values[n] = function(*[values[a] for a in n.args])
 
 
 def _arguments(steps: Steps, *others: Node) -> set[Node]:
-    """All that nodes read, and some others."""
+    """The arguments of nodes, and `others`."""
     return {*others, *(a for n, _ in steps for a in n.args)}
 
 
 def _traced(rule: Rule, shape: tuple[int, ...], dtype: str) -> Trace:
-    """A rule's graph for tensors of a shape, each traced once; flat where it sees no rows or columns."""
+    """Return the trace of a rule for tensors of a shape, from a cache. It is flat if rows and columns do not matter."""
     views = [Aspect(flat=True), Aspect()]
-    if rule.refuses(np, np.zeros(1)) and len(shape) > 1:  # one for matrices asks which way these lie
+    if rule.refuses(np, np.zeros(1)) and len(shape) > 1:  # rules for matrices depend on whether these are tall or wide
         tall, folded = (int(np.sign(rows - columns)) for rows, columns in (shape[-2:], (shape[0], prod(shape[1:]))))
         views = [Aspect(tall=tall), Aspect(tall=folded, folded=True)]
     rank = max(len(shape), 1)
@@ -213,7 +214,7 @@ def _traced(rule: Rule, shape: tuple[int, ...], dtype: str) -> Trace:
 
 
 def _is_simple(nodes: list[Node]) -> bool:
-    """Whether values over r or c, which products bring, meet no values along one axis alone, and are not reduced."""
+    """Whether values with axes r or c, which come from products, are neither reduced nor meet values without them."""
     for n in nodes:
         square = [bool(set("rc") & set(a.axes)) for a in n.args]
         single = any(a.axes and not x for a, x in zip(n.args, square, strict=True))

@@ -1,6 +1,6 @@
-"""What can be diagnosed: functions, and the optimizers of PyTorch, optax and this package, as one kind of thing.
+"""`Subject`: one interface to functions and to the optimizers of PyTorch, optax and this package.
 
-Nothing of the user's is written: optimizers, and the parameters that they own, are copied.
+Optimizers and their parameters are copied, so that the user's own do not change.
 """
 
 import copy
@@ -29,17 +29,17 @@ Step = Callable[[Mapping[str, Array], Mapping[str, Array | None]], Mapping[str, 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """Something that makes steps."""
+    """An optimizer to diagnose."""
 
     name: str
     params: Mapping[str, Array]
-    step: Step  # takes parameters and gradients by name, and gives the new parameters
-    known: Mapping[str, Any]  # numbers that it tells, by our names; if tensors have different ones, (1, tensors)
-    again: bool = True  # whether another subject of the same begins anew
+    step: Step  # takes parameters and gradients by name, and returns the new parameters
+    known: Mapping[str, Any]  # the hyper-parameters that it states; arrays (1, tensors) if tensors differ
+    repeatable: bool = True  # whether another subject of the same optimizer starts from the same state
 
 
 def as_subject(step: Any, params: Any, who: str) -> Subject:
-    """Whatever can be diagnosed as a `Subject`; else TypeError or ValueError, which say why not."""
+    """Return the `Subject` of an optimizer, rule or function. Raise TypeError or ValueError for anything else."""
     if isinstance(step, Rule):
         step, params = Optimizer(_given(params, who), step, engine="array_api"), None
     if isinstance(step, Optimizer):
@@ -61,7 +61,7 @@ def as_subject(step: Any, params: Any, who: str) -> Subject:
 
 
 def _given(params: Any, who: str) -> Any:
-    """Copies of what the user gave, or chosen parameters."""
+    """Return a copy of the user's parameters, or default parameters for None."""
     if params is None:
         return parameters()
     named_params(params, who, functional=True)
@@ -69,7 +69,7 @@ def _given(params: Any, who: str) -> Any:
 
 
 def _check_owner(who: str, what: str, params: Any, used: Any) -> None:
-    """Raise ValueError where an optimizer that owns its parameters is given others, or has been used."""
+    """Raise ValueError if an optimizer that owns its parameters is given others, or has made steps."""
     if params is not None:
         raise ValueError(f"{who}: {what} has its own parameters; leave `params` out")
     if used:
@@ -77,7 +77,7 @@ def _check_owner(who: str, what: str, params: Any, used: Any) -> None:
 
 
 def _filled(tree: Any, values: Mapping[str, Any]) -> Any:
-    """A tree with other leaves, in their order."""
+    """Return a tree with its leaves replaced by values, in order."""
     rest = iter(values.values())
     return rebuild(tree, lambda x: None if x is None else next(rest))
 
@@ -85,7 +85,7 @@ def _filled(tree: Any, values: Mapping[str, Any]) -> Any:
 def _function(
     step: Callable[..., Any], params: Any, who: str, absent: Callable[[Array], Any] = lambda x: None
 ) -> Subject:
-    """A function; `absent` gives what it is called with in place of a gradient that there is not."""
+    """Return the subject of a function. `absent` returns what the function gets in place of a missing gradient."""
     tree = _given(params, who)
     name = getattr(step, "__qualname__", type(step).__name__).replace(".<locals>", "")
 
@@ -101,7 +101,7 @@ def _function(
                     raise ValueError(f"{who}: {name} must keep {what}; {key!r} was {of(x)}, is {of(made[key])}")
         return {key: like(made[key], detached(made[key])) for key in now}
 
-    return Subject(name, dict(named_params(tree, who, functional=True)), one, {}, again=keeps_nothing(step))
+    return Subject(name, dict(named_params(tree, who, functional=True)), one, {}, repeatable=is_stateless(step))
 
 
 def _ours(opt: Optimizer, who: str) -> Subject:
@@ -118,7 +118,7 @@ def _ours(opt: Optimizer, who: str) -> Subject:
 
 
 def _torch(opt: Any) -> Subject:
-    copied = object.__new__(type(opt))  # PyTorch's own way to copy drops attributes that others have added
+    copied = object.__new__(type(opt))  # `copy.deepcopy(opt)` would drop the attributes of subclasses
     copied.__dict__ |= copy.deepcopy(vars(opt), {id(opt): copied})
     tensors: dict[str, Array] = {}
     rows = []
@@ -140,7 +140,7 @@ def _torch(opt: Any) -> Subject:
 
 
 def _agreed(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The hyper-parameters of each tensor that all have as plain numbers; as an array where they are not the same."""
+    """The hyper-parameters that are numbers for all tensors: floats, or arrays (1, tensors) if tensors differ."""
     made: dict[str, Any] = {}
     for key in rows[0]:
         own: list[Any] = [row.get(key) for row in rows]
@@ -166,35 +166,35 @@ def _optax(transformation: Any, params: Any, who: str) -> Subject:
     update = getattr(transformation.update, "__qualname__", "")
     known = update and not update.startswith("chain")
     step.__qualname__ = update.partition(".")[0] if known else "the optax transformation"
-    return replace(_function(step, given, who, jax.numpy.zeros_like), again=True)
+    return replace(_function(step, given, who, jax.numpy.zeros_like), repeatable=True)
 
 
-LIBRARIES = frozenset({"numpy", "scipy", "torch", "jax", "cupy", *sys.stdlib_module_names})  # they keep nothing
+LIBRARIES = frozenset({"numpy", "scipy", "torch", "jax", "cupy", *sys.stdlib_module_names})  # assumed stateless
 VALUES = (bool, int, float, complex, str, bytes, NoneType, np.generic, np.dtype, np.ufunc)
-RANDOM = (np.random.Generator, np.random.RandomState, random.Random)  # what they keep is no state of an optimizer
-KEEPING = {"STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR"}  # instructions that leave something behind
+RANDOM = (np.random.Generator, np.random.RandomState, random.Random)  # their state is not that of an optimizer
+WRITES = {"STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR"}  # instructions that change something outside of the function
 
 
-def keeps_nothing(x: Any, seen: frozenset[Any] = frozenset()) -> bool:
-    """Whether calls of a function leave nothing behind, as far as its code, its closure and its globals show."""
+def is_stateless(x: Any, seen: frozenset[Any] = frozenset()) -> bool:
+    """Whether calls of a function change no state, as far as its code, its closure and its globals show."""
     if isinstance(x, tuple | frozenset):
-        return all(keeps_nothing(y, seen) for y in x)
+        return all(is_stateless(y, seen) for y in x)
     if isinstance(x, BuiltinFunctionType):
         return isinstance(x.__self__, NoneType | ModuleType | RANDOM)
     if isinstance(x, ModuleType | type | FunctionType):
-        module = x.__name__ if isinstance(x, ModuleType) else x.__module__  # None: of code that was given to exec
+        module = x.__name__ if isinstance(x, ModuleType) else x.__module__  # None if the code was run by exec
         if module and module != "__main__" and module.partition(".")[0] in LIBRARIES:
             return True
     if not isinstance(x, FunctionType) or x in seen:
         return isinstance(x, (FunctionType, *VALUES, *RANDOM))
     codes, used = [x.__code__], set[str]()
-    for code in codes:  # with those of the functions in it, which are found on the way
+    for code in codes:  # and the code of nested functions, which the loop appends
         codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
         used |= set(code.co_names)
         for line in dis.get_instructions(code):
-            if line.opname in KEEPING or (line.opname == "STORE_DEREF" and line.argval in x.__code__.co_freevars):
+            if line.opname in WRITES or (line.opname == "STORE_DEREF" and line.argval in x.__code__.co_freevars):
                 return False
     found = [x.__globals__[name] for name in used if name in x.__globals__]
     found += [cell.cell_contents for cell in x.__closure__ or ()]
     found += [*(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values()]
-    return all(keeps_nothing(y, seen | {x}) for y in found)
+    return all(is_stateless(y, seen | {x}) for y in found)

@@ -1,4 +1,4 @@
-"""What an optimizer did: its parameters before and after each step, and its gradients; and chosen ones."""
+"""The trajectory of an optimizer (parameters and gradients of each step), and default parameters and gradients."""
 
 import copy
 import json
@@ -16,14 +16,14 @@ Values = np.ndarray[Any, Any]
 Rows = Sequence[Mapping[str, Any]]
 
 FORMAT = "arrayopt trajectory 1"
-STEPS = 12  # how many are made
-LOST = 1e3  # what counts as a prediction's error that is no number, in units of the update
-DECADES = {"float16": (-4.0, 1.0), "bfloat16": (-9.0, 1.5)}  # the powers of ten of gradients; elsewhere from -10
+STEPS = 12  # the default number of steps
+LOST = 1e3  # the largest error of a prediction, in units of the update; also that of NaN
+DECADES = {"float16": (-4.0, 1.0), "bfloat16": (-9.0, 1.5)}  # powers of ten of gradients; other dtypes: from -10
 SHAPES: Mapping[str, tuple[int, ...]] = {"matrix": (4, 5), "vector": (13,), "small": (3, 2), "zeros": (6,)}
 
 
 def each(rows: Rows, change: Callable[[Any], Any]) -> list[dict[str, Any]]:
-    """Every tensor of every row changed; None stays None."""
+    """Return the rows with a function applied to every tensor. None stays None."""
 
     def of(row: Mapping[str, Any]) -> dict[str, Any]:
         return {name: None if x is None else change(x) for name, x in row.items()}
@@ -38,13 +38,13 @@ class Trajectory:
     Parameters
     ----------
     dtypes : dict of str to str
-        What each tensor is stored in, by its name.
+        The dtype of each tensor, by name.
     params : sequence of dict of str to array
         The parameters before the first step, and after each.
     grads : sequence of dict of str to (array or None)
-        The gradients of each step. None: the step leaves the tensor out.
+        The gradients of each step. A step does not update a tensor whose gradient is None.
     subject : str
-        What was run.
+        The name of the optimizer or function.
     """
 
     dtypes: Mapping[str, str]
@@ -54,7 +54,7 @@ class Trajectory:
 
     @property
     def names(self) -> list[str]:
-        """The tensors' names."""
+        """The names of the tensors."""
         return list(self.dtypes)
 
     @property
@@ -63,7 +63,7 @@ class Trajectory:
         return len(self.grads)
 
     def save(self, path: Any) -> None:
-        """Write it as JSON. Numbers are hexadecimal, so that none is rounded."""
+        """Write the trajectory as JSON. Numbers are hexadecimal, so that none is rounded."""
         first = self.params[0]
         made = {
             "format": FORMAT,
@@ -76,7 +76,7 @@ class Trajectory:
 
     @classmethod
     def load(cls, path: Any) -> "Trajectory":
-        """Read a file that `save` has written. Another file raises a ValueError."""
+        """Read a file that `save` has written. Raise ValueError for any other file."""
         try:
             made = json.loads(Path(path).read_text(encoding="utf-8"))
             if made["format"] != FORMAT:
@@ -92,8 +92,8 @@ class Trajectory:
             raise ValueError(f"{str(path)!r} is not a recorded trajectory of arrayopt: {error!r}") from error
 
 
-class Seen:
-    """A trajectory with all tensors one after the other, in arrays of shape (steps, elements)."""
+class Observed:
+    """A trajectory as arrays of shape (steps, elements), with all tensors one after the other."""
 
     def __init__(self, trajectory: Trajectory) -> None:
         self.trajectory, self.subject, first = trajectory, trajectory.subject, trajectory.params[0]
@@ -102,11 +102,11 @@ class Seen:
         sizes = [first[name].size for name in self.names]
         ends = np.cumsum([0, *sizes])
         self.parts = {name: slice(a, b) for name, a, b in zip(self.names, ends[:-1], ends[1:], strict=True)}
-        self.tensor = np.repeat(np.arange(len(sizes)), sizes)  # which each element is of
-        self.took = np.array([[g[name] is not None for name in self.names] for g in trajectory.grads])  # by tensor
-        self.t = np.maximum(np.cumsum(self.took, axis=0), 1).astype(float)  # the updates of a tensor, counting this one
-        self.rows = np.empty((len(trajectory.params), ends[-1]))  # the parameters at all times
-        self.grads, self.scales, self.updates = np.zeros((3, *self.rows[1:].shape))  # `Scale`, and the update's size
+        self.tensor = np.repeat(np.arange(len(sizes)), sizes)  # the index of each element's tensor
+        self.has_grad = np.array([[g[name] is not None for name in self.names] for g in trajectory.grads])  # by tensor
+        self.t = np.maximum(np.cumsum(self.has_grad, axis=0), 1).astype(float)  # the update count of each tensor
+        self.rows = np.empty((len(trajectory.params), ends[-1]))  # the parameters before the first step, and after each
+        self.grads, self.scales, self.updates = np.zeros((3, *self.rows[1:].shape))  # the latter two are of `Scale`
         for name, part in self.parts.items():
             self.rows[:, part] = [params[name].ravel() for params in trajectory.params]
             scale = Scale(self.rows[0, part])
@@ -115,61 +115,61 @@ class Seen:
                 self.scales[s, part], self.updates[s, part] = scale.values, scale.update
                 x = g[name]
                 self.grads[s, part] = 0.0 if x is None else x.ravel()
-        self.start, self.got = self.rows[:-1], self.rows[1:]  # before each step, and after each
-        self.counts = np.isfinite(self.got) & np.isfinite(self.start) & self.took[:, self.tensor]  # what is compared
-        ulp = 1.0 / np.maximum(self.distance(self.got + 1.0), 1e-300)
+        self.before, self.after = self.rows[:-1], self.rows[1:]  # the parameters before and after each step
+        self.compared = np.isfinite(self.after) & np.isfinite(self.before) & self.has_grad[:, self.tensor]
+        ulp = 1.0 / np.maximum(self.distance(self.after + 1.0), 1e-300)
         exact = self.by_dtype({"float64": 0.0}, 16.0)
         least = np.maximum(exact * np.where(np.isfinite(ulp), ulp, 0.0), 1e-290)
-        self.simulations: dict[Any, Any] = {}  # those that were made, by what they depend on
-        self.units = np.maximum(self.updates, least)  # of errors: the update, or some ULPs where rounding loses it
+        self.simulations: dict[Any, Any] = {}  # a cache
+        self.units = np.maximum(self.updates, least)  # of errors: the update's size, but at least some ULPs
 
-    def only(self, names: Sequence[str]) -> "Seen":
-        """The same of some tensors."""
-        return Seen(replace(self.trajectory, dtypes={name: self.dtypes[name] for name in names}))
+    def only(self, names: Sequence[str]) -> "Observed":
+        """Return the trajectory of some tensors."""
+        return Observed(replace(self.trajectory, dtypes={name: self.dtypes[name] for name in names}))
 
-    def joined(self) -> "Seen":
-        """All tensors as one."""
+    def joined(self) -> "Observed":
+        """Return the trajectory with all tensors joined to one."""
         rows, grads = ([{"all tensors": x} for x in several] for several in (self.rows, self.grads))
-        return Seen(Trajectory({"all tensors": self.dtypes[self.names[0]]}, rows, grads, self.subject))
+        return Observed(Trajectory({"all tensors": self.dtypes[self.names[0]]}, rows, grads, self.subject))
 
-    def with_grads(self, grads: Values) -> "Seen":
-        """The same with other gradients."""
+    def with_grads(self, grads: Values) -> "Observed":
+        """Return the trajectory with other gradients."""
         made = copy.copy(self)
         made.grads, made.simulations = grads, {}
         return made
 
     def where(self, true: Values) -> list[str]:
-        """The tensors of which something is true of all elements, in all steps."""
+        """The names of the tensors whose elements are true in all steps."""
         return [name for name, part in self.parts.items() if true[:, part].all()]
 
     def by_dtype(self, values: Mapping[str, float], other: float = 0.0) -> Values:
-        """Of each element, the value of its dtype."""
+        """For each element, the value of its dtype."""
         return np.array([values.get(x, other) for x in self.dtypes.values()])[self.tensor]
 
     def errors(self, predicted: Values) -> Values:
-        """How far predictions of shape (sets, steps, elements) are off, in units; as vectors, one for each set."""
+        """The errors of predictions of shape (sets, steps, elements), in `units`, as one vector for each set."""
         with np.errstate(all="ignore"):
-            off = (predicted - self.got) / self.units
+            off = (predicted - self.after) / self.units
         off = np.where(np.isfinite(off), np.clip(off, -LOST, LOST), LOST)
-        found: Values = off[:, self.counts]
+        found: Values = off[:, self.compared]
         return found
 
     def costs(self, errors: Values) -> Values:
-        """Of each set, the root mean square of its `errors`."""
+        """The root mean square of the errors of each set, where single errors count as at most 100."""
         made: Values = np.sqrt(np.sum(np.minimum(errors**2, 1e4), axis=-1) / max(errors.shape[-1], 1))
         return made
 
     def distance(self, predicted: Values) -> Values:
-        """How far predictions of one set are off, in ULPs."""
-        found = np.empty_like(self.got)
+        """The errors of the predictions of one set, in ULPs."""
+        found = np.empty_like(self.after)
         for name, part in self.parts.items():
             dtype = self.dtypes[name]
-            found[:, part] = ulps(predicted[:, part], self.got[:, part], self.scales[:, part], dtype)
+            found[:, part] = ulps(predicted[:, part], self.after[:, part], self.scales[:, part], dtype)
         return found
 
     def first_difference(self, distances: Values, beyond: Values, pair: Sequence[Values]) -> Difference | None:
-        """The first step with elements beyond a limit, and the one there that is furthest off; `pair` is what is
-        expected and what is there.
+        """Return the largest difference in the first step that has elements `beyond` the limit, or None. `pair` has the
+        expected and the actual values.
         """
         if not beyond.any():
             return None
@@ -183,7 +183,7 @@ class Seen:
 
 
 def parameters() -> dict[str, Values]:
-    """Parameters of several shapes and norms, one of them zero."""
+    """Return the default parameters, of several shapes and norms; one tensor is zero."""
     rng = np.random.default_rng(1)
     sizes = {"matrix": 1.0, "vector": 3.0, "small": 0.05, "zeros": 0.0}
     return {name: rng.standard_normal(shape) * sizes[name] for name, shape in SHAPES.items()}
@@ -192,10 +192,10 @@ def parameters() -> dict[str, Values]:
 def gradients(
     shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str], steps: int = STEPS
 ) -> list[dict[str, Values]]:
-    """Gradients for parameters of some shapes.
+    """Return gradients for parameters of these shapes and dtypes.
 
-    The elements of a tensor lie many decades apart, so that eps shows in some and not in others. Signs and sizes differ
-    from step to step, and norms from tensor to tensor. One element is zero in all steps.
+    The elements of a tensor span many decades, so that eps matters for some and not for others. Signs and sizes vary
+    between steps, and norms between tensors. In tensors of five or more elements, one is zero in all steps.
     """
     rng = np.random.default_rng(0)
     scales: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""From what is found to its diagnosis: the changes of a rule, what gradients do not show, and what is odd."""
+"""Turn the result of a search into a `Diagnosis`: changes to the rule, numbers without effect, and remarks."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,10 @@ from arrayopt.testing.diagnosis.diagnosis import Diagnosis, number, numbers_in_w
 from arrayopt.testing.diagnosis.fit import MADE_UP, is_short, simplified
 from arrayopt.testing.diagnosis.hypothesis import OFF, Hypothesis
 from arrayopt.testing.diagnosis.model import Fit, one_set
-from arrayopt.testing.diagnosis.trajectory import Seen
+from arrayopt.testing.diagnosis.trajectory import Observed
 from arrayopt.testing.ulps import in_short
 
-# Switches that have better words than their names, and numbers that may be switched on.
+# Descriptions of switches, and of numbers that can be switched on, that are clearer than their names.
 SWITCHES: Mapping[tuple[str, Any], str] = {
     ("bias_correction", False): "no bias correction",
     ("adapt", False): "the trust ratio is left out",
@@ -43,7 +43,7 @@ STILL = "the parameters never move"
 
 
 def changes(h: Hypothesis, values: Mapping[str, Any], names: list[str]) -> list[str]:
-    """What a hypothesis has that the plain rule has not."""
+    """Describe the differences between a hypothesis and the plain rule."""
     made = []
     for name, x in h.switches:
         if (name, x) in SWITCHES:
@@ -54,7 +54,7 @@ def changes(h: Hypothesis, values: Mapping[str, Any], names: list[str]) -> list[
             made.append(f"{name} is off" if x == OFF else f"{name}={x!r}")
     if h.twist:
         made.append(h.twisted.words.format(**{k: x for k, x in values.items() if not np.ndim(x)}))
-    for name, axis in h.free:
+    for name, axis in h.varying:
         shown, own = [f"{x:.6g}" for x in np.ravel(values[name])], dict[str, list[str]]()
         if axis == "step":
             made.append(f"{name} changes from step to step: {', '.join(shown)}")
@@ -67,7 +67,7 @@ def changes(h: Hypothesis, values: Mapping[str, Any], names: list[str]) -> list[
 
 
 def remarks(values: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
-    """What is odd about numbers."""
+    """Describe up to three oddities of the numbers, some by comparison with the known ones."""
     plain = {k: float(x) for k, x in values.items() if not np.ndim(x)}
     made = []
     rates = np.asarray(values.get("lr", 0.0))
@@ -94,13 +94,13 @@ def remarks(values: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
 
 
 def unseen(best: Fit) -> tuple[str, ...]:
-    """The numbers that might as well be others."""
+    """The numbers that could change by a tenth without a visible difference."""
     own = {name: x for name, x in best.values.items() if name in best.model.names and not np.ndim(x)}
     return tuple(name for name, x in own.items() if _is_as_near(best, {name: _other(name, x)}))
 
 
 def made_up(best: Fit, known: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """The pairs of numbers that might as well be others if both change, and of which none is known."""
+    """The pairs of unknown numbers that could change together without a visible difference."""
     values, found = best.values, []
     for (a, b), (power, _) in MADE_UP.items():
         if {a, b} <= set(values) and not {a, b} & set(known):
@@ -114,7 +114,7 @@ def _is_as_near(best: Fit, values: Mapping[str, Any]) -> bool:
 
 
 def _other(name: str, x: float) -> float:
-    """A number off by a tenth, one near 1 by its distance from 1."""
+    """Change a number by a tenth. Between 0.5 and 1, change 1 - x by a tenth."""
     if name == "lookahead_steps":
         return x + 1.0
     if 0.5 < x < 1:
@@ -122,15 +122,15 @@ def _other(name: str, x: float) -> float:
     return 0.9 * x if x else 0.01
 
 
-def untold(seen: Seen) -> str:
-    """Why a trajectory shows no rule, after "follows no rule: "; empty where it may show one."""
+def why_no_rule(seen: Observed) -> str:
+    """Why a trajectory cannot show a rule, as words after "follows no rule: "; empty if it can."""
     if _is_still(seen):
         return STILL
-    return "" if seen.counts.any() else " and ".join(lost(seen)[:1]) or "no tensor has a gradient"
+    return "" if seen.compared.any() else " and ".join(not_finite(seen)[:1]) or "no tensor has a gradient"
 
 
-def lost(seen: Seen) -> list[str]:
-    """From which step on which tensors hold values that are no numbers, the first first."""
+def not_finite(seen: Observed) -> list[str]:
+    """Describe which tensors hold values that are not finite, and from which step on, in order."""
     odd: dict[int, list[str]] = {}
     for name, part in seen.parts.items():
         gone = ~np.isfinite(seen.rows[:, part]).all(axis=1)
@@ -144,35 +144,35 @@ def lost(seen: Seen) -> list[str]:
     return said
 
 
-def motion(seen: Seen) -> list[str]:
-    """What is odd about where the parameters go: whether they stand still, or are only multiplied."""
+def motion(seen: Observed) -> list[str]:
+    """Describe parameters that do not move, or that are only multiplied by a factor."""
     if _is_still(seen):
         return [STILL]
-    moved = seen.start != 0
-    if not np.isfinite(seen.got).all() or not moved.any(axis=1).all() or np.any(seen.got[~moved]):
+    moved = seen.before != 0
+    if not np.isfinite(seen.after).all() or not moved.any(axis=1).all() or np.any(seen.after[~moved]):
         return []
-    factors = seen.got[moved] / seen.start[moved]
+    factors = seen.after[moved] / seen.before[moved]
     same = np.allclose(factors, factors[0], rtol=3e-6, atol=0.0)
     return [f"gradients do nothing: each step multiplies the parameters by {factors[0]:.6g}"] if same else []
 
 
-def _is_still(seen: Seen) -> bool:
-    return np.array_equal(seen.start, seen.got, equal_nan=True)
+def _is_still(seen: Observed) -> bool:
+    return np.array_equal(seen.before, seen.after, equal_nan=True)
 
 
 def diagnosis_of(fits: Sequence[Fit], known: Mapping[str, Any], reason: str = "") -> Diagnosis:
-    """The diagnosis of what a search has found, and why it ended before it was over."""
+    """Return the diagnosis of the first of these fits. `reason` says why the search ended early."""
     simple = simplified(fits[0]) if fits[0].passes else fits[0]
     best = simple if simple.passes else fits[0]
     h, values, seen, follows = best.hypothesis, dict(best.values), best.model.seen, best.passes
-    own, gone, notes = changes(h, values, seen.names), lost(seen), remarks(values, known)
+    own, gone, notes = changes(h, values, seen.names), not_finite(seen), remarks(values, known)
     distances, beyond, in_float32 = best.judged
     notes += ["hyper-parameters are rounded to float32"] if in_float32 else []
     notes += [*gone[1:2], *motion(seen)]
-    if gone:  # values that become no numbers are too far off
+    if gone:  # values that become infinite or NaN do not follow the rule
         notes += [f"what is finite follows this, to {in_short(best.ulps)} ULPs"] if follows else []
-        odd = ~np.isfinite(seen.got)
-        odd[1:] &= np.isfinite(seen.start[1:])
+        odd = ~np.isfinite(seen.after)
+        odd[1:] &= np.isfinite(seen.before[1:])
         distances, beyond = np.where(odd, np.inf, distances), beyond | odd
         follows = follows and not odd.any()
     found = Diagnosis(
@@ -192,25 +192,25 @@ def diagnosis_of(fits: Sequence[Fit], known: Mapping[str, Any], reason: str = ""
         changes=tuple(own),
     )
     if not follows:
-        pair = best.model.predict(one_set(best.values))[0], seen.got
+        pair = best.model.predict(one_set(best.values))[0], seen.after
         return replace(found, first=seen.first_difference(distances, beyond, pair))
     others = tuple(dict.fromkeys(_in_words(x) for x in fits[1:]))
     return replace(found, rule=_rule(best), unseen=unseen(best), made_up=made_up(best, known), others=others)
 
 
-def no_rule(seen: Seen, reason: str) -> Diagnosis:
-    """The diagnosis of what comes near no rule, for some reason."""
-    return Diagnosis(seen.subject, explained=False, reason=reason, finite=not lost(seen))
+def no_rule(seen: Observed, reason: str) -> Diagnosis:
+    """Return the diagnosis of an optimizer that follows no rule, or was not searched, for this reason."""
+    return Diagnosis(seen.subject, explained=False, reason=reason, finite=not not_finite(seen))
 
 
 def _in_words(fit: Fit) -> str:
-    """A rule with its changes and numbers."""
+    """Describe a rule with its changes and numbers."""
     changed = "; ".join(changes(fit.hypothesis, fit.values, fit.model.seen.names))
     return f"{fit.hypothesis.kind.__name__}{': ' if changed else ''}{changed} ({numbers_in_words(fit.values)})"
 
 
 def _rule(found: Fit) -> Rule | None:
-    """The rule itself, where that is all."""
+    """The `Rule` with the numbers found; None if there is a twist or a number varies."""
     if found.hypothesis.twist or any(np.ndim(x) for x in found.values.values()):
         return None
     try:

@@ -34,7 +34,7 @@ extern "C" void run(double** call, long long first, long long last, long long, l
 def fresh(tmp_path, monkeypatch):
     """A cache of its own, and a process that has looked for no compiler yet."""
     monkeypatch.setenv("ARRAYOPT_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "_told", set())
+    monkeypatch.setattr(cache, "_logged", set())
     monkeypatch.setattr(compiled, "_loaded", {})
     monkeypatch.delenv("CXX", raising=False)
     compiler._found.cache_clear()

@@ -31,7 +31,7 @@ def blas(cupy):
 
 def operands(cupy, shape, dtype, seed=0):
     """A, B and C for some products, each with room between them, and what is asked for."""
-    from arrayopt.engines.cuda.cublas import Alike
+    from arrayopt.engines.cuda.cublas import StridedProducts
 
     m, n, k, ta, tb, count, apart = shape
     r, size = np.random.default_rng(seed), np.dtype(dtype).itemsize
@@ -43,7 +43,7 @@ def operands(cupy, shape, dtype, seed=0):
     expected = host[2].copy()
     expected[:, : m * n] = (x.astype("f8") @ y.astype("f8")).astype(x.dtype).reshape(count, -1)
     first, steps = (tuple(f(v) for v in there) for f in (lambda v: v.data.ptr, lambda v: v.shape[1] * size))
-    return there, expected, Alike((ta, tb), (m, n, k), first, steps, count)
+    return there, expected, StridedProducts((ta, tb), (m, n, k), first, steps, count)
 
 
 @settled(30)
@@ -57,7 +57,7 @@ def test_products_row_by_row(shapes, dtype):
         blas = cublas.Blas(0)
         blas.use()
         made = [operands(cupy, shape, dtype, i) for i, shape in enumerate(shapes)]
-        blas.multiply([cublas.strided(dtype, alike) for _, _, alike in made])
+        blas.multiply([cublas.strided_call(dtype, alike) for _, _, alike in made])
         for (_, _, c), expected, _ in made:
             near = {"rtol": 2.0**-7} if dtype == "bfloat16" else {"rtol": 1e-4}  # one rounding, either way
             np.testing.assert_allclose(c.get().astype("f8"), expected.astype("f8"), **near, atol=1e-5)
@@ -80,7 +80,7 @@ def test_sums_in_bfloat16_are_in_float32(cupy, blas):
 
     there, _, alike = operands(cupy, (8, 8, 512, False, False, 1, 0), "bfloat16")
     there[0][...], there[1][...] = 1.0, 1.0  # added up in bfloat16 they would be 256
-    blas.multiply([cublas.strided("bfloat16", alike)])
+    blas.multiply([cublas.strided_call("bfloat16", alike)])
     assert (there[2].get().astype("f8") == 512.0).all()
 
 
@@ -94,7 +94,7 @@ def test_what_is_wrong_when_it_is_called(cupy, blas):
     from arrayopt.engines.cuda import cublas
 
     there, _, alike = operands(cupy, (4, 3, 2, False, False, 2, 0), "float32")
-    name, right = cublas.strided("float32", alike)
+    name, right = cublas.strided_call("float32", alike)
     order = "ta tb m n k alpha a of_a lda da b of_b ldb db beta c of_c ldc dc count compute"
 
     def but(**changes):
@@ -131,15 +131,15 @@ def test_what_is_wrong_when_it_is_done(cupy, blas, what):
     from arrayopt.engines.cuda import cublas
 
     (a, b, c), _, alike = operands(cupy, (4, 3, 2, False, False, 2, 0), "float32")
-    first, distances = list(alike.first), list(alike.distances)
+    first, strides = list(alike.first), list(alike.strides)
     if what == "stride":
-        distances[0] = 1 << 40  # where no other array may be
+        strides[0] = 1 << 40  # where no other array may be
     if what == "address":
         first[1] += 4
     if what == "overlap":
         first[2] = first[1]
     if what == "results":
-        distances[2] = 16
+        strides[2] = 16
     if what == "device":
         with cupy.cuda.Device(1):
             other = cupy.empty(100, "float32")
@@ -148,7 +148,7 @@ def test_what_is_wrong_when_it_is_done(cupy, blas, what):
         cublas._call("cublasSetWorkspace_v2", blas.handle, a.data.ptr & ~255, 1 << 20)
     if what == "freed":
         del a
-    wrong = cublas.strided("float32", alike._replace(first=tuple(first), distances=tuple(distances)))
+    wrong = cublas.strided_call("float32", alike._replace(first=tuple(first), strides=tuple(strides)))
     blas.multiply([wrong])
     with pytest.raises(KernelError, match="overlap" if what in ("overlap", "results") else "bounds|is on device 1"):
         cupy.cuda.get_current_stream().synchronize()
@@ -159,7 +159,7 @@ def test_what_is_wrong_in_a_graph(cupy, blas):
     from arrayopt.engines.cuda import cublas
 
     there, expected, alike = operands(cupy, (4, 3, 2, False, True, 2, 0), "float64")
-    call = cublas.strided("float64", alike)
+    call = cublas.strided_call("float64", alike)
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.get_current_stream().synchronize()
     with stream:
@@ -188,10 +188,10 @@ def test_each_optimizer_and_device_has_its_own(cupy):
 
 
 def test_scratch_memory_grows_and_who_has_the_smaller_keeps_it(cupy, blas):
-    small = blas.room("spill0", 10, np.float32)
-    assert blas.room("spill0", 8, np.float32) is small
-    assert blas.room("spill1", 8, np.float32) is not small
-    large = blas.room("spill0", 20, np.float32)
+    small = blas.buffer("spill0", 10, np.float32)
+    assert blas.buffer("spill0", 8, np.float32) is small
+    assert blas.buffer("spill1", 8, np.float32) is not small
+    large = blas.buffer("spill0", 20, np.float32)
     assert (small.size, large.size) == (10, 20)
-    assert blas.room("spill0", 10, np.float32) is large
-    assert blas.room("spill0", 10, np.float64).dtype == np.float64
+    assert blas.buffer("spill0", 10, np.float32) is large
+    assert blas.buffer("spill0", 10, np.float64).dtype == np.float64

@@ -69,7 +69,7 @@ def test_what_is_left_of_a_queue(lag, sizes, chosen):
     made = in_stages(plan).stages
     whole = Queue(*tickets(made, pieces(made, geo), np.arange(len(sizes)), lag), len(sizes))
     part = np.array([i in chosen for i in range(len(sizes))])
-    queue, ends = whole.among(part)
+    queue, ends = whole.select(part)
     left = [[x for x in q[i:j].tolist() if part[x[0]]] for q, e in ((queue, ends), (whole.tickets, whole.ends))
             for i, j in zip([0, *e], e, strict=False)]  # fmt: skip
     assert left[: len(ends)] == left[len(ends) :]

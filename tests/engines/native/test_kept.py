@@ -59,9 +59,9 @@ def modules():
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     """A folder of its own, and a process that has said nothing yet."""
-    monkeypatch.setattr(compiling, "_told", set())
+    monkeypatch.setattr(compiling, "_logged", set())
     monkeypatch.setenv("ARRAYOPT_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "_told", set())
+    monkeypatch.setattr(cache, "_logged", set())
     return cache.usable_folder()
 
 

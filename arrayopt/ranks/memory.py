@@ -1,4 +1,4 @@
-"""Memory of a reduction on a device, which a captured step must find where it was."""
+"""Memory of reductions of gradients; on a device, a captured step needs the same addresses."""
 
 from typing import Any
 
@@ -8,24 +8,26 @@ from arrayopt.ranks.comm import Comm
 from arrayopt.ranks.layout import Kind
 
 
-class Kept:
-    """What reductions ask for: new arrays; of a captured step, those that were made before it.
+class SumMemory:
+    """Gives reductions new arrays, or in a captured step those that `hold` has made before.
 
     A reduction of the same gradients asks for the same arrays in the same order.
     """
 
     def __init__(self, comm: Comm) -> None:
         self._comm, self._captured, self._key = comm, False, None
-        self._asking: list[tuple[int, Any]] = []  # on the device, by the reduction in hand
-        self._asked: dict[Any, list[tuple[int, Any]]] = {}  # by the last one that has ended
-        self._made: dict[Any, list[Any]] = {}  # for good: graphs have their addresses
-        self._sums: dict[Any, Any] = {}  # by reduction and kind
+        self._asking: list[tuple[int, Any]] = []  # by the current reduction, on the device
+        self._asked: dict[
+            Any, list[tuple[int, Any]]
+        ] = {}  # by the last complete one, under its key
+        self._made: dict[Any, list[Any]] = {}  # never freed: graphs have their addresses
+        self._sums: dict[Any, Any] = {}  # by key and kind
         self._next = 0
 
     def begin(self, key: Any, *, captured: bool) -> None:
-        """Begin a reduction, which differs from those of other keys.
+        """Begin a reduction. The key stands for its gradients and their order.
 
-        Raise RuntimeError if it is being captured, and no memory was made for it.
+        Raise RuntimeError if it is captured, and `hold` has made no memory for this key.
         """
         self._captured, self._key, self._next, self._asking = captured, key, 0, []
         if captured and key not in self._made:
@@ -35,7 +37,7 @@ class Kept:
             )
 
     def empty(self, on_device: bool, count: int, dtype: Any) -> Any:
-        """An array of so many numbers, which nobody has written."""
+        """Return an uninitialized array of `count` numbers."""
         if not on_device:
             return np.empty(count, dtype)
         if self._captured:
@@ -45,7 +47,7 @@ class Kept:
         return self._comm.xp.empty(count, dtype=dtype)
 
     def sums(self, kind: Kind, count: int) -> Any:
-        """An array for sums; on a device, the same in all reductions of the same gradients."""
+        """Return an array for sums; on a device, the same in all reductions with one key."""
         dtype, on_device = kind
         if not on_device:
             return np.empty(count, dtype)
@@ -62,7 +64,7 @@ class Kept:
             self._asked = {self._key: self._asking}
 
     def hold(self) -> None:
-        """Make the memory that the last reduction asked for, for a captured one."""
+        """Allocate the memory that the last reduction asked for, for captured ones."""
         for key, asked in self._asked.items():
             if key not in self._made:
                 with self._comm.device:
