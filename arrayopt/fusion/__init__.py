@@ -1,1 +1,1 @@
-"""A rule is traced, planned as passes over memory, and lowered to a program for engines."""
+"""From a rule to a graph (traced), a plan (passes over memory), and a program for engines."""

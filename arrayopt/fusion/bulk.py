@@ -1,4 +1,4 @@
-"""Statements about many elements at once, which printers print as functions or calls."""
+"""Statements of a program for many elements at once. Printers print them as functions or calls."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,82 +9,82 @@ from arrayopt.fusion.index import Index, Place
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """Read a stretch of a slot of codes into a buffer; or store what is there as codes."""
+    """Decode a contiguous part of a slot of codes into a buffer, or encode the buffer there."""
 
     store: bool
-    """Whether codes are stored."""
+    """Whether to encode."""
     array: str
     scale: str
-    """The slot, and that of its scales."""
+    """The slot, and the array of its scales."""
     first: Index
     count: Index
-    """The first element, which is the first of a block, and how many there are."""
+    """The first element, which is the first one of a block, and the number of elements."""
     buffer: str
-    """The buffer, in which the first element is the first."""
+    """The buffer. Its first number is that of element `first`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Elements:
-    """A loop over neighbouring elements, as many as the first slice has; no place is explicit."""
+    """A loop over contiguous elements, as many as the first slice has."""
 
     function: str
-    """The name of the loop, where the language makes it a function."""
+    """The name of the loop, for languages in which it is a function."""
     slices: dict[str, tuple[str, Index, Index]]
-    """By the loop's name for it, a stretch of an array, view or room: first number and end."""
+    """Contiguous parts of arrays, by name: the array, the first index and the end."""
     scalars: tuple[Node, ...]
-    """Values that are the same for all elements."""
+    """The values that are the same for all elements."""
     loads: dict[str, Node]
     nodes: tuple[Node, ...]
-    """What is computed."""
+    """The values that are computed for each element, in order."""
     stores: dict[str, Node]
-    """What is read and written, element after element, by the name of the slice."""
+    """The values that are read and written for each element, by the name of the slice."""
     sums: dict[Node, Node] = field(default_factory=dict)
-    """What is reduced, and of which value. The results are `Place`s of ``got``, in this order."""
+    """The reductions, with their operands. Results are `Place`s of ``got``, in this order."""
     into: dict[Node, str] = field(default_factory=dict)
-    """The slice that keeps a reduction for each element, where it is not one for all."""
+    """The slices of reductions that have a separate result for each element."""
     storage: dict[str, str] = field(default_factory=dict)
-    """What elements of a slice are stored as; those of others are numbers of arithmetic."""
+    """The arrays of slices in storage dtypes. Other slices have the dtype of arithmetic."""
     position: Index | None = None
-    """The position of the first element, where random numbers are drawn."""
+    """The position of the first element, if random numbers are drawn."""
     stride: Index | None = None
-    """How far positions of elements are apart."""
+    """The distance between the positions of successive elements."""
     guards: dict[str, Node] = field(default_factory=dict)
-    """The condition, the same for all elements, under which a slice is written."""
+    """Slices that are written only if a condition, the same for all elements, is true."""
     codes: tuple[Codes, ...] = ()
-    """What is read from codes, before the loop or within it. The slice of each is its buffer."""
+    """The codes to decode, before the loop or within it. The slice of each is its buffer."""
 
     @property
     def count(self) -> Index:
-        """How many elements there are."""
+        """The number of elements."""
         _, first, end = next(iter(self.slices.values()))
         return end - first
 
     @property
     def totals(self) -> list[Node]:
-        """What is reduced to one value for all elements."""
+        """The reductions with one result for all elements."""
         return [s for s in self.sums if s not in self.into]
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Copy matrices into planes, each of the same element of all of them; or back."""
+    """Copy matrices into planes, each with one element of every matrix; or back."""
 
     back: bool
-    """Whether planes are copied to the array."""
+    """Whether to copy from planes to the array."""
     array: str
     """The stored array."""
     first: Index
     end: Index
-    """The numbers of the array that are copied."""
+    """The range of the array that is copied."""
     planes: str
-    """The view that planes are in."""
+    """The view with the planes."""
     each: Index
-    """How many numbers a matrix has there: so many planes there are."""
+    """How many numbers a matrix has in the array, and so how many planes there are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Room for so many numbers of arithmetic, of which nothing is kept."""
+    """Define temporary memory for `size` numbers in the dtype of arithmetic."""
 
     name: str
     size: int
@@ -93,26 +93,27 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Waves:
-    """Make numbers of a tensor in waves; see `arrayopt.fusion.waves`."""
+    """Compute numbers of a tensor in waves; see `arrayopt.fusion.waves`."""
 
     name: str
     """The prefix of the tables ``_waves``, ``_levels``, ``_sources`` and ``_constants``."""
     waves: tuple[tuple[int, int, int, int], ...]
-    """Of each wave the case; `n`, how many numbers it has; `first`, where they are kept among the
-    values; `begin`, where its sources begin: of each operand n, one for each number.
+    """For each wave: the index of its case; `n`, its number of numbers; `first`, the index of its
+    first result among the values; `begin`, where its sources begin: n for each operand, one for
+    each number.
     """
     levels: tuple[int, ...]
-    """Where each level begins among the waves, and their end. Waves of a level are independent."""
+    """The first wave of each level, and the end of the last. Waves of a level are independent."""
     sources: tuple[int | str, ...]
-    """Where operands lie. What is a text is a column of the tensors' table."""
+    """The index of each operand. A text is a column of the table of tensors."""
     constants: tuple[Node, ...]
     cases: tuple[tuple[Any, ...], ...]
-    """Statements, by case: what is done for the i-th number of a wave."""
+    """The statements of each case, for the i-th number of a wave."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A name for values that lie in some places, or are constants, by their numbers."""
+    """Define a name under which values, constants or in different places, are read by index."""
 
     name: str
     values: "tuple[Node, ...] | tuple[Place, ...]"
@@ -120,18 +121,18 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Multiply:
-    """Some rows of a product of matrices."""
+    """Compute some rows of a product of matrices."""
 
     a: tuple[str, Index]
     b: tuple[str, Index]
     out: tuple[str, Index]
-    """Each array, and its first number."""
+    """The operands and the result: the array, and the index where the matrix begins."""
     first: Index
     end: Index
-    """The rows that are made."""
+    """The rows to compute."""
     sides: tuple[Index, Index, Index]
-    """The rows and columns of the product, and the length of its sums."""
+    """The numbers of rows and columns of the product, and of terms in its sums."""
     factors: Factors
     """Which operands are transposed, and whether the product is symmetric: then columns from `end`
-    on are not made, and those before `first` are mirrored.
+    on are not computed, and columns before `first` are copied to their mirror images.
     """

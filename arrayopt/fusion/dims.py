@@ -1,4 +1,4 @@
-"""The dimensions of symbolic arrays, the axes of a reduction, and what cannot be traced."""
+"""Dimensions of symbolic arrays: broadcasting, axes of reductions, and errors of traces."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import Any
 from arrayopt.fusion.graph import ELEMENT, LETTERS
 
 RAISED = local()
-"""`first` is the first of these errors in a trace, which a rule may have caught."""
+"""`first` is the first error of a trace. A rule may have caught it, so it is remembered."""
 
 
 class _NotedError(Exception):
@@ -19,37 +19,37 @@ class _NotedError(Exception):
 
 
 class TraceError(_NotedError, TypeError):
-    """A rule does something that cannot be traced; the array_api engine runs it as it is."""
+    """A rule does something that cannot be traced. The engine `array_api` runs it as written."""
 
 
 def not_fused(why: str) -> TraceError:
-    """The error for a rule that cannot be traced: why, and which engine runs it."""
+    """The error for a rule that cannot be traced: the reason, and the engine that runs it."""
     return TraceError(f"{why}; engine='array_api' runs any rule")
 
 
 class RetraceError(_NotedError):
-    """A trace must know more of the tensor: what the argument says, a field of `Aspect`."""
+    """A trace must know more of the tensor. The argument is the field of `Aspect` that it needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Aspect:
-    """How a trace sees a tensor."""
+    """What a trace knows of a tensor's shape."""
 
     flat: bool = False
-    """As one row of elements: no sum is over rows or columns, and shape does not matter."""
+    """The tensor is seen as one row: no sum is over rows or columns, and shape does not matter."""
     folded: bool = False
-    """As the matrix of its first axis and all others."""
+    """The tensor is seen as the matrix of its first axis and all others."""
     tall: int | None = None
     """The sign of rows - columns, for a rule that compares them."""
     sides: tuple[int, int] | None = None
     """The numbers of rows and of columns, for a rule that compares them with numbers."""
 
     def element(self, rank: int) -> str:
-        """The axes of an element of a tensor of some rank."""
+        """Return the axes of an element of a tensor of this rank."""
         return "C" if self.flat else ELEMENT[max(1, min(rank, 2 if self.folded else 4))]
 
     def dims(self, rank: int) -> tuple[str, ...]:
-        """What the dimensions of such a tensor are; see `arrayopt.fusion.symbol.Symbol`."""
+        """The names of dimensions, for a rank; see `arrayopt.fusion.symbol.Symbol`."""
         if self.flat:
             return tuple(map(str, range(rank)))
         if self.folded and rank > 2:
@@ -59,7 +59,7 @@ class Aspect:
         return tuple(self.element(rank))
 
     def more(self, what: str, shape: Sequence[int]) -> "Aspect":
-        """The view that a `RetraceError` asks for; without a shape there are fewer rows."""
+        """The view with the field of a `RetraceError`. Without a shape, fewer rows are assumed."""
         if what in ("flat", "folded"):
             return Aspect(folded=what == "folded")
         rows, columns = shape[-2:] or (0, 1)
@@ -70,7 +70,7 @@ class Aspect:
 
 
 class Dtype(str):
-    """The name of a dtype. Of which library it is, is not known."""
+    """The name of a dtype of any library. It can be compared only with names, which `xp` has."""
 
     __hash__ = str.__hash__
 
@@ -84,7 +84,7 @@ class Dtype(str):
 
 
 def broadcast(shapes: list[tuple[str, ...]]) -> tuple[str, ...]:
-    """The dimensions of a result, aligned from the last one, as arrays broadcast."""
+    """Return the dimensions of operands broadcast together, aligned at the last one."""
     out = []
     for k in range(-max(map(len, shapes)), 0):
         letters = {s[k] for s in shapes if len(s) >= -k} - {""}
@@ -95,15 +95,15 @@ def broadcast(shapes: list[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def reduced_over(symbol: Any, axis: Any) -> tuple[list[int], str]:
-    """The dimensions that a reduction of a symbol is over, and the axes that they are.
+    """Return the dimensions that a reduction of a symbol is over, and the letters of their axes.
 
     Raises
     ------
     RetraceError
-        In a flat graph, if it is over some of an element's axes and not all.
+        In a flat graph, if the reduction is over some dimensions of the tensor and not over all.
     TraceError
-        If it is over some of the axes that are seen as one, and not all, or over one that there is
-        not.
+        If the reduction is over some dimensions of a merged axis and not over all, or over a
+        dimension that the symbol lacks.
     """
     if axis is None:
         over = list(range(symbol.ndim))
@@ -122,7 +122,7 @@ def reduced_over(symbol: Any, axis: Any) -> tuple[list[int], str]:
             raise RetraceError("flat")
         if labels:
             return over, "C"
-        # a number is seen as a row of one element; else what is gone are axes of length one
+        # rank 0 is seen as a row of one element; else only dimensions of length one are reduced
         return over, "" if any(symbol.dims) else symbol.node.axes
     parts = {d for d in symbol.dims if len(d) > 1}
     some = parts & set(labels)

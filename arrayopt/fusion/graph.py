@@ -1,14 +1,15 @@
-"""The graph that a traced rule becomes: operations on values that vary over some axes of a tensor.
+"""The nodes of a graph, which tracing makes from a rule: operations on values that vary over some
+axes of a tensor.
 
-A tensor of rank ≥ 2 is seen as ``(A, B, R, C)``: its first axis, those between, its rows and its
-columns; one of rank < 2 as columns only. A value's `axes` are those that it varies over: ``"ABRC"``
-is per element, ``"ABR"`` per row, ``"ABC"`` per column, ``""`` per tensor. Scalars of the step
-(hyper-parameters, t, and what follows from them and from sizes alone) are `host` values: evaluated
-in float64 before any pass.
+The axes of a tensor of rank ≥ 2 are ``(A, B, R, C)``: the first axis, the axes between, rows and
+columns. A tensor of rank < 2 has columns only. The `axes` of a value are those that it varies over:
+``"ABRC"`` is a value per element, ``"ABR"`` per row, ``"ABC"`` per column, ``""`` per tensor.
+*Scalars of the step* are values computed from hyper-parameters, t and sizes alone. They are
+computed on the host, in float64, before any pass.
 
-The product of a matrix with its own transpose has rows, or columns, along both of its axes: the
-second time they are called r and c. Its values are elements too, of a space of their own: ``"Rr"``
-or ``"Cc"``, after the batches.
+Both axes of the product of a matrix with its own transpose are rows, or both are columns. The
+second is called r or c. Such a product has elements in a space of its own: ``"Rr"`` or ``"Cc"``,
+after the batch axes.
 """
 
 from collections.abc import Container, Iterable
@@ -25,39 +26,39 @@ ELEMENT = {1: "C", 2: "RC", 3: "ARC", 4: "ABRC"}
 
 
 UPDATES, CLIP, COUNT, KEY = ":t", ":clip", "count:", "key:"
-"""Scalars of the step that are no fields of rules: the number of updates; the factor of gradients;
-followed by axes, the number of elements along these; followed by a stream and a number, a part of
-the key of random numbers (see `arrayopt.randomness`).
+"""Names of scalars of the step that are not fields of rules: the update count; the factor of
+gradients; with axes appended, the number of elements along them; with a stream and a number
+appended, a part of the key of random numbers (see `arrayopt.randomness`).
 """
 
 POSITION = "position"
-"""The operation that gives an element's position in the whole tensor, in the order of C."""
+"""The operation whose value is an element's position in the whole tensor, in C order."""
 
 LETTERS = "ABRrCc"
-"""All axes, in the order in which what varies over them lies in memory."""
+"""All axes, in the order in which values over them are stored: the last one is contiguous."""
 
 CACHED = 1024
-"""The number of plans, and of things made from each, that are kept: a rule may make them anew."""
+"""The size of the caches of plans and of what is made from plans. All can be made again."""
 
 COPIES = 1 << 30
-"""The first id of copies that planning adds. Ids are parts of names; no graph has so many nodes."""
+"""The first id of nodes that planning adds. No traced graph has so many nodes."""
 
 PRODUCT = "matmul"
-"""The product of matrices, which a library makes: its operands and its result are stored."""
+"""The product of matrices, which a library computes: operands and result are in memory."""
 
 TOTAL = "total"
-"""The operation that adds up a number of each tensor: all of a class of rule meet for it."""
+"""The operation that combines one number per tensor over all tensors of a class of rule."""
 
 SCRATCH = "spill"
-"""What the names of scratch arrays begin with."""
+"""The prefix of the names of scratch arrays."""
 
 
 class Spare(NamedTuple):
-    """A sum that a rule uses only where a plain one overflows or underflows.
+    """A sum that a rule uses only if a plain sum overflows or underflows.
 
-    Where a partial result of the plain sum is in [low, high], an engine may put any finite number
-    that is not negative in place of the same partial result of this sum. `plain` is the id of the
-    node that the plain sum is of.
+    If a partial result of the plain sum is in [low, high], an engine need not compute the same
+    partial result of this sum: any finite number ≥ 0 may take its place. `plain` is the id of the
+    node that the plain sum adds up.
     """
 
     plain: int
@@ -77,7 +78,7 @@ class Factors(NamedTuple):
 
 
 class Summed(NamedTuple):
-    """What a total is called, and how it is made of the numbers of tensors: sum or max."""
+    """The name of a total, and how it combines the numbers of tensors: ``sum`` or ``max``."""
 
     name: str
     how: str
@@ -88,24 +89,22 @@ class Node:
     """One value of the graph."""
 
     op: str
-    """``input``, ``host``, ``const``, `POSITION`, a reduction (a key of `REDUCTIONS`) or an
-    element-wise operation (of `OPS`), or `TOTAL`.
-    """
+    """``input``, ``host``, ``const``, `POSITION`, `PRODUCT`, `TOTAL`, or a key of a table."""
     args: "tuple[Node, ...]"
-    """What it is computed from."""
+    """The operands."""
     axes: str
-    """The axes that it varies over."""
+    """The axes that the value varies over."""
     level: int
-    """How many reductions over elements it follows from: the first pass that can compute it."""
+    """The first pass that can compute it: so many reductions over elements precede in a chain."""
     dtype: str
     """``real``, ``complex`` or ``bool``."""
     data: Any = None
-    """The name of an input or of a scalar, or the value of a constant; of a sum perhaps a `Spare`,
-    of a product `Factors`, of a total `Summed`.
+    """The name of an input or of a scalar, or the value of a constant. Sums may have a `Spare`,
+    products have `Factors`, totals have `Summed`.
     """
     id: int = 0
     on_host: bool = field(init=False, repr=False)
-    """Whether the value follows from scalars of the step alone."""
+    """Whether the value is a scalar of the step, computed on the host."""
 
     def __post_init__(self) -> None:
         follows = self.op not in ("input", POSITION, "complex", TOTAL)
@@ -114,23 +113,23 @@ class Node:
 
     @property
     def reduces(self) -> bool:
-        """Whether it makes one value of many."""
+        """Whether the operation is a reduction."""
         return self.op in REDUCTIONS
 
     @property
     def narrow(self) -> str:
-        """The 16-bit dtype that its values are rounded to, as in bfloat16 arithmetic, or empty."""
+        """The 16-bit dtype that the values are rounded to, as in bfloat16 arithmetic, or empty."""
         return str(self.data.narrow) if self.op == PRODUCT else self.op if self.op in NARROW else ""
 
     @property
     def multiplied(self) -> str:
-        """The axes of a product: those of the result, and the one that is summed over."""
+        """The axes of a product's result, and the axis that it sums over."""
         axes = self.args[0].axes
         return f"{self.axes}{axes[-2] if self.data.left_transposed else axes[-1]}".upper()
 
     @property
     def symmetric(self) -> bool:
-        """Whether it certainly equals its transpose, or does not vary within a matrix."""
+        """Whether the value is known to equal its transpose, or does not vary within a matrix."""
         if not any(x in self.axes for x in "RrCc"):
             return True
         if self.op == PRODUCT:
@@ -139,7 +138,7 @@ class Node:
 
 
 def operands(nodes: Iterable[Node]) -> list[Node]:
-    """What operations take, one after the other."""
+    """Return the operands of all nodes, in order, with repetitions."""
     found: list[Node] = []
     for node in nodes:
         found += node.args
@@ -147,12 +146,12 @@ def operands(nodes: Iterable[Node]) -> list[Node]:
 
 
 def is_whole(axes: str, element: str) -> bool:
-    """Whether these are the axes of elements: the tensor's, or those of a product X Xᵀ."""
+    """Whether a value over these axes is one per element, of the tensor or of a product X Xᵀ."""
     return axes == element or "r" in axes or "c" in axes
 
 
 def reachable(roots: Iterable[Node], stop: Iterable[Node] = ()) -> list[Node]:
-    """All nodes that the roots are computed from, arguments first, not past those in `stop`."""
+    """The roots and all nodes that they need, operands first. Those in `stop` are not followed."""
     seen: dict[int, Node] = {}
     ends = {n.id for n in stop}
     stack = [(root, False) for root in roots][::-1]
@@ -168,7 +167,7 @@ def reachable(roots: Iterable[Node], stop: Iterable[Node] = ()) -> list[Node]:
 
 
 def within(roots: Iterable[Node], own: Iterable[Node], stop: Container[Node] = ()) -> set[Node]:
-    """Those of `own` that the roots are computed from, roots included; not past `stop`."""
+    """The nodes of `own` that are roots, or that roots need. Those in `stop` are not followed."""
     found, stack, inside = set[Node](), list(roots), {*own}
     while stack:
         n = stack.pop()
@@ -179,8 +178,8 @@ def within(roots: Iterable[Node], own: Iterable[Node], stop: Container[Node] = (
 
 
 def evaluate(nodes: Iterable[Node], given: dict[str, Any]) -> dict[Node, Any]:
-    """The values of nodes that follow from scalars of the step, in float64. These are `given` by
-    name; arrays hold a value per tensor.
+    """Compute the values of scalars of the step, in float64. Hyper-parameters, t and the others are
+    `given` by name; arrays hold a value per tensor.
     """
     values: dict[Node, Any] = {}
     with np.errstate(all="ignore"):

@@ -1,4 +1,4 @@
-"""Whole numbers that a program computes, and places: where things lie, how far loops go."""
+"""Whole numbers that a program computes, such as offsets and ends of loops; and places."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,15 +7,15 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """A whole number, none of which is negative, that the code computes."""
+    """A whole number ≥ 0 that the code computes."""
 
     op: str
-    """``number``, ``name``, ``column`` (of the tensor's row of the table: its name, and perhaps how
-    many columns after it), ``entry`` (of a table of numbers in the code: its name, and the number),
-    ``+``, ``-``, ``*``, ``//``, ``%``, ``min`` or ``max``.
+    """``number``, ``name``, ``column`` (of the tensor's row of the table: the name, and optionally
+    an offset in columns), ``entry`` (of a table of numbers in the code: the table's name, and the
+    index), ``+``, ``-``, ``*``, ``//``, ``%``, ``min`` or ``max``.
     """
     args: tuple[Any, ...]
-    """The number or the name; else what it is computed from."""
+    """The number or the name; else the operands."""
 
     def __add__(self, other: "Index | int") -> "Index":
         other = _index(other)
@@ -46,37 +46,37 @@ def _index(x: "Index | int") -> Index:
 
 
 def number(x: int) -> Index:
-    """A number that is known now."""
+    """Return a constant."""
     return Index("number", (x,))
 
 
 def name(x: str) -> Index:
-    """A number that has a name in the code."""
+    """Return a variable of the code."""
     return Index("name", (x,))
 
 
 def column(x: str, after: Index | None = None) -> Index:
-    """What a column of the table holds for the tensor; or one that is so many after it."""
+    """The tensor's number in a column of the table, or in the column `after` so many more."""
     return Index("column", (x,) if after is None else (x, after))
 
 
 def entry(table: str, number: Index) -> Index:
-    """What a table in the code has at a number."""
+    """Return the entry of a table in the code at an index."""
     return Index("entry", (table, number))
 
 
 def least(a: "Index | int", b: "Index | int") -> Index:
-    """The smaller of two numbers."""
+    """Return the smaller of two numbers."""
     return Index("min", (_index(a), _index(b)))
 
 
 def greatest(a: Index | int, b: Index | int) -> Index:
-    """The larger of two numbers."""
+    """Return the larger of two numbers."""
     return Index("max", (_index(a), _index(b)))
 
 
 def product(factors: Iterable[str]) -> Index:
-    """The product of numbers that have names; 1 of none."""
+    """Return the product of variables, or 1 if there are none."""
     names = list(map(name, factors))
     made = names[0] if names else _index(1)
     for factor in names[1:]:
@@ -86,21 +86,21 @@ def product(factors: Iterable[str]) -> Index:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a number lies."""
+    """Where a number is stored."""
 
     room: str
-    """``work``, ``part``; ``values`` or ``scalars``, of the tensor; an `Array` or a `View`;
-    ``got``, for what the last `Elements` have been reduced to.
+    """The array: ``work``, ``part``; the tensor's ``values`` or ``scalars``; an `Array` or a
+    `View`; or ``got``, the results of reductions in the last `Elements`.
     """
     index: Index
-    """Its number there."""
+    """The index in the array."""
 
 
 ZERO, ONE = number(0), number(1)
 
 
 def position_of(axes: str) -> Index:
-    """The number of a value over some axes, as it lies in memory, at the positions along these."""
+    """Return the index of a value over some axes, in C order, at the current positions."""
     found = ZERO
     for x in axes:
         found = found * name(x) + name(x.lower())
@@ -108,5 +108,5 @@ def position_of(axes: str) -> Index:
 
 
 def ranges_of(axes: Iterable[str]) -> tuple[tuple[str, Index], ...]:
-    """The name of the position along each axis, and its end."""
+    """Return for each axis the variable of the position along it, and its end."""
     return tuple((x.lower(), name(x)) for x in axes)

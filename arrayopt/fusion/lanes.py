@@ -1,13 +1,13 @@
-"""Batches of small matrices: which passes can follow each other over a few whole matrices at a
-time.
+"""Batches of small matrices: `in_lanes` divides a plan into segments, for CPUs. Several passes of a
+segment run over a few whole matrices before the next ones.
 
-The sums over rows and columns of a matrix are known as soon as that matrix has been seen, so passes
-that wait for no more than those run one after the other over matrices that stay in cache. Only sums
-over whole tensors end such a *segment*. What lies between the passes then needs room for a few
-matrices, and none for the tensor.
+The sums over rows and columns of a matrix depend on that matrix alone. So passes that need only
+such sums can run one after the other over a few matrices, which stay in the cache. A pass that
+needs a sum over the whole tensor begins a new *segment*. Values between the passes of a segment
+need memory for a few matrices only.
 
-Engines lay the matrices side by side, as lanes: element (r, c) of all of them, then the next. So
-loops are over matrices, and as long for kernels of 1 × 1 as for any.
+The few matrices are stored side by side, as lanes: element (r, c) of all matrices, then the next
+element. So loops are over matrices, and are as long for convolution kernels of 1 × 1 as for others.
 """
 
 import math
@@ -23,25 +23,25 @@ from arrayopt.fusion.passes import Between, in_loops
 from arrayopt.fusion.plan import Plan
 
 LANES = 256
-"""Matrices of up to so many elements are laid side by side."""
+"""The most elements of a matrix that is stored side by side with others."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Segment:
-    """Passes that follow each other over a few matrices."""
+    """Passes that run one after the other over a few matrices."""
 
     before: Between
-    """Values per tensor, computed once for the tensor before the segment."""
+    """The values per tensor that are computed before the segment."""
     passes: tuple[int, ...]
     """The passes, in order."""
     small: tuple[Between, ...]
-    """Values per row, column or matrix, computed before each pass, and after the last."""
+    """The values per row, column or matrix, computed before each pass, and after the last."""
     reads: dict[str, Node]
-    """Slots per row, column or matrix that are read, and the node that the value read is."""
+    """The slots per row, column or matrix that the segment reads, with the node of each value."""
     carried: tuple[Node, ...]
-    """Sums of an earlier segment that are read."""
+    """The sums of earlier segments that the segment reads."""
     writes: dict[str, Node]
-    """Slots per row, column or matrix that are written at the end."""
+    """The slots per row, column or matrix that the segment writes at its end."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -51,24 +51,24 @@ class Lanes:
     segments: tuple[Segment, ...]
     """The segments, in order."""
     last: Between
-    """Values per tensor, computed once for the tensor at the end."""
+    """The values per tensor that are computed after the last segment."""
     layout: Layout
-    """Where values per tensor lie, sums that are carried between segments, and partial sums."""
+    """Where values per tensor, sums that later segments read, and partial results are stored."""
 
 
 MANY_MATRICES = 64
-"""So many matrices are worth laying side by side: each form of a rule is compiled by itself."""
+"""The least number of matrices side by side: for fewer, another program is not worth compiling."""
 
 
 def suits(shape: tuple[int, ...]) -> bool:
-    """Whether a tensor is a batch of many small matrices, which are processed side by side."""
+    """Whether a tensor is a batch of many small matrices, to be processed side by side."""
     return (
         len(shape) > 2 and shape[-2] * shape[-1] <= LANES and math.prod(shape[:-2]) >= MANY_MATRICES
     )
 
 
 def lane_geometry(shapes: list[tuple[int, ...]], element: str, room: int) -> Any:
-    """The `geometry` of shapes, with units of matrices that need room for about so many values."""
+    """The `geometry` of shapes: the matrices of a unit need memory for about `room` values."""
     geo = geometry(shapes, element, LANES)
     batches, rows, columns = geo["A"] * geo["B"], geo["R"], geo["C"]
     fitting = room // (rows * columns + 4 * (rows + columns)) // 16 * 16
@@ -79,7 +79,7 @@ def lane_geometry(shapes: list[tuple[int, ...]], element: str, room: int) -> Any
 
 @lru_cache(maxsize=CACHED)
 def in_lanes(plan: Plan) -> Lanes | None:
-    """A plan in segments; None if a value is not over matrices, their rows or their columns."""
+    """A plan in segments; None if it has others than values per tensor, matrix, row, column."""
     if not plan.passes or not _local_throughout(plan):
         return None
     made = _Segments(plan)
@@ -98,18 +98,18 @@ def in_lanes(plan: Plan) -> Lanes | None:
 
 
 class _Segments:
-    """The segments of a plan, which are being made.
+    """Makes the segments of a plan.
 
     Attributes
     ----------
     segment_of : list of int
-        The segment of each pass; `last` is that of the last one.
+        The segment of each pass. `last` is the last segment.
     made_in : dict of Node to int
         The pass that makes each sum.
     ready_in : dict of Node to int
         The first segment that can use each sum.
     writes : dict of str to Node
-        Slots per row, column or matrix, and what they are to hold.
+        The slots per row, column or matrix, with their new values.
     written_in : dict of str to int
         The segment that writes each of them.
     """
@@ -129,7 +129,7 @@ class _Segments:
             self.written_in[name] = max(found, default=0)
 
     def local(self, at: int) -> list[Node]:
-        """The values per row, column or matrix that a segment needs, arguments first."""
+        """Return the values per row, column or matrix that a segment needs, operands first."""
         roots: list[Node] = []
         for one, segment in zip(self.plan.passes, self.segment_of, strict=True):
             if segment == at:
@@ -140,7 +140,7 @@ class _Segments:
         return [n for n in needed if _is_local(n, self.plan)]
 
     def put_off_stores(self) -> None:
-        """Write slots in the last segment that reads what they were, where that is later."""
+        """Delay each write of a slot to the last segment that reads the slot's old value."""
         late: dict[str, int] | None = None
         while late is None or late:
             late = {}
@@ -151,7 +151,7 @@ class _Segments:
             self.written_in |= late
 
     def segment(self, at: int, before: Between) -> Segment:
-        """A segment, and what comes before it."""
+        """Return segment number `at`; `before` has the values per tensor that precede it."""
         passes = [k for k, segment in enumerate(self.segment_of) if segment == at]
         written_before = {n: name for name, n in self.writes.items() if self.written_in[name] < at}
         step: dict[Node, int] = {}
@@ -174,12 +174,12 @@ class _Segments:
 
 
 def _is_local(n: Node, plan: Plan) -> bool:
-    """Whether a value is one per matrix, or per row or column of matrices."""
+    """Whether a value is per matrix, or per row or column of a matrix."""
     return n.axes not in ("", plan.element) and not n.on_host
 
 
 def _local_throughout(plan: Plan) -> bool:
-    """Whether all values between passes are per tensor or local, and no mixture of both."""
+    """Whether values between passes are per tensor or local, and none mixes both."""
     if plan.element not in (ELEMENT[3], ELEMENT[4]) or "complex" in plan.storage["p"]:
         return False
     batch = plan.element[:-2]
@@ -195,7 +195,7 @@ def _local_throughout(plan: Plan) -> bool:
 
 
 def _segment_of_pass(plan: Plan) -> list[int]:
-    """The segment of each pass. A pass that needs a sum over the tensor begins a new one."""
+    """The segment of each pass. If a pass needs a sum over the tensor, it begins a new one."""
     of: list[int] = []
     made: dict[Node, int] = {}
     for p in plan.passes:
@@ -207,7 +207,7 @@ def _segment_of_pass(plan: Plan) -> list[int]:
 
 
 def _per_tensor(plan: Plan, ready: dict[Node, int], of: list[int]) -> list[Between]:
-    """What is computed per tensor before each segment, and after the last."""
+    """Return the computation of values per tensor before each segment, and after the last."""
     when = dict(ready)
     parts: list[list[Node]] = [[] for _ in range(of[-1] + 2)]
     small = plan.between_nodes

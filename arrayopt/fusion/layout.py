@@ -1,8 +1,9 @@
-"""How a plan's tensors are cut into units of work, and where the values between the passes lie.
+"""How tensors are divided into units of work (`geometry`), and where values between passes are
+stored (`Layout`).
 
-A unit is what one thread does of one pass at a time: a stretch of columns of a stretch of rows of
-one batch, or several whole batches where they are small. Units do not depend on the number of
-threads, and their partial sums are combined in their order: so results do not either.
+A unit is the part of a tensor that a thread processes at a time: a range of rows and columns of one
+matrix, or several whole matrices if they are small. Units do not depend on the number of threads,
+and their partial results are combined in order. So results do not depend on it either.
 """
 
 import math
@@ -25,22 +26,22 @@ from arrayopt.fusion.staging import Staging
 from arrayopt.fusion.waves import in_waves, waves
 
 CHUNK = 8192
-"""Elements in a unit of a tensor that is seen as one row, unless an engine has its own number."""
+"""The elements in a unit of a tensor seen as one row. An engine may choose another number."""
 
 BANDS = 64, 256
-"""Rows of a product's bands, at least and at most; else a fourth of all."""
+"""The least and most rows of a product's band. In between, a band is a fourth of the rows."""
 
 TALL, MOST = 64, 1 << 19
-"""Rows in a unit of a wide matrix, and its most elements: each unit has sums for all columns."""
+"""The rows in a unit of a wide matrix, and its most elements: it has sums for all columns."""
 
 GEOMETRY = ("SIZE", "A", "B", "R", "C", "TR", "TC", "G", "NR", "NC", "UNITS")
-"""What describes one tensor: its elements and extents, rows and columns of a unit, batches of a
-unit, units of a batch along rows and along columns, and units in all. The fields of a record.
+"""The fields of a record that describes one tensor: its elements and extents; the rows, columns and
+batches of a unit; the units of a batch along rows and along columns; and the number of units.
 """
 
 
 def geometry(shapes: list[tuple[int, ...]], element: str, chunk: int = CHUNK) -> Any:
-    """A record of `GEOMETRY` for each shape, with units of `chunk` elements (matrices: of more)."""
+    """A record of `GEOMETRY` for each shape, with units of `chunk` elements (more in matrices)."""
     geo = np.ones(len(shapes), [(name, np.int64) for name in GEOMETRY])
     if element == "C":
         geo["SIZE"] = geo["C"] = [math.prod(shape) for shape in shapes]
@@ -64,7 +65,7 @@ def geometry(shapes: list[tuple[int, ...]], element: str, chunk: int = CHUNK) ->
 
 
 def as_matrices(shape: tuple[int, ...], element: str) -> tuple[int, int, int, int]:
-    """A shape as (A, B, R, C); one of rank > 2 may be seen as a matrix, or as a row."""
+    """Return a shape as (A, B, R, C). By `element`, a tensor may be seen as a matrix or a row."""
     if element == "C":
         return 1, 1, 1, math.prod(shape)
     if element == ELEMENT[2]:
@@ -75,17 +76,17 @@ def as_matrices(shape: tuple[int, ...], element: str) -> tuple[int, int, int, in
 
 
 def in_rows(shape: Sequence[int], element: str) -> bool:
-    """Whether each row consists of whole blocks of codes; a single row may end with a part."""
+    """Whether each row consists of whole blocks of codes. A single row may end with part of one."""
     return element == "C" or as_matrices(tuple(shape), element)[3] % BLOCK == 0
 
 
 def extent(axes: str, geo: Any) -> Any:
-    """How many values over some axes each tensor has."""
+    """Return how many values over some axes each tensor has."""
     return np.prod([geo[x.upper()] for x in axes], axis=0, dtype=np.int64)
 
 
 def flops(plan: Plan, geo: Any, *, halves: bool = True) -> Any:
-    """The FLOPs of each tensor's products; of a symmetric one perhaps half are needed."""
+    """The FLOPs of each tensor's products. With `halves`, a symmetric one needs half of them."""
     products: list[Node] = []
     for pass_ in plan.passes:
         products += pass_.nodes if pass_.multiplies else ()
@@ -94,7 +95,7 @@ def flops(plan: Plan, geo: Any, *, halves: bool = True) -> Any:
 
 
 def moved(plan: Plan, geo: Any) -> Any:
-    """The bytes of each tensor that passes read and write, without those of libraries."""
+    """Return the bytes that passes read and write for each tensor, without products."""
     return np.sum(
         [extent(p.axes, geo) * plan.bytes_of(p) for p in plan.passes if not p.multiplies], axis=0
     )
@@ -107,7 +108,7 @@ def cut_points(geo: Any, element: str) -> tuple[Any, Any]:
     Returns
     -------
     units, elements : arrays of int64
-        The first unit after each cut, and its first element; the end of the tensor is the last.
+        The first unit after each cut, and its first element. The last cut is the end of the tensor.
     """
     units = np.arange(0, geo["UNITS"] + 1, 1 if element == "C" else max(geo["NC"], 1))
     return units, positions_of(geo, element, units, "element")
@@ -134,36 +135,33 @@ def positions_of(geo: Any, element: str, units: Any, what: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where values that are no elements lie."""
+    """Where values over fewer axes than the elements are stored."""
 
     scalars: dict[Node, int]
-    """Scalars of the step: their column in a table of float64."""
+    """The column of each scalar of the step in a float64 table."""
     tensor: dict[Node, int]
-    """Values per tensor: their column in another table of float64."""
+    """The column of each value per tensor in another float64 table."""
     vectors: dict[Node, str]
-    """Values over rows, columns or batches that outlive the loop that makes them, with their axes.
-    """
+    """The values per row, column or batch that other loops read, with their axes."""
     partials: dict[Node, str]
-    """Reductions over elements, with what their partial results are kept for: each unit
-    (``tensor``), ``row``, ``column`` or ``batch``.
-    """
+    """The reductions over elements, with the kind of what has a partial result each."""
     leaves: dict[Node, int] = field(default_factory=dict)
-    """What numbers in waves are computed from: its place, after the values per tensor."""
+    """The column of each operand of waves that no wave computes, after the values per tensor."""
 
     @property
     def values(self) -> int:
-        """How many values there are of each tensor."""
+        """The number of columns for each tensor in the table of values per tensor."""
         return len(self.tensor) + len(self.leaves)
 
     def lengths(self, geo: Any) -> Ints:
-        """How many values each tensor needs for each vector, then each reduction's partial ones."""
+        """For each tensor, the length of each vector, then the counts of partial results."""
         made = [extent(axes, geo) for axes in self.vectors.values()]
         made += [partial_length(kind, geo) for kind in self.partials.values()]
         return np.stack(made, axis=1) if made else np.zeros((len(geo), 0), np.int64)
 
 
 def partial_length(kind: str, geo: Any) -> Any:
-    """How many partial results a reduction over elements has, of each tensor."""
+    """Return the number of partial results of a reduction over elements, for each tensor."""
     batches = geo["A"] * geo["B"]
     return {
         "tensor": geo["UNITS"],
@@ -175,7 +173,7 @@ def partial_length(kind: str, geo: Any) -> Any:
 
 @lru_cache(maxsize=CACHED)
 def layout(plan: Plan, *, device: bool = False) -> Layout:
-    """Lay out the values of a plan; only on a `device` there are waves."""
+    """Return the layout of a plan's values. Only on a `device` there are waves."""
     partials: dict[Node, str] = {}
     for pass_ in plan.passes:
         partials |= {n: pass_.reductions[n] for n in in_order(pass_)}
@@ -213,7 +211,7 @@ def layout(plan: Plan, *, device: bool = False) -> Layout:
 
 
 def outliving(passes: Iterable[Pass], between: Iterable[Between]) -> set[Node]:
-    """Values that something other than the loop between passes which makes them reads."""
+    """Return the values that are read outside of the loop between passes that computes them."""
     kept = set[Node]()
     for p in passes:
         kept |= {*operands(p.nodes), *p.stores.values(), *p.sums, *operands(p.sums)}

@@ -1,4 +1,4 @@
-"""Lowering a plan to a program, which the engines that compile for CPUs print."""
+"""Lowering a plan to a program for CPUs: `lowered`, which the engines `numba` and `cpp` call."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -16,12 +16,12 @@ from arrayopt.fusion.program import Function, Program, Stage
 
 @lru_cache(maxsize=CACHED)
 def lowered(plan: Plan, lanes: Lanes | None = None) -> Program:
-    """The program of a plan; with `lanes`, in segments, for matrices side by side."""
+    """Return the program of a plan; with `lanes`, in segments, for small matrices side by side."""
     return _whole(plan) if lanes is None else _in_segments(plan, lanes)
 
 
 def _whole(plan: Plan) -> Program:
-    """The program of a plan; passes that differ in scratch arrays alone have one function."""
+    """Return the program of a plan. Passes that differ only in scratch arrays share a function."""
     results = {*plan.small.values(), *plan.reports.values()}
     lowering = Loops(plan, layout(plan), results | outliving(plan.passes, plan.between))
     stages: list[Stage] = []
@@ -41,7 +41,7 @@ def _whole(plan: Plan) -> Program:
 
 
 def _in_segments(plan: Plan, lanes: Lanes) -> Program:
-    """The program of a plan in segments."""
+    """Return the program of a plan in segments."""
     lowering = Loops(plan, lanes.layout, {*lanes.layout.tensor, *lanes.layout.vectors})
     stages: list[Stage] = []
     planes = list[tuple[str, ...]]()

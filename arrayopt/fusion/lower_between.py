@@ -1,4 +1,4 @@
-"""Lowering what is between the passes to a program for CPUs: loops over axes."""
+"""Lowering the computation between passes to functions for CPUs: loops over axes."""
 
 from collections.abc import Iterable, Sequence
 
@@ -25,21 +25,21 @@ Statements = list[program.Statement]
 
 
 class LoweredBetween(Lowering):
-    """What a program for CPUs does before a pass, or after the last one; vectors are `views`."""
+    """Makes the function of a `Between` for CPUs. It uses the vectors in `views` as `View`s."""
 
     def __init__(self, plan: Plan, layout: Layout, outliving: Iterable[Node]) -> None:
         super().__init__(plan, layout, outliving)
         self.views: dict[Node, None] = {}
 
     def place(self, node: Node, at: Index | None = None) -> Place:
-        """See `Lowering.place`; loops begin at 0, so vectors are views."""
+        """See `Lowering.place`. A vector is a view, whose first number has index 0."""
         if node not in self.vector:
             return super().place(node, at)
         self.views[node] = None
         return Place(f"w{self.vector[node]}", position_of(node.axes) if at is None else at)
 
     def function(self, index: int, between: Between) -> program.Function:
-        """What comes before pass k: partial results are combined, then values are computed."""
+        """The function before pass `index`: combine partial results, compute, write slots."""
         body: Statements = [program.Let(x, column(f"IN_{x}")) for x in (*"ABRC", "NR", "NC")]
         reads = dict.fromkeys([*operands(between.nodes), *between.stores.values()])
         arrays = {n.data: n.axes for n in reads if n.op == "input"}
@@ -71,12 +71,12 @@ class LoweredBetween(Lowering):
         return program.Function(f"between_{index}", "", (*body, *rest))
 
     def _folded(self, fold: program.Fold, axes: str) -> Statements:
-        """A reduction at each position along some axes, each kept."""
+        """Return loops that reduce at each position along some axes, and write the results."""
         kept = program.Write(self.place(fold.reduction), fold.name)
         return loops_over(axes, [*fold.serial, kept])
 
     def _combine(self, reduction: Node) -> Statements:
-        """Combine partial results in order; where there is one of each, copy them."""
+        """Combine partial results in order, or copy them if each result has one."""
         fold = self.combined("acc", reduction)
         made = self._folded(fold, reduction.axes)
         if self.layout.partials[reduction] not in ("row", "column"):
@@ -89,7 +89,7 @@ class LoweredBetween(Lowering):
         return [program.When(count, ONE, copied, tuple(made))]
 
     def _small(self, loop: SmallLoop) -> Statements:
-        """Operations over the same axes."""
+        """Return the statements of a loop of operations."""
         made, wide = set(loop.nodes), not loop.axes
         taken = dict.fromkeys(operands(loop.nodes))
         read = [a for a in taken if not (a in made or a.on_host)]
@@ -103,7 +103,7 @@ class LoweredBetween(Lowering):
 
 
 def loops_over(axes: str, body: Sequence[program.Statement]) -> Statements:
-    """Statements in a loop for each axis."""
+    """Return statements in nested loops over axes."""
     made = list(body)
     for x in reversed(axes):
         made = [program.Loop(x.lower(), ZERO, name(x), tuple(made))]

@@ -1,8 +1,9 @@
-"""Lowering plans over small matrices side by side: see `arrayopt.fusion.lanes`.
+"""Lowering segments, for small matrices side by side (`arrayopt.fusion.lanes`), to functions for
+CPUs.
 
-A segment copies some matrices into planes, one for each element of a matrix, in which the matrices
-lie side by side; runs its passes, each a loop over the lanes of a plane, for all planes; and copies
-back what has changed. Planes are in the part of ``work`` that is the thread's own.
+A segment copies some matrices into planes: a plane has the same element of all these matrices. Each
+pass is a loop over the lanes of a plane, inside loops over planes. Then the segment copies changed
+arrays back. Planes are in the thread's own part of ``work``.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,35 +20,35 @@ from arrayopt.fusion.passes import Pass, SmallLoop
 
 
 def _inside(axes: str) -> str:
-    """The axes along which a matrix has several values."""
+    """Return those of the axes that are inside a matrix."""
     return "".join(x for x in axes if x in "RC")
 
 
 class LoweredSegment:
-    """One segment, which is being made.
+    """Makes the function of a segment.
 
     Attributes
     ----------
     plane_axes : dict of str to str
-        By its name, the axes along which a value has a plane for each position.
+        For each name of planes, the axes: there is a plane for each position along them.
     carried_axes : dict of str to str
-        The same of what is kept from segment to segment.
+        The same for planes that later segments read.
     planes_of : dict of Node to str
-        In which of them a value lies.
-    totals : list of Node
-        What is reduced over the whole tensor.
+        The name of the planes that hold a value.
+    reduced : list of Node
+        The reductions over the whole tensor.
     elements, stored : of str
-        The arrays of elements, and those that are written.
+        The arrays of elements, and those of them that are written.
     """
 
     def __init__(self, lowering: Loops, segment: Segment) -> None:
         self.lowering, self.segment = lowering, segment
         self.passes = [lowering.plan.passes[i] for i in segment.passes]
-        sums, self.totals = list[Node](), list[Node]()
+        sums, self.reduced = list[Node](), list[Node]()
         elements, self.stored = dict[str, None](), dict[str, None]()
         for pass_ in self.passes:
             sums += [x for x in pass_.sums if x.axes]
-            self.totals += pass_.reducing("tensor")
+            self.reduced += pass_.reducing("tensor")
             elements |= dict.fromkeys(pass_.arrays)
             self.stored |= dict.fromkeys(pass_.stores)
         self.vectors = [n for n in lowering.layout.vectors if n in segment.carried or n in sums]
@@ -68,13 +69,13 @@ class LoweredSegment:
         self.scalars: dict[Node, None] = {}
 
     def _size(self, array: str) -> Index:
-        """How many numbers a matrix has in a stored array."""
+        """Return how many numbers a matrix has in an array."""
         return product(_inside(self.lowering.plan.slots.get(array, self.lowering.plan.element)))
 
     # ---- loops over lanes ------------------------------------------------------------------------
 
     def _body(self, k: int) -> Iterator[program.Statement]:
-        """All passes, and what is between them."""
+        """Yield the statements of all passes, and of the computation between them."""
         for j, b in enumerate(self.segment.small):
             for i, loop in enumerate(b.loops):
                 yield from self._small(f"small_{k}_{j}_{i}", loop)
@@ -82,7 +83,7 @@ class LoweredSegment:
                 yield from self._pass(f"pass_{self.segment.passes[j]}", self.passes[j])
 
     def _small(self, function: str, loop: SmallLoop) -> Iterator[program.Statement]:
-        """Values per row, column or matrix: over lanes, for each place."""
+        """Yield the statements for values per row, column or matrix."""
         first = loop.nodes[0]
         if loop.reduces:
             (x,) = first.args
@@ -93,13 +94,13 @@ class LoweredSegment:
             yield from self._over(function, loop.axes, {}, loop.nodes, stores, {})
 
     def _fill(self, reduction: Node) -> program.Fill:
-        """All planes of a reduction begin anew."""
+        """Return the statement that sets all planes of a reduction to its initial value."""
         planes = self.planes_of[reduction]
         size = name("n") * product((self.plane_axes | self.carried_axes)[planes])
         return program.Fill(planes, size, reduction)
 
     def _pass(self, function: str, pass_: Pass) -> Iterator[program.Statement]:
-        """A pass over the elements: over lanes, for each place."""
+        """Yield the statements of a pass over the elements."""
         yield from (self._fill(x) for x in pass_.sums if x.axes)
         loads = {f"q_{x}": n for x, n in pass_.loads.items()}
         stores = {f"q_{x}": n for x, n in pass_.stores.items()}
@@ -115,7 +116,7 @@ class LoweredSegment:
         stores: dict[str, Node],
         sums: dict[Node, Node],
     ) -> list[program.Statement]:
-        """A loop over the lanes of a plane, for all planes."""
+        """Return a loop over the lanes of a plane, inside loops over planes."""
         used = [*operands(nodes), *stores.values(), *sums.values()]
         known = {*nodes, *loads.values()}
         named = [n for n in dict.fromkeys(used) if n.op not in ("const", POSITION)]
@@ -141,7 +142,7 @@ class LoweredSegment:
     # ---- all of it -------------------------------------------------------------------------------
 
     def units(self, index: int) -> program.Function:
-        """The segment over units lo to hi of one tensor."""
+        """Return the segment's function, for units lo to hi of one tensor."""
         lowering, segment = self.lowering, self.segment
         inside = list(self._unit(index))
         body: list[program.Statement] = [program.Let(x, column(f"IN_{x}")) for x in (*"ABRC", "G")]
@@ -150,15 +151,14 @@ class LoweredSegment:
         body += [program.Array(x, name("count") * self._size(x)) for x in [*self.elements, *slots]]
         body += [program.Array(n.data, number(1)) for n in self.scalars if n.op == "input"]
         body += lowering.reads(self.scalars)
-        every = _total(list(self.plane_axes.values()))
+        every = _count_of_planes(list(self.plane_axes.values()))
         body.append(program.Let("own", column("OWN") + name("thread") * name("G") * every))
-        # every other segment runs backwards, so that it begins with what the one before has left in
-        # the cache
+        # every second segment runs backwards, to start with what the one before left in the cache
         body.append(program.Loop("unit", name("lo"), name("hi"), tuple(inside), index % 2 == 1))
         return program.Function(f"units_{index}", "units", tuple(body))
 
     def _unit(self, k: int) -> Iterator[program.Statement]:
-        """Some matrices."""
+        """Yield the statements for a unit: some matrices."""
         lowering, segment, ab = self.lowering, self.segment, name("ab")
         loops = list(self._body(k))
         yield program.Let("ab", name("unit") * name("G"))
@@ -166,7 +166,7 @@ class LoweredSegment:
         if lowering.plan.draws:
             yield program.Let("start", column("START") + ab * name("R") * name("C"))
         for i, (planes, axes) in enumerate(self.plane_axes.items()):
-            first = name("own") + name("G") * _total(list(self.plane_axes.values())[:i])
+            first = name("own") + name("G") * _count_of_planes(list(self.plane_axes.values())[:i])
             yield program.View(planes, "work", first, name("n") * product(axes))
         for n in self.vectors:
             each = product(_inside(n.axes))
@@ -178,24 +178,24 @@ class LoweredSegment:
             yield from (self._spread(x, f"q_{x}") for x in p.loads if x not in written)
             written |= {*p.loads, *p.stores}
         yield from (self._spread(x, f"q_{x}") for x in segment.reads)
-        yield from (program.Start(f"t{x.id}", x) for x in self.totals)
+        yield from (program.Start(f"t{x.id}", x) for x in self.reduced)
         yield from loops
-        for x in self.totals:
+        for x in self.reduced:
             yield program.Write(Place("part", lowering.part(x) + name("unit")), f"t{x.id}")
         yield from (self._spread(x, f"q_{x}", back=True) for x in self.stored)
         for slot, node in segment.writes.items():
             yield self._spread(slot, self.planes_of[node], back=True)
 
     def _spread(self, array: str, planes: str, *, back: bool = False) -> bulk.Spread:
-        """Copy some matrices' part of a stored array to planes, or back."""
+        """Return the statement that copies a unit's matrices from an array to planes, or back."""
         each = self._size(array)
         return bulk.Spread(
             back, array, name("ab") * each, (name("ab") + name("n")) * each, planes, each
         )
 
 
-def _total(counts: list[str]) -> Index:
-    """The sum of some numbers of planes."""
+def _count_of_planes(counts: list[str]) -> Index:
+    """Return the number of planes, given the axes of each value."""
     made = number(0)
     for axes in dict.fromkeys(counts):
         made = made + number(counts.count(axes)) * product(axes)

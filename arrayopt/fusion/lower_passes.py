@@ -1,4 +1,4 @@
-"""Lowering a plan to a program for CPUs: loops over units, rows, columns and elements."""
+"""Lowering passes to functions for CPUs: loops over units, rows, columns and elements."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ from arrayopt.fusion.index import (
 )
 from arrayopt.fusion.layout import BANDS, CHUNK
 from arrayopt.fusion.lower_between import LoweredBetween, Statements
-from arrayopt.fusion.lower_rings import STRETCH, in_turns, kept_room, of_members, started
+from arrayopt.fusion.lower_rings import STRETCH, buffers_of, initialized, member_values, turns_over
 from arrayopt.fusion.lowering import Lowering
 from arrayopt.fusion.passes import Between, Pass
 from arrayopt.fusion.ring_members import LEAST_ON_CPU
@@ -28,7 +28,7 @@ from arrayopt.fusion.windows import WINDOW
 from arrayopt.state.quantized import scale_of
 
 SUMS_AT_ONCE = 16
-"""So many sums over a tensor are made in one loop: with more, registers would be few."""
+"""The most sums over a tensor in one loop: more would need too many registers."""
 
 Slices = dict[str, tuple[str, Index, Index]]
 
@@ -36,14 +36,14 @@ Slices = dict[str, tuple[str, Index, Index]]
 class Loops(Lowering):
     """The functions of a program for CPUs."""
 
-    least, rolls_wide = LEAST_ON_CPU, False  # loops over what is wide are not quicker
+    least, rolls_wide = LEAST_ON_CPU, False  # loops over complex numbers or codes are not faster
 
     def between(self, index: int, between: Between) -> program.Function:
-        """What comes before pass k."""
+        """Return the function of the computation before pass `index`."""
         return LoweredBetween(self.plan, self.layout, self.outliving).function(index, between)
 
     def units(self, index: int, pass_: Pass) -> program.Function:
-        """Pass k over units lo to hi of one tensor."""
+        """Return the function of a pass, or product, for units lo to hi of one tensor."""
         if pass_.multiplies:
             return _product(index, pass_)
         body = self.body(index, pass_)
@@ -58,22 +58,22 @@ class Loops(Lowering):
         wide = CHUNK if matrices else STRETCH
         made += [bulk.Buffer(f"wide_{x}", wide) for x in body.codes]
         made += body.tensor
-        made += [] if rings is None else [*of_members(rings), *kept_room(rings)]
+        made += [] if rings is None else [*member_values(rings), *buffers_of(rings)]
         if matrices:
             made += [program.Let(x, column(f"IN_{x}")) for x in (*WINDOW, "TR", "G", "NR", "NC")]
             for axis in "RC":
                 extent, tile = name(f"{axis}_1") - name(f"{axis}_0"), name(f"T{axis}")
                 made.append(program.Let(f"M{axis}", (extent + tile - 1) // tile))
-        # every other pass runs backwards, to begin with what the one before has left in the cache;
-        # none of a plan with products, where it would be one loop more to compile; and none over
-        # codes, as memory brings the pieces that are decoded sooner one after the other
+        # every second pass runs backwards, to start with elements that the pass before left in the
+        # cache; but not in plans with products, where this would be one more loop to compile; and
+        # not over codes, which are read faster forwards
         backwards = index % 2 == 1 and not self.plan.multiplies and not body.codes
         inside = self._tile(body) if matrices else self._stretch(index, pass_, body, rings)
         made.append(program.Loop("unit", name("lo"), name("hi"), tuple(inside), backwards))
         return program.Function(f"units_{index}", "units", tuple(made))
 
     def _stored(self, body: program.Body, first: Index, end: Index) -> Iterator[program.Statement]:
-        """What stores a stretch of slots of codes from their buffers."""
+        """Encode buffers into a range of the slots of codes that are written."""
         for array in body.codes:
             if f"at_{array}" in body.elements.stores:
                 buffer = f"wide_{array}"
@@ -82,7 +82,7 @@ class Loops(Lowering):
     def _elements(
         self, body: program.Body, loop: bulk.Elements, slices: Slices, at: Index
     ) -> bulk.Elements:
-        """A loop over the elements of a stretch, to which codes are numbers in buffers."""
+        """Return a loop over a range of elements. It sees slots of codes as numbers in buffers."""
         read = []
         for array in body.codes:
             here, buffer = f"at_{array}", f"wide_{array}"
@@ -97,15 +97,15 @@ class Loops(Lowering):
     def _stretch(
         self, index: int, pass_: Pass, body: program.Body, rings: Rolled | None
     ) -> Iterator[program.Statement]:
-        """A unit of a tensor that is seen as one row of elements."""
+        """Yield the statements for a unit of a tensor that is seen as one row of elements."""
         start, end = name("o"), name("e")
         yield program.Let("o", name("unit") * name("TC"))
         yield program.Let("e", least(name("size"), start + name("TC")))
         sums = body.sums["tensor"]
         parts = [pass_] if body.codes else pass_.divided(SUMS_AT_ONCE)
         if rings is not None:
-            yield from started(rings, self._partial)
-            yield in_turns(index, pass_, rings, self._partial)
+            yield from initialized(rings, self._partial)
+            yield turns_over(index, pass_, rings, self._partial)
         elif body.codes or len(parts) > 1:
             loops = [body.elements]
             if len(parts) > 1:
@@ -120,7 +120,7 @@ class Loops(Lowering):
                 yield program.Write(self._partial(reduction), Place("got", number(order)))
 
     def _turns(self, body: program.Body, loops: Sequence[bulk.Elements]) -> program.Loop:
-        """Loops over the elements of a unit, one after the other for each `STRETCH` of them."""
+        """Return a loop that runs all `loops` on one `STRETCH` of a unit after the other."""
         first, end = name("first"), name("end")
         inside: Statements = [
             program.Let("first", name("o") + name("turn") * STRETCH),
@@ -137,11 +137,11 @@ class Loops(Lowering):
         return program.Loop("turn", ZERO, count, tuple(inside))
 
     def _partial(self, reduction: Node, after: Index | None = None) -> Place:
-        """Where the unit's partial result of a reduction is, or of one that is so many after it."""
+        """The place of the unit's partial result of a reduction, or of one `after` so many."""
         return Place("part", self.part(reduction, after) + name("unit"))
 
     def _tile(self, body: program.Body) -> Iterator[program.Statement]:
-        """A unit of matrices: some rows and columns of one, or several whole ones."""
+        """The statements for a unit: some rows and columns of a matrix, or several matrices."""
         unit, at, rt, ct = map(name, ("unit", "at", "rt", "ct"))
         rows, columns = name("MR"), name("MC")
         yield program.Let("ct", unit % columns)
@@ -162,7 +162,7 @@ class Loops(Lowering):
             yield program.Write(Place("part", here), f"t{s.id}")
 
     def _batch(self, body: program.Body) -> Iterator[program.Statement]:
-        """The rows of one matrix in a unit."""
+        """Yield the statements for the rows of one matrix in a unit."""
         ab, c0, width = name("ab"), name("c0"), name("c1") - name("c0")
         tile = ab * name("NR") + name("rt")
         yield program.Let("a", ab // name("B"))
@@ -181,7 +181,7 @@ class Loops(Lowering):
             yield program.Write(here, f"y{reduction.id}")
 
     def _row(self, body: program.Body) -> Iterator[program.Statement]:
-        """A row of a matrix in a unit."""
+        """Yield the statements for one row of a matrix in a unit."""
         ab, row, start, c0, c1 = map(name, ("ab", "r", "o", "c0", "c1"))
         rows, columns = name("R_1") - name("R_0"), name("C_1") - name("C_0")
         row_here = (ab - name("A_0")) * rows + row - name("R_0")
@@ -205,7 +205,7 @@ class Loops(Lowering):
                 yield program.Take(reduction, f"{kind}{reduction.id}", got)
 
     def _square(self, index: int, extent: str, body: program.Body) -> program.Function:
-        """This thread's share of pass k over the elements of products X Xᵀ."""
+        """The function of a pass over elements of products X Xᵀ, for one thread's share."""
         side, size, units, unit, ab, start = map(name, (extent, "size", "units", "unit", "ab", "o"))
         made: Statements = [program.Let(x, column(f"IN_{x}")) for x in "ABRC"]
         made.append(program.Let("size", side * side))
@@ -227,9 +227,9 @@ class Loops(Lowering):
 
 
 def _product(index: int, pass_: Pass) -> program.Function:
-    """Product `index`: this thread's share of the bands, from outside in.
+    """Return the function of a product, for one thread's share of the bands.
 
-    Of a symmetric product the last bands take longest.
+    Bands are taken from both ends in turn: in a symmetric product, the last ones take longest.
     """
     (made,), names = pass_.nodes, list(pass_.loads)
     rows, columns, length = map(name, (*pass_.axes[-2:].upper(), made.multiplied[-1]))
@@ -254,7 +254,7 @@ def _product(index: int, pass_: Pass) -> program.Function:
 
 
 def _shared(body: Sequence[program.Statement]) -> program.Loop:
-    """This thread's share of ``total`` units."""
+    """Return the loop over this thread's share of ``total`` units."""
     total, thread, threads = map(name, ("total", "thread", "threads"))
     return program.Loop(
         "unit", total * thread // threads, total * (thread + 1) // threads, tuple(body)

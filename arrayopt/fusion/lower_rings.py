@@ -1,4 +1,4 @@
-"""Lowering passes over rings: loops over members, in which every place is an explicit index."""
+"""Lowering passes over rings to loops over members and elements, for CPUs and devices."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -11,43 +11,43 @@ from arrayopt.fusion.rings import Rolled
 from arrayopt.state.quantized import scale_of
 
 STRETCH = 1024
-"""So many elements are taken at a time: they stay in the first cache from part to part."""
+"""The elements that all parts process before the next ones: they stay in the L1 cache."""
 
 MEMBER, OTHER = name("member"), name("other")
-"""The member, or the first and the second one of a pair."""
+"""The first and the second member of a pair."""
 
 Into = Callable[[Node, Index | None], Place]
-"""Where what a reduction makes is kept; or that of the member or pair that is so many after it."""
+"""Returns the place of a reduction's result, or of that for the member or pair `after` it."""
 
 
-def of_members(rolled: Rolled) -> Iterator[program.Statement]:
-    """Room for the values of each member, which are put there."""
+def member_values(rolled: Rolled) -> Iterator[program.Statement]:
+    """Yield statements that put the values of each member into buffers."""
     for one, values in rolled.own_values.items():
         yield bulk.Buffer(str(one.data), len(values))
         for j, value in enumerate(values):
             yield program.Write(Place(str(one.data), number(j)), value)
 
 
-def kept_room(rolled: Rolled) -> list[program.Statement]:
-    """Room for what parts leave for others, of each element of a turn."""
+def buffers_of(rolled: Rolled) -> list[program.Statement]:
+    """Return the buffers for values that parts leave for later parts, for a turn's elements."""
     kept = set[Node]()
     for part in rolled.parts:
         kept |= {*part.kept, *part.added}
     return [bulk.Buffer(_buffer(n), STRETCH, n.dtype) for n in sorted(kept, key=lambda n: n.id)]
 
 
-def started(rolled: Rolled, into: Into) -> Iterator[program.Statement]:
-    """Each place of a result is what its reduction begins with."""
+def initialized(rolled: Rolled, into: Into) -> Iterator[program.Statement]:
+    """Yield statements that set the place of each result to the initial value of its reduction."""
     for part in rolled.parts:
         for reduction in part.sums:
             start = program.Start(_result(part, reduction, into), reduction)
             yield from _looped(part, [start])
 
 
-def in_turns(
+def turns_over(
     index: int, pass_: Pass, rolled: Rolled, into: Into, codes: Sequence[str] = ()
 ) -> program.Loop:
-    """A unit of a tensor, from ``o`` to ``e``, stretch by stretch; some arrays are `codes`."""
+    """Return a loop that runs all parts on one `STRETCH` of a unit after the other."""
     inside: list[program.Statement] = [
         program.Let("first", name("o") + name("turn") * STRETCH),
         program.Let("end", least(name("e"), name("first") + STRETCH)),
@@ -72,7 +72,7 @@ def in_turns(
 def _elements(
     function: str, pass_: Pass, part: RingLoop, rolled: Rolled, codes: Sequence[str]
 ) -> list[program.Statement]:
-    """The loop over elements of a part, and what it needs to know of a member before it."""
+    """Return the loop over elements of a part, after the reads of a member's arrays and values."""
     before: list[program.Statement] = []
     slices = dict[str, tuple[str, Index, Index]]()
     for array in dict.fromkeys([*part.loads, *part.stores]):
@@ -106,12 +106,12 @@ def _elements(
 
 
 def _buffer(node: Node) -> str:
-    """What the buffer of a value is called."""
+    """Return the name of a value's buffer."""
     return f"_kept{node.id}"
 
 
 def _result(part: RingLoop, reduction: Node, into: Into) -> Place:
-    """Where the result of a reduction is, or that of a member or pair."""
+    """Return the place of a reduction's result, for the current member or pair."""
     after = {
         "several": name("several") * part.at_once,
         "rest": number(part.members - part.at_once),
@@ -122,7 +122,7 @@ def _result(part: RingLoop, reduction: Node, into: Into) -> Place:
 
 
 def _member(part: RingLoop, which: int) -> Index:
-    """Which member a name stands for."""
+    """Return the current member that a name stands for."""
     if part.over == "several":
         return name("several") * part.at_once + which
     if part.over == "rest":
@@ -131,7 +131,7 @@ def _member(part: RingLoop, which: int) -> Index:
 
 
 def _looped(part: RingLoop, body: Sequence[program.Statement]) -> list[program.Statement]:
-    """Statements for each member, or pair."""
+    """Return statements in the loops over members, or pairs, of a part."""
     if part.over == "once":
         return [*body]
     inside, every = tuple(body), number(part.members)

@@ -1,16 +1,16 @@
-"""Lowering a plan to a program for devices: stages, after each of which blocks synchronize.
+"""Lowering a plan to a program for devices: `in_stages`, which the engine `cupy` calls.
 
-A stage is divided into pieces, and each piece is one block's. `Function.shared` says what a piece
-is:
+Blocks synchronize after each stage. A stage is divided into pieces, one for each block.
+`Function.shared` says what a piece is:
 
 - ``tiles`` of the tensor, or ``squares`` of the product of a matrix with its own transpose: a
   pass. Its one statement is a `Body`; the loops over rows and columns are in ``kernels/``. A pass
-  over rings has more statements: what a block does with a piece, turn by turn.
-- ``positions``: some of the positions of a loop between passes. A thread does the statements for
+  over rings has more statements, which a block runs for its piece.
+- ``positions``: some of the positions of a loop between passes. A thread runs the statements for
   one of them, ``i``.
-- ``folds``: some of the positions of a reduction; one thread, or many, make a `Fold`.
-- ``block``: all of it. All threads make the folds of a tensor, and one does the rest.
-- ``library``: a product, which a library makes.
+- ``folds``: some of the positions of a reduction. One thread, or many, run a `Fold`.
+- ``block``: the whole stage. All threads run the folds of a tensor, and one runs the rest.
+- ``library``: a product, which a library computes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ from arrayopt.fusion.graph import CACHED, Node, operands
 from arrayopt.fusion.index import ONE, ZERO, Index, Place, name, number, product, ranges_of
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.lower_between import Statements
-from arrayopt.fusion.lower_rings import in_turns, kept_room
+from arrayopt.fusion.lower_rings import buffers_of, turns_over
 from arrayopt.fusion.lower_waves import Waving
 from arrayopt.fusion.lowering import Lowering, scratch_of
 from arrayopt.fusion.passes import Pass, SmallLoop
@@ -34,12 +34,12 @@ from arrayopt.fusion.waves import in_waves
 from arrayopt.state.quantized import scale_of
 
 MOST_SUMS = 640
-"""A pass over rings has no more sums: they are to fit into a block's memory."""
+"""The most sums of a pass over rings: they must fit into a block's shared memory."""
 
 
 @lru_cache(maxsize=CACHED)
 def in_stages(plan: Plan) -> program.Program:
-    """The program of a plan in stages; passes that differ in scratch arrays share a function."""
+    """The program of a plan. Passes that differ only in scratch arrays share a function."""
     lowering = Stages(plan)
     for index, stages in enumerate(lowering.staging.gaps):
         for stage in stages:
@@ -50,7 +50,7 @@ def in_stages(plan: Plan) -> program.Program:
 
 
 class Stages(Lowering):
-    """A program, which is being made."""
+    """Makes a program for devices: `made` has its stages so far."""
 
     def __init__(self, plan: Plan) -> None:
         laid_out = layout(plan, device=True)
@@ -59,8 +59,8 @@ class Stages(Lowering):
         self.outliving &= {*laid_out.tensor, *self.staging.needed}
         self.made: list[program.Stage] = []
         self.functions: dict[Any, program.Function] = {}
-        self.of_rings = set[Node]()  # what is reduced over rings
-        self.waving = 0  # how many statements make waves by now
+        self.of_rings = set[Node]()  # reductions in passes over rings
+        self.waving = 0  # the number of `Waves` statements so far
 
     def add_pass(self, index: int, pass_: Pass) -> None:
         """Add the stage of a pass, or of a product."""
@@ -83,7 +83,7 @@ class Stages(Lowering):
         self.made.append(program.Stage(self.functions[key], scratch, pass_.axes))
 
     def _turns(self, index: int, pass_: Pass, rings: Rolled, body: program.Body) -> Statements:
-        """What a block does with a piece of a pass over rings; nothing, where it knows no way."""
+        """What a block does with a piece of a pass over rings; an empty list if not supported."""
         first = min((self.partial[s] for s in pass_.sums), default=0)
 
         def into(reduction: Node, after: Index | None) -> Place:
@@ -102,14 +102,14 @@ class Stages(Lowering):
         for x, size in body.arrays.items():
             if x not in members:
                 made.append(program.Array(x, size))
-        turn = in_turns(index, pass_, rings, into, body.codes)
+        turn = turns_over(index, pass_, rings, into, body.codes)
         read = dict[Node, None]()
         for elements in program.elements_of([turn]):
             read |= {n: None for n in elements.scalars if n not in rings.own_values}
-        return [*made, *self.reads(read), *kept_room(rings), turn]
+        return [*made, *self.reads(read), *buffers_of(rings), turn]
 
     def of_loop(self, loop: SmallLoop) -> program.Stage:
-        """A loop between passes: what it reduces, then what it computes, then what it writes."""
+        """The stage of a loop between passes: its reductions, then operations, then stores."""
         wide, reductions = not loop.axes, [n for n in loop.nodes if n.reduces]
         nodes = [n for n in loop.nodes if not n.reduces]
         small = [n for n in reductions if n.args[0].axes != self.plan.element]
@@ -118,7 +118,7 @@ class Stages(Lowering):
         if waving or (self.waving and wide and not loop.nodes):
             waves = self.waves(nodes, loop.stores)
             return self._between("positions", loop.axes, [*body, waves])
-        # just before it is needed: some rules have too many values for the registers
+        # read values just before they are needed: some rules have too many for the registers
         for node in nodes:
             read = dict.fromkeys(a for a in node.args if a not in made)
             body += self._arrays(read if wide else ())
@@ -135,7 +135,7 @@ class Stages(Lowering):
     def _reductions(
         self, loop: SmallLoop, reductions: Sequence[Node], small: Sequence[Node]
     ) -> tuple[Statements, set[Node]]:
-        """What reduces values, some of which are over few axes; and those that are read by now."""
+        """Return statements that reduce values, and the reductions that are then in variables."""
         wide, made = not loop.axes, set[Node]()
         body: Statements = [*self._arrays(operands(small))] if wide else []
         if loop.reduces:
@@ -153,7 +153,7 @@ class Stages(Lowering):
         return body, made | {*sums}
 
     def _stores(self, loop: SmallLoop, made: set[Node]) -> Statements:
-        """What writes slots; some values are read by now."""
+        """Return the statements that write slots. The nodes in `made` are in variables."""
         wide, body = not loop.axes, list[program.Statement]()
         held, there = {n.data for n in made if n.op == "input"}, {*made}
         for slot, value in loop.stores.items():
@@ -166,15 +166,15 @@ class Stages(Lowering):
         return body
 
     def _reduced(self, variable: str, node: Node) -> Statements:
-        """A reduction is what a variable has."""
+        """Return the statements that make a variable the result of a reduction."""
         return [program.Read(node, variable, not node.axes), *self._stored(node)]
 
     def _stored(self, node: Node) -> Statements:
-        """Leave a value for others, if there are any."""
+        """Return the statement that stores a value, if something outside of its loop reads it."""
         return [program.Write(self.place(node, name("i")), node)] if node in self.outliving else []
 
     def waves(self, nodes: Iterable[Node], stores: Mapping[str, Node]) -> bulk.Waves:
-        """Values of the tensor in waves, and the slots written then; the first wave reads."""
+        """Return a statement that computes values in waves. The first one also reads leaves."""
         self.waving += 1
         made = Waving(f"numbers{self.waving}", self.layout, self.plan.storage)
         if self.waving == 1:
@@ -184,19 +184,19 @@ class Stages(Lowering):
         return made.made
 
     def _arrays(self, reads: Iterable[Node]) -> list[program.Array]:
-        """Where the arrays among what is read lie."""
+        """Return the definitions of the arrays among the values that are read."""
         arrays = {n.data: n.axes for n in reads if n.op == "input"}
         return [program.Array(x, product(axes)) for x, axes in arrays.items()]
 
     def _between(self, how: str, over: str, body: Statements) -> program.Stage:
-        """A stage between passes, which begins with where arrays lie."""
+        """A stage between passes, which begins with arrays and the position along each axis."""
         how = "block" if how == "positions" and not over else how
         first = next((i for i, x in enumerate(body) if not isinstance(x, program.Array)), len(body))
         whole = (*body[:first], *split_position(ranges_of(over), name("i")), *body[first:])
         return program.Stage(program.Function("", how, whole), axes=over)
 
     def add_between(self, stages: Sequence[program.Stage]) -> None:
-        """Add stages that need nothing of each other as one."""
+        """Add independent stages as one stage with siblings."""
         own = f"stage{len(self.made)}"
         named = []
         for i, x in enumerate(stages):
@@ -207,12 +207,12 @@ class Stages(Lowering):
 
 
 def turns_of(stage: program.Stage) -> tuple[program.Statement, ...]:
-    """What a block does with a piece of a pass over rings; nothing of other stages."""
+    """What a block does with a piece of a pass over rings; an empty tuple for other stages."""
     return stage.function.body[1:] if stage.kind == "pass" else ()
 
 
 def split_position(ranges: Sequence[tuple[str, Index]], position: Index) -> list[program.Let]:
-    """The position in each of some nested ranges, of a position among all that they have."""
+    """Define the position in each of some nested ranges, given the position among all."""
     made = []
     for i, (along, end) in reversed(list(enumerate(ranges))):
         made.append(program.Let(along, position % end if i else position))

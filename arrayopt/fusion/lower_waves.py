@@ -1,4 +1,4 @@
-"""Lowering numbers that are made in waves: tables, and what is done with one number."""
+"""Lowering waves for devices: tables, and the statements for one number of a wave."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -15,11 +15,11 @@ Sources = Sequence[Sequence[int | str]]
 Body = list[program.Statement]
 
 OWN = Place("values", name("first") + name("i"))
-"""Where the i-th number of a wave lies."""
+"""The place of the i-th number of a wave."""
 
 
 class Waving:
-    """Waves of a plan, whose slots are stored in these dtypes: `made` has them."""
+    """Makes a `Waves` statement, `made`, wave by wave. `storage` has the dtypes of slots."""
 
     def __init__(self, table: str, layout: Layout, storage: Mapping[str, str]) -> None:
         self.table, self.layout, self.storage = table, layout, storage
@@ -30,13 +30,13 @@ class Waving:
 
     @property
     def made(self) -> bulk.Waves:
-        """All of them."""
+        """The statement, with all waves so far."""
         cases = tuple(map(tuple, self.cases.values()))
         tables = tuple(self.waves), tuple(self.levels), tuple(self.sources), tuple(self.constants)
         return bulk.Waves(self.table, *tables, cases)
 
     def read(self) -> None:
-        """Read what no wave makes."""
+        """Add waves that read the operands which no wave computes."""
         self.constants += [n for n in self.layout.leaves if n.op == "const"]
         numbers = self.layout.scalars | {n: i for i, n in enumerate(self.constants)}
         at = self._at(0)
@@ -54,13 +54,13 @@ class Waving:
         self.levels.append(len(self.waves))
 
     def _kind(self, leaf: Node) -> tuple[str, str]:
-        """How a leaf is read."""
+        """Return how a leaf is read: its operation, and for an input its storage dtype."""
         if leaf.op == "input":
             return "input", self.storage[leaf.data]
         return leaf.op if leaf.op == "const" else "host", ""
 
     def make(self, nodes: Iterable[Node]) -> None:
-        """Make values."""
+        """Add waves that compute values."""
         for level in waves(nodes):
             for same in level:
                 first, kinds = same[0], [a.dtype for a in same[0].args]
@@ -73,7 +73,7 @@ class Waving:
             self.levels.append(len(self.waves))
 
     def keep(self, stores: Mapping[str, Node]) -> None:
-        """Write values to slots."""
+        """Add waves that write values to slots."""
         for kind, run in groupby(sorted(stores, key=self.storage.__getitem__), self.storage.get):
             slots = [*run]
             (x,) = self._operands("real")
@@ -84,7 +84,7 @@ class Waving:
         self.levels.append(len(self.waves))
 
     def _operands(self, *dtypes: str) -> list[program.Read]:
-        """What reads the operands of the i-th number."""
+        """Return the reads of the operands of the i-th number."""
         found = list[program.Read]()
         for j, dtype in enumerate(dtypes):
             node = Node("input", (), "", 0, dtype, f"x{j}", -1)
@@ -92,7 +92,7 @@ class Waving:
         return found
 
     def _at(self, j: int) -> Index:
-        """Where the j-th operand of the i-th number is."""
+        """Return the index, in the table of sources, of the j-th operand of the i-th number."""
         return entry(f"{self.table}_sources", name("begin") + name("n") * j + name("i"))
 
     def _wave(self, case: Any, first: int, sources: Sources, body: Body) -> None:

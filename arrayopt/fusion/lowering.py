@@ -1,4 +1,4 @@
-"""Common to programs for CPUs and devices: where values lie, passes, and combining."""
+"""Lowering common to CPUs and devices: places of values, bodies of passes, and combining."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -27,15 +27,15 @@ from arrayopt.state.quantized import scale_of
 
 
 class Lowering:
-    """A plan, where its values lie, and its program, which is being made.
+    """Makes the statements of a plan's program, given the places of its values.
 
     Attributes
     ----------
     outliving : set of Node
-        Values between passes that are read outside of the loop that computes them, and so stored.
+        Values between passes that are stored, as other loops or passes read them.
     least, rolls_wide : int, bool
-        How many members a ring that becomes a loop has at least; and whether they may be complex,
-        or stored as codes.
+        The least number of members of a ring that becomes a loop, and whether members may be
+        complex, or stored as codes.
     """
 
     least, rolls_wide = LEAST_ON_DEVICE, True
@@ -48,11 +48,11 @@ class Lowering:
     # ---- places ----------------------------------------------------------------------------------
 
     def part(self, reduction: Node, after: Index | None = None) -> Index:
-        """Where the partial results of a reduction begin, or of that which is so many after it."""
+        """Where the partial results of a reduction begin, or of the one `after` so many more."""
         return column(f"PART{self.partial[reduction]}", after)
 
     def place(self, node: Node, at: Index | None = None) -> Place:
-        """Where a value over fewer axes lies; by default at the positions along its axes."""
+        """The place of a value over fewer axes than the elements; by default at this position."""
         if node.on_host:
             return Place("scalars", number(self.layout.scalars[node]))
         if node in self.layout.tensor:
@@ -63,13 +63,13 @@ class Lowering:
         return Place("work", column(f"VEC{self.vector[node]}") + at)
 
     def reads(self, nodes: Iterable[Node], *, wide: bool = False) -> tuple[program.Read, ...]:
-        """Read values over fewer axes."""
+        """Return the reads of values over fewer axes than the elements."""
         return tuple(program.Read(n, self.place(n), wide) for n in nodes if n.op != "const")
 
     # ---- passes ----------------------------------------------------------------------------------
 
     def body(self, index: int, pass_: Pass) -> program.Body:
-        """What pass k does, by how often."""
+        """Return what pass `index` does per tensor, matrix, row, column and element."""
         size, plan = name("size"), self.plan
         codes = tuple(x for x in pass_.arrays if x in plan.quantized)
         several = name("A") * name("B") * size
@@ -97,7 +97,7 @@ class Lowering:
         )
 
     def rings(self, pass_: Pass, body: program.Body) -> Rolled | None:
-        """The pass in loops over members of rings, if it is such a one."""
+        """Return the pass as loops over members of rings, or None if it is no such pass."""
         is_complex = any(n.dtype == "complex" for n in (*pass_.loads.values(), *pass_.nodes))
         wide = is_complex or bool(body.codes)
         if self.plan.element != "C" or (body.codes and is_complex) or wide > self.rolls_wide:
@@ -106,17 +106,17 @@ class Lowering:
         return rolled(guarded, [*self.plan.slots], self.least, wide=wide)
 
     def _guards(self, pass_: Pass) -> dict[str, Node]:
-        """The conditions under which arrays are written; codes always are."""
+        """Return the guards of a pass. Arrays of codes have none: they are always written."""
         return {x: n for x, n in pass_.guards.items() if x not in self.plan.quantized}
 
     def elements(self, function: str, pass_: Pass) -> bulk.Elements:
-        """What is done with elements, without where these are."""
+        """Return the loop over elements, without slices."""
         columns = {f"v{n.id}": n for n in pass_.using("column")}
         reduced = [*pass_.reducing("tensor", "row", "batch"), *pass_.reducing("column")]
         sums = {s: s.args[0] for s in reduced}
         guards = self._guards(pass_)
         stores = dict(pass_.stores)
-        for x in guards:  # where it is written, it is the second of `where`'s operands
+        for x in guards:  # if the condition is true, `where` has the value of its second operand
             stores[x] = stores[x].args[1]
         scalars = list[Node]()
         for kind in ("host", "tensor", "row", "batch"):
@@ -140,7 +140,7 @@ class Lowering:
     # ---- between passes --------------------------------------------------------------------------
 
     def combined(self, variable: str, reduction: Node) -> program.Fold:
-        """A reduction over elements from its partial results, in their order."""
+        """The statement that combines partial results of a reduction over elements, in order."""
         base, element = self.part(reduction), self.plan.element
         kind = self.layout.partials[reduction]
         if kind == "tensor":
@@ -162,7 +162,7 @@ class Lowering:
         return program.Fold(variable, reduction, ranges, here)
 
     def runs(self, reductions: Iterable[Node]) -> list[list[Node]]:
-        """Reductions whose partial results and values lie side by side, as those of rings do."""
+        """Group reductions whose results are adjacent in memory, as those of rings are."""
         runs = list[list[Node]]()
         for reduction in sorted(reductions, key=self.partial.__getitem__):
             last = runs[-1][-1] if runs else None
@@ -179,7 +179,7 @@ class Lowering:
         return runs
 
     def combined_all(self, run: Sequence[Node]) -> tuple[program.Fold, program.Write]:
-        """Combine reductions whose partial results are adjacent: that of number ``which``."""
+        """Return statements that combine reduction number ``which`` of a run of adjacent ones."""
         first, which = run[0], name("which")
         here = Place("part", self.part(first, which) + name("unit"))
         fold = program.Fold("acc", first, (("unit", column("IN_UNITS")),), here)
@@ -187,7 +187,7 @@ class Lowering:
         return fold, program.Write(into, "acc")
 
     def folded(self, variable: str, reduction: Node) -> program.Fold:
-        """A reduction over some of the axes of a value that goes over few."""
+        """Return the statement that reduces a value over fewer axes than the elements."""
         (term,) = reduction.args
         gone = [x for x in term.axes if x not in reduction.axes]
         return program.Fold(variable, reduction, ranges_of(gone), self.place(term))
@@ -195,10 +195,9 @@ class Lowering:
     # ---- passes that are alike -------------------------------------------------------------------
 
     def described(self, pass_: Pass) -> tuple[Any, ...]:
-        """What a pass does, without the names of its values and of its scratch arrays.
+        """Return a description of a pass without the names of its values and scratch arrays.
 
-        Two passes of a plan with equal descriptions have the same code, if the code is told where
-        the scratch arrays are.
+        Passes of a plan with equal descriptions share a function, which takes scratch arrays.
         """
         scratch = scratch_of(pass_, self.plan)
         arrays: dict[str, Any] = {x: x for x in pass_.arrays}
@@ -206,7 +205,7 @@ class Lowering:
         numbers: dict[Node, int] = {}
 
         def of(n: Node) -> Any:
-            """A constant itself, or the number of a value."""
+            """Return a constant itself, or a number for any other value."""
             constant = n.op == "const"
             return (n.dtype, repr(n.data)) if constant else numbers.setdefault(n, len(numbers))
 
@@ -222,5 +221,5 @@ class Lowering:
 
 
 def scratch_of(p: Pass, plan: Plan) -> tuple[str, ...]:
-    """The scratch arrays of a pass."""
+    """Return the scratch arrays that a pass reads or writes."""
     return tuple(x for x in p.arrays if x in plan.spilled)

@@ -1,4 +1,4 @@
-"""The namespace of symbolic arrays: the array API as far as rules need it."""
+"""The namespace of symbolic arrays, `xp` in a trace: the array API as far as rules need it."""
 
 import math
 from copy import copy as copied
@@ -16,20 +16,19 @@ from arrayopt.fusion.symbol import Extent, Symbol, elementwise, lift
 from arrayopt.rules.faults import INSTEAD
 
 _AXES = {"R": "rows", "C": "columns"}
-"""What axes of matrices are called in errors; others count these."""
+"""The names of a matrix's axes in error messages. Other axes are those of batches: "matrices"."""
 
 
 def _is_transposed(matrix: Symbol) -> bool:
-    """Whether the rows of a matrix are axes that come after its columns."""
+    """Whether a matrix is transposed relative to how it is stored."""
     return LETTERS.index(matrix.dims[-2]) > LETTERS.index(matrix.dims[-1])
 
 
 def _matmul(left: Symbol, right: Symbol) -> Symbol:
-    """The product of two matrices, or of batches of them. It is kept in the order of `LETTERS`, as
-    all values are.
+    """Record the product of two matrices, or of batches of matrices.
 
-    So transposition is a flag of an operand, and a product that would lie transposed is planned as
-    bᵀ aᵀ.
+    All values are stored with axes in the order of `LETTERS`. So transposition is a flag of an
+    operand, and a product that would be stored transposed is recorded as bᵀ aᵀ.
     """
     if not (isinstance(left, Symbol) and isinstance(right, Symbol)):
         raise not_fused("only products of arrays can be traced")
@@ -78,13 +77,13 @@ def _matmul(left: Symbol, right: Symbol) -> Symbol:
 
 
 def _in_order(dims: tuple[str, ...]) -> bool:
-    """Whether dimensions follow each other as they lie in memory."""
+    """Whether dimensions are in the order in which they are stored."""
     places = [(LETTERS.find(dim[:1]), int(dim[1:] or 0)) for dim in dims]
     return places == sorted(places)
 
 
 def _reshape(symbol: Symbol, /, shape: Any, *, copy: Any = None) -> Symbol:
-    """A tensor as the matrix of its first axis and all others; or such a matrix as the tensor."""
+    """Reshape a tensor to the matrix of its first axis and all others, or reshape it back."""
     if symbol.graph.view.flat:
         raise RetraceError("flat")
     shape, dims = tuple(shape), symbol.dims
@@ -107,7 +106,7 @@ def _reshape(symbol: Symbol, /, shape: Any, *, copy: Any = None) -> Symbol:
 
 
 def _reduced(op: str, symbol: Symbol, *, axis: Any = None, keepdims: bool = False) -> Symbol:
-    """A reduction over some dimensions."""
+    """Record a reduction over some dimensions."""
     if symbol.dtype in NARROW:
         raise not_fused(f"`{op}` of values in {symbol.dtype} cannot be traced")
     if symbol.dtype == "bool":
@@ -178,7 +177,7 @@ def _full_like(x: Symbol, /, fill_value: Any) -> Symbol:
 
 
 def _holds(op: str, x: Symbol, **over: Any) -> Any:
-    """`any` as the largest of ones and zeros, `all` as the smallest."""
+    """Record `any` as the maximum of ones and zeros, and `all` as the minimum."""
     mask = x if x.dtype == "bool" else elementwise("ne", x, 0.0)
     return elementwise("gt", _reduced(op, elementwise("where", mask, 1.0, 0.0), **over), 0.0)
 
@@ -201,7 +200,7 @@ def _vector_norm(
 
 
 class _Namespace(SimpleNamespace):
-    """The part of the array API that rules need: the tables, and a few functions made of them."""
+    """The functions of the tables of operations and reductions, and a few made from these."""
 
     # array-api-compat before 1.15 puts namespaces into sets
     __hash__ = object.__hash__  # type: ignore[assignment]
@@ -230,7 +229,7 @@ class _Namespace(SimpleNamespace):
 
 
 class _Linalg(SimpleNamespace):
-    """What `xp.linalg` has of it."""
+    """The part of `xp.linalg` that can be traced."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

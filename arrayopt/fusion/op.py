@@ -1,4 +1,4 @@
-"""What a row of the table of operations says, and one of the table of reductions."""
+"""The types of rows in the tables of operations and reductions (`arrayopt.fusion.ops`)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,42 +12,42 @@ import numpy as np
 class Op:
     """An element-wise operation.
 
-    Texts are formats: ``{0}``, ``{1}`` and ``{2}`` are the operands' names, ``{W}`` is the type of
-    real numbers.
+    Texts are format strings: ``{0}``, ``{1}`` and ``{2}`` stand for the operands, ``{W}`` for the
+    type of real numbers.
     """
 
     numpy: Callable[..., Any]
-    """What it is on NumPy's arrays and on numbers."""
+    """The function for NumPy's arrays and for numbers."""
     numba: str
     cuda: str
-    """What it is in Numba, and in CUDA C++."""
+    """Its text in Numba, and in CUDA C++."""
     api: tuple[str, ...] = ()
-    """Functions of the array API that are this operation."""
+    """The names of functions of the array API that record this operation."""
     methods: tuple[str, ...] = ()
-    """Methods of Python's operators that are it; those with ``__r`` have their operands swapped."""
+    """The methods of Python's operators that record it. Those with ``__r`` swap the operands."""
     result: str = "same"
-    """What comes out: ``bool``, ``real``, ``complex``, or ``same``, which is complex where an
-    operand is. ``branch``: what the operands after the first are.
+    """The kind of the result: ``bool``, ``real`` or ``complex``. ``same`` is complex if an operand
+    is, else real; ``branch`` is that of the operands after the first.
     """
     real_only: bool = False
     """Whether complex operands are refused."""
     python: str = ""
-    """What it is in Python, for floats and arrays of them; NumPy's function where it is empty."""
+    """Its text in Python, for floats and arrays of floats; if empty, NumPy's function is called."""
     into: Callable[..., Any] | None = None
-    """As `numpy`, with where to write as one more argument; None if `numpy` takes that itself."""
+    """`numpy` with the output array as one more argument; None if `numpy` itself takes it."""
     numba_complex: str = ""
     cuda_complex: str = ""
-    """What it is where an operand or the result is complex, if that is something else."""
+    """Its text if an operand or the result is complex, if that text is different."""
 
     @property
     def arity(self) -> int:
-        """How many operands it takes."""
+        """The number of operands."""
         return len(
             {field for _, field, _, _ in Formatter().parse(self.cuda) if field and field != "W"}
         )
 
     def kind(self, operands: Sequence[str]) -> str:
-        """What comes out of operands that are each ``bool``, ``real`` or ``complex``."""
+        """The kind of the result for kinds of operands: ``bool``, ``real`` or ``complex``."""
         if self.result not in ("same", "branch"):
             return self.result
         if self.result == "branch" and set(operands[1:]) == {"bool"}:
@@ -60,28 +60,24 @@ class Op:
         return isinstance(self.numpy, np.ufunc)
 
     def text(self, language: str, args: Sequence[str], real: str, *, mixed: bool) -> str:
-        """Its text in ``numba`` or ``cuda``; `mixed`: complex numbers take part."""
+        """The text in ``numba`` or ``cuda``. `mixed`: an operand or the result is complex."""
         form: str = (mixed and getattr(self, f"{language}_complex")) or getattr(self, language)
         return form.format(*args, W=real)
 
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """What makes one value of many."""
+    """A reduction: how many values become one."""
 
     ufunc: np.ufunc
-    """What two values become."""
+    """The function of two values."""
     initial: float
-    """What is kept before the first value."""
+    """The result before the first value."""
     take: str
-    """The statement that takes a value ``{1}`` into what is kept, ``{0}``, in Numba and in CUDA."""
+    """The statement that combines the result so far, ``{0}``, with a value, ``{1}``."""
     simd: str
-    """How OpenMP combines what the lanes of a loop have kept: an operator, or a name that
-    ``kernels/loops.h`` declares.
-    """
+    """How OpenMP combines SIMD lanes: an operator, or a name from ``kernels/loops.h``."""
     cuda: str
-    """The type of ``kernels/sums.cuh`` that says all of it."""
+    """The struct for this reduction in ``kernels/sums.cuh``."""
     repeated: str = ""
-    """The operation that makes the reduction of n equal values from the value and n; empty if it is
-    the value itself.
-    """
+    """The operation that reduces n equal values, given one and n; empty if it returns the value."""

@@ -1,8 +1,7 @@
-"""The table of operations, and that of reductions: what each is called, computes, and is in every
-language.
+"""The tables of operations and of reductions, with the form of each in every language.
 
-Tracing, folding of constants, evaluation on the host and the engines all read these tables; a new
-operation is a row.
+Tracing, constant folding, evaluation on the host and the engines all read these tables. To add an
+operation, add a row.
 """
 
 from collections.abc import Callable
@@ -29,7 +28,7 @@ def _abs2(x: Any, out: Any) -> None:
 
 
 def _where(cond: Any, yes: Any, no: Any, out: Any) -> None:
-    """By bits: where conditions change all the time, NumPy's own takes eight times as long."""
+    """Choose by bits: `numpy.where` takes eight times as long if conditions are irregular."""
     whole = {"f4": np.int32, "f8": np.int64}.get(out.dtype.str[1:])
     if whole is None or np.ndim(cond) == 0:
         np.copyto(out, np.where(cond, yes, no))
@@ -41,7 +40,7 @@ def _where(cond: Any, yes: Any, no: Any, out: Any) -> None:
 
 
 def _over(a: Any, scale: Any, reciprocal: Any, out: Any) -> None:
-    """A division; the scale is almost always one, and then is left out."""
+    """Divide, by a scale and a reciprocal. The scale is almost always 1, and then left out."""
     unit = scale == 1.0
     if not (unit if isinstance(unit, bool | np.bool_) else unit.all()):
         a = np.multiply(a, scale, out=out)
@@ -57,7 +56,7 @@ def _copy(x: Any, out: Any) -> None:
 
 
 def _to_bfloat16(values: Any, out: Any = None) -> Any:
-    """Numbers rounded to bfloat16, ties to even, by their bits in float32."""
+    """Round float32 numbers to bfloat16, ties to even, by their bits."""
     values = np.asarray(values, np.float32)
     bits = values.view(np.uint32)
     made = ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
@@ -66,7 +65,7 @@ def _to_bfloat16(values: Any, out: Any = None) -> Any:
 
 
 def _on_float32(function: Callable[..., Any], cuda: str = "{name}({{0}}, {{1}})") -> Op:
-    """A function of two arrays of float32, of the same name everywhere but perhaps in CUDA."""
+    """A function of two float32 arrays, with the same name in all languages but perhaps CUDA."""
 
     def made(x: Any, y: Any) -> Any:
         return function(np, np.asarray(x, np.float32), np.asarray(y, np.float32))
@@ -77,19 +76,19 @@ def _on_float32(function: Callable[..., Any], cuda: str = "{name}({{0}}, {{1}})"
 
 
 def _binary(ufunc: np.ufunc, sign: str, api: str, method: str) -> Op:
-    """Arithmetic with the same sign everywhere."""
+    """An arithmetic operator with the same sign in all languages."""
     text = f"{{0}} {sign} {{1}}"
     return Op(ufunc, text, text, (api,), (f"__{method}__", f"__r{method}__"), python=text)
 
 
 def _compared(ufunc: np.ufunc, sign: str, method: str) -> Op:
-    """A comparison, whose sign is the same everywhere."""
+    """A comparison with the same sign in all languages."""
     text = f"{{0}} {sign} {{1}}"
     return Op(ufunc, text, text, (ufunc.__name__,), (f"__{method}__",), "bool", python=text)
 
 
 def _function(ufunc: np.ufunc, *, real_only: bool = False) -> Op:
-    """A function of the same name in the array API, in Python's `math` and in CUDA."""
+    """A function with the same name in the array API, in Python's `math` and in CUDA."""
     call = f"{ufunc.__name__}({', '.join(f'{{{i}}}' for i in range(ufunc.nin))})"
     return Op(ufunc, f"math.{call}", call, (ufunc.__name__,), real_only=real_only)
 
@@ -102,13 +101,13 @@ def _part(name: str, numba: str, cuda: str) -> Op:
 
 
 def _extreme(ufunc: np.ufunc) -> Op:
-    """The smaller or the larger of two; NumPy wants where to write by name."""
+    """The smaller or larger of two values. NumPy takes the output array only by name here."""
     call = f"{ufunc.__name__}({{0}}, {{1}})"
     return Op(ufunc, call, call, (ufunc.__name__,), into=lambda a, b, out: ufunc(a, b, out=out))
 
 
 def _whole(ufunc: np.ufunc) -> Op:
-    """A whole number, which of Python's `math` would be an integer."""
+    """Rounding to a whole number. It is NumPy's, as Python's `math` returns an int."""
     call = f"{ufunc.__name__}({{0}})"
     return Op(ufunc, f"np.{call}", call, (ufunc.__name__,), real_only=True)
 
@@ -224,11 +223,11 @@ OPS = {
     ),
     "current_float16": _on_float32(current_float16, "(to_float16({{0}}) == {{1}} ? {{0}} : {{1}})"),
 }
-"""Every operation, by the name that nodes have it under."""
+"""Every operation, by its name in `Node.op`."""
 
 REDUCTIONS = {
     "sum": Reduction(np.add, 0.0, "{0} += {1}", "+", "Sum", repeated="mul"),
     "max": Reduction(np.maximum, -np.inf, "{0} = maximum({0}, {1})", "largest", "Max"),
     "min": Reduction(np.minimum, np.inf, "{0} = minimum({0}, {1})", "smallest", "Min"),
 }
-"""Every reduction, by the name that nodes have it under."""
+"""Every reduction, by its name in `Node.op`."""

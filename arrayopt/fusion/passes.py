@@ -1,8 +1,9 @@
-"""What a plan is made of: passes over the elements, and what is computed between them.
+"""The parts of a plan: a `Pass` over the elements, and a `Between`, the computation between two
+passes.
 
-Threads and blocks meet before each `Between`, which first combines the partial results of the pass
-before it, in their order, and then computes what follows from them. Processes that share a tensor
-meet between these two.
+Threads and blocks synchronize before each `Between`. It combines the partial results of the pass
+before it, in order, and then computes values from the results. Ranks that share a tensor exchange
+partial results before they are combined.
 """
 
 from collections.abc import Iterable
@@ -13,52 +14,52 @@ from itertools import chain
 from arrayopt.fusion.graph import POSITION, PRODUCT, Node, is_whole, operands, within
 
 KINDS = ("tensor", "row", "column", "batch")
-"""What partial results are kept for, and what a value of fewer axes is the same for."""
+"""What has a partial result of a reduction each, or a value over fewer axes than the elements."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """One pass over the elements; or a product of matrices, which a library makes.
+    """One pass over the elements; or a product of matrices, which a library computes.
 
-    Of a product, `nodes` is the one that it makes, and `loads` has its operands.
+    For a product, `nodes` has only the product, and `loads` its operands.
     """
 
     loads: dict[str, Node]
-    """What is read, by name: the values of parameter, gradient, slots and scratch arrays."""
+    """The values that are read, by array: the parameter, the gradient, slots and scratch arrays."""
     nodes: tuple[Node, ...]
-    """What is computed per element, in order; loads, scalars and smaller values left out."""
+    """The values that are computed per element, in order."""
     stores: dict[str, Node]
-    """What is written, spilled values too."""
+    """The values that are written, by array, with spilled values."""
     sums: tuple[Node, ...]
-    """What is reduced."""
+    """The reductions over elements that the pass makes."""
     axes: str
     """The axes of its elements: the tensor's, or those of a matrix's product with its transpose."""
     element: str = ""
     """The axes of the tensor's elements."""
     guards: dict[str, Node] = field(default_factory=dict)
-    """Arrays that are written only where a condition on the tensor holds; the conditions."""
+    """Arrays that are written only if a condition on the tensor is true, with the conditions."""
 
     @property
     def sources(self) -> list[Node]:
-        """What its elements are computed from, written from and summed from."""
+        """All operands of what is computed, stored and reduced."""
         return [*operands(self.nodes), *self.stores.values(), *operands(self.sums)]
 
     @cached_property
     def multiplies(self) -> bool:
-        """Whether it is a product."""
+        """Whether the pass is a product of matrices."""
         return any(n.op == PRODUCT for n in self.nodes)
 
     @cached_property
     def reductions(self) -> dict[Node, str]:
-        """What is reduced, and which of `KINDS` its partial results are kept for."""
+        """The reductions, and the one of `KINDS` that has a partial result each."""
         return {r: _kept_for(r, self.element) for r in self.sums}
 
     @cached_property
     def uses(self) -> dict[Node, str]:
-        """Values of fewer axes that elements are computed from.
+        """The values over fewer axes than the elements that the pass uses, each with its kind.
 
-        Each is a scalar of the step (``host``), or the same for one of `KINDS`. `POSITION` is among
-        them as ``position``, where random numbers are drawn.
+        The kind is ``host`` for a scalar of the step, or the one of `KINDS` that has a value each.
+        If random numbers are drawn, `POSITION` is among them with the kind ``position``.
         """
         found: dict[Node, str] = {}
         for n in self.sources:
@@ -70,24 +71,24 @@ class Pass:
 
     @property
     def arrays(self) -> list[str]:
-        """The stored arrays that it reads or writes."""
+        """The arrays that the pass reads or writes."""
         return list(dict.fromkeys([*self.loads, *self.stores]))
 
     @property
     def draws(self) -> bool:
-        """Whether it draws random numbers, by the elements' positions."""
+        """Whether the pass draws random numbers, which depend on the positions of elements."""
         return POSITION in self.uses.values()
 
     def reducing(self, *kinds: str) -> list[Node]:
-        """The reductions of some kinds."""
+        """Return the reductions of these kinds."""
         return [n for n, kind in self.reductions.items() if kind in kinds]
 
     def using(self, *kinds: str) -> list[Node]:
-        """The used values of some kinds."""
+        """Return the values of these kinds in `uses`."""
         return [n for n, kind in self.uses.items() if kind in kinds]
 
     def guarded(self) -> "Pass":
-        """The pass with its `guards`."""
+        """Return the pass with `guards` for stores of the form ``where(condition, new, old)``."""
         found = {}
         for name, n in self.stores.items():
             if n.op == "where" and not n.args[0].axes and self.loads.get(name) is n.args[2]:
@@ -96,7 +97,7 @@ class Pass:
 
     @property
     def written(self) -> tuple[str, ...]:
-        """What it writes at most: of arrays that one number chooses among, the first."""
+        """The arrays that are written; if a number chooses one of several, the first of them."""
         found: dict[object, str] = {}
         for name in self.stores:
             guard = self.guards.get(name)
@@ -107,14 +108,14 @@ class Pass:
         return tuple(found.values())
 
     def divided(self, most_sums: int) -> list["Pass"]:
-        """The pass as several, each with so many sums at most; the last one makes the stores."""
+        """The pass as several with `most_sums` sums each at most. The last one has the stores."""
         count = max(0, len(self.sums) - 1) // most_sums * most_sums
         made = [self._part(self.sums[i : i + most_sums], {}) for i in range(0, count, most_sums)]
         made.append(self._part(self.sums[count:], self.stores))
         return made if all(part.arrays for part in made) else [self]
 
     def _part(self, sums: tuple[Node, ...], stores: dict[str, Node]) -> "Pass":
-        """The pass with some of its sums and stores."""
+        """Return the pass with these sums and stores alone, and what they need."""
         read, ends = {*self.loads.values()}, [*stores.values(), *(s.args[0] for s in sums)]
         found = within(ends, [*self.nodes, *read], stop=read)
         return replace(
@@ -126,8 +127,8 @@ class Pass:
             guards={name: n for name, n in self.guards.items() if name in stores},
         )
 
-    def within(self, element: str, dtype: str) -> "Pass":
-        """The pass in a plan of such elements; if it reads nothing, it reads the gradient."""
+    def in_plan(self, element: str, dtype: str) -> "Pass":
+        """The pass for a plan with these elements. It reads the gradient rather than nothing."""
         loads = self.loads
         if not (self.loads or self.stores):
             loads = {"g": Node("input", (), self.axes, 0, dtype, "g", -1)}
@@ -136,34 +137,34 @@ class Pass:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SmallLoop:
-    """What one loop computes between passes: operations over the same axes, or one reduction."""
+    """A loop between passes: operations over the same axes, or one reduction."""
 
     axes: str
-    """What it is over; of a reduction, the axes that are left."""
+    """The axes of the loop; for a reduction, those of its result."""
     nodes: tuple[Node, ...]
-    """The values. Reductions over elements are operations here: each is combined by itself."""
+    """The values that it computes; those of reductions over elements, from partial results."""
     reduces: bool
-    """Whether it is one reduction of values that another loop has made; on a device, also what
-    follows from it over the same axes.
+    """Whether the loop is one reduction of values that another loop has computed. On a device it
+    also computes what follows over the same axes.
     """
     stores: dict[str, Node] = field(default_factory=dict)
-    """Slots that are written with it."""
+    """Slots that the loop writes."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Between:
-    """What is done before a pass, or after the last one."""
+    """The computation before a pass, or after the last one."""
 
     combine: tuple[Node, ...] = ()
-    """Reductions over elements, to be combined."""
+    """The reductions over elements whose partial results are combined first."""
     loops: tuple[SmallLoop, ...] = ()
-    """What is computed then, in order."""
+    """The loops that follow, in order."""
     stores: dict[str, Node] = field(default_factory=dict)
-    """Slots of fewer axes that are written then."""
+    """Slots over fewer axes than the elements, which are written at the end."""
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """What is computed by `loops`, in order."""
+        """The values that `loops` compute, in order."""
         return tuple(chain.from_iterable(loop.nodes for loop in self.loops))
 
     def __bool__(self) -> bool:
@@ -171,7 +172,7 @@ class Between:
 
 
 def in_loops(nodes: Iterable[Node], element: str) -> tuple[SmallLoop, ...]:
-    """The loops that compute values of fewer axes than the elements; arguments come first."""
+    """The loops that compute values over fewer axes than the elements. Operands are first."""
 
     def alone(n: Node) -> bool:
         return n.reduces and n.args[0].axes != element
@@ -194,12 +195,12 @@ def in_loops(nodes: Iterable[Node], element: str) -> tuple[SmallLoop, ...]:
 
 
 def _same_for(axes: str) -> str:
-    """Which of `KINDS` a value over some axes is the same for, in a pass over the elements."""
+    """Return the one of `KINDS` that has a value each, for a value over these axes."""
     return "tensor" if not axes else "column" if "C" in axes else "row" if "R" in axes else "batch"
 
 
 def _kept_for(reduction: Node, element: str) -> str:
-    """Which of `KINDS` the partial results of a reduction over elements are kept for."""
+    """Return the one of `KINDS` that has a partial result each, for a reduction over elements."""
     if reduction.axes == "":
         return "tensor"
     if reduction.axes == element[:-1]:

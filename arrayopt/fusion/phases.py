@@ -1,8 +1,8 @@
-"""Plans with totals, divided where tensors meet: each phase is a plan, which a batch of its own
-runs.
+"""Division of a plan with totals into phases, between which totals are computed. Each phase is a
+plan, with a batch of its own. `arrayopt.fusion.planning` calls `phases`.
 
-A value per tensor that a later phase needs is a scalar of the step there, as totals are. Values per
-row or column that a later phase needs are slots that last for the step alone.
+If a later phase needs a value per tensor, the value is a scalar of the step there, as totals are.
+Values per row or column that a later phase needs are slots that exist only during the step.
 """
 
 from collections.abc import Sequence
@@ -18,37 +18,37 @@ from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.plan import Plan, assembled, ordered_totals
 
 KEPT, GIVEN = ":kept", (":kept", ":total")
-"""How scalars are named that an earlier phase computed; and all that a meeting brings."""
+"""The prefix of scalars that an earlier phase computed; and the prefixes of these and of totals."""
 
 VECTOR = "kept"
-"""What the names of slots begin with that hold values per row or column until a later phase."""
+"""The prefix of slots that hold values per row or column for a later phase."""
 
 
 def phases(whole: Plan, totals: Sequence[Node], levels: Sequence[int]) -> tuple[Plan, ...]:
-    """The phases of a plan.
+    """Return the phases of a plan.
 
-    What a phase is to tell the others is among its reports: the numbers of the totals that tensors
-    meet for after it, and what later phases need.
+    The reports of a phase include the numbers that the next totals combine, and values per tensor
+    that later phases need.
 
-    In the plan totals are operations; `levels` are those of its passes.
+    In the plan `whole`, totals are operations. `levels` has the level of each of its passes.
 
     Raises
     ------
     TraceError
-        If a truth value per row or column would have to wait for a total.
+        If a later phase needs a reduction of booleans per row or column.
     """
-    meets = dict(zip(totals, ordered_totals(totals), strict=True))
-    rounds = sorted({x[:2] for x in meets.values()})
+    times = dict(zip(totals, ordered_totals(totals), strict=True))
+    rounds = sorted({x[:2] for x in times.values()})
     phase_of = np.searchsorted([level for level, _ in rounds], levels, "right").tolist()
     made_in: dict[Node, int] = {}
     for pass_, phase in zip(whole.passes, phase_of, strict=True):
         made_in |= dict.fromkeys(pass_.sums, phase)
     every = reachable([*whole.ends, *whole.small.values(), *whole.reports.values()])
     first: dict[Node, int] = {}
-    """The phase that computes each value per row, column or tensor; -1 for what each computes."""
+    """The phase that computes each value per row, column or tensor; -1 if each phase does."""
     for node in every:
-        if node in meets:
-            first[node] = rounds.index(meets[node][:2]) + 1
+        if node in times:
+            first[node] = rounds.index(times[node][:2]) + 1
         elif node in made_in:
             first[node] = made_in[node]
         else:
@@ -57,16 +57,19 @@ def phases(whole: Plan, totals: Sequence[Node], levels: Sequence[int]) -> tuple[
     made, wanted = list[Plan](), set[str]()
     copies = count(max(COPIES, *(node.id + 1 for node in every)))
     for phase in reversed(range(len(rounds) + 1)):
-        now = _within(every, first, phase, whole.element)
-        passes = [_now(p, now) for p, k in zip(whole.passes, phase_of, strict=True) if k == phase]
+        now = _nodes_in(every, first, phase, whole.element)
+        passes = [_pass_in(whole.passes[i], now) for i, k in enumerate(phase_of) if k == phase]
         last = phase == len(rounds)
         slots = {name: now[node] for name, node in whole.small.items()} if last else {}
-        told = {name: node for name, node in whole.reports.items() if last and node.op != TOTAL}
-        told |= {x.data.name: x.args[0] for x in totals if first[x] == phase + 1}
+        reported = {name: node for name, node in whole.reports.items() if last and node.op != TOTAL}
+        reported |= {x.data.name: x.args[0] for x in totals if first[x] == phase + 1}
         for node in every:
             if first[node] == phase and _later_name(node) in wanted:
-                (slots if node.axes else told)[_later_name(node)] = now[node] if node.axes else node
-        reports = {name: now[node] for name, node in told.items()}
+                if node.axes:
+                    slots[_later_name(node)] = now[node]
+                else:
+                    reported[_later_name(node)] = node
+        reports = {name: now[node] for name, node in reported.items()}
         for name, x in reports.items():
             if x.op == "input":
                 reports[name] = Node("copy", (x,), x.axes, x.level, x.dtype, None, next(copies))
@@ -77,16 +80,16 @@ def phases(whole: Plan, totals: Sequence[Node], levels: Sequence[int]) -> tuple[
     return tuple(reversed(made))
 
 
-def _within(
+def _nodes_in(
     every: Sequence[Node], first: dict[Node, int], phase: int, element: str
 ) -> dict[Node, Node]:
-    """What each value is in a phase, where those of earlier phases are known."""
+    """The node of each value in a phase. Results of earlier phases are inputs or scalars there."""
     now: dict[Node, Node] = {}
     for node in every:
         here = tuple(now[a] for a in node.args)
         known = node.op == TOTAL and first[node] <= phase
         earlier = not is_whole(node.axes, element) and 0 <= first[node] < phase
-        # truth values per row are made again, of numbers
+        # booleans per row are computed again, from numbers
         if known or (earlier and (node.dtype == "real" or node.reduces or not node.axes)):
             name = node.data.name if known else _later_name(node)
             op = "input" if node.axes else "host"
@@ -101,12 +104,12 @@ def _within(
 
 
 def _later_name(node: Node) -> str:
-    """What a value is called that goes on to later phases."""
+    """Return the name of a value that later phases need."""
     return f"{VECTOR if node.axes else KEPT}{node.id}"
 
 
-def _now(one: Pass, now: dict[Node, Node]) -> Pass:
-    """A pass of what values are in a phase."""
+def _pass_in(one: Pass, now: dict[Node, Node]) -> Pass:
+    """Return a pass with the nodes that values have in a phase."""
     loads = {name: now.get(n, n) for name, n in one.loads.items()}
     stores = {name: now[n] for name, n in one.stores.items()}
     nodes, sums = tuple(now[n] for n in one.nodes), tuple(now[n] for n in one.sums)
@@ -115,7 +118,7 @@ def _now(one: Pass, now: dict[Node, Node]) -> Pass:
 
 
 def _with_vectors(plan: Plan) -> Plan:
-    """A phase, in whose slots are the values per row or column that it takes and leaves."""
+    """A phase with slots for values per row or column that it has from, or for, other phases."""
     used = [*operands(plan.between_nodes), *plan.small.values()]
     for pass_ in plan.passes:
         used += pass_.uses
@@ -126,5 +129,5 @@ def _with_vectors(plan: Plan) -> Plan:
 
 
 def is_vector(name: str) -> bool:
-    """Whether a slot of a phase is a value per row or column that another phase has computed."""
+    """Whether a slot holds a value per row or column that passes from phase to phase."""
     return name.startswith(VECTOR) and name.removeprefix(VECTOR).isdigit()

@@ -1,4 +1,6 @@
-"""A plan: the passes over the elements of a tensor, and what is computed between them."""
+"""A plan: the passes over the elements of a tensor, and the computation between them. Planning
+makes it from a trace. Engines run it, or lower it to a program.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +14,7 @@ from arrayopt.state.quantized import scale_of
 
 
 class Total(NamedTuple):
-    """A total of a plan: tensors meet for it before pass `level`, as the `turn`-th there."""
+    """When a total of a plan is computed: before pass `level`, as the `turn`-th total there."""
 
     level: int
     turn: int
@@ -20,7 +22,7 @@ class Total(NamedTuple):
 
 
 def ordered_totals(nodes: Sequence[Node]) -> tuple[Total, ...]:
-    """When tensors meet for each total."""
+    """When each total is computed. A total that depends on another has a later turn."""
     found: dict[Node, Total] = {}
     for x in nodes:
         before = [found[n].turn for n in reachable(x.args) if n.op == TOTAL and n.level == x.level]
@@ -29,12 +31,13 @@ def ordered_totals(nodes: Sequence[Node]) -> tuple[Total, ...]:
 
 
 def in_rounds(several: Iterable[tuple[Total, ...]]) -> list[list[int]]:
-    """The totals that are added up together, round after round, for tensors of several plans.
+    """Return the numbers of the totals that are computed together, round by round, for tensors of
+    several plans.
 
     Raises
     ------
     ValueError
-        If the plans have no order in common.
+        If the plans compute totals in different orders.
     """
     plans = list(several)
     waiting, made = set(range(len(plans[0]))), list[list[int]]()
@@ -52,53 +55,53 @@ def in_rounds(several: Iterable[tuple[Total, ...]]) -> list[list[int]]:
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Plan:
-    """What it takes to update one tensor; or to report of an update, a plan that writes nothing."""
+    """How one tensor is updated; or how its reports are computed, in a plan that writes nothing."""
 
     element: str
-    """The axes of an element; ``"C"`` where the tensor's shape does not matter."""
+    """The axes of an element; ``"C"`` if the tensor's shape does not matter."""
     passes: tuple[Pass, ...]
     """The passes, in order."""
     between: tuple[Between, ...]
-    """What is computed before each pass, and after the last."""
+    """The computation before each pass, and after the last."""
     scalars: tuple[Node, ...]
-    """Scalars of the step that are used."""
+    """The scalars of the step that the plan uses."""
     slots: dict[str, str]
-    """Slots and their axes."""
+    """The axes of each slot."""
     small: dict[str, Node]
-    """Slots over fewer axes than the elements have, with what they hold after the last pass."""
+    """The slots over fewer axes than the elements, with their values after the last pass."""
     reports: dict[str, Node]
-    """Values per tensor to be reported."""
+    """The values per tensor to report."""
     storage: dict[str, str]
-    """The dtypes that the parameter, the slots and spilled values are stored in."""
+    """The storage dtypes of the parameter, the slots and scratch arrays."""
     spilled: dict[str, Node]
-    """Scratch arrays: one pass stores a value there that a later one loads, and nothing is left for
-    the next step. The node is such a value, whose axes and kind all others there have. They are in
-    the dtype of arithmetic, or in what they have been rounded to; see `Node.narrow`.
+    """Scratch arrays: a pass stores a value in one, and a later pass of the same step loads it. The
+    node is one of the values; all values of an array have the same axes and kind. Their dtype is
+    that of arithmetic, or the one that they were rounded to; see `Node.narrow`.
     """
     totals: tuple[Total, ...] = ()
     phases: "tuple[Plan, ...]" = ()
-    """The plans before, between and after meetings; see `arrayopt.fusion.phases`."""
+    """The plans before, between and after totals; see `arrayopt.fusion.phases`."""
 
     @property
     def multiplies(self) -> bool:
-        """Whether there are products of matrices in it."""
+        """Whether the plan has products of matrices."""
         return any(p.multiplies for p in self.passes)
 
     @property
     def quantized(self) -> tuple[str, ...]:
-        """The slots that are stored as codes, with scales; see `arrayopt.state.quantized`."""
+        """The slots that are stored as codes with scales; see `arrayopt.state.quantized`."""
         return tuple(name for name in self.slots if self.storage[name] in QUANTIZED)
 
     @property
     def narrow(self) -> str:
-        """The dtype of 16 bits that there is arithmetic in; empty where there is none."""
+        """The 16-bit dtype that the plan rounds results to, or empty."""
         found = {""}
         for pass_ in self.passes:
             found |= {n.narrow for n in pass_.nodes}
         return max(found)
 
     def check_wide(self) -> None:
-        """Raise TraceError for arithmetic in 16 bits, which engines for CPUs do not have."""
+        """Raise TraceError if the plan has 16-bit arithmetic, which engines for CPUs lack."""
         if self.narrow:
             raise TraceError(
                 f"arithmetic in {self.narrow} is not fused; engine='array_api' works if the array"
@@ -107,12 +110,12 @@ class Plan:
 
     @property
     def draws(self) -> bool:
-        """Whether random numbers are drawn in it."""
+        """Whether the plan draws random numbers."""
         return any(p.draws for p in self.passes)
 
     @property
     def ends(self) -> list[Node]:
-        """What the passes store and sum up."""
+        """The values that the passes store, and their reductions."""
         found: list[Node] = []
         for pass_ in self.passes:
             found += [*pass_.stores.values(), *pass_.sums]
@@ -120,7 +123,7 @@ class Plan:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What two plans have in common that do the same."""
+        """A key that is equal for plans that do the same."""
         ends, graph = self.ends, []
         for n in reachable([*ends, *self.small.values(), *self.reports.values()]):
             graph.append((n.op, tuple(a.id for a in n.args), n.axes, n.id, repr(n.data)))
@@ -137,7 +140,7 @@ class Plan:
 
     @property
     def between_nodes(self) -> list[Node]:
-        """What is computed between the passes, in order."""
+        """The values that are computed between the passes, in order."""
         found: list[Node] = []
         for between in self.between:
             found += between.nodes
@@ -145,7 +148,7 @@ class Plan:
 
     @property
     def touched(self) -> tuple[str, ...]:
-        """The stored arrays, other than gradients, that are read or written at all."""
+        """The parameter, slots and scales that the plan reads or writes."""
         names = {scale_of(name) for name in self.quantized}
         for pass_ in self.passes:
             names |= {*pass_.loads, *pass_.stores}
@@ -155,7 +158,7 @@ class Plan:
 
     @property
     def written(self) -> tuple[str, ...]:
-        """The stored arrays that are written."""
+        """The parameter, slots and scales that the plan writes."""
         elements = list[str]()
         for pass_ in self.passes:
             elements += [name for name in pass_.stores if name not in self.spilled]
@@ -164,16 +167,16 @@ class Plan:
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do but to count."""
+        """Whether the plan does nothing, so that an update only counts."""
         return not (self.passes or any(self.between) or self.written)
 
     def bytes_per_parameter(self, grad_dtype: str | None = None) -> float:
-        """Bytes read and written per parameter; gradients have its dtype by default."""
+        """The bytes that passes move per parameter; gradients have its dtype by default."""
         element_wise = [p for p in self.passes if p.axes == self.element and not p.multiplies]
         return sum(self.bytes_of(p, grad_dtype) for p in element_wise)
 
     def bytes_of(self, p: Pass, grad_dtype: str | None = None) -> float:
-        """Bytes of each element that a pass reads and writes."""
+        """Return the bytes that a pass reads and writes per element."""
         storage = {"g": grad_dtype or self.storage["p"], **self.storage}
         return sum(STORED[storage[name]].moved for name in (*p.loads, *p.written))
 
@@ -184,7 +187,7 @@ class Plan:
         return "\n".join([*lines, f"{each}{scratch}"])
 
     def line(self, number: int) -> str:
-        """What a pass loads, stores and reduces, in a line."""
+        """Return a line that says what a pass loads, stores and reduces."""
         pass_ = self.passes[number]
         if pass_.multiplies:
             return f"pass {number}: {self._product(pass_)}"
@@ -201,7 +204,7 @@ class Plan:
         )
 
     def _product(self, pass_: Pass) -> str:
-        """What a product multiplies, of which axes, and how many FLOPs that takes."""
+        """Return the text for a product: its operands, axes and FLOPs."""
         node, names = pass_.nodes[0], list(pass_.loads)
         factors: Factors = node.data
         left = names[0] + "ᵀ" * factors.left_transposed
@@ -218,7 +221,7 @@ class Plan:
 def assembled(
     frame: Plan, passes: tuple[Pass, ...], small: dict[str, Node], reports: dict[str, Node]
 ) -> Plan:
-    """A plan like `frame` of some passes, and of what slots and reports hold after them."""
+    """Return the plan `frame` with these passes, new values of small slots, and reports."""
     results = [*small.values(), *reports.values()]
     between = _between(results, small, passes, frame.element)
     computed, summed, stored = list[Node](), list[Node](), list[Node]()
@@ -243,7 +246,7 @@ def assembled(
 def _between(
     results: Iterable[Node], small: dict[str, Node], passes: tuple[Pass, ...], element: str
 ) -> tuple[Between, ...]:
-    """Values over fewer axes than the elements, each before the first pass that is possible."""
+    """Return the computation between passes. Each value is computed as early as possible."""
     wanted, when = list[Node](), dict[Node, int]()
     for number, pass_ in enumerate(passes):
         wanted += operands(pass_.nodes)

@@ -1,9 +1,8 @@
-"""Planning: from a trace to passes over the elements, with what little is computed between them.
+"""Planning: from a trace to a plan. `arrayopt.fusion.plans` calls `plan`.
 
-A pass reads and writes elements. Between passes stands what varies over fewer axes (per row, per
-column, per tensor): it is computed from the sums of the passes before. Threads, blocks and ranks
-share a pass out by elements, and meet between the passes. A product of matrices stands among the
-passes: it reads what one has stored, and stores.
+A pass reads and writes elements. Values over fewer axes (per row, per column, per tensor) are
+computed between passes, from the reductions of earlier passes. Threads, blocks and ranks share the
+elements of a pass, and synchronize between passes. A product of matrices is a pass of its own.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,15 +24,15 @@ from arrayopt.fusion.work import Work
 def plan(traced: Trace, *, calls: bool = False) -> Plan:
     """Plan the passes of a trace.
 
-    Each value is computed in the first pass that it can be computed in, a sum possibly later, where
-    a pass reads its terms anyway. A slot is stored as soon as no later pass needs what it held
-    before. What a later pass needs of an earlier one it computes again from what is stored, or
-    reads from scratch memory, where the earlier one has spilled it: whichever moves fewer bytes,
-    and if it is all the same, the former. With `calls` each operation is a call that reads and
-    writes memory, too, and costs as much; and all stores are made, whatever guards them.
+    Each value is computed in the first pass that can compute it. A sum may be made in a later pass
+    that reads its terms anyway. A slot is stored as soon as no later pass needs its old value. If a
+    pass needs a value of an earlier pass, it computes the value again from stored arrays, or the
+    earlier pass spills it: whichever moves fewer bytes, and the former if both move the same. With
+    `calls`, each operation is a call that reads and writes memory, and costs as much; and guarded
+    stores are always made.
 
-    What a product multiplies is stored, and so is what it makes: outputs and inputs of the passes,
-    which are planned for each space of elements by itself, and put in order by their levels.
+    Operands and results of products are stored: passes store the operands and read the results. The
+    passes of each space are planned separately, and all are sorted by level.
     """
     element = traced.element
     elements = dict[str, Node]()
@@ -41,10 +40,10 @@ def plan(traced: Trace, *, calls: bool = False) -> Plan:
         if name == "p" or is_whole(traced.slots[name], element):
             elements[name] = x
     copies: dict[Node, Node] = {}
-    small = {n: _own(n, x, copies) for n, x in traced.outputs.items() if n not in elements}
-    reports = {n: _own("", x, copies) for n, x in traced.reports.items()}
+    small = {n: _copied(n, x, copies) for n, x in traced.outputs.items() if n not in elements}
+    reports = {n: _copied("", x, copies) for n, x in traced.reports.items()}
     totals = {x.data.name: x for x in traced.totals}
-    # the others stay as they are
+    # slots that the rule returns unchanged are not written
     outputs = {n: x for n, x in elements.items() if not (x.op == "input" and x.data == n)}
     needed = reachable([*outputs.values(), *small.values(), *reports.values(), *totals.values()])
     products = _Products(needed)
@@ -53,9 +52,10 @@ def plan(traced: Trace, *, calls: bool = False) -> Plan:
     order, scratch = _ordered(traced, outputs, needed, products, calls=calls)
     passes = tuple(p if calls else p.guarded() for _, p in order)
     if products.nodes:
-        room = _shared(passes, {name: (n.axes, n.narrow or n.dtype) for name, n in scratch.items()})
-        passes = tuple(_renamed(p, room) for p in passes)
-        scratch = {room[name]: n for name, n in scratch.items()}
+        kinds = {name: (n.axes, n.narrow or n.dtype) for name, n in scratch.items()}
+        memory = _memory_of(passes, kinds)
+        passes = tuple(_renamed(p, memory) for p in passes)
+        scratch = {memory[name]: n for name, n in scratch.items()}
         _check_spaces(passes, element)
     frame = _frame(traced, scratch)
     whole = assembled(frame, passes, small, reports | totals)
@@ -66,8 +66,8 @@ def plan(traced: Trace, *, calls: bool = False) -> Plan:
 
 
 class _Products:
-    """The products of matrices in a plan: in `made` and `taken` they, and what else they multiply,
-    with the scratch arrays that these are in.
+    """The products of matrices in a plan: `made` has the scratch array of each product, and `taken`
+    that of each operand that is no product.
     """
 
     def __init__(self, needed: Iterable[Node]) -> None:
@@ -77,7 +77,7 @@ class _Products:
         self.taken = {a: f"operand{i}" for i, a in enumerate(taken)}
 
     def passes(self, element: str) -> Iterator[tuple[int, Pass]]:
-        """The passes that multiply, with their levels."""
+        """Yield the passes that are products, with their levels."""
         for n in self.nodes:
             loads = {self.made.get(a) or self.taken[a]: a for a in n.args}
             yield n.level - 1, Pass(loads, (n,), {self.made[n]: n}, (), n.axes, element)
@@ -91,7 +91,7 @@ def _ordered(
     *,
     calls: bool,
 ) -> tuple[list[tuple[int, Pass]], dict[str, Node]]:
-    """The passes over each space, and products, by level; and what scratch arrays hold."""
+    """The passes over all spaces, and products, by level; and the values in scratch arrays."""
     element, order = traced.element, list[tuple[int, Pass]]()
     narrow = frozenset(name for name, dtype in traced.storage.items() if STORED[dtype].rounds)
     narrow |= {"g"} if "p" in narrow else set()
@@ -106,15 +106,15 @@ def _ordered(
         placed = _placed(work, traced.totals)
         for level, pass_ in enumerate(placed.passes):
             if pass_.stores or pass_.sums:
-                order.append((level, pass_.within(element, gradient)))
+                order.append((level, pass_.in_plan(element, gradient)))
         scratch |= placed.scratch
-    # products after what is of a lower level than they are
+    # of one level, products come after the passes that store their operands
     order += products.passes(element)
     return sorted(order, key=lambda x: (x[0], x[1].multiplies)), scratch
 
 
 def _frame(traced: Trace, scratch: dict[str, Node]) -> Plan:
-    """A plan that has slots and scratch arrays, and no passes yet."""
+    """Return a plan with slots and scratch arrays, and without passes."""
     stored = traced.storage["p"]
     wide = {"real": real_dtype(stored), "complex": WORKING[stored]}
     storage = traced.storage | {name: n.narrow or wide[n.dtype] for name, n in scratch.items()}
@@ -122,20 +122,20 @@ def _frame(traced: Trace, scratch: dict[str, Node]) -> Plan:
 
 
 def _placed(work: Work, totals: Sequence[Node]) -> Placement:
-    """The passes over the elements of a space; a sum that a total needs is made before it."""
+    """The placement for a space. A sum that a total needs is made in a pass before it."""
     outputs, sums = work.outputs, work.sums
     placed = Placement(work, {s: s.args[0].level for s in sums}, {})
     ends = [*outputs.values(), *(s.args[0] for s in sums), *totals]
     sinks = [(n, frozenset(reachable([n]))) for n in ends]
-    for alike in _alike(sums):
+    for alike in _grouped(sums):
         placed = placed.with_sums(alike, min(_last_chance(s, sinks, work.count) for s in alike))
     placed = placed if work.products else placed.with_stores()
-    # to watch takes no memory of a tensor's size; where all tensors meet, none keeps scratch memory
+    # reports must not need memory of a tensor's size, and no scratch memory is kept across a total
     return placed.with_spills() if outputs and not totals else placed
 
 
-def _own(name: str, node: Node, copies: dict[Node, Node]) -> Node:
-    """What a small slot or a report is to hold: a copy where it is another slot's old value."""
+def _copied(name: str, node: Node, copies: dict[Node, Node]) -> Node:
+    """Return the new value of a small slot or report: a copy if it is another slot's old value."""
     if node.op != "input" or node.data == name:
         return node
     return copies.setdefault(
@@ -143,8 +143,8 @@ def _own(name: str, node: Node, copies: dict[Node, Node]) -> Node:
     )
 
 
-def _alike(sums: Iterable[Node]) -> list[list[Node]]:
-    """The sums in groups of equal inputs: a pass that reads these for one has them for all."""
+def _grouped(sums: Iterable[Node]) -> list[list[Node]]:
+    """Group sums that need the same inputs: a pass that reads them for one has them for all."""
     groups: dict[Any, list[Node]] = {}
     for s in sums:
         inputs = frozenset(n for n in reachable(s.args) if n.op == "input")
@@ -153,18 +153,18 @@ def _alike(sums: Iterable[Node]) -> list[list[Node]]:
 
 
 def _last_chance(s: Node, sinks: Iterable[tuple[Node, frozenset[Node]]], count: int) -> int:
-    """The last pass that a sum may be made in; each sink comes with all that it needs."""
+    """The last pass that may make a sum. Each of `sinks` is a value with all that it needs."""
     made = s.args[0].level
     before = [n.level - 1 for n, needed in sinks if n.level > made and s in needed]
     return min(before, default=count - 1)
 
 
-def _shared(passes: Sequence[Pass], kinds: dict[str, tuple[str, str]]) -> dict[str, str]:
-    """For each scratch array, of some axes and kind, the name of the memory that holds it while it
-    is needed.
+def _memory_of(passes: Sequence[Pass], kinds: dict[str, tuple[str, str]]) -> dict[str, str]:
+    """Return for each scratch array the name of the memory that holds it: arrays of the same axes
+    and kind share memory if they are not needed at the same time.
 
-    A pass works element by element: what it stores may lie where something lay that it is the last
-    to load. A product may not write what it reads.
+    A pass works element by element, so it may store into memory that it loads for the last time. A
+    product must not write memory that it reads.
     """
     last = dict[str, int]()
     for number, pass_ in enumerate(passes):
@@ -177,22 +177,22 @@ def _shared(passes: Sequence[Pass], kinds: dict[str, tuple[str, str]]) -> dict[s
             free.setdefault(kinds[name], []).append(made[name])
         for name in pass_.stores:
             if name in kinds:
-                room = free.setdefault(kinds[name], [])
-                made[name] = room.pop() if room else f"{SCRATCH}{len(set(made.values()))}"
+                unused = free.setdefault(kinds[name], [])
+                made[name] = unused.pop() if unused else f"{SCRATCH}{len(set(made.values()))}"
         for name in over if pass_.multiplies else []:
             free.setdefault(kinds[name], []).append(made[name])
     return made
 
 
 def _renamed(p: Pass, names: dict[str, str]) -> Pass:
-    """A pass with other names for its arrays."""
+    """Return a pass with its arrays renamed."""
     loads = {names.get(name, name): n for name, n in p.loads.items()}
     stores = {names.get(name, name): n for name, n in p.stores.items()}
     return replace(p, loads=loads, stores=stores)
 
 
 def _check_spaces(passes: Sequence[Pass], element: str) -> None:
-    """Raise TraceError for what no engine does with a product of a matrix and its transpose."""
+    """Raise TraceError for operations on products X Xᵀ that no engine has."""
     for pass_ in passes:
         if pass_.axes == element or pass_.multiplies:
             continue

@@ -1,4 +1,4 @@
-"""The plans of rules: one for all rules of a structure, and for all ranks that it suits."""
+"""`plan_for`: the plans of rules, one for all rules of a structure, and all ranks that it suits."""
 
 import threading
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from arrayopt.rules.totals import Heard
 
 
 class _ByStructure:
-    """A rule that equals every rule of its structure and code."""
+    """A key for caches: rules with the same structure and code have equal keys."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule, self.key = rule, (rule.structure, code_of(rule))
@@ -38,7 +38,7 @@ class _ByStructure:
 
 
 _PLANS: WeakValueDictionary[tuple[Any, ...], Plan] = WeakValueDictionary()
-"""Each plan that somebody has, by what it does."""
+"""All plans in use, by `Plan.key`."""
 
 _LOCK = threading.Lock()
 
@@ -47,16 +47,16 @@ _CHANGES = (
     " first one; random numbers are `ao.random(h)`, and what changes from step to step is a field"
     " of the rule, a slot or `h.t`"
 )
-"""What is said of a rule of which two traces differ, as with random numbers of NumPy."""
+"""The error for a rule whose two traces differ, as with NumPy's random numbers."""
 
 
 @lru_cache(maxsize=CACHED)
-def _made(
+def _planned(
     key: _ByStructure, rank: int, dtype: str, view: Aspect, calls: bool, **options: bool
 ) -> Plan | str:
-    """The plan of a structure of rule; or what a trace must know more of the shape.
+    """Return the plan of a structure; or the name of the field of `Aspect` that a trace needs.
 
-    It is one plan for all that do the same, as for ranks where shape does not matter.
+    Equal plans are one object, for example those for different ranks if shape does not matter.
     """
     rule = key.rule
     try:
@@ -83,23 +83,22 @@ def plan_for(
     lean: bool = False,
     calls: bool = False,
 ) -> Plan:
-    """The plan of a rule for tensors of a rank and dtype, made once for each structure of rule; see
-    `trace` and `plan`.
+    """Return the plan of a rule for tensors of a rank and dtype. It is made once for each
+    structure; see `trace` and `plan`.
 
-    With `stats` it is the plan of what a step reports. It writes nothing, and is run before the
-    update, whose plan is the same with and without reports. So watching changes no bit of what is
-    watched, whatever a compiler makes of either. Whether a step is `valued` matters to rules with
-    `value_optional` alone.
+    With `stats`, it is the plan of the reports. It writes nothing, and runs before the update,
+    whose plan is the same with and without reports. So reports change no bit of an update, whatever
+    a compiler does to either. `valued` matters only to rules with `value_optional`.
 
-    Where no sum is over rows or columns, shape does not matter and the tensor is seen as one row of
-    elements. Ranks for which a rule does the same share a plan. The `shape` is looked at by rules
-    alone that compare rows with columns, or either with a number; where it is not given there are
-    fewer rows.
+    If no sum is over rows or columns, shape does not matter, and the tensor is seen as one row of
+    elements. Ranks for which a rule does the same share a plan. The `shape` matters only to rules
+    that compare rows with columns, or either with a number. Without it, fewer rows than columns are
+    assumed.
     """
     key, view = _ByStructure(rule), Aspect(flat=True)
     valued = valued or not rule.value_optional
     while True:
-        made = _made(
+        made = _planned(
             key, rank, dtype, view, calls, clip=clip, stats=stats, valued=valued, lean=lean
         )
         if isinstance(made, Plan):
@@ -108,7 +107,7 @@ def plan_for(
 
 
 def ways(rule: Rule) -> list[dict[str, bool]]:
-    """The options of `plan_for` for steps of a rule: update and report, with a value or without."""
+    """The options of `plan_for` for all steps: updates and reports, with and without a value."""
     found = [{"stats": False}, {"stats": True}]
     if rule.value_optional:
         found += [one | {"valued": False} for one in found]
@@ -118,27 +117,27 @@ def ways(rule: Rule) -> list[dict[str, bool]]:
 def totals_for(
     rule: Rule, shape: tuple[int, ...], dtype: str, *, valued: bool = True
 ) -> tuple[Total, ...]:
-    """When tensors meet for the totals of a rule; one after the other if it cannot be traced."""
+    """When the totals of a rule are computed: one after the other if it cannot be traced."""
     try:
         return plan_for(rule, len(shape), dtype, shape=shape, valued=valued).totals
     except WritesError:
         raise
-    except Exception:  # as a `TraceError` is; what else there is the step will raise
-        return _counted(_ByStructure(rule), len(shape), valued or not rule.value_optional)
+    except Exception:  # a `TraceError`, or an error that the step itself will raise
+        return _totals_of_ones(_ByStructure(rule), len(shape), valued or not rule.value_optional)
 
 
 @lru_cache(maxsize=CACHED)
-def _counted(key: _ByStructure, rank: int, valued: bool) -> tuple[Total, ...]:
-    """The totals that a rule asks for of a small tensor of ones, as it is written."""
+def _totals_of_ones(key: _ByStructure, rank: int, valued: bool) -> tuple[Total, ...]:
+    """Return the totals that a rule asks for if it is run as written on a small tensor of ones."""
     heard = Heard({}, np.asarray)
-    with suppress(Exception):  # which the step itself will raise
+    with suppress(Exception):  # the step itself will raise it
         update_of_ones(key.rule, rank, heard, valued=valued)
     return tuple(Total(1, j, how) for j, how in enumerate(heard.how))
 
 
 @lru_cache(maxsize=CACHED)
 def widened(plan: Plan) -> Plan:
-    """The plan for slots of codes that are widened before the step and encoded after it."""
+    """The plan for engines that decode quantized slots before the step and encode them after."""
     if not plan.quantized:
         return plan
     stored, wide = plan.storage["p"], dict[str, str]()

@@ -1,7 +1,8 @@
-"""A plan as a program: plain statements, in which every place is an explicit index.
+"""The statements of a program, in which every place is an explicit index.
 
-Printers for Numba, C++ and CUDA print the same statements. A function of a program works on one
-tensor, a row of the table. Values of the plan are called by their nodes; all else by names.
+Lowering makes them from a plan, and the printers for Numba, C++ and CUDA print them. A function of
+a program works on one tensor, a row of the table of tensors. Statements refer to values of the plan
+by nodes, and to all else by name.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,7 +23,7 @@ class Let:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """Define ``at_`` and a name as the array at the table's address of that name, or another."""
+    """Define ``at_NAME`` as an array, at the address in column NAME of the table, or another."""
 
     name: str
     size: Index
@@ -31,7 +32,7 @@ class Array:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Define a name for a stretch of a room or of an array."""
+    """Define a name for a contiguous part of an array or another room (see `Place`)."""
 
     name: str
     room: str
@@ -41,7 +42,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read a value from a place or a variable, in the dtype of arithmetic unless `wide`."""
+    """Read a value from a place or variable. Unless `wide`, cast it to the dtype of arithmetic."""
 
     node: Node
     place: Place | str
@@ -50,7 +51,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Compute a value from others."""
+    """Compute a value from its operands, which were read or computed before."""
 
     node: Node
 
@@ -65,7 +66,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Set all of a view to the initial value of a reduction."""
+    """Set all numbers of a view to the initial value of a reduction."""
 
     view: str
     size: Index
@@ -74,7 +75,7 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Take what lies in a place into a reduction, which a variable or another place holds."""
+    """Combine a number with the result so far of a reduction, in a variable or place."""
 
     reduction: Node
     into: str | Place
@@ -83,18 +84,18 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Reduce what lies in several places to a variable."""
+    """Reduce the numbers in several places to a variable."""
 
     name: str
     reduction: Node
     ranges: tuple[tuple[str, Index], ...]
-    """The names and ends of the numbers that the place's index follows from, outermost first."""
+    """The loops over the places: the name and end of each index, outermost first."""
     place: Place
-    """Where each value lies."""
+    """The place of each number."""
 
     @property
     def serial(self) -> "tuple[Statement, ...]":
-        """The same by one thread."""
+        """The statements by which one thread does this."""
         body: Statement = Take(self.reduction, self.name, self.place)
         for name, end in reversed(self.ranges):
             body = Loop(name, ZERO, end, (body,))
@@ -103,7 +104,7 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Write a value, a variable, or what lies in another place."""
+    """Write a value, a variable, or the number in another place."""
 
     place: Place
     value: "Node | str | Place"
@@ -111,7 +112,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Do statements for each number of a range, the last one first if `backwards`."""
+    """Run statements for each number of a range, from last to first if `backwards`."""
 
     name: str
     first: Index
@@ -122,7 +123,7 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """Do some statements if two numbers are equal, else others."""
+    """Run some statements if two numbers are equal, else others."""
 
     left: Index
     right: Index
@@ -132,28 +133,26 @@ class When:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What a pass does once for a tensor, matrix, row, column and element; engines have loops."""
+    """What a pass does per tensor, matrix, row, column and element. The loops are the engine's."""
 
     tensor: tuple[Read, ...]
     batch: tuple[Read, ...]
     row: tuple[Read, ...]
-    """Values that are the same for a tensor, a matrix, a row."""
+    """The reads of values per tensor, per matrix, and per row."""
     columns: dict[Node, Place]
-    """Values that are the same for a column, and where the matrix's first one lies."""
+    """The values per column, with the place of the matrix's first one."""
     elements: Elements
-    """What is done with elements, without where these are; if they are drawn at random, the
-    position is that of the tensor's first element.
-    """
+    """The loop over elements, without slices; its position is that of the first element."""
     sums: dict[str, dict[Node, Index]]
-    """The reductions, and where the partial results of each begin; by what these are kept for, one
-    of `arrayopt.fusion.passes.KINDS`.
+    """The reductions by kind, one of `arrayopt.fusion.passes.KINDS`, each with the index where its
+    partial results begin.
     """
     arrays: dict[str, Index]
-    """What is read and written, and how many numbers each array has."""
+    """The arrays that are read or written, with the number of numbers in each."""
     codes: tuple[str, ...]
-    """Those of the arrays that are stored as codes."""
+    """The arrays that are stored as codes."""
     again: frozenset[str]
-    """Those that this pass or a later one reads again in the step."""
+    """The arrays that a later pass of the step reads, so that they should stay in the cache."""
 
 
 Statement = (
@@ -185,58 +184,58 @@ class Function:
     """Statements about one tensor."""
 
     name: str
-    """What it is called."""
+    """The function's name."""
     shared: str
-    """How threads share it. On a CPU each does ``units`` from ``lo`` to ``hi``; or finds its own by
-    its number among ``threads``; or, if it is empty, one does all. On a device, see
-    `arrayopt.fusion.lower_stages`.
+    """How threads share the work. On a CPU: ``units``, each thread does the units from ``lo`` to
+    ``hi``; ``threads``, each computes its range from its own number; empty, one thread does all.
+    For devices, see `arrayopt.fusion.lower_stages`.
     """
     body: tuple[Statement, ...]
-    """What it does."""
+    """The statements."""
     scratch: tuple[str, ...] = ()
-    """Scratch arrays, of which each call says in which columns their addresses are."""
+    """Scratch arrays that are parameters: each call names the columns of their addresses."""
 
 
-KINDS = {"tiles": "pass", "squares": "pass", "library": "product"}
+STAGE_KINDS = {"tiles": "pass", "squares": "pass", "library": "product"}
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What is done of a tensor before threads, or blocks, meet."""
+    """The work on a tensor until threads, or blocks, synchronize."""
 
     function: Function
-    """What it does, which several stages may have in common."""
+    """The function to call. Several stages may have the same one."""
     scratch: tuple[str, ...] = ()
-    """The arrays in place of the function's `scratch`."""
+    """The arrays to pass as the function's `scratch`."""
     axes: str = ""
     siblings: "tuple[Stage, ...]" = ()
-    """On a device, the axes of what comes out (of a pass, the elements'); and what else is done in
-    the stage, each with pieces of its own.
+    """On a device: the axes of the results (in a pass, those of elements); and other functions that
+    run in the same stage, each with pieces of its own.
     """
 
     @property
     def kind(self) -> str:
-        """On a device, ``pass``; ``product`` of matrices; or what is ``between`` passes."""
-        return KINDS.get(self.function.shared, "between")
+        """The kind on a device: ``pass``, ``product`` of matrices, or ``between`` passes."""
+        return STAGE_KINDS.get(self.function.shared, "between")
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What is done with a tensor, in order."""
+    """All work on a tensor, in order."""
 
     stages: tuple[Stage, ...]
-    """On a CPU, 2k comes before pass k, and may do nothing; 2k + 1 is pass k."""
+    """On a CPU, stage 2k is before pass k, and may be empty; stage 2k + 1 is pass k."""
     planes: tuple[tuple[str, ...], ...] = ()
-    """For each segment the axes along which a thread needs a plane for each position."""
+    """The axes of each value of each segment: it has a plane for each position along these."""
 
     @property
     def functions(self) -> list[Function]:
-        """The functions that do something, each once."""
+        """The functions that are not empty, each once."""
         return [*{id(x.function): x.function for x in self.stages if x.function.body}.values()]
 
 
 def elements_of(body: Iterable[Statement]) -> Iterator[Elements]:
-    """The loops over elements among statements."""
+    """Yield the loops over elements in statements, also inside loops."""
     for x in body:
         if isinstance(x, Elements):
             yield x

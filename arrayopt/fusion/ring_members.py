@@ -9,17 +9,17 @@ from arrayopt.fusion.graph import Node
 from arrayopt.fusion.passes import Pass
 
 LEAST_ON_DEVICE, LEAST_ON_CPU = 2, 8
-"""Rings of fewer members are unrolled: on devices, with few registers; on CPUs, to read less."""
+"""The least number of members for a loop. On CPUs, an unrolled pass over fewer reads less."""
 
 _MEMBER = re.compile(r"(.+)_(\d+)")
 
 
 class UnlikeError(Exception):
-    """What is done with members differs."""
+    """A pass treats the members of a ring differently."""
 
 
 def families(names: Iterable[str], least: int = LEAST_ON_DEVICE) -> dict[str, int]:
-    """Names that may be rings of at least so many members, without numbers, and their counts."""
+    """The names, without numbers, of what may be rings of at least so many members, with counts."""
     found: dict[str, set[int]] = {}
     for match in filter(None, map(_MEMBER.fullmatch, names)):
         if match[2] == str(int(match[2])):
@@ -29,36 +29,36 @@ def families(names: Iterable[str], least: int = LEAST_ON_DEVICE) -> dict[str, in
 
 
 def in_order(one: Pass) -> list[Node]:
-    """What a pass reduces; where it may be of rings, in the order of members."""
+    """Return the reductions of a pass. If it may have rings, they are in the order of members."""
     return sorted(one.sums, key=lambda s: s.id) if families(one.arrays) else [*one.sums]
 
 
 @dataclass(slots=True)
 class RingLoop:
-    """What one loop over elements does, for each member if `over` says so."""
+    """One loop over elements, or such a loop inside loops over members."""
 
     over: str
-    """``once``; ``several`` for so many members at a time, ``rest`` for all that are left;
-    ``square`` for all pairs of members, or ``triangle`` for those of which the second is not after
-    the first.
+    """``once``: no loop over members; ``several``: over groups of `at_once` members; ``rest``: for
+    the members that are left; ``square``: over all pairs of members; ``triangle``: over the pairs
+    whose second member is not after the first.
     """
     members: int = 0
     at_once: int = 0
-    """How many members there are, and how many single ones are taken at a time."""
+    """The number of members of a ring, and the number in a group (0 for pairs)."""
     loads: dict[str, Node] = field(default_factory=dict)
     stores: dict[str, Node] = field(default_factory=dict)
-    """What is read and written; a ring's first members stand for those that are taken."""
+    """What is read and written, by array. The first members of a ring stand for any group."""
     nodes: tuple[Node, ...] = ()
-    """What is computed."""
+    """The values that are computed, in order."""
     sums: dict[Node, Node] = field(default_factory=dict)
-    """What is reduced, by the reduction, or by the first ones of a family; and of which value."""
+    """The reductions, with their operands. Those of the first group, or pair, stand for all."""
     guards: dict[str, Node] = field(default_factory=dict)
-    """The conditions under which arrays are written."""
+    """The arrays that are written only if a condition is true, with the conditions."""
     taken: list[Node] = field(default_factory=list)
     kept: list[Node] = field(default_factory=list)
-    """What lies in buffers: values that are read, and those that are written."""
+    """The values that the loop reads from buffers, and those that it writes into buffers."""
     added: dict[Node, tuple[Node, Node]] = field(default_factory=dict)
-    """Sums over members, each with what stands for the sum so far, and with that and a term."""
+    """The sums over members, with the nodes of the sum before and after a group's terms."""
 
     def __bool__(self) -> bool:
         return bool(self.stores or self.sums or self.kept or self.added)
@@ -70,17 +70,17 @@ class Members:
     Attributes
     ----------
     members_of : dict of Node to set of (int, int)
-        The members that each value is made of: how many its ring has, and which it is.
+        The members that each value is computed from: how many their ring has, and the index.
     stage : dict of Node to int
-        How many sums over members come before a value.
+        How many sums over members a value follows, one after the other.
     terms : dict of Node to list of Node
-        Sums over all members, and what is added of each.
+        The sums over all members, with the term of each member.
     first_of : dict of str to str
-        The first member of its ring, for each name that stands for members.
+        The first member of the ring, for each name that stands for members.
     own_values : dict of Node to tuple of Node
-        What stands for a value of each member's own, and these values.
+        The nodes that stand for a scalar of each member, with the scalars of all members.
     nth_of : dict of str to int
-        For each name that stands for members, which of those that are taken at a time it is.
+        For each name that stands for members, its index in a group.
     """
 
     def __init__(self, one: Pass, rings: dict[str, int]) -> None:
@@ -114,7 +114,7 @@ class Members:
                 self.stage[node] = max(self.stage[x] for x in terms) + 1
 
     def _terms(self, node: Node) -> list[Node] | None:
-        """What a sum over all members is of, in their order; None of anything else."""
+        """The terms of a sum over all members, in their order; None if it is no such sum."""
         terms = list[Node]()
         while len(self.members_of[node]) > 1:
             if node.op != "add" or any(a not in self.members_of for a in node.args):
@@ -126,7 +126,7 @@ class Members:
         return terms if [self.members_of[x] for x in terms] == each else None
 
     def same(self, nodes: tuple[Node, ...], which: int = 0) -> Node:
-        """What stands for a value of each member, in names of one of them."""
+        """The node that stands for a value of each member, with the names of member `which`."""
         first = nodes[which]
         if all(n is first for n in nodes):
             if len(self.members_of.get(first, ())) > 0:

@@ -15,14 +15,14 @@ from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.ring_members import Members, RingLoop, UnlikeError, families, in_order
 
 MEMBERS_AT_ONCE = 4
-"""Members taken at a time: several arrays are read faster. Half if they need more registers."""
+"""The members in one loop: reading several arrays is faster. Half if they need more registers."""
 
 
 def rolled(one: Pass, slots: Sequence[str], least: int, *, wide: bool = False) -> "Rolled | None":
-    """A pass as loops over members; None where it has no rings, or they are not treated alike.
+    """Return a pass as loops over members; None if it has no rings, or treats members differently.
 
-    `slots` are all stored arrays, in the order of their addresses. Rings have so many members at
-    `least`, which are `wide` if they are complex, or stored as codes.
+    `slots` are all slots, in the order of their columns in the table. Rings have at `least` so many
+    members. Members are `wide` if they are complex, or stored as codes.
     """
     rings = families(one.arrays, least)
     if not rings or one.draws or one.multiplies:
@@ -40,7 +40,7 @@ def rolled(one: Pass, slots: Sequence[str], least: int, *, wide: bool = False) -
 
 
 class Rolled(Members):
-    """A pass over rings, in `parts`: those of each stage are made `once`, or `by_members`."""
+    """A pass over rings, in `parts`: for each stage, one in `once`, and those `by_members`."""
 
     def __init__(self, one: Pass, rings: dict[str, int], at_once: int) -> None:
         super().__init__(one, rings)
@@ -50,7 +50,7 @@ class Rolled(Members):
         self.parts = self._made()
 
     def _made(self) -> list[RingLoop]:
-        """See `parts`."""
+        """Return the parts, in order."""
         at_once = self.at_once
         for stage in range(max(self.stage.values()) + 2):
             self.once[stage] = RingLoop("once")
@@ -79,7 +79,7 @@ class Rolled(Members):
         return made
 
     def _sums(self) -> None:
-        """Put each reduction into a part."""
+        """Assign each reduction to a part."""
         sums, at = in_order(self.one), 0
         while at < len(sums):
             value = sums[at].args[0]
@@ -99,7 +99,7 @@ class Rolled(Members):
             at += self._pairs(sums[at:], members)
 
     def _pairs(self, sums: list[Node], members: int) -> int:
-        """Put products of all pairs of members into a part; how many there are."""
+        """Assign reductions over all pairs of members to a part. Return their number."""
         pairs = list(product(range(members), range(members)))
         for over, each in (("square", pairs), ("triangle", [(i, j) for i, j in pairs if j <= i])):
             values = [s.args[0] for s in sums[: len(each)]]
@@ -111,7 +111,7 @@ class Rolled(Members):
         raise UnlikeError
 
     def _of_pairs(self, each: list[tuple[int, int]], values: Sequence[Node]) -> Node | None:
-        """What stands for a value of each pair; None where they are not made alike."""
+        """The node that stands for a value of each pair; None if values are not computed alike."""
         first, args = values[0], list[Node]()
         if not first.args or len({(x.op, len(x.args), x.data) for x in values}) > 1:
             return None
@@ -132,7 +132,7 @@ class Rolled(Members):
         return replace(first, args=tuple(args))
 
     def _member_stores(self) -> None:
-        """Put what is written to members into parts, after all that reads them."""
+        """Assign stores to members to parts, after all parts that read the members."""
         for ring in self.rings:
             names = [f"{ring}_{j}" for j in range(self.rings[ring])]
             there = {*names} & {*self.one.stores}
@@ -156,7 +156,7 @@ class Rolled(Members):
                         part.guards[names[j]] = self.same(guards, j)
 
     def _chains(self) -> None:
-        """Put sums over members into parts."""
+        """Assign sums over members to parts."""
         for at, (root, terms) in enumerate(self.terms.items()):
             form = root.axes, root.level, root.dtype
             for part in self._of_members(self.stage[root] - 1, len(terms)):
@@ -167,17 +167,17 @@ class Rolled(Members):
                 part.added[root] = so_far, new
 
     def _of_members(self, stage: int, members: int) -> list[RingLoop]:
-        """The parts of a stage that take all of so many members."""
+        """The parts of a stage that together go through all members of rings with so many."""
         return [x for x in self.by_members[stage] if x.at_once and x.members == members]
 
     def _place(self) -> None:
-        """Complete the parts. Other arrays are written when no part reads their old values."""
+        """Complete all parts. Arrays of no ring are written when no part reads old values."""
         when = dict[str, int]()
         for name, node in self.one.stores.items():
             if name not in self.member_of:
                 if self.members_of.get(node):
                     raise UnlikeError
-                when[name] = self.stage.get(node, 0)  # a number is in no stage
+                when[name] = self.stage.get(node, 0)  # a constant has no stage
         ready = {*self.terms}
         for stage, part in self.once.items():
             for other in self.by_members[stage]:
@@ -202,19 +202,19 @@ class Rolled(Members):
                 return
 
     def _store(self, part: RingLoop, names: list[str]) -> None:
-        """Have a part write these arrays."""
+        """Set the arrays that a part writes."""
         stores, guards = self.one.stores, self.one.guards
         part.stores = {x: stores[x].args[1] if x in guards else stores[x] for x in names}
         part.guards = {x: guards[x] for x in names if x in guards}
 
     def _from(self, node: Node) -> int:
-        """After which stage's part a value lies in a buffer."""
+        """Return the stage whose part leaves a value in a buffer."""
         if node in self.terms:
             return self.stage[node] - 1
         return next(stage for stage, part in self.once.items() if node in part.kept)
 
     def _complete(self, part: RingLoop, ready: Iterable[Node]) -> None:
-        """Find what a part reads and computes. `ready` values, and common ones, are in buffers."""
+        """Set what a part reads and computes. Values in `ready`, or of no member, are buffered."""
         ends = [*part.stores.values(), *part.sums.values(), *part.kept]
         ends += [new for _, new in part.added.values()]
         so_far = {node for node, _ in part.added.values()}
@@ -241,5 +241,5 @@ class Rolled(Members):
 
 
 def _loaded(parts: Iterable[RingLoop]) -> list[str]:
-    """What several parts read from arrays."""
+    """Return the arrays that several parts read, with repetitions."""
     return list(chain.from_iterable(part.loads for part in parts))

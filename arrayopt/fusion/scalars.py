@@ -1,8 +1,7 @@
-"""The scalars of a step as one compiled Python function: what follows from hyper-parameters, and
-from t and `clip`.
+"""Compiled Python functions for the scalars of a step, which are computed from hyper-parameters, t
+and `clip`. Engines call them in each step; NumPy's engine also for values per tensor (`straight`).
 
-Results are those of `arrayopt.fusion.graph.evaluate`, bit for bit, without its walk through the
-graph.
+Results equal those of `arrayopt.fusion.graph.evaluate`, bit for bit, but no graph is traversed.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,15 +16,15 @@ from arrayopt.fusion.ops import OPS
 from arrayopt.fusion.plan import Plan
 
 EACH_STEP = {UPDATES: "t", CLIP: "clip"}
-"""What may change in each step while hyper-parameters stay, and its name in the text."""
+"""The scalars that change in each step, with their names in the text."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ScalarCode:
-    """What computes the scalars of a plan: floats, or float64 arrays with one for each tensor."""
+    """The code for the scalars of a plan: floats, or float64 arrays with a number per tensor."""
 
     names: tuple[str, ...]
-    """The hyper-parameters and extents (``count:RC``: rows times columns) that are used."""
+    """The hyper-parameters and extents (``count:RC``: rows times columns) that the plan uses."""
     nodes: tuple[Node, ...]
     """The plan's scalars."""
     source: str
@@ -34,18 +33,19 @@ class ScalarCode:
     _scalars: Callable[..., tuple[Any, ...]]
 
     def constants(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
-        """What follows from hyper-parameters and extents alone: for `scalars`, as long as these
-        stay what they are. They are `given` by name; more than `names` may be there.
+        """Compute all that depends on hyper-parameters and extents alone. `scalars` takes the
+        result, until one of these changes. They are `given` by name; names that are not in `names`
+        are ignored.
         """
         leaves = [given[name] for name in self.names]
         with np.errstate(all="ignore"):
             try:
                 return self._constants(*leaves)
-            except ZeroDivisionError:  # of two floats, which NumPy divides
+            except ZeroDivisionError:  # raised for Python's floats; `scalars` uses NumPy's division
                 return (None, *leaves)
 
     def scalars(self, t: Any, clip: Any, constants: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The plan's scalars in update `t`, in order, where gradients are multiplied by `clip`."""
+        """Compute the plan's scalars, in order, for update `t` and the gradient factor `clip`."""
         with np.errstate(all="ignore"):
             if constants[0] is not None:
                 try:
@@ -60,9 +60,9 @@ class ScalarCode:
 
 @lru_cache(maxsize=CACHED)
 def scalar_code(plan: Plan) -> ScalarCode:
-    """The compiled scalars of a plan; made once."""
+    """Return the compiled code for the scalars of a plan, which is made once."""
     found = reachable(plan.scalars)
-    late: set[Node] = set()  # follows from t or clip
+    late: set[Node] = set()  # depends on t or clip
     for n in found:
         if n.data in EACH_STEP if n.op == "host" else any(a in late for a in n.args):
             late.add(n)
@@ -88,19 +88,19 @@ def scalar_code(plan: Plan) -> ScalarCode:
 
 
 class Straight(NamedTuple):
-    """A function of numbers or arrays."""
+    """A compiled function that computes values from values, as numbers or arrays."""
 
     outer: tuple[Node, ...]
-    """What it takes."""
+    """The arguments."""
     results: tuple[Node, ...]
-    """What it returns."""
+    """The results."""
     function: Callable[..., tuple[Any, ...]]
-    """The function. Of Python's numbers it raises ZeroDivisionError where NumPy would not."""
+    """The function. With Python's numbers it may raise ZeroDivisionError."""
 
 
 @lru_cache(maxsize=CACHED)
 def straight(nodes: tuple[Node, ...], read: frozenset[Node]) -> Straight:
-    """Code for values per tensor. Those not `read` elsewhere are freed after their last use."""
+    """Compile a function for `nodes`. It returns those in `read`, and frees others after use."""
     inner, last = set(nodes), dict[Node, Node]()
     outer = tuple(dict.fromkeys(a for a in operands(nodes) if a not in inner and a.op != "const"))
     for n in nodes:
@@ -116,7 +116,7 @@ def straight(nodes: tuple[Node, ...], read: frozenset[Node]) -> Straight:
 
 @lru_cache(maxsize=CACHED)
 def read_elsewhere(plan: Plan) -> frozenset[Node]:
-    """What is read outside of the loop that computes it."""
+    """Return the values that are read outside of the loop that computes them."""
     found = {*plan.reports.values()}
     for pass_ in plan.passes:
         found |= {*pass_.uses}
@@ -128,7 +128,7 @@ def read_elsewhere(plan: Plan) -> frozenset[Node]:
 
 
 def _compiled(text: str) -> dict[str, Any]:
-    """The functions of a text."""
+    """Compile a text, and return its functions by name."""
     made: dict[str, Any] = {"inf": np.inf, "nan": np.nan, "where": _where}
     made |= {f"np_{name}": op.numpy for name, op in OPS.items()}
     exec(compile(text, "<scalars>", "exec"), made)
@@ -136,14 +136,14 @@ def _compiled(text: str) -> dict[str, Any]:
 
 
 def _where(condition: Any, yes: Any, no: Any) -> Any:
-    """One of two values, without NumPy where there is one condition only."""
+    """Choose between two values. A single condition needs no NumPy."""
     if isinstance(condition, np.ndarray):
         return np.where(condition, yes, no)
     return yes if condition else no
 
 
 def _name(n: Node, names: Mapping[Node, str]) -> str:
-    """What a value is called in the text."""
+    """Return the name of a value in the text, or the text of a constant."""
     return f"({n.data!r})" if n.op == "const" else names.get(n, f"x{n.id}")
 
 
@@ -155,7 +155,7 @@ def _function(
     names: Mapping[Node, str] | None = None,
     freed: Mapping[Node, list[str]] | None = None,
 ) -> str:
-    """The text of a function that computes nodes; `freed`: what is deleted after a node."""
+    """The text of a function that computes nodes. `freed`: the names to delete after a node."""
     lines = [f"def {name}({', '.join(given)}):"]
     for node in nodes:
         if node.op != "host":

@@ -1,4 +1,4 @@
-"""Making the nodes of a graph: each distinct value once, in its simplest form."""
+"""The graph that tracing fills: it makes each distinct value once, in its simplest form."""
 
 import math
 from collections.abc import Iterable
@@ -13,21 +13,21 @@ from arrayopt.fusion.ops import OPS, REDUCTIONS
 
 
 def _axes_of_all(nodes: Iterable[Node]) -> str:
-    """The axes that one of some values has, or more of them."""
+    """Return the union of the axes of some values."""
     found = set[str]().union(*(node.axes for node in nodes))
     return "".join(letter for letter in LETTERS if letter in found)
 
 
 @dataclass(slots=True)
 class Graph:
-    """Makes nodes, each distinct one once, in simplest form.
+    """A graph, which makes each distinct node once, in its simplest form.
 
     In a flat `view`, `element` is ``"C"`` whatever the tensor's rank, and sums are over whole
-    tensors only. `tiny` is the smallest normal number of the dtype that arithmetic is done in; for
-    `lean` see `arrayopt.fusion.trace.trace`. In an `ordinary` graph no
-    condition of `arrayopt.rules.words.branch` holds. Where roots of second moments are stored
-    (`rooted`), the root of a scaled moment is the stored root, scaled: roots take longest of a
-    CPU's operations.
+    tensors only. `tiny` is the smallest normal number of the dtype of arithmetic; for `lean` see
+    `arrayopt.fusion.trace.trace`. In an `ordinary` graph no condition of
+    `arrayopt.rules.words.branch` is true. If roots of second moments are stored (`rooted`), the
+    root of a scaled moment is computed as the stored root, scaled, since a square root is a CPU's
+    slowest operation.
     """
 
     nodes: dict[Any, Node] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Graph:
 
     @property
     def real(self) -> str:
-        """The dtype of arithmetic on real numbers, and of results of plain numbers."""
+        """The dtype of arithmetic on real numbers, also of operations on Python numbers."""
         return "float32" if self.tiny == float(np.finfo("float32").tiny) else "float64"
 
     def make(
@@ -51,7 +51,7 @@ class Graph:
         dtype: str | None = None,
         data: Any = None,
     ) -> Node:
-        """The node of an operation, after what can be simplified without changing a result."""
+        """Return the node of an operation, simplified as far as this changes no result."""
         if op in OPS:
             simpler = self._simplify(op, args)
             if simpler is not None:
@@ -65,9 +65,9 @@ class Graph:
             over = _axes_of_all(args) if axes is None else axes
             level = max((a.level for a in args), default=0)
             if op == PRODUCT or (op in REDUCTIONS and is_whole(args[0].axes, self.element)):
-                level += 1  # it takes a pass over the elements, or that they are stored
+                level += 1  # a pass must reduce the elements, or store the operands, before
             if op == TOTAL:
-                level = max(1, level)  # nothing that uses it is computed before tensors can meet
+                level = max(1, level)  # totals are added up after pass 0 at the earliest
             kind = args[0].dtype if args else "real"
             if op in OPS:
                 kind = OPS[op].kind([a.dtype for a in args])
@@ -76,7 +76,7 @@ class Graph:
         return self.nodes[key]
 
     def const(self, value: float | bool) -> Node:
-        """The node of a number."""
+        """Return the node of a constant."""
         return self.make("const", dtype="bool" if isinstance(value, bool) else "real", data=value)
 
     def _simplify(self, op: str, args: tuple[Node, ...]) -> Node | None:
@@ -107,7 +107,7 @@ class Graph:
                 inverse = self.make("div", self.const(1.0), self.make("sqrt", first))
                 if first.dtype == "complex":
                     return inverse
-                lowest = self.make("eq", first, self.const(-math.inf))  # of which it is 0
+                lowest = self.make("eq", first, self.const(-math.inf))  # (-inf) ** -0.5 is 0
                 return self.make("where", lowest, self.const(0.0), self.make("abs", inverse))
         scaled = first.op in ("mul", "over") and all(x.on_host for x in first.args[1:])
         if op == "sqrt" and self.rooted and scaled and not first.on_host:
@@ -121,11 +121,10 @@ class Graph:
     def _in_parts(
         self, op: str, args: tuple[Node, ...], axes: str | None, data: Any
     ) -> Node | None:
-        """A sum, or an operation on values over fewer axes than the elements, by real and imaginary
-        parts.
+        """Compute a complex sum, or an operation on values over fewer axes than the elements, by
+        real and imaginary parts, so that values between passes are real.
 
-        So what lies between the passes is real. None where the result is an element, or there is no
-        such form.
+        Return None if the result is a value per element, or the operation has no such form.
         """
         if op != "sum" and self.element == _axes_of_all(args):
             return None
@@ -163,11 +162,11 @@ class Graph:
         return self.make("complex", *parts)
 
     def _over(self, dividend: Node, divisor: Node) -> Node:
-        """a / b with one division for all elements that b is the same for: a · scale · (1 / (b ·
-        scale)).
+        """Compute a / b as a · scale · (1 / (b · scale)): one division for all elements that share
+        b.
 
-        The scale is one, but for a subnormal b, whose reciprocal is infinite. There 2¹⁰⁰ is enough,
-        and not too much: where a · 2¹⁰⁰ is infinite, so is a / b. It is left out where b cannot be
+        The scale is 1, or 2¹⁰⁰ for a subnormal b, whose reciprocal would be infinite. This is not
+        too much: if a · 2¹⁰⁰ is infinite, so is a / b. The scale is left out if b cannot be
         subnormal.
         """
         if _least(divisor) > self.tiny:
@@ -180,7 +179,7 @@ class Graph:
         return self.make("over", dividend, scale, reciprocal)
 
     def _where(self, cond: Node, yes: Node, no: Node) -> Node | None:
-        """√x written so that its derivative at zero is zero is, run forward, just √x."""
+        """Simplify √x if `where` makes its derivative at zero zero: it is just √x here."""
         if cond.op == "eq" and _is(cond.args[1], 0.0) and _is(yes, 0.0) and no.op == "sqrt":
             x, inner = cond.args[0], no.args[0]
             if inner.op == "where" and inner.args[0] is cond and inner.args[2] is x:
@@ -189,9 +188,10 @@ class Graph:
 
 
 def _least(node: Node) -> float:
-    """A magnitude that a value on the host is never below, unless it is zero; 0 if none is known.
+    """Return a lower bound of a host value's magnitude, unless the value is zero; 0 if no bound is
+    known.
 
-    The host computes in double precision, where numbers next to one differ by 2⁻⁵³ or more.
+    The host computes in double precision, where numbers next to 1 differ from it by 2⁻⁵³ or more.
     """
     match node.op:
         case "host":
@@ -206,5 +206,5 @@ def _least(node: Node) -> float:
 
 
 def _is(node: Node, value: float) -> bool:
-    """Whether a node is that number."""
+    """Whether a node is this constant."""
     return node.op == "const" and node.dtype == "real" and node.data == value

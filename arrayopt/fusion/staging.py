@@ -1,7 +1,8 @@
-"""What is done between the passes on a device, in few stages: blocks meet after each.
+"""Staging: which loops between the passes are one stage on a device. Blocks synchronize after each
+stage, so few are best. `lower_stages.py` lowers them.
 
-No operation changes. A value is made in the loop that needs it; loops that need nothing of each
-other are one stage; and a slot is written where its value is made.
+No operation changes. A value is computed in the loop that needs it, independent loops are one
+stage, and a slot is written in the loop that computes its value.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,12 +16,12 @@ from arrayopt.fusion.waves import in_waves
 
 
 class Staging:
-    """The stages between the passes of a plan. Where numbers are made in waves, each loop is one.
+    """The stages between the passes of a plan. In a plan with waves, each loop is a stage.
 
     Attributes
     ----------
     gaps : list of list of list of SmallLoop
-        The stages before each pass, and after the last one; each stage as its loops.
+        The stages before each pass, and after the last one. A stage is a list of loops.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -47,21 +48,21 @@ class Staging:
 
     @property
     def loops(self) -> Iterator[tuple[int, int, SmallLoop]]:
-        """All loops, each with the passes before it and its stage."""
+        """All loops, each with the number of passes before it, and its stage there."""
         for k, stages in enumerate(self.gaps):
             for level, stage in enumerate(stages):
                 yield from ((k, level, loop) for loop in stage)
 
     @property
     def needed(self) -> set[Node]:
-        """What is needed elsewhere than in the loop that makes it."""
+        """The values that are needed outside of the loop that computes them."""
         found = {*self.plan.reports.values()}.union(*(p.sources for p in self.plan.passes))
         for *_, loop in self.loops:
             found |= {*operands(loop.nodes), *loop.stores.values()}.difference(loop.nodes)
         return found
 
     def _delay(self, gap: dict[Node, int]) -> None:
-        """Make values when something of the same axes needs them, if nothing else does."""
+        """Delay values that only operations over the same axes need, to the first of these."""
         fixed = {*self.plan.small.values(), *self.plan.reports.values()}
         fixed.update(*(p.sources for p in self.plan.passes))
         for n in reversed([*gap]):
@@ -71,7 +72,7 @@ class Staging:
                 gap[n] = min(gap[m] for m in users)
 
     def _stored(self, slot: str, value: Node) -> bool:
-        """Write a slot in the loop that makes its value, if nothing needs later what it held."""
+        """Write a slot in the loop that computes it; False if its old value is needed later."""
 
         def reads(nodes: Iterable[Node]) -> bool:
             return any(n.op == "input" and n.data == slot for n in nodes)
@@ -91,8 +92,8 @@ class Staging:
 
 
 def _stages(nodes: Iterable[Node], element: str) -> list[list[SmallLoop]]:
-    """Values in stages of loops. Values over the same axes are computed in one loop; but each
-    reduction of values over some axes begins a loop of its own, which also computes what follows.
+    """Return the stages of loops that compute values. A loop has values over the same axes. It is a
+    new one for each reduction of values over fewer axes than the elements, and what follows.
     """
     stages = list[dict[tuple[str, Node | None], list[Node]]]()
     at = dict[Node, tuple[int, tuple[str, Node | None]]]()

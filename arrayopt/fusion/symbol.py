@@ -1,4 +1,4 @@
-"""Symbolic arrays: what a rule is called with so that its operations are recorded as a graph."""
+"""Symbolic arrays. A trace calls a rule with them, and they record its operations as a graph."""
 
 import operator
 import sys
@@ -17,7 +17,7 @@ from arrayopt.rules.returned import Given
 
 
 def _refused(said: str) -> Any:
-    """A method that cannot be traced."""
+    """Return a method that raises TraceError."""
 
     def method(*_: Any, **options: Any) -> Any:
         raise not_fused(said)
@@ -26,15 +26,15 @@ def _refused(said: str) -> Any:
 
 
 class Symbol(Given):
-    """A symbolic array: a node of a graph, and what each of its dimensions is.
+    """A symbolic array: a node of a graph, with named dimensions.
 
-    `dims` has an entry for each dimension: the letter of the axis that it runs over, or "" where
-    its length is one. Several dimensions that are seen as one axis have its letter and a number. A
-    transposed matrix has the same node.
+    `dims` has an entry for each dimension: the letter of its axis, or "" if its length is one.
+    Dimensions that are merged into one axis have its letter and a number. A transposed matrix has
+    the same node, with its dimensions swapped.
     """
 
     namespace: ClassVar[Any]
-    """What `xp` is for symbols; `arrayopt.fusion.namespace` says it."""
+    """The `xp` of symbols, which `arrayopt.fusion.namespace` sets."""
     is_traced = True
     spare: Spare | None = None
 
@@ -43,7 +43,7 @@ class Symbol(Given):
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        """What `isinstance` asks for; the rules of this package know what is traced."""
+        """Raise TraceError if code outside this package calls `isinstance`: it would be misled."""
         if is_of_user(sys._getframe(1)):
             raise not_fused(
                 "`isinstance` cannot be asked of a traced array, as functions of other libraries do"
@@ -55,13 +55,13 @@ class Symbol(Given):
         return self.graph.lean
 
     def view(self, dims: tuple[str, ...]) -> "Symbol":
-        """The same memory with other dimensions."""
+        """Return the same value with other dimensions."""
         made = Symbol(self.graph, self.node, dims, self.dtype)
         made.is_given = self.is_given
         return made
 
     def beside(self, plain: "Symbol", low: float, high: float) -> "Symbol":
-        """The same values, of which sums are `Spare` ones."""
+        """Return the same values, whose sums are `Spare`: used only if that of `plain` fails."""
         made = self.view(self.dims)
         made.spare = Spare(plain.node.id, low, high)
         return made
@@ -103,7 +103,7 @@ class Symbol(Given):
         return self.namespace
 
     def __getattr__(self, name: str) -> Any:
-        """What arrays have, and symbols do not."""
+        """Raise TraceError for an attribute that symbols lack, and say what to use instead."""
         if name.startswith("_"):
             raise AttributeError(name)
         instead = {"T": "xp.matrix_transpose(x)", "size": "xp.sum(0.0 * x + 1.0)"}.get(name, "")
@@ -138,7 +138,7 @@ class Symbol(Given):
     __hash__ = _refused("what is traced is in no dictionary or set; compare numbers by ==")
 
     def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Any:
-        """What NumPy's arrays make of an operator; functions of NumPy are not those of `xp`."""
+        """Record an operator whose left operand is NumPy's. Refuse NumPy's functions."""
         for x in options.get("out", ()):
             x.written(None)
         op = next((op for op, row in OPS.items() if row.numpy is ufunc and row.methods), None)
@@ -148,7 +148,7 @@ class Symbol(Given):
 
 
 class Extent(Symbol):
-    """A length of a symbolic array: a scalar of the step. Comparing rows, columns picks a plan."""
+    """A length of a symbolic array: a scalar of the step. Comparing lengths selects a plan."""
 
     __class__ = property(lambda self: int)
 
@@ -173,7 +173,7 @@ class Extent(Symbol):
 
 
 def _comparison(method: str) -> Any:
-    """How an extent compares: by the graph's orientation or sides, else as a scalar."""
+    """The comparison `method` of lengths. The view has the answers for rows and columns."""
 
     def compare(self: Extent, other: Any) -> Any:
         if not isinstance(other, Extent):
@@ -198,7 +198,7 @@ def _comparison(method: str) -> Any:
 
 
 def lift(graph: Graph, value: Any) -> tuple[Node, tuple[str, ...], str]:
-    """The node, dimensions and dtype of an operand."""
+    """Return the node, dimensions and dtype of an operand, which may be a number."""
     if isinstance(value, Symbol):
         return value.node, value.dims, value.dtype
     if isinstance(value, np.generic | np.ndarray) and value.ndim == 0:
@@ -219,7 +219,7 @@ def lift(graph: Graph, value: Any) -> tuple[Node, tuple[str, ...], str]:
 
 
 def _unlike(op: str, nodes: list[Node]) -> str:
-    """Why an operation may be another one where a rule runs as written, if so."""
+    """Why an operation on conditions might differ from that of a rule run as written, or ""."""
     kinds = {n.dtype for n in nodes}
     if op in ("and", "or", "not") and kinds != {"bool"}:
         return "`&`, `|` and `~` are traced for conditions, not for numbers"
@@ -235,13 +235,13 @@ def _unlike(op: str, nodes: list[Node]) -> str:
 
 
 def _is_odd(n: Node) -> bool:
-    """Whether a condition on scalars may be -1 or -2 in Python, where `~` has made it."""
+    """Whether a condition on scalars may be -1 or -2 in Python, as a result of `~`."""
     odd = map(_is_odd, n.args)
     return n.op == "not" or (any(odd) if n.op == "or" else n.op == "and" and all(odd))
 
 
 def elementwise(op: str, *operands: Any) -> Any:
-    """An operation on symbols and numbers: a symbol, or of numbers alone a number."""
+    """Apply an operation. The result is a number if all operands are numbers, else a symbol."""
     row, graphs = OPS[op], [x.graph for x in operands if isinstance(x, Symbol)]
     if not graphs:
         return of_numbers(row.numpy, *operands)
@@ -249,7 +249,7 @@ def elementwise(op: str, *operands: Any) -> Any:
     if len(operands) != row.arity:
         raise not_fused(f"`{op}` takes {row.arity} operands; got {len(operands)}")
     lifted = [lift(graph, x) for x in operands]
-    # which scalars of the step, numbers to the rule, leave so
+    # beside a 16-bit array, scalars of the step do not widen the result, as numbers do not
     narrow = any(name in NARROW for _, _, name in lifted)
     names = []
     for n, _, name in lifted:
@@ -275,7 +275,7 @@ def elementwise(op: str, *operands: Any) -> Any:
         raise RetraceError("flat")
     if repeated > square:
         raise not_fused("an axis cannot be along several dimensions")
-    if square:  # all rows beside all rows
+    if square:  # both of the last two dimensions are rows, or columns
         if dims[-1] in made.axes:
             raise not_fused(
                 f"an outer product, which varies by {dims[-1]} along two dimensions, is not fused;"
@@ -286,7 +286,7 @@ def elementwise(op: str, *operands: Any) -> Any:
 
 
 def _method(op: str, *, swap: bool) -> Any:
-    """A method of symbols that records an operation; with `swap`, the symbol is on the right."""
+    """A method of symbols that records an operation. With `swap`, the symbol is on the right."""
     return lambda *args: elementwise(op, *(reversed(args) if swap else args))
 
 

@@ -1,4 +1,4 @@
-"""Tracing: a rule is called with symbolic arrays, which record its operations as a graph."""
+"""Tracing: `trace` calls a rule with symbolic arrays, which record its operations as a graph."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,31 +35,31 @@ from arrayopt.rules.totals import TOTALS, of_total
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What a rule computes of one tensor: what is to be stored, or what is to be reported."""
+    """What a rule computes for one tensor: new values to store, or reports."""
 
     outputs: dict[str, Node]
-    """``p`` and the slots, as they are to be stored; as they are, where reports were asked for."""
+    """The new values of ``p`` and the slots; their old values in a trace of reports."""
     slots: dict[str, str]
-    """The slots' axes."""
+    """The axes of each slot."""
     storage: dict[str, str]
-    """The dtypes that the parameter and the slots are stored in."""
+    """The storage dtypes of the parameter and the slots."""
     reports: dict[str, Node]
     """Values per tensor for `Optimizer.stats`."""
     element: str
     """The axes of an element."""
     totals: tuple[Node, ...] = ()
-    """The totals that it asks for, in order."""
+    """The totals that the rule asks for, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """Makes the symbols that a rule is given for a tensor of some dimensions."""
+    """Makes the symbolic arguments of a rule, for a tensor with these dimensions."""
 
     graph: Graph
     dims: tuple[str, ...]
 
     def array(self, name: str, dims: tuple[str, ...], dtype: str) -> Symbol:
-        """A parameter, gradient or slot."""
+        """Return the symbol of a parameter, gradient or slot."""
         first = {label[:1] for label in dims}
         axes = "".join(letter for letter in LETTERS if letter in first)
         if self.graph.view.flat:
@@ -71,12 +71,12 @@ class _Inputs:
         return made
 
     def scalar(self, name: str) -> Symbol:
-        """A scalar of the step."""
+        """Return the symbol of a scalar of the step."""
         return Symbol(self.graph, self.graph.make("host", data=name), (), self.graph.real)
 
 
 def _numbers_of(rule: Rule, inputs: _Inputs) -> tuple[dict[str, Any], Rule]:
-    """The numbers of a rule as scalars of the step; and the rule, whose `self.lr` is `h.lr`."""
+    """A rule's hyper-parameters as symbols, and a copy of the rule whose `self.lr` is `h.lr`."""
     values, off, seen = dict[str, Any](), rule.structure[-1], copy(rule)
     zero_is_off = {field.name for field in fields(rule) if field.metadata.get("zero_is_off")}
     for name in hypers(type(rule)):
@@ -91,12 +91,12 @@ def _numbers_of(rule: Rule, inputs: _Inputs) -> tuple[dict[str, Any], Rule]:
 
 
 class _On(On, Symbol):
-    """A number of which is known that it is on: `self.momentum == 0`."""
+    """A hyper-parameter that is known to be on: `self.momentum == 0` is false."""
 
 
 @dataclass(frozen=True)
 class _Draws:
-    """Random numbers as symbols of the parameter's dimensions; see `arrayopt.rules.draws.Draws`."""
+    """Returns random numbers as a symbol like the parameter; see `arrayopt.rules.draws.Draws`."""
 
     p: Symbol
     stored: str
@@ -111,7 +111,7 @@ class _Draws:
 
 
 class _Totals:
-    """Totals as symbols; see `arrayopt.rules.totals.Heard`."""
+    """Returns totals as symbols, and remembers their nodes; see `arrayopt.rules.totals.Heard`."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.made = graph, list[Node]()
@@ -120,19 +120,19 @@ class _Totals:
         graph, node = self.graph, lift(self.graph, x)[0]
         node = graph.make("float", node) if node.dtype == "bool" else node
         summed = Summed(of_total(len(self.made)), how)
-        made = graph.make(TOTAL, _one_of(graph, node), axes="", dtype="real", data=summed)
+        made = graph.make(TOTAL, _per_tensor(graph, node), axes="", dtype="real", data=summed)
         self.made.append(made)
         return Symbol(graph, made, (), graph.real)
 
 
-def _one_of(graph: Graph, node: Node) -> Node:
-    """The value of a tensor, which may be seen as an element where the rank is 0."""
+def _per_tensor(graph: Graph, node: Node) -> Node:
+    """Return a value per tensor: the value of a tensor of rank 0 may be that of its one element."""
     return graph.make("sum", node, axes="") if node.axes else node
 
 
 @contextmanager
 def _clear_errors(rule: Rule, rank: int) -> Iterator[None]:
-    """Errors of a traced rule name its line; a fault that it has untraced too is raised as is."""
+    """Add the rule's line to errors of a trace. An error that is not of tracing stays as it is."""
     RAISED.first = None
     try:
         yield
@@ -171,29 +171,29 @@ def trace(
     Parameters
     ----------
     rule : Rule
-        The rule; of its numbers only matters which are off.
+        The rule. Of its hyper-parameters it matters only which are off.
     rank : int
         The tensor's number of dimensions.
     dtype : str
         The dtype that the tensor is stored in.
     view : Aspect
-        How it is seen.
+        What the trace knows of the tensor's shape.
     valued : bool
         Whether `h.value` is the step's value; else it is None.
     clip : bool
         Whether gradients are multiplied by the scalar `CLIP` first.
     stats : bool
-        Whether to trace what is reported, norms too, in place of what is stored. The two are traces
-        apart, so that a report can change nothing of the update.
+        Whether to trace the reports, with norms, and not the update. Reports have a trace of their
+        own, so they cannot change the update.
     lean : bool
-        Whether registers are few: then norms make do with less; see `arrayopt.rules.words.PAIR`.
+        Whether registers are few: then norms use fewer; see `arrayopt.rules.words.PAIR`.
 
     Raises
     ------
     TraceError
-        If the rule does something that cannot be traced, saying what, and what to do instead.
+        If the rule does something that cannot be traced. The message says what to write instead.
     RetraceError
-        If the rule asks for more than the view says; see `Aspect`.
+        If the rule depends on more of the shape than the view has; see `Aspect`.
     ValueError
         If the rule does not return every slot, or changes a shape.
     """
@@ -243,7 +243,7 @@ def trace(
 def _slots(
     rule: Rule, rank: int, dtype: str, inputs: _Inputs, fresh: dict[str, Any]
 ) -> tuple[dict[str, Symbol], dict[str, str]]:
-    """The slots of a rule, and what they and the parameter are stored in."""
+    """The symbols of a rule's slots, and the storage dtypes of the slots and the parameter."""
     narrow = rule.storage(rank, dtype)
     if any(symbol.dtype in NARROW or symbol.dtype not in WORKING for symbol in fresh.values()):
         raise TraceError("16-bit and bool slots are not fused; use engine='array_api'")
@@ -257,7 +257,7 @@ def _slots(
 
 
 def _check_values(rule: Rule, graph: Graph, values: dict[str, tuple[Symbol, Any]]) -> None:
-    """Raise where a value that the rule returned cannot take the place of an old one."""
+    """Raise an error if a returned value differs in shape or kind from the one that it replaces."""
 
     def form(symbol: Any) -> tuple[tuple[str, ...], str]:
         node, dims, _ = lift(graph, symbol)
@@ -268,11 +268,11 @@ def _check_values(rule: Rule, graph: Graph, values: dict[str, tuple[Symbol, Any]
 
 
 def _reported(who: str, graph: Graph, reports: dict[str, Any], *, one: bool) -> dict[str, Node]:
-    """What is reported, a value for each tensor; of tensors of rank 0 it is `one` element."""
+    """The nodes of the reports, each a value per tensor. `one`: the tensor has rank 0."""
     nodes = {name: lift(graph, symbol)[0] for name, symbol in reports.items()}
-    # a total is known before the pass that reports
+    # a total comes from outside the pass that reports, so a report of it is a copy
     nodes |= {name: graph.make("copy", x) for name, x in nodes.items() if x.op == TOTAL}
-    nodes = {name: _one_of(graph, x) for name, x in nodes.items()} if one else nodes
+    nodes = {name: _per_tensor(graph, x) for name, x in nodes.items()} if one else nodes
     odd = [name for name, node in nodes.items() if node.axes]
     if odd:
         raise TraceError(ODD.format(who, ", ".join(odd)))

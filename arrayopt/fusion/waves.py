@@ -1,7 +1,7 @@
-"""Many numbers of a tensor in waves: those of a wave are ready at once, and come by one operation.
+"""Waves: many numbers of a tensor, divided into waves that are computed at once, by one operation.
 
-A rule such as L-BFGS computes hundreds of numbers between its passes. Code has each operation once
-then, and tables say of which numbers; so neither code nor registers grow with how many there are.
+A rule such as L-BFGS computes hundreds of numbers between its passes. In waves, the code has each
+operation once, and tables have the operands. So code and registers do not grow with their count.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,17 +10,17 @@ from typing import Any
 from arrayopt.fusion.graph import Node, operands
 
 MANY_NUMBERS = 80
-"""From so many numbers on they may be made in waves."""
+"""The least count of numbers that are computed in waves."""
 
 
 def in_waves(nodes: Sequence[Node], axes: str, element: str) -> bool:
-    """Whether values over some axes may be made in waves."""
+    """Whether values over some axes are computed in waves."""
     many = element == "C" and not axes and len(nodes) >= MANY_NUMBERS
     return many and all(n.dtype != "complex" for n in (*nodes, *operands(nodes)))
 
 
 def waves(nodes: Iterable[Node]) -> list[list[list[Node]]]:
-    """Values in waves by level: those of one level do not need each other."""
+    """Return the waves of each level. Values of one level do not depend on each other."""
     level, found = dict[Node, int](), list[dict[Any, list[Node]]]()
     for n in nodes:
         level[n] = at = max((level.get(a, -1) for a in n.args), default=-1) + 1

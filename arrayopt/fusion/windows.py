@@ -1,8 +1,7 @@
-"""Parts of a tensor that is seen as matrices: each is a window, some batches, rows and columns of
-it.
+"""Windows: parts of a tensor that is seen as matrices, each some batches, rows and columns.
 
-A window begins with a unit, so it has units of its own. What lies per row, column or batch has its
-place in the whole tensor; partial results have places in the order of windows.
+A unit begins where a window begins, so each window has units of its own. Values per row, column or
+batch are stored as for the whole tensor, and partial results in the order of windows.
 """
 
 from collections.abc import Sequence
@@ -15,14 +14,14 @@ from arrayopt.arrays import Ints
 from arrayopt.fusion.graph import ELEMENT
 
 WINDOW = ("A_0", "A_1", "A_T", "R_0", "R_1", "R_T", "C_0", "C_1", "C_T")
-"""A window: its first batch, end, and first unit along batches; the same for rows, columns."""
+"""A window: the first batch, the end, and the first unit of batches; then for rows, columns."""
 
 Blocks = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
-"""For each rank the offset and the shape of its part."""
+"""The offset and shape of each rank's part."""
 
 
 def undivided(geo: Any) -> Ints:
-    """The windows of tensors that are not in parts, by their `geometry`."""
+    """Return the windows of undivided tensors, given their `geometry`."""
     none, found = np.zeros(len(geo), np.int64), []
     for end in (geo["A"] * geo["B"], geo["R"], geo["C"]):
         found += [none, end, none]
@@ -30,7 +29,7 @@ def undivided(geo: Any) -> Ints:
 
 
 def axes_of(shape: Sequence[int], element: str) -> list[str]:
-    """For each axis of a tensor the letter of the axis of an element that it is a part of."""
+    """Return for each dimension of a tensor the letter of the axis that it belongs to."""
     if element in (ELEMENT[1], ELEMENT[2]):
         return [element[min(i, len(element) - 1)] for i in range(len(shape))]
     return ["A", *"B" * (len(shape) - 3), "R", "C"]
@@ -39,15 +38,16 @@ def axes_of(shape: Sequence[int], element: str) -> list[str]:
 def windows(
     blocks: Blocks, shape: Sequence[int], element: str, geo: Any
 ) -> tuple[Ints, tuple[int, int, int]]:
-    """Each rank's window of a tensor, and how many units there are along batches, rows and columns.
+    """Return each rank's window of a tensor, and the number of units along batches, rows and
+    columns.
 
     Parameters
     ----------
     blocks : sequence
-        Each rank's part. Together they fill the tensor, each place once, but that ranks may have
-        the same part.
+        Each rank's part. Parts do not overlap and fill the tensor, but several ranks may have the
+        same part.
     shape : sequence of int
-        The tensor's.
+        The tensor's shape.
     element : str
         The axes of an element.
     geo : record
@@ -56,7 +56,7 @@ def windows(
     Raises
     ------
     ValueError
-        If the parts are not cut along whole rows and columns, saying what they must be, to follow
+        If the parts are not divided along whole rows and columns. The message is to be put after
         the tensor's name.
     """
     letters = axes_of(shape, element)
@@ -89,17 +89,17 @@ def windows(
 
 
 def _range(extents: Sequence[tuple[int, int, int]]) -> tuple[int, int] | None:
-    """The elements of a block of several axes seen as one: first and end; None if it has gaps."""
+    """The range that a part covers on dimensions merged into one axis; None if it has gaps."""
     inner = 1
     first, count, gaps = 0, 1, False
     for offset, n, size in reversed(extents):
-        gaps |= count < inner and n > 1  # what lies within is not all there
+        gaps |= count < inner and n > 1  # several indices here, but inner dimensions are not whole
         first, count, inner = first + offset * inner, count * n, inner * size
     return None if gaps else (first, first + count)
 
 
 def views(room: Any, kind: str, geo: Any, window: Any) -> Any:
-    """Of the partial results that are kept for a kind, those that a window has, as a view."""
+    """Return a view of a window's partial results, in the memory of one reduction of this kind."""
     a0, a1, at, r0, r1, rt, c0, c1, ct = map(int, window)
     tiles = (
         slice(rt, rt + -(-(r1 - r0) // int(geo["TR"]))),

@@ -1,4 +1,6 @@
-"""The work of all passes over elements of some axes, and the cheapest values to start from."""
+"""The work of all passes over one space (`Work`), and the choice of the values that a pass reads
+(`cheapest`). `placement.py` uses both to try ways to divide the work among passes.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
@@ -9,35 +11,34 @@ from arrayopt.fusion.passes import Pass
 
 
 class Work:
-    """What the passes over elements of some axes are to do, whichever pass does what.
+    """What the passes over one space must store and reduce, in whichever pass.
 
     Parameters
     ----------
     element : str
         The axes of an element.
     outputs : dict of str to Node
-        What the parameter and the slots of an element's axes are to hold.
+        The new values of the parameter and of slots over these axes.
     sums : sequence of Node
-        What is reduced.
+        The reductions over elements.
     narrow : frozenset of str
-        What is stored in fewer bits than arithmetic is done in: what was stored is not the value
-        then.
+        The arrays whose storage has fewer bits than arithmetic: a value read back is not the same.
     products : dict of Node to str
-        Products of matrices, and the scratch arrays that these are in.
+        Products of matrices, and the names of the scratch arrays that hold them.
     calls : bool
-        Whether each operation costs as much as it reads and writes, as one of NumPy does.
+        Whether each operation costs what it reads and writes, as a call of NumPy does.
 
     Attributes
     ----------
     count : int
-        How many passes there are.
+        The number of passes.
     inputs, made : list of Node
-        What the passes can read: what is stored when the first begins, and products.
+        The values that passes can read: arrays that exist before the first pass, and products.
     args : dict of Node to list of Node
-        What a pass computes each value from; values over fewer axes are computed between passes.
+        The operands of each value that are values per element. Others are computed between passes.
     passes : dict
-        Passes by what they have to do and what they can read: most placements that are tried differ
-        in few.
+        A cache of passes, by what they store, reduce and can read. Most placements that are tried
+        differ in few passes.
     """
 
     def __init__(
@@ -65,34 +66,34 @@ class Work:
         self.passes: dict[Any, Pass] = {}
 
     def is_element(self, n: Node) -> bool:
-        """Whether a pass reads or computes a value: an element, or a complex number of others."""
+        """Whether a pass reads or computes a value: it is per element, or complex of any axes."""
         given = n.on_host or n.reduces or n.op == POSITION
         return (n.axes == self.element or n.op == "complex") and not given
 
     def size(self, name: str, n: Node) -> int:
-        """The size of a value under a name in memory, in halves of a real value."""
+        """Return the size of a value in memory in the array `name`, in halves of a real value."""
         half = self.rounds(name) or (n.narrow and name not in self.outputs)
         return (1 if half else 2) * (2 if n.dtype == "complex" else 1)
 
     def rounds(self, name: str) -> bool:
-        """Whether a value is not what it was once it has been stored under a name."""
+        """Whether storing in the array `name` rounds values."""
         return name in self.narrow
 
     def roots(self, stores: dict[str, Node], sums: Iterable[Node]) -> list[Node]:
-        """What a pass computes all else for."""
+        """Return the values per element that a pass stores or reduces."""
         ends = [*stores.values(), *(s.args[0] for s in sums)]
         return [n for n in ends if self.is_element(n)]
 
-    def done(
-        self, stores: dict[str, Node], sums: tuple[Node, ...], there: dict[Node, tuple[str, int]]
+    def pass_for(
+        self, stores: dict[str, Node], sums: tuple[Node, ...], readable: dict[Node, tuple[str, int]]
     ) -> Pass:
-        """The pass that stores and sums this; `there`: what it can read, with name and price."""
-        key = (*stores.items(), *sums, frozenset(there.items()))
+        """The pass with these stores and sums. `readable`: what it can read, name and price."""
+        key = (*stores.items(), *sums, frozenset(readable.items()))
         if key in self.passes:
             return self.passes[key]
         roots = self.roots(stores, sums)
-        price = {n: x[1] for n, x in there.items()}.get
-        read = {n: there[n][0] for n in cheapest(roots, self.args.__getitem__, price)}
+        price = {n: x[1] for n, x in readable.items()}.get
+        read = {n: readable[n][0] for n in cheapest(roots, self.args.__getitem__, price)}
         found, stack = dict.fromkeys(roots), list(roots)
         while stack:
             taken = [] if stack[-1] in read else self.args[stack[-1]]
@@ -102,7 +103,7 @@ class Work:
         order = {name: i for i, name in enumerate(dict.fromkeys(("p", "g", *self.outputs)))}
 
         def place(n: Node) -> tuple[int, bool]:
-            """Of two values under one name the old one is last; `Placement` delays the store."""
+            """Return a sort key: if one name has an old and a new value, the old one is last."""
             return order.get(read[n], len(order)), n.op == "input" and n.data == read[n]
 
         loads = {read[n]: n for n in sorted(read, key=place)}
@@ -118,32 +119,31 @@ TOP, BOTTOM = 0, 1
 def cheapest(
     roots: Iterable[Node], args: Callable[[Node], list[Node]], price: Callable[[Node], int | None]
 ) -> list[Node]:
-    """The values of least total price that the roots can be computed from; of equal ones those
-    nearest to the roots.
+    """Return the cheapest set of values that the roots can be computed from. If several cost the
+    same, return the one nearest to the roots.
 
     Parameters
     ----------
     roots : iterable of Node
-        What is to be computed.
+        The values to compute.
     args : callable
-        What a value is computed from, as far as it has a price at all; nothing for one that is to
-        be had for nothing.
+        The operands of a value that cost something; an empty list if all are free.
     price : callable
-        What a value costs to begin from, at least one; None where that is not possible. Inputs and
-        products have one.
+        The price to read a value, at least 1, or None if it cannot be read. Inputs and products
+        have a price.
 
     Notes
     -----
-    It is a minimum cut of the graph through its nodes. Each node is a pipe as wide as its price,
-    from the roots down to the inputs; by the theorem of Ford and Fulkerson (1956) the narrowest set
-    of pipes that holds everything back is found by filling them (Edmonds and Karp, 1972).
+    This is a minimum cut of the graph through its nodes. Each node is a pipe as wide as its price,
+    from the roots to the inputs. A maximum flow (Edmonds and Karp, 1972) fills the narrowest set of
+    pipes that separates them (Ford and Fulkerson, 1956).
     """
     nodes = list(dict.fromkeys(roots))
-    # where each begins; it ends at the next number
+    # each node is an edge, from this number to the next one
     ends = {node: 2 * i + 2 for i, node in enumerate(nodes)}
-    # how much more can flow from one end to another
+    # the residual capacity from one end to another
     room: list[dict[int, float]] = [{ends[node]: inf for node in nodes}, {}]
-    for node in nodes:  # grows
+    for node in nodes:  # the list grows meanwhile
         cost, below = price(node), args(node)
         for operand in below:
             if operand not in ends:

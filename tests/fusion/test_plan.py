@@ -228,7 +228,7 @@ def test_shape_matters_only_to_rows_columns_and_centralization(row):
     factored = ALL[row][0] == "CAME" or (ALL[row][0] == "Adafactor" and rule.factored)
     merged = not (rule.grad_centralization or rule.clip_unit_ratio or factored)
     first = plan_for(rule, 1, "float32")
-    planning._made.cache_clear()
+    planning._planned.cache_clear()
     plans = [plan_for(rule, rank, "float32") for rank in RANKS]
     assert plans[0] is first  # what somebody has is not made anew
     assert [plan.element for plan in plans] == (["C"] * 4 if merged else ["C", "RC", "ARC", "ABRC"])

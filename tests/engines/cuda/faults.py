@@ -1,7 +1,7 @@
-"""Faults to plant in the kernels, each of which the tests must find: (what, the text, what is put in its place).
+"""Faults to plant in the kernels, which the tests must find: (description, source text, its replacement).
 
-``python -m tests.engines.cuda.faults LAMB 3`` plants one and prints what found it. It has a process of its
-own, for it may end it.
+``python -m tests.engines.cuda.faults LAMB 3`` plants one, and prints how it was found. It runs in a process of its
+own, because it may crash.
 """
 
 import sys
@@ -94,7 +94,7 @@ def steps(cupy, name):
 
 
 def found(name, old, new):
-    """What finds a fault, the checks or the numbers, in words; an empty string if it goes unseen."""
+    """Plant a fault, and return the error that found it, or the deviation of numbers; an empty string if it was missed."""
     with standin.installed() as cupy:
         from arrayopt.engines.cuda import launches, table
 

@@ -1,6 +1,6 @@
-"""Faults to plant in the engine and its kernels, each of which its tests must find: see test_cuda_planted.py.
+"""Faults to plant in the engine and its kernels, which its tests must find; see test_cuda_planted.py.
 
-(what, the file, its text, what is put in its place, the tests that find it)
+(description, file, source text, its replacement, the test that finds the fault)
 """
 
 from tests.engines.cuda.planted_later import LATER
@@ -47,7 +47,7 @@ MISSED = [
     ("the queue kept by the number of rows", "arrayopt/engines/batch.py", "key = some.tobytes()", "key = bytes(len(some))", LEFT_OUT),
     ("partial sums of columns of another matrix", "kernels/matrix.cuh", "(batch * t.NR + tile_row) * t.C", "(batch + tile_row) * t.C", TILES),
 ]  # fmt: skip
-"""Those that the tests did not find once."""
+"""Faults that earlier tests did not find."""
 
 MORE = [
     ("a tensor left out is counted", "kernels/prepare.cuh", "(part != nullptr && !part[tensor]) || ", "", LEFT_OUT),
@@ -108,7 +108,7 @@ MORE = [
     ("the largest number of a total forgets NaN", "kernels/totals.cuh", "a != a || a > b", "a > b", f"{TOTALS}::test_the_largest_number_of_none"),
     ("a loss scale that is not kept", JUDGE, "self.committed[...] = self.verdict", "pass", SCALED),
 ]  # fmt: skip
-"""Others."""
+"""Other faults."""
 
 PLANTED = MISSED + MORE + LATER + OTHERS
 EACH_RUN = {"ties of bfloat16 rounded up"}

@@ -1,4 +1,4 @@
-"""Faults planted by somebody who had not written the tests, each with the quick test that finds it; see planted.py."""
+"""Faults by a person who had not written the tests, each with the quick test that finds it; see planted.py."""
 
 __all__ = ["OTHERS"]
 

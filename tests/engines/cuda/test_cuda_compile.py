@@ -1,4 +1,4 @@
-"""Every kernel, compiled for real devices: what it takes of registers, and how much it spills."""
+"""Every kernel, compiled for real devices: its registers, and the bytes that it spills."""
 
 import itertools
 import re
@@ -28,20 +28,20 @@ LANS has four loads, two stores and six sums in one pass.
 """
 
 OF_MATRICES = ("CAME", "Adafactor")
-"""Rules that look at rows and columns: for matrices their kernels are others."""
+"""Rules with sums over rows and columns, which have other kernels for matrices."""
 
 WIDER = ("float16", "bfloat16")
-"""Rounding takes more registers than three blocks leave."""
+"""Dtypes of which rounding needs more registers than a thread has with three blocks."""
 
 SPILLED = {"LANS": 16, "Adan": 72, "AdEMAMix": 32, "AdamH": 16, "CAME": 16}
-"""Bytes that a thread of three blocks spills on some architectures; of two blocks, none. CAME is quicker with three, as
+"""The bytes that a thread spills on some architectures with three blocks; with two, none. CAME is faster with three, as
 measured on an H200."""
 
 OPTIONS = (*nvrtc.CUPY_OPTIONS, "--ptxas-options=-v")
 
 
 def kernels():
-    """Each rule, and for those that look at rows and columns each form, in each dtype."""
+    """Each rule in each dtype, with both forms of `OF_MATRICES`."""
     for name, rows in CASES.items():
         rule = make(name, rows[0])
         for dtype in DTYPES:
@@ -52,7 +52,7 @@ def kernels():
 
 
 def compiled():
-    """What is compiled for which architectures."""
+    """The cases: kernels with the architectures for which they are compiled."""
     for name, dtype, rank in kernels():
         matrices = rank > 1  # long to compile: in other dtypes for the oldest and the newest alone
         archs = ARCHS if not matrices or (dtype, rank) == ("float32", 2) else (OLDEST, NEWEST)
@@ -60,7 +60,7 @@ def compiled():
 
 
 def each_run(name, dtype, rank, arch):
-    """Whether each run compiles it: each rule in float32, and LAMB in each dtype; for the oldest architecture LAMB."""
+    """Whether `make test` compiles a case: all rules in float32, LAMB in each dtype, only LAMB for the oldest."""
     if arch == OLDEST:
         return (name, dtype) == ("LAMB", "float32")
     return arch == NEWEST and rank <= 2 and (dtype == "float32" or name == "LAMB")
@@ -168,7 +168,7 @@ def test_random_numbers_take_no_more_registers_than_there_are(name, dtype, arch)
 
 
 def apart(k):
-    """Each tensor is a problem of its own, so that its numbers are computed between the passes."""
+    """A rule whose tensors are separate problems, so that its numbers are computed between the passes."""
     return ao.LBFGS(memory=k, line_search=None, joint=False)
 
 
@@ -192,7 +192,7 @@ EACH_RUN += [("ring, int8", 3, "complex64", NEWEST)]
     marked(REGISTERS, lambda *case: case in EACH_RUN),
 )
 def test_registers_do_not_grow_with_the_members_of_rings(kind, k, dtype, arch):
-    """Nor does a thread need memory of its own, or little where members are in 8 bits or complex."""
+    """Nor does a thread spill bytes, except a few if members are in 8 bits or complex."""
     text = ao.source(RINGS[kind](k), engine="cupy", dtype=dtype, rank=1)
     for source in re.split(r"(?m)^(?=// Fused kernels)", text)[1:]:  # one for each part between totals
         used = nvrtc.usage(nvrtc.compile(source, arch=arch, options=OPTIONS)[2])["run"]
@@ -208,7 +208,7 @@ def test_sources_name_nothing_outside():
 
 @pytest.mark.parametrize("rank", marked([(2,), (3,)], lambda rank: rank == 2))
 def test_centred_complex_gradients_compile(rank):
-    """A mean of complex numbers per row reaches the pass as two real ones."""
+    """The mean of a row of complex numbers is passed on as two real numbers."""
     rule = ao.AdamW(lr=0.1, grad_centralization=True)
     for dtype in ("complex64", "complex128"):
         assert nvrtc.compile(ao.source(rule, engine="cupy", dtype=dtype, rank=rank), arch="sm_90")[0]

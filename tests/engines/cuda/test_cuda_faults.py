@@ -1,4 +1,4 @@
-"""The tests of the kernels are tested: each of many planted faults must be found."""
+"""Test the tests of the kernels: they must find each of many planted faults."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def found(rule, number):
-    """What finds a fault, in a process of its own: a wild write may end it."""
+    """The output of `faults.py` for a fault, in a new process, which a wild write may crash."""
     command = [sys.executable, "-m", "tests.engines.cuda.faults", rule, str(number)]
     ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
     if ran.returncode < 0:
@@ -36,7 +36,7 @@ EACH_RUN = {
     "swapped moments",
     "columns overwritten while they are added up",
 }
-"""One of each kind: the order of threads, of blocks and of tickets, what lies beyond an array, wrong numbers."""
+"""One fault of each kind: order of threads, blocks and tickets, access beyond an array, wrong numbers."""
 
 
 def what(rule, i):

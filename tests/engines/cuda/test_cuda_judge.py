@@ -1,4 +1,4 @@
-"""The kernel that decides over a step, with more norms than a block has threads, against the same in Python."""
+"""The kernel `judge`, with more norms than a block has threads, compared with the same in Python."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def judge():
 
 
 def decided(judge, norms, layer, limit=1e9):
-    """The verdict, and the flags, which were all set before."""
+    """Run the kernel with all flags set; return the verdict, and the flags."""
     addresses = np.array([norms.ctypes.data + 8 * i for i in range(len(norms))], np.int64)
     given, state = np.array([1.0, limit]), np.array([1.0, 0.0, 0.0, 1.0])
     verdict, skip = np.zeros(len(VERDICT)), np.full(1 + LAYERS, 7, np.int32)
@@ -26,7 +26,7 @@ def decided(judge, norms, layer, limit=1e9):
 
 
 def expected(norms, layer):
-    """Which layers are left out, whether all is skipped, and the global norm of what is left."""
+    """The layers that are skipped, whether the whole step is, and the global norm of the rest."""
     wrong = ~np.isfinite(norms)
     bad = {*layer[wrong & (layer > 0)].tolist()}
     left = np.array([i == 0 or i not in bad for i in layer.tolist()])

@@ -1,4 +1,4 @@
-"""The tests of the CuPy engine are tested: with each of many faults planted in a copy of it, one of them must fail."""
+"""Test the tests of the CuPy engine: on a copy of the engine with a planted fault, one of them must fail."""
 
 import os
 import shutil

@@ -1,6 +1,6 @@
-"""The small functions of the kernels, each over awkward values: what they are in NumPy, or in integers of Python.
+"""The small functions of the kernels on awkward values, compared with NumPy, or with Python's integers.
 
-They are in one text, which compiles once. What uses them is tested elsewhere, with numbers that are seldom awkward.
+They are in one source, which is compiled once. Other tests run the code that uses them, with ordinary numbers.
 """
 
 from itertools import product
@@ -77,7 +77,7 @@ def module():
 
 
 def run(module, name, kind, *given):
-    """What a function makes of values."""
+    """The results of a function for these values."""
     given = [np.ascontiguousarray(x) for x in given]
     to, n = np.zeros(given[0].shape, kind), given[0].size
     module.get_function(f"of_{name}")((-(-n // 256),), (256,), [*given, to, np.int32(n)], ftz=False)
@@ -140,7 +140,7 @@ def test_complex_numbers(module):
 @pytest.mark.parametrize(("name", "kind"), [("half", np.float16), ("bfloat16", ml_dtypes.bfloat16)])
 @pytest.mark.filterwarnings("ignore:invalid value|overflow")
 def test_numbers_of_16_bits(module, name, kind):
-    """Each to 32 bits and back; and what lies between two of them, just at the middle and beside it."""
+    """All of them to 32 bits and back; and numbers at, and next to, the middle between two of them."""
     wide = EVERY.view(kind).astype(np.float32)
     np.testing.assert_array_equal(run(module, f"widen_{name}", "f4", EVERY), wide)
     bits, numbers = wide.view(np.uint32).astype(np.int64), np.isfinite(wide)
@@ -217,7 +217,7 @@ extern "C" __global__ void folds(const float* x, float* to) {
 
 @pytest.mark.parametrize("seed", range(2))
 def test_folds_of_a_block_one_after_the_other(seed):
-    """Of negative numbers and of positive ones; a fold does not write what threads still read of the one before."""
+    """Of negative and of positive numbers; a fold does not overwrite what threads still read in the one before."""
     text = "\n".join(["typedef float W;", *(header(f"{name}.cuh") for name in ("arithmetic", "sums")), FOLDS])
     x, to = -1 - np.random.default_rng(0).permutation(256).astype("f4"), np.zeros(4, "f4")
     module = Module(code=text, names=["folds"], check=True)
@@ -238,7 +238,7 @@ extern "C" __global__ void turns(const float* x, float* work, const long long* f
 
 @pytest.mark.parametrize("seed", range(2))
 def test_sums_of_more_members_than_a_warp_has_lanes(seed):
-    """Each warp begins its own, and a block adds them up when all are there."""
+    """Each warp computes its own sums, and the block adds them up after all warps."""
     arithmetic, sums, turns = (header(f"{name}.cuh") for name in ("arithmetic", "sums", "turns"))
     text = "\n".join(["typedef float W;", arithmetic, sums, TURNS.format(turns)])
     x, work, first = np.arange(256, dtype="f4"), np.zeros(140, "f4"), 2 * np.arange(70)[::-1].copy()

@@ -23,13 +23,13 @@ FIRST = [f"{name}-0" for name in CASES]
 
 @pytest.fixture
 def unchecked():
-    """Launches for their numbers only, which are quicker."""
+    """Launches without checks, which are faster, for tests of numbers only."""
     with standin.checking(check=False):
         yield
 
 
 def numbers(shape, dtype, seed, scale=1.0):
-    """Normal numbers in a dtype."""
+    """Normally distributed numbers in a dtype."""
     r = np.random.default_rng(seed)
     x = r.standard_normal(shape) * scale
     if dtype.startswith("complex"):
@@ -60,7 +60,7 @@ def step(cupy, opts, shapes, dtype="float32", *, seed=100, without=()):
 
 
 def compare(opts, dtype="float32", loose=1.0):
-    """That both hold the same within the dtype's tolerance."""
+    """Assert that both optimizers agree within the dtype's tolerance."""
     kind = TOLERANCES[dtype] if TOLERANCES[dtype].relative else TOLERANCES["float32"]
     for name, state in opts[0].state.items():
         other = opts[1].state[name]
@@ -159,7 +159,7 @@ def test_groups_dtypes_and_schedules_in_one_optimizer(cupy):
 
 
 def awkward(xp, name, x):
-    """The same values, elsewhere."""
+    """The same values in memory that is unaligned, transposed or strided."""
     if name == "unaligned":
         room = xp.zeros(x.size + 1, x.dtype)
         view = room[1:].reshape(x.shape)
@@ -188,7 +188,7 @@ def test_arrays_that_are_not_contiguous_or_not_aligned(cupy, rule, how):
 
 
 def bits(opt):
-    """All that an optimizer holds."""
+    """The bytes of all parameters and slots, and the counts."""
     arrays = [x for state in opt.state.values() for name, x in state.items() if name != "t"]
     return b"".join(x.get().tobytes() for x in [*opt.params.values(), *arrays])
 
@@ -285,7 +285,7 @@ def test_several_devices(cupy):
 @pytest.mark.parametrize("engine", ["cupy", "array_api"])
 @pytest.mark.parametrize("options", [{"clip_norm": 0.5}, {"loss_scale": 4.0, "accumulate": 2}], ids=str)
 def test_another_device_is_current(cupy, engine, options, unchecked, tmp_path):
-    """In any call: what is made anew lies where its tensor does."""
+    """In any call, new arrays must be on the device of their tensor."""
     needs_two_devices(cupy)
     shapes, rule = {"w": (6, 5), "b": (6,)}, ao.LAMB(ema_decay=0.5)
     opts = pair(cupy, rule, shapes, **options)

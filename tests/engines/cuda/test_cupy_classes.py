@@ -13,7 +13,7 @@ from tests.cudacpu import standin
 from tests.engines.cuda.test_cupy import compare, pair, step, trees
 
 TAILS = {f"n{n}": (n,) for n in (3, 4, 1023, 1028, 2051, 2056, 3075, 3080, 4095, 4096 + 2056, 2 * 4096 + 3080)}
-"""What is left for the last piece: for none, one, two, three of the vectors that a thread asks for at once."""
+"""Sizes whose last piece has none, one, two or three of the vectors that a thread reads at once."""
 
 
 @pytest.mark.parametrize("name", ["LARS", "LANS"])
@@ -58,7 +58,7 @@ def norm(cupy, shapes, grads, **options):
 
 
 def test_the_joint_norm_has_the_same_bits_however_tensors_are_grouped(cupy):
-    """It is added up in the order of the tensors: not by rule, by rank, or by what they are sorted into."""
+    """It is added up in the order of the tensors, and not by rule, rank or bucket."""
     shapes = {f"w{i:02}": (1 + i % 3,) * (1 + i % 2) for i in range(60)}
     grads = {name: g * 10.0 ** (i % 7 - 3) for i, (name, g) in enumerate(trees(shapes, "float32", 5).items())}
     names, other = list(shapes), ao.Adam(lr=0.1)
@@ -154,7 +154,7 @@ def test_a_step_that_failed_after_a_load_divides_by_the_scale_that_was_loaded(cu
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class OverRows(ao.Rule):
-    """A step by what is summed over one axis, then over several of the others, and over each alone."""
+    """A step with sums over one axis, then over several of the others, and over each of these."""
 
     over = -1
 

@@ -1,4 +1,4 @@
-"""Calls of cuBLAS over the stand-in for it: row by row against NumPy, and each mistake that a device would not tell."""
+"""Calls of cuBLAS over the stand-in for it: compared with NumPy, and mistakes that a device would not report."""
 
 import ctypes
 
@@ -30,7 +30,7 @@ def blas(cupy):
 
 
 def operands(cupy, shape, dtype, seed=0):
-    """A, B and C for some products, each with room between them, and what is asked for."""
+    """A, B and C of some products, with gaps between matrices; the expected results; and the `StridedProducts`."""
     from arrayopt.engines.cuda.cublas import StridedProducts
 
     m, n, k, ta, tb, count, apart = shape
@@ -64,7 +64,7 @@ def test_products_row_by_row(shapes, dtype):
 
 
 def test_all_matrices_of_a_tensor_are_multiplied(cupy):
-    """Of two axes of them, too."""
+    """Also of a tensor with two axes of matrices."""
     from arrayopt.engines.cuda.products import calls_of
 
     shape, rule = (2, 3, 4, 6), ao.Muon(lr=0.1, ns_steps=1, matrix="last")

@@ -1,6 +1,6 @@
-"""What the package takes from CuPy exists in CuPy, and so does all that the tests' stand-in offers in its place.
+"""All names that the package uses from CuPy, and those of the tests' stand-in, exist in CuPy.
 
-CuPy can be imported without a GPU. It is asked in a process of its own, since tests put a stand-in in its place.
+CuPy can be imported without a GPU. A new process does so, because in this one the stand-in has its name.
 """
 
 import ast
@@ -48,14 +48,14 @@ print(json.dumps(answers))
 
 
 def ask(names, environment=None):
-    """For each name None where CuPy has it not, else its signature, or nothing where that is not known."""
+    """For each name None if CuPy lacks it, else its signature, or an empty string if that is unknown."""
     options = {"capture_output": True, "text": True, "check": True, "env": environment}
     ran = subprocess.run([sys.executable, "-c", ASK], input=json.dumps(sorted(names)), **options)
     return json.loads(ran.stdout)
 
 
 def names_used(text):
-    """The dotted names below ``cupy`` that a text of Python takes, by whatever name it imported them."""
+    """The dotted names below ``cupy`` that a Python source uses, by whatever name it imported them."""
     aliases, used = {}, {}
     tree = ast.parse(text)
     for node in ast.walk(tree):

@@ -23,7 +23,7 @@ LAYERS = {"batch": (3, 5, 7), "words": (2, 8, 16), **SHAPES}
 
 @pytest.fixture
 def unchecked():
-    """Launches for their numbers only, which are quicker."""
+    """Launches without checks, which are faster, for tests of numbers only."""
     with standin.checking(check=False):
         yield
 

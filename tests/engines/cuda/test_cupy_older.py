@@ -28,7 +28,7 @@ def older(tmp_path_factory):
 
 
 def run(older, *command):
-    """What a command says."""
+    """The output of a command."""
     ran = subprocess.run([sys.executable, *command], env=older, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
     return ran.stdout
@@ -48,7 +48,7 @@ def test_its_arrays_have_the_heads_that_are_known(older):
 
 
 def test_a_step_calls_as_many_functions_as_over_the_newest(older):
-    """So it takes the same way; for as many tensors as you like."""
+    """So it runs the same code, for any number of tensors."""
     some, many = map(int, run(older, "-m", "benchmarks.host", "calls", "60", "400").split())
     assert some == many == int(run(dict(os.environ), "-m", "benchmarks.host", "calls", "60"))
 

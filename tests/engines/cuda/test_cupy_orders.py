@@ -1,4 +1,4 @@
-"""The stand-in for CuPy has its work done in any order that CUDA allows, and in no other."""
+"""The stand-in for CuPy runs work on streams in any order that CUDA allows, and in no other."""
 
 import contextlib
 import threading
@@ -12,7 +12,7 @@ SEEDS = range(12)
 
 
 def outcomes(cupy, work):
-    """What works leave in an array, over some orders. Where that differs, each order is an error, unless allowed."""
+    """The results of `work` in an array, in several orders. If they differ, each order must raise, unless allowed."""
 
     def left():
         x = cupy.zeros(1, "f4")
@@ -36,7 +36,7 @@ def outcomes(cupy, work):
 
 
 def put(x, stream, value):
-    """Have a number put there, on a stream."""
+    """Write a number into an array, on a stream."""
     with stream:
         x[...] = np.float32(value)
 
@@ -126,7 +126,7 @@ TWICE = 'extern "C" __global__ void twice(const float* x, float* y) { y[threadId
 
 
 def copied(cupy, x, y):
-    """Have memory copied, on the current stream."""
+    """Copy memory, on the current stream."""
     runtime, stream = cupy.cuda.runtime, cupy.cuda.get_current_stream()
     runtime.memcpyAsync(y.data.ptr, x.data.ptr, x.nbytes, runtime.memcpyDeviceToDevice, stream.ptr)
 

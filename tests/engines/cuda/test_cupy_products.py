@@ -22,7 +22,7 @@ FEW = [("Muon", -1)]  # the same
 
 @pytest.fixture
 def unchecked():
-    """Launches for their numbers only, which are quicker."""
+    """Launches without checks, which are faster, for tests of numbers only."""
     with standin.checking(check=False):
         yield
 
@@ -42,7 +42,7 @@ def step(cupy, opts, shapes=WIDE, dtype="float32", *, seed=100, without=(), scal
 
 
 def compare(opts, far):
-    """That both hold the same, but for what the roundings of products come to."""
+    """Assert that both optimizers agree, except for rounding errors of products."""
     for name, state in opts[0].state.items():
         other = opts[1].state[name]
         assert state["t"] == other["t"], name
@@ -143,7 +143,7 @@ def test_it_says_what_it_does(cupy):
 
 
 def calls(cupy, opt, **options):
-    """How many calls of cuBLAS a step takes."""
+    """The number of calls of cuBLAS in a step."""
     before = standin.counts["product"]
     step(cupy, [pair(cupy, RULE, clip_norm=1.0)[0], opt], **options)
     return standin.counts["product"] - before

@@ -20,7 +20,7 @@ LITTLE = FULL | {"none": (0,)}
 
 
 def on_host_only(cupy):
-    """Skip what the stand-in alone can show."""
+    """Skip a test that only the stand-in can run."""
     if not hasattr(cupy, "__standin__"):
         pytest.skip("the stand-in's memory is the host's")
 

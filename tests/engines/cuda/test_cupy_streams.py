@@ -1,4 +1,4 @@
-"""What an optimizer does on one stream comes after what it did on another, in any order that CUDA allows."""
+"""Calls of an optimizer on one stream wait for earlier calls on another, in any order of work that CUDA allows."""
 
 import contextlib
 import copy
@@ -44,7 +44,7 @@ def near(x, y):
 
 
 def gradients(k):
-    """Those of step k, which overflow in some."""
+    """The gradients of step k, which overflow in some steps."""
     made = trees(SHAPES, "float32", 10 * k)
     made["b"][7] = np.inf if k % 5 == 3 else 0.5
     return made
@@ -284,7 +284,7 @@ def test_what_could_not_be_sent_is_not_taken_for_sent(cupy, monkeypatch):
 
 
 def test_what_others_read_is_there(cupy):
-    """A monitor, a checkpoint's numbers, another library's state: on another stream than the steps."""
+    """Monitors, checkpoints, and state of another library may read on another stream than that of the steps."""
     for seed in range(6):
         with standin.any_order(seed):
             opts = made(cupy, stats=True)

@@ -1,4 +1,4 @@
-"""The CuPy engine where faults went unseen: who is left out, addresses, rounding, offsets, and what graphs hold."""
+"""Parts of the CuPy engine where tests missed faults: absent gradients, addresses, rounding, offsets, CUDA graphs."""
 
 import mmap
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ def test_tensors_that_are_left_out_stay_as_they_are(cupy):
 
 
 def shifted(cupy, x, by):
-    """The same values, so many elements after the beginning of an allocation."""
+    """The same values, `by` elements after the beginning of an allocation."""
     room = cupy.zeros(x.size + by, x.dtype)
     view = room[by:].reshape(x.shape)
     view[...] = cupy.asarray(x)
@@ -269,7 +269,7 @@ def test_counts_that_a_replay_has_moved_on_are_fetched(cupy):
 
 @pytest.mark.parametrize("how", ["load_state_dict", "load"])
 def test_a_replay_goes_on_from_a_loaded_state(cupy, how, tmp_path):
-    """It is written where the graph looks for it."""
+    """It is written to the addresses that the graph reads."""
     opts = pair(cupy, ao.AdamW(lr=0.1), FULL)
     values = trees(FULL, "float32", 5)
     there = {name: cupy.asarray(g) for name, g in values.items()}

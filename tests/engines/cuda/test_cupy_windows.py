@@ -13,7 +13,7 @@ from tests.support.slow import marked
 
 
 def grid(*ends):
-    """The offset and the shape of each block of a tensor that is cut along each axis at some places."""
+    """The offset and shape of each block of a tensor that is divided at these ends along each axis."""
     return [
         (tuple(a for a, _ in block), tuple(b - a for a, b in block))
         for block in product(*(list(pairwise(x)) for x in ends))
@@ -29,7 +29,7 @@ CUTS = {
     "matrices": {2: grid((0, 1, 3), (0, 2), (0, 70), (0, 33)), 3: grid((0, 1, 2, 3), (0, 2), (0, 70), (0, 33))},
     "kernels": {2: grid((0, 64, 70), (0, 4), (0, 3), (0, 3)), 3: grid((0, 64, 128, 150), (0, 4), (0, 3), (0, 3))},
 }
-"""For each tensor and number of ranks their parts, which end where tiles of the whole tensor do."""
+"""The ranks' parts for each tensor and number of ranks; they end where tiles of the whole tensor end."""
 for name, four in {
     "rows": grid((0, 64, 128, 130), (0, 128)) + NOTHING,
     "columns": grid((0, 64, 70), (0, 128, 150)),
@@ -88,7 +88,7 @@ def trained(cupy, rule, cuts, comm=None, **options):
 
 
 def held(opt):
-    """All numbers of an optimizer but its parameters; ranks call it together."""
+    """All numbers of an optimizer except its parameters; all ranks must call it."""
     saved = opt.state_dict()
     slots = {(n, s): ao.arrays.to_host(x) for n, about in saved["tensors"].items() for s, x in about["slots"].items()}
     counts = {n: about["t"] for n, about in saved["tensors"].items()}
@@ -97,7 +97,7 @@ def held(opt):
 
 @dataclass(frozen=True, kw_only=True)
 class Centred(ao.Rule):
-    """Steps by what is left of a gradient without the means of its rows, columns, matrices, and all of it."""
+    """A step by the gradient without the means of its rows, columns, matrices, and of all its elements."""
 
     lr: float
 

@@ -1,4 +1,4 @@
-"""The order of tickets: each piece once, and after all that it waits for, so that no grid can come to a stop."""
+"""The order of tickets: each piece occurs once, after all pieces for which it waits, so no grid can deadlock."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from arrayopt.fusion.plans import plan_for
 from tests.support.slow import settled
 
 TOGETHER = st.lists(st.integers(1, 5), max_size=4)
-"""How many pieces of each pass are one ticket."""
+"""The numbers of pieces of a ticket, by pass."""
 
 SIZES = st.lists(st.sampled_from([1, 7, 4096, 4097, 9000, 70_000]), min_size=1, max_size=6)
 FEW, MANY = st.sampled_from([1, 3, 20]), st.sampled_from([1, 3, 40, 130])

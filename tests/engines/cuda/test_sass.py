@@ -1,4 +1,4 @@
-"""What the compiled code of each rule must have, read off its instructions: words, bytes in flight, fences, spills."""
+"""Requirements on the compiled code of each rule: word sizes, bytes in flight, fences, spills."""
 
 import pytest
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif(not sass.available(), reason="NVRTC or nvdisasm 
 
 QUICK = ("AdamW", "LANS", "judging", "LAMB, bfloat16", "LAMB, int8, split, bfloat16")
 LEAST = 24 << 10
-"""Bytes that a multiprocessor is to wait for at once, in each pass."""
+"""The least bytes in flight of a multiprocessor, in each pass."""
 
 CASES = [*((name, arch) for name in RULES for arch in ARCHS), *((name, ARCH) for name in MORE)]
 
