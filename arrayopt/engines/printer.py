@@ -111,17 +111,17 @@ class Printer(Lines):
             return f"h{self.layout.scalars[node]}"
         return f"{node.data}_" if node.op == "input" else f"x{node.id}"
 
-    def expression(self, n: Node, unrounded: Node | None = None) -> str:
+    def expression(self, node: Node, unrounded: Node | None = None) -> str:
         """Return the text of an operation on named values; of a sum or difference with an
         unrounded product among its operands, that of a fused operation.
         """
         if unrounded is None:
-            return self.operation(n, [self.name(a) for a in n.args])
-        left, right = n.args
+            return self.operation(node, [self.name(a) for a in node.args])
+        left, right = node.args
         *factors, last = map(self.name, unrounded.args)
         first = factors[0] if len(factors) == 1 else f"({' * '.join(factors)})"
         other = self.name(right if unrounded is left else left)
-        if n.op == "add":
+        if node.op == "add":
             return f"fused({first}, {last}, {other})"
         if unrounded is left:
             return f"fused({first}, {last}, -{other})"
