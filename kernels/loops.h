@@ -23,8 +23,8 @@ static __forceinline__ double chosen(bool first, double a, double b) {
 #pragma omp declare reduction(largest : W : omp_out = maximum(omp_out, omp_in)) initializer(omp_priv = -INFINITY)
 #pragma omp declare reduction(smallest : W : omp_out = minimum(omp_out, omp_in)) initializer(omp_priv = INFINITY)
 
-// a * b + c, rounded once. Otherwise a compiler may fuse operations in a vectorized loop but not in its remainder, or fuse the
-// other one of two products.
+// a * b + c, rounded once. Otherwise a compiler may fuse operations in a vectorized loop but not in its remainder, which may
+// have branches between them, or fuse the other one of two products.
 #if defined(__FMA__) || defined(__FP_FAST_FMAF) || defined(__ARM_FEATURE_FMA)
 static __forceinline__ float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 static __forceinline__ double fused(double a, double b, double c) { return __builtin_fma(a, b, c); }
@@ -121,6 +121,13 @@ typedef int Integers __attribute__((vector_size(64), aligned(4), may_alias));
 typedef unsigned short Halves __attribute__((vector_size(32), aligned(2), may_alias));
 typedef signed char Bytes __attribute__((vector_size(16), aligned(1), may_alias));
 typedef short Shorts __attribute__((vector_size(32), aligned(2), may_alias));
+static __forceinline__ Floats all_of(Floats x) { return x; }
+static __forceinline__ Floats all_of(float x) { return Floats{} + x; }
+// A product that the compiler does not fuse with a sum.
+static __forceinline__ Floats rounded(Floats a, Floats b) {
+    asm("vmulps %1, %0, %0" : "+v"(a) : "v"(b));
+    return a;
+}
 static __forceinline__ Floats not_lost(Floats x, signed char) { return x; }
 static __forceinline__ Floats not_lost(Floats x, unsigned char) {
     asm("vcmpps $0x1e, %1, %0, %%k1\n\tvmaxps %2, %0, %0 %{%%k1%}"  // at least 1 if greater than 2^-100
@@ -131,7 +138,7 @@ static __forceinline__ Floats not_lost(Floats x, unsigned char) {
     static __forceinline__ Floats decoded(const C* codes, float step) {                                             \
         Integers x;                                                                                                 \
         asm(wider " %1, %0" : "=v"(x) : "m"(*(const Bytes*)codes));                                                 \
-        return __builtin_convertvector(x, Floats) * step;                                                           \
+        return rounded(__builtin_convertvector(x, Floats), all_of(step));                                           \
     }                                                                                                               \
     static __forceinline__ void widen_block(const C* __restrict codes, float step, float* __restrict to) {          \
         for (int i = 0; i < kBlock; i += kLanes) *(Floats*)(to + i) = decoded(codes + i, step);                     \
@@ -146,12 +153,14 @@ static __forceinline__ Floats not_lost(Floats x, unsigned char) {
 BLOCKS_OF(signed char, "vpmovsxbd", "vpmovsdb")
 BLOCKS_OF(unsigned char, "vpmovzxbd", "vpmovusdb")
 
-static __forceinline__ Floats all_of(Floats x) { return x; }
-static __forceinline__ Floats all_of(float x) { return Floats{} + x; }
 template <class A, class B>
 static __forceinline__ Floats fused(A a, B b, Floats c) {
     typedef float Plain __attribute__((vector_size(64)));
     return (Floats)__builtin_ia32_vfmaddps512_mask((Plain)all_of(a), (Plain)all_of(b), (Plain)c, -1, 4);
+}
+template <class A, class B>
+static __forceinline__ Floats fused(A a, B b, float c) {
+    return fused(a, b, all_of(c));
 }
 
 static __forceinline__ Floats vector_at(const float* x) { return *(const Floats*)x; }

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from arrayopt.arrays import real_dtype
+from arrayopt.fusion.bulk import Elements
 from arrayopt.fusion.graph import POSITION, Node
 from arrayopt.fusion.index import Index, Place
 from arrayopt.fusion.layout import Layout
@@ -110,9 +111,21 @@ class Printer(Lines):
             return f"h{self.layout.scalars[node]}"
         return f"{node.data}_" if node.op == "input" else f"x{node.id}"
 
-    def expression(self, n: Node) -> str:
-        """Return the text of an operation on named values."""
-        return self.operation(n, [self.name(a) for a in n.args])
+    def expression(self, node: Node, unrounded: Node | None = None) -> str:
+        """Return the text of an operation on named values; of a sum or difference with an
+        unrounded product among its operands, that of a fused operation.
+        """
+        if unrounded is None:
+            return self.operation(node, [self.name(a) for a in node.args])
+        left, right = node.args
+        *factors, last = map(self.name, unrounded.args)
+        first = factors[0] if len(factors) == 1 else f"({' * '.join(factors)})"
+        other = self.name(right if unrounded is left else left)
+        if node.op == "add":
+            return f"fused({first}, {last}, {other})"
+        if unrounded is left:
+            return f"fused({first}, {last}, -{other})"
+        return f"fused(-{first}, {last}, {other})"
 
     # ---- numbers and places ----------------------------------------------------------------------
 
@@ -157,3 +170,26 @@ class Printer(Lines):
     def statement(self, depth: int, statement: Statement) -> None:
         """Print a statement."""
         raise NotImplementedError
+
+
+def unrounded_products(loop: Elements) -> dict[Node, Node]:
+    """Return the product that each sum or difference of a loop takes unrounded, if any: the first
+    of two, or one that nothing needs rounded. The compiler itself would fuse the latter in vectors,
+    but not always in the elements that are left.
+    """
+    found, order = dict[Node, Node](), {n: i for i, n in enumerate(loop.nodes)}
+    sums = [n for n in loop.nodes if n.op in ("add", "sub")]
+    for node in sums:
+        products = [x for x in node.args if x.op == "mul" and x in order]
+        mixed = [x for x in products if x.args[0].dtype != x.args[1].dtype]
+        if [x.dtype for x in products] == ["real", "real"]:
+            found[node] = min(products, key=order.__getitem__)
+        elif node.op == "add" and mixed and all(x.dtype == "complex" for x in node.args):
+            found[node] = mixed[0]
+    stored = [*loop.stores.values(), *(n for s, n in loop.sums.items() if s.op != "sum")]
+    for product in loop.nodes:
+        if product.op in ("mul", "over") and product.dtype == "real" and product not in stored:
+            using = [n for n in loop.nodes if product in n.args and found.get(n) is not product]
+            if all(n in sums and n not in found and n.args[0] is not n.args[1] for n in using):
+                found |= dict.fromkeys(using, product)
+    return found

@@ -32,7 +32,7 @@ def edges(blocks):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Told(ao.Rule):
-    """A rule whose parameters become what was stored, so that it shows what is read."""
+    """A rule whose parameters become what was stored less the gradient, so that all bits of what is read are seen."""
 
     squares = ("v",)
     rows: bool = False
@@ -42,7 +42,7 @@ class Told(ao.Rule):
 
     def update(self, xp, p, g, s, h):
         told = s["m"] if not self.rows else s["m"] + 0.0 * xp.max(s["m"], axis=-1, keepdims=True)
-        return xp.where(g == 0.0, s["v"], told), {"m": g, "v": g * g}
+        return xp.where(g == 0.0, s["v"], told - g), {"m": g, "v": g * g}
 
 
 @pytest.mark.parametrize("engine", marked([(e,) for e in EVERY], lambda e: e not in SLOW))
@@ -72,7 +72,7 @@ def test_engines_read_what_was_stored_to_the_last_bit(engine, rows):
     opt.step(grads)
     opt.step(grads)
     for name, g in grads.items():
-        assert opt.params[name].tobytes() == dequantized(*quantized(g, "int8")).tobytes(), name
+        assert opt.params[name].tobytes() == (dequantized(*quantized(g, "int8")) - g).tobytes(), name
     opt.step({name: g * 0 for name, g in grads.items()})
     for name, g in grads.items():
         root = dequantized(*quantized(np.sqrt(g * g), "uint8"))

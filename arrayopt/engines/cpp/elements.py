@@ -5,6 +5,7 @@ such loop of a program.
 import math
 
 from arrayopt.engines.cplusplus import CPlusPlusPrinter
+from arrayopt.engines.printer import unrounded_products
 from arrayopt.fusion.bulk import Elements
 from arrayopt.fusion.graph import Node, Spare
 from arrayopt.fusion.ops import REDUCTIONS
@@ -29,6 +30,7 @@ class ElementsPrinter:
         self.coded = {f"at_{codes.array}": codes.array for codes in loop.codes}
         self.beside = [name for name in loop.loads if name not in self.coded]
         self.only = {name: f"if ({text.name(n)}) " for name, n in loop.guards.items()}
+        self.unrounded = unrounded_products(loop)
         self.spare = [] if loop.stores or loop.into else _spare_sums(loop)
 
     def print(self) -> None:
@@ -155,8 +157,7 @@ class ElementsPrinter:
         """Print the operations on an element, or on vectors, whose C++ type is `kind`."""
         text = self.text
         for node in self.loop.nodes:
-            product = self._unrounded(node)
-            made = text.expression(node) if product is None else self._fused(node, product)
+            made = text.expression(node, self.unrounded.get(node))
             if kind and node.op == "uniform":
                 made = f"vector_at(v{node.id}.of + i)"
             if node.op == "where" and node.dtype == "real" and not node.args[0].axes:
@@ -164,39 +165,20 @@ class ElementsPrinter:
                 made = f"chosen({', '.join(map(text.name, node.args))})"
             self.put(depth, f"const {kind or text.kind(node)} {text.name(node)} = {made};")
 
-    def _unrounded(self, node: Node) -> Node | None:
-        """Return the product that a sum or difference takes unrounded: of two, the first."""
-        nodes = self.loop.nodes
-        products = [x for x in node.args if x.op == "mul" and x in nodes]
-        if node.op in ("add", "sub") and [x.dtype for x in products] == ["real", "real"]:
-            return min(products, key=nodes.index)
-        if node.op == "add" and all(x.dtype == "complex" for x in node.args):
-            return next((x for x in products if x.args[0].dtype != x.args[1].dtype), None)
-        return None
-
-    def _fused(self, node: Node, first: Node) -> str:
-        """Return a sum or difference with a product, the first of two, that is not rounded."""
-        left, right = node.args
-        a, b, other = map(self.text.name, (*first.args, right if first is left else left))
-        if node.op == "add":
-            return f"fused({a}, {b}, {other})"
-        return f"fused({a}, {b}, -{other})" if first is left else f"fused(-{a}, {b}, {other})"
-
     def _add_up(self, depth: int, kept: str) -> None:
         """Print the reductions, into variables whose names begin with `kept`."""
         text, loop = self.text, self.loop
         for s, node in loop.sums.items():
-            if kept == "v" and s in loop.into:
-                at = f"{loop.into[s]} + i"
-                self.put(depth, f"put_vector(vector_at({at}) + {text.name(node)}, {at});")
-                continue
-            into = f"{loop.into[s]}[i]" if s in loop.into else f"{kept}{s.id}"
             only = "if (all) " if s in self.spare else ""
-            taken = text.take(s, into, text.name(node))
+            into = f"{loop.into[s]}[i]" if s in loop.into else f"{kept}{s.id}"
+            at = f"{loop.into[s]} + i" if kept == "v" and s in loop.into else ""
+            before = f"vector_at({at})" if at else into
+            made, taken = f"{before} + {text.name(node)}", text.take(s, into, text.name(node))
             if (s.op, node.op, node.dtype) == ("sum", "mul", "real") and node in loop.nodes:
-                a, b = map(text.name, node.args)  # else g++ may round it in the last elements
-                taken = f"{into} = fused({a}, {b}, {into})"
-            self.put(depth, f"{only}{taken};")
+                a, b = map(text.name, node.args)  # else g++ may round it in some elements
+                made = f"fused({a}, {b}, {before})"
+                taken = f"{into} = {made}"
+            self.put(depth, f"put_vector({made}, {at});" if at else f"{only}{taken};")
 
     def _call_twice(self, declared: str, given: str) -> None:
         """Print the function that computes spare sums only if the plain ones need them."""

@@ -47,10 +47,10 @@ class NumbaPrinter(Printer):
             return repr(node.data)
         return f"W({node.data!r})" if math.isfinite(node.data) else f"W(float('{node.data}'))"
 
-    def expression(self, n: Node) -> str:
-        if (n.op, n.dtype) != ("mul", "complex") or n.args[0].dtype == n.args[1].dtype:
-            return super().expression(n)
-        scale, number = map(self.name, sorted(n.args, key=lambda x: x.dtype == "complex"))
+    def expression(self, node: Node, unrounded: Node | None = None) -> str:
+        if (node.op, node.dtype) != ("mul", "complex") or node.args[0].dtype == node.args[1].dtype:
+            return super().expression(node, unrounded)
+        scale, number = map(self.name, sorted(node.args, key=lambda x: x.dtype == "complex"))
         return f"complex({scale} * {number}.real, {scale} * {number}.imag)"
 
     def _typed(self, n: Node, text: str, cast: str = "W") -> str:
