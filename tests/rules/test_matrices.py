@@ -271,7 +271,7 @@ def test_a_dtype_that_the_library_lacks_is_refused_and_torch_has_it(name):
     torch = BACKENDS["torch"]
     params, grads = problem({n: SMALL[n] for n in ("square", "wide", "tall")}, "float32", 1)
     opt = ao.Optimizer({n: torch.array(p) for n, p in params.items()}, rule)
-    assert f"array_api ({' and '.join(CHOSEN['torch'])}: arithmetic in bfloat16 is not fused" in opt.explain()
+    assert f"array_api ({', '.join(CHOSEN['torch'])}: arithmetic in bfloat16 is not fused" in opt.explain()
     found = opt.step({n: torch.array(g) for n, g in grads[0].items()})
     exact = run(make(name, MATRICES[name][0]), params, grads, "array_api")
     for n, p in params.items():  # a step is 0.02 times what is near to an orthogonal matrix, or to the norm of p
