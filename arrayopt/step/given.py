@@ -92,8 +92,8 @@ class Release:
 
     def check_whole(self, who: str) -> None:
         """Raise RuntimeError in the middle of a step."""
-        self.check_end(who)
         if self:
+            self.check_end(who)
             missing = [name for name in self._parameters.places if name not in self.given]
             lists = [", ".join(x[:4]) + ", ..." * (len(x) > 4) for x in (list(self.given), missing)]
             raise RuntimeError(
