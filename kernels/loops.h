@@ -32,6 +32,7 @@ static __forceinline__ double fused(double a, double b, double c) { return __bui
 static __forceinline__ float fused(float a, float b, float c) { return a * b + c; }
 static __forceinline__ double fused(double a, double b, double c) { return a * b + c; }
 #endif
+static __forceinline__ Complex fused(W a, W b, Complex c) { return {fused(a, b, c.real), c.imag}; }
 static __forceinline__ Complex fused(W a, Complex b, Complex c) {
     return {fused(a, b.real, c.real), fused(a, b.imag, c.imag)};
 }
