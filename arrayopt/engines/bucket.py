@@ -69,6 +69,8 @@ class Bucket:
     """Whether `places` are 0, 1, 2, ...; None until it is first needed."""
     index: Any = None
     """The places of tensors among the run's numbers; a slice if they are the first ones."""
+    reads: bool | None = None
+    """Whether the rule reads the step's value; None until it is first needed."""
 
     @property
     def whole(self) -> "Bucket":
@@ -94,8 +96,11 @@ class Bucket:
 
     def numbers(self, step: int, value: Any = None) -> list[dict[str, Any]]:
         """Return each group's hyper-parameters at a step, and the value if the rule reads it."""
-        value = value if value is None or reads_value(self.rule) else None
-        return [group.rule.hypers_at(step, value) for group in self.groups]
+        if (
+            value is not None and self.reads is None
+        ):  # kept, like plans: it depends on the rule's code
+            self.reads = reads_value(self.rule)
+        return [group.rule.hypers_at(step, value if self.reads else None) for group in self.groups]
 
     def own(self, every: Grads, left: Left | None = None) -> Grads:
         """Select the bucket's gradients from those of all tensors; None for layers in `left`."""
