@@ -148,9 +148,9 @@ def _of_blocks(update: Update, p: Array, g: Array, slots: dict[str, Array], firs
     done = list[Any](stacks)
     for alike in cut.alike:
         params, grads, own = zip(*(stacks[i] for i in alike), strict=True)
-        begin: Any = first + cut.stretches[alike[0]].start * cut.row
         if len(alike) == 1:
-            done[alike[0]] = _of_tensor(update, params[0], grads[0], own[0], begin, True)
+            position = first + cut.stretches[alike[0]].start * cut.row
+            done[alike[0]] = _of_tensor(update, params[0], grads[0], own[0], position, True)
             continue
         firsts = np.concatenate([cut.firsts_of(i) for i in alike]) + first
         every = concat(params), concat(grads), _by_name(own, concat)
