@@ -124,7 +124,7 @@ def _frame(traced: Trace, scratch: dict[str, Node]) -> Plan:
 def _placed(work: Work, totals: Sequence[Node]) -> Placement:
     """The placement for a space. A sum that a total needs is made in a pass before it."""
     outputs, sums = work.outputs, work.sums
-    placed = Placement(work, {s: s.args[0].level for s in sums}, {})
+    placed = Placement(work, {s: s.args[0].level for s in sums})
     ends = [*outputs.values(), *(s.args[0] for s in sums), *totals]
     sinks = [(n, frozenset(reachable([n]))) for n in ends]
     for alike in _grouped(sums):
