@@ -24,13 +24,13 @@ VECTOR = "kept"
 """The prefix of slots that hold values per row or column for a later phase."""
 
 
-def phases(whole: Plan, totals: Sequence[Node], levels: Sequence[int]) -> tuple[Plan, ...]:
+def phases(whole: Plan, totals: Sequence[Node]) -> tuple[Plan, ...]:
     """Return the phases of a plan.
 
     The reports of a phase include the numbers that the next totals combine, and values per tensor
     that later phases need.
 
-    In the plan `whole`, totals are operations. `levels` has the level of each of its passes.
+    In the plan `whole`, totals are operations.
 
     Raises
     ------
@@ -39,6 +39,7 @@ def phases(whole: Plan, totals: Sequence[Node], levels: Sequence[int]) -> tuple[
     """
     times = dict(zip(totals, ordered_totals(totals), strict=True))
     rounds = sorted({x[:2] for x in times.values()})
+    levels = [pass_.level for pass_ in whole.passes]
     phase_of = np.searchsorted([level for level, _ in rounds], levels, "right").tolist()
     made_in: dict[Node, int] = {}
     for pass_, phase in zip(whole.passes, phase_of, strict=True):
