@@ -114,19 +114,6 @@ def straight(nodes: tuple[Node, ...], read: frozenset[Node]) -> Straight:
     return Straight(outer, results, _compiled(text)["made"])
 
 
-@lru_cache(maxsize=CACHED)
-def read_elsewhere(plan: Plan) -> frozenset[Node]:
-    """Return the values that are read outside of the loop that computes them."""
-    found = {*plan.reports.values()}
-    for pass_ in plan.passes:
-        found |= {*pass_.uses}
-    for between in plan.between:
-        found |= {*between.stores.values()}
-        for loop in between.loops:
-            found |= {*operands(loop.nodes)}.difference(loop.nodes)
-    return frozenset(found)
-
-
 def _compiled(text: str) -> dict[str, Any]:
     """Compile a text, and return its functions by name."""
     made: dict[str, Any] = {"inf": np.inf, "nan": np.nan, "where": _where}
