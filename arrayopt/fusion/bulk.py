@@ -1,10 +1,29 @@
 """Statements of a program for many elements at once. Printers print them as functions or calls."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from arrayopt.fusion.graph import Factors, Node
 from arrayopt.fusion.index import Index, Place
+
+
+class Slice(NamedTuple):
+    """A contiguous part of an array."""
+
+    array: str
+    first: Index
+    end: Index
+
+
+def sliced(arrays: Iterable[str], first: Index, end: Index) -> dict[str, Slice]:
+    """Return this part of several arrays, by their names."""
+    return {array: Slice(array, first, end) for array in arrays}
+
+
+def stored(values: dict[str, Node]) -> dict[str, Node]:
+    """Return values of stored arrays, as `program.Array` names these: ``at_NAME``."""
+    return {f"at_{name}": node for name, node in values.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +48,8 @@ class Elements:
 
     function: str
     """The name of the loop, for languages in which it is a function."""
-    slices: dict[str, tuple[str, Index, Index]]
-    """Contiguous parts of arrays, by name: the array, the first index and the end."""
+    slices: dict[str, Slice]
+    """Contiguous parts of arrays, by name."""
     scalars: tuple[Node, ...]
     """The values that are the same for all elements."""
     loads: dict[str, Node]
@@ -56,8 +75,8 @@ class Elements:
     @property
     def count(self) -> Index:
         """The number of elements."""
-        _, first, end = next(iter(self.slices.values()))
-        return end - first
+        part = next(iter(self.slices.values()))
+        return part.end - part.first
 
     @property
     def totals(self) -> list[Node]:

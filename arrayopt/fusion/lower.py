@@ -48,6 +48,6 @@ def _in_segments(plan: Plan, lanes: Lanes) -> Program:
         lowered_segment = LoweredSegment(lowering, segment)
         stages.append(Stage(lowering.between(k, segment.before)))
         stages.append(Stage(lowered_segment.units(k)))
-        planes.append(tuple(lowered_segment.plane_axes.values()))
+        planes.append(tuple(map(lowered_segment.plane_axes.__getitem__, lowered_segment.own)))
     stages.append(Stage(lowering.between(len(lanes.segments), lanes.last)))
     return Program(tuple(stages), tuple(planes))

@@ -40,7 +40,7 @@ class LoweredBetween(Lowering):
 
     def function(self, index: int, between: Between) -> program.Function:
         """The function before pass `index`: combine partial results, compute, write slots."""
-        body: Statements = [program.Let(x, column(f"IN_{x}")) for x in (*"ABRC", "NR", "NC")]
+        body = program.extents([*"ABRC", "NR", "NC"])
         reads = dict.fromkeys([*operands(between.nodes), *between.stores.values()])
         arrays = {n.data: n.axes for n in reads if n.op == "input"}
         arrays |= {x: self.plan.slots[x] for x in between.stores}

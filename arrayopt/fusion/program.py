@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from arrayopt.fusion.bulk import Buffer, Codes, Elements, Listed, Multiply, Spread, Waves
 from arrayopt.fusion.graph import Node
-from arrayopt.fusion.index import ZERO, Index, Place
+from arrayopt.fusion.index import ZERO, Index, Place, column
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,11 @@ class Let:
 
     name: str
     value: Index
+
+
+def extents(names: Iterable[str]) -> list["Statement"]:
+    """Return statements that define the tensor's extents, such as ``R``, by these names."""
+    return [Let(name, column(f"IN_{name.upper()}")) for name in names]
 
 
 @dataclass(frozen=True, slots=True)
