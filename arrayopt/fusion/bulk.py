@@ -8,6 +8,12 @@ from arrayopt.fusion.graph import Factors, Node
 from arrayopt.fusion.index import Index, Place
 
 
+class Statement:
+    """A statement of a program: one of those here and in `arrayopt.fusion.program`."""
+
+    __slots__ = ()
+
+
 class Slice(NamedTuple):
     """A contiguous part of an array."""
 
@@ -27,7 +33,7 @@ def stored(values: dict[str, Node]) -> dict[str, Node]:
 
 
 @dataclass(frozen=True, slots=True)
-class Codes:
+class Codes(Statement):
     """Decode a contiguous part of a slot of codes into a buffer, or encode the buffer there."""
 
     store: bool
@@ -43,7 +49,7 @@ class Codes:
 
 
 @dataclass(frozen=True, slots=True)
-class Elements:
+class Elements(Statement):
     """A loop over contiguous elements, as many as the first slice has."""
 
     function: str
@@ -85,7 +91,7 @@ class Elements:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class Spread(Statement):
     """Copy matrices into planes, each with one element of every matrix; or back."""
 
     back: bool
@@ -102,7 +108,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Buffer:
+class Buffer(Statement):
     """Define temporary memory for `size` numbers in the dtype of arithmetic."""
 
     name: str
@@ -111,7 +117,7 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True)
-class Waves:
+class Waves(Statement):
     """Compute numbers of a tensor in waves; see `arrayopt.fusion.waves`."""
 
     name: str
@@ -131,7 +137,7 @@ class Waves:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class Listed(Statement):
     """Define a name under which values, constants or in different places, are read by index."""
 
     name: str
@@ -139,7 +145,7 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
-class Multiply:
+class Multiply(Statement):
     """Compute some rows of a product of matrices."""
 
     a: tuple[str, Index]
