@@ -5,17 +5,7 @@ from dataclasses import replace
 
 from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import Node
-from arrayopt.fusion.index import (
-    ONE,
-    ZERO,
-    Index,
-    Place,
-    greatest,
-    least,
-    name,
-    number,
-    product,
-)
+from arrayopt.fusion.index import ZERO, Index, Place, greatest, least, name, number, product
 from arrayopt.fusion.layout import BANDS, CHUNK
 from arrayopt.fusion.lower_between import LoweredBetween, Statements
 from arrayopt.fusion.lower_rings import STRETCH, buffers_of, initialized, member_values, turns_over
@@ -243,7 +233,7 @@ def _product(index: int, pass_: Pass) -> program.Function:
     here: Statements = [
         program.Let("ab", name("unit") // bands),
         program.Let("turn", name("unit") % bands),
-        program.Let("band", (ONE - odd) * half + odd * (bands - 1 - half)),
+        program.Let("band", (number(1) - odd) * half + odd * (bands - 1 - half)),
         program.Let("i0", band * high),
         program.Let("i1", least(rows, first + high)),
         bulk.Multiply(starts[0], starts[1], starts[2], first, end, sides, made.data),
