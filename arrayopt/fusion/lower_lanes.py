@@ -79,14 +79,14 @@ class LoweredSegment:
 
     def _body(self, index: int) -> Iterator[program.Statement]:
         """Yield the statements of all passes, and of the computation between them."""
-        for j, between in enumerate(self.segment.small):
+        for turn, between in enumerate(self.segment.small):
             for i, loop in enumerate(between.loops):
-                yield from self._over(f"small_{index}_{j}_{i}", self._as_pass(loop))
-            if j < len(self.passes):
-                pass_ = self.passes[j]
+                yield from self._over(f"small_{index}_{turn}_{i}", self._as_pass(loop))
+            if turn < len(self.passes):
+                pass_ = self.passes[turn]
                 loads = {f"q_{array}": node for array, node in pass_.loads.items()}
                 stores = {f"q_{array}": node for array, node in pass_.stores.items()}
-                function = f"pass_{self.segment.passes[j]}"
+                function = f"pass_{self.segment.passes[turn]}"
                 yield from self._over(function, replace(pass_, loads=loads, stores=stores))
 
     def _as_pass(self, loop: SmallLoop) -> Pass:

@@ -71,13 +71,13 @@ class Placement:
     def _late(self) -> dict[str, int]:
         """The stores before a pass that reads the old value, with the last such pass."""
         late = dict[str, int]()
-        for k, pass_ in enumerate(self.passes):
+        for number, pass_ in enumerate(self.passes):
             for name, node in pass_.loads.items():
                 place = PLACE.get(name, name)
                 is_input = node.op == "input" and node.data == name
                 is_old = is_input and node is not self.work.outputs.get(place)
-                if is_old and self.stored.get(place, k) < k:
-                    late[place] = k
+                if is_old and self.stored.get(place, number) < number:
+                    late[place] = number
         return late
 
     @property
@@ -143,14 +143,14 @@ class Placement:
                 if spills:
                     yield spills
 
-    def _computed_before(self, k: int) -> dict[Node, int]:
-        """Return the numbers that can be spilled for pass `k`, and the first pass that has each."""
+    def _computed_before(self, number: int) -> dict[Node, int]:
+        """Return the values that can be spilled for a pass, and the first pass that has each."""
         found = dict[Node, int]()
         for j, pass_ in enumerate(self.passes):
             for node in pass_.nodes:
                 is_number = node.dtype != "bool" and node.axes == self.work.element
-                if is_number and node.level < k:
-                    found.setdefault(node, j if j < k else node.level)
+                if is_number and node.level < number:
+                    found.setdefault(node, j if j < number else node.level)
         return found
 
     def _prices(
@@ -175,21 +175,21 @@ class Placement:
         """Return the sums of pass k."""
         return tuple(node for node, where in self.summed.items() if where == k)
 
-    def _sources(self, k: int) -> dict[Node, Source]:
-        """Return the values that pass k can read."""
+    def _sources(self, number: int) -> dict[Node, Source]:
+        """Return the values that a pass can read."""
         work, arrays = self.work, dict[Node, str]()
         for name, node in work.outputs.items():
-            if self.stored[name] < k and not work.rounds(name):
+            if self.stored[name] < number and not work.rounds(name):
                 arrays[node] = name
         for name, node in self.scratch.items():
-            if self.spilled[node] < k:
+            if self.spilled[node] < number:
                 arrays[node] = name
         for node in work.made:
             arrays[node] = work.products[node]
         found = {node: Source(name, work.size(name, node)) for node, name in arrays.items()}
         for node in work.inputs:
-            if node not in arrays or self.stored.get(node.data, k) >= k:
-                overwritten = self.stored.get(PLACE.get(node.data, node.data), k) < k
+            if node not in arrays or self.stored.get(node.data, number) >= number:
+                overwritten = self.stored.get(PLACE.get(node.data, node.data), number) < number
                 price = LATE if overwritten else work.size(node.data, node)
                 found[node] = Source(node.data, price)
         return found

@@ -207,8 +207,7 @@ def _check_spaces(passes: Sequence[Pass], element: str) -> None:
     for pass_ in passes:
         if pass_.axes == element or pass_.multiplies:
             continue
-        used = operands(pass_.nodes)
-        varying = [operand for operand in used if not is_whole(operand.axes, element)]
+        varying = [x for x in operands(pass_.nodes) if not is_whole(x.axes, element)]
         if pass_.sums or any(set(operand.axes) & set("RC") for operand in varying):
             raise not_fused(
                 f"a value over {pass_.axes} that is summed up, or varies by row, is not fused"

@@ -117,7 +117,8 @@ def _stages(nodes: Iterable[Node], element: str) -> list[list[SmallLoop]]:
             (loop,) = joined
         made.setdefault(loop, []).append(node)
         loop_of[node] = loop
-    stages: list[list[SmallLoop]] = [[] for _ in {loop.stage for loop in made}]
+    stages = dict[int, list[SmallLoop]]()
     for loop, some in made.items():
-        stages[loop.stage].append(SmallLoop(loop.axes, tuple(some), loop.reduction is not None))
-    return stages
+        small = SmallLoop(loop.axes, tuple(some), loop.reduction is not None)
+        stages.setdefault(loop.stage, []).append(small)
+    return list(stages.values())
