@@ -12,6 +12,7 @@ from arrayopt.arrays import (
     NARROW,
     Array,
     array_namespace,
+    beside,
     copied,
     dtype_name,
     dtype_of,
@@ -181,8 +182,8 @@ def _stacked_slots(rule: Rule, xp: Any, p: Array, dtype: str) -> dict[str, Array
     """The slots of all layers of a stacked tensor, along the first axis."""
     n = p.shape[0]
     if n == 0:
-        one = rule.all_slots(xp, xp.zeros(p.shape[1:], dtype=p.dtype), dtype)
-        return {slot: xp.zeros((0, *x.shape), dtype=x.dtype) for slot, x in one.items()}
+        one = rule.all_slots(xp, xp.zeros(p.shape[1:], dtype=p.dtype, **beside(p)), dtype)
+        return {slot: xp.zeros((0, *x.shape), dtype=x.dtype, **beside(p)) for slot, x in one.items()}
     if rule.begins_at_zero:
         first, device = p[0, ...], place(p)[1]
         one = rule.all_slots(xp, first, dtype)
