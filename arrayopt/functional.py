@@ -6,16 +6,7 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from arrayopt.arrays import (
-    array_namespace,
-    beside,
-    detached,
-    dtype_name,
-    is_array,
-    on_its_device,
-    size,
-    working_dtype,
-)
+from arrayopt.arrays import array_namespace, beside, detached, dtype_name, is_array, on_its_device, size, working_dtype
 from arrayopt.engines.apply import apply
 from arrayopt.engines.apply_one import Done, Update
 from arrayopt.engines.layers import unless
