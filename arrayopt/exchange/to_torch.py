@@ -123,8 +123,8 @@ def to_torch(
     outer, opt, narrow = opt, below(opt), form != "torch"
     allowed = (AdamW, Adam) if narrow else (*_THEIRS,)
     if not isinstance(opt, Optimizer) or any(type(group.rule) not in allowed for group in opt.groups):
-        rules = ", ".join(rule.__name__ for rule in allowed) + f" for form={form!r}" * narrow
-        raise TypeError(f"to_torch: `opt` must be an Optimizer with the rule {rules}; got {described(opt)}")
+        known = ", ".join(rule.__name__ for rule in allowed) + f" for form={form!r}" * narrow
+        raise TypeError(f"to_torch: `opt` must be an Optimizer with the rule {known}; got {described(opt)}")
     named = sorted({type(group.rule).__name__ for group in opt.groups})
     if named != ["Adam", "AdamW"] and len(named) > 1:
         raise TypeError(
