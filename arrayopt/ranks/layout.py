@@ -25,7 +25,7 @@ FOR_EACH, PARTS = 1 << 18, 16
 but there are at least `PARTS` buckets, so that the first is full early.
 """
 
-GROUPS = 4
+GROUPS = 2
 """Sums are sent in about so many groups of buckets; see `GradientBucket.sends`."""
 
 ALIGNED = 16

@@ -29,10 +29,10 @@ def test_sums_reach_their_owners(messages):
     for _, size, most, count in messages.reductions:
         sent += size
         if count:  # the sums of a group of buckets
-            assert sent / 8 <= most <= 0.6 * sent  # between all ranks evenly, and two or three
+            assert sent / 8 <= most <= 0.3 * sent  # between all ranks evenly, and four
             sent = 0
     assert sent == 0
-    assert [count > 0 for *_, count in messages.reductions].count(True) in (4, 5)
+    assert [count > 0 for *_, count in messages.reductions].count(True) in (2, 3)
 
 
 def test_without_messages_a_step_is_its_update(messages):
