@@ -19,13 +19,12 @@ from tests.cudacpu.standin.streams import by_pointer, ordered, recording
 
 __all__ = ["Streams", "There", "copied"]
 
-LOOKS = {
-    *"""
+NAMES = """
 __get__ __set__ __len__ __dlpack_device__ as_subclass data_ptr detach dim element_size expand is_complex is_conj
 is_contiguous is_floating_point is_inference is_neg numel requires_grad_ reshape resolve_conj resolve_neg size stride
 storage_offset untyped_storage view view_as_real _is_view
-""".split()
-}
+"""
+LOOKS = set(NAMES.split())
 """What looks at no elements."""
 
 COPIES = "copy_", "__setitem__"
