@@ -133,9 +133,7 @@ class Members:
 
     def is_of_each(self, values: Sequence[Node]) -> bool:
         """Whether value j is computed from member j, and no other, of rings with so many."""
-        return [self.members_of[x] for x in values] == [
-            {(len(values), j)} for j in range(len(values))
-        ]
+        return all(self.members_of[value] == {(len(values), j)} for j, value in enumerate(values))
 
     def same(self, nodes: tuple[Node, ...], which: int = 0) -> Node:
         """The node that stands for a value of each member, with the names of member `which`."""
