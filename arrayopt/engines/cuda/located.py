@@ -100,26 +100,35 @@ class Located(TableBatch):
     def bind(self) -> None:
         self.staged = {}
         for name in self.plan.touched:
-            for row in range(len(self.tensors)):
+            for row in range(len(self.tensors)) if name not in self.widens else ():
                 array = self.stored(row, name)
-                if name in self.widens:
-                    uncaptured()
-                    array = self.staged[row, name] = self.wide(row, name)
-                elif not self.access.contiguous(array):
+                if not self.access.contiguous(array):
                     uncaptured()
                     array = self.staged[row, name] = self.access.like(array)
-                before = 0
-                if self.cut is not None:
-                    before = self.cut.elements_before(row, name) * int(array.itemsize)
-                self.put(f"AT_{name}", self.access.located([array])[0][0] - before, row)
+                self._put_address(row, name, array)
         used = set[str]().union(*(p.arrays for p in self.plan.passes)) - {"g"}
         addresses = self.table[:, self.addresses(sorted(used))]
-        self.sent, self.even = False, (addresses % WORD == 0).all(axis=1)
+        self.sent, self.even = False, (addresses % WORD == 0).all(axis=1) & (not self.widens)
         if self.plan.element != "C":
             columns = self.geo["C"]
             if self.windows is not None:
                 columns = self.windows[:, STRIDE]
             self.even &= columns % 4 == 0
+
+    def _put_address(self, row: int, name: str, array: Array) -> None:
+        """Put the address of a parameter or slot, or of its copy, into the table."""
+        before = 0
+        if self.cut is not None:
+            before = self.cut.elements_before(row, name) * int(array.itemsize)
+        self.put(f"AT_{name}", self.access.located([array])[0][0] - before, row)
+
+    def decode(self, rows: Rows) -> None:
+        """Decode slots of codes to copies, which last until the launch has ended."""
+        for name in sorted(self.widens.intersection(self.plan.touched)):
+            for row in rows.full.tolist():
+                self.staged[row, name] = self.wide(row, name)
+                self._put_address(row, name, self.staged[row, name])
+        self.send_table()
 
     def wide(self, row: int, name: str) -> Any:
         """See `Batch.wide`; returns an array of the slot's library."""
@@ -166,14 +175,16 @@ class Located(TableBatch):
     def stage(self) -> None:
         """Refresh the copies of parameters and slots before a step."""
         for (row, name), copy in self.staged.items():
-            widens = name in self.widens
-            copy[...] = self.wide(row, name) if widens else detached(self.stored(row, name))
+            if name not in self.widens:
+                copy[...] = detached(self.stored(row, name))
 
     def write_back(self) -> None:
         """Write the copies that a step has changed to their parameters and slots."""
-        for (row, name), copy in self.staged.items():
+        for (row, name), copy in [*self.staged.items()]:
             if name in self.plan.written:
                 (self.put_wide if name in self.widens else self.replace)(row, name, copy)
+            if name in self.widens:
+                del self.staged[row, name]
 
     # ---- results of a step -----------------------------------------------------------------------
 
