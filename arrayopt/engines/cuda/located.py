@@ -102,7 +102,8 @@ class Located(TableBatch):
         for name in self.plan.touched:
             for row in range(len(self.tensors)) if name not in self.widens else ():
                 array = self.stored(row, name)
-                if not self.access.contiguous(array):
+                # no kernel uses an empty one; other ranks may have the tensor
+                if self.filled[row] and not self.access.contiguous(array):
                     uncaptured()
                     array = self.staged[row, name] = self.access.like(array)
                 self._put_address(row, name, array)
@@ -150,7 +151,7 @@ class Located(TableBatch):
         self.last = known if contiguous and rows is self.whole else None
         if not contiguous:
             for i, row in enumerate(rows.all.tolist()):
-                if not self.access.contiguous(given[i]):
+                if self.filled[row] and not self.access.contiguous(given[i]):
                     given[i] = self._pack(row, given[i])
             found = self.access.located(given)[0]
         if self.cut is not None:
