@@ -102,7 +102,9 @@ class Located(TableBatch):
         for name in self.plan.touched:
             for row in range(len(self.tensors)):
                 array = self.stored(row, name)
-                if name in self.widens:
+                if not self.filled[row]:
+                    pass  # no kernel uses it; other ranks may have the tensor
+                elif name in self.widens:
                     uncaptured()
                     array = self.staged[row, name] = self.wide(row, name)
                 elif not self.access.contiguous(array):
@@ -141,7 +143,7 @@ class Located(TableBatch):
         self.last = known if contiguous and rows is self.whole else None
         if not contiguous:
             for i, row in enumerate(rows.all.tolist()):
-                if not self.access.contiguous(given[i]):
+                if self.filled[row] and not self.access.contiguous(given[i]):
                     given[i] = self._pack(row, given[i])
             found = self.access.located(given)[0]
         if self.cut is not None:
