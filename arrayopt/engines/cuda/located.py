@@ -100,13 +100,17 @@ class Located(TableBatch):
     def bind(self) -> None:
         self.staged = {}
         for name in self.plan.touched:
-            for row in range(len(self.tensors)) if name not in self.widens else ():
+            for row in range(len(self.tensors)):
                 array = self.stored(row, name)
-                # no kernel uses an empty one; other ranks may have the tensor
-                if self.filled[row] and not self.access.contiguous(array):
+                if not self.filled[row]:
+                    pass  # no kernel uses it; other ranks may have the tensor
+                elif (widens := name in self.widens) or not self.access.contiguous(array):
                     uncaptured()
-                    array = self.staged[row, name] = self.access.like(array)
-                self._put_address(row, name, array)
+                    array = self.wide(row, name) if widens else self.access.like(array)
+                    self.staged[row, name] = array
+                before = 0 if self.cut is None else self.cut.elements_before(row, name)
+                address = self.access.located([array])[0][0] - before * int(array.itemsize)
+                self.put(f"AT_{name}", address, row)
         used = set[str]().union(*(p.arrays for p in self.plan.passes)) - {"g"}
         addresses = self.table[:, self.addresses(sorted(used))]
         self.sent, self.even = False, (addresses % WORD == 0).all(axis=1) & (not self.widens)
@@ -115,21 +119,6 @@ class Located(TableBatch):
             if self.windows is not None:
                 columns = self.windows[:, STRIDE]
             self.even &= columns % 4 == 0
-
-    def _put_address(self, row: int, name: str, array: Array) -> None:
-        """Put the address of a parameter or slot, or of its copy, into the table."""
-        before = 0
-        if self.cut is not None:
-            before = self.cut.elements_before(row, name) * int(array.itemsize)
-        self.put(f"AT_{name}", self.access.located([array])[0][0] - before, row)
-
-    def decode(self, rows: Rows) -> None:
-        """Decode slots of codes to copies, which last until the launch has ended."""
-        for name in sorted(self.widens.intersection(self.plan.touched)):
-            for row in rows.full.tolist():
-                self.staged[row, name] = self.wide(row, name)
-                self._put_address(row, name, self.staged[row, name])
-        self.send_table()
 
     def wide(self, row: int, name: str) -> Any:
         """See `Batch.wide`; returns an array of the slot's library."""
@@ -180,12 +169,11 @@ class Located(TableBatch):
                 copy[...] = detached(self.stored(row, name))
 
     def write_back(self) -> None:
-        """Write the copies that a step has changed to their parameters and slots."""
-        for (row, name), copy in [*self.staged.items()]:
+        """Write the copies that a step has changed back, and keep none of decoded slots."""
+        for (row, name), copy in self.staged.items():
             if name in self.plan.written:
                 (self.put_wide if name in self.widens else self.replace)(row, name, copy)
-            if name in self.widens:
-                del self.staged[row, name]
+        self.staged = {} if self.widens else self.staged
 
     # ---- results of a step -----------------------------------------------------------------------
 

@@ -233,7 +233,8 @@ class Table(Located):
                 uncaptured(f"{DECODED}: use another `state_dtype` for it" if self.widens else "")
                 self.launcher.of(rows)
                 if self.widens:
-                    self.decode(rows)
+                    self.bind()
+                    self.send_table()
 
     def launch(self, rows: Rows, grads: Grads, threads: int) -> None:
         with self.access.section():
