@@ -99,6 +99,11 @@ def place(x: Array) -> tuple[Any, Any]:
     return array_namespace(x), array_api_compat.device(x)
 
 
+def beside(x: Array) -> dict[str, Any]:
+    """Keyword arguments for a function that makes an array on the device of x. JAX, which traces, decides itself."""
+    return {} if array_api_compat.is_jax_array(x) else {"device": array_api_compat.device(x)}
+
+
 def library(x: Array) -> str:
     """The plain name of an array's library: ``"numpy"``, ``"torch"``, ``"jax.numpy"``, ..."""
     name: str = array_namespace(x).__name__

@@ -5,9 +5,8 @@ from functools import partial
 from typing import Any, Literal, overload
 
 import numpy as np
-from array_api_compat import is_jax_array
 
-from arrayopt.arrays import array_namespace, detached, dtype_name, is_array, on_its_device, place, size, working_dtype
+from arrayopt.arrays import array_namespace, beside, detached, dtype_name, is_array, on_its_device, size, working_dtype
 from arrayopt.engines.apply import apply
 from arrayopt.engines.apply_one import Done, Update
 from arrayopt.engines.layers import unless
@@ -251,8 +250,8 @@ def _updated(update: Update, p: Any, g: Any, slots: dict[str, Any], known: dict[
 
 def _counts(p: Any) -> Any:
     """A zero for each layer of a stacked tensor, as its number of updates."""
-    xp, device = place(p)
-    return xp.zeros(p.shape[0], dtype=xp.int32, **({} if is_jax_array(p) else {"device": device}))
+    xp = array_namespace(p)
+    return xp.zeros(p.shape[0], dtype=xp.int32, **beside(p))
 
 
 def _left_out(named: list[tuple[str, Any]], grads: dict[str, Any], rules: dict[str, Rule]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, final
 
 import numpy as np
 
-from arrayopt.arrays import array_namespace, detached, dtype_name, is_array
+from arrayopt.arrays import array_namespace, beside, detached, dtype_name, is_array
 from arrayopt.foreign import got
 
 Hyper = float | Callable[[int], float] | Sequence[float]
@@ -49,7 +49,7 @@ class Listed:
                 raise ValueError(f"the sequence has {n} values and has run out at step {step} (steps count from 0)")
             return self.values[step]
         xp = array_namespace(step)
-        value = xp.take(xp.asarray(self.values), xp.reshape(xp.clip(step, 0, n - 1), (1,)))[0]
+        value = xp.take(xp.asarray(self.values, **beside(step)), xp.reshape(xp.clip(step, 0, n - 1), (1,)))[0]
         return xp.where(step < n, value, math.nan)
 
 

@@ -20,6 +20,7 @@ from rich.console import Console
 
 import arrayopt as ao
 from arrayopt.demo import digits
+from arrayopt.exchange.eight_bits import dynamic_map
 from arrayopt.libraries import open_library
 from arrayopt.params.trees import flatten
 from arrayopt.state.quantized import dequantized, quantized
@@ -98,21 +99,9 @@ def _float8(x: Any, dtype: str) -> Any:
     return (codes.astype(x.dtype) * scale).reshape(-1)[: x.size].reshape(x.shape)
 
 
-def _map(signed: bool) -> Any:
-    """The 256 numbers of bitsandbytes (Dettmers et al., arXiv:2110.02861, section 2.2), in order: zero, one, and for
-    each power of ten the middles of equal parts of its decade, twice as many as for the one below.
-    """
-    found = [np.array([0.0, 1.0])]
-    for power in range(7):
-        ends = np.linspace(0.1, 1.0, 2 ** (power + (not signed)) + 1)
-        middles = 10.0 ** (power - 6) * (ends[1:] + ends[:-1]) / 2
-        found += [middles, -middles] if signed else [middles]
-    return np.sort(np.concatenate(found)).astype(np.float32)
-
-
 def _dynamic(x: Any, dtype: str) -> Any:
     """Blocks of 256, each divided by its largest magnitude, of which elements are the nearest numbers of the map."""
-    table = _map(dtype == "int8")
+    table = dynamic_map(signed=dtype == "int8").numpy()
     flat = np.pad(x.reshape(-1), (0, -x.size % 256)).reshape(-1, 256)
     scale = np.abs(flat).max(axis=1, keepdims=True)
     codes = np.searchsorted((table[1:] + table[:-1]) / 2, flat / np.where(scale == 0, 1.0, scale))

@@ -85,7 +85,7 @@ class Messages:
         The number of elements of each tensor.
     reductions : list of (array, int, int, int)
         For each bucket of gradients which tensors it has parts of, its bytes, the most bytes of sums that one rank
-        gets, and the most messages of sums that it gets.
+        gets once it is added up, and the most messages of sums that it gets.
     gathers : list of (list, int, int)
         For each bucket the tensors that it completes, the number of ranks that send, and its bytes.
     sums : int
@@ -102,18 +102,21 @@ class Messages:
         backward = range(len(tensors))[::-1]
         comm = SimpleNamespace(size=ranks, rank=0, on_device=False)
         self.reductions = []
+        received, messages = Counter(), Counter()  # by each rank, of sums that are sent together
         for bucket in layout(comm, tensors, ["float32"] * len(tensors), backward).buckets:
             places = np.array(sorted({piece.index for piece in bucket.pieces}))
-            received, messages = Counter(), Counter()
+            tops, at, sums = np.cumsum([0, *bucket.parts]), 0, Counter()
             for piece in bucket.pieces:
-                received[piece.rank] += (piece.end - piece.first) * ITEM
-            tops = np.cumsum([0, *bucket.parts])
-            at = 0
-            for owner in sorted(received):  # the sums of a rank lie together, and each part of them has one adder
-                first, last = np.searchsorted(tops, [at, at + received[owner] // ITEM - 1], "right")
-                messages[owner] = int(last - first)
-                at += received[owner] // ITEM
-            most = max(received.values(), default=0), max(messages.values(), default=0)
+                sums[piece.rank] += piece.end - piece.first
+            for owner in sorted(sums):  # the sums of a rank lie together, and each part of them has one adder
+                first, last = np.searchsorted(tops, [at, at + sums[owner] - 1], "right")
+                messages[owner] += int(last - first)
+                received[owner] += sums[owner] * ITEM
+                at += sums[owner]
+            most = 0, 0
+            if bucket.sends:
+                most = max(received.values(), default=0), max(messages.values(), default=0)
+                received, messages = Counter(), Counter()
             self.reductions.append((places, bucket.size * ITEM, *most))
         self.gathers = []
         with_memory, gather.GatherBuffer = gather.GatherBuffer, _Sized
@@ -171,7 +174,7 @@ class Step:
             ready = self.arrival[places].max() if overlapped else end
             link = max(link, ready, arrived) + self.on_link(size, others)  # one bucket is on its way at a time
             arrived = link + arrives
-            link += sums  # of the bucket before
+            link += sums  # of the buckets before
             sums = messages * self.machine.post + most / self.machine.link
         link = max(link, arrived) + sums
         link = max(link + latency, end) + self.met() + self.update

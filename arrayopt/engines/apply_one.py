@@ -8,17 +8,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import array_api_compat
 import numpy as np
 
 from arrayopt.arrays import (
     Array,
     array_namespace,
+    beside,
     copied,
     dtype_name,
     holder,
     is_array,
-    place,
     size,
     working_dtype,
 )
@@ -191,13 +190,12 @@ def _one_each(who: str, report: Report, shape: tuple[int, ...]) -> Report:
 
 def _total(like: Array, dtype: Any, together: bool, total: Any) -> Any:
     """Return a total as the rule sees it: a 0-d array of the library, or one of all layers."""
-    xp, device = place(like)
+    xp = array_namespace(like)
     if is_array(total) and array_namespace(total) is xp:
         total = xp.astype(total, dtype)
     else:
-        where = {} if array_api_compat.is_jax_array(like) else {"device": device}
         total = total if getattr(total, "ndim", 0) else float(total)
-        total = xp.asarray(total, dtype=dtype, **where)
+        total = xp.asarray(total, dtype=dtype, **beside(like))
     return Layerwise(xp.broadcast_to(total, (like.shape[0],))) if together else total
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import array_api_compat
 import numpy as np
 
 from arrayopt.arrays import (
@@ -15,9 +14,9 @@ from arrayopt.arrays import (
     Grads,
     Ints,
     array_namespace,
+    beside,
     detached,
     dtype_name,
-    place,
     size,
     writable,
 )
@@ -92,9 +91,9 @@ class SlotsOfLayer(MutableMapping[str, Array]):
 
 def unless(left: Array, new: Array, old: Array) -> Array:
     """Return `new`, with the layers in `left` taken from `old`."""
-    xp, device = place(new)
-    where = {} if array_api_compat.is_jax_array(new) else {"device": device}
-    return xp.where(xp.reshape(xp.asarray(left, **where), (-1, *[1] * (new.ndim - 1))), old, new)
+    xp = array_namespace(new)
+    left = xp.reshape(xp.asarray(left, **beside(new)), (-1, *[1] * (new.ndim - 1)))
+    return xp.where(left, old, new)
 
 
 class Split(Parts):
@@ -195,12 +194,6 @@ class Layers(Bucket):
 
     def first_layer(self, k: int) -> int:
         return self.stacks.first_layer(k)
-
-    @property
-    def group_of_stacks(self) -> list[int]:
-        """The position of each stacked tensor's group in `groups`."""
-        ends = np.cumsum(list(map(_count, self.stacks.tensors)))
-        return [self.group_of[end - 1] for end in ends.tolist()]
 
     def own(self, every: Grads, left: Left | None = None) -> Grads:
         counts = list(map(_count, self.stacks.tensors))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from arrayopt.arrays import Array, array_namespace, dtype_name, is_array, kind, of_host, place, size, to_host
-from arrayopt.exchange.eight_bits import dequantized
+from arrayopt.exchange.eight_bits import CODED, dequantized
 from arrayopt.exchange.given import below, described, put_fields
 from arrayopt.exchange.sources import KNOWN, SOURCES, Source
 from arrayopt.optimizer import Optimizer
@@ -102,7 +102,7 @@ def _sizes(groups: Any) -> list[int]:
 
 def _take_guests(outer: Any, source: Source, state: Mapping[str, Any]) -> None:
     """Copy the entries of other code from a state to `arrayopt.torch`, if their groups have the same sizes."""
-    own = {*KNOWN, *source.fixed, "step", "max_grad_norm", *(name for names in source.slots.values() for name in names)}
+    own = {*KNOWN, *CODED, *source.fixed, "step", "max_grad_norm"}.union(*source.slots.values())
     if _sizes(state["param_groups"]) == _sizes(outer.param_groups):
         for saved_group, group in zip(state["param_groups"], outer.param_groups, strict=True):
             guests = type(group)(outer.rule, {key: x for key, x in saved_group.items() if key not in own}).guests()

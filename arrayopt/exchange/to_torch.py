@@ -2,14 +2,16 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from arrayopt.arrays import dtype_name, is_array, of_host, to_host
+from arrayopt.exchange.eight_bits import put_codes
 from arrayopt.exchange.given import below, described
 from arrayopt.exchange.sources import SOURCES
 from arrayopt.optimizer import Optimizer
 from arrayopt.rules import SGD, Adafactor, Adam, AdamW, Muon, NAdam, RAdam, RMSprop, Rule
 from arrayopt.saving.differences import describe
+from arrayopt.state.convert import converted
 
 if TYPE_CHECKING:
     import torch
@@ -59,13 +61,17 @@ _THEIRS: dict[type[Rule], Callable[..., dict[str, Any]]] = {
 }
 """For each rule, a function that returns the options of a group of the class with the same name in PyTorch."""
 
-_NAMED = ", ".join(rule.__name__ for rule in _THEIRS)
-
 _FREE = {"lookahead_alpha", "ema_decay", "master_weights", "seed", "matrix", "ns_dtype"}
 """Fields that may have any value: alone they do not change parameters, or they select what PyTorch does anyway."""
 
 
-def to_torch(opt: "Optimizer | torch.optim.Optimizer") -> dict[str, Any]:
+_FORMS = ("torch", "bitsandbytes", "torchao")
+"""The packages whose optimizers load a state; those of all but the first with codes of 8 bits."""
+
+
+def to_torch(
+    opt: "Optimizer | torch.optim.Optimizer", *, form: Literal["torch", "bitsandbytes", "torchao"] = "torch"
+) -> dict[str, Any]:
     """Convert the state of an optimizer for ``load_state_dict`` of the ``torch.optim`` optimizer with the same name.
 
     Parameters
@@ -73,6 +79,9 @@ def to_torch(opt: "Optimizer | torch.optim.Optimizer") -> dict[str, Any]:
     opt : Optimizer
         Of this package, or of `arrayopt.torch`. Under `AdamW`, `Adam`, `SGD`, `RMSprop`, `NAdam`, `RAdam`, `Adafactor`
         with ``variant="pytorch"``, or `Muon` over matrices; its parameters may be of any library.
+    form : {'torch', 'bitsandbytes', 'torchao'}
+        The package of the optimizer that loads the state. Those of bitsandbytes and torchao are ``AdamW8bit`` for
+        `AdamW` and ``Adam8bit`` for `Adam`, with any `state_dtype`.
 
     Returns
     -------
@@ -86,15 +95,16 @@ def to_torch(opt: "Optimizer | torch.optim.Optimizer") -> dict[str, Any]:
     TypeError
         If `opt` is not an Optimizer with one of these rules.
     ValueError
-        If it has features that PyTorch's optimizer lacks, with a list of them.
+        If it has features that the other optimizer lacks, with a list of them, or if `form` is not one of these.
     ImportError
-        If PyTorch is not installed.
+        If PyTorch is not installed, or torchao for its form.
 
     Notes
     -----
     The result does not contain parameters or moving averages (`ema_decay`). Options of the optimizer, such as
     `clip_norm`, belong to PyTorch's loop. PyTorch has separate second moments for the two parts of a complex tensor:
-    each gets half.
+    each gets half. As in bitsandbytes and torchao, tensors of fewer than 4,096 elements have no codes, and for torchao
+    those that are not divisible into blocks of 256.
 
     Examples
     --------
@@ -108,17 +118,22 @@ def to_torch(opt: "Optimizer | torch.optim.Optimizer") -> dict[str, Any]:
     """
     import torch
 
-    outer, opt = opt, below(opt)
-    if not isinstance(opt, Optimizer) or any(type(group.rule) not in _THEIRS for group in opt.groups):
-        raise TypeError(f"to_torch: `opt` must be an Optimizer with the rule {_NAMED}; got {described(opt)}")
+    if form not in _FORMS:
+        raise ValueError(f"to_torch: `form` must be one of {', '.join(map(repr, _FORMS))}; got {form!r}")
+    outer, opt, narrow = opt, below(opt), form != "torch"
+    allowed = (AdamW, Adam) if narrow else (*_THEIRS,)
+    if not isinstance(opt, Optimizer) or any(type(group.rule) not in allowed for group in opt.groups):
+        known = ", ".join(rule.__name__ for rule in allowed) + f" for form={form!r}" * narrow
+        raise TypeError(f"to_torch: `opt` must be an Optimizer with the rule {known}; got {described(opt)}")
     named = sorted({type(group.rule).__name__ for group in opt.groups})
     if named != ["Adam", "AdamW"] and len(named) > 1:
         raise TypeError(
             "to_torch: all groups must have the same rule, because an optimizer of PyTorch has one rule; got"
             f" {', '.join(named)}"
         )
-    _check(opt)
     kind = type(opt.groups[0].rule)
+    theirs = f"{kind.__name__}8bit of {form}" if narrow else f"torch.optim.{kind.__name__}"
+    _check(opt, theirs)
     options = _THEIRS[kind]
     whole, rules = opt.state_dict(), [group.rule for group in opt.groups]
     saved, micro_steps, every = whole["tensors"], whole["extra"]["micro_steps"], whole["extra"]["accumulate"]
@@ -138,11 +153,20 @@ def to_torch(opt: "Optimizer | torch.optim.Optimizer") -> dict[str, Any]:
     if micro_steps:
         wrong.append(f"the gradients of {micro_steps} of {every} micro-steps, which no update has used yet")
     for group, saved_group in zip(opt.groups, made["param_groups"], strict=True):
-        lost = _lost(group.rule, opt.step_count, SOURCES[kind].fields(saved_group))
+        rule = dataclasses.replace(group.rule, state_dtype=None) if narrow else group.rule
+        lost = _lost(rule, opt.step_count, SOURCES[kind].fields(saved_group))
+        lost += _lacking(form, group, saved_group) if narrow else []
         wrong += [f"{field} in group {group.label!r}" for field in lost]
-    _refuse(kind, wrong)
-    names = [name for group in opt.groups for name in group.names]
-    made["state"] = {i: _state(torch, kind, saved[name]) for i, name in enumerate(names) if saved[name]["t"]}
+    _refuse(theirs, wrong)
+    tensors = [(group.rule, tensor) for group in opt.groups for tensor in group.tensors]
+    for i, (rule, tensor) in enumerate(tensors):
+        about = saved[tensor.name]
+        if narrow:
+            about["slots"] = converted(tensor.array, about["slots"], rule, dataclasses.replace(rule, state_dtype=None))
+        if about["t"]:
+            made["state"][i] = _state(torch, kind, about)
+    if narrow:
+        put_codes(form, made)
     if outer is not opt:
         _put_guests(made, outer)
     return made
@@ -158,7 +182,18 @@ def _put_guests(made: dict[str, Any], outer: Any) -> None:
     made["state"].update({key: x for key, x in outer._guests.items() if isinstance(key, str)})
 
 
-def _check(opt: Optimizer) -> None:
+def _lacking(form: str, group: Any, options: Mapping[str, Any]) -> list[str]:
+    """What a group has that bitsandbytes' or torchao's Adam lacks, and PyTorch's has."""
+    wrong = [f"complex {x.name!r}" for x in group.tensors if dtype_name(x.array).startswith("complex")]
+    wrong += ["maximize=True"] if options["maximize"] else []
+    if form == "bitsandbytes":
+        wrong += ["amsgrad=True"] if options["amsgrad"] else []
+        coupled = type(group.rule) is Adam and options["weight_decay"]
+        wrong += [f"weight_decay={coupled!r}, which it applies as AdamW does,"] if coupled else []
+    return wrong
+
+
+def _check(opt: Optimizer, theirs: str) -> None:
     """Raise ValueError for rules and tensors that PyTorch's optimizer does not support."""
     first, wrong = type(opt.groups[0].rule), list[str]()
     for group in opt.groups:
@@ -173,16 +208,16 @@ def _check(opt: Optimizer) -> None:
         elif isinstance(rule, Adafactor) and rule.variant != "pytorch":
             wrong.append(f"variant={rule.variant!r} in {who}")
         wrong += [f"the master of {name!r}" for name in group.names if "master" in opt.state[name]]
-    _refuse(first, wrong)
+    _refuse(theirs, wrong)
 
 
-def _refuse(kind: type[Rule], wrong: list[str]) -> None:
+def _refuse(theirs: str, wrong: list[str]) -> None:
     """Raise ValueError if the list of features that PyTorch's optimizer lacks is not empty."""
     if wrong:
         how = ""
         if any(x.startswith("state_dtype=") for x in wrong):
             how = "; set `state_dtype` to None first: in each of param_groups, or on an arrayopt.Optimizer"
-        raise ValueError(f"to_torch: torch.optim.{kind.__name__} has no counterpart for {'; '.join(wrong)}{how}")
+        raise ValueError(f"to_torch: {theirs} has no counterpart for {'; '.join(wrong)}{how}")
 
 
 def _lost(rule: Rule, step: int, read: Mapping[str, Any]) -> list[str]:

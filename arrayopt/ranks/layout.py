@@ -14,13 +14,19 @@ import numpy as np
 
 from arrayopt.arrays import WORKING, size
 from arrayopt.ranks.comm import Comm
+from arrayopt.state.shares import Share
 from arrayopt.state.tensors import Tensor
 
 ROUND = 1 << 24
 """The most bytes of a bucket, in the dtype in which gradients are added."""
 
-LEAST = 1 << 16
-"""A bucket may have this many bytes for each rank, even if that is more than `ROUND`."""
+FOR_EACH, PARTS = 1 << 18, 16
+"""On many ranks, a bucket may have `FOR_EACH` bytes for each rank, so that messages are not small;
+but there are at least `PARTS` buckets, so that the first is full early.
+"""
+
+GROUPS = 2
+"""Sums are sent in about so many groups of buckets; see `GradientBucket.sends`."""
 
 ALIGNED = 16
 """The sums of a tensor start at a multiple of this many elements."""
@@ -68,7 +74,13 @@ class GradientBucket:
         The range of the sums that this rank gets in its array of sums.
     shift : int
         What to add to a position in the bucket to get the position in that array.
+    sends : bool
+        Whether the sums of this bucket, and of those before it that are not sent yet, are sent once
+        it is added up. One bucket's sums go to few ranks, whose links alone would be busy; those of
+        a group go to many.
     """
+
+    sends = True
 
     def __init__(
         self,
@@ -138,15 +150,19 @@ def layout(
 
     `sent_as` is the dtype in which each tensor's gradient is sent; None for a tensor without one.
     """
-    found: list[tuple[tuple[str, bool], list[tuple[int, int, int, int, bool]]]] = []
-    count = 0
+    sent, total = list[tuple[int, str, Share]](), 0
     for index in order:
         tensor, dtype = tensors[index], sent_as[index]
-        share = tensor.share
-        if dtype is None or share is None or tensor.block is not None:
-            continue
-        most = max(ROUND, LEAST * comm.size) // np.dtype(WORKING[dtype]).itemsize
-        key = dtype, comm.on_device and bool(array_api_compat.is_cupy_array(tensor.array))
+        if dtype is not None and tensor.share is not None and tensor.block is None:
+            sent.append((index, dtype, tensor.share))
+            total += size(tensor.array) * np.dtype(WORKING[dtype]).itemsize
+    limit = max(ROUND, min(FOR_EACH * comm.size, total // PARTS))
+    found: list[tuple[tuple[str, bool], list[tuple[int, int, int, int, bool]]]] = []
+    count = 0
+    for index, dtype, share in sent:
+        most = limit // np.dtype(WORKING[dtype]).itemsize
+        on_device = comm.on_device and bool(array_api_compat.is_cupy_array(tensors[index].array))
+        key = dtype, on_device
         for rank in share.holders:
             first, end = share.ends[rank], share.ends[rank + 1]
             while first < end:
@@ -162,4 +178,10 @@ def layout(
     for (dtype, on_device), own in found:
         of_ranks = filled.setdefault((WORKING[dtype], on_device), [0] * comm.size)
         buckets.append(GradientBucket(dtype, on_device, own, of_ranks, comm.rank))
+    if comm.size > GROUPS:  # else a group's sums would not go to more ranks than a bucket's
+        unsent = 0
+        for bucket in buckets[:-1]:
+            unsent += bucket.size * np.dtype(bucket.kind[0]).itemsize
+            bucket.sends = unsent >= total / GROUPS
+            unsent = 0 if bucket.sends else unsent
     return GradientBuckets(buckets, comm.rank, tensors)

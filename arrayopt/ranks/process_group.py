@@ -41,8 +41,8 @@ class ProcessGroup(Comm):
         self.number = _USERS[group] = _USERS.get(group, 0) + 1
         self._broken = False
         self._roots = dist.get_process_group_ranks(group)
-        backend = dist.get_backend_config(group)
-        self._device = "cuda" if "cpu:" not in str(backend) and str(backend) == "nccl" else "cpu"
+        backends = dist.get_backend_config(group)  # such as "cpu:gloo,cuda:nccl"
+        self._device = "cpu" if "cpu:" in backends else backends.partition(":")[0]
 
     def _tensor(self, memory: Bytes) -> Any:
         """Return bytes as a tensor; on the CPU a view, or a copy if they are read-only."""

@@ -15,11 +15,12 @@ class GradientSums:
     """Adds up the gradients of a step over ranks, in two exchanges for each bucket.
 
     First each rank receives its part of the bucket from all ranks, and adds; then it sends the sums
-    to the ranks that update with them. A bucket is sent when it has all of its gradients and the
-    one before it has been received; the latter is added up meanwhile. So all ranks make the same
-    calls in the same order. If gradients arrive in the order of buckets, a rank has memory for one
-    bucket that is filled, one that is sent, and the parts that it receives of this one: as much, or
-    with `fast` only its own part. Sums of the bucket before are under way then.
+    to the ranks that update with them, those of several buckets together; see
+    `GradientBucket.sends`. A bucket is sent when it has all of its gradients and the one before it
+    has been received; the latter is added up meanwhile. So all ranks make the same calls in the
+    same order. If gradients arrive in the order of buckets, a rank has memory for one bucket that
+    is filled, one that is sent, and the parts that it receives of this one: as much, or with `fast`
+    only its own part. It also has sums that are not sent yet, or under way.
 
     With `mean`, sums are divided by the number of ranks. With `fast`, the communicator adds; else
     gradients are added in the order of ranks. `sums` gets this rank's sums, by kind.
@@ -37,9 +38,11 @@ class GradientSums:
                 self.sums[kind] = memory.sums(kind, count)
         self._next = 0  # the number of the bucket that is sent next
         self._packed: dict[int, Any] = {}  # by number, buckets that are not sent yet
-        # a bucket on its way to the ranks that add, and sums on their way to those that update
+        # a bucket on its way to the ranks that add, sums that are not sent yet, and sums on their
+        # way to the ranks that update
         self._in_flight: tuple[GradientBucket, Callable[[], Any]] | None = None
-        self._sums_in_flight: Callable[[], None] | None = None
+        self._unsent = list[tuple[GradientBucket, Any]]()
+        self._sums_in_flight = list[Callable[[], None]]()
 
     def take(self, index: int, grad: Array) -> None:
         """Copy a gradient into its buckets, and send those that are complete."""
@@ -71,7 +74,7 @@ class GradientSums:
                     if taken[piece.index] is None:
                         self._packed[number][piece.at : piece.at + piece.end - piece.first] = 0
                 self._send_bucket()
-            self._send_sums(self._receive_bucket())
+            self._add_up(self._receive_bucket())
             self._receive_sums()
         self._memory.end()
 
@@ -84,17 +87,17 @@ class GradientSums:
         return room.view(dtype)
 
     def _send_bucket(self) -> None:
-        """Send the next bucket, and then the sums of the one before it."""
+        """Send the next bucket, and then add up the one before it."""
         arrived, bucket = self._receive_bucket(), self._buckets[self._next]
         packed = self._packed.pop(self._next)
         start = self._start_fast if self._fast else self._start_in_order
         with self._comm.device:
             self._in_flight = bucket, start(bucket, packed)
             self._next += 1
-            self._send_sums(arrived)
+            self._add_up(arrived)
 
     def _receive_bucket(self) -> tuple[GradientBucket, Any] | None:
-        """Wait for the bucket that was sent last, and for the sums of the one before it."""
+        """Wait for the bucket that was sent last, and for the sums that are on their way."""
         if self._in_flight is None:
             return None
         bucket, wait = self._in_flight
@@ -129,30 +132,41 @@ class GradientSums:
         assert isinstance(self._comm, AddingComm)
         return self._comm.start_add(values.view(real), [count * numbers for count in bucket.parts])
 
-    def _send_sums(self, arrived: tuple[GradientBucket, Any] | None) -> None:
-        """Add up a bucket, and send its sums to the ranks that update with them."""
+    def _add_up(self, arrived: tuple[GradientBucket, Any] | None) -> None:
+        """Add up a bucket; if it is the last of a group, send their sums to those that update."""
         if arrived is None:
             return
         bucket, received = arrived
         wide, count = np.dtype(bucket.kind[0]), bucket.parts[self._comm.rank]
-        if self._fast:
-            total = received.view(wide)
-            add_up([], total, self._divisor)
+        if self._fast and not bucket.on_device:
+            total, others = received.view(wide), []
         else:
+            # with `fast`, a device adds up in the memory of the whole bucket, which is freed here
+            dtype, ranks = (wide, 1) if self._fast else (np.dtype(bucket.dtype), self._comm.size)
+            first, *others = received.view(dtype).reshape(ranks, count)
             total = self._memory.empty(bucket.on_device, count, wide)
-            every = received.view(np.dtype(bucket.dtype)).reshape(self._comm.size, count)
-            total[...] = every[0]
-            add_up(every[1:], total, self._divisor)
-        sent = [count * wide.itemsize for count in bucket.sent]
-        counts = [count * wide.itemsize for count in bucket.received]
-        room = self.sums[bucket.kind][bucket.sums].view(np.uint8)
-        self._sums_in_flight = self._comm.start_alltoall(total.view(np.uint8), sent, room, counts)
+            total[...] = first
+        add_up(others, total, self._divisor)
+        self._unsent.append((bucket, total))
+        if bucket.sends:
+            self._send_sums()
+
+    def _send_sums(self) -> None:
+        """Send sums to the ranks that update with them."""
+        for bucket, total in self._unsent:
+            item = total.dtype.itemsize
+            sent = [count * item for count in bucket.sent]
+            received = [count * item for count in bucket.received]
+            room = self.sums[bucket.kind][bucket.sums].view(np.uint8)
+            values = total.view(np.uint8)
+            self._sums_in_flight.append(self._comm.start_alltoall(values, sent, room, received))
+        self._unsent = []
 
     def _receive_sums(self) -> None:
         """Wait for the sums that are on their way."""
-        land, self._sums_in_flight = self._sums_in_flight, None
-        if land is not None:
-            land()
+        for wait in self._sums_in_flight:
+            wait()
+        self._sums_in_flight = []
 
 
 def add_up(parts: Iterable[Any], total: Any, divisor: int) -> None:

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import array_api_compat
 
-from arrayopt.arrays import NARROW, Array, place, size, working_dtype
+from arrayopt.arrays import NARROW, Array, beside, place, size, working_dtype
 from arrayopt.randomness import key, signed, threefry, uniform
 
 DRAWS = "_draws"
@@ -102,12 +102,11 @@ class Drawn:
     def _positions(self, xp: Any) -> tuple[Array, Any]:
         """The positions of the elements: their lower words, and their upper words, or the number 0 if these are 0."""
         n, shape, whole = size(self.like), tuple(self.like.shape), isinstance(self.first, int)
-        jax = array_api_compat.is_jax_array(self.like)
-        where = {} if jax else {"device": place(self.like)[1]}
+        where = beside(self.like)
         if not whole or n + self.first <= 1 << 31:
             first = self.first if whole else xp.astype(self.first, xp.int32)
             return xp.reshape(xp.arange(n, dtype=xp.int32, **where) + first, shape), 0
-        if jax:
+        if array_api_compat.is_jax_array(self.like):
             raise ValueError("random: with JAX, a tensor may have up to 2**31 elements")
         wide = xp.reshape(xp.arange(n, dtype=xp.int64, **where) + self.first, shape)
         low = (wide & 0xFFFFFFFF ^ 1 << 31) - (1 << 31)  # as a signed integer of 32 bits

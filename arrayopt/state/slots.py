@@ -180,17 +180,15 @@ def _own(p: Array, slots: dict[str, Array]) -> dict[str, Array]:
 def _stacked_slots(rule: Rule, xp: Any, p: Array, dtype: str) -> dict[str, Array]:
     """The slots of all layers of a stacked tensor, along the first axis."""
     n = p.shape[0]
-    if n == 0:
-        one = rule.all_slots(xp, xp.zeros(p.shape[1:], dtype=p.dtype), dtype)
-        return {slot: xp.zeros((0, *x.shape), dtype=x.dtype) for slot, x in one.items()}
-    if rule.begins_at_zero:
-        first, device = p[0, ...], place(p)[1]
-        one = rule.all_slots(xp, first, dtype)
-        copies = {slot for slot, x in one.items() if x is first or slot in AROUND}
-        zeros = {slot: xp.zeros((n, *x.shape), dtype=x.dtype, device=device) for slot, x in one.items()}
-        return {slot: xp.astype(p, p.dtype) if slot in copies else x for slot, x in zeros.items()}
-    each = [rule.all_slots(xp, p[i, ...], dtype) for i in range(n)]
-    return {slot: xp.stack([slots[slot] for slots in each]) for slot in each[0]}
+    if n and not rule.begins_at_zero:
+        each = [rule.all_slots(xp, p[i, ...], dtype) for i in range(n)]
+        return {slot: xp.stack([slots[slot] for slots in each]) for slot in each[0]}
+    device = place(p)[1]
+    first = p[0, ...] if n else xp.zeros(p.shape[1:], dtype=p.dtype, device=device)
+    one = rule.all_slots(xp, first, dtype)
+    copies = {slot for slot, x in one.items() if x is first or slot in AROUND}
+    zeros = {slot: xp.zeros((n, *x.shape), dtype=x.dtype, device=device) for slot, x in one.items()}
+    return {slot: xp.astype(p, p.dtype) if slot in copies else x for slot, x in zeros.items()}
 
 
 def _constant(rule: Rule, name: str, begun: Array, x: Array, block: Block | None) -> Array:

@@ -10,6 +10,7 @@ from arrayopt.arrays import (
     Array,
     Ints,
     array_namespace,
+    beside,
     detached,
     dtype_name,
     on_its_device,
@@ -109,7 +110,7 @@ class Tensor:
         assert isinstance(self.share, Shards)
         xp, dtype, found = array_namespace(self.array), dtype_name(self.array), {}
         with on_its_device(self.array):
-            one = xp.full((1,) * self.array.ndim, 0.7, dtype=working_dtype(xp, self.array))
+            one = xp.full((1,) * self.array.ndim, 0.7, dtype=working_dtype(xp, self.array), **beside(self.array))
             for slot, first in rule.all_slots(xp, one, dtype).items():
                 if slot in self.share.spans:
                     begun = made[slot]

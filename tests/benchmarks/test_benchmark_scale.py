@@ -25,9 +25,14 @@ def test_each_gradient_and_each_parameter_is_sent_once(messages):
 
 
 def test_sums_reach_their_owners(messages):
+    sent = 0
     for _, size, most, count in messages.reductions:
-        assert size / 8 <= most <= size  # between all ranks evenly and one rank alone
-        assert 1 <= count <= 8
+        sent += size
+        if count:  # the sums of a group of buckets
+            assert sent / 8 <= most <= 0.3 * sent  # between all ranks evenly, and four
+            sent = 0
+    assert sent == 0
+    assert [count > 0 for *_, count in messages.reductions].count(True) in (2, 3)
 
 
 def test_without_messages_a_step_is_its_update(messages):

@@ -17,7 +17,8 @@ from tests.support.overlapping import WAYS, Net, alone, groups, passes, together
 @pytest.fixture(autouse=True)
 def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "ROUND", 1 << 16)
-    monkeypatch.setattr(layout, "LEAST", 1 << 12)
+    monkeypatch.setattr(layout, "FOR_EACH", 1 << 12)
+    monkeypatch.setattr(layout, "GROUPS", 1.5)  # groups of buckets, also with two ranks
     monkeypatch.setattr(gather, "ROUND", 1 << 14)
     monkeypatch.setattr(gather, "LARGE", 1 << 12)
 

@@ -51,7 +51,8 @@ def equal(comm, rank, size, folder):
 
     There are several buckets, and each of them is one call of MPI.
     """
-    layout.ROUND, layout.LEAST, gather.ROUND, gather.LARGE = 1 << 16, 1 << 12, 1 << 15, 1 << 14
+    layout.ROUND, layout.FOR_EACH, gather.ROUND, gather.LARGE = 1 << 16, 1 << 12, 1 << 15, 1 << 14
+    layout.GROUPS = 1.5
     calls = counted() if hasattr(comm, "Idup") else []
     rules = [(ao.LAMB(lr=0.01), {"clip_norm": 1.0, "stats": True}), (ao.CAME(lr=0.01), {})]
     for rule, options in rules[: 2 if size == 2 and hasattr(comm, "Idup") and PROFILE != "quick" else 1]:

@@ -124,6 +124,7 @@ def test_means_take_three_buckets_of_memory(engine, reduction, monkeypatch):
     One large tensor took as much as 2.6 times its gradient, and 3.7 times.
     """
     monkeypatch.setattr(layout_module, "ROUND", 1 << 18)
+    monkeypatch.setattr(layout_module, "FOR_EACH", 1 << 10)
     n, every = 2_000_000, []
 
     def rank(comm):

@@ -18,7 +18,7 @@ BYTES = 30 * (16 * 24 + 24) * 4
 def calls(monkeypatch):
     """What rank 0 calls."""
     monkeypatch.setattr(layout, "ROUND", 1 << 13)
-    monkeypatch.setattr(layout, "LEAST", 1 << 10)
+    monkeypatch.setattr(layout, "FOR_EACH", 1 << 10)
     monkeypatch.setattr(gather, "ROUND", 1 << 13)
     found = Counter()
 

@@ -26,7 +26,8 @@ OPTIONS = [{}, {"clip_norm": 0.5}, {"loss_scale": ao.LossScale(init=8.0)}, {"acc
 @pytest.fixture(autouse=True)
 def _small_buckets(monkeypatch):
     monkeypatch.setattr(layout, "ROUND", 1 << 14)
-    monkeypatch.setattr(layout, "LEAST", 1 << 10)
+    monkeypatch.setattr(layout, "FOR_EACH", 1 << 10)
+    monkeypatch.setattr(layout, "GROUPS", 1.5)  # groups of buckets, also with two ranks
     monkeypatch.setattr(gather, "ROUND", 1 << 14)
     monkeypatch.setattr(gather, "LARGE", 1 << 10)
 

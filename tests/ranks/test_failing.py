@@ -157,7 +157,8 @@ class Program:
             patch.setattr(interrupts.uninterrupted, "__exit__", lambda *_: inside.move(-1))
             for home, name, size in (
                 (layout, "ROUND", self.buckets),
-                (layout, "LEAST", self.buckets >> 4),
+                (layout, "FOR_EACH", self.buckets >> 4),
+                (layout, "GROUPS", 1.5),
                 (gather, "ROUND", self.buckets),
                 (gather, "LARGE", self.buckets >> 2),
             ):
@@ -243,7 +244,8 @@ def test_ranks_agree_anew_after_a_load(call, tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout, "ROUND", 1 << 12)
-        patch.setattr(layout, "LEAST", 1 << 8)
+        patch.setattr(layout, "FOR_EACH", 1 << 8)
+        patch.setattr(layout, "GROUPS", 1.5)
         assert ao.ranks.run(2, rank) == [[]] * 2
 
 

@@ -26,7 +26,8 @@ RULES = {"LAMB": ao.LAMB(lr=0.01), "AdamW": ao.AdamW(lr=ao.schedules.Cosine(0.01
 @pytest.fixture(autouse=True)
 def _small_buckets(monkeypatch):
     monkeypatch.setattr(layout, "ROUND", 1 << 16)
-    monkeypatch.setattr(layout, "LEAST", 1 << 12)
+    monkeypatch.setattr(layout, "FOR_EACH", 1 << 12)
+    monkeypatch.setattr(layout, "GROUPS", 1.5)  # groups of buckets, also with two ranks
 
 
 def run(ranks, rule, options, steps, seed, engine, settings, **made):
@@ -210,6 +211,40 @@ def test_two_buckets_exist_at_a_time_if_gradients_come_in_the_same_order(reducti
     for unexpected, learned, other in ao.ranks.run(2, rank):
         assert learned == 2
         assert min(unexpected, other) > 2
+
+
+@pytest.mark.parametrize("reduction_of", ["ordered", "fast"])
+def test_sums_are_sent_in_groups_that_go_to_many_ranks(reduction_of, monkeypatch):
+    """One bucket's sums go to one rank or two, whose links would be busy alone; unsent sums are a quarter at most."""
+    monkeypatch.setattr(layout, "GROUPS", 4)
+    monkeypatch.setattr(layout, "ROUND", 1 << 14)
+    monkeypatch.setattr(layout, "FOR_EACH", 1)
+    shapes, ranks = {str(i): (4096,) for i in range(48)}, 12
+
+    def rank(comm):
+        there = ao.Ranks(comm, grads="sum", reduction=reduction_of)
+        opt, most = ao.Optimizer(parameters(shapes), ao.SGD(lr=1.0), comm=there), 0
+        before = {name: x.copy() for name, x in opt.params.items()}
+        for name in reversed(shapes):
+            opt.give(name, np.full(4096, float(comm.rank), np.float32))
+            most = max(most, sum(total.nbytes for _, total in opt._team.gradients.reduction._unsent))
+        buckets = opt._team.gradients._buckets.buckets
+        opt.step()
+        for name, x in opt.params.items():
+            np.testing.assert_array_equal(x, before[name] - np.float32(sum(range(ranks))))
+        received, groups = set(), []  # by which ranks, of each group
+        for bucket in buckets:
+            received |= {piece.rank for piece in bucket.pieces}
+            if bucket.sends:
+                groups.append(received)
+                received = set()
+        return most, [len(group) for group in groups], received
+
+    every = sum(4 * 4096 for _ in shapes)
+    for most, groups, left in ao.ranks.run(ranks, rank):
+        assert 0 < most <= every / 4 / ranks
+        assert groups == [3, 3, 3, 3]
+        assert not left
 
 
 def test_a_copy_takes_its_own_gradients():

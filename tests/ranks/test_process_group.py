@@ -1,6 +1,7 @@
 """A process group of PyTorch, of this process alone: what is kept of its calls, and what is not."""
 
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -31,6 +32,25 @@ def test_calls_are_kept_and_their_memory_is_not(group):
     assert [isinstance(work, dist.Work) for work in process_group._KEPT] == [True] * 3
     del x
     assert seen() is None
+
+
+@pytest.mark.parametrize(("devices", "expected"), [(["cuda"], "cuda"), (["cuda", "cpu"], "cpu")])
+def test_bytes_go_through_the_devices_that_a_group_is_for(devices, expected):
+    """A group of NCCL is for GPUs alone, as PyTorch itself says of it."""
+    assert str(dist.distributed_c10d.BackendConfig(dist.Backend("nccl"))) == "cuda:nccl"
+    name = f"for{len(devices)}"
+    gloo = dist.distributed_c10d.ProcessGroupGloo
+    dist.Backend.register_backend(name, lambda *args: gloo(*args), devices=devices)
+    dist.init_process_group(name, store=dist.HashStore(), rank=0, world_size=1)
+    sent = []
+    try:
+        there = process_group.ProcessGroup(dist.group.WORLD, 5.0)
+        there._torch = SimpleNamespace(from_numpy=lambda x: SimpleNamespace(to=sent.append))
+        there._tensor(np.zeros(1, np.uint8))
+    finally:
+        dist.destroy_process_group()
+        del dist.Backend.backend_capability[name]
+    assert sent == [expected]
 
 
 def test_who_uses_a_group_has_a_number(group):

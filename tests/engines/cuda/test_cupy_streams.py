@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from types import SimpleNamespace
+import importlib
 
 import numpy as np
 import pytest
@@ -374,70 +374,18 @@ def test_the_loss_scale_that_a_graph_reads_is_that_of_each_replay(cupy):
 SEEDS = marked([(seed,) for seed in range(50)], lambda seed: seed < 3)
 
 
-class Streams:
-    """PyTorch's streams of the stand-in's devices, each with the stand-in's stream of that pointer."""
-
-    def __init__(self, cupy):
-        self.cupy, self.now = cupy, {}
-        for device in range(2):
-            with cupy.cuda.Device(device):
-                self.now[device] = self.wrapped(cupy.cuda.Stream(non_blocking=True))
-
-    def wrapped(self, stream):
-        def wait_stream(other):
-            with self.cupy.cuda.Device(stream.device_id):
-                stream.wait_event(other.it.record())
-
-        return SimpleNamespace(it=stream, cuda_stream=stream.ptr, wait_stream=wait_stream)
-
-    def current_stream(self, device=None):
-        return self.now[self.cupy.cuda.Device().id if device is None else getattr(device, "index", device)]
-
-    @contextlib.contextmanager
-    def stream(self, stream):
-        device = stream.it.device_id
-        before, self.now[device] = self.now[device], stream
-        with self.cupy.cuda.Device(device):
-            yield
-        self.now[device] = before
-
-    def is_current_stream_capturing(self):
-        return self.current_stream().it.is_capturing()
-
-
-def there_class(torch):
-    class There(torch.Tensor):
-        """A tensor of PyTorch's in host memory that says on which GPU it is."""
-
-        number = 0
-        device = property(lambda self: torch.device("cuda", self.number))
-
-        @classmethod
-        def of(cls, cupy, x, number):
-            made = x.as_subclass(cls)
-            made.number = number
-            made.memory = cupy.cuda.UnownedMemory(x.data_ptr(), x.nbytes, None, number)  # which checks look at
-            return made
-
-    There.__module__ = "torch"  # tensors of other kinds have a meaning of their own
-    return There
-
-
 @pytest.fixture
 def pytorch(cupy, monkeypatch):
-    """PyTorch, with streams on two devices, and how a tensor is made that says that it is on one of them."""
-    torch = pytest.importorskip("torch")
+    """PyTorch's streams on two devices, and how a tensor is made that says that it is on one of them."""
+    pytest.importorskip("torch")
+    there = importlib.import_module("tests.support.there")
     monkeypatch.setitem(engines.FUSED, "torch", ("cupy",))
-    streams, kind = Streams(cupy), there_class(torch)
-    for name in ("current_stream", "stream", "is_current_stream_capturing"):
-        monkeypatch.setattr(torch.cuda, name, getattr(streams, name))
-    return streams, lambda x, device=0: kind.of(cupy, torch.from_numpy(x.copy()), device)
+    return there.Streams(cupy).installed(monkeypatch), there.copied
 
 
 def over(cupy, tensor):
     """A tensor's memory as CuPy's."""
-    memory = cupy.cuda.UnownedMemory(tensor.data_ptr(), 1200, tensor)
-    return cupy.ndarray(300, "f4", cupy.cuda.MemoryPointer(memory, 0))
+    return cupy.ndarray(tensor.shape, "f4", cupy.cuda.MemoryPointer(tensor.memory, 0))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -467,7 +415,7 @@ def test_a_captured_step_of_pytorch_is_captured_on_one_stream_and_replayed_on_an
                 graph.launch(replaying.it)
     for k in (1, 1, 2, 3):
         opts[0].step(values[k])
-    near(host, param.detach().numpy())
+    near(host, param.detach().numpy(force=True))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -493,7 +441,7 @@ def test_tensors_of_pytorch_are_worked_on_on_the_current_streams_of_their_device
                     over(cupy, x).set(g, streams.now[i].it)
             opts[1].step(held[-1])
     for x, p in zip(host, params, strict=True):
-        near(x, p.detach().numpy())
+        near(x, p.detach().numpy(force=True))
 
 
 def test_a_tensor_of_pytorch_that_moves_to_a_device_has_its_streams(cupy, pytorch):
@@ -501,13 +449,13 @@ def test_a_tensor_of_pytorch_that_moves_to_a_device_has_its_streams(cupy, pytorc
     streams, tensor = pytorch
     param, grad, waits = tensor(np.ones(300, "f4")), tensor(np.ones(300, "f4"), 1), []
     opt = ao.Optimizer(param, ao.SGD(lr=0.1, momentum=0.9))
-    param.set_(param.clone())
-    param.number = 1
+    moved = tensor(np.ones(300, "f4"), 1)
+    param.data, param.number, param.memory = moved, 1, moved.memory
     for _ in range(3):
         with cupy.cuda.Device(1):
             stream = streams.wrapped(cupy.cuda.Stream(non_blocking=True))
         stream.wait_stream = waits.append
-        with streams.stream(stream), standin.checking(check=False):  # nobody has told it of that memory
+        with streams.stream(stream):
             opt.step(grad)
     assert len(waits) == 2
 
