@@ -59,7 +59,7 @@ AT_MOST = {  # how often each may be there; numbers here may only fall
 LINES = {
     "fusion": 6115,
     "engines": 10632,
-    "ranks": 3564,
+    "ranks": 3570,
     "params": 2635,
     "step": 1613,
     "testing": 3791,
@@ -101,7 +101,8 @@ more for norms of infinite complex numbers; 56 more so that a rule whose code wa
 so that handlers of signals can save in the middle of a step, and that locks work after a fork. Engines, fusion and
 state: 60, 11 and 36 more so that unequal blocks run as batches in `array_api`, that errors name the line of a rule that
 cannot be traced, and that whole rings can be set. Ranks: 36 more to send sums in groups of buckets, without which an
-overlapped step of Llama 7 B over 64 ranks takes 2.4 times as long, by the model of `benchmarks/scale.py`."""
+overlapped step of Llama 7 B over 64 ranks takes 2.4 times as long, by the model of `benchmarks/scale.py`; 6 more to
+refuse captures of messages that go through the host, which ended in the middle of a step's writes."""
 FLOOR = {room: i for i, rooms in enumerate(UP) for room in rooms}
 
 
