@@ -10,7 +10,7 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import Array, array_namespace, dtype_name, is_array, place, sharded_like, size
+from arrayopt.arrays import Array, Ints, dtype_name, is_array, place, sharded_like, size
 from arrayopt.engines.apply_one import Done, Update, apply_one
 from arrayopt.engines.layers import split
 from arrayopt.state.blocks import Cut
@@ -54,44 +54,41 @@ def apply(
 
 
 def _of_tensor(
-    update: Update,
-    p: Array,
-    g: Array,
-    slots: dict[str, Array],
-    first: Any,
-    stacked: bool | None,
+    update: Update, p: Array, g: Array, slots: dict[str, Array], first: int, stacked: bool | None
 ) -> Done:
-    """Update a tensor: as a whole, by its blocks, or by its layers.
-
-    `first` may be an array, with the position of the first element of each layer.
-    """
+    """Update a tensor: as a whole, by its blocks, or by its layers."""
     rule = update.rule
     if stacked is None and rule.blocks is not None:
         return _of_blocks(update, p, g, slots, first)
     if not (rule.stacked if stacked is None else stacked) or size(p) == 0:
         return apply_one(update, p, g, slots, first)
-    if array_api_compat.is_jax_array(p):
-        return _of_layers_in_jax(update, p, g, slots, first)
-    if p.shape[0] == 1:  # such as a block that has no neighbour of its length
-        return _one_by_one(update, p, g, slots, first)
-    # an operation that is not supported for all layers at once runs, or raises, for each layer
-    with suppress(Exception):
-        if update.differs:
-            return _by_number(update, p, g, slots)
-        lies = first if isinstance(first, int) else None
-        return apply_one(update, p, g, slots, lies, together=True)
-    return _one_by_one(update, p, g, slots, first)
+    firsts = first + np.arange(p.shape[0]) * (size(p) // p.shape[0])
+    return _of_layers(update, p, g, slots, firsts)
 
 
-def _firsts(first: Any, p: Array) -> Any:
-    """Return the position of the first element of each layer."""
-    if not isinstance(first, int):
-        return first
-    return first + np.arange(p.shape[0]) * (size(p) // p.shape[0])
+def _of_layers(
+    update: Update, param: Array, grad: Array, slots: dict[str, Array], firsts: Ints
+) -> Done:
+    """Update the layers of a stacked tensor, at once if possible; `firsts` are the positions of
+    their first elements.
+    """
+    if size(param) == 0:
+        return param, slots, {}
+    if array_api_compat.is_jax_array(param):
+        return _of_layers_in_jax(update, param, grad, slots, firsts)
+    if param.shape[0] > 1:  # else a block, for example, that has no neighbour of its length
+        # an operation that is not supported for all layers at once runs, or raises, for each layer
+        with suppress(Exception):
+            if update.differs:
+                return _by_number(update, param, grad, slots)
+            follow_each_other = bool((np.diff(firsts) == size(param) // param.shape[0]).all())
+            first = int(firsts[0]) if follow_each_other else None
+            return apply_one(update, param, grad, slots, first, together=True)
+    return _one_by_one(update, param, grad, slots, firsts)
 
 
 def _of_layers_in_jax(
-    update: Update, p: Array, g: Array, slots: dict[str, Array], first: Any
+    update: Update, p: Array, g: Array, slots: dict[str, Array], firsts: Ints
 ) -> Done:
     """Update all layers at once, by `jax.vmap`."""
     import jax
@@ -99,22 +96,21 @@ def _of_layers_in_jax(
     def of_layer(p: Array, g: Array, slots: dict[str, Array], first: Any, own: Any) -> Done:
         return apply_one(update.of_layer(own), p, g, slots, first)
 
-    firsts = jax.numpy.asarray(_firsts(first, p))
     own = update.of_layers | ({"t": jax.numpy.asarray(update.t)} if update.differs else {})
-    mapped: Done = jax.vmap(of_layer)(p, g, slots, firsts, own)
+    mapped: Done = jax.vmap(of_layer)(p, g, slots, jax.numpy.asarray(firsts), own)
     return mapped
 
 
 def _one_by_one(
-    update: Update, param: Array, grad: Array, slots: dict[str, Array], first: Any
+    update: Update, param: Array, grad: Array, slots: dict[str, Array], firsts: Ints
 ) -> Done:
     """Update the layers one after the other."""
-    done, each, firsts = [], update.of_layers, _firsts(first, param)
-    for i, (q, h) in enumerate(zip(split(param), split(grad), strict=True)):
+    done, each = list[Done](), update.of_layers
+    for i, (p, g) in enumerate(zip(split(param), split(grad), strict=True)):
         of_layer = {name: x[i, ...] for name, x in slots.items()}
         own = {key: x[i, ...] for key, x in each.items()}
         own |= {"t": int(update.t[i])} if update.differs else {}
-        done.append(apply_one(update.of_layer(own), q, h, of_layer, int(firsts[i])))
+        done.append(apply_one(update.of_layer(own), p, g, of_layer, int(firsts[i])))
     xp, device = place(param)
 
     def join(values: list[Any]) -> Array:
@@ -143,18 +139,18 @@ def _by_number(update: Update, param: Array, grad: Array, slots: dict[str, Array
 
 def _of_blocks(update: Update, p: Array, g: Array, slots: dict[str, Array], first: int) -> Done:
     """Update all blocks, those of one length at once."""
-    cut, concat = Cut(update.rule, p.shape, dtype_name(p)), array_namespace(p).concat
+    cut = Cut(update.rule, p.shape, dtype_name(p))
+    concat = array_api_compat.array_namespace(p).concat
     stacks = list(zip(cut.parameter(p), cut.parameter(g), cut.slots(slots), strict=True))
     done = list[Any](stacks)
     for alike in cut.alike:
         params, grads, own = zip(*(stacks[i] for i in alike), strict=True)
-        if len(alike) == 1:
-            position = first + cut.stretches[alike[0]].start * cut.row
-            done[alike[0]] = _of_tensor(update, params[0], grads[0], own[0], position, True)
-            continue
         firsts = np.concatenate([cut.firsts_of(i) for i in alike]) + first
+        if len(alike) == 1:
+            done[alike[0]] = _of_layers(update, params[0], grads[0], own[0], firsts)
+            continue
         every = concat(params), concat(grads), _by_name(own, concat)
-        made = _of_tensor(update, *every, firsts, True)
+        made = _of_layers(update, *every, firsts)
         end = 0
         for i in alike:
             begin, end = end, end + cut.stretches[i].count

@@ -10,6 +10,7 @@ import numpy as np
 
 from arrayopt.arrays import (
     Array,
+    Grads,
     Ints,
     array_namespace,
     copied,
@@ -79,77 +80,91 @@ class _Updated(NamedTuple):
     report: Report
 
 
+class _Together(NamedTuple):
+    """Tensors that `apply` updates, each with all its layers or blocks at once."""
+
+    bucket: Bucket
+    grads: Grads
+    stacked: bool = False
+    """Whether each layer is updated like a tensor, whatever the rule's field `stacked` is."""
+
+
+def _together(bucket: Bucket, grads: Grads) -> _Together:
+    """Return a bucket's tensors, or those whose layers or blocks they are."""
+    if not (isinstance(bucket, Layers) and isinstance(grads, Split)):
+        return _Together(bucket, grads)
+    stacks, wholes = bucket.stacks, grads.wholes
+    if isinstance(stacks, Stacks) and isinstance(wholes, Parts) and bucket.rule.several:
+        return _Together(stacks.given, wholes.wholes)  # `apply` divides tensors into blocks
+    return _Together(stacks, wholes, stacked=True)
+
+
 class _Updates:
     """The updates of a bucket, computed but not written: `made`, for tensors with a gradient. If
     there is a meeting, it has the totals known so far.
     """
 
     def __init__(self, bucket: Bucket, asked: Asked, meeting: Meeting | None = None) -> None:
-        self.bucket, self.asked = bucket, asked
-        of, grads, groups = bucket, asked.grads, bucket.group_of
-        self.several, self.stacks = bucket.rule.several, False
-        if isinstance(bucket, Layers) and isinstance(grads, Split):
-            of, grads, groups = bucket.stacks, grads.wholes, bucket.group_of_stacks
-            self.several = self.stacks = True
-        if isinstance(of, Stacks) and isinstance(grads, Parts) and bucket.rule.several:
-            of, grads = of.given, grads.wholes
-            groups = of.group_of
-            self.stacks = False  # `apply` divides tensors into blocks, and joins equal ones
-        self.of = of
-        self.left = [(asked.left or {}).get(tensor.layers) for tensor in of.tensors]
-        # rules that measure gradients have no slots
-        self.slotless = isinstance(bucket, Layers) and not bucket.rule.several
+        self.bucket, self.asked, self.of = bucket, asked, _together(bucket, asked.grads)
         self.made = list[_Updated]()
         # infinity and NaN are data: they reach the parameter without a warning
         with np.errstate(all="ignore"):
-            for k, (x, g, left) in enumerate(zip(of.tensors, grads, self.left, strict=True)):
-                if g is not None and (left is None or not left.all()):
-                    totals = {} if meeting is None else self._totals(k, x, meeting)
-                    self.made.append(_Updated(k, x, *self._update(x, g, groups[k], totals, left)))
+            for at, (tensor, grad) in enumerate(
+                zip(self.of.bucket.tensors, self.of.grads, strict=True)
+            ):
+                left = self._left(tensor)
+                if grad is not None and (left is None or not left.all()):
+                    totals = {} if meeting is None else self._totals(at, tensor, meeting)
+                    self.made.append(_Updated(at, tensor, *self._update(at, tensor, grad, totals)))
 
-    def _update(
-        self, tensor: Tensor, g: Array, group: int, totals: dict[str, Any], left: Any
-    ) -> Done:
-        """Compute a tensor's new parameter, slots and report; layers in `left` do not change."""
-        p, g, asked = detached(tensor.array), detached(g), self.asked
-        slots, (name, first) = {} if self.slotless else tensor.slots, tensor.origin
-        with on_its_device(p):
+    def _left(self, tensor: Tensor) -> Any:
+        """Return which layers of a tensor do not change: an array of bool, or None."""
+        return (self.asked.left or {}).get(tensor.layers)
+
+    def _update(self, at: int, tensor: Tensor, grad: Array, totals: dict[str, Any]) -> Done:
+        """Compute a tensor's new parameter, slots and report."""
+        param, grad = detached(tensor.array), detached(grad)
+        asked, left = self.asked, self._left(tensor)
+        # a bucket that measures gradients has one group, of its own
+        group = self.of.bucket.group_of[at] if len(self.bucket.groups) > 1 else 0
+        measures = isinstance(self.bucket, Layers) and not self.bucket.rule.several
+        slots, (name, first) = {} if measures else tensor.slots, tensor.origin
+        with on_its_device(param):
             if left is not None:  # LAPACK raises an error for NaN
-                g = unless(left, g, array_namespace(g).zeros_like(g))
+                grad = unless(left, grad, array_namespace(grad).zeros_like(grad))
             hypers = {**asked.hypers[group], **totals} if totals else asked.hypers[group]
             rule, t = self.bucket.groups[group].rule, tensor.updates + 1
             update = Update(rule, name, t, hypers, asked.clip, asked.stats)
-            stacked = self.stacks or None
-            new, made, report = apply(update, p, g, slots, first=first, stacked=stacked)
+            stacked = self.of.stacked or None
+            new, made, report = apply(update, param, grad, slots, first=first, stacked=stacked)
             if asked.stats:  # a report may be a view of a slot, which is overwritten
                 report = {key: copied(x) if is_array(x) else x for key, x in report.items()}
             if left is not None:
-                new = unless(left, new, p)
+                new = unless(left, new, param)
                 made = {slot: unless(left, x, tensor.slots[slot]) for slot, x in made.items()}
-        return tensor.array if new is p else new, made, report  # `put` skips the same object
+        return tensor.array if new is param else new, made, report  # `put` skips the same object
 
     @cached_property
     def numbers(self) -> list[Ints]:
         """The numbers by which a meeting knows the tensors, or their layers; see `numbers_of`."""
-        return numbers_of(self.of)
+        return numbers_of(self.of.bucket)
 
-    def _numbers(self, k: int) -> tuple[Ints, Any]:
+    def _numbers(self, at: int, tensor: Tensor) -> tuple[Ints, Any]:
         """The numbers of a tensor or its layers, and an index of those that take part."""
-        mask = self.left[k]
-        return self.numbers[k], slice(None) if mask is None else ~np.asarray(mask)
+        left = self._left(tensor)
+        return self.numbers[at], slice(None) if left is None else ~np.asarray(left)
 
-    def _totals(self, k: int, tensor: Tensor, meeting: Meeting) -> dict[str, Any]:
+    def _totals(self, at: int, tensor: Tensor, meeting: Meeting) -> dict[str, Any]:
         """Return the known totals of a tensor, or of each of its layers."""
+        found, known = dict[str, Any](), sorted(meeting.known)
         if not size(tensor.array):
-            return {}
-        numbers, some = self._numbers(k)
-        found: dict[str, Any] = {}
-        known, alone = sorted(meeting.known), len(numbers) == 1
-        alone = alone or self.bucket.rule.blocks is not None
-        for j, made in zip(known, meeting.totals(known, numbers[some]), strict=True):
+            return found
+        numbers, some = self._numbers(at, tensor)
+        alone = len(numbers) == 1 or self.bucket.rule.blocks is not None
+        for which, made in zip(known, meeting.totals(known, numbers[some]), strict=True):
             each = np.ones(len(numbers))
             each[some] = made
-            found[of_total(j)] = float(each[0]) if alone else each
+            found[of_total(which)] = float(each[0]) if alone else each
         return found
 
     def tell(self, meeting: Meeting, some: list[int]) -> None:
@@ -158,7 +173,7 @@ class _Updates:
             numbers, values = [np.zeros(0, np.int64)], [np.zeros(0)]
             for one in self.made:
                 if size(one.p):
-                    mine, here = self._numbers(one.at)
+                    mine, here = self._numbers(one.at, one.tensor)
                     told = one.report.get(of_total(which), 0.0)
                     told = np.asarray(to_host(told) if is_array(told) else told, np.float64)
                     values.append(np.broadcast_to(told, len(mine))[here])
@@ -174,13 +189,13 @@ class _Updates:
                 tensor.put(None, p)
                 for name in slots:
                     tensor.put(name, slots[name])
-            if self.several and report:
-                mask, first = self.left[at], self.of.first_layer(at)
+            if not (self.bucket.rule.several or self.of.stacked):
+                reports[tensor.name] = report
+            elif report:
+                left, first = self._left(tensor), self.of.bucket.first_layer(at)
                 for i in range(size(next(iter(report.values())))):
-                    if mask is None or not mask[i]:
+                    if left is None or not left[i]:
                         of_layer = {name: x[i, ...] for name, x in report.items()}
                         reports[layer_name(tensor.name, first + i)] = of_layer
-            elif not self.several:
-                reports[tensor.name] = report
         self.bucket.count(layers_with(self.asked.grads), self.asked.left)
         return reports

@@ -142,6 +142,21 @@ class Engine(ABC):
         """Describe in a few lines how the engine updates these tensors."""
 
 
+class Criteria(NamedTuple):
+    """By what a device judges a step; see `arrayopt.state.verdict.judge`."""
+
+    scaling: LossScale | None
+    """How the loss scale changes; None if it does not."""
+    scale: str | None
+    """The scale by which gradients are multiplied: ``"scale"``, which is on the device, or
+    ``"given_scale"``; None if they are not scaled.
+    """
+    limit: bool
+    """Whether the global norm is clipped."""
+    check: bool
+    """Whether a step is skipped if a gradient is not finite."""
+
+
 class Judge(Holder, Protocol):
     """Decides on a device whether and how a step is made; it has the loss scale (`Run.give_to`)."""
 
@@ -154,10 +169,7 @@ class Judge(Holder, Protocol):
     def __call__(
         self,
         asked: Sequence[tuple[Bucket, Asked]],
-        scaling: LossScale | None,
-        scale: str | None,
-        limit: bool,
-        check: bool,
+        criteria: Criteria,
         swap: Swap | None = None,
         alone: bool = False,
     ) -> Verdict:
@@ -167,8 +179,8 @@ class Judge(Holder, Protocol):
         ----------
         asked : sequence of (Bucket, Asked)
             Buckets whose rules measure the gradients; see `arrayopt.step.norms.Measures`.
-        scaling, scale, limit, check
-            As for `arrayopt.engines.cuda.emit_judge.emit_judge`.
+        criteria : Criteria
+            By what to judge.
         swap : callable, optional
             With several ranks, begins to receive the partial results of the others.
         alone : bool

@@ -6,7 +6,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import array_api_compat
 import numpy as np
@@ -53,8 +53,13 @@ class Rows:
     """Data that an engine keeps for steps over exactly these rows."""
 
 
-Prepared = list[tuple[Any, Rows, Grads]]
-"""Prepared batches, each with the rows that take part and their gradients."""
+class Prepared(NamedTuple):
+    """A batch, prepared for a step over some rows."""
+
+    batch: Any
+    rows: Rows
+    grads: Grads
+    """The gradients of all its rows."""
 
 
 class Batch(ABC):

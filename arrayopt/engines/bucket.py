@@ -59,7 +59,7 @@ class Bucket:
     """The update counts on a device, which all batches of the bucket share; see `Run.give_to`."""
     totals: "dict[bool, set[tuple[Total, ...]]]" = field(default_factory=dict)
     """The totals of each plan of the bucket, for steps with a value (True) and without."""
-    members: tuple[bytes, list[Any]] | None = None
+    members: tuple[bytes, Ints] | None = None
     """The tensors of the last step with totals; see `arrayopt.engines.meeting`."""
     arrays: int = -1
     """The version of the arrays that a companion has; see `Run.arrays`."""

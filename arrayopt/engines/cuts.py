@@ -155,10 +155,8 @@ class CutTable(ABC):
     def _of_ranks(self, row: int, reduction: Node, kind: str) -> Partials:
         """Return a reduction's partial results by rank; of equal windows, only the first's."""
         number = list(self.table.layout.partials).index(reduction)
-        room, begin = (
-            self.room(kind),
-            int(self.table.table[row, self.table.column[f"PART{number}"]]),
-        )
+        room, column = self.room(kind), self.table.column[f"PART{number}"]
+        begin = int(self.table.table[row, column])
         geo, share, pieces = self.table.geo[row], self.shares[row], []
         if row not in self.windows:
             at = positions_of(geo, self.plan.element, np.array(self.ends[row]), kind).tolist()

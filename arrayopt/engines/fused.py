@@ -182,9 +182,9 @@ class Fused(Engine):
             return None
         return in_lanes(plan) if self.side_by_side and suits(tensor.array.shape) else None
 
-    def batches(self, bucket: Bucket, asked: Asked) -> Prepared:
+    def batches(self, bucket: Bucket, asked: Asked) -> list[Prepared]:
         """Return the prepared batches of a step; with `stats`, those of the report."""
-        grads, work = asked.grads, []
+        grads, made = asked.grads, list[Prepared]()
         found, complete = dtypes(grads.sources[0] if isinstance(grads, Split) else grads)
         if isinstance(grads, Split):
             complete = complete and bool(grads.has_gradient.all())
@@ -193,8 +193,8 @@ class Fused(Engine):
             rows = batch.rows(given, complete=complete)
             if len(rows.all):
                 batch.prepare(rows, given, asked)
-                work.append((batch, rows, given))
-        return work
+                made.append(Prepared(batch, rows, given))
+        return made
 
     def _sorted(self, bucket: Bucket, asked: Asked, dtypes: set[Any]) -> list[Batch]:
         """Sort a bucket's tensors into batches, by plan and dtype of gradient; these are kept."""

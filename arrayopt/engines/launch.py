@@ -11,6 +11,7 @@ import numpy as np
 from arrayopt.arrays import Grads, size
 from arrayopt.engines.array_api import ArrayAPI
 from arrayopt.engines.base import Asked, MakeStep, Report, Stops, interleaved
+from arrayopt.engines.batch import Prepared
 from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.layers import Split, layers_with
@@ -31,16 +32,16 @@ class Launch:
     ) -> None:
         self._written, asked = _as_written(bucket, asked)
         self._engine, self._bucket, self._threads = engine, bucket, thread_count()
-        self._work = engine.batches(bucket, asked._replace(stats=False))
-        self._reporting = engine.batches(bucket, asked) if asked.stats else []
+        self._update: list[Prepared] = engine.batches(bucket, asked._replace(stats=False))
+        self._reporting: list[Prepared] = engine.batches(bucket, asked) if asked.stats else []
         self._waits = bool(meetings) or bucket.kind == "cut"
-        for work, own_meetings in ((self._reporting, meetings[:1]), (self._work, meetings[-1:])):
-            for batch, rows, _ in work:
-                batch.allocate(rows, self._threads)
-                for meeting in own_meetings:
-                    batch.meet(meeting)
+        for work, meeting in ((self._reporting, meetings[:1]), (self._update, meetings[-1:])):
+            for one in work:
+                one.batch.allocate(one.rows, self._threads)
+                for its in meeting:
+                    one.batch.meet(its)
         self.repeats = not (asked.stats or bucket.rule.branches or meetings)
-        self._rows = [(batch, rows) for batch, rows, _ in self._work]
+        self._rows = [(one.batch, one.rows) for one in self._update]  # without gradients
         self._shared = self.repeats and any(x.is_shared(rows) for x, rows in self._rows)
         took = [] if engine.counts else self._rows
         self._took = [np.array(batch.members)[rows.all] for batch, rows in took]
@@ -49,34 +50,32 @@ class Launch:
         """Prepare a step with gradients of the same tensors and dtypes; False if it cannot."""
         if not self.repeats or (self._shared and thread_count() != self._threads):
             return False
-        self._work = []
+        self._update = []
         for batch, rows in self._rows:
-            given = chosen(asked.grads, batch.members)
-            batch.prepare(rows, given, asked)
+            grads = chosen(asked.grads, batch.members)
+            batch.prepare(rows, grads, asked)
             batch.allocate(rows, self._threads)
-            self._work.append((batch, rows, given))
+            self._update.append(Prepared(batch, rows, grads))
         return True
 
     def __call__(self, reports: dict[str, Report]) -> Stops:
         """See `Engine.prepare`."""
-        for one in self._written:
-            yield from one(reports)
-        for work in (self._reporting, self._work):
+        for step in self._written:
+            yield from step(reports)
+        # the report comes before the update, which overwrites the reported arrays
+        for work in (self._reporting, self._update):
             if self._waits:
-                steps = (x.steps(rows, given, self._threads) for x, rows, given in work)
-                yield from interleaved(steps)
-            for batch, rows, given in work:
-                held = rows
-                if self._waits:
-                    held = batch.held(rows)
-                else:
-                    batch.launch(rows, given, self._threads)
-                if work is self._reporting:  # before the update overwrites the reported arrays
+                yield from interleaved(x.batch.steps(x.rows, x.grads, self._threads) for x in work)
+            for batch, rows, grads in work:
+                if not self._waits:
+                    batch.launch(rows, grads, self._threads)
+                held = batch.held(rows) if self._waits else rows
+                if work is self._reporting:
                     reports.update(batch.report(held))
                 else:
                     batch.written(held)
         self._engine.count(self._bucket, self._took)
-        self._reporting, self._work = [], []
+        self._reporting, self._update = [], []
 
 
 def _as_written(bucket: Bucket, asked: Asked) -> tuple[list[MakeStep], Asked]:

@@ -195,12 +195,6 @@ class Layers(Bucket):
     def first_layer(self, k: int) -> int:
         return self.stacks.first_layer(k)
 
-    @property
-    def group_of_stacks(self) -> list[int]:
-        """The position of each stacked tensor's group in `groups`."""
-        ends = np.cumsum(list(map(_count, self.stacks.tensors)))
-        return [self.group_of[end - 1] for end in ends.tolist()]
-
     def own(self, every: Grads, left: Left | None = None) -> Grads:
         counts = list(map(_count, self.stacks.tensors))
         masks = [(left or {}).get(tensor.layers) for tensor in self.stacks.tensors]

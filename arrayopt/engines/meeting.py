@@ -3,7 +3,7 @@
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from math import prod
 from typing import Any, Protocol
@@ -20,6 +20,8 @@ from arrayopt.state.tensors import Tensor
 
 MOST_LAYERS = 1 << 32
 """More than the number of layers of any tensor."""
+
+NO_MEMBERS = np.zeros((0, 3), np.int64)
 
 
 class DeviceTotals(Protocol):
@@ -63,26 +65,15 @@ class Meeting:
         rank: int,
         ranks: int,
     ) -> None:
-        numbers, senders, layers = list[int](), list[int](), list[tuple[int, int]]()
-        for bucket, asked in several:
-            took = layers_with(asked.grads).tobytes()
-            if asked.left or bucket.members is None or bucket.members[0] != took:
-                bucket.members = None if asked.left else (took, list(_members(bucket, asked)))
-            for number, sender, layer in (
-                bucket.members[1] if bucket.members else _members(bucket, asked)
-            ):
-                numbers.append(number)
-                senders.append(sender)
-                layers.append(layer)
-        order = np.argsort(np.array(numbers, np.int64))
-        kinds = {layer: i for i, layer in enumerate(dict.fromkeys(layers))}
-        self._numbers: Ints = np.array(numbers, np.int64)[order]
-        self._kinds: Ints = np.array([kinds[layer] for layer in layers], np.int64)[order]
-        self._senders: Ints = np.array(senders, np.int64)[order]
+        members = np.concatenate(
+            [NO_MEMBERS, *(_members(bucket, asked) for bucket, asked in several)]
+        )
+        self._numbers, self._senders, layers = members[np.argsort(members[:, 0])].T
+        kinds, self._kinds = np.unique(layers, return_inverse=True)
         self._count, self._rank, self._ranks = len(kinds), rank, ranks
-        self._how = [x.how for x in totals[0]]
-        self._values = np.zeros((len(self._how), len(numbers)))
-        self._addresses = np.zeros((len(self._how), len(numbers), 2), np.int64)
+        self._how = [total.how for total in totals[0]]
+        self._values = np.zeros((len(self._how), len(members)))
+        self._addresses = np.zeros((len(self._how), len(members), 2), np.int64)
         self._received, self._joined = Counter[int](), list[DeviceTotals | None]()
         self._made = np.zeros(self._values.shape)
         self.known = set[int]()
@@ -189,16 +180,26 @@ def _layers(bucket: Bucket, tensor: Tensor) -> int:
     return max(1, tensor.shape[0]) if bucket.rule.stacked else 1
 
 
-def _members(bucket: Bucket, asked: Asked) -> Iterator[tuple[int, int, tuple[int, int]]]:
-    """Yield each number that takes part, the rank that has it, and (layers, layer) if stacked."""
-    numbers, stacked = numbers_of(bucket), bucket.rule.stacked
-    for at in layers_with(asked.grads).tolist():
-        tensor = bucket.tensors[at]
-        mask = None if isinstance(bucket, Layers) else (asked.left or {}).get(tensor.layers)
-        count, holders = len(numbers[at]), tensor.share.holders if tensor.share is not None else []
-        if stacked and isinstance(bucket, Layers):
+def _members(bucket: Bucket, asked: Asked) -> Ints:
+    """Return a row for each number that takes part: the number, the rank that has it, and its kind.
+    There is a total for each kind: for each layer of stacked tensors with as many layers.
+    """
+    took = layers_with(asked.grads)
+    if bucket.members is not None and not asked.left and bucket.members[0] == took.tobytes():
+        return bucket.members[1]
+    numbers, found = numbers_of(bucket), [NO_MEMBERS]
+    for at in took.tolist():
+        tensor, own = bucket.tensors[at], numbers[at]
+        count, left = len(own), (asked.left or {}).get(tensor.layers)
+        if isinstance(bucket, Layers):
             count = bucket.stacks.tensors[bucket.stack_and_index[at][0]].array.shape[0]
-        for i, number in enumerate(numbers[at].tolist()):
-            if prod(tensor.shape) and (mask is None or not mask[i]):
-                layer = (count, number % MOST_LAYERS) if stacked else (0, 0)
-                yield number, holders[0] if holders else 0, layer
+        elif left is not None:
+            own = own[~np.asarray(left)]
+        if prod(tensor.shape):
+            ranks = tensor.share.holders if tensor.share is not None else []
+            layers = count * MOST_LAYERS + own % MOST_LAYERS
+            kinds = layers if bucket.rule.stacked else 0 * own
+            found.append(np.stack([own, 0 * own + (ranks[0] if ranks else 0), kinds], axis=1))
+    made = np.concatenate(found)
+    bucket.members = None if asked.left else (took.tobytes(), made)
+    return made

@@ -1,14 +1,39 @@
 """Statements of a program for many elements at once. Printers print them as functions or calls."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from arrayopt.fusion.graph import Factors, Node
 from arrayopt.fusion.index import Index, Place
 
 
+class Statement:
+    """A statement of a program: one of those here and in `arrayopt.fusion.program`."""
+
+    __slots__ = ()
+
+
+class Slice(NamedTuple):
+    """A contiguous part of an array."""
+
+    array: str
+    first: Index
+    end: Index
+
+
+def sliced(arrays: Iterable[str], first: Index, end: Index) -> dict[str, Slice]:
+    """Return this part of several arrays, by their names."""
+    return {array: Slice(array, first, end) for array in arrays}
+
+
+def stored(values: dict[str, Node]) -> dict[str, Node]:
+    """Return values of stored arrays, as `program.Array` names these: ``at_NAME``."""
+    return {f"at_{name}": node for name, node in values.items()}
+
+
 @dataclass(frozen=True, slots=True)
-class Codes:
+class Codes(Statement):
     """Decode a contiguous part of a slot of codes into a buffer, or encode the buffer there."""
 
     store: bool
@@ -24,13 +49,13 @@ class Codes:
 
 
 @dataclass(frozen=True, slots=True)
-class Elements:
+class Elements(Statement):
     """A loop over contiguous elements, as many as the first slice has."""
 
     function: str
     """The name of the loop, for languages in which it is a function."""
-    slices: dict[str, tuple[str, Index, Index]]
-    """Contiguous parts of arrays, by name: the array, the first index and the end."""
+    slices: dict[str, Slice]
+    """Contiguous parts of arrays, by name."""
     scalars: tuple[Node, ...]
     """The values that are the same for all elements."""
     loads: dict[str, Node]
@@ -56,8 +81,8 @@ class Elements:
     @property
     def count(self) -> Index:
         """The number of elements."""
-        _, first, end = next(iter(self.slices.values()))
-        return end - first
+        part = next(iter(self.slices.values()))
+        return part.end - part.first
 
     @property
     def totals(self) -> list[Node]:
@@ -66,7 +91,7 @@ class Elements:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class Spread(Statement):
     """Copy matrices into planes, each with one element of every matrix; or back."""
 
     back: bool
@@ -83,7 +108,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Buffer:
+class Buffer(Statement):
     """Define temporary memory for `size` numbers in the dtype of arithmetic."""
 
     name: str
@@ -92,7 +117,7 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True)
-class Waves:
+class Waves(Statement):
     """Compute numbers of a tensor in waves; see `arrayopt.fusion.waves`."""
 
     name: str
@@ -112,7 +137,7 @@ class Waves:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class Listed(Statement):
     """Define a name under which values, constants or in different places, are read by index."""
 
     name: str
@@ -120,7 +145,7 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
-class Multiply:
+class Multiply(Statement):
     """Compute some rows of a product of matrices."""
 
     a: tuple[str, Index]

@@ -83,18 +83,19 @@ def in_lanes(plan: Plan) -> Lanes | None:
     if not plan.passes or not _local_throughout(plan):
         return None
     made = _Segments(plan)
-    if any(at > made.last for at in made.written_in.values()):
+    if max(made.written_in.values(), default=0) > made.last:
         return None
     made.put_off_stores()
-    before = _per_tensor(plan, made.ready_in, made.segment_of)
-    segments = [made.segment(at, before[at]) for at in range(made.last + 1)]
+    *before, last = made.per_tensor()
+    segments, vectors = list[Segment](), dict[Node, str]()
+    for at, between in enumerate(before):
+        segment = made.segment(at, between)
+        segments.append(segment)
+        vectors |= {node: node.axes for node in segment.carried}
     whole = layout(plan)
-    vectors: dict[Node, str] = {}
-    for segment in segments:
-        vectors |= {n: n.axes for n in segment.carried}
-    partials = {n: kind for n, kind in whole.partials.items() if kind == "tensor"}
+    partials = {node: kind for node, kind in whole.partials.items() if kind == "tensor"}
     laid_out = Layout(whole.scalars, whole.tensor, vectors, partials)
-    return Lanes(tuple(segments), before[-1], laid_out)
+    return Lanes(tuple(segments), last, laid_out)
 
 
 class _Segments:
@@ -118,26 +119,29 @@ class _Segments:
         self.plan, self.segment_of = plan, _segment_of_pass(plan)
         self.last = self.segment_of[-1]
         self.made_in, self.ready_in = dict[Node, int](), dict[Node, int]()
-        for number, pass_ in enumerate(plan.passes):
-            self.made_in |= dict.fromkeys(pass_.sums, number)
-            self.ready_in |= {s: self.segment_of[number] + (s.axes == "") for s in pass_.sums}
-        self.writes = {x: n for x, n in plan.small.items() if n.axes and x in plan.written}
-        self.written_in = dict[str, int]()
-        for name, node in self.writes.items():
-            needed = reachable([node], stop=self.ready_in)
-            found = [self.ready_in[s] for s in needed if s in self.ready_in]
-            self.written_in[name] = max(found, default=0)
+        for number, (pass_, at) in enumerate(zip(plan.passes, self.segment_of, strict=True)):
+            for reduction in pass_.sums:
+                self.made_in[reduction] = number
+                self.ready_in[reduction] = at + (reduction.axes == "")
+        self.writes, self.written_in = dict[str, Node](), dict[str, int]()
+        for name, node in plan.small.items():
+            if node.axes and name in plan.written:
+                needed = self.ready_in.keys() & reachable([node], stop=self.ready_in)
+                self.writes[name] = node
+                self.written_in[name] = max(map(self.ready_in.__getitem__, needed), default=0)
 
     def local(self, at: int) -> list[Node]:
         """Return the values per row, column or matrix that a segment needs, operands first."""
-        roots: list[Node] = []
-        for one, segment in zip(self.plan.passes, self.segment_of, strict=True):
-            if segment == at:
-                roots += [a for a in one.sources if _is_local(a, self.plan)]
-        roots += [n for name, n in self.writes.items() if self.written_in[name] == at]
-        written_before = [n for name, n in self.writes.items() if self.written_in[name] < at]
-        needed = reachable(roots, stop=[*self.ready_in, *written_before])
-        return [n for n in needed if _is_local(n, self.plan)]
+        roots, given = list[Node](), list(self.ready_in)
+        for pass_, segment in zip(self.plan.passes, self.segment_of, strict=True):
+            roots += pass_.sources if segment == at else ()
+        roots = [node for node in roots if _is_local(node, self.plan)]
+        for name, node in self.writes.items():
+            if self.written_in[name] == at:
+                roots.append(node)
+            elif self.written_in[name] < at:
+                given.append(node)
+        return [node for node in reachable(roots, stop=given) if _is_local(node, self.plan)]
 
     def put_off_stores(self) -> None:
         """Delay each write of a slot to the last segment that reads the slot's old value."""
@@ -152,25 +156,45 @@ class _Segments:
 
     def segment(self, at: int, before: Between) -> Segment:
         """Return segment number `at`; `before` has the values per tensor that precede it."""
-        passes = [k for k, segment in enumerate(self.segment_of) if segment == at]
-        written_before = {n: name for name, n in self.writes.items() if self.written_in[name] < at}
-        step: dict[Node, int] = {}
+        passes = [number for number, segment in enumerate(self.segment_of) if segment == at]
         parts: list[list[Node]] = [[] for _ in range(len(passes) + 1)]
-        reads, carried = {}, []
+        writes, written_before = dict[str, Node](), dict[Node, str]()
+        for name, node in self.writes.items():
+            if self.written_in[name] == at:
+                writes[name] = node
+            elif self.written_in[name] < at:
+                written_before[node] = name
+        step = dict[Node, int]()  # how many of the passes precede each value
+        reads, carried = dict[str, Node](), list[Node]()
         for node in self.local(at):
             if node in written_before or node.op == "input":
                 reads[written_before.get(node, node.data)] = node
-            elif node in self.made_in:
-                step[node] = self.made_in[node] - passes[0] + 1
-                if self.segment_of[self.made_in[node]] < at:
-                    step[node] = 0
-                    carried.append(node)
-            else:
-                step[node] = max((step.get(a, 0) for a in node.args), default=0)
+            elif node not in self.made_in:
+                step[node] = max((step.get(operand, 0) for operand in node.args), default=0)
                 parts[step[node]].append(node)
-        own = {name: n for name, n in self.writes.items() if self.written_in[name] == at}
+            elif self.made_in[node] >= passes[0]:
+                step[node] = self.made_in[node] - passes[0] + 1
+            else:
+                carried.append(node)
         small = tuple(Between((), in_loops(part, self.plan.element)) for part in parts)
-        return Segment(before, tuple(passes), small, reads, tuple(carried), own)
+        return Segment(before, tuple(passes), small, reads, tuple(carried), writes)
+
+    def per_tensor(self) -> list[Between]:
+        """Return the computation of values per tensor before each segment, and after the last."""
+        plan, ready = self.plan, dict(self.ready_in)
+        sums: list[list[Node]] = [[] for _ in range(self.last + 2)]
+        parts: list[list[Node]] = [[] for _ in sums]
+        for node in plan.between_nodes:
+            if node.axes == "":
+                ready[node] = max((ready.get(operand, 0) for operand in node.args), default=0)
+                parts[ready[node]].append(node)
+        for pass_, at in zip(plan.passes, self.segment_of, strict=True):
+            sums[at + 1] += pass_.reducing("tensor")
+        made = list[Between]()
+        for some, part in zip(sums, parts, strict=True):
+            made.append(Between(tuple(some), in_loops(part, plan.element)))
+        stores = {name: n for name, n in plan.between[-1].stores.items() if not plan.slots[name]}
+        return [*made[:-1], replace(made[-1], stores=stores)]
 
 
 def _is_local(n: Node, plan: Plan) -> bool:
@@ -182,44 +206,27 @@ def _local_throughout(plan: Plan) -> bool:
     """Whether values between passes are per tensor or local, and none mixes both."""
     if plan.element not in (ELEMENT[3], ELEMENT[4]) or "complex" in plan.storage["p"]:
         return False
-    batch = plan.element[:-2]
-    known = {"", batch, f"{batch}R", f"{batch}C"}
-    small = plan.between_nodes
-    axes = {*plan.slots.values(), *(n.axes for n in small)}
-    for p in plan.passes:
-        axes.update(s.axes for s in p.sums)
-    per_tensor = [n for n in small if n.axes == ""]
-    if any(_is_local(a, plan) for a in operands(per_tensor)) or not axes <= {*known, plan.element}:
+    batch, small = plan.element[:-2], plan.between_nodes
+    axes = {*plan.slots.values(), *(node.axes for node in small)}
+    for pass_ in plan.passes:
+        axes.update(reduction.axes for reduction in pass_.sums)
+    if not axes <= {"", batch, f"{batch}R", f"{batch}C", plan.element}:
         return False
-    return all(n.axes == plan.slots[x] for x, n in plan.small.items())
+    per_tensor = [node for node in small if node.axes == ""]
+    if any(_is_local(operand, plan) for operand in operands(per_tensor)):
+        return False
+    return all(node.axes == plan.slots[name] for name, node in plan.small.items())
 
 
 def _segment_of_pass(plan: Plan) -> list[int]:
     """The segment of each pass. If a pass needs a sum over the tensor, it begins a new one."""
-    of: list[int] = []
-    made: dict[Node, int] = {}
-    for p in plan.passes:
-        t = of[-1] if of else 0
-        needed = reachable(p.sources, stop=[*p.loads.values(), *made])
-        of.append(t + any(made.get(n) == t and n.axes == "" for n in needed))
-        made |= dict.fromkeys(p.sums, of[-1])
-    return of
-
-
-def _per_tensor(plan: Plan, ready: dict[Node, int], of: list[int]) -> list[Between]:
-    """Return the computation of values per tensor before each segment, and after the last."""
-    when = dict(ready)
-    parts: list[list[Node]] = [[] for _ in range(of[-1] + 2)]
-    small = plan.between_nodes
-    for n in small:
-        if n.axes == "":
-            when[n] = max((when.get(a, 0) for a in n.args), default=0)
-            parts[when[n]].append(n)
-    sums: list[list[Node]] = [[] for _ in parts]
-    for p, t in zip(plan.passes, of, strict=True):
-        sums[t + 1] += p.reducing("tensor")
-    made = []
-    for some, part in zip(sums, parts, strict=True):
-        made.append(Between(tuple(some), in_loops(part, plan.element)))
-    stores = {name: n for name, n in plan.between[-1].stores.items() if not plan.slots[name]}
-    return [*made[:-1], replace(made[-1], stores=stores)]
+    found, at = list[int](), 0
+    known, totals = list[Node](), set[Node]()  # all sums so far; those of the segment, per tensor
+    for pass_ in plan.passes:
+        needed = reachable(pass_.sources, stop=[*pass_.loads.values(), *known])
+        if not totals.isdisjoint(needed):
+            at, totals = at + 1, set()
+        found.append(at)
+        known += pass_.sums
+        totals.update(pass_.reducing("tensor"))
+    return found

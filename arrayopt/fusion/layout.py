@@ -188,7 +188,7 @@ def layout(plan: Plan, *, device: bool = False) -> Layout:
     for value in set(small).union(*({*p.nodes, *operands(p.nodes)} for p in plan.passes)):
         if {"R", "C"} <= {*value.axes} and value.axes != plan.element:
             raise TraceError(f"a value over {value.axes} of {plan.element} is not fused")
-    kept = outliving(plan.passes, plan.between) | Staging(plan).needed | {*plan.small.values()}
+    kept = read_elsewhere(plan) | Staging(plan).needed
     tensor = dict.fromkeys(n for n in partials if n.axes == "")
     leaves = dict[Node, None]()
     for between in plan.between:
@@ -212,12 +212,18 @@ def layout(plan: Plan, *, device: bool = False) -> Layout:
 
 def outliving(passes: Iterable[Pass], between: Iterable[Between]) -> set[Node]:
     """Return the values that are read outside of the loop between passes that computes them."""
-    kept = set[Node]()
-    for p in passes:
-        kept |= {*operands(p.nodes), *p.stores.values(), *p.sums, *operands(p.sums)}
+    found = set[Node]()
+    for pass_ in passes:
+        found |= {*pass_.sources, *pass_.sums}
     for each in between:
         for loop in each.loops:
-            own = () if loop.reduces else loop.nodes
-            kept |= {*operands(loop.nodes)}.difference(own)
-            kept |= {n for n in loop.nodes if n.reduces}
-    return kept
+            found |= {*loop.nodes} if loop.reduces else set()
+            found |= {*operands(loop.nodes)}.difference(loop.nodes)
+    return found
+
+
+@lru_cache(maxsize=CACHED)
+def read_elsewhere(plan: Plan) -> frozenset[Node]:
+    """Return these values of a plan, and those that it stores or reports."""
+    results = {*plan.small.values(), *plan.reports.values()}
+    return frozenset(results | outliving(plan.passes, plan.between))

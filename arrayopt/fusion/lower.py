@@ -6,7 +6,7 @@ from typing import Any
 
 from arrayopt.fusion.graph import CACHED
 from arrayopt.fusion.lanes import Lanes
-from arrayopt.fusion.layout import layout, outliving
+from arrayopt.fusion.layout import layout, read_elsewhere
 from arrayopt.fusion.lower_lanes import LoweredSegment
 from arrayopt.fusion.lower_passes import Loops
 from arrayopt.fusion.lowering import scratch_of
@@ -22,8 +22,7 @@ def lowered(plan: Plan, lanes: Lanes | None = None) -> Program:
 
 def _whole(plan: Plan) -> Program:
     """Return the program of a plan. Passes that differ only in scratch arrays share a function."""
-    results = {*plan.small.values(), *plan.reports.values()}
-    lowering = Loops(plan, layout(plan), results | outliving(plan.passes, plan.between))
+    lowering = Loops(plan, layout(plan), read_elsewhere(plan))
     stages: list[Stage] = []
     made: dict[Any, Function] = {}
     for index, between in enumerate(plan.between):
@@ -49,6 +48,6 @@ def _in_segments(plan: Plan, lanes: Lanes) -> Program:
         lowered_segment = LoweredSegment(lowering, segment)
         stages.append(Stage(lowering.between(k, segment.before)))
         stages.append(Stage(lowered_segment.units(k)))
-        planes.append(tuple(lowered_segment.plane_axes.values()))
+        planes.append(tuple(map(lowered_segment.plane_axes.__getitem__, lowered_segment.own)))
     stages.append(Stage(lowering.between(len(lanes.segments), lanes.last)))
     return Program(tuple(stages), tuple(planes))

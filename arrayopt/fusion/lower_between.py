@@ -4,17 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from arrayopt.fusion import program
 from arrayopt.fusion.graph import Node, operands
-from arrayopt.fusion.index import (
-    ONE,
-    ZERO,
-    Index,
-    Place,
-    column,
-    name,
-    number,
-    position_of,
-    product,
-)
+from arrayopt.fusion.index import ZERO, Index, Place, column, name, number, position_of, product
 from arrayopt.fusion.layout import Layout
 from arrayopt.fusion.lowering import Lowering
 from arrayopt.fusion.passes import Between, SmallLoop
@@ -40,7 +30,7 @@ class LoweredBetween(Lowering):
 
     def function(self, index: int, between: Between) -> program.Function:
         """The function before pass `index`: combine partial results, compute, write slots."""
-        body: Statements = [program.Let(x, column(f"IN_{x}")) for x in (*"ABRC", "NR", "NC")]
+        body = program.extents([*"ABRC", "NR", "NC"])
         reads = dict.fromkeys([*operands(between.nodes), *between.stores.values()])
         arrays = {n.data: n.axes for n in reads if n.op == "input"}
         arrays |= {x: self.plan.slots[x] for x in between.stores}
@@ -86,7 +76,7 @@ class LoweredBetween(Lowering):
         copy = program.Write(self.place(reduction, name("i")), Place("one", name("i")))
         copied = view, program.Loop("i", ZERO, length, (copy,))
         ((_, count),) = fold.ranges
-        return [program.When(count, ONE, copied, tuple(made))]
+        return [program.When(count, number(1), copied, tuple(made))]
 
     def _small(self, loop: SmallLoop) -> Statements:
         """Return the statements of a loop of operations."""

@@ -5,18 +5,7 @@ from dataclasses import replace
 
 from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import Node
-from arrayopt.fusion.index import (
-    ONE,
-    ZERO,
-    Index,
-    Place,
-    column,
-    greatest,
-    least,
-    name,
-    number,
-    product,
-)
+from arrayopt.fusion.index import ZERO, Index, Place, greatest, least, name, number, product
 from arrayopt.fusion.layout import BANDS, CHUNK
 from arrayopt.fusion.lower_between import LoweredBetween, Statements
 from arrayopt.fusion.lower_rings import STRETCH, buffers_of, initialized, member_values, turns_over
@@ -29,8 +18,6 @@ from arrayopt.state.quantized import scale_of
 
 SUMS_AT_ONCE = 16
 """The most sums over a tensor in one loop: more would need too many registers."""
-
-Slices = dict[str, tuple[str, Index, Index]]
 
 
 class Loops(Lowering):
@@ -51,7 +38,7 @@ class Loops(Lowering):
             return self._square(index, pass_.axes[-1].upper(), body)
         matrices = self.plan.element != "C"
         lets = ["size", "TC", *("ABRC" if matrices else "")]
-        made: Statements = [program.Let(x, column(f"IN_{x.upper()}")) for x in lets]
+        made = program.extents(lets)
         rings = self.rings(pass_, body)
         of_rings = {} if rings is None else rings.member_of
         made += [program.Array(x, size) for x, size in body.arrays.items() if x not in of_rings]
@@ -60,7 +47,7 @@ class Loops(Lowering):
         made += body.tensor
         made += [] if rings is None else [*member_values(rings), *buffers_of(rings)]
         if matrices:
-            made += [program.Let(x, column(f"IN_{x}")) for x in (*WINDOW, "TR", "G", "NR", "NC")]
+            made += program.extents([*WINDOW, "TR", "G", "NR", "NC"])
             for axis in "RC":
                 extent, tile = name(f"{axis}_1") - name(f"{axis}_0"), name(f"T{axis}")
                 made.append(program.Let(f"M{axis}", (extent + tile - 1) // tile))
@@ -80,16 +67,17 @@ class Loops(Lowering):
                 yield bulk.Codes(True, array, scale_of(array), first, end - first, buffer)
 
     def _elements(
-        self, body: program.Body, loop: bulk.Elements, slices: Slices, at: Index
+        self, body: program.Body, loop: bulk.Elements, slices: dict[str, bulk.Slice], at: Index
     ) -> bulk.Elements:
         """Return a loop over a range of elements. It sees slots of codes as numbers in buffers."""
         read = []
         for array in body.codes:
-            here, buffer = f"at_{array}", f"wide_{array}"
-            _, first, end = slices[here]
-            slices[here] = buffer, ZERO, end - first
-            if here in loop.loads:
-                read.append(bulk.Codes(False, array, scale_of(array), first, end - first, buffer))
+            here, buffer = slices[f"at_{array}"], f"wide_{array}"
+            count = here.end - here.first
+            slices[f"at_{array}"] = bulk.Slice(buffer, ZERO, count)
+            if f"at_{array}" in loop.loads:
+                scale = scale_of(array)
+                read.append(bulk.Codes(False, array, scale, here.first, count, buffer))
         storage = {x: array for x, array in loop.storage.items() if array not in body.codes}
         position = None if loop.position is None else loop.position + at
         return replace(loop, slices=slices, storage=storage, position=position, codes=tuple(read))
@@ -114,7 +102,7 @@ class Loops(Lowering):
             yield self._turns(body, loops)
             yield from (program.Write(self._partial(s), f"t{s.id}") for s in sums)
         else:  # one loop over all of the unit
-            slices = {x: (x, start, end) for x in body.elements.storage}
+            slices = bulk.sliced(body.elements.storage, start, end)
             yield self._elements(body, body.elements, slices, start)
             for order, reduction in enumerate(sums):
                 yield program.Write(self._partial(reduction), Place("got", number(order)))
@@ -127,7 +115,7 @@ class Loops(Lowering):
             program.Let("end", least(name("e"), first + STRETCH)),
         ]
         for loop in loops:
-            slices = {x: (x, first, end) for x in loop.storage}
+            slices = bulk.sliced(loop.storage, first, end)
             inside.append(self._elements(body, loop, slices, first))
             for order, reduction in enumerate(loop.totals):
                 got = Place("got", number(order))
@@ -189,9 +177,9 @@ class Loops(Lowering):
         yield program.Let("e", start + c1 - c0)
         yield from body.row
         loop = body.elements
-        slices = {x: (x, start, name("e")) for x in loop.storage}
+        slices = bulk.sliced(loop.storage, start, name("e"))
         views = [*(x for x in loop.loads if x not in loop.storage), *loop.into.values()]
-        slices |= {x: (x, ZERO, c1 - c0) for x in views}
+        slices |= bulk.sliced(views, ZERO, c1 - c0)
         row_of_all = ab * name("R") + row
         yield self._elements(body, loop, slices, row_of_all * name("C") + c0)
         yield from self._stored(body, start, name("e"))
@@ -207,7 +195,7 @@ class Loops(Lowering):
     def _square(self, index: int, extent: str, body: program.Body) -> program.Function:
         """The function of a pass over elements of products X Xᵀ, for one thread's share."""
         side, size, units, unit, ab, start = map(name, (extent, "size", "units", "unit", "ab", "o"))
-        made: Statements = [program.Let(x, column(f"IN_{x}")) for x in "ABRC"]
+        made = program.extents("ABRC")
         made.append(program.Let("size", side * side))
         made.append(program.Let("units", (size + (CHUNK - 1)) // CHUNK))
         made.append(program.Let("total", name("A") * name("B") * units))
@@ -221,7 +209,7 @@ class Loops(Lowering):
             program.Let("o", ab * size + unit % units * CHUNK),
             program.Let("e", least((ab + 1) * size, start + CHUNK)),
         ]
-        slices = {x: (x, start, name("e")) for x in body.elements.storage}
+        slices = bulk.sliced(body.elements.storage, start, name("e"))
         here.append(self._elements(body, body.elements, slices, ZERO))
         return program.Function(f"units_{index}", "threads", (*made, _shared(here)))
 
@@ -234,7 +222,7 @@ def _product(index: int, pass_: Pass) -> program.Function:
     (made,), names = pass_.nodes, list(pass_.loads)
     rows, columns, length = map(name, (*pass_.axes[-2:].upper(), made.multiplied[-1]))
     ab, band, bands, high, turn = map(name, ("ab", "band", "bands", "high", "turn"))
-    body: Statements = [program.Let(x, column(f"IN_{x}")) for x in "ABRC"]
+    body = program.extents("ABRC")
     body.append(program.Let("high", least(greatest(rows // 4, BANDS[0]), BANDS[1])))
     body.append(program.Let("bands", (rows + high - 1) // high))
     body.append(program.Let("total", name("A") * name("B") * bands))
@@ -245,7 +233,7 @@ def _product(index: int, pass_: Pass) -> program.Function:
     here: Statements = [
         program.Let("ab", name("unit") // bands),
         program.Let("turn", name("unit") % bands),
-        program.Let("band", (ONE - odd) * half + odd * (bands - 1 - half)),
+        program.Let("band", (number(1) - odd) * half + odd * (bands - 1 - half)),
         program.Let("i0", band * high),
         program.Let("i1", least(rows, first + high)),
         bulk.Multiply(starts[0], starts[1], starts[2], first, end, sides, made.data),

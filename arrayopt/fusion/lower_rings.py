@@ -74,18 +74,18 @@ def _elements(
 ) -> list[program.Statement]:
     """Return the loop over elements of a part, after the reads of a member's arrays and values."""
     before: list[program.Statement] = []
-    slices = dict[str, tuple[str, Index, Index]]()
-    for array in dict.fromkeys([*part.loads, *part.stores]):
+    arrays = dict.fromkeys([*part.loads, *part.stores])
+    storage = {f"at_{array}": array for array in arrays}
+    slices = bulk.sliced(storage, name("first"), name("end"))
+    for array in arrays:
         if array in rolled.first_of:
             first, which = rolled.first_of[array], _member(part, rolled.nth_of[array])
             before.append(program.Array(array, name("size"), column(f"AT_{first}", which)))
             if array in codes:
                 scales = column(f"AT_{scale_of(first)}", which)
                 before.append(program.Array(scale_of(array), name("size"), scales))
-        slices[f"at_{array}"] = f"at_{array}", name("first"), name("end")
-    buffers = dict.fromkeys([*part.taken, *part.kept, *part.added])
-    for node in buffers:
-        slices[_buffer(node)] = _buffer(node), ZERO, name("end") - name("first")
+    buffers = map(_buffer, [*part.taken, *part.kept, *part.added])
+    slices |= bulk.sliced(buffers, ZERO, name("end") - name("first"))
     used = dict.fromkeys(operands(part.nodes))
     used |= dict.fromkeys([*part.guards.values(), *part.stores.values(), *part.sums.values()])
     scalars = [node for node in used if node.axes != pass_.axes and node.op != "const"]
@@ -93,15 +93,13 @@ def _elements(
         if node in rolled.own_values:
             where = _member(part, rolled.nth_of[str(node.data)])
             before.append(program.Read(node, Place(str(node.data), where)))
-    loads = {f"at_{array}": node for array, node in part.loads.items()}
+    loads, stores = bulk.stored(part.loads), bulk.stored(part.stores)
     loads |= {_buffer(node): node for node in part.taken}
-    loads |= {_buffer(root): so_far for root, (so_far, _) in part.added.items()}
-    stores = {f"at_{array}": node for array, node in part.stores.items()}
     stores |= {_buffer(node): node for node in part.kept}
-    stores |= {_buffer(root): new for root, (_, new) in part.added.items()}
-    storage = {f"at_{array}": array for array in (*part.loads, *part.stores)}
-    guards = {f"at_{array}": node for array, node in part.guards.items()}
+    for root, (so_far, new) in part.added.items():
+        loads[_buffer(root)], stores[_buffer(root)] = so_far, new
     given = slices, tuple(scalars), loads, part.nodes, stores, part.sums
+    guards = bulk.stored(part.guards)
     return [*before, bulk.Elements(function, *given, storage=storage, guards=guards)]
 
 

@@ -74,15 +74,16 @@ class Lowering:
         codes = tuple(x for x in pass_.arrays if x in plan.quantized)
         several = name("A") * name("B") * size
         arrays = dict.fromkeys(pass_.arrays, size if pass_.axes == plan.element else several)
-        arrays |= {scale_of(x): (size + (BLOCK - 1)) // BLOCK for x in codes}
-        for kind in KINDS:
-            arrays |= {n.data: product(n.axes) for n in pass_.using(kind) if n.op == "input"}
-        columns = {}
-        for node in pass_.using("column"):
-            columns[node] = self.place(node, position_of(node.axes[:-1]) * name("C"))
-        sums = {}
+        arrays |= dict.fromkeys(map(scale_of, codes), (size + (BLOCK - 1)) // BLOCK)
+        sums = dict[str, dict[Node, Index]]()
         for kind in KINDS:
             sums[kind] = {s: self.part(s) for s in pass_.reducing(kind)}
+            for node in pass_.using(kind):
+                if node.op == "input":
+                    arrays[node.data] = product(node.axes)
+        columns = dict[Node, Place]()
+        for node in pass_.using("column"):
+            columns[node] = self.place(node, position_of(node.axes[:-1]) * name("C"))
         later = set[str]().union(*(other.loads for other in plan.passes[index + 1 :]))
         return program.Body(
             tensor=self.reads([*pass_.using("host"), *pass_.using("tensor")]),
@@ -111,11 +112,11 @@ class Lowering:
 
     def elements(self, function: str, pass_: Pass) -> bulk.Elements:
         """Return the loop over elements, without slices."""
-        columns = {f"v{n.id}": n for n in pass_.using("column")}
-        reduced = [*pass_.reducing("tensor", "row", "batch"), *pass_.reducing("column")]
-        sums = {s: s.args[0] for s in reduced}
+        columns, reduced = pass_.reducing("column"), pass_.reducing("tensor", "row", "batch")
+        sums = {s: s.args[0] for s in (*reduced, *columns)}
+        loads, stores = bulk.stored(pass_.loads), dict(pass_.stores)
+        loads |= {f"v{n.id}": n for n in pass_.using("column")}
         guards = self._guards(pass_)
-        stores = dict(pass_.stores)
         for x in guards:  # if the condition is true, `where` has the value of its second operand
             stores[x] = stores[x].args[1]
         scalars = list[Node]()
@@ -126,15 +127,15 @@ class Lowering:
             function,
             slices={},
             scalars=tuple(scalars),
-            loads={f"at_{x}": n for x, n in pass_.loads.items()} | columns,
+            loads=loads,
             nodes=tuple(n for n in pass_.nodes if n in used),
-            stores={f"at_{x}": n for x, n in stores.items()},
+            stores=bulk.stored(stores),
             sums=sums,
-            into={s: f"s{s.id}" for s in pass_.reducing("column")},
+            into={s: f"s{s.id}" for s in columns},
             storage={f"at_{x}": x for x in pass_.arrays},
             position=column("START") if pass_.draws else None,
             stride=ONE,
-            guards={f"at_{x}": n for x, n in guards.items()},
+            guards=bulk.stored(guards),
         )
 
     # ---- between passes --------------------------------------------------------------------------

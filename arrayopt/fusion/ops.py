@@ -13,13 +13,7 @@ import numpy as np
 
 from arrayopt import randomness
 from arrayopt.fusion.op import Op, Reduction
-from arrayopt.randomness import (
-    current_bfloat16,
-    current_float16,
-    position_uniform,
-    round_bfloat16,
-    round_float16,
-)
+from arrayopt.randomness import position_uniform
 
 
 def _abs2(x: Any, out: Any) -> None:
@@ -212,16 +206,18 @@ OPS = {
         into=_to_bfloat16,
     ),
     "uniform": Op(position_uniform, UNIFORM, UNIFORM, result="real", into=position_uniform),
-    "round_bfloat16": _on_float32(round_bfloat16),
-    "round_float16": _on_float32(round_float16),
+    "round_bfloat16": _on_float32(randomness.round_bfloat16),
+    "round_float16": _on_float32(randomness.round_float16),
     "joined_bfloat16": _on_float32(randomness.joined_bfloat16),
     "joined_float16": _on_float32(randomness.joined_float16),
     "low_bfloat16": _on_float32(randomness.low_bfloat16),
     "low_float16": _on_float32(randomness.low_float16),
     "current_bfloat16": _on_float32(
-        current_bfloat16, "(to_bfloat16({{0}}) == {{1}} ? {{0}} : {{1}})"
+        randomness.current_bfloat16, "(to_bfloat16({{0}}) == {{1}} ? {{0}} : {{1}})"
     ),
-    "current_float16": _on_float32(current_float16, "(to_float16({{0}}) == {{1}} ? {{0}} : {{1}})"),
+    "current_float16": _on_float32(
+        randomness.current_float16, "(to_float16({{0}}) == {{1}} ? {{0}} : {{1}})"
+    ),
 }
 """Every operation, by its name in `Node.op`."""
 

@@ -36,6 +36,8 @@ class Pass:
     """The axes of its elements: the tensor's, or those of a matrix's product with its transpose."""
     element: str = ""
     """The axes of the tensor's elements."""
+    level: int = 0
+    """How many passes must precede it: the most reductions in a chain before it."""
     guards: dict[str, Node] = field(default_factory=dict)
     """Arrays that are written only if a condition on the tensor is true, with the conditions."""
 
@@ -127,12 +129,12 @@ class Pass:
             guards={name: n for name, n in self.guards.items() if name in stores},
         )
 
-    def in_plan(self, element: str, dtype: str) -> "Pass":
+    def in_plan(self, element: str, level: int, dtype: str) -> "Pass":
         """The pass for a plan with these elements. It reads the gradient rather than nothing."""
         loads = self.loads
         if not (self.loads or self.stores):
             loads = {"g": Node("input", (), self.axes, 0, dtype, "g", -1)}
-        return replace(self, loads=loads, element=element)
+        return replace(self, loads=loads, element=element, level=level)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

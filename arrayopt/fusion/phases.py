@@ -5,11 +5,10 @@ If a later phase needs a value per tensor, the value is a scalar of the step the
 Values per row or column that a later phase needs are slots that exist only during the step.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
-
-import numpy as np
 
 from arrayopt.arrays import real_dtype
 from arrayopt.fusion.dims import not_fused
@@ -24,13 +23,13 @@ VECTOR = "kept"
 """The prefix of slots that hold values per row or column for a later phase."""
 
 
-def phases(whole: Plan, totals: Sequence[Node], levels: Sequence[int]) -> tuple[Plan, ...]:
+def phases(whole: Plan, totals: Sequence[Node]) -> tuple[Plan, ...]:
     """Return the phases of a plan.
 
     The reports of a phase include the numbers that the next totals combine, and values per tensor
     that later phases need.
 
-    In the plan `whole`, totals are operations. `levels` has the level of each of its passes.
+    In the plan `whole`, totals are operations.
 
     Raises
     ------
@@ -38,42 +37,44 @@ def phases(whole: Plan, totals: Sequence[Node], levels: Sequence[int]) -> tuple[
         If a later phase needs a reduction of booleans per row or column.
     """
     times = dict(zip(totals, ordered_totals(totals), strict=True))
-    rounds = sorted({x[:2] for x in times.values()})
-    phase_of = np.searchsorted([level for level, _ in rounds], levels, "right").tolist()
-    made_in: dict[Node, int] = {}
-    for pass_, phase in zip(whole.passes, phase_of, strict=True):
-        made_in |= dict.fromkeys(pass_.sums, phase)
+    rounds = sorted({time[:2] for time in times.values()})
     every = reachable([*whole.ends, *whole.small.values(), *whole.reports.values()])
-    first: dict[Node, int] = {}
-    """The phase that computes each value per row, column or tensor; -1 if each phase does."""
+    levels = [level for level, _ in rounds]
+    passes: list[list[Pass]] = [[] for _ in range(len(rounds) + 1)]
+    first = dict[Node, int]()  # the phase that computes each value over fewer axes, or -1 for all
+    for pass_ in whole.passes:
+        phase = bisect_right(levels, pass_.level)
+        passes[phase].append(pass_)
+        first |= dict.fromkeys(pass_.sums, phase)
+    for total, time in times.items():
+        first[total] = rounds.index(time[:2]) + 1
     for node in every:
-        if node in times:
-            first[node] = rounds.index(times[node][:2]) + 1
-        elif node in made_in:
-            first[node] = made_in[node]
-        else:
+        if node not in first:
             small = [first[a] for a in node.args if not is_whole(a.axes, whole.element)]
             first[node] = max(small, default=-1)
     made, wanted = list[Plan](), set[str]()
     copies = count(max(COPIES, *(node.id + 1 for node in every)))
-    for phase in reversed(range(len(rounds) + 1)):
+    for phase in reversed(range(len(passes))):
         now = _nodes_in(every, first, phase, whole.element)
-        passes = [_pass_in(whole.passes[i], now) for i, k in enumerate(phase_of) if k == phase]
-        last = phase == len(rounds)
-        slots = {name: now[node] for name, node in whole.small.items()} if last else {}
-        reported = {name: node for name, node in whole.reports.items() if last and node.op != TOTAL}
-        reported |= {x.data.name: x.args[0] for x in totals if first[x] == phase + 1}
+        slots, reports = dict[str, Node](), dict[str, Node]()
+        if phase == len(rounds):
+            slots = {name: now[node] for name, node in whole.small.items()}
+            reports = {name: x for name, x in whole.reports.items() if x.op != TOTAL}
+        reports |= {total.data.name: total.args[0] for total in totals if first[total] == phase + 1}
         for node in every:
-            if first[node] == phase and _later_name(node) in wanted:
+            name = _later_name(node)
+            if first[node] == phase and name in wanted:
                 if node.axes:
-                    slots[_later_name(node)] = now[node]
+                    slots[name] = now[node]
                 else:
-                    reported[_later_name(node)] = node
-        reports = {name: now[node] for name, node in reported.items()}
-        for name, x in reports.items():
-            if x.op == "input":
-                reports[name] = Node("copy", (x,), x.axes, x.level, x.dtype, None, next(copies))
-        plan = _with_vectors(assembled(whole, tuple(passes), slots, reports))
+                    reports[name] = node
+        for name, node in reports.items():
+            reports[name] = here = now[node]
+            if here.op == "input":
+                form = here.axes, here.level, here.dtype
+                reports[name] = Node("copy", (here,), *form, None, next(copies))
+        own = tuple(_pass_in(pass_, now) for pass_ in passes[phase])
+        plan = _with_vectors(assembled(whole, own, slots, reports))
         wanted |= {node.data for node in reachable(plan.scalars) if node.op == "host"}
         wanted |= set(plan.slots)
         made.append(plan)
@@ -86,7 +87,7 @@ def _nodes_in(
     """The node of each value in a phase. Results of earlier phases are inputs or scalars there."""
     now: dict[Node, Node] = {}
     for node in every:
-        here = tuple(now[a] for a in node.args)
+        here = tuple(map(now.__getitem__, node.args))
         known = node.op == TOTAL and first[node] <= phase
         earlier = not is_whole(node.axes, element) and 0 <= first[node] < phase
         # booleans per row are computed again, from numbers
@@ -112,7 +113,7 @@ def _pass_in(one: Pass, now: dict[Node, Node]) -> Pass:
     """Return a pass with the nodes that values have in a phase."""
     loads = {name: now.get(n, n) for name, n in one.loads.items()}
     stores = {name: now[n] for name, n in one.stores.items()}
-    nodes, sums = tuple(now[n] for n in one.nodes), tuple(now[n] for n in one.sums)
+    nodes, sums = (tuple(map(now.__getitem__, nodes)) for nodes in (one.nodes, one.sums))
     made = replace(one, loads=loads, nodes=nodes, stores=stores, sums=sums)
     return made.guarded() if one.guards else made
 

@@ -7,6 +7,7 @@ elements of a pass, and synchronize between passes. A product of matrices is a p
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 from arrayopt.arrays import WORKING, real_dtype
@@ -34,34 +35,30 @@ def plan(traced: Trace, *, calls: bool = False) -> Plan:
     Operands and results of products are stored: passes store the operands and read the results. The
     passes of each space are planned separately, and all are sorted by level.
     """
-    element = traced.element
-    elements = dict[str, Node]()
-    for name, x in traced.outputs.items():
-        if name == "p" or is_whole(traced.slots[name], element):
-            elements[name] = x
-    copies: dict[Node, Node] = {}
-    small = {n: _copied(n, x, copies) for n, x in traced.outputs.items() if n not in elements}
-    reports = {n: _copied("", x, copies) for n, x in traced.reports.items()}
-    totals = {x.data.name: x for x in traced.totals}
-    # slots that the rule returns unchanged are not written
-    outputs = {n: x for n, x in elements.items() if not (x.op == "input" and x.data == n)}
-    needed = reachable([*outputs.values(), *small.values(), *reports.values(), *totals.values()])
+    element, copies = traced.element, dict[Node, Node]()
+    elements, small, reports = dict[str, Node](), dict[str, Node](), dict[str, Node]()
+    for name, node in traced.outputs.items():
+        if name != "p" and not is_whole(traced.slots[name], element):
+            small[name] = _copied(name, node, copies)
+        elif node.op != "input" or node.data != name:  # else it stays as it is
+            elements[name] = node
+    for name, node in traced.reports.items():
+        reports[name] = _copied("", node, copies)
+    totals = {node.data.name: node for node in traced.totals}
+    needed = reachable([*elements.values(), *small.values(), *reports.values(), *traced.totals])
     products = _Products(needed)
     if products.nodes and totals:
         raise TraceError("products of matrices and totals in one rule are not fused")
-    order, scratch = _ordered(traced, outputs, needed, products, calls=calls)
-    passes = tuple(p if calls else p.guarded() for _, p in order)
+    passes, scratch = _passes(traced, elements, needed, products, calls=calls)
+    if not calls:
+        passes = [pass_.guarded() for pass_ in passes]
     if products.nodes:
-        kinds = {name: (n.axes, n.narrow or n.dtype) for name, n in scratch.items()}
-        memory = _memory_of(passes, kinds)
-        passes = tuple(_renamed(p, memory) for p in passes)
-        scratch = {memory[name]: n for name, n in scratch.items()}
+        passes, scratch = _with_memory(passes, scratch)
         _check_spaces(passes, element)
-    frame = _frame(traced, scratch)
-    whole = assembled(frame, passes, small, reports | totals)
+    whole = assembled(_frame(traced, scratch), tuple(passes), small, reports | totals)
     if not totals:
         return whole
-    parts = phases(whole, traced.totals, [level for level, _ in order])
+    parts = phases(whole, traced.totals)
     return replace(whole, totals=ordered_totals(traced.totals), phases=parts)
 
 
@@ -71,46 +68,55 @@ class _Products:
     """
 
     def __init__(self, needed: Iterable[Node]) -> None:
-        self.nodes = sorted((n for n in needed if n.op == PRODUCT), key=lambda n: n.level)
-        self.made = {n: f"product{i}" for i, n in enumerate(self.nodes)}
-        taken = dict.fromkeys(a for a in operands(self.nodes) if a not in self.made)
-        self.taken = {a: f"operand{i}" for i, a in enumerate(taken)}
+        products = [node for node in needed if node.op == PRODUCT]
+        self.nodes = sorted(products, key=attrgetter("level"))
+        self.made, self.taken = dict[Node, str](), dict[Node, str]()
+        for node in self.nodes:
+            self.made[node] = f"product{len(self.made)}"
+        for node in operands(self.nodes):
+            if node not in self.made and node not in self.taken:
+                self.taken[node] = f"operand{len(self.taken)}"
 
-    def passes(self, element: str) -> Iterator[tuple[int, Pass]]:
-        """Yield the passes that are products, with their levels."""
-        for n in self.nodes:
-            loads = {self.made.get(a) or self.taken[a]: a for a in n.args}
-            yield n.level - 1, Pass(loads, (n,), {self.made[n]: n}, (), n.axes, element)
+    def passes(self, element: str) -> Iterator[Pass]:
+        """Yield the passes that are products."""
+        arrays = self.made | self.taken
+        for node in self.nodes:
+            loads = {arrays[factor]: factor for factor in node.args}
+            stores = {arrays[node]: node}
+            yield Pass(loads, (node,), stores, (), node.axes, element, node.level - 1)
 
 
-def _ordered(
+def _passes(
     traced: Trace,
     outputs: dict[str, Node],
     needed: Sequence[Node],
     products: _Products,
     *,
     calls: bool,
-) -> tuple[list[tuple[int, Pass]], dict[str, Node]]:
+) -> tuple[list[Pass], dict[str, Node]]:
     """The passes over all spaces, and products, by level; and the values in scratch arrays."""
-    element, order = traced.element, list[tuple[int, Pass]]()
+    element, found = traced.element, list[Pass]()
     narrow = frozenset(name for name, dtype in traced.storage.items() if STORED[dtype].rounds)
     narrow |= {"g"} if "p" in narrow else set()
     gradient = "complex" if traced.storage["p"].startswith("complex") else "real"
-    scratch = {name: n for n, name in (products.made | products.taken).items()}
-    multiplied = [x.axes for x in (*products.nodes, *operands(products.nodes))]
+    scratch = {name: node for node, name in (products.made | products.taken).items()}
+    multiplied = [node.axes for node in (*products.nodes, *operands(products.nodes))]
     for space in dict.fromkeys([element, *multiplied]):
-        stored = {n: x for n, x in outputs.items() if traced.slots.get(n, element) == space}
-        stored |= {name: n for n, name in products.taken.items() if n.axes == space}
-        sums = [n for n in needed if n.reduces and n.args[0].axes == space]
+        stored = dict[str, Node]()
+        for name, node in outputs.items():
+            if traced.slots.get(name, element) == space:
+                stored[name] = node
+        stored |= {name: node for node, name in products.taken.items() if node.axes == space}
+        sums = [node for node in needed if node.reduces and node.args[0].axes == space]
         work = Work(space, stored, sums, narrow, products.made, calls=calls)
         placed = _placed(work, traced.totals)
         for level, pass_ in enumerate(placed.passes):
             if pass_.stores or pass_.sums:
-                order.append((level, pass_.in_plan(element, gradient)))
+                found.append(pass_.in_plan(element, level, gradient))
         scratch |= placed.scratch
     # of one level, products come after the passes that store their operands
-    order += products.passes(element)
-    return sorted(order, key=lambda x: (x[0], x[1].multiplies)), scratch
+    found += products.passes(element)
+    return sorted(found, key=attrgetter("level", "multiplies")), scratch
 
 
 def _frame(traced: Trace, scratch: dict[str, Node]) -> Plan:
@@ -124,11 +130,12 @@ def _frame(traced: Trace, scratch: dict[str, Node]) -> Plan:
 def _placed(work: Work, totals: Sequence[Node]) -> Placement:
     """The placement for a space. A sum that a total needs is made in a pass before it."""
     outputs, sums = work.outputs, work.sums
-    placed = Placement(work, {s: s.args[0].level for s in sums}, {})
-    ends = [*outputs.values(), *(s.args[0] for s in sums), *totals]
-    sinks = [(n, frozenset(reachable([n]))) for n in ends]
+    placed = Placement(work, {node: node.args[0].level for node in sums})
+    needs = dict[Node, set[Node]]()
+    for end in (*outputs.values(), *operands(sums), *totals):
+        needs[end] = set(reachable([end]))
     for alike in _grouped(sums):
-        placed = placed.with_sums(alike, min(_last_chance(s, sinks, work.count) for s in alike))
+        placed = placed.with_sums(alike, min(_last_chance(x, needs, work.count) for x in alike))
     placed = placed if work.products else placed.with_stores()
     # reports must not need memory of a tensor's size, and no scratch memory is kept across a total
     return placed.with_spills() if outputs and not totals else placed
@@ -146,49 +153,53 @@ def _copied(name: str, node: Node, copies: dict[Node, Node]) -> Node:
 def _grouped(sums: Iterable[Node]) -> list[list[Node]]:
     """Group sums that need the same inputs: a pass that reads them for one has them for all."""
     groups: dict[Any, list[Node]] = {}
-    for s in sums:
-        inputs = frozenset(n for n in reachable(s.args) if n.op == "input")
-        groups.setdefault((s.axes, s.args[0].level, inputs), []).append(s)
+    for reduction in sums:
+        inputs = frozenset(node for node in reachable(reduction.args) if node.op == "input")
+        key = reduction.axes, reduction.args[0].level, inputs
+        groups.setdefault(key, []).append(reduction)
     return list(groups.values())
 
 
-def _last_chance(s: Node, sinks: Iterable[tuple[Node, frozenset[Node]]], count: int) -> int:
-    """The last pass that may make a sum. Each of `sinks` is a value with all that it needs."""
-    made = s.args[0].level
-    before = [n.level - 1 for n, needed in sinks if n.level > made and s in needed]
-    return min(before, default=count - 1)
+def _last_chance(reduction: Node, needs: dict[Node, set[Node]], count: int) -> int:
+    """Return the last of `count` passes that may make a sum: before the values that need it."""
+    last = count - 1
+    for node, needed in needs.items():
+        if reduction in needed and node.level > reduction.args[0].level:
+            last = min(last, node.level - 1)
+    return last
 
 
-def _memory_of(passes: Sequence[Pass], kinds: dict[str, tuple[str, str]]) -> dict[str, str]:
-    """Return for each scratch array the name of the memory that holds it: arrays of the same axes
-    and kind share memory if they are not needed at the same time.
+def _with_memory(
+    passes: Sequence[Pass], scratch: dict[str, Node]
+) -> tuple[list[Pass], dict[str, Node]]:
+    """Return passes, and values by scratch array, in which arrays of the same axes and kind are one
+    if they are not needed at the same time.
 
     A pass works element by element, so it may store into memory that it loads for the last time. A
     product must not write memory that it reads.
     """
-    last = dict[str, int]()
+    last_reader = dict[str, int]()
     for number, pass_ in enumerate(passes):
-        last |= dict.fromkeys(pass_.loads, number)
+        last_reader |= dict.fromkeys(pass_.loads, number)
     free: dict[tuple[str, str], list[str]] = {}
-    made: dict[str, str] = {}
+    memory = dict[str, str]()  # of each scratch array
+    renamed = list[Pass]()
     for number, pass_ in enumerate(passes):
-        over = [name for name in pass_.loads if name in kinds and last[name] == number]
-        for name in [] if pass_.multiplies else over:
-            free.setdefault(kinds[name], []).append(made[name])
-        for name in pass_.stores:
-            if name in kinds:
-                unused = free.setdefault(kinds[name], [])
-                made[name] = unused.pop() if unused else f"{SCRATCH}{len(set(made.values()))}"
-        for name in over if pass_.multiplies else []:
-            free.setdefault(kinds[name], []).append(made[name])
-    return made
-
-
-def _renamed(p: Pass, names: dict[str, str]) -> Pass:
-    """Return a pass with its arrays renamed."""
-    loads = {names.get(name, name): n for name, n in p.loads.items()}
-    stores = {names.get(name, name): n for name, n in p.stores.items()}
-    return replace(p, loads=loads, stores=stores)
+        over = [name for name in pass_.loads if name in scratch and last_reader[name] == number]
+        new = [name for name in pass_.stores if name in scratch]
+        # a product frees its operands only when its result has memory
+        for name in [*new, *over] if pass_.multiplies else [*over, *new]:
+            node = scratch[name]
+            unused = free.setdefault((node.axes, node.narrow or node.dtype), [])
+            if name in memory:
+                unused.append(memory[name])
+            else:
+                made = f"{SCRATCH}{len(set(memory.values()))}"
+                memory[name] = unused.pop() if unused else made
+        loads = {memory.get(name, name): node for name, node in pass_.loads.items()}
+        stores = {memory.get(name, name): node for name, node in pass_.stores.items()}
+        renamed.append(replace(pass_, loads=loads, stores=stores))
+    return renamed, {memory[name]: node for name, node in scratch.items()}
 
 
 def _check_spaces(passes: Sequence[Pass], element: str) -> None:
@@ -196,8 +207,7 @@ def _check_spaces(passes: Sequence[Pass], element: str) -> None:
     for pass_ in passes:
         if pass_.axes == element or pass_.multiplies:
             continue
-        used = operands(pass_.nodes)
-        varying = [operand for operand in used if not is_whole(operand.axes, element)]
+        varying = [x for x in operands(pass_.nodes) if not is_whole(x.axes, element)]
         if pass_.sums or any(set(operand.axes) & set("RC") for operand in varying):
             raise not_fused(
                 f"a value over {pass_.axes} that is summed up, or varies by row, is not fused"

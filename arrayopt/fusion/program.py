@@ -8,21 +8,27 @@ by nodes, and to all else by name.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from arrayopt.fusion.bulk import Buffer, Codes, Elements, Listed, Multiply, Spread, Waves
+from arrayopt.fusion.bulk import Elements
+from arrayopt.fusion.bulk import Statement as Statement
 from arrayopt.fusion.graph import Node
-from arrayopt.fusion.index import ZERO, Index, Place
+from arrayopt.fusion.index import ZERO, Index, Place, column
 
 
 @dataclass(frozen=True, slots=True)
-class Let:
+class Let(Statement):
     """Define a whole number."""
 
     name: str
     value: Index
 
 
+def extents(names: Iterable[str]) -> list[Statement]:
+    """Return statements that define the tensor's extents, such as ``R``, by these names."""
+    return [Let(name, column(f"IN_{name.upper()}")) for name in names]
+
+
 @dataclass(frozen=True, slots=True)
-class Array:
+class Array(Statement):
     """Define ``at_NAME`` as an array, at the address in column NAME of the table, or another."""
 
     name: str
@@ -31,7 +37,7 @@ class Array:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class View(Statement):
     """Define a name for a contiguous part of an array or another room (see `Place`)."""
 
     name: str
@@ -41,7 +47,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class Read(Statement):
     """Read a value from a place or variable. Unless `wide`, cast it to the dtype of arithmetic."""
 
     node: Node
@@ -50,14 +56,14 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Compute:
+class Compute(Statement):
     """Compute a value from its operands, which were read or computed before."""
 
     node: Node
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class Start(Statement):
     """Set a variable, or a place, to the initial value of a reduction."""
 
     name: str | Place
@@ -65,7 +71,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Fill:
+class Fill(Statement):
     """Set all numbers of a view to the initial value of a reduction."""
 
     view: str
@@ -74,7 +80,7 @@ class Fill:
 
 
 @dataclass(frozen=True, slots=True)
-class Take:
+class Take(Statement):
     """Combine a number with the result so far of a reduction, in a variable or place."""
 
     reduction: Node
@@ -83,7 +89,7 @@ class Take:
 
 
 @dataclass(frozen=True, slots=True)
-class Fold:
+class Fold(Statement):
     """Reduce the numbers in several places to a variable."""
 
     name: str
@@ -94,7 +100,7 @@ class Fold:
     """The place of each number."""
 
     @property
-    def serial(self) -> "tuple[Statement, ...]":
+    def serial(self) -> tuple[Statement, ...]:
         """The statements by which one thread does this."""
         body: Statement = Take(self.reduction, self.name, self.place)
         for name, end in reversed(self.ranges):
@@ -103,7 +109,7 @@ class Fold:
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class Write(Statement):
     """Write a value, a variable, or the number in another place."""
 
     place: Place
@@ -111,28 +117,28 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
+class Loop(Statement):
     """Run statements for each number of a range, from last to first if `backwards`."""
 
     name: str
     first: Index
     end: Index
-    body: "tuple[Statement, ...]"
+    body: tuple[Statement, ...]
     backwards: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class When:
+class When(Statement):
     """Run some statements if two numbers are equal, else others."""
 
     left: Index
     right: Index
-    then: "tuple[Statement, ...]"
-    otherwise: "tuple[Statement, ...]"
+    then: tuple[Statement, ...]
+    otherwise: tuple[Statement, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class Body(Statement):
     """What a pass does per tensor, matrix, row, column and element. The loops are the engine's."""
 
     tensor: tuple[Read, ...]
@@ -153,30 +159,6 @@ class Body:
     """The arrays that are stored as codes."""
     again: frozenset[str]
     """The arrays that a later pass of the step reads, so that they should stay in the cache."""
-
-
-Statement = (
-    Let
-    | Array
-    | View
-    | Read
-    | Compute
-    | Start
-    | Fill
-    | Take
-    | Fold
-    | Write
-    | Loop
-    | When
-    | Elements
-    | Body
-    | Spread
-    | Multiply
-    | Buffer
-    | Listed
-    | Codes
-    | Waves
-)
 
 
 @dataclass(frozen=True, slots=True)

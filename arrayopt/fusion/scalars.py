@@ -4,9 +4,10 @@ and `clip`. Engines call them in each step; NumPy's engine also for values per t
 Results equal those of `arrayopt.fusion.graph.evaluate`, bit for bit, but no graph is traversed.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,29 +63,25 @@ class ScalarCode:
 def scalar_code(plan: Plan) -> ScalarCode:
     """Return the compiled code for the scalars of a plan, which is made once."""
     found = reachable(plan.scalars)
-    late: set[Node] = set()  # depends on t or clip
-    for n in found:
-        if n.data in EACH_STEP if n.op == "host" else any(a in late for a in n.args):
-            late.add(n)
-    leaves = [n for n in found if n.op == "host" and n not in late]
-    early = [n for n in found if n.op not in ("host", "const") and n not in late]
+    leaves, early, late = list[Node](), list[Node](), dict[Node, None]()
+    for node in found:
+        changes = (
+            node.data in EACH_STEP if node.op == "host" else not late.keys().isdisjoint(node.args)
+        )
+        if changes:
+            late[node] = None
+        elif node.op == "host":
+            leaves.append(node)
+        elif node.op != "const":
+            early.append(node)
     read = {*plan.scalars, *operands(late)}
-    read_later = [n for n in early if n in read]
-    passed = [f"x{n.id}" for n in [*leaves, *read_later]]
-    text = _function("constants", [f"x{n.id}" for n in leaves], early, ["True", *passed])
-    names = {n: EACH_STEP.get(n.data, f"x{n.id}") for n in found if n.op == "host"}
+    given = list(map(_name, leaves))
+    passed = [*given, *(_name(node) for node in early if node in read)]
+    text = _function("constants", given, early, ["True", *passed])
     given = [*EACH_STEP.values(), "ready", *passed]
-    text += _function(
-        "scalars",
-        given,
-        [n for n in found if n in late],
-        [_name(n, names) for n in plan.scalars],
-        names,
-    )
-    made = _compiled(text)
-    return ScalarCode(
-        tuple(n.data for n in leaves), plan.scalars, text, made["constants"], made["scalars"]
-    )
+    text += _function("scalars", given, late, list(map(_name, plan.scalars)))
+    made, names = _compiled(text), tuple(node.data for node in leaves)
+    return ScalarCode(names, plan.scalars, text, made["constants"], made["scalars"])
 
 
 class Straight(NamedTuple):
@@ -101,30 +98,20 @@ class Straight(NamedTuple):
 @lru_cache(maxsize=CACHED)
 def straight(nodes: tuple[Node, ...], read: frozenset[Node]) -> Straight:
     """Compile a function for `nodes`. It returns those in `read`, and frees others after use."""
-    inner, last = set(nodes), dict[Node, Node]()
-    outer = tuple(dict.fromkeys(a for a in operands(nodes) if a not in inner and a.op != "const"))
-    for n in nodes:
-        last |= dict.fromkeys(n.args, n)
+    outer, last = dict[Node, None](), dict[Node, Node]()
+    for node in nodes:
+        last |= dict.fromkeys(node.args, node)
+        outer |= dict.fromkeys(operand for operand in node.args if operand.op != "const")
+    for node in nodes:
+        outer.pop(node, None)
+    results = tuple(node for node in nodes if node in read)
     freed: dict[Node, list[str]] = {}
-    for n in inner.intersection(last).difference(read):
-        freed.setdefault(last[n], []).append(f"x{n.id}")
-    results = tuple(n for n in nodes if n in read)
-    names = [f"x{n.id}" for n in results]
-    text = _function("made", [f"x{n.id}" for n in outer], list(nodes), names, freed=freed)
-    return Straight(outer, results, _compiled(text)["made"])
-
-
-@lru_cache(maxsize=CACHED)
-def read_elsewhere(plan: Plan) -> frozenset[Node]:
-    """Return the values that are read outside of the loop that computes them."""
-    found = {*plan.reports.values()}
-    for pass_ in plan.passes:
-        found |= {*pass_.uses}
-    for between in plan.between:
-        found |= {*between.stores.values()}
-        for loop in between.loops:
-            found |= {*operands(loop.nodes)}.difference(loop.nodes)
-    return frozenset(found)
+    for node in nodes:
+        if node in last and node not in read:
+            freed.setdefault(last[node], []).append(_name(node))
+    names = list(map(_name, outer)), nodes, list(map(_name, results))
+    function = _compiled(_function("made", *names, freed))["made"]
+    return Straight(tuple(outer), results, function)
 
 
 def _compiled(text: str) -> dict[str, Any]:
@@ -142,29 +129,28 @@ def _where(condition: Any, yes: Any, no: Any) -> Any:
     return yes if condition else no
 
 
-def _name(n: Node, names: Mapping[Node, str]) -> str:
+def _name(node: Node) -> str:
     """Return the name of a value in the text, or the text of a constant."""
-    return f"({n.data!r})" if n.op == "const" else names.get(n, f"x{n.id}")
+    if node.op == "const":
+        return f"({node.data!r})"
+    own = f"x{node.id}"
+    return EACH_STEP.get(node.data, own) if node.op == "host" else own
 
 
 def _function(
     name: str,
-    given: list[str],
-    nodes: list[Node],
-    results: list[str],
-    names: Mapping[Node, str] | None = None,
-    freed: Mapping[Node, list[str]] | None = None,
+    given: Sequence[str],
+    nodes: Iterable[Node],
+    results: Sequence[str],
+    freed: Mapping[Node, Sequence[str]] = MappingProxyType({}),
 ) -> str:
     """The text of a function that computes nodes. `freed`: the names to delete after a node."""
     lines = [f"def {name}({', '.join(given)}):"]
     for node in nodes:
         if node.op != "host":
-            args = [_name(operand, names or {}) for operand in node.args]
-            form = (
-                OPS[node.op].python
-                or f"np_{node.op}({', '.join(f'{{{number}}}' for number in range(len(args)))})"
-            )
-            lines.append(f"    x{node.id} = {form.format(*args)}")
-            if freed and node in freed:
+            form, args = OPS[node.op].python, list(map(_name, node.args))
+            value = form.format(*args) if form else f"np_{node.op}({', '.join(args)})"
+            lines.append(f"    {_name(node)} = {value}")
+            if node in freed:
                 lines.append(f"    del {', '.join(freed[node])}")
     return "\n".join([*lines, f"    return ({', '.join(results)}{',' * bool(results)})", ""])

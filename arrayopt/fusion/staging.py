@@ -7,7 +7,7 @@ stage, and a slot is written in the loop that computes its value.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import chain
+from typing import NamedTuple
 
 from arrayopt.fusion.graph import Node, operands
 from arrayopt.fusion.passes import SmallLoop, in_loops
@@ -25,23 +25,25 @@ class Staging:
     """
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, stores = plan, plan.between[-1].stores
-        after = chain.from_iterable(x.loops for x in plan.between)
-        plain = any(in_waves(loop.nodes, loop.axes, plan.element) for loop in after)
-        parts = [[*x.combine, *x.nodes] for x in plan.between]
-        gap = dict[Node, int]()
-        for number, part in enumerate(parts):
-            gap |= dict.fromkeys(part, number)
-        if not plain:
+        self.plan = plan
+        self.fixed = {*plan.reports.values()}  # values that others than loops need
+        for pass_ in plan.passes:
+            self.fixed.update(pass_.sources)
+        gap, waving = dict[Node, int](), False
+        for number, between in enumerate(plan.between):
+            gap |= dict.fromkeys([*between.combine, *between.nodes], number)
+            for loop in between.loops:
+                waving = waving or in_waves(loop.nodes, loop.axes, plan.element)
+        if not waving:
             self._delay(gap)
         self.gaps = list[list[list[SmallLoop]]]()
-        for number in range(len(parts)):
-            some = [n for n, first in gap.items() if first == number]
-            alone = [[loop] for loop in in_loops(some, plan.element)]
-            self.gaps.append(alone if plain else _stages(some, plan.element))
+        for number in range(len(plan.between)):
+            nodes = [node for node, first in gap.items() if first == number]
+            alone = [[loop] for loop in in_loops(nodes, plan.element)]
+            self.gaps.append(alone if waving else _stages(nodes, plan.element))
         left = dict[str, dict[str, Node]]()
-        for slot, value in stores.items():
-            if plain or not self._stored(slot, value):
+        for slot, value in plan.between[-1].stores.items():
+            if waving or not self._stored(slot, value):
                 left.setdefault(plan.slots[slot], {})[slot] = value
         if left:
             self.gaps[-1].append([SmallLoop(axes, (), False, some) for axes, some in left.items()])
@@ -56,60 +58,67 @@ class Staging:
     @property
     def needed(self) -> set[Node]:
         """The values that are needed outside of the loop that computes them."""
-        found = {*self.plan.reports.values()}.union(*(p.sources for p in self.plan.passes))
+        found = set(self.fixed)
         for *_, loop in self.loops:
             found |= {*operands(loop.nodes), *loop.stores.values()}.difference(loop.nodes)
         return found
 
     def _delay(self, gap: dict[Node, int]) -> None:
         """Delay values that only operations over the same axes need, to the first of these."""
-        fixed = {*self.plan.small.values(), *self.plan.reports.values()}
-        fixed.update(*(p.sources for p in self.plan.passes))
-        for n in reversed([*gap]):
-            users = [m for m in gap if n in m.args]
-            alike = all(m.axes == n.axes and not m.reduces for m in users)
-            if users and alike and not n.reduces and n not in fixed:
-                gap[n] = min(gap[m] for m in users)
+        fixed = self.fixed.union(self.plan.small.values())
+        for node in reversed([*gap]):
+            users = [user for user in gap if node in user.args]
+            alike = all(user.axes == node.axes and not user.reduces for user in users)
+            if users and alike and not node.reduces and node not in fixed:
+                gap[node] = min(map(gap.__getitem__, users))
 
     def _stored(self, slot: str, value: Node) -> bool:
         """Write a slot in the loop that computes it; False if its old value is needed later."""
-
-        def reads(nodes: Iterable[Node]) -> bool:
-            return any(n.op == "input" and n.data == slot for n in nodes)
-
         for after, level, loop in self.loops:
-            if value in loop.nodes and loop.axes == self.plan.slots[slot] and not loop.reduces:
-                later = [p.sources for p in self.plan.passes[after:]]
-                for *at, other in self.loops:
-                    waits = at >= [after, level] and other is not loop
-                    later += [operands(other.nodes)] if waits else []
-                if not any(map(reads, later)):
-                    own = replace(loop, stores={**loop.stores, slot: value})
-                    stage = self.gaps[after][level]
-                    stage[stage.index(loop)] = own
-                    return True
+            own = value in loop.nodes and loop.axes == self.plan.slots[slot] and not loop.reduces
+            if own and slot not in self._read_later(after, level, loop):
+                stage = self.gaps[after][level]
+                stage[stage.index(loop)] = replace(loop, stores={**loop.stores, slot: value})
+                return True
         return False
+
+    def _read_later(self, after: int, level: int, loop: SmallLoop) -> set[str]:
+        """Return the slots that passes after a loop read, and other loops of its stage or later."""
+        read = list[Node]()
+        for pass_ in self.plan.passes[after:]:
+            read += pass_.sources
+        for *at, other in self.loops:
+            read += operands(other.nodes) if at >= [after, level] and other is not loop else ()
+        return {node.data for node in read if node.op == "input"}
+
+
+class _Loop(NamedTuple):
+    """A loop that is being made: in a stage, it is the one over these axes after a reduction."""
+
+    stage: int
+    axes: str
+    reduction: Node | None
 
 
 def _stages(nodes: Iterable[Node], element: str) -> list[list[SmallLoop]]:
     """Return the stages of loops that compute values. A loop has values over the same axes. It is a
     new one for each reduction of values over fewer axes than the elements, and what follows.
     """
-    stages = list[dict[tuple[str, Node | None], list[Node]]]()
-    at = dict[Node, tuple[int, tuple[str, Node | None]]]()
+    made, loop_of = dict[_Loop, list[Node]](), dict[Node, _Loop]()
     for node in nodes:
-        apart = node.reduces and node.args[0].axes != element
-        before = [a for a in node.args if a in at]
-        level = max((at[a][0] + (apart or a.axes != node.axes) for a in before), default=0)
-        joined = {at[a][1] for a in before if at[a][0] == level}
-        level += len(joined) > 1
-        reduction = node if apart and node.axes else None
-        key = joined.pop() if len(joined) == 1 else (node.axes, reduction)
-        stages += [{}] if level == len(stages) else []
-        stages[level].setdefault(key, []).append(node)
-        at[node] = level, key
-    made = list[list[SmallLoop]]()
-    for stage in stages:
-        loops = stage.items()
-        made.append([SmallLoop(axes, tuple(x), one is not None) for (axes, one), x in loops])
-    return made
+        alone = node.reduces and node.args[0].axes != element
+        stage, before = 0, [operand for operand in node.args if operand in loop_of]
+        for operand in before:
+            waits = alone or operand.axes != node.axes
+            stage = max(stage, loop_of[operand].stage + waits)
+        joined = {loop_of[operand] for operand in before if loop_of[operand].stage == stage}
+        loop = _Loop(stage + (len(joined) > 1), node.axes, node if alone and node.axes else None)
+        if len(joined) == 1:
+            (loop,) = joined
+        made.setdefault(loop, []).append(node)
+        loop_of[node] = loop
+    stages = dict[int, list[SmallLoop]]()
+    for loop, some in made.items():
+        small = SmallLoop(loop.axes, tuple(some), loop.reduction is not None)
+        stages.setdefault(loop.stage, []).append(small)
+    return list(stages.values())

@@ -11,16 +11,7 @@ import numpy as np
 from arrayopt.arrays import NARROW, WORKING, real_dtype
 from arrayopt.codecs import SPLIT
 from arrayopt.fusion.dims import RAISED, Aspect, RetraceError, TraceError, not_fused
-from arrayopt.fusion.graph import (
-    CLIP,
-    KEY,
-    LETTERS,
-    POSITION,
-    TOTAL,
-    UPDATES,
-    Node,
-    Summed,
-)
+from arrayopt.fusion.graph import CLIP, KEY, LETTERS, POSITION, TOTAL, UPDATES, Node, Summed
 from arrayopt.fusion.namespace import NAMESPACE
 from arrayopt.fusion.simplify import Graph
 from arrayopt.fusion.symbol import Symbol, lift

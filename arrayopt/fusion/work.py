@@ -4,10 +4,17 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
-from arrayopt.fusion.graph import POSITION, PRODUCT, Node, reachable
+from arrayopt.fusion.graph import POSITION, PRODUCT, Node, operands, reachable, within
 from arrayopt.fusion.passes import Pass
+
+
+class Source(NamedTuple):
+    """Where a pass can read a value."""
+
+    array: str
+    price: int
 
 
 class Work:
@@ -35,7 +42,8 @@ class Work:
     inputs, made : list of Node
         The values that passes can read: arrays that exist before the first pass, and products.
     args : dict of Node to list of Node
-        The operands of each value that are values per element. Others are computed between passes.
+        The values per element, and those of their operands that are such. Others are computed
+        between passes.
     passes : dict
         A cache of passes, by what they store, reduce and can read. Most placements that are tried
         differ in few passes.
@@ -54,15 +62,18 @@ class Work:
         self.calls = calls
         self.element, self.outputs, self.sums, self.narrow = element, outputs, sums, narrow
         self.products = products
-        ends = [*outputs.values(), *(s.args[0] for s in sums)]
-        self.count = 1 + max((x.level for x in ends), default=0)
-        needed = reachable([*outputs.values(), *sums])
-        self.inputs = [n for n in needed if n.op == "input" and n.axes == element]
-        self.made = [n for n in needed if n.op == PRODUCT and n.axes == element]
+        ends = [*outputs.values(), *operands(sums)]
+        self.count = 1 + max((node.level for node in ends), default=0)
+        self.inputs, self.made = list[Node](), list[Node]()
         self.args = dict[Node, list[Node]]()
-        for n in needed:
-            taken = () if n.op == PRODUCT else n.args
-            self.args[n] = [a for a in taken if self.is_element(a)]
+        for node in filter(self.is_element, reachable([*outputs.values(), *sums])):
+            taken: Iterable[Node] = node.args
+            if node.op == "input" and node.axes == element:
+                self.inputs.append(node)
+            elif node.op == PRODUCT and node.axes == element:
+                self.made.append(node)
+                taken = ()
+            self.args[node] = list(filter(self.is_element, taken))
         self.passes: dict[Any, Pass] = {}
 
     def is_element(self, n: Node) -> bool:
@@ -81,36 +92,40 @@ class Work:
 
     def roots(self, stores: dict[str, Node], sums: Iterable[Node]) -> list[Node]:
         """Return the values per element that a pass stores or reduces."""
-        ends = [*stores.values(), *(s.args[0] for s in sums)]
-        return [n for n in ends if self.is_element(n)]
+        return list(filter(self.is_element, [*stores.values(), *operands(sums)]))
+
+    def cheapest(self, roots: Iterable[Node], prices: dict[Node, int]) -> list[Node]:
+        """Return the values that a pass best reads to compute the roots; see `cheapest`."""
+        return cheapest(roots, self.args.__getitem__, prices.get)
 
     def pass_for(
-        self, stores: dict[str, Node], sums: tuple[Node, ...], readable: dict[Node, tuple[str, int]]
+        self, stores: dict[str, Node], sums: tuple[Node, ...], readable: dict[Node, Source]
     ) -> Pass:
-        """The pass with these stores and sums. `readable`: what it can read, name and price."""
+        """Return the pass with these stores and sums, given what it can read."""
         key = (*stores.items(), *sums, frozenset(readable.items()))
-        if key in self.passes:
-            return self.passes[key]
-        roots = self.roots(stores, sums)
-        price = {n: x[1] for n, x in readable.items()}.get
-        read = {n: readable[n][0] for n in cheapest(roots, self.args.__getitem__, price)}
-        found, stack = dict.fromkeys(roots), list(roots)
-        while stack:
-            taken = [] if stack[-1] in read else self.args[stack[-1]]
-            fresh = [a for a in taken if a not in found]
-            stack[-1:] = fresh
-            found |= dict.fromkeys(fresh)
-        order = {name: i for i, name in enumerate(dict.fromkeys(("p", "g", *self.outputs)))}
-
-        def place(n: Node) -> tuple[int, bool]:
-            """Return a sort key: if one name has an old and a new value, the old one is last."""
-            return order.get(read[n], len(order)), n.op == "input" and n.data == read[n]
-
-        loads = {read[n]: n for n in sorted(read, key=place)}
-        needed = reachable(roots, stop=[*read, *self.sums])
-        nodes = [n for n in needed if n in found and n not in read]
-        self.passes[key] = Pass(loads, tuple(nodes), stores, sums, self.element)
+        if key not in self.passes:
+            self.passes[key] = self._pass(stores, sums, readable)
         return self.passes[key]
+
+    def _pass(
+        self, stores: dict[str, Node], sums: tuple[Node, ...], readable: dict[Node, Source]
+    ) -> Pass:
+        roots = self.roots(stores, sums)
+        prices = {node: source.price for node, source in readable.items()}
+        read = self.cheapest(roots, prices)
+        order = list(dict.fromkeys(["p", "g", *self.outputs]))
+
+        def place(node: Node) -> tuple[int, bool]:
+            """Return a sort key: if one name has an old and a new value, the old one is last."""
+            array = readable[node].array
+            number = order.index(array) if array in order else len(order)
+            return number, node.op == "input" and node.data == array
+
+        loads = {readable[node].array: node for node in sorted(read, key=place)}
+        computed = within(roots, self.args, stop=read).difference(read)
+        needed = reachable(roots, stop=[*read, *self.sums])
+        nodes = tuple(node for node in needed if node in computed)
+        return Pass(loads, nodes, stores, sums, self.element)
 
 
 TOP, BOTTOM = 0, 1

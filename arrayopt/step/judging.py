@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from arrayopt.arrays import on_its_device
-from arrayopt.engines.base import Judge, Swap
+from arrayopt.engines.base import Criteria, Judge, Swap
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.layers import layer_name
 from arrayopt.engines.table import select
@@ -146,15 +146,9 @@ class Judging:
             self.advance(known)
             # norms of this step overwrite those of the last one
             self._norms = self._norms and _overwritten
-            found = known.judge(
-                measures(),
-                self.scaling,
-                scale if scaled else None,
-                known.limit is not None,
-                known.check,
-                self._swap,
-                bool(known.stacks),
-            )
+            scale = scale if scaled else None
+            criteria = Criteria(self.scaling, scale, known.limit is not None, known.check)
+            found = known.judge(measures(), criteria, self._swap, bool(known.stacks))
             self._judged = known.judge.each_norm
             return found
         norms = gradient_norms(self._engine, measures(), self._team)

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
+from arrayopt.engines.base import Criteria
 from arrayopt.engines.cplusplus import header
 from arrayopt.engines.cuda.printer import CudaLines
 from arrayopt.fusion.namespace import NAMESPACE
 from arrayopt.fusion.simplify import Graph
 from arrayopt.fusion.symbol import Symbol, lift
 from arrayopt.rules.words import SMALL, choose, root_of_squares
-from arrayopt.state.loss_scale import LossScale
 from arrayopt.state.verdict import judge
 
 GIVEN = ("given_scale", "limit")
@@ -24,31 +24,20 @@ VERDICT = ("factor", "norm", *STATE)
 """The results: the factor for gradients, their global norm, and the state after the step."""
 
 
-def emit_judge(scaling: LossScale | None, *, scale: str | None, limit: bool, check: bool) -> str:
-    """Return the CUDA source that computes `arrayopt.state.verdict.judge` and `LossScale.next`.
-
-    Parameters
-    ----------
-    scaling : LossScale or None
-        How the loss scale changes; None if it does not.
-    scale : str or None
-        The scale by which gradients are multiplied: ``"scale"``, which is on the device, or
-        ``"given_scale"``; None if they are not scaled.
-    limit : bool
-        Whether the global norm is clipped.
-    check : bool
-        Whether a step is skipped if a gradient is not finite.
-    """
+def emit_judge(criteria: Criteria) -> str:
+    """Return the CUDA source that computes `arrayopt.state.verdict.judge` and `LossScale.next`."""
     graph, text = Graph(tiny=float(np.finfo("float64").tiny)), CudaLines()
     known: dict[str, Any] = {}
     for name in (*GIVEN, *STATE, "square", "shrunk"):
         known[name] = Symbol(graph, graph.make("host", data=name), (), "float64")
     square, shrunk = known.pop("square"), known.pop("shrunk")
     total = root_of_squares(NAMESPACE, square, shrunk, SMALL["float64"])
-    inside, most = None if scale is None else known[scale], known["limit"] if limit else None
-    found = judge(total, scale=inside, limit=most, check=check)
+    scale = None if criteria.scale is None else known[criteria.scale]
+    limit = known["limit"] if criteria.limit else None
+    found = judge(total, scale=scale, limit=limit, check=criteria.check)
     state: dict[str, Any] = {"scale": known["scale"], "good": known["good"]}
-    state = state if scaling is None else scaling.next(state, found.skip)
+    if criteria.scaling is not None:
+        state = criteria.scaling.next(state, found.skip)
     state |= {
         "skipped": choose(found.skip, known["skipped"] + 1.0, known["skipped"]),
         "inverse": 1.0 / state["scale"],

@@ -11,7 +11,7 @@ import cupy
 import numpy as np
 
 from arrayopt.arrays import Ints
-from arrayopt.engines.base import Asked, Swap, interleaved
+from arrayopt.engines.base import Asked, Criteria, Swap, interleaved
 from arrayopt.engines.batch import Prepared, Rows
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.cuda.device import OPTIONS, access, uncaptured
@@ -21,23 +21,16 @@ from arrayopt.engines.cuda.places import Places
 from arrayopt.engines.cuda.upload import Upload, lookup
 from arrayopt.engines.fused import Fused
 from arrayopt.engines.layers import layer_name
-from arrayopt.state.loss_scale import LossScale
 from arrayopt.state.tensors import Tensor
 from arrayopt.state.verdict import Verdict
 
 
 @lru_cache(maxsize=64)
-def _kernel(
-    scaling: LossScale | None,
-    scale: str | None,
-    limit: bool,
-    check: bool,
-    device: int,
-) -> Any:
-    """The kernel `judge` for these settings, compiled for the current device."""
+def _kernel(criteria: Criteria, device: int) -> Any:
+    """The kernel `judge` for these criteria, compiled for the current device."""
     uncaptured()
-    text = emit_judge(scaling, scale=scale, limit=limit, check=check)
-    return cupy.RawModule(code=text, options=OPTIONS).get_function("judge")
+    module = cupy.RawModule(code=emit_judge(criteria), options=OPTIONS)
+    return module.get_function("judge")
 
 
 def _view(x: Any, i: int) -> Any:
@@ -151,24 +144,21 @@ class Judge:
 
     # ---- the verdict -----------------------------------------------------------------------------
 
-    def prepare(self, asked: Sequence[tuple[Bucket, Asked]]) -> Prepared:
+    def prepare(self, asked: Sequence[tuple[Bucket, Asked]]) -> list[Prepared]:
         """See `arrayopt.engines.base.Judge.prepare`."""
         return list(chain.from_iterable(starmap(self.engine.batches, asked)))
 
     def __call__(
         self,
         asked: Sequence[tuple[Bucket, Asked]],
-        scaling: LossScale | None,
-        scale: str | None,
-        limit: bool,
-        check: bool,
+        criteria: Criteria,
         swap: Swap | None = None,
         alone: bool = False,
     ) -> Verdict:
         """See `arrayopt.engines.base.Judge.__call__`."""
         ready = self.prepare(asked)
         self.measured = [(batch, rows) for batch, rows, _ in ready]
-        for wanted in interleaved(batch.steps(rows, given, 1) for batch, rows, given in ready):
+        for wanted in interleaved(x.batch.steps(x.rows, x.grads, 1) for x in ready):
             assert swap is not None
             swap(wanted)()
         with self.access.section():
@@ -177,14 +167,14 @@ class Judge:
                 every = self.places.exchanged(swap)
             key = self.places.key if swap is None else b""
             norms, layer = lookup(self, self.run, self.norms, 1, every, self.places.layer, key=key)
-            kernel = _kernel(scaling, scale, limit, check, self.access.device)
+            kernel = _kernel(criteria, self.access.device)
             layer, layers = layer if alone else NOTHING, np.int32(self.flags.count)
             given = norms, np.int32(len(every) - 1), layer, layers, self.given.array
             made = self.state.array, self.verdict, self.flags.array
             kernel((1,), (THREADS,), (*given, *made))
-        factor = self.factor if limit or scale is not None else None
+        factor = self.factor if criteria.limit or criteria.scale is not None else None
         skip = self.flags if alone else self.flags.whole
-        return Verdict(factor, skip if check else False, self.joint_norm)
+        return Verdict(factor, skip if criteria.check else False, self.joint_norm)
 
     def joint_norm(self) -> Any:
         """The global norm of the last step's gradients, on the device."""

@@ -78,12 +78,12 @@ class Launcher:
         if self.queue is None:
             table, count = self.table, len(self.table.tensors)
             separate = table.plan.multiplies or table.cut is not None
-            owned = table.cut and table.cut.own
             lag = None if separate else self._lag()
-            spans, given = None if owned else self._spans(lag), (table.stages, table.pieces)
-            made = tickets(
-                *given, table.whole.all, lag, separate=separate, owned=owned, spans=spans
-            )
+            given = table.stages, table.pieces, table.whole.all, lag
+            if table.cut is None:
+                made = tickets(*given, separate=separate, spans=self._spans(lag))
+            else:
+                made = tickets(*given, separate=separate, owned=table.cut.own)
             self.queue = Queue(*made, count)
             self.device_queue = cupy.asarray(self.queue.tickets.view(np.int32))
             self.counters = cupy.empty(len(self.queue.ends) + count, np.uint32)

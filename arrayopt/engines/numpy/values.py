@@ -14,10 +14,11 @@ import numpy as np
 from arrayopt.arrays import Ints
 from arrayopt.engines.numpy.blocks import DIMS, dims, reduced
 from arrayopt.fusion.graph import Node
+from arrayopt.fusion.layout import read_elsewhere
 from arrayopt.fusion.ops import OPS
 from arrayopt.fusion.passes import Between, Pass
 from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.scalars import read_elsewhere, straight
+from arrayopt.fusion.scalars import straight
 
 Readers = dict[Node | Between | Pass, list[Node]]
 """Values over rows or columns, by their last reader."""

@@ -6,6 +6,7 @@ import re
 import pytest
 
 import arrayopt as ao
+from arrayopt.engines.base import Criteria
 from arrayopt.engines.cplusplus import header
 from arrayopt.engines.cuda.emit import emit
 from arrayopt.engines.cuda.emit_judge import emit_judge
@@ -122,7 +123,7 @@ def test_arithmetic_in_bfloat16_compiles(name, arch):
 @pytest.mark.parametrize("arch", marked(((arch,) for arch in ARCHS), lambda arch: arch == NEWEST))
 def test_the_judge_compiles(scaling, scale, arch):
     for limit in (False, True):
-        text = emit_judge(scaling, scale=scale, limit=limit, check=scaling is not None)
+        text = emit_judge(Criteria(scaling, scale, limit, scaling is not None))
         _, _, log = nvrtc.compile(text, arch=arch, options=OPTIONS)
         used = nvrtc.usage(log)["judge"]
         assert used.spill_stores == used.spill_loads == 0

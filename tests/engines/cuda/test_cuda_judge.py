@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from arrayopt.engines.base import Criteria
 from arrayopt.engines.cuda.emit_judge import STATE, VERDICT, emit_judge
 from tests.cudacpu import Module
 
@@ -11,7 +12,7 @@ COUNT, LAYERS = 700, 300
 
 @pytest.fixture(scope="module")
 def judge():
-    text = emit_judge(None, scale=None, limit=True, check=True)
+    text = emit_judge(Criteria(None, None, True, True))
     return Module(code=text, names=["judge"]).get_function("judge")
 
 
