@@ -211,8 +211,8 @@ class Step:
             return False
         if not self._ranks.can_be_captured(self._parameters.all):
             raise RuntimeError(
-                "Optimizer.launch: a step over ranks can be captured only over NCCL, with contiguous"
-                " CuPy arrays, and without parts of matrices that one rank updates"
+                "Optimizer.launch: a step over ranks can be captured only over NCCL, with"
+                " contiguous CuPy arrays, and without parts of matrices that one rank updates"
             )
         return True
 
