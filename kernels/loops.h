@@ -23,8 +23,7 @@ static __forceinline__ double chosen(bool first, double a, double b) {
 #pragma omp declare reduction(largest : W : omp_out = maximum(omp_out, omp_in)) initializer(omp_priv = -INFINITY)
 #pragma omp declare reduction(smallest : W : omp_out = minimum(omp_out, omp_in)) initializer(omp_priv = INFINITY)
 
-// a * b + c, rounded once. Otherwise a compiler may fuse operations in a vectorized loop but not in its remainder, which may
-// have branches between them, or fuse the other one of two products.
+// a * b + c, rounded once. Compilers fuse nothing else: they would do so in vectors and not in the elements that are left.
 #if defined(__FMA__) || defined(__FP_FAST_FMAF) || defined(__ARM_FEATURE_FMA)
 static __forceinline__ float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 static __forceinline__ double fused(double a, double b, double c) { return __builtin_fma(a, b, c); }
@@ -32,7 +31,6 @@ static __forceinline__ double fused(double a, double b, double c) { return __bui
 static __forceinline__ float fused(float a, float b, float c) { return a * b + c; }
 static __forceinline__ double fused(double a, double b, double c) { return a * b + c; }
 #endif
-static __forceinline__ Complex fused(W a, W b, Complex c) { return {fused(a, b, c.real), c.imag}; }
 static __forceinline__ Complex fused(W a, Complex b, Complex c) {
     return {fused(a, b.real, c.real), fused(a, b.imag, c.imag)};
 }
@@ -114,7 +112,7 @@ static __forceinline__ void narrow_block(const T* __restrict from, float factor,
 
 #if defined(__AVX512F__) && defined(__AVX512DQ__)
 // The same in single precision. g++ would use vectors of 8 numbers for such loops, because 32 codes fill such a vector, and
-// these take twice as long. Products are rounded before they become integers, because `asm` separates the two operations.
+// these take twice as long.
 #define VECTORS
 enum { kLanes = 16 };
 typedef float Floats __attribute__((vector_size(64), aligned(4), may_alias));
@@ -124,11 +122,6 @@ typedef signed char Bytes __attribute__((vector_size(16), aligned(1), may_alias)
 typedef short Shorts __attribute__((vector_size(32), aligned(2), may_alias));
 static __forceinline__ Floats all_of(Floats x) { return x; }
 static __forceinline__ Floats all_of(float x) { return Floats{} + x; }
-// A product that the compiler does not fuse with a sum.
-static __forceinline__ Floats rounded(Floats a, Floats b) {
-    asm("vmulps %1, %0, %0" : "+v"(a) : "v"(b));
-    return a;
-}
 static __forceinline__ Floats not_lost(Floats x, signed char) { return x; }
 static __forceinline__ Floats not_lost(Floats x, unsigned char) {
     asm("vcmpps $0x1e, %1, %0, %%k1\n\tvmaxps %2, %0, %0 %{%%k1%}"  // at least 1 if greater than 2^-100
@@ -139,7 +132,7 @@ static __forceinline__ Floats not_lost(Floats x, unsigned char) {
     static __forceinline__ Floats decoded(const C* codes, float step) {                                             \
         Integers x;                                                                                                 \
         asm(wider " %1, %0" : "=v"(x) : "m"(*(const Bytes*)codes));                                                 \
-        return rounded(__builtin_convertvector(x, Floats), all_of(step));                                           \
+        return __builtin_convertvector(x, Floats) * step;                                                           \
     }                                                                                                               \
     static __forceinline__ void widen_block(const C* __restrict codes, float step, float* __restrict to) {          \
         for (int i = 0; i < kBlock; i += kLanes) *(Floats*)(to + i) = decoded(codes + i, step);                     \

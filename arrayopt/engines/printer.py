@@ -118,14 +118,16 @@ class Printer(Lines):
         if unrounded is None:
             return self.operation(node, [self.name(a) for a in node.args])
         left, right = node.args
-        *factors, last = map(self.name, unrounded.args)
+        other, sign = self.name(right if unrounded is left else left), ""
+        if node.op == "sub":
+            other, sign = (f"-{other}", "") if unrounded is left else (other, "-")
+        return self.fused(unrounded, other, sign)
+
+    def fused(self, product: Node, other: str, sign: str = "") -> str:
+        """Return the text of a product, with a sign, plus another value, rounded once."""
+        *factors, last = map(self.name, product.args)
         first = factors[0] if len(factors) == 1 else f"({' * '.join(factors)})"
-        other = self.name(right if unrounded is left else left)
-        if node.op == "add":
-            return f"fused({first}, {last}, {other})"
-        if unrounded is left:
-            return f"fused({first}, {last}, -{other})"
-        return f"fused(-{first}, {last}, {other})"
+        return f"fused({sign}{first}, {last}, {other})"
 
     # ---- numbers and places ----------------------------------------------------------------------
 
@@ -173,23 +175,22 @@ class Printer(Lines):
 
 
 def unrounded_products(loop: Elements) -> dict[Node, Node]:
-    """Return the product that each sum or difference of a loop takes unrounded, if any: the first
-    of two, or one that nothing needs rounded. The compiler itself would fuse the latter in vectors,
-    but not always in the elements that are left.
+    """Return the product that each sum, difference and reduction of a loop adds unrounded: the
+    first of its terms that the loop computes as a product.
+
+    No compiler chooses, so bits of an element depend neither on it nor on where the element lies.
     """
     found, order = dict[Node, Node](), {n: i for i, n in enumerate(loop.nodes)}
-    sums = [n for n in loop.nodes if n.op in ("add", "sub")]
-    for node in sums:
-        products = [x for x in node.args if x.op == "mul" and x in order]
-        mixed = [x for x in products if x.args[0].dtype != x.args[1].dtype]
-        if [x.dtype for x in products] == ["real", "real"]:
+    terms = {n: n.args for n in loop.nodes if n.op in ("add", "sub")}
+    terms |= {s: (n,) for s, n in loop.sums.items() if s.op == "sum"}
+    for node, added in terms.items():
+        products = [x for x in added if x in order and _is_real_multiple(x)]
+        alike = {node.dtype} == {x.dtype for x in added}
+        if products and alike and len({*added}) == len(added):  # x - x is zero
             found[node] = min(products, key=order.__getitem__)
-        elif node.op == "add" and mixed and all(x.dtype == "complex" for x in node.args):
-            found[node] = mixed[0]
-    stored = [*loop.stores.values(), *(n for s, n in loop.sums.items() if s.op != "sum")]
-    for product in loop.nodes:
-        if product.op in ("mul", "over") and product.dtype == "real" and product not in stored:
-            using = [n for n in loop.nodes if product in n.args and found.get(n) is not product]
-            if all(n in sums and n not in found and n.args[0] is not n.args[1] for n in using):
-                found |= dict.fromkeys(using, product)
     return found
+
+
+def _is_real_multiple(node: Node) -> bool:
+    """Whether a node is a product with a real number."""
+    return node.op in ("mul", "over") and "real" in {a.dtype for a in node.args}

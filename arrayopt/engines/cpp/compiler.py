@@ -28,7 +28,7 @@ FLAGS = (
     "-O2",
     "-ftree-vectorize",
     "-fopenmp-simd",
-    "-ffp-contract=fast",
+    "-ffp-contract=off",  # `unrounded_products` chooses
     "-fno-math-errno",
     "-fno-trapping-math",
     "-fno-exceptions",

@@ -174,9 +174,8 @@ class ElementsPrinter:
             at = f"{loop.into[s]} + i" if kept == "v" and s in loop.into else ""
             before = f"vector_at({at})" if at else into
             made, taken = f"{before} + {text.name(node)}", text.take(s, into, text.name(node))
-            if (s.op, node.op, node.dtype) == ("sum", "mul", "real") and node in loop.nodes:
-                a, b = map(text.name, node.args)  # else g++ may round it in some elements
-                made = f"fused({a}, {b}, {before})"
+            if s in self.unrounded:
+                made = text.fused(self.unrounded[s], before)
                 taken = f"{into} = {made}"
             self.put(depth, f"put_vector({made}, {at});" if at else f"{only}{taken};")
 
