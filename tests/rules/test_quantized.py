@@ -374,6 +374,18 @@ def test_on_cuda_rows_that_are_no_blocks_are_widened_before_a_step(cupy, stacked
     assert np.allclose(one.params, other.params.get(), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", ["f4", "c8"])
+def test_on_cuda_what_is_widened_lasts_no_longer_than_the_step(cupy, dtype):
+    rule = ao.CAME(lr=0.1, state_dtype="int8") if dtype == "f4" else ao.AdamW(state_dtype="int8")
+    p, g = cupy.ones((300, 333), dtype=dtype), cupy.ones((300, 333), dtype=dtype)
+    pool = cupy.get_default_memory_pool()
+    before = pool.used_bytes()
+    opt = ao.Optimizer(p, rule, engine="cupy")
+    opt.step(g)
+    cupy.cuda.Device().synchronize()
+    assert pool.used_bytes() - before < p.nbytes  # the codes; copies that were kept beside them were larger
+
+
 def test_what_is_widened_before_a_step_cannot_be_captured(cupy):
     opt = ao.Optimizer(cupy.ones((5, 33), dtype="float32"), ao.CAME(lr=0.1, state_dtype="int8"), engine="cupy")
     g = cupy.ones((5, 33), dtype="float32")

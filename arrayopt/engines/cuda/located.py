@@ -104,19 +104,16 @@ class Located(TableBatch):
                 array = self.stored(row, name)
                 if not self.filled[row]:
                     pass  # no kernel uses it; other ranks may have the tensor
-                elif name in self.widens:
+                elif (widens := name in self.widens) or not self.access.contiguous(array):
                     uncaptured()
-                    array = self.staged[row, name] = self.wide(row, name)
-                elif not self.access.contiguous(array):
-                    uncaptured()
-                    array = self.staged[row, name] = self.access.like(array)
-                before = 0
-                if self.cut is not None:
-                    before = self.cut.elements_before(row, name) * int(array.itemsize)
-                self.put(f"AT_{name}", self.access.located([array])[0][0] - before, row)
+                    array = self.wide(row, name) if widens else self.access.like(array)
+                    self.staged[row, name] = array
+                before = 0 if self.cut is None else self.cut.elements_before(row, name)
+                address = self.access.located([array])[0][0] - before * int(array.itemsize)
+                self.put(f"AT_{name}", address, row)
         used = set[str]().union(*(p.arrays for p in self.plan.passes)) - {"g"}
         addresses = self.table[:, self.addresses(sorted(used))]
-        self.sent, self.even = False, (addresses % WORD == 0).all(axis=1)
+        self.sent, self.even = False, (addresses % WORD == 0).all(axis=1) & (not self.widens)
         if self.plan.element != "C":
             columns = self.geo["C"]
             if self.windows is not None:
@@ -168,14 +165,15 @@ class Located(TableBatch):
     def stage(self) -> None:
         """Refresh the copies of parameters and slots before a step."""
         for (row, name), copy in self.staged.items():
-            widens = name in self.widens
-            copy[...] = self.wide(row, name) if widens else detached(self.stored(row, name))
+            if name not in self.widens:
+                copy[...] = detached(self.stored(row, name))
 
     def write_back(self) -> None:
-        """Write the copies that a step has changed to their parameters and slots."""
+        """Write the copies that a step has changed back, and keep none of decoded slots."""
         for (row, name), copy in self.staged.items():
             if name in self.plan.written:
                 (self.put_wide if name in self.widens else self.replace)(row, name, copy)
+        self.staged = {} if self.widens else self.staged
 
     # ---- results of a step -----------------------------------------------------------------------
 

@@ -232,6 +232,9 @@ class Table(Located):
             with self.access.section():
                 uncaptured(f"{DECODED}: use another `state_dtype` for it" if self.widens else "")
                 self.launcher.of(rows)
+                if self.widens:
+                    self.bind()
+                    self.send_table()
 
     def launch(self, rows: Rows, grads: Grads, threads: int) -> None:
         with self.access.section():
