@@ -91,7 +91,6 @@ class StepScalars:
         same = bool(self._hypers) and all(map(operator.is_, hypers, self._hypers))
         if not same:
             self._set_constants(hypers)
-            self._hypers = hypers
         updates: Any = self._bucket.updates()
         alike = self._uniform and isinstance(updates, int)
         if alike and same and clip is None:
@@ -113,26 +112,32 @@ class StepScalars:
         """Compute the scalars of the next steps, if only the update count changes in them."""
         numbers = np.arange(updates, updates + AHEAD) + 1.0
         values = self._code.scalars(numbers, None, self._constants)
-        self._first, self._steps = updates, np.empty((AHEAD, len(values)))
+        steps = np.empty((AHEAD, len(values)))
         for i, x in enumerate(values):
-            self._steps[:, i] = x
+            steps[:, i] = x
+        self._first, self._steps = updates, steps
 
     def _set_constants(self, hypers: Sequence[dict[str, Any]]) -> None:
-        """Compute what depends only on hyper-parameters and sizes, if these have changed."""
+        """Compute what depends only on hyper-parameters and sizes, if these have changed.
+
+        One statement stores all of it, because a signal handler or lack of memory may end this.
+        """
         value = hypers[0].get(VALUE) if VALUE in self._names else None
-        of_layers: dict[str, Any] = {}
+        plain, of_layers = hypers, dict[str, Any]()
         if getattr(value, "ndim", 0) == 1:
             of_layers[VALUE] = to_host(value).astype(np.float64)[self.layers]
-            hypers = [{**h, VALUE: 0.0} for h in hypers]
-        numbers = [list(map(float, map(h.__getitem__, self._names))) for h in hypers]
+            plain = [{**h, VALUE: 0.0} for h in hypers]
+        numbers = [list(map(float, map(h.__getitem__, self._names))) for h in plain]
         if numbers == self._numbers and not of_layers:
+            self._hypers = hypers
             return
         each = {}
         for name, *column in zip(self._names, *numbers, strict=True):
             each[name] = column[0] if len(column) == 1 else np.array(column)[self.groups]
-        self._constants = self._code.constants(self.fixed | each | of_layers)
-        self._numbers, self._steps = numbers, []
-        self._uniform = np.ndarray not in map(type, self._constants)
+        made = self._code.constants(self.fixed | each | of_layers)
+        uniform = np.ndarray not in map(type, made)
+        state = made, uniform, list[Any](), [] if of_layers else numbers, hypers
+        self._constants, self._uniform, self._steps, self._numbers, self._hypers = state
 
     @cached_property
     def layers(self) -> Ints:

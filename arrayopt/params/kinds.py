@@ -57,6 +57,8 @@ def _refused_by_torch(tensor: Any, parameter: bool) -> str | None:
         return f"a {name}, a kind of tensor with a meaning of its own; give a plain torch.Tensor"
     if tensor.layout != torch.strided:
         return f"a tensor of layout {tensor.layout}, and not a dense one; give x.to_dense()"
+    if tensor.is_nested:
+        return "a nested tensor, whose rows have several lengths; give them as tensors, x.unbind()"
     if tensor.is_quantized:
         return "a quantized tensor; give x.dequantize()"
     if torch._is_functional_tensor(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(

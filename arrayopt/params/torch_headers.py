@@ -25,11 +25,12 @@ class _Layout(NamedTuple):
     tensor: int
     storage: int
     sizes: int
-    """The number of axes: sizes and strides follow, where the first element lies, and the dtype."""
+    """The number of axes: sizes and strides follow, where the first element lies, the dtype, and
+    what else a tensor is, such as a lazy view of negative numbers."""
     data: int
 
 
-_OFFSET, _DTYPE = 2 * INLINE + 1, 2 * INLINE + 3
+_OFFSET, _DTYPE, _KEYS = 2 * INLINE + 1, 2 * INLINE + 3, 2 * INLINE + 4
 """Words after the number of axes."""
 
 
@@ -51,7 +52,7 @@ def torch_unchanged(tensors: Sequence[Array]) -> Callable[[], bool] | None:
         storages.append(start + layout.storage)
         first = start + layout.sizes
         within = [0, *range(1, x.ndim + 1), *range(INLINE + 1, INLINE + 1 + x.ndim)]
-        inner += [first + k for k in (*within, _OFFSET, _DTYPE)]
+        inner += [first + k for k in (*within, _OFFSET, _DTYPE, _KEYS)]
     found = memory.take(np.array(storages, np.int64))
     if not found.all():
         return None
@@ -77,15 +78,15 @@ def _found(shape: tuple[int, ...], stride: tuple[int, ...]) -> _Layout:
 
     memory, room, axes = words(), torch.zeros(1000), len(shape)
     probe = torch.as_strided(room, shape, stride, 41)
-    other = torch.as_strided(room.to(torch.float16), shape, stride, 41)
+    other = torch._neg_view(torch.as_strided(room.to(torch.float16), shape, stride, 41))
     storage = probe.untyped_storage()
     header = memory[word_index(id(probe)) :][:8].tolist()
     inner, inner_other = (memory[word_index(x._cdata) - 1 :][:24].tolist() for x in (probe, other))
     place = memory[word_index(storage._cdata) - 1 :][:4].tolist()
-    for sizes in range(24 - _DTYPE):
+    for sizes in range(24 - _KEYS):
         fields = inner[sizes:]
         form = fields[: axes + 1] + fields[INLINE + 1 :][:axes] + fields[_OFFSET:_DTYPE]
-        differ = fields[_DTYPE] != inner_other[sizes + _DTYPE]
+        differ = all(fields[k] != inner_other[sizes + k] for k in (_DTYPE, _KEYS))
         if form == [axes, *shape, *stride, 41, probe.numel()] and differ:
             at = header.index(probe._cdata), inner.index(storage._cdata), sizes
             return _Layout(*at, place.index(storage.data_ptr()))

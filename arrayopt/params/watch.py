@@ -136,8 +136,8 @@ def _asked(*attributes: str, calls: tuple[str, ...] = ()) -> Watcher:
     return watched
 
 
-_torch_asked = _asked("dtype", "shape", calls=("data_ptr", "stride"))
-_torch_complex = _asked("dtype", "shape", calls=("data_ptr", "stride", "is_conj"))
+_torch_asked = _asked("dtype", "shape", calls=("data_ptr", "stride", "is_neg"))
+_torch_complex = _asked("dtype", "shape", calls=("data_ptr", "stride", "is_neg", "is_conj"))
 _cupy_asked = _asked("dtype", "shape", "strides", "data.ptr")
 _others = _asked("dtype", "shape")
 _numpy_asked = _asked("dtype", "shape", "strides", "flags.num", "ctypes.data")

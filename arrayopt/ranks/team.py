@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from array_api_compat import is_cupy_array
 
 from arrayopt.arrays import Array, library, like, place, to_host
 from arrayopt.engines.base import Partials, Report
@@ -30,8 +31,6 @@ class Team(Agreement):
 
     Attributes
     ----------
-    captured : bool
-        Whether a CUDA graph can record the messages of a step.
     has_homes : bool
         Whether the user has divided tensors that one rank updates; see `arrayopt.ranks.homes`.
     """
@@ -42,7 +41,7 @@ class Team(Agreement):
         fast = ranks.reduction == "fast" and isinstance(self._comm, AddingComm)
         self.gradients = Sums(self._comm, mean=ranks.grads == "mean", fast=fast)
         self.sums = ranks.grads != "reduced"
-        self.captured, self.has_homes = self._comm.on_device, False
+        self.has_homes = False
         self._gather: Gather | None = None  # of the last step
         self._processes: list[int] | None = None  # see `can_read`; None until it was called
 
@@ -80,6 +79,13 @@ class Team(Agreement):
     ) -> list[Array | None]:
         """Return the arrays that `bring` will fill."""
         return homes.rooms(tensors, grads) if self.has_homes else grads
+
+    def can_be_captured(self, tensors: Sequence[Tensor]) -> bool:
+        """Return whether a CUDA graph can record the messages of a step: none is on the host."""
+        if self.has_homes or not self._comm.on_device:
+            return False
+        sent = [tensor.array for tensor in tensors if tensor.block is None]
+        return all(is_cupy_array(x) and x.flags.c_contiguous for x in sent)
 
     def bring(self, own: Parameters, grads: list[Array | None], rooms: list[Array | None]) -> None:
         """Send parts of tensors with an owner, and of their gradients, to the owner."""

@@ -209,8 +209,11 @@ class Step:
         buckets = self._buckets.now() if self._team.size > 1 else []
         if not any(select(self._engine, bucket)[0].capturing(bucket) for bucket in buckets):
             return False
-        if not self._ranks.captured:
-            raise RuntimeError("Optimizer.launch: a step over ranks can be captured only over NCCL")
+        if not self._ranks.can_be_captured(self._parameters.all):
+            raise RuntimeError(
+                "Optimizer.launch: a step over ranks can be captured only over NCCL, with"
+                " contiguous CuPy arrays, and without parts of matrices that one rank updates"
+            )
         return True
 
     def _prepare(

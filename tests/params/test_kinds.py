@@ -54,6 +54,11 @@ BOTH = {
 WRITTEN = {
     "FSDP": (flattened, "'w' is a piece of FSDP's flat parameter", "FSDP2"),
     "meta": (lambda: torch.ones(2, 3, device="meta"), "'w' is a tensor on the meta device", "to_empty"),
+    "nested": (
+        lambda: torch.nested.nested_tensor([torch.ones(3), torch.ones(2)]),
+        "'w' is a nested tensor",
+        "x.unbind()",
+    ),
     "quantized": (
         lambda: torch.quantize_per_tensor(torch.ones(2, 3), 0.1, 0, torch.qint8),
         "'w' is a quantized tensor",
@@ -139,6 +144,17 @@ def test_views_are_resolved_among_gradients_that_some_steps_leave_out(engine):
     for a, z_grad in ((one, view), (one.double(), None), (one.double(), view)):
         opt.step({"a": a, "z": z_grad})
     assert torch.equal(z, -2 * view.resolve_conj())
+
+
+@pytest.mark.parametrize("engine", TORCH)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_a_parameter_that_becomes_a_lazy_view_is_noticed(engine, dtype):
+    """Its memory stays, and engines would write the negative of what they mean."""
+    w, grads = torch.nn.Parameter(torch.ones(3, dtype=dtype)), {"w": torch.zeros(3, dtype=dtype)}
+    opt = ao.Optimizer({"w": w}, ao.SGD(lr=0.1), engine=engine)
+    opt.step(grads)
+    w.data = torch._neg_view(w.data)
+    raises(lambda: opt.step(grads), TypeError, "'w' is a view", "resolve_neg")
 
 
 def test_views_in_a_state_are_resolved():

@@ -15,12 +15,12 @@ from torch.overrides import TorchFunctionMode
 
 from tests.cudacpu.standin import clocks, dlpack
 from tests.cudacpu.standin.memory import UnownedMemory, written
-from tests.cudacpu.standin.streams import by_pointer, ordered, recording
+from tests.cudacpu.standin.streams import ordered, recording
 
 __all__ = ["Streams", "There", "copied"]
 
 NAMES = """
-__get__ __set__ __len__ __dlpack_device__ as_subclass data_ptr detach dim element_size expand is_complex is_conj
+__get__ __set__ __len__ as_subclass data_ptr detach dim element_size expand is_complex is_conj
 is_contiguous is_floating_point is_inference is_neg numel requires_grad_ reshape resolve_conj resolve_neg size stride
 storage_offset untyped_storage view view_as_real _is_view
 """
@@ -151,15 +151,6 @@ class There(torch.Tensor):
             "data": (self.data_ptr() if self.numel() else 0, False),
             "version": 2,
         }
-
-    def __dlpack_device__(self):
-        return dlpack.CUDA, self.number
-
-    def __dlpack__(self, *, stream=None, **_):
-        with self.streams.cupy.cuda.Device(self.number):
-            if stream is not None and stream >= 0:
-                by_pointer(stream).wait_event(self.streams.now[self.number].it.record())
-        return dlpack.export(torch.Tensor.numpy(self.detach().as_subclass(torch.Tensor)), self.__dlpack_device__())
 
 
 There.__module__ = "torch"  # tensors of other kinds have a meaning of their own

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-import arrayopt.torch as door
 from arrayopt.testing import Trajectory, diagnose
 from arrayopt.testing.diagnosis import fit
 from arrayopt.testing.diagnosis.entry import run
@@ -437,6 +436,7 @@ def test_used_optimizers_are_refused():
     with pytest.raises(ValueError, match="must be fresh; it has made 1 steps"):
         diagnose(opt)
     theirs = of_torch("SGD", lr=0.1, momentum=0.9)
+    door = pytest.importorskip("arrayopt.torch")
     ours = door.SGD(copy.deepcopy(theirs.param_groups[0]["params"]), lr=0.1, momentum=0.9)
     for used in (theirs, ours):
         as_subject(used, None, "diagnose")  # which it is not yet, although ours has its slots at once

@@ -17,7 +17,7 @@ from tests.cudacpu.standin.memory import (
     note,
     written,
 )
-from tests.cudacpu.standin.queues import in_any_order
+from tests.cudacpu.standin.queues import check_harmless, in_any_order
 from tests.cudacpu.standin.streams import by_pointer, capturing, current_stream, enqueue, ordered, placed, recording
 
 __all__ = ["lifted", "ndarray", "new"]
@@ -73,6 +73,7 @@ class ndarray:
             raise ValueError(f"Unsupported dtype {dtype}")
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         if memptr is None:
+            check_harmless("allocation")
             if capturing():
                 raise CUDARuntimeError("cudaErrorStreamCaptureUnsupported: allocation while a stream is capturing")
             memptr = MemoryPointer(Memory(int(np.prod(shape)) * dtype.itemsize), 0)
@@ -125,8 +126,12 @@ class ndarray:
         """Copy from the host: of pinned memory when its turn comes, of other memory as it is now."""
         if not isinstance(arr, np.ndarray):
             raise TypeError("Only numpy.ndarray can be set to cupy.ndarray")
-        if arr.dtype != self.dtype or arr.shape != self.shape:
-            raise ValueError(f"Shape or dtype mismatch: {arr.shape} {arr.dtype} to {self.shape} {self.dtype}")
+        if arr.dtype != self.dtype:
+            raise TypeError(f"{arr.dtype} array cannot be set to {self.dtype} array")
+        if arr.shape != self.shape:
+            raise ValueError(f"Shape mismatch. Old shape: {self.shape}, new shape: {arr.shape}")
+        if not (self._a.flags.c_contiguous or self._a.flags.f_contiguous):
+            raise RuntimeError("Cannot set to non-contiguous array")
         note("host-to-device", f"array of shape {self.shape}")
         if not is_pinned(arr.ctypes.data):
             note("pageable", f"array of shape {self.shape}")
@@ -183,8 +188,8 @@ class ndarray:
                 "data": data, "version": 3, "stream": current_stream().ptr or 1}  # fmt: skip
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
-        if stream is not None and stream >= 0:
-            by_pointer(stream).wait_event(current_stream().record())
+        if stream is None or stream >= 0:  # by default, the default stream
+            by_pointer(stream or 1).wait_event(current_stream().record())
         return dlpack.export(self._a, self.__dlpack_device__())
 
     def __dlpack_device__(self):

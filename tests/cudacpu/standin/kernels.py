@@ -113,6 +113,7 @@ class RawKernel:
             raise CUDARuntimeError("CUDA_ERROR_INVALID_VALUE: invalid argument")
         if not isinstance(grid, tuple) or not isinstance(block, tuple):
             raise TypeError(f"grid and block must be tuples; got {type(grid)} and {type(block)}")
+        grid = tuple(max(1, n) for n in grid)
         stream = stream or current_stream()
         if stream.device_id not in (-1, current_device()):
             raise CUDARuntimeError("CUDA_ERROR_INVALID_HANDLE: a stream of another device")

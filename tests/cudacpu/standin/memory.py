@@ -262,8 +262,10 @@ def written(address, size):
 def alloc_pinned_memory(size):
     """Host memory that copies need not wait for: a buffer, for `numpy.frombuffer`, with `ptr`.
 
-    As from CuPy's pool: what nobody holds is given away again, whether or not a copy is still to read it.
+    As from CuPy's pool: of a power of two, from 512 on, and what nobody holds is given away again, whether or not a
+    copy is still to read it.
     """
+    size = max(512, 1 << (size - 1).bit_length())
     rooms = _rooms.setdefault(size, [])
     try:
         room = rooms.pop()

@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from tests.cudacpu.standin import array, clocks, creation, cublas, kernels, memory, streams
+from tests.cudacpu.standin import array, clocks, creation, cublas, kernels, memory, queues, streams
 
 __all__ = ["modules"]
 
@@ -85,6 +85,8 @@ def modules():
         deviceSynchronize=lambda: memory.Device().synchronize(),
         memcpyAsync=memcpy_async,
         is_hip=False,
+        streamCaptureModeGlobal=queues.GLOBAL,
+        streamCaptureModeRelaxed=queues.RELAXED,
         runtimeGetVersion=lambda: 12090,
         driverGetVersion=lambda: 12090,
         **COPIES,

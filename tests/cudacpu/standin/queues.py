@@ -14,10 +14,13 @@ from tests.cudacpu.standin import clocks
 from tests.cudacpu.standin.memory import CUDARuntimeError
 
 __all__ = [
+    "GLOBAL",
+    "RELAXED",
     "Queue",
     "Recording",
     "any_order",
     "capturing",
+    "check_harmless",
     "default_queue",
     "forget",
     "go_on",
@@ -28,6 +31,9 @@ __all__ = [
     "synchronize",
     "wait_for",
 ]
+
+GLOBAL, RELAXED = 0, 2
+"""Modes of captures."""
 
 turn = threading.RLock()
 """Of the thread that does work, or looks at what there is."""
@@ -147,8 +153,8 @@ def next_lane():
 class Recording:
     """What is captured: works, each after some others; and of each queue that takes part what its next comes after."""
 
-    def __init__(self, queue):
-        self.origin, self.works, self.last, self.ended = queue, [], {queue: []}, False
+    def __init__(self, queue, mode):
+        self.origin, self.works, self.last, self.ended, self.mode = queue, [], {queue: []}, False, mode
         with turn:
             queue.recording = self
             _recordings.append(self)
@@ -207,6 +213,13 @@ def all_done():
             _choices[-1].pick().step()
         for clock in _every.values():
             clocks.host_waited(clock)
+
+
+def check_harmless(what):
+    """Raise where something is captured in CUDA's mode "global", PyTorch's default, in which nobody may do so."""
+    with turn:
+        if any(made.mode == GLOBAL for made in _recordings):
+            raise CUDARuntimeError(f"cudaErrorStreamCaptureUnsupported: {what} while something is captured globally")
 
 
 def capturing(device):

@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from tests.cudacpu.standin import clocks
 from tests.cudacpu.standin.memory import CUDARuntimeError, Device, current_device, graphs, note, registered
 from tests.cudacpu.standin.queues import (
+    RELAXED,
     Queue,
     Recording,
+    check_harmless,
     default_queue,
     go_on,
     next_lane,
@@ -104,6 +106,7 @@ class _BaseStream:
 
     @property
     def done(self):
+        check_harmless("a stream is asked")
         go_on()
         queue = self._queue
         if not queue.works:
@@ -144,7 +147,7 @@ class _BaseStream:
             raise RuntimeError("cannot capture on the default (legacy) stream")
         if self._recording is not None:
             raise CUDARuntimeError("cudaErrorIllegalState: the stream is capturing already")
-        Recording(self._queue).graph = graph = Graph.__new__(Graph)
+        Recording(self._queue, RELAXED if mode is None else mode).graph = graph = Graph.__new__(Graph)
         graphs.add(graph)
 
     def end_capture(self):
@@ -222,6 +225,7 @@ class Event:
     @property
     def done(self):
         self._checked()
+        check_harmless("an event is asked")
         go_on()
         if not all(work.done for work in self._works):
             return False
@@ -238,6 +242,7 @@ class Event:
     def synchronize(self):
         note("sync", "Event.synchronize")
         self._checked()
+        check_harmless("the host waits for an event")
         for work in self._works:
             wait_for(work)
 

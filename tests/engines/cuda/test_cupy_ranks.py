@@ -1,11 +1,14 @@
 """The CuPy engine over ranks: large tensors are cut, and all ranks compute what one process does, bit for bit."""
 
+import contextlib
+import importlib
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import arrayopt as ao
+from arrayopt.engines import table as engines
 from arrayopt.engines.cuda import pieces
 from tests.cudacpu import standin
 from tests.engines.cuda.test_cupy import trees
@@ -211,3 +214,37 @@ def test_random_numbers_of_parts_are_those_of_the_whole(cupy):
     rule = ao.SGD(lr=0.1, project=shaken)
     found = ao.ranks.run(2, lambda comm: step(rule, comm, 170 * comm.rank, (170, 130)[comm.rank]))
     assert np.concatenate(found).tobytes() == step(rule).tobytes()
+
+
+@pytest.mark.parametrize("kind", ["strided", "matrices", "pytorch"])
+def test_a_step_whose_messages_go_through_the_host_is_not_captured(cupy, monkeypatch, kind):
+    """Though the communicator takes arrays on devices, as NCCL does: a copy would end the capture amid the commit."""
+    told = contextlib.nullcontext
+    if kind == "pytorch":
+        pytest.importorskip("torch")
+        there = importlib.import_module("tests.support.there")
+        monkeypatch.setitem(engines.FUSED, "torch", ("cupy",))
+        streams, told = there.Streams(cupy).installed(monkeypatch), there.Factories
+
+    def arrays(rank):
+        x = np.ones((6, 4), "f4")
+        if kind == "pytorch":
+            return {"w": there.copied(x, rank)}
+        return {"w": ao.Part(cupy.asarray(x), (6 * rank, 0), (12, 4)) if kind == "matrices" else cupy.asarray(x).T}
+
+    def rank(comm):
+        stream = streams.now[comm.rank].it if kind == "pytorch" else cupy.cuda.Stream(non_blocking=True)
+        with cupy.cuda.Device(comm.rank if kind == "pytorch" else 0), stream, told():
+            rule = ao.Muon(lr=0.1, ns_steps=1) if kind == "matrices" else ao.SGD(lr=0.1)
+            opt, grads = ao.Optimizer(arrays(comm.rank), rule, comm=comm), arrays(comm.rank)
+            opt.step(grads)
+            opt.advance()
+            monkeypatch.setattr(opt._team._comm, "on_device", True)
+            stream.begin_capture()
+            with pytest.raises(RuntimeError, match="captured only over NCCL, with contiguous CuPy arrays"):
+                opt.launch(grads)
+            stream.end_capture()
+            monkeypatch.setattr(opt._team._comm, "on_device", False)
+            opt.step(grads)
+
+    ao.ranks.run(2, rank)

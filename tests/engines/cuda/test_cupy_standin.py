@@ -1,5 +1,6 @@
 """The stand-in for CuPy: as strict as CuPy, and as late with its work as a GPU may be."""
 
+import contextlib
 import sys
 import threading
 from types import SimpleNamespace
@@ -470,3 +471,42 @@ def test_memory_that_another_library_gives_again_stays_known(cupy, module):
     view = cupy.ndarray(64, "f4", cupy.cuda.MemoryPointer(newer, 0))
     module.get_function("copy")((1,), (64,), (view, y, np.int64(64)))
     assert y.get().tolist() == [1.0] * 64
+
+
+def test_what_a_global_capture_forbids_to_all(cupy):
+    """PyTorch's default mode: not even another stream may be asked whether it is done, or memory be allocated."""
+    event, stream = cupy.cuda.Event(), cupy.cuda.Stream(non_blocking=True)
+    for mode in (cupy.cuda.runtime.streamCaptureModeGlobal, cupy.cuda.runtime.streamCaptureModeRelaxed, None):
+        stream.begin_capture(mode)
+        for call in (lambda: event.done, event.synchronize, lambda: cupy.empty(3), lambda: cupy.cuda.Stream.null.done):
+            with pytest.raises(RuntimeError, match="captured globally") if mode == 0 else contextlib.nullcontext():
+                call()
+        stream.end_capture()
+
+
+def test_an_array_of_another_library_is_taken_in_no_order_unless_it_names_a_stream(cupy):
+    """CuPy's host waits for that stream; PyTorch names none."""
+
+    class Other:
+        def __init__(self, x, told):
+            self.__cuda_array_interface__ = {**x.__cuda_array_interface__, **told}
+
+    x = cupy.zeros((2, 3), "f4")
+    with standin.forbidden("sync"):
+        assert cupy.asarray(Other(x, {"stream": None})).data.ptr == x.data.ptr
+    with standin.forbidden("sync"), pytest.raises(standin.Forbidden):
+        cupy.asarray(Other(x, {}))
+    assert cupy.asarray(Other(x[:, 1:], {"stream": None})).get().tolist() == [[0, 0]] * 2
+
+
+def test_what_the_host_writes_to_an_array_follows_each_other_there(cupy):
+    x = cupy.zeros((4, 6), "f4")
+    for view, error in ((x[:, ::2], RuntimeError), (x.astype("f8"), TypeError), (x[:2], ValueError)):
+        with pytest.raises(error):
+            view.set(np.zeros(x.shape if view.shape[0] == 2 else view.shape, "f4"))
+
+
+def test_a_grid_of_no_blocks_has_one(cupy, module):
+    x = cupy.ones(4, "f4")
+    module.get_function("scale")((0,), (32,), (x, pair(2, 4)))
+    assert x.get().tolist() == [2, 2, 2, 2]

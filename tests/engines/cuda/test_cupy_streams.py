@@ -405,7 +405,7 @@ def test_a_captured_step_of_pytorch_is_captured_on_one_stream_and_replayed_on_an
         with streams.stream(replaying):
             opts[1].advance()
             with streams.stream(capturing):
-                capturing.it.begin_capture()
+                capturing.it.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)  # PyTorch's default
                 opts[1].launch(grad)
                 graph = capturing.it.end_capture()
             for k in range(1, 4):
