@@ -1,13 +1,14 @@
 """CUDA streams: each call of an optimizer waits on the device for the last call, also if that was on another stream."""
 
+import threading
 from typing import Any
 
 import array_api_compat
 
 from arrayopt.arrays import Array
 
-DEFAULT = (0, 1)
-"""Pointers of the default stream. That of a thread (2) can be captured."""
+DEFAULT, OF_THREAD = (0, 1), 2
+"""Pointers of the default stream; and of a thread's own, which can be captured, and is another one in each thread."""
 
 
 class Streams:
@@ -15,11 +16,12 @@ class Streams:
 
     An optimizer reads and writes its own memory (slots, counters, tables) on the stream that is current in a call. If
     this differs from the stream of the last call, it waits for all work on that one, including graphs that the user has
-    launched there. The host does not wait.
+    launched there. The host waits only if that was the default stream of another thread, which has no address here.
     """
 
     def __init__(self) -> None:
         self.last: dict[tuple[str, int], Any] = {}
+        self._thread = threading.get_ident()  # of the last call
 
     def note(self, x: Array) -> None:
         """Remember the library and device of an array, if that is on a GPU."""
@@ -37,23 +39,27 @@ class Streams:
 
         A stream that is being captured does not wait: its graph is launched later, after `Optimizer.advance`.
         """
+        thread = threading.get_ident()
         for (library, device), last in self.last.items():
             now = _current(library, device)
-            if now == last or _captured(library, device, now):
+            elsewhere = self._thread != thread and library == "cupy" and last.ptr == OF_THREAD
+            if (now == last and not elsewhere) or _captured(library, device, now):
                 continue
-            if _captured(library, device, last):
+            if not elsewhere and _captured(library, device, last):
                 raise RuntimeError(
                     f"{who}: the stream of the last call is being captured, so this call must be on the same stream;"
                     " or end the capture first"
                 )
-            _wait(library, device, now, last)
+            _wait(library, device, now, None if elsewhere else last)
             self.last[library, device] = now
+        self._thread = thread
 
     def __getstate__(self) -> dict[str, Any]:
         return {"keys": list(self.last)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.last = {key: _current(*key) for key in state["keys"]}
+        self._thread = threading.get_ident()
 
 
 def _current(library: str, device: int) -> Any:
@@ -80,13 +86,16 @@ def _captured(library: str, device: int, stream: Any) -> bool:
 
 
 def _wait(library: str, device: int, now: Any, last: Any) -> None:
-    """Let one stream wait for all work on another one."""
+    """Let one stream wait for all work on another one; the host for all on the device, if None can name that."""
     if library == "torch":
         now.wait_stream(last)
         return
     import cupy
 
-    with cupy.cuda.Device(device):
+    with cupy.cuda.Device(device) as there:
+        if last is None:
+            there.synchronize()
+            return
         event = cupy.cuda.Event(disable_timing=True)
         event.record(last)
         now.wait_event(event)

@@ -24,7 +24,6 @@ from arrayopt.fusion.ops import OPS, REDUCTIONS
 ELEMENT = {1: "C", 2: "RC", 3: "ARC", 4: "ABRC"}
 """The axes of a tensor, by its rank (0 as 1, above 4 as 4)."""
 
-
 UPDATES, CLIP, COUNT, KEY = ":t", ":clip", "count:", "key:"
 """Names of scalars of the step that are not fields of rules: the update count; the factor of
 gradients; with axes appended, the number of elements along them; with a stream and a number

@@ -75,8 +75,6 @@ class LoweredSegment:
         """Return how many numbers a matrix has in an array."""
         return product(_inside(self.lowering.plan.slots.get(array, self.lowering.plan.element)))
 
-    # ---- loops over lanes ------------------------------------------------------------------------
-
     def _body(self, index: int) -> Iterator[program.Statement]:
         """Yield the statements of all passes, and of the computation between them."""
         for turn, between in enumerate(self.segment.small):
@@ -125,8 +123,6 @@ class LoweredSegment:
         for i, node in enumerate(loop.totals):
             inside.append(program.Take(node, f"t{node.id}", Place("got", number(i))))
         yield from loops_over(_inside(pass_.axes), inside)
-
-    # ---- all of it -------------------------------------------------------------------------------
 
     def units(self, index: int) -> program.Function:
         """Return the segment's function, for units lo to hi of one tensor."""

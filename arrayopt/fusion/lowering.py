@@ -42,8 +42,8 @@ class Lowering:
 
     def __init__(self, plan: Plan, layout: Layout, outliving: Iterable[Node]) -> None:
         self.plan, self.layout, self.outliving = plan, layout, set(outliving)
-        self.vector = {n: i for i, n in enumerate(layout.vectors)}
-        self.partial = {n: i for i, n in enumerate(layout.partials)}
+        self.vector = {node: i for i, node in enumerate(layout.vectors)}
+        self.partial = {node: i for i, node in enumerate(layout.partials)}
 
     # ---- places ----------------------------------------------------------------------------------
 
@@ -64,20 +64,20 @@ class Lowering:
 
     def reads(self, nodes: Iterable[Node], *, wide: bool = False) -> tuple[program.Read, ...]:
         """Return the reads of values over fewer axes than the elements."""
-        return tuple(program.Read(n, self.place(n), wide) for n in nodes if n.op != "const")
+        return tuple(program.Read(x, self.place(x), wide) for x in nodes if x.op != "const")
 
     # ---- passes ----------------------------------------------------------------------------------
 
     def body(self, index: int, pass_: Pass) -> program.Body:
         """Return what pass `index` does per tensor, matrix, row, column and element."""
         size, plan = name("size"), self.plan
-        codes = tuple(x for x in pass_.arrays if x in plan.quantized)
+        codes = tuple(array for array in pass_.arrays if array in plan.quantized)
         several = name("A") * name("B") * size
         arrays = dict.fromkeys(pass_.arrays, size if pass_.axes == plan.element else several)
         arrays |= dict.fromkeys(map(scale_of, codes), (size + (BLOCK - 1)) // BLOCK)
         sums = dict[str, dict[Node, Index]]()
         for kind in KINDS:
-            sums[kind] = {s: self.part(s) for s in pass_.reducing(kind)}
+            sums[kind] = {node: self.part(node) for node in pass_.reducing(kind)}
             for node in pass_.using(kind):
                 if node.op == "input":
                     arrays[node.data] = product(node.axes)
@@ -108,17 +108,17 @@ class Lowering:
 
     def _guards(self, pass_: Pass) -> dict[str, Node]:
         """Return the guards of a pass. Arrays of codes have none: they are always written."""
-        return {x: n for x, n in pass_.guards.items() if x not in self.plan.quantized}
+        return {x: node for x, node in pass_.guards.items() if x not in self.plan.quantized}
 
     def elements(self, function: str, pass_: Pass) -> bulk.Elements:
         """Return the loop over elements, without slices."""
         columns, reduced = pass_.reducing("column"), pass_.reducing("tensor", "row", "batch")
-        sums = {s: s.args[0] for s in (*reduced, *columns)}
+        sums = {node: node.args[0] for node in (*reduced, *columns)}
         loads, stores = bulk.stored(pass_.loads), dict(pass_.stores)
-        loads |= {f"v{n.id}": n for n in pass_.using("column")}
+        loads |= {f"v{node.id}": node for node in pass_.using("column")}
         guards = self._guards(pass_)
-        for x in guards:  # if the condition is true, `where` has the value of its second operand
-            stores[x] = stores[x].args[1]
+        for array in guards:  # if the condition is true, `where` has its second operand's value
+            stores[array] = stores[array].args[1]
         scalars = list[Node]()
         for kind in ("host", "tensor", "row", "batch"):
             scalars += pass_.using(kind)
@@ -128,11 +128,11 @@ class Lowering:
             slices={},
             scalars=tuple(scalars),
             loads=loads,
-            nodes=tuple(n for n in pass_.nodes if n in used),
+            nodes=tuple(node for node in pass_.nodes if node in used),
             stores=bulk.stored(stores),
             sums=sums,
-            into={s: f"s{s.id}" for s in columns},
-            storage={f"at_{x}": x for x in pass_.arrays},
+            into={node: f"s{node.id}" for node in columns},
+            storage={f"at_{array}": array for array in pass_.arrays},
             position=column("START") if pass_.draws else None,
             stride=ONE,
             guards=bulk.stored(guards),
@@ -200,27 +200,31 @@ class Lowering:
 
         Passes of a plan with equal descriptions share a function, which takes scratch arrays.
         """
-        scratch = scratch_of(pass_, self.plan)
-        arrays: dict[str, Any] = {x: x for x in pass_.arrays}
-        arrays |= {x: (i, self.plan.storage[x]) for i, x in enumerate(scratch)}
+        arrays: dict[str, Any] = {array: array for array in pass_.arrays}
+        scratch = enumerate(scratch_of(pass_, self.plan))
+        arrays |= {array: (i, self.plan.storage[array]) for i, array in scratch}
         numbers: dict[Node, int] = {}
 
-        def of(n: Node) -> Any:
+        def of(node: Node) -> Any:
             """Return a constant itself, or a number for any other value."""
-            constant = n.op == "const"
-            return (n.dtype, repr(n.data)) if constant else numbers.setdefault(n, len(numbers))
+            constant = node.dtype, repr(node.data)
+            return constant if node.op == "const" else numbers.setdefault(node, len(numbers))
 
         found: list[Any] = [pass_.axes, pass_.multiplies]
-        found += [(arrays[x], of(n), n.axes, n.dtype) for x, n in pass_.loads.items()]
-        for n, kind in pass_.uses.items():
-            found.append((kind, of(n), n.axes, n.dtype, n.op == POSITION or self.place(n)))
-        for n in pass_.nodes:
-            found.append((n.op, n.dtype, n.axes, repr(n.data), *map(of, n.args), of(n)))
-        found += [(r.op, k, self.partial[r], of(r.args[0])) for r, k in pass_.reductions.items()]
-        found += [(arrays[x], of(n)) for x, n in pass_.stores.items()]
+        for array, node in pass_.loads.items():
+            found.append((arrays[array], of(node), node.axes, node.dtype))
+        for node, kind in pass_.uses.items():
+            place = node.op == POSITION or self.place(node)
+            found.append((kind, of(node), node.axes, node.dtype, place))
+        for node in pass_.nodes:
+            args = tuple(map(of, node.args))
+            found.append((node.op, node.dtype, node.axes, repr(node.data), args, of(node)))
+        for node, kind in pass_.reductions.items():
+            found.append((node.op, kind, self.partial[node], of(node.args[0])))
+        found += [(arrays[array], of(node)) for array, node in pass_.stores.items()]
         return tuple(found)
 
 
-def scratch_of(p: Pass, plan: Plan) -> tuple[str, ...]:
+def scratch_of(pass_: Pass, plan: Plan) -> tuple[str, ...]:
     """Return the scratch arrays that a pass reads or writes."""
-    return tuple(x for x in p.arrays if x in plan.spilled)
+    return tuple(array for array in pass_.arrays if array in plan.spilled)

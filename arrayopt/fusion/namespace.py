@@ -54,9 +54,8 @@ def _matmul(left: Symbol, right: Symbol) -> Symbol:
     if inner.upper() != other_inner.upper():
         each = [_AXES.get(dim.upper(), "matrices") for dim in (*left.dims[-2:], *right.dims[-2:])]
         raise not_fused(
-            "cannot multiply a matrix of ({}, {}) by one of ({}, {})".format(*each)
-            + ": the second axis of the"
-            " former must be the first of the latter; use xp.matrix_transpose(x)"
+            "cannot multiply a matrix of ({}, {}) by one of ({}, {}): the second axis of the"
+            " former must be the first of the latter; use xp.matrix_transpose(x)".format(*each)
         )
     rows, columns = rows.upper(), columns.upper()
     if columns == rows:
@@ -64,11 +63,8 @@ def _matmul(left: Symbol, right: Symbol) -> Symbol:
     left_transposed, right_transposed = _is_transposed(left), _is_transposed(right)
     nodes = left.node, right.node
     if LETTERS.index(rows) > LETTERS.index(columns):
-        nodes, left_transposed, right_transposed = (
-            nodes[::-1],
-            not right_transposed,
-            not left_transposed,
-        )
+        nodes = nodes[::-1]
+        left_transposed, right_transposed = not right_transposed, not left_transposed
     symmetric = nodes[0] is nodes[1] and (left_transposed != right_transposed or nodes[0].symmetric)
     axes = "".join(sorted({*(dim[0] for dim in left.dims[:-2]), rows, columns}, key=LETTERS.index))
     factors = Factors(left_transposed, right_transposed, symmetric, narrow)

@@ -49,12 +49,12 @@ class Pass:
     @cached_property
     def multiplies(self) -> bool:
         """Whether the pass is a product of matrices."""
-        return any(n.op == PRODUCT for n in self.nodes)
+        return any(node.op == PRODUCT for node in self.nodes)
 
     @cached_property
     def reductions(self) -> dict[Node, str]:
         """The reductions, and the one of `KINDS` that has a partial result each."""
-        return {r: _kept_for(r, self.element) for r in self.sums}
+        return {reduction: _kept_for(reduction, self.element) for reduction in self.sums}
 
     @cached_property
     def uses(self) -> dict[Node, str]:
@@ -63,13 +63,15 @@ class Pass:
         The kind is ``host`` for a scalar of the step, or the one of `KINDS` that has a value each.
         If random numbers are drawn, `POSITION` is among them with the kind ``position``.
         """
-        found: dict[Node, str] = {}
-        for n in self.sources:
-            if n.on_host and n.op != "const":
-                found[n] = "host"
-            elif n.op not in ("const", "complex", POSITION) and not is_whole(n.axes, self.element):
-                found[n] = _same_for(n.axes)
-        return found | {n: POSITION for n in self.sources if n.op == POSITION}
+        found, drawn = dict[Node, str](), dict[Node, str]()
+        for node in self.sources:
+            if node.on_host and node.op != "const":
+                found[node] = "host"
+            elif node.op == POSITION:
+                drawn[node] = POSITION
+            elif node.op not in ("const", "complex") and not is_whole(node.axes, self.element):
+                found[node] = _same_for(node.axes)
+        return found | drawn
 
     @property
     def arrays(self) -> list[str]:
@@ -83,18 +85,20 @@ class Pass:
 
     def reducing(self, *kinds: str) -> list[Node]:
         """Return the reductions of these kinds."""
-        return [n for n, kind in self.reductions.items() if kind in kinds]
+        return [node for node, kind in self.reductions.items() if kind in kinds]
 
     def using(self, *kinds: str) -> list[Node]:
         """Return the values of these kinds in `uses`."""
-        return [n for n, kind in self.uses.items() if kind in kinds]
+        return [node for node, kind in self.uses.items() if kind in kinds]
 
     def guarded(self) -> "Pass":
         """Return the pass with `guards` for stores of the form ``where(condition, new, old)``."""
         found = {}
-        for name, n in self.stores.items():
-            if n.op == "where" and not n.args[0].axes and self.loads.get(name) is n.args[2]:
-                found[name] = n.args[0]
+        for name, node in self.stores.items():
+            if node.op == "where":
+                condition, _, old = node.args
+                if not condition.axes and self.loads.get(name) is old:
+                    found[name] = condition
         return replace(self, guards=found)
 
     @property
@@ -122,11 +126,11 @@ class Pass:
         found = within(ends, [*self.nodes, *read], stop=read)
         return replace(
             self,
-            loads={name: n for name, n in self.loads.items() if n in found},
-            nodes=tuple(n for n in self.nodes if n in found),
+            loads={name: node for name, node in self.loads.items() if node in found},
+            nodes=tuple(node for node in self.nodes if node in found),
             stores=stores,
             sums=sums,
-            guards={name: n for name, n in self.guards.items() if name in stores},
+            guards={name: node for name, node in self.guards.items() if name in stores},
         )
 
     def in_plan(self, element: str, level: int, dtype: str) -> "Pass":
@@ -176,23 +180,23 @@ class Between:
 def in_loops(nodes: Iterable[Node], element: str) -> tuple[SmallLoop, ...]:
     """The loops that compute values over fewer axes than the elements. Operands are first."""
 
-    def alone(n: Node) -> bool:
-        return n.reduces and n.args[0].axes != element
+    def alone(node: Node) -> bool:
+        return node.reduces and node.args[0].axes != element
 
     todo, made = list(nodes), list[SmallLoop]()
     while todo:
         first = todo[0]
         group = [first]
         if not alone(first):
-            waiting = {n for n in todo if n.axes != first.axes or alone(n)}
+            waiting = {node for node in todo if node.axes != first.axes or alone(node)}
             group = []
-            for n in todo:
-                if n in waiting or any(a in waiting for a in n.args):
-                    waiting.add(n)
+            for node in todo:
+                if node in waiting or any(operand in waiting for operand in node.args):
+                    waiting.add(node)
                 else:
-                    group.append(n)
+                    group.append(node)
         made.append(SmallLoop(first.axes, tuple(group), alone(first)))
-        todo = [n for n in todo if n not in group]
+        todo = [node for node in todo if node not in group]
     return tuple(made)
 
 

@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from arrayopt.fusion.graph import SCRATCH, Node
 from arrayopt.fusion.passes import Pass
-from arrayopt.fusion.work import Source, Work
+from arrayopt.fusion.work import Source, Work, cheapest
 
 MOST_SHARING = 4
 """In plans with products, spills are tried as if shared by fewer passes than this."""
@@ -111,7 +111,7 @@ class Placement:
         """Return the placement with values spilled, until no further spill that is tried moves
         less.
 
-        For one pass, `Work.cheapest` finds the best values to spill. As several passes may share a
+        For one pass, `cheapest` finds the best values to spill. As several passes may share a
         spilled value, it is also called as if so many shared each. A choice is kept if it moves
         less in all.
         """
@@ -138,7 +138,7 @@ class Placement:
             computed = self._computed_before(k)
             for sharing in range(1, most_sharing):
                 prices = self._prices(computed, readable, sharing)
-                best = work.cheapest(roots, prices)
+                best = cheapest(roots, work.args, prices)
                 spills = {node: computed[node] for node in best if node not in readable}
                 if spills:
                     yield spills

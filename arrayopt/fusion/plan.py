@@ -24,9 +24,12 @@ class Total(NamedTuple):
 def ordered_totals(nodes: Sequence[Node]) -> tuple[Total, ...]:
     """When each total is computed. A total that depends on another has a later turn."""
     found: dict[Node, Total] = {}
-    for x in nodes:
-        before = [found[n].turn for n in reachable(x.args) if n.op == TOTAL and n.level == x.level]
-        found[x] = Total(x.level, max(before, default=-1) + 1, x.data.how)
+    for total in nodes:
+        turn = 0
+        for node in reachable(total.args):
+            if node.op == TOTAL and node.level == total.level:
+                turn = max(turn, found[node].turn + 1)
+        found[total] = Total(total.level, turn, total.data.how)
     return tuple(found.values())
 
 
@@ -97,7 +100,7 @@ class Plan:
         """The 16-bit dtype that the plan rounds results to, or empty."""
         found = {""}
         for pass_ in self.passes:
-            found |= {n.narrow for n in pass_.nodes}
+            found |= {node.narrow for node in pass_.nodes}
         return max(found)
 
     def check_wide(self) -> None:
@@ -125,11 +128,12 @@ class Plan:
     def key(self) -> tuple[Any, ...]:
         """A key that is equal for plans that do the same."""
         ends, graph = self.ends, []
-        for n in reachable([*ends, *self.small.values(), *self.reports.values()]):
-            graph.append((n.op, tuple(a.id for a in n.args), n.axes, n.id, repr(n.data)))
+        for node in reachable([*ends, *self.small.values(), *self.reports.values()]):
+            args = tuple(operand.id for operand in node.args)
+            graph.append((node.op, args, node.axes, node.id, repr(node.data)))
         outputs = list[tuple[str, int]]()
-        for stores in (*(p.stores for p in self.passes), self.small, self.reports):
-            outputs += [(name, n.id) for name, n in stores.items()]
+        for stores in (*(x.stores for x in self.passes), self.small, self.reports):
+            outputs += [(name, node.id) for name, node in stores.items()]
         return (
             self.element,
             tuple(graph),
@@ -172,13 +176,13 @@ class Plan:
 
     def bytes_per_parameter(self, grad_dtype: str | None = None) -> float:
         """The bytes that passes move per parameter; gradients have its dtype by default."""
-        element_wise = [p for p in self.passes if p.axes == self.element and not p.multiplies]
-        return sum(self.bytes_of(p, grad_dtype) for p in element_wise)
+        element_wise = [x for x in self.passes if x.axes == self.element and not x.multiplies]
+        return sum(self.bytes_of(pass_, grad_dtype) for pass_ in element_wise)
 
-    def bytes_of(self, p: Pass, grad_dtype: str | None = None) -> float:
+    def bytes_of(self, pass_: Pass, grad_dtype: str | None = None) -> float:
         """Return the bytes that a pass reads and writes per element."""
         storage = {"g": grad_dtype or self.storage["p"], **self.storage}
-        return sum(STORED[storage[name]].moved for name in (*p.loads, *p.written))
+        return sum(STORED[storage[name]].moved for name in (*pass_.loads, *pass_.written))
 
     def __str__(self) -> str:
         lines = [self.line(number) for number in range(len(self.passes))]
@@ -232,7 +236,7 @@ def assembled(
     used = [*operands((*computed, *summed)), *stored]
     for each in between:
         used += operands(each.nodes)
-    scalars = {n.id: n for n in (*used, *results) if n.on_host and n.op != "const"}
+    scalars = {x.id: x for x in (*used, *results) if x.on_host and x.op != "const"}
     return replace(
         frame,
         passes=passes,
@@ -252,19 +256,20 @@ def _between(
         wanted += operands(pass_.nodes)
         when |= dict.fromkeys(pass_.sums, number + 1)
     for pass_ in passes:
-        wanted += [s.args[0] for s in pass_.sums]
+        wanted += operands(pass_.sums)
     wanted += results
     for pass_ in passes:
         wanted += pass_.stores.values()
     parts: list[list[Node]] = [[] for _ in range(len(passes) + 1)]
-    for node in reachable([n for n in wanted if not is_whole(n.axes, element)], stop=list(when)):
+    wanted = [node for node in wanted if not is_whole(node.axes, element)]
+    for node in reachable(wanted, stop=list(when)):
         if node in when or node.on_host or is_whole(node.axes, element) or node.op == "complex":
             continue
-        when[node] = max((when.get(a, 0) for a in node.args), default=0)
+        when[node] = max((when.get(operand, 0) for operand in node.args), default=0)
         if node.op != "input":
             parts[when[node]].append(node)
     made = []
-    for combine, part in zip([(), *(p.sums for p in passes)], parts, strict=True):
+    for combine, part in zip([(), *(x.sums for x in passes)], parts, strict=True):
         made.append(Between(combine, in_loops(part, element)))
-    stores = {name: n for name, n in small.items() if not (n.op == "input" and n.data == name)}
+    stores = {name: x for name, x in small.items() if x.op != "input" or x.data != name}
     return (*made[:-1], replace(made[-1], stores=stores))

@@ -1,8 +1,9 @@
 """Which values of a pass belong to which members of rings; `rings.py` makes loops of that."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 from arrayopt.fusion.graph import Node
@@ -18,19 +19,22 @@ class UnlikeError(Exception):
     """A pass treats the members of a ring differently."""
 
 
-def families(names: Iterable[str], least: int = LEAST_ON_DEVICE) -> dict[str, int]:
-    """The names, without numbers, of what may be rings of at least so many members, with counts."""
+def families(names: Iterable[str], least: int = LEAST_ON_DEVICE) -> dict[str, list[str]]:
+    """What may be rings of at least so many members: the members in order, by the ring's name."""
     found: dict[str, set[int]] = {}
     for match in filter(None, map(_MEMBER.fullmatch, names)):
         if match[2] == str(int(match[2])):
             found.setdefault(match[1], set()).add(int(match[2]))
-    whole = {ring: len(numbers) for ring, numbers in found.items()}
-    return {x: n for x, n in whole.items() if n >= least and max(found[x]) == n - 1}
+    rings = dict[str, list[str]]()
+    for ring, numbers in found.items():
+        if len(numbers) >= least and max(numbers) == len(numbers) - 1:
+            rings[ring] = [f"{ring}_{j}" for j in range(len(numbers))]
+    return rings
 
 
 def in_order(one: Pass) -> list[Node]:
     """Return the reductions of a pass. If it may have rings, they are in the order of members."""
-    return sorted(one.sums, key=lambda s: s.id) if families(one.arrays) else [*one.sums]
+    return sorted(one.sums, key=attrgetter("id")) if families(one.arrays) else [*one.sums]
 
 
 @dataclass(slots=True)
@@ -83,14 +87,14 @@ class Members:
         For each name that stands for members, its index in a group.
     """
 
-    def __init__(self, one: Pass, rings: dict[str, int]) -> None:
+    def __init__(self, one: Pass, rings: dict[str, list[str]]) -> None:
         self.one, self.rings = one, rings
         self.first_of, self.nth_of = dict[str, str](), dict[str, int]()
         self.own_values: dict[Node, tuple[Node, ...]] = {}
         self.name_of = {node: name for name, node in one.loads.items()}
         self.member_of = dict[str, tuple[str, int]]()
         for ring, members in rings.items():
-            self.member_of |= {f"{ring}_{j}": (ring, j) for j in range(members)}
+            self.member_of |= {name: (ring, j) for j, name in enumerate(members)}
         self.members_of: dict[Node, frozenset[tuple[int, int]]] = {}
         self.stage: dict[Node, int] = {}
         self.terms: dict[Node, list[Node]] = {}
@@ -98,38 +102,44 @@ class Members:
         for node, name in self.name_of.items():
             self.stage[node] = 0
             ring, j = self.member_of.get(name, ("", 0))
-            self.members_of[node] = frozenset([(rings[ring], j)] if ring else [])
+            self.members_of[node] = frozenset([(len(rings[ring]), j)] if ring else [])
         for node in one.nodes:
             self._classify(node)
 
     def _classify(self, node: Node) -> None:
-        whole = [a for a in node.args if a in self.members_of]
-        self.stage[node] = max((self.stage[a] for a in whole), default=0)
-        of_each = [self.members_of[a] for a in whole]
-        self.members_of[node] = frozenset[tuple[int, int]]().union(*of_each)
-        if {k for k, _ in self.members_of[node]} == {len(self.members_of[node])}:
+        members = set[tuple[int, int]]()
+        self.stage[node] = 0
+        for operand in node.args:
+            if operand in self.members_of:
+                members |= self.members_of[operand]
+                self.stage[node] = max(self.stage[node], self.stage[operand])
+        self.members_of[node] = frozenset(members)
+        if {count for count, _ in members} == {len(members)}:
             terms = self._terms(node)
             if terms is not None:
                 self.terms[node], self.members_of[node] = terms, frozenset()
-                self.stage[node] = max(self.stage[x] for x in terms) + 1
+                self.stage[node] = max(self.stage[term] for term in terms) + 1
 
     def _terms(self, node: Node) -> list[Node] | None:
         """The terms of a sum over all members, in their order; None if it is no such sum."""
         terms = list[Node]()
         while len(self.members_of[node]) > 1:
-            if node.op != "add" or any(a not in self.members_of for a in node.args):
+            if node.op != "add" or not self.members_of.keys() >= {*node.args}:
                 return None
             node, last = node.args
-            terms.append(last)
-        terms = [node, *reversed(terms)]
-        each = [frozenset([(len(terms), j)]) for j in range(len(terms))]
-        return terms if [self.members_of[x] for x in terms] == each else None
+            terms.insert(0, last)
+        terms.insert(0, node)
+        return terms if self.is_of_each(terms) else None
+
+    def is_of_each(self, values: Sequence[Node]) -> bool:
+        """Whether value j is computed from member j, and no other, of rings with so many."""
+        return all(self.members_of[value] == {(len(values), j)} for j, value in enumerate(values))
 
     def same(self, nodes: tuple[Node, ...], which: int = 0) -> Node:
         """The node that stands for a value of each member, with the names of member `which`."""
         first = nodes[which]
-        if all(n is first for n in nodes):
-            if len(self.members_of.get(first, ())) > 0:
+        if all(node is first for node in nodes):
+            if self.members_of.get(first):
                 raise UnlikeError
             return first
         key = nodes, which
@@ -139,24 +149,24 @@ class Members:
 
     def _same(self, nodes: tuple[Node, ...], which: int) -> Node:
         first = nodes[which]
-        if all(n in self.name_of for n in nodes):
-            names = [self.name_of[n] for n in nodes]
+        if self.name_of.keys() >= {*nodes}:
+            names = [self.name_of[node] for node in nodes]
             ring, _ = self.member_of.get(names[0], ("", 0))
-            if [self.member_of.get(x) for x in names] != [(ring, j) for j in range(len(nodes))]:
+            if names != self.rings.get(ring):
                 raise UnlikeError
-            self.first_of[names[which]] = f"{ring}_0"
-            self.nth_of[names[which]] = which
+            self.first_of[names[which]], self.nth_of[names[which]] = names[0], which
             return first
-        if not any(n in self.members_of for n in nodes):
+        if self.members_of.keys().isdisjoint(nodes):
             name = f"_each{len(self.own_values)}"
             made = Node("input", (), "", first.level, first.dtype, name, -1)
-            self.own_values[made] = nodes
-            self.nth_of[name] = which
+            self.own_values[made], self.nth_of[name] = nodes, which
             return made
-        kinds = {(n.op, n.dtype, len(n.args), n.data, n in self.name_of) for n in nodes}
-        if len(kinds) > 1 or any(n not in self.members_of or n in self.terms for n in nodes):
-            raise UnlikeError
+        form = first.op, first.dtype, len(first.args), first.data, first in self.name_of
+        for node in nodes:
+            own = node.op, node.dtype, len(node.args), node.data, node in self.name_of
+            if own != form or node not in self.members_of or node in self.terms:
+                raise UnlikeError
         args = list[Node]()
-        for i in range(len(first.args)):
-            args.append(self.same(tuple(n.args[i] for n in nodes), which))
+        for operands in zip(*(node.args for node in nodes), strict=True):
+            args.append(self.same(operands, which))
         return replace(first, args=tuple(args))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain, count, product
 
-from arrayopt.fusion.graph import Node
+from arrayopt.fusion.graph import Node, operands
 from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.ring_members import Members, RingLoop, UnlikeError, families, in_order
 
@@ -29,9 +29,9 @@ def rolled(one: Pass, slots: Sequence[str], least: int, *, wide: bool = False) -
         return None
     if any(n.op == "complex" and n.axes != one.axes for n in one.sources):
         return None
-    for ring, members in rings.items():
-        first = slots.index(f"{ring}_0") if f"{ring}_0" in slots else 0
-        if list(slots[first : first + members]) != [f"{ring}_{j}" for j in range(members)]:
+    for members in rings.values():
+        first = slots.index(members[0]) if members[0] in slots else 0
+        if list(slots[first : first + len(members)]) != members:
             return None
     try:
         return Rolled(one, rings, MEMBERS_AT_ONCE // 2 if wide else MEMBERS_AT_ONCE)
@@ -42,7 +42,7 @@ def rolled(one: Pass, slots: Sequence[str], least: int, *, wide: bool = False) -
 class Rolled(Members):
     """A pass over rings, in `parts`: for each stage, one in `once`, and those `by_members`."""
 
-    def __init__(self, one: Pass, rings: dict[str, int], at_once: int) -> None:
+    def __init__(self, one: Pass, rings: dict[str, list[str]], at_once: int) -> None:
         super().__init__(one, rings)
         self.at_once = at_once
         self.numbers = count(1 << 29)
@@ -55,77 +55,79 @@ class Rolled(Members):
         for stage in range(max(self.stage.values()) + 2):
             self.once[stage] = RingLoop("once")
             self.by_members[stage] = []
-            for members in dict.fromkeys(self.rings.values()):
+            for members in dict.fromkeys(map(len, self.rings.values())):
                 if members >= at_once:
                     self.by_members[stage].append(RingLoop("several", members, at_once))
                 if members % at_once:
                     self.by_members[stage].append(RingLoop("rest", members, members % at_once))
         self._sums()
         self._chains()
-        for parts in self.by_members.values():
-            for part in parts:
-                self._complete(part, ())
+        for part in chain.from_iterable(self.by_members.values()):
+            self._complete(part, ())
         self._member_stores()
         self._place()
         made = list[RingLoop]()
         for stage, part in self.once.items():
-            made += [x for x in (part, *self.by_members[stage]) if x]
+            made += filter(None, [part, *self.by_members[stage]])
         for at, part in enumerate(made):
-            rings = {self.first_of[x] for x in part.stores if x in self.first_of}
+            written = self._rings_of(part.stores)
             for later in made[at + 1 :]:
                 others = part.over == "several" and later.over == "rest"  # other members
-                if not others and rings & {self.first_of.get(x) for x in later.loads}:
+                if not others and written & self._rings_of(later.loads):
                     raise UnlikeError
         return made
 
+    def _rings_of(self, names: Iterable[str]) -> set[str]:
+        """Return the first members of the rings that some names stand for."""
+        return {self.first_of[name] for name in names if name in self.first_of}
+
     def _sums(self) -> None:
         """Assign each reduction to a part."""
-        sums, at = in_order(self.one), 0
-        while at < len(sums):
-            value = sums[at].args[0]
+        left = in_order(self.one)
+        while left:
+            value = left[0].args[0]
             if not self.members_of[value]:
-                self.once[self.stage[value]].sums[sums[at]] = value
-                at += 1
+                self.once[self.stage[value]].sums[left.pop(0)] = value
                 continue
             members, _ = next(iter(self.members_of[value]))
-            values = [s.args[0] for s in sums[at : at + members]]
-            each = [frozenset([(members, j)]) for j in range(members)]
-            if [self.members_of[x] for x in values] == each:
+            values = tuple(operands(left[:members]))
+            if self.is_of_each(values):
                 for part in self._of_members(self.stage[value], members):
                     for j in range(part.at_once):
-                        part.sums[sums[at + j]] = self.same(tuple(values), j)
-                at += members
-                continue
-            at += self._pairs(sums[at:], members)
+                        part.sums[left[j]] = self.same(values, j)
+                del left[:members]
+            else:
+                del left[: self._pairs(left, members)]
 
     def _pairs(self, sums: list[Node], members: int) -> int:
         """Assign reductions over all pairs of members to a part. Return their number."""
-        pairs = list(product(range(members), range(members)))
-        for over, each in (("square", pairs), ("triangle", [(i, j) for i, j in pairs if j <= i])):
-            values = [s.args[0] for s in sums[: len(each)]]
-            value = self._of_pairs(each, values) if len(values) == len(each) else None
+        square = list(product(range(members), range(members)))
+        triangle = [(i, j) for i, j in square if j <= i]
+        for over, pairs in (("square", square), ("triangle", triangle)):
+            values = operands(sums[: len(pairs)])
+            value = self._of_pairs(pairs, values) if len(values) == len(pairs) else None
             if value is not None:
                 part = RingLoop(over, members, sums={sums[0]: value})
                 self.by_members[max(self.stage[x] for x in values)].insert(0, part)
-                return len(each)
+                return len(pairs)
         raise UnlikeError
 
-    def _of_pairs(self, each: list[tuple[int, int]], values: Sequence[Node]) -> Node | None:
+    def _of_pairs(self, pairs: list[tuple[int, int]], values: Sequence[Node]) -> Node | None:
         """The node that stands for a value of each pair; None if values are not computed alike."""
         first, args = values[0], list[Node]()
         if not first.args or len({(x.op, len(x.args), x.data) for x in values}) > 1:
             return None
-        for operands in zip(*(x.args for x in values), strict=True):
+        for nodes in zip(*(x.args for x in values), strict=True):
             left, right = dict[int, Node](), dict[int, Node]()
-            for (i, j), x in zip(each, operands, strict=True):
-                left.setdefault(i, x)
-                right.setdefault(j, x)
-            if [left[i] for i, _ in each] == [*operands]:
+            for (i, j), node in zip(pairs, nodes, strict=True):
+                left.setdefault(i, node)
+                right.setdefault(j, node)
+            if nodes == tuple(left[i] for i, _ in pairs):
                 made: Node | None = self.same(tuple(left.values()))
-            elif [right[j] for _, j in each] == [*operands]:
+            elif nodes == tuple(right[j] for _, j in pairs):
                 made = self.same(tuple(right.values()), 1)
             else:
-                made = self._of_pairs(each, operands)
+                made = self._of_pairs(pairs, nodes)
             if made is None:
                 return None
             args.append(made)
@@ -133,27 +135,27 @@ class Rolled(Members):
 
     def _member_stores(self) -> None:
         """Assign stores to members to parts, after all parts that read the members."""
-        for ring in self.rings:
-            names = [f"{ring}_{j}" for j in range(self.rings[ring])]
-            there = {*names} & {*self.one.stores}
-            guarded = {*names} & {*self.one.guards}
+        for names in self.rings.values():
+            there = self.one.stores.keys() & names
+            guarded = self.one.guards.keys() & names
             if not there:
                 continue
             if len(there) < len(names) or 0 < len(guarded) < len(names):
                 raise UnlikeError
-            values = [self.one.stores[x] for x in names]
-            stage = max(self.stage.get(x, 0) for x in values)
+            values = [self.one.stores[name] for name in names]
+            stage = max(self.stage.get(value, 0) for value in values)
             for at, parts in self.by_members.items():
-                if any(self.first_of.get(x) == names[0] for x in _loaded(parts)):
+                if any(self.first_of.get(name) == names[0] for name in _loaded(parts)):
                     stage = max(stage, at)
-            guards = tuple(self.one.guards[x] for x in names if guarded)
-            values = [x.args[1] if guarded else x for x in values]
+            if guarded:
+                values = [value.args[1] for value in values]
             for part in self._of_members(stage, len(names)):
-                for j in range(part.at_once):
-                    part.stores[names[j]] = self.same(tuple(values), j)
-                    self.first_of[names[j]], self.nth_of[names[j]] = names[0], j
+                for j, name in enumerate(names[: part.at_once]):
+                    part.stores[name] = self.same(tuple(values), j)
+                    self.first_of[name], self.nth_of[name] = names[0], j
                     if guarded:
-                        part.guards[names[j]] = self.same(guards, j)
+                        guards = tuple(self.one.guards[name] for name in names)
+                        part.guards[name] = self.same(guards, j)
 
     def _chains(self) -> None:
         """Assign sums over members to parts."""
@@ -187,25 +189,28 @@ class Rolled(Members):
                 ready |= {*new}
         while True:
             for stage, part in self.once.items():
-                self._store(part, [name for name, at in when.items() if at == stage])
+                part.stores, part.guards = {}, {}
+                for name in when:
+                    if when[name] == stage:
+                        self._store(part, name)
                 self._complete(part, {node for node in ready if self._from(node) < stage})
-            reads = list[tuple[int, str]]()
-            for at, part in self.once.items():
-                reads += [(2 * at, x) for x in part.loads]
-            for at, parts in self.by_members.items():
-                reads += [(2 * at + 1, x) for x in _loaded(parts)]
-            moved = False
-            for at, name in reads:
-                if name in when and at > 2 * when[name]:
-                    when[name], moved = (at + 1) // 2, True
-            if not moved:
+            late = dict[str, int]()  # the first stage in which an array may be written
+            for stage, part in self.once.items():
+                late |= dict.fromkeys(part.loads, stage)
+            for stage, parts in self.by_members.items():
+                for name in _loaded(parts):
+                    late[name] = max(late.get(name, 0), stage + 1)
+            late = {name: stage for name, stage in late.items() if when.get(name, stage) < stage}
+            if not late:
                 return
+            when |= late
 
-    def _store(self, part: RingLoop, names: list[str]) -> None:
-        """Set the arrays that a part writes."""
-        stores, guards = self.one.stores, self.one.guards
-        part.stores = {x: stores[x].args[1] if x in guards else stores[x] for x in names}
-        part.guards = {x: guards[x] for x in names if x in guards}
+    def _store(self, part: RingLoop, name: str) -> None:
+        """Let a part write an array of no ring."""
+        part.stores[name] = self.one.stores[name]
+        if name in self.one.guards:
+            part.guards[name] = self.one.guards[name]
+            part.stores[name] = self.one.stores[name].args[1]
 
     def _from(self, node: Node) -> int:
         """Return the stage whose part leaves a value in a buffer."""
@@ -231,8 +236,8 @@ class Rolled(Members):
             elif node in there or (common and self.members_of.get(node) == frozenset()):
                 part.taken.append(node)
             else:
-                for a in node.args:
-                    visit(a)
+                for operand in node.args:
+                    visit(operand)
                 nodes.append(node)
 
         for node in ends:

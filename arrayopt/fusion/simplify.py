@@ -83,20 +83,14 @@ class Graph:
         if op != "complex" and all(a.op == "const" for a in args):
             with np.errstate(all="ignore"):
                 return self.const(np.asarray(OPS[op].numpy(*(a.data for a in args))).item())
-        first, *rest = args
-        second = rest[0] if rest else None
-        if (
-            op == "div"
-            and second is not None
-            and len(second.axes) < len(first.axes)
-            and second.dtype == "real"
-        ):
+        first, second = args[0], args[min(1, len(args) - 1)]
+        if op == "div" and len(second.axes) < len(first.axes) and second.dtype == "real":
             return self._over(first, second)
-        if op in ("mul", "div") and second is not None and _is(second, 1.0):
+        if op in ("mul", "div") and _is(second, 1.0):
             return self.make("float", first) if first.dtype == "bool" else first
-        if op == "mul" and second is not None and _is(first, 1.0):
+        if op == "mul" and _is(first, 1.0):
             return self.make("float", second) if second.dtype == "bool" else second
-        if op == "pow" and second is not None and second.op == "const":
+        if op == "pow" and second.op == "const":
             if second.data == 2.0:
                 return self.make("mul", first, first)
             if second.data == 1.0:
@@ -142,10 +136,8 @@ class Graph:
         elif op == "conj":
             parts = [re[0], self.make("neg", im[0])]
         elif op == "mul" and "real" in (args[0].dtype, args[1].dtype):
-            parts = [
-                self.make(op, *re),
-                self.make(op, *(im[i] if a.dtype == "complex" else a for i, a in enumerate(args))),
-            ]
+            scaled = [im[i] if a.dtype == "complex" else a for i, a in enumerate(args)]
+            parts = [self.make(op, *re), self.make(op, *scaled)]
         elif op == "mul":
             ((x, u), (y, v)) = re, im
             parts = [
@@ -153,9 +145,7 @@ class Graph:
                 self.make("add", self.make(op, x, v), self.make(op, y, u)),
             ]
         elif op in ("abs", "abs2"):
-            square = self.make(
-                "add", self.make("mul", re[0], re[0]), self.make("mul", im[0], im[0])
-            )
+            square = self.make("add", *(self.make("mul", x, x) for x in (re[0], im[0])))
             return self.make("sqrt", square) if op == "abs" else square
         else:
             return None

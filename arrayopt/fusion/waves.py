@@ -16,14 +16,15 @@ MANY_NUMBERS = 80
 def in_waves(nodes: Sequence[Node], axes: str, element: str) -> bool:
     """Whether values over some axes are computed in waves."""
     many = element == "C" and not axes and len(nodes) >= MANY_NUMBERS
-    return many and all(n.dtype != "complex" for n in (*nodes, *operands(nodes)))
+    return many and all(node.dtype != "complex" for node in (*nodes, *operands(nodes)))
 
 
 def waves(nodes: Iterable[Node]) -> list[list[list[Node]]]:
     """Return the waves of each level. Values of one level do not depend on each other."""
     level, found = dict[Node, int](), list[dict[Any, list[Node]]]()
-    for n in nodes:
-        level[n] = at = max((level.get(a, -1) for a in n.args), default=-1) + 1
+    for node in nodes:
+        level[node] = at = 1 + max((level.get(operand, -1) for operand in node.args), default=-1)
         found += [{}] if at == len(found) else []
-        found[at].setdefault((n.op, n.dtype, *(a.dtype for a in n.args)), []).append(n)
+        operation = node.op, node.dtype, *(operand.dtype for operand in node.args)
+        found[at].setdefault(operation, []).append(node)
     return [[*same.values()] for same in found]

@@ -60,7 +60,7 @@ def windows(
         the tensor's name.
     """
     letters = axes_of(shape, element)
-    columns, counts = [], []
+    columns, counts = list[Any](), list[int]()
     for over, unit in (("AB", geo["G"]), ("R", geo["TR"]), ("C", geo["TC"])):
         axes = [i for i, x in enumerate(letters) if x in over]
         ranges = []
@@ -79,11 +79,8 @@ def windows(
                 " because its rule sums over rows or columns; got parts "
                 + ", ".join(f"{n} from {o} on" for o, n in dict.fromkeys(blocks) if prod(n))
             )
-        columns += [
-            [x[0] for x in ranges if x],
-            [x[1] for x in ranges if x],
-            [first.get(x, 0) for x in ranges if x],
-        ]
+        lying = [(*x, first.get(x, 0)) for x in ranges if x is not None]
+        columns += zip(*lying, strict=True)
         counts.append(tiles)
     return np.array(columns, np.int64).T, (counts[0], counts[1], counts[2])
 

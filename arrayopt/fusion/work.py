@@ -2,7 +2,7 @@
 (`cheapest`). `placement.py` uses both to try ways to divide the work among passes.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
@@ -94,10 +94,6 @@ class Work:
         """Return the values per element that a pass stores or reduces."""
         return list(filter(self.is_element, [*stores.values(), *operands(sums)]))
 
-    def cheapest(self, roots: Iterable[Node], prices: dict[Node, int]) -> list[Node]:
-        """Return the values that a pass best reads to compute the roots; see `cheapest`."""
-        return cheapest(roots, self.args.__getitem__, prices.get)
-
     def pass_for(
         self, stores: dict[str, Node], sums: tuple[Node, ...], readable: dict[Node, Source]
     ) -> Pass:
@@ -112,7 +108,7 @@ class Work:
     ) -> Pass:
         roots = self.roots(stores, sums)
         prices = {node: source.price for node, source in readable.items()}
-        read = self.cheapest(roots, prices)
+        read = cheapest(roots, self.args, prices)
         order = list(dict.fromkeys(["p", "g", *self.outputs]))
 
         def place(node: Node) -> tuple[int, bool]:
@@ -132,7 +128,7 @@ TOP, BOTTOM = 0, 1
 
 
 def cheapest(
-    roots: Iterable[Node], args: Callable[[Node], list[Node]], price: Callable[[Node], int | None]
+    roots: Iterable[Node], args: Mapping[Node, Sequence[Node]], prices: Mapping[Node, int]
 ) -> list[Node]:
     """Return the cheapest set of values that the roots can be computed from. If several cost the
     same, return the one nearest to the roots.
@@ -141,11 +137,10 @@ def cheapest(
     ----------
     roots : iterable of Node
         The values to compute.
-    args : callable
-        The operands of a value that cost something; an empty list if all are free.
-    price : callable
-        The price to read a value, at least 1, or None if it cannot be read. Inputs and products
-        have a price.
+    args : mapping of Node to sequence of Node
+        The operands of each value that cost something.
+    prices : mapping of Node to int
+        The price to read each value that can be read, at least 1. Inputs and products have one.
 
     Notes
     -----
@@ -159,16 +154,14 @@ def cheapest(
     # the residual capacity from one end to another
     room: list[dict[int, float]] = [{ends[node]: inf for node in nodes}, {}]
     for node in nodes:  # the list grows meanwhile
-        cost, below = price(node), args(node)
-        for operand in below:
+        for operand in args[node]:
             if operand not in ends:
                 ends[operand] = 2 * len(nodes) + 2
                 nodes.append(operand)
-        free = {BOTTOM: inf} if node.op in ("input", PRODUCT) else {}
-        room += [
-            {ends[node] + 1: inf if cost is None else cost},
-            {ends[operand]: inf for operand in below} | free,
-        ]
+        below = {ends[operand]: inf for operand in args[node]}
+        if node.op in ("input", PRODUCT):
+            below[BOTTOM] = inf
+        room += [{ends[node] + 1: prices.get(node, inf)}, below]
     while True:
         came, queue = {TOP: TOP}, [TOP]
         for start in queue:

@@ -151,6 +151,6 @@ def test_what_differs_is_not_rolled_up():
 
 
 def test_names_of_rings():
-    assert families(f"m_{j}" for j in range(8)) == {"m": 8}
+    assert families(f"m_{j}" for j in reversed(range(8))) == {"m": [f"m_{j}" for j in range(8)]}
     assert families(["m_0", "m_01", *(f"v_{j}" for j in range(1, 10))]) == {}
     assert families((f"m_{j}" for j in range(7)), 8) == {}

@@ -4,6 +4,7 @@ With ranks, it copies this rank's norms into an array, which it completes by an 
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 import cupy
@@ -52,15 +53,15 @@ class Places:
     def of(self, measured: list[tuple[Any, Rows]]) -> Ints:
         """Return the addresses of the measured norms, then a zero; kept for the same tensors."""
         if measured != self.measured:
-            found = []
+            found = list[tuple[int, Tensor, int]]()  # the place, tensor and address of each norm
             for batch, rows in measured:
-                found += [(batch, int(row)) for row in rows.all if batch.sized[row]]
-            found.sort(key=lambda x: int(x[0].bucket.places[x[0].members[x[1]]]))
-            self.measured, self.tensors = measured, [batch.tensors[row] for batch, row in found]
-            norms = [batch.places_of(batch.plan.reports["grad_norm"]) for batch, _ in measured]
-            at = {id(batch): places for (batch, _), places in zip(measured, norms, strict=True)}
-            addresses = [int(at[id(batch)][row]) for batch, row in found]
-            self.addresses = np.array([*addresses, 0], np.int64)
+                addresses = batch.places_of(batch.plan.reports["grad_norm"])
+                for row in rows.all[batch.sized[rows.all]].tolist():
+                    place = batch.bucket.places[batch.members[row]]
+                    found.append((place, batch.tensors[row], int(addresses[row])))
+            found.sort(key=itemgetter(0))
+            self.measured, self.tensors = measured, [tensor for _, tensor, _ in found]
+            self.addresses = np.array([*(address for *_, address in found), 0], np.int64)
             self.layer = np.array([*map(self.judge.flags.place, self.tensors), 0], np.int32)
             self.key, self.last = self.addresses.tobytes() + self.layer.tobytes(), None
         return self.addresses

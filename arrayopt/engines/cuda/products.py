@@ -59,15 +59,10 @@ def _strided(
     (node,), names, size = p.nodes, [*p.loads, *p.stores], CODECS[dtype].itemsize
     transposed = node.data.left_transposed, node.data.right_transposed
     rows, columns, length = (sides[x.upper()] for x in (*node.axes[-2:], node.multiplied[-1]))
-    operands = [
-        (names[0], node.args[0].axes),
-        (names[-2], node.args[1].axes),
-        (names[-1], node.axes),
-    ]
-    places = np.stack(
-        [_each(at[name][members], sides, axes, size) for name, axes in operands], axis=1
-    )
-    for first, distances, count in _runs(places):
+    places = list[Ints]()
+    for name, matrix in zip((names[0], names[-2], names[-1]), (*node.args, node), strict=True):
+        places.append(_each(at[name][members], sides, matrix.axes, size))
+    for first, distances, count in _runs(np.stack(places, axis=1)):
         yield StridedProducts(transposed, (rows, columns, length), first, distances, count)
 
 

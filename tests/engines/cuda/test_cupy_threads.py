@@ -12,6 +12,7 @@ import pytest
 import arrayopt as ao
 from tests.cudacpu import standin
 from tests.cudacpu.standin import clocks, queues
+from tests.engines.cuda.test_cupy import pair, step
 
 
 @pytest.fixture
@@ -129,3 +130,22 @@ def test_an_address_that_is_given_anew_is_not_taken_for_freed(cupy):
     clocks.freed(x.data.ptr, lambda: None)  # of the array before at this address, whose block is gone
     x += x
     assert x.get().tolist() == [2.0] * 4
+
+
+@pytest.mark.parametrize("engine", ["cupy", "array_api"])
+def test_a_call_waits_for_the_default_stream_of_the_thread_of_the_last_call(cupy, engine):
+    """These streams have one address, by which a thread can name its own alone."""
+    opts = pair(cupy, ao.SGD(lr=0.1, momentum=0.9), {"w": (40, 30)})
+    opts[1] = ao.Optimizer(opts[1].params, ao.SGD(lr=0.1, momentum=0.9), engine=engine)
+    found = []
+
+    def look():
+        with cupy.cuda.Stream.ptds:
+            found.append([opt.state_dict()["tensors"]["w"]["slots"]["buf"] for opt in opts])
+            found[-1][1] = ao.arrays.to_host(found[-1][1])
+
+    with cupy.cuda.Stream.ptds:
+        for k in range(3):
+            step(cupy, opts, {"w": (40, 30)}, seed=k)
+            at_once(look)
+    np.testing.assert_allclose([y for _, y in found], [x for x, _ in found], rtol=1e-6)
