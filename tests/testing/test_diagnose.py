@@ -436,11 +436,15 @@ def test_used_optimizers_are_refused():
     with pytest.raises(ValueError, match="must be fresh; it has made 1 steps"):
         diagnose(opt)
     theirs = of_torch("SGD", lr=0.1, momentum=0.9)
-    for x in theirs.param_groups[0]["params"]:
-        x.grad = x.detach().clone()
-    theirs.step()
-    with pytest.raises(ValueError, match="must be fresh"):
-        diagnose(theirs)
+    door = pytest.importorskip("arrayopt.torch")
+    ours = door.SGD(copy.deepcopy(theirs.param_groups[0]["params"]), lr=0.1, momentum=0.9)
+    for used in (theirs, ours):
+        as_subject(used, None, "diagnose")  # which it is not yet, although ours has its slots at once
+        for x in used.param_groups[0]["params"]:
+            x.grad = x.detach().clone()
+        used.step()
+        with pytest.raises(ValueError, match="must be fresh"):
+            diagnose(used)
 
 
 def test_without_scipy_the_extra_is_named(monkeypatch):

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import Array, detached, dtype_name, is_array, like
+from arrayopt.exchange.given import below
 from arrayopt.hyper import is_number
 from arrayopt.optimizer import Optimizer
 from arrayopt.params.given import named_params
@@ -46,7 +47,7 @@ def as_subject(step: Any, params: Any, who: str) -> Subject:
         _check_owner(who, "an Optimizer", params, step.step_count and f"has made {step.step_count} steps")
         return _ours(step, who)
     if any(c.__module__.partition(".")[0] == "torch" and c.__name__ == "Optimizer" for c in type(step).__mro__):
-        used = any(state for state in step.state.values())
+        used = any(step.state.values()) if below(step) is step else below(step).step_count  # ours has state at once
         _check_owner(who, "an optimizer of PyTorch", params, used and "has made steps")
         return _torch(step)
     if not isinstance(step, type) and callable(getattr(step, "init", None)) and callable(getattr(step, "update", None)):
