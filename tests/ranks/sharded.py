@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -26,6 +27,8 @@ import arrayopt as ao
 import arrayopt.torch
 from arrayopt.engines.table import FUSED
 from arrayopt.torch import CAME, LAMB, AdamW, split
+from tests.cudacpu import standin
+from tests.support import there
 
 ENGINE = FUSED["torch"][0]
 """The engine that is chosen."""
@@ -268,6 +271,40 @@ def check_ddp(ranks, rank):
     assert held < sum(p.numel() for p in alone.parameters())
 
 
+def check_on_a_device(make, ranks):
+    """Shards that lie on a device of the stand-in's: exchanges go through gloo, and each process has its own device."""
+    torch.manual_seed(1)
+    x, y = torch.randn(64, 30), torch.randint(0, 6, (64,))
+    groups = {"*bias": ao.AdamW(lr=0.01)}
+    with standin.installed() as cupy, standin.checking(check=False), pytest.MonkeyPatch.context() as patch:
+        patch.setitem(FUSED, "torch", ("cupy",))
+        there.Streams(cupy).installed(patch)
+        for rule in (ao.AdamW(lr=0.01), ao.LAMB(lr=0.01), ao.CAME(lr=0.01), ao.Muon(lr=0.01, ns_steps=1)):
+            whole, net = model(), make(model(), ranks)
+            host = {n: cupy.asarray(p.detach().numpy()) for n, p in whole.named_parameters()}
+            one = ao.Optimizer(host, rule, groups=groups)
+            for p in net.parameters():
+                p._local_tensor = there.copied(p._local_tensor.detach().numpy())
+            with there.Factories():
+                many = ao.Optimizer(dict(net.named_parameters()), rule, groups=groups)
+                assert "engine cupy " in many.explain()
+                for _ in range(3):
+                    grads = loss(whole, x, y)
+                    given = {n: shard(grads[n], p) for n, p in net.named_parameters()}
+                    for g in given.values():
+                        g._local_tensor = there.copied(g._local_tensor.detach().numpy())
+                    one.step({n: cupy.asarray(g.numpy()) for n, g in grads.items()})
+                    many.step(given)
+                    for n, p in whole.named_parameters():
+                        p.data = torch.from_numpy(host[n].get())
+            for n, p in net.named_parameters():
+                found = p._local_tensor.numpy(force=True)
+                expected = shard(torch.from_numpy(host[n].get()), p)._local_tensor.numpy()
+                if type(rule) in (ao.AdamW, ao.Muon):
+                    assert found.tobytes() == expected.tobytes(), (rule, n)
+                np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
 def check_released(ranks):
     """Gradients of DTensors are FSDP2's to let go."""
     net = fsdp(model(), ranks)
@@ -303,6 +340,8 @@ if __name__ == "__main__":
     for make in [fsdp, tensor_parallel, *([both] if ranks % 2 == 0 and ranks > 2 else [])]:
         check(make, ranks)
         check_matrices(make, ranks)
+        if ranks > 2:
+            check_on_a_device(make, ranks)
         if make is fsdp or ranks > 2:
             check_door(make, ranks)
             check_split(make, ranks)

@@ -97,7 +97,7 @@ def test_sharded_parameters_of_pytorch(n):
     """FSDP2, tensor parallel, both, and DDP."""
     env = {**os.environ, "ARRAYOPT_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     command = [*GLOO, str(n), "-m", "tests.ranks.sharded"]
-    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=480, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("ok") == n * (4 if n == 4 else 3)
 

@@ -27,6 +27,9 @@ storage_offset untyped_storage view view_as_real _is_view
 LOOKS = set(NAMES.split())
 """What looks at no elements."""
 
+WAITS = {"__bool__", "__float__", "__index__", "__int__", "cpu", "item", "numpy", "tolist"}
+"""What the host waits for."""
+
 COPIES = "copy_", "__setitem__"
 """What takes tensors of other devices, too."""
 
@@ -121,7 +124,7 @@ class There(torch.Tensor):
         if away and name not in COPIES:
             raise RuntimeError(f"{name}: expected all tensors to be on the same device")
         to = kwargs.get("device", args[1] if name == "to" and len(args) > 1 else None)
-        home = name in ("cpu", "tolist", "item", "numpy") or (to is not None and "cpu" in str(to))
+        home = name in WAITS or (to is not None and "cpu" in str(to))
         if name == "numpy" and not kwargs.get("force"):
             raise TypeError(f"can't convert {there[0].device} device type tensor to numpy. Use Tensor.cpu() first.")
         number = there[0].number
@@ -132,7 +135,8 @@ class There(torch.Tensor):
             if (name.endswith("_") and name[-2:] != "__") or name in COPIES or name.startswith("__i"):
                 _used(there[0], writes=True)
             if home:
-                return made.clone().as_subclass(torch.Tensor) if isinstance(made, cls) else made.copy()
+                made = made.clone().as_subclass(torch.Tensor) if isinstance(made, cls) else made
+                return made.copy() if isinstance(made, np.ndarray) else made
             return _like(there, made, number, new=True)
 
     def __array__(self, *_, **__):
