@@ -36,9 +36,11 @@ class NcclComm(DeviceComm):
             stream = self.xp.cuda.get_current_stream()
             try:
                 self._nccl.groupStart()
-                for call in calls:
-                    call(stream.ptr)
-                self._nccl.groupEnd()
+                try:
+                    for call in calls:
+                        call(stream.ptr)
+                finally:  # in an open group, no later call would start
+                    self._nccl.groupEnd()
             except Exception as error:
                 raise RankError(f"NCCL: {error}") from error
             if stream.is_capturing():  # the host cannot wait for captured calls

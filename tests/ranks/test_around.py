@@ -3,7 +3,9 @@
 import copy
 import pickle
 import tracemalloc
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import array_api_compat
 import jax.numpy as jnp
@@ -453,3 +455,23 @@ def test_explain_says_what_a_rank_has(engine):
     found = ao.ranks.run(2, lambda comm: ao.Optimizer(parameters(), ao.LAMB(), comm=comm, engine=engine).explain())
     assert found[1].startswith("rank 1 of 2; tensors here: ")
     assert "engine none (other ranks have these tensors)" in found[0]
+
+
+def test_a_call_of_nccl_that_fails_leaves_no_group_open():
+    """In an open group later calls do not start, also those of another communicator."""
+    from arrayopt.ranks.nccl import NcclComm
+
+    comm, called = object.__new__(NcclComm), []
+    stream = SimpleNamespace(ptr=0, is_capturing=lambda: False)
+    comm.device, comm.xp = nullcontext(), SimpleNamespace(cuda=SimpleNamespace(get_current_stream=lambda: stream))
+    comm._nccl = SimpleNamespace(
+        groupStart=lambda: called.append("start"),
+        groupEnd=lambda: called.append("end"),
+    )
+
+    def fails(stream):
+        raise ValueError("invalid argument")
+
+    with pytest.raises(ao.RankError, match="NCCL: invalid argument"):
+        comm._call([fails])
+    assert called == ["start", "end"]
