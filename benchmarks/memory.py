@@ -114,9 +114,7 @@ CONTROLS: dict[str, tuple[Callable[[Any, str], Any], bool]] = {
     "one scale per tensor": (_one_scale, True),
     "blocks, without roots": (_blocks, False),
 }
-"""What the library does not do, and what must be worse: how a slot is rounded after each step, and whether of a second
-moment the root is.
-"""
+"""What the library does not do: how a slot is rounded after each step, and whether of a second moment the root is."""
 
 
 def _rounding(how: Callable[[Any, str], Any], roots: bool, opt: ao.Optimizer) -> None:

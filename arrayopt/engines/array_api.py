@@ -56,9 +56,9 @@ class ArrayAPI(Engine):
         def run(reports: dict[str, Report]) -> Stops:
             done = first
             for meeting in meetings:
-                for some in meeting.rounds:
-                    done.tell(meeting, some)
-                    while any(j not in meeting.known for j in some):
+                for totals in meeting.rounds:
+                    done.tell(meeting, totals)
+                    while not meeting.known.issuperset(totals):
                         yield []
                     if meeting is meetings[0]:
                         done = _Updates(bucket, asked, meeting)
@@ -167,9 +167,9 @@ class _Updates:
             found[of_total(which)] = float(each[0]) if alone else each
         return found
 
-    def tell(self, meeting: Meeting, some: list[int]) -> None:
+    def tell(self, meeting: Meeting, totals: list[int]) -> None:
         """Pass the tensors' contributions to some totals to a meeting."""
-        for which in some:
+        for which in totals:
             numbers, values = [np.zeros(0, np.int64)], [np.zeros(0)]
             for one in self.made:
                 if size(one.p):

@@ -85,7 +85,7 @@ class Joint:
         self._known = {}
         for phase, own in zip(self.phases, rows.kept, strict=True):
             if phase is not self.phases[0]:
-                while any(which not in meeting.known for which in waits):
+                while not meeting.known.issuperset(waits):
                     yield []
                 self.take(meeting, waits, here)
                 self.enter(phase, own, threads)

@@ -93,69 +93,69 @@ class Meeting:
         alone = self._ranks == 1 and len(places) == 1
         return self._joined[0] if alone else None
 
-    def tell(self, some: list[int], numbers: Ints, values: Any) -> None:
+    def tell(self, totals: list[int], numbers: Ints, values: Any) -> None:
         """Pass the numbers that some tensors add to some totals: a row for each total."""
-        self._values[self._cells(some, numbers)] = values
-        self._received.update(some)
+        self._values[self._cells(totals, numbers)] = values
+        self._received.update(totals)
 
-    def tell_addresses(self, some: list[int], numbers: Ints, at: Ints) -> None:
+    def tell_addresses(self, totals: list[int], numbers: Ints, at: Ints) -> None:
         """Pass the addresses of these numbers on the device; see `DeviceTotals.add`."""
-        self._addresses[self._cells(some, numbers)] = at
-        self._received.update(some)
+        self._addresses[self._cells(totals, numbers)] = at
+        self._received.update(totals)
 
-    def totals(self, some: list[int], numbers: Ints) -> Any:
+    def totals(self, totals: list[int], numbers: Ints) -> Any:
         """Return known totals for some tensors: a row for each total."""
-        return self._made[self._cells(some, numbers)]
+        return self._made[self._cells(totals, numbers)]
 
-    def _cells(self, some: list[int], numbers: Ints) -> Any:
+    def _cells(self, totals: list[int], numbers: Ints) -> Any:
         """Return the index of the numbers of some totals and tensors."""
-        return np.array(some, np.int64)[:, None], np.searchsorted(self._numbers, numbers)
+        return np.array(totals, np.int64)[:, None], np.searchsorted(self._numbers, numbers)
 
     def run(self) -> Stops:
         """Compute all totals; yield while numbers are missing, and to exchange them with ranks.
 
         Ranks without tensors yield as often as the others, so that all exchange the same.
         """
-        for some in self.rounds:
-            while any(self._received[j] < len(self._joined) for j in some):
+        for totals in self.rounds:
+            while any(self._received[total] < len(self._joined) for total in totals):
                 yield []
             if self._ranks > 1:
-                of_round = self._values[some]
+                of_round = self._values[totals]
                 of_ranks = [self._senders == r for r in range(self._ranks)]
                 pieces = tuple(of_round[:, own].reshape(-1) for own in of_ranks)
                 yield [Partials(pieces)]
                 for own, piece in zip(of_ranks, pieces, strict=True):
-                    of_round[:, own] = piece.reshape(len(some), -1)
-                self._values[some] = of_round
-            for how in dict.fromkeys(self._how[j] for j in some):
-                alike = [j for j in some if self._how[j] == how]
+                    of_round[:, own] = piece.reshape(len(totals), -1)
+                self._values[totals] = of_round
+            for how in dict.fromkeys(self._how[total] for total in totals):
+                alike = [total for total in totals if self._how[total] == how]
                 if self.device_totals is None:
                     self._make(how, alike)
                 else:
                     self._make_on_device(self.device_totals, how, alike)
-            self.known |= {*some}
+            self.known |= {*totals}
             yield []
 
-    def _make(self, how: str, some: list[int]) -> None:
+    def _make(self, how: str, totals: list[int]) -> None:
         """Compute totals on the host; numbers are added in the order of tensors."""
         # each total has a cell for each class of layers
-        into = np.arange(len(some))[:, None] * self._count + self._kinds
-        cells, values = into.reshape(-1), self._values[some].reshape(-1)
+        into = np.arange(len(totals))[:, None] * self._count + self._kinds
+        cells, values = into.reshape(-1), self._values[totals].reshape(-1)
         with np.errstate(all="ignore"):  # infinity and NaN are data
             if how == "sum":
-                made = np.bincount(cells, values, len(some) * self._count)
+                made = np.bincount(cells, values, len(totals) * self._count)
             else:
-                made = np.full(len(some) * self._count, -np.inf)
+                made = np.full(len(totals) * self._count, -np.inf)
                 np.maximum.at(made, cells, values)
-        self._made[some] = made[into]
+        self._made[totals] = made[into]
 
-    def _make_on_device(self, device: DeviceTotals, how: str, some: list[int]) -> None:
+    def _make_on_device(self, device: DeviceTotals, how: str, totals: list[int]) -> None:
         """Compute totals on the device."""
         order = np.argsort(self._kinds, kind="stable")
         ends = np.searchsorted(self._kinds[order], np.arange(1, self._count + 1))
-        begins = np.arange(len(some))[:, None] * len(order)
+        begins = np.arange(len(totals))[:, None] * len(order)
         first = np.concatenate([[0], (begins + ends).reshape(-1)])
-        device.add(how, first, self._addresses[some][:, order].reshape(-1, 2))
+        device.add(how, first, self._addresses[totals][:, order].reshape(-1, 2))
 
 
 def numbers_of(bucket: Bucket) -> list[Ints]:

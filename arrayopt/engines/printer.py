@@ -125,9 +125,12 @@ class Printer(Lines):
 
     def fused(self, product: Node, other: str, sign: str = "") -> str:
         """Return the text of a product, with a sign, plus another value, rounded once."""
+        return f"fused({sign}{self.factors(product)}, {other})"
+
+    def factors(self, product: Node) -> str:
+        """Return the text of two factors."""
         *factors, last = map(self.name, product.args)
-        first = factors[0] if len(factors) == 1 else f"({' * '.join(factors)})"
-        return f"fused({sign}{first}, {last}, {other})"
+        return f"{' * '.join(factors)}, {last}"
 
     # ---- numbers and places ----------------------------------------------------------------------
 

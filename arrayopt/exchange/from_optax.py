@@ -12,6 +12,7 @@ from arrayopt.optimizer import Optimizer
 from arrayopt.params.trees import flatten
 from arrayopt.rules import LAMB, LARS, SGD, Adam, AdamW, Lion, Muon, RAdam, RMSprop, Rule
 from arrayopt.state.convert import converted
+from arrayopt.state.tensors import Tensor
 
 _ADAM = {"ScaleByAdamState": {"mu": "m", "nu": "v"}}
 _TRACE = {"TraceState": {"trace": "buf"}}
@@ -88,57 +89,80 @@ def load_optax(opt: Optimizer, state: Any) -> None:
 def _translated(opt: Optimizer, state: Any) -> dict[str, Any]:
     """The state dict to load into the optimizer, made from a state of optax."""
     parts = list(_parts(state))
-    states = [x for x in parts if any(name == "slots" or flatten(getattr(x, name)) for name in _FIELDS & {*x._fields})]
-    if len(states) != 1:
-        got = f"{len(states)}: {', '.join(type(x).__name__ for x in states)}" if states else _described(state, parts)
-        if any("inner_states" in x._fields for x in parts):
-            got += "; of optax.multi_transform load each of its `inner_states` into an optimizer over those parameters"
-        raise TypeError(f"load_optax: needs an optax state with one of `mu` and `nu`, or `trace`; got {got}")
-    known = {id(x) for _, x in flatten(states[0])}
-    more = [name for name, x in flatten(state) if is_array(x) and x.ndim and id(x) not in known and to_host(x).any()]
-    if more:
-        raise ValueError(
-            f"load_optax: the state also has {', '.join(more)}, which would be lost; pass the optimizer's part of the"
-            " state, such as `inner_opt_state`"
-        )
-    counts = [int(x.count) for x in [*states, *parts] if "count" in x._fields]
-    count = counts[0] if counts else 1
-    is_own = "slots" in states[0]._fields
-    saved, wrong = opt.state_dict(), list[str]()
+    found = _with_slots(state, parts)
+    _check_nothing_else(state, found)
+    counts = [int(part.count) for part in [found, *parts] if "count" in part._fields]
+    saved, count = opt.state_dict(), counts[0] if counts else 1
+    is_own = "slots" in found._fields
     if is_own:
-        _check_ours(opt, states[0], {slot for about in saved["tensors"].values() for slot in about["slots"]})
-    trees = states[0].slots if is_own else _trees(opt, states[0])
+        _check_ours(opt, found, {slot for about in saved["tensors"].values() for slot in about["slots"]})
+    trees = found.slots if is_own else _trees(opt, found)
     _put_hypers(saved, parts)
-    divisors = {} if is_own or "trace" not in states[0]._fields else _divisors(opt, saved, state, parts, states[0])
+    divisors = _divisors(opt, saved, state, parts, found) if "trace" in found._fields and not is_own else {}
     given = {slot: dict(flatten(tree)) for slot, tree in trees.items()}
-    for tensor, rule in [(tensor, group.rule) for group in opt.groups for tensor in group.tensors]:
-        name, about = tensor.name, saved["tensors"][tensor.name]
-        wide = rule if is_own else dataclasses.replace(rule, state_dtype=None)
-        slots = converted(tensor.array, about["slots"], rule, wide)
-        own = [slot for slot in slots if is_own or slot not in ("master", "slow", "ema")]
-        lacking = [slot for slot in own if given.get(slot, {}).get(name) is None]
-        if lacking:
-            wrong.append(f"{', '.join(lacking)} of {name!r}")
-            continue
-        for slot in own:
-            slot_here, x = slots[slot], given[slot][name]
-            stored = {dtype_name(slot_here), dtype_name(x)}
-            if tuple(x.shape) != tuple(slot_here.shape):
-                wrong.append(f"shape {tuple(slot_here.shape)} of {slot} of {name!r}, which is {tuple(x.shape)}")
-            elif is_own and len(stored) > 1 and stored & _NARROW:
-                wrong.append(
-                    f"{dtype_name(slot_here)} of {slot} of {name!r}, which is {dtype_name(x)}: set `state_dtype`"
-                )
-            else:
-                values = to_host(x).astype(to_host(slot_here).dtype)
-                slots[slot] = like(slot_here, values / divisors[name] if name in divisors else values)
-        about.update(t=count, slots=converted(tensor.array, slots, wide, rule))
+    wrong = list[str]()
+    for group in opt.groups:
+        for tensor in group.tensors:
+            own = {slot: arrays[tensor.name] for slot, arrays in given.items() if arrays.get(tensor.name) is not None}
+            about = saved["tensors"][tensor.name]
+            wrong += _put_slots(tensor, group.rule, about, own, divisors.get(tensor.name), is_own=is_own)
+            about["t"] = count
     extra = [name for each in given.values() for name in each if name not in saved["tensors"]]
     if wrong or extra:
         also = f"; there are others, {', '.join(map(repr, dict.fromkeys(extra)))}" if extra else ""
         raise ValueError(f"load_optax: the state lacks {'; '.join(wrong) or 'nothing'}{also}")
     saved["step"] = count
     return saved
+
+
+def _with_slots(state: Any, parts: list[Any]) -> Any:
+    """The one part of a state that has slots. Raise TypeError if there is none, or several."""
+    found = []
+    for part in parts:
+        if any(name == "slots" or flatten(getattr(part, name)) for name in _FIELDS & {*part._fields}):
+            found.append(part)
+    if len(found) != 1:
+        got = f"{len(found)}: {', '.join(type(x).__name__ for x in found)}" if found else _described(state, parts)
+        if any("inner_states" in part._fields for part in parts):
+            got += "; of optax.multi_transform load each of its `inner_states` into an optimizer over those parameters"
+        raise TypeError(f"load_optax: needs an optax state with one of `mu` and `nu`, or `trace`; got {got}")
+    return found[0]
+
+
+def _check_nothing_else(state: Any, found: Any) -> None:
+    """Raise ValueError if a state has arrays, other than zeros, that are not in the part with slots."""
+    known = {id(array) for _, array in flatten(found)}
+    more = [name for name, x in flatten(state) if is_array(x) and x.ndim and id(x) not in known and to_host(x).any()]
+    if more:
+        raise ValueError(
+            f"load_optax: the state also has {', '.join(more)}, which would be lost; pass the optimizer's part of the"
+            " state, such as `inner_opt_state`"
+        )
+
+
+def _put_slots(
+    tensor: Tensor, rule: Rule, about: dict[str, Any], given: dict[str, Any], divisor: float | None, *, is_own: bool
+) -> list[str]:
+    """Put a tensor's slots, as far as they are given, into its entry of a state dict. Return what is wrong."""
+    wide = rule if is_own else dataclasses.replace(rule, state_dtype=None)
+    slots = converted(tensor.array, about["slots"], rule, wide)
+    own = [slot for slot in slots if is_own or slot not in ("master", "slow", "ema")]
+    lacking = [slot for slot in own if slot not in given]
+    if lacking:
+        return [f"{', '.join(lacking)} of {tensor.name!r}"]
+    wrong = list[str]()
+    for slot in own:
+        here, new, what = slots[slot], given[slot], f"{slot} of {tensor.name!r}"
+        dtypes = {dtype_name(here), dtype_name(new)}
+        if tuple(new.shape) != tuple(here.shape):
+            wrong.append(f"shape {tuple(here.shape)} of {what}, which is {tuple(new.shape)}")
+        elif is_own and len(dtypes) > 1 and dtypes & _NARROW:
+            wrong.append(f"{dtype_name(here)} of {what}, which is {dtype_name(new)}: set `state_dtype`")
+        else:
+            values = to_host(new).astype(to_host(here).dtype)
+            slots[slot] = like(here, values if divisor is None else values / divisor)
+    about["slots"] = converted(tensor.array, slots, wide, rule)
+    return wrong
 
 
 def _described(state: Any, parts: list[Any]) -> str:

@@ -53,8 +53,9 @@ def load_torch(
     largest update count of a tensor. PyTorch's SGD and Muon have no counts, so `step_count` does not change: set it.
     PyTorch has separate second moments for the two parts of a complex tensor; here they are added. ``max_grad_norm`` of
     timm and apex becomes `clip_norm`. apex does not save ``adam_w_mode``: the rule says which it is. bitsandbytes' Adam
-    decays as AdamW does; on a GPU after the update, so that p differs by lr² λ u in each step. Options for PyTorch's
-    implementation, such as ``foreach``, are ignored. The parameters are not changed.
+    decays as AdamW does, so with decay it is `AdamW` here; on a GPU it decays after the update, so that p differs by
+    lr² λ u in each step. Options for PyTorch's implementation, such as ``foreach``, are ignored. The parameters are not
+    changed.
 
     Examples
     --------
@@ -150,7 +151,7 @@ def _translated(
     """The state dict to load into the optimizer, made from the groups and states of another one."""
     states = dequantized(states)
     _check_keys(type(opt.rule).__name__, source, groups, states)
-    _check_options(type(opt.rule).__name__, source, groups)
+    _check_options(type(opt.rule).__name__, source, groups, states)
     origins = _origins(groups, list(opt.state), names)
     _check_maximized(groups, origins, maximized)
     saved = opt.state_dict()
@@ -214,7 +215,7 @@ def _check_maximized(groups: Any, origins: dict[str, tuple[int, Any]], maximized
         raise ValueError(f"load_torch: set `maximize` in param_groups as it is in the state: {'; '.join(wrong)}")
 
 
-def _check_options(rule: str, source: Source, groups: Any) -> None:
+def _check_options(rule: str, source: Source, groups: Any, states: Any) -> None:
     """Raise ValueError for an option that changes results and that the rule does not have."""
     wrong = []
     for i, group in enumerate(groups):
@@ -225,6 +226,10 @@ def _check_options(rule: str, source: Source, groups: Any) -> None:
         ]
         odd = sorted(k for k, x in group.items() if x is True and k not in KNOWN | source.fixed.keys())
         wrong += [f"{key}=True in group {i}, which is not known here" for key in odd]
+        if rule == "Adam" and group["weight_decay"] and any("state1" in states.get(k, {}) for k in group["params"]):
+            wrong.append(
+                f"weight_decay={group['weight_decay']} in group {i}, which bitsandbytes' Adam applies as AdamW"
+            )
     if wrong:
         raise ValueError(f"load_torch: there is no counterpart for {'; '.join(wrong)}")
 

@@ -192,7 +192,7 @@ OPS = {
     "copy": Op(np.array, "({0})", "({0})", python="{0}", into=_copy),
     "over": Op(
         lambda a, scale, reciprocal: a * scale * reciprocal,
-        "over({0}, {1}, {2})",
+        "{0} * {1} * {2}",
         "({0} * {1}) * {2}",
         python="{0} * {1} * {2}",
         into=_over,

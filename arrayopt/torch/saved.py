@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.optimizer import Optimizer as Inner
 from arrayopt.params.groups import fields_of
 from arrayopt.rules.base import Rule
@@ -154,12 +155,13 @@ class Saved(torch.optim.Optimizer):
         return groups, Below(type(self).__name__, self.rule, options, groups, states, steps)
 
     def _go_on(self, state: dict[str, Any], groups: list[dict[str, Any]], below: Below) -> None:
-        """Use the groups and the optimizer that `_made` has made from a state."""
-        super().__setstate__({"defaults": Settings(self.rule, state.get("defaults") or self.defaults)})
-        if below.made is not None and self._below is not None:
-            below.made._take_place(self._below.made)
-        self.param_groups, self._below = groups, below
-        self._guests = guests_in(zip(below.params, below.tensors, strict=True), state["state"], moved)
+        """Use the groups and the optimizer that `_made` has made from a state: all of it, or, after an error, none."""
+        guests = guests_in(zip(below.params, below.tensors, strict=True), state["state"], moved)
+        with uninterrupted():
+            super().__setstate__({"defaults": Settings(self.rule, state.get("defaults") or self.defaults)})
+            if below.made is not None and self._below is not None:
+                below.made._take_place(self._below.made)
+            self.param_groups, self._below, self._guests = groups, below, guests
 
 
 def guests_in(pairs: Iterable[tuple[Tensor, Any]], states: Mapping[Any, Any], take: Callable[..., Any]) -> Guests:

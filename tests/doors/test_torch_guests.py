@@ -1,5 +1,6 @@
 """What wraps an optimizer keeps things in its state and its groups: they stay, and mean nothing to it."""
 
+import contextlib
 import copy
 import functools
 import io
@@ -12,6 +13,7 @@ import arrayopt as ao
 import arrayopt.torch as door
 from tests.support import cases, refusals
 from tests.support.engines import STAND_IN
+from tests.support.entered import Fault, Raising
 
 
 def parameters(seed=0):
@@ -333,3 +335,34 @@ def test_averages_that_are_swapped_in_and_out(name, options):
                 p.data.copy_(p.data * 0.5 + s * 0.5)
         runs.append([*params, *shadow])
     torch.testing.assert_close(*runs)
+
+
+def test_an_error_in_a_load_leaves_all_or_nothing_of_a_state():
+    """Entries of other code belong to it, as do settings and slots. The error may be that of a signal's handler."""
+
+    def made():
+        p = torch.nn.Parameter(torch.ones(3))
+        opt = door.SGD([p], lr=0.1, momentum=0.9)
+        p.grad = torch.ones(3)
+        opt.step()
+        opt.state[p]["theirs"] = torch.zeros(3)
+        return p, opt
+
+    def shown(p, opt):
+        return [x.tolist() for x in opt.state[p].values() if isinstance(x, torch.Tensor)], opt.param_groups[0]["lr"]
+
+    p, opt = made()
+    opt.param_groups[0]["lr"], opt.state[p]["theirs"] = 0.5, torch.ones(3)
+    opt.step()
+    saved, after = copy.deepcopy(opt.state_dict()), shown(p, opt)
+    p, opt = made()
+    before, found = shown(p, opt), []
+    with Raising() as calls:
+        opt.load_state_dict(saved)
+    for at in range(max(0, calls.count - 40), calls.count):
+        p, opt = made()
+        with contextlib.suppress(Fault), Raising(at):
+            opt.load_state_dict(saved)
+        found.append(shown(p, opt))
+    assert [x for x in found if x not in (before, after)] == []
+    assert after in found

@@ -161,6 +161,15 @@ def test_what_they_lack_is_refused(case):
     assert said in str(caught.value)
 
 
+def test_decay_of_bitsandbytes_adam_is_that_of_adamw():
+    saved = ao.to_torch(stepped(ao.AdamW(weight_decay=0.5)), form="bitsandbytes")
+    del saved["param_groups"][0]["decoupled_weight_decay"]
+    with pytest.raises(ValueError, match=r"weight_decay=0.5 in group 0, which bitsandbytes' Adam applies as AdamW"):
+        ao.load_torch(stepped(ao.Adam()), saved)
+    saved["param_groups"][0]["weight_decay"] = 0.0
+    ao.load_torch(stepped(ao.Adam()), saved)
+
+
 @pytest.mark.parametrize("nested", [True, False])
 def test_codes_that_were_read_are_not_kept_beside_the_slots(nested):
     """They were taken for entries of other code, which the next state dict has too."""

@@ -175,7 +175,7 @@ class ElementsPrinter:
             before = f"vector_at({at})" if at else into
             made, taken = f"{before} + {text.name(node)}", text.take(s, into, text.name(node))
             if s in self.unrounded:
-                made = text.fused(self.unrounded[s], before)
+                made = text.fused(node, before)
                 taken = f"{into} = {made}"
             self.put(depth, f"put_vector({made}, {at});" if at else f"{only}{taken};")
 

@@ -13,7 +13,7 @@ from arrayopt.codecs import BLOCK, STORED
 from arrayopt.engines.columns import native_columns
 from arrayopt.engines.numba.header import DRAW, HALF, HEADER, PRODUCT, ROUND, SPLIT, TILE
 from arrayopt.engines.numba.texts import CODES, COPIES
-from arrayopt.engines.printer import Printer
+from arrayopt.engines.printer import Printer, unrounded_products
 from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import CACHED, Node
 from arrayopt.fusion.index import ONE, ZERO
@@ -52,6 +52,16 @@ class NumbaPrinter(Printer):
             return super().expression(node, unrounded)
         scale, number = map(self.name, sorted(node.args, key=lambda x: x.dtype == "complex"))
         return f"complex({scale} * {number}.real, {scale} * {number}.imag)"
+
+    def fused(self, product: Node, other: str, sign: str = "") -> str:
+        if product.dtype == "real":
+            return super().fused(product, other, sign)
+        made = list[str]()
+        for part in ("real", "imag"):
+            given = [(self.name(x), x.dtype) for x in product.args]
+            *factors, last = [f"{x}.{part}" if kind == "complex" else x for x, kind in given]
+            made.append(f"fused({sign}{' * '.join(factors)}, {last}, ({other}).{part})")
+        return f"complex({', '.join(made)})"
 
     def _typed(self, n: Node, text: str, cast: str = "W") -> str:
         """What is read of a value that lies somewhere as a float, in the value's own type."""
@@ -173,7 +183,7 @@ class NumbaPrinter(Printer):
 
     def _elements(self, loop: bulk.Elements) -> None:
         """Print a loop over elements as a function."""
-        totals = loop.totals
+        totals, unrounded = loop.totals, unrounded_products(loop)
         each = loop.position is not None and loop.stride != ONE
         given = [*loop.slices, *map(self.bare, loop.scalars)]
         given += [*(["start"] if loop.position else []), *(["each"] if each else [])]
@@ -186,7 +196,7 @@ class NumbaPrinter(Printer):
             text = self._load(self.storage[stored], here) if stored else self._typed(node, here)
             self.put(2, f"{self.name(node)} = {text}")
         for node in loop.nodes:
-            self.put(2, f"{self.name(node)} = {self.expression(node)}")
+            self.put(2, f"{self.name(node)} = {self.expression(node, unrounded.get(node))}")
         for name, node in loop.stores.items():
             text, stored = self.name(node), loop.storage.get(name)
             text = self._store(self.storage[stored], text) if stored else text
@@ -194,7 +204,13 @@ class NumbaPrinter(Printer):
             self.put(2, f"{only}{name}[i] = {text}")
         for s, node in loop.sums.items():
             into = f"{loop.into[s]}[i]" if s in loop.into else f"s{s.id}"
-            self.put(2, self.take(s, into, self.name(node)))
+            made = self.take(s, into, self.name(node))
+            if s.op == "sum" and s in totals:
+                factors = self.factors(node) if s in unrounded else f"{self.name(node)}, W(1.0)"
+                made = f"{into} = fused_total({factors}, {into})"
+            elif s in unrounded:
+                made = f"{into} = {self.fused(node, into)}"
+            self.put(2, made)
         results = "".join(f"s{s.id}, " for s in totals)
         self.put(1, f"return ({results})" if totals else "return")
 

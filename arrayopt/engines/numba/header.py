@@ -24,10 +24,9 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 W = np.{real}
-FAST = {{"contract", "reassoc", "nsz"}}
-jit = nb.njit(error_model="numpy", nogil=True, fastmath=FAST)
+jit = nb.njit(error_model="numpy", nogil=True)
 OWN = {{"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "forceinline": True}}
-inner = nb.njit(error_model="numpy", fastmath=FAST, **OWN)
+inner = nb.njit(error_model="numpy", **OWN)
 
 
 @intrinsic
@@ -67,10 +66,18 @@ def select(typingctx, c, a, b):
     return wide(types.boolean, a, b), codegen
 
 
-@nb.njit(error_model="numpy", fastmath={{"contract"}}, **OWN)
-def over(a, scale, reciprocal):
-    """A division; in this order, for the product of the latter two may be infinite."""
-    return a * scale * reciprocal
+def fused_by(*flags):
+    """A function that makes a * b + c, rounded once if the processor can."""
+    def codegen(context, builder, signature, args):
+        kind = args[0].type
+        kinds = ir.FunctionType(kind, [kind] * 3)
+        function = builder.module.declare_intrinsic("llvm.fmuladd", [kind], kinds)
+        return builder.call(function, args, fastmath=flags)
+    return intrinsic(lambda typingctx, a, b, c: (c(c, c, c), codegen))
+
+
+fused = fused_by()
+fused_total = fused_by("reassoc")  # c is a sum, whose terms are added in any order
 
 
 @inner
