@@ -1,7 +1,8 @@
 """The code of a rule, to tell when its author has edited it: classes and functions may stay the same objects then."""
 
+import os
+import site
 import sys
-import sysconfig
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from hashlib import blake2b
@@ -18,7 +19,7 @@ CALLED = "__call__", "__wrapped__", "__post_init__", "__getattr__"
 """Attributes that code uses without their names."""
 SMALL = 1 << 16
 """The most bytes of an array that are compared."""
-INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+INSTALLED = os.path.dirname(os.__file__), *site.getsitepackages()
 
 
 def code_of(rule: Rule) -> str:

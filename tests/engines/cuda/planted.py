@@ -67,7 +67,7 @@ MORE = [
     ("the last step's factor", TABLE, "                self.factor = self.device_factor.array\n", "", f"{STEPS}::test_the_host_s_factor_follows_one_of_the_device"),
     ("a copy of a gradient made once", LOCATED, "        self.packed[row][...] = detached(g)\n", "", AWKWARD),
     ("a copy of a parameter not written back", LOCATED, "                (self.put_wide if name in self.widens else self.replace)(row, name, copy)\n", "                pass\n", AWKWARD),
-    ("a copy of a parameter not read again", LOCATED, "            copy[...] = self.wide(row, name) if widens else detached(self.stored(row, name))\n", "            pass\n", AWKWARD),
+    ("a copy of a parameter not read again", LOCATED, "                copy[...] = detached(self.stored(row, name))\n", "                pass\n", AWKWARD),
     ("partial sums of rows of another tile", "kernels/matrix.cuh", "(row + u * kWarps) * t.NC + tile_column, sums", "(row + u * kWarps) + tile_column, sums", TILES),
     ("sums of columns of another tile", LOWERING, '(ab * rows + name("rt"))', '(ab + name("rt"))', TILES),
     ("a step that is to be skipped is made", "kernels/queue.cuh", "if (skip != nullptr && *skip != 0) return;", "(void)skip;", f"{STEPS}::test_a_skipped_step_changes_no_bit"),
