@@ -112,8 +112,10 @@ def put_codes(form: str, state: Mapping[str, Any]) -> None:
     import torch
 
     if form == "torchao":
-        from torchao.optim.subclass_8bit import OptimState8bit
-
+        try:
+            from torchao.optim.subclass_8bit import OptimState8bit
+        except ImportError as error:
+            raise ImportError("to_torch: form='torchao' needs torchao; pip install torchao") from error
         for group in state["param_groups"]:
             group["lr"] = torch.tensor(group["lr"], dtype=torch.float32)
     for each in state["state"].values():

@@ -197,3 +197,9 @@ def test_their_optimizers_go_on(form):
     there.step()
     for p, x in zip(params, opt.step(drawn(4)).values(), strict=True):
         np.testing.assert_allclose(p.detach().numpy(), x, rtol=1e-5, atol=1e-6)
+
+
+def test_torchao_that_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchao.optim.subclass_8bit", None)
+    with pytest.raises(ImportError, match="form='torchao' needs torchao; pip install torchao"):
+        ao.to_torch(ao.Optimizer({"w": np.ones(3)}, ao.AdamW()), form="torchao")
