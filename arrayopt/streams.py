@@ -21,7 +21,7 @@ class Streams:
 
     def __init__(self) -> None:
         self.last: dict[tuple[str, int], Any] = {}
-        self._thread = threading.get_ident()  # of the last call
+        self._threads: dict[tuple[str, int], int] = {}  # those in which they were current
 
     def note(self, x: Array) -> None:
         """Remember the library and device of an array, if that is on a GPU."""
@@ -32,7 +32,7 @@ class Streams:
         else:
             return
         if key not in self.last:
-            self.last[key] = _current(*key)
+            self.last[key], self._threads[key] = _current(*key), threading.get_ident()
 
     def meet(self, who: str) -> None:
         """Let the current streams wait for those of the last call; RuntimeError if one of these is being captured.
@@ -42,7 +42,7 @@ class Streams:
         thread = threading.get_ident()
         for (library, device), last in self.last.items():
             now = _current(library, device)
-            elsewhere = self._thread != thread and library == "cupy" and last.ptr == OF_THREAD
+            elsewhere = library == "cupy" and last.ptr == OF_THREAD and self._threads[library, device] != thread
             if (now == last and not elsewhere) or _captured(library, device, now):
                 continue
             if not elsewhere and _captured(library, device, last):
@@ -52,14 +52,14 @@ class Streams:
                 )
             _wait(library, device, now, None if elsewhere else last)
             self.last[library, device] = now
-        self._thread = thread
+            self._threads[library, device] = thread
 
     def __getstate__(self) -> dict[str, Any]:
         return {"keys": list(self.last)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.last = {key: _current(*key) for key in state["keys"]}
-        self._thread = threading.get_ident()
+        self._threads = dict.fromkeys(self.last, threading.get_ident())
 
 
 def _current(library: str, device: int) -> Any:
