@@ -25,8 +25,8 @@ from numba.extending import intrinsic
 
 W = np.{real}
 jit = nb.njit(error_model="numpy", nogil=True)
-OWN = {{"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "forceinline": True}}
-inner = nb.njit(error_model="numpy", **OWN)
+no_wrappers = {{"no_cpython_wrapper": True, "no_cfunc_wrapper": True}}
+inner = nb.njit(error_model="numpy", nogil=True, forceinline=True, **no_wrappers)
 
 
 @intrinsic
@@ -203,7 +203,7 @@ def joined(high, low):
     return np.uint32(np.int32(high)) << np.uint32(16) | np.uint32(np.int32(low))
 
 
-@nb.njit(error_model="numpy", **OWN)
+@inner
 def uniform(position, a, b, c, d, t1, t0):
     key = np.uint32(joined(a, b) + np.uint32(position >> 32))
     bits = threefry(np.uint32(position), np.uint32(joined(t1, t0)), key, np.uint32(joined(c, d)))

@@ -4,7 +4,6 @@ from arrayopt.codecs import BLOCK
 from arrayopt.state.quantized import LEAST, TINY
 
 CODES = f"""
-exact = nb.njit(error_model="numpy", fastmath=False, **OWN)  # else it is as of who calls
 SINGLES, WHOLE = ir.VectorType(ir.FloatType(), {BLOCK}), ir.VectorType(ir.IntType(32), {BLOCK})
 
 
@@ -73,25 +72,25 @@ def narrow_block(typingctx, values, codes, block, factor, top):
     return types.void(values, codes, types.int64, types.float32, types.float32), codegen
 
 
-@exact
+@inner
 def step_of(scale, top):
     step = load_bfloat16(scale) * (np.float32(1.0) / top)
     return step if math.isfinite(step) else np.float32(np.nan)
 
 
-@exact
+@inner
 def scale_of(largest):
     stored = store_bfloat16(bits_to_float(np.uint32(largest)))
     return np.uint16(0) if load_bfloat16(stored) < np.float32({TINY!r}) else stored
 
 
-@exact
+@inner
 def factor_of(scale, top):
     x = load_bfloat16(scale)
     return top / x if (x > 0) & math.isfinite(x) else np.float32(0.0)
 
 
-@exact
+@inner
 def dequantize(codes, scales, values, top):
     blocks = values.size // {BLOCK}
     for block in range(blocks):
@@ -100,7 +99,7 @@ def dequantize(codes, scales, values, top):
         values[i] = W(np.float32(codes[i]) * step_of(scales[blocks], top))
 
 
-@exact
+@inner
 def quantize(codes, scales, values, top):
     blocks = values.size // {BLOCK}
     for block in range(blocks):
