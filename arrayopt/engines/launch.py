@@ -35,11 +35,11 @@ class Launch:
         self._update: list[Prepared] = engine.batches(bucket, asked._replace(stats=False))
         self._reporting: list[Prepared] = engine.batches(bucket, asked) if asked.stats else []
         self._waits = bool(meetings) or bucket.kind == "cut"
-        for work, meeting in ((self._reporting, meetings[:1]), (self._update, meetings[-1:])):
+        for work, own_meetings in ((self._reporting, meetings[:1]), (self._update, meetings[-1:])):
             for one in work:
                 one.batch.allocate(one.rows, self._threads)
-                for its in meeting:
-                    one.batch.meet(its)
+                for meeting in own_meetings:
+                    one.batch.meet(meeting)
         self.repeats = not (asked.stats or bucket.rule.branches or meetings)
         self._rows = [(one.batch, one.rows) for one in self._update]  # without gradients
         self._shared = self.repeats and any(x.is_shared(rows) for x, rows in self._rows)
