@@ -20,9 +20,6 @@ static __forceinline__ double chosen(bool first, double a, double b) {
     return a;
 }
 
-#pragma omp declare reduction(largest : W : omp_out = maximum(omp_out, omp_in)) initializer(omp_priv = -INFINITY)
-#pragma omp declare reduction(smallest : W : omp_out = minimum(omp_out, omp_in)) initializer(omp_priv = INFINITY)
-
 // a * b + c, rounded once. Compilers fuse nothing else: they would do so in vectors and not in the elements that are left.
 #if defined(__FMA__) || defined(__FP_FAST_FMAF) || defined(__ARM_FEATURE_FMA)
 static __forceinline__ float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
@@ -36,15 +33,14 @@ static __forceinline__ Complex fused(W a, Complex b, Complex c) {
 }
 static __forceinline__ Complex fused(Complex a, W b, Complex c) { return fused(b, a, c); }
 
-// The number of partial sums of a loop: one vector of W. Otherwise a compiler may take more if 16-bit numbers are read, and the
-// order of a sum would depend on the storage dtype.
-#ifdef __AVX512F__
-enum { kSums = 64 / sizeof(W) };
-#elif defined(__AVX__)
-enum { kSums = 32 / sizeof(W) };
-#else
-enum { kSums = 16 / sizeof(W) };
-#endif
+// The partial results of a total, of which the printer says what becomes one.
+struct Lanes {
+    W of[kSums];
+    __forceinline__ Lanes(W first) {
+        for (int i = 0; i < kSums; ++i) of[i] = first;
+    }
+    __forceinline__ W& operator[](int64_t i) { return of[i]; }
+};
 
 // Matrices to copy at a time: about 16 KB, which stay in the L1 cache while their elements are copied to each plane in turn.
 static int64_t block_of(int64_t count) { return 4096 / count > 16 ? 4096 / count : 16; }
@@ -235,14 +231,6 @@ static __forceinline__ Floats sqrt(Floats x) {
     Floats y;
     asm("vsqrtps %1, %0" : "=v"(y) : "v"(x));
     return y;
-}
-
-// The sum of a vector: adds its halves, until one number is left.
-static __forceinline__ float sum_of(Floats x) {
-    x += __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
-    x += __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3);
-    x += __builtin_shufflevector(x, x, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1);
-    return x[0] + x[1];
 }
 
 static __forceinline__ Integers larger(Integers x, Integers y) { return x > y ? x : y; }

@@ -5,6 +5,8 @@ values and places. `cplusplus.py` and `numba/emit.py` add the statements of a la
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
+import numpy as np
+
 from arrayopt.arrays import real_dtype
 from arrayopt.fusion.bulk import Elements
 from arrayopt.fusion.graph import POSITION, Node
@@ -86,6 +88,15 @@ class Printer(Lines):
         self.storage |= {name: plan.storage[name] for name in plan.slots}
         self.storage |= {scale_of(name): "bfloat16" for name in plan.quantized}
         self.storage |= {name: plan.storage[name] for name in plan.spilled}
+
+    @property
+    def lanes(self) -> int:
+        """The number of partial results of each total of a loop: the numbers in 64 bytes.
+
+        Element i goes to lane i % lanes. In the end, the second half of the lanes is taken into the
+        first, until one is left. So bits depend on no compiler, nor on a processor's vectors.
+        """
+        return 64 // np.dtype(self.real).itemsize
 
     # ---- values ----------------------------------------------------------------------------------
 
@@ -192,6 +203,15 @@ def unrounded_products(loop: Elements) -> dict[Node, Node]:
         if products and alike and len({*added}) == len(added):  # x - x is zero
             found[node] = min(products, key=order.__getitem__)
     return found
+
+
+def rounded_nodes(loop: Elements, unrounded: dict[Node, Node]) -> list[Node]:
+    """Return what a loop computes, without products that are only ever added unrounded."""
+    used = {*loop.stores.values(), *loop.guards.values()}
+    terms = {n: n.args for n in loop.nodes} | {s: (n,) for s, n in loop.sums.items()}
+    for node, added in terms.items():
+        used |= {*added} - {unrounded.get(node)}
+    return [n for n in loop.nodes if n in used]
 
 
 def _is_real_multiple(node: Node) -> bool:

@@ -80,11 +80,11 @@ class LoweredBetween(Lowering):
 
     def _small(self, loop: SmallLoop) -> Statements:
         """Return the statements of a loop of operations."""
-        made, wide = set(loop.nodes), not loop.axes
+        made = set(loop.nodes)
         taken = dict.fromkeys(operands(loop.nodes))
         read = [a for a in taken if not (a in made or a.on_host)]
-        before = self.reads([n for n in read if not n.axes], wide=wide)
-        inside: Statements = [*self.reads([n for n in read if n.axes], wide=wide)]
+        before = self.reads([n for n in read if not n.axes], wide=True)
+        inside: Statements = [*self.reads([n for n in read if n.axes])]
         for n in loop.nodes:
             inside.append(program.Compute(n))
             if n in self.outliving:

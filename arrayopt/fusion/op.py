@@ -75,8 +75,6 @@ class Reduction:
     """The result before the first value."""
     take: str
     """The statement that combines the result so far, ``{0}``, with a value, ``{1}``."""
-    simd: str
-    """How OpenMP combines SIMD lanes: an operator, or a name from ``kernels/loops.h``."""
     cuda: str
     """The struct for this reduction in ``kernels/sums.cuh``."""
     repeated: str = ""

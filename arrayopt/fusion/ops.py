@@ -222,8 +222,8 @@ OPS = {
 """Every operation, by its name in `Node.op`."""
 
 REDUCTIONS = {
-    "sum": Reduction(np.add, 0.0, "{0} += {1}", "+", "Sum", repeated="mul"),
-    "max": Reduction(np.maximum, -np.inf, "{0} = maximum({0}, {1})", "largest", "Max"),
-    "min": Reduction(np.minimum, np.inf, "{0} = minimum({0}, {1})", "smallest", "Min"),
+    "sum": Reduction(np.add, 0.0, "{0} += {1}", "Sum", repeated="mul"),
+    "max": Reduction(np.maximum, -np.inf, "{0} = maximum({0}, {1})", "Max"),
+    "min": Reduction(np.minimum, np.inf, "{0} = minimum({0}, {1})", "Min"),
 }
 """Every reduction, by its name in `Node.op`."""

@@ -8,7 +8,7 @@ import pytest
 import arrayopt as ao
 from arrayopt.fusion.plans import plan_for
 from tests.support.cases import RUN_IDS, RUNS, make
-from tests.support.engine_runs import problem, run
+from tests.support.engine_runs import problem, run, same, shapes_of
 from tests.support.engines import COMPILED, SLOW, STAND_IN, each_compiled
 from tests.support.slow import marked
 
@@ -30,6 +30,9 @@ def kinds(name):
     return [kind for kind in KINDS if getattr(ao, name).complex_ok or not kind.startswith("complex")]
 
 
+SUMMED = ("scalar", "prime", "matrix", "several chunks", "several tiles of rows")
+"""Shapes over which engines add up elements in units, rows and columns."""
+
 QUICK = {RUN_IDS.index(f"{name}-{i}") for name, i in (("AdamW", 9), ("CAME", 0))}
 
 
@@ -43,6 +46,40 @@ class Columns(ao.Rule):
     def update(self, xp, p, g, s, h):
         m = p * g
         return 0.0 * p + xp.sum(m, axis=-2, keepdims=True), {"m": m}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Total(ao.Rule):
+    """The sum of a gradient."""
+
+    def slots(self, xp, p):
+        return {}
+
+    def update(self, xp, p, g, s, h):
+        return 0.0 * p + xp.sum(g), {}
+
+
+def total(x, chunk=8192):
+    """The sum as an engine adds it up: lanes of 64 bytes, of which halves are added; units in double precision."""
+    made, lanes = 0.0, 64 // x.itemsize
+    for first in range(0, x.size, chunk):
+        part = x[first : first + chunk]
+        part = np.append(part, np.zeros(-part.size % lanes, x.dtype)).reshape(-1, lanes)
+        part = np.add.accumulate(part)[-1]
+        while part.size > 1:
+            part = part[: part.size // 2] + part[part.size // 2 :]
+        made += float(part[0])
+    return x.dtype.type(made)
+
+
+@each_compiled
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_sum_has_one_order(engine, dtype):
+    rng = np.random.default_rng(0)
+    grads = {f"g{n}": rng.standard_normal(n).astype(dtype) for n in (1, 7, 16, 43, 8191, 20011)}
+    opt = ao.Optimizer({name: np.zeros_like(g) for name, g in grads.items()}, Total(), engine=engine)
+    opt.step(grads)
+    assert {name: p[0] for name, p in opt.params.items()} == {name: total(g) for name, g in grads.items()}
 
 
 @each_compiled
@@ -81,8 +118,8 @@ def test_an_element_has_the_same_bits_in_every_position_and_engine(engine, row, 
         assert np.isfinite(whole.astype(complex)).all()
         assert (params[name][last : last + 1] if alone else params[name]).tobytes() == whole.tobytes(), name
     if engine != STAND_IN and not dtype.startswith("complex"):
-        others = run(STAND_IN, rule, p, grads)[0].params
-        assert [x.tobytes() for x in params.values()] == [x.tobytes() for x in others.values()]
+        for given in ((p, grads), problem(shapes_of(SUMMED), dtype)):
+            same(run(engine, rule, *given)[1], run(STAND_IN, rule, *given)[1])
 
 
 def has_sums(rule, dtype):

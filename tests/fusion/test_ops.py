@@ -239,7 +239,7 @@ def test_means_of_complex_numbers_reach_the_elements_in_every_engine(shape):
 
 @pytest.mark.parametrize("engine", NOW)
 def test_a_row_is_all_that_a_reduction_takes(engine, monkeypatch):
-    monkeypatch.setitem(REDUCTIONS, "prod", Reduction(np.multiply, 1.0, "{0} *= {1}", "*", "Prod", repeated="pow"))
+    monkeypatch.setitem(REDUCTIONS, "prod", Reduction(np.multiply, 1.0, "{0} *= {1}", "Prod", repeated="pow"))
 
     def function(xp, p, g):
         rows = xp.prod(1.0 + 0.01 * g, axis=-1, keepdims=True)

@@ -5,10 +5,9 @@ such loop of a program.
 import math
 
 from arrayopt.engines.cplusplus import CPlusPlusPrinter
-from arrayopt.engines.printer import unrounded_products
+from arrayopt.engines.printer import rounded_nodes, unrounded_products
 from arrayopt.fusion.bulk import Elements
 from arrayopt.fusion.graph import Node, Spare
-from arrayopt.fusion.ops import REDUCTIONS
 
 COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne"}
 ARITHMETIC = {"add", "sub", "mul", "div", "over", "sqrt", "neg", "where", "minimum", "maximum"}
@@ -40,13 +39,14 @@ class ElementsPrinter:
         function = f"{loop.function}_of" if self.spare else loop.function
         self.put(0, "", *(["template <bool all>"] if self.spare else []))
         self.put(0, f"static __forceinline__ void {function}({declared}) {{")
-        self.put(1, *(f"W s{s.id} = {self.text.start(s)};" for s in loop.totals))
+        self.put(1, *(f"Lanes s{s.id}({self.text.start(s)});" for s in loop.totals))
         self.put(1, "int64_t first = 0;")
         if self._is_in_vectors():
             self._vectors()
         self._decode()
         self._one_by_one()
-        self.put(1, *(f"got[{i}] = s{s.id};" for i, s in enumerate(loop.totals)))
+        if loop.totals:
+            self._in_lanes()
         self.put(0, "}")
         if self.spare:
             self._call_twice(declared, ", ".join(parameters))
@@ -72,10 +72,7 @@ class ElementsPrinter:
         return given
 
     def _is_in_vectors(self) -> bool:
-        """Whether to run over whole vectors first: if that is faster than g++'s own vectors.
-
-        The order in which its sums are added then depends only on the length.
-        """
+        """Whether to run over whole vectors first: if that is faster than g++'s own vectors."""
         loop, slow = self.loop, any(n.op in SLOW for n in self.loop.nodes)
         if not (loop.codes or loop.sums or slow):
             return False
@@ -114,9 +111,9 @@ class ElementsPrinter:
             value = text.name(node) if node.axes else f"all_of({text.name(node)})"
             way = "put_rounded" if node.op == "round_bfloat16" else "put_vector"
             self.put(3, f"{self.only.get(name, '')}{way}({value}, {name} + i);")
-        self._add_up(3, "v")
+        self._add_up(3, "v{}")
         self.put(2, "}")
-        self.put(1, "}", *(f"s{s.id} += sum_of(v{s.id});" for s in loop.totals))
+        self.put(1, "}", *(f"put_vector(v{s.id}, s{s.id}.of);" for s in loop.totals))
         self.put(0, "#endif")
 
     def _decode(self) -> None:
@@ -127,13 +124,14 @@ class ElementsPrinter:
             self.put(1, f"dequantize({', '.join(given)});")
 
     def _one_by_one(self) -> None:
-        """Print the loop over the elements that are left."""
+        """Print the loop over the elements that are left; or with totals, what it does for one."""
         loop, text = self.loop, self.text
-        clauses = [f" reduction({REDUCTIONS[s.op].simd}:s{s.id})" for s in loop.totals]
-        clauses += [" simdlen(kSums)"] if loop.totals else []
-        self.put(1, *(["if (first < count)  // else kSums zeros are added"] if loop.totals else []))
-        self.put(0, f"#pragma omp simd{''.join(clauses)}")
-        self.put(1, "for (int64_t i = first; i < count; ++i) {")
+        if loop.totals:
+            given = "int64_t i, int64_t lane"
+            self.put(1, f"const auto one = [&]({given}) __attribute__((always_inline)) {{")
+        else:
+            self.put(0, "#pragma omp simd")
+            self.put(1, "for (int64_t i = first; i < count; ++i) {")
         if loop.position is not None:
             self.put(2, "const int64_t position = start + i * each;")
         for name, node in loop.loads.items():
@@ -150,13 +148,27 @@ class ElementsPrinter:
                 number = " ? (W)1 : (W)0" if node.dtype == "bool" else ""
                 made = f"{name}[i] = {text.name(node)}{number};"
             self.put(2, f"{self.only.get(name, '')}{made}")
-        self._add_up(2, "s")
-        self.put(1, "}")
+        self._add_up(2, "s{}[lane]")
+        self.put(1, "};" if loop.totals else "}")
+
+    def _in_lanes(self) -> None:
+        """Print the loops over the elements that are left, and over halves of the lanes."""
+        self.put(1, "for (; first + kSums <= count; first += kSums)")
+        self.put(0, "#pragma omp simd")
+        self.put(2, "for (int64_t lane = 0; lane < kSums; ++lane) one(first + lane, lane);")
+        self.put(0, "#pragma omp simd")
+        self.put(1, "for (int64_t lane = 0; lane < count - first; ++lane) one(first + lane, lane);")
+        self.put(1, "for (int64_t half = kSums / 2; half > 0; half /= 2)")
+        self.put(2, "for (int64_t lane = 0; lane < half; ++lane) {")
+        for s in self.loop.totals:
+            self.put(3, f"{self.text.take(s, f's{s.id}[lane]', f's{s.id}[lane + half]')};")
+        self.put(2, "}")
+        self.put(1, *(f"got[{i}] = s{s.id}[0];" for i, s in enumerate(self.loop.totals)))
 
     def _compute(self, depth: int, kind: str) -> None:
         """Print the operations on an element, or on vectors, whose C++ type is `kind`."""
         text = self.text
-        for node in self.loop.nodes:
+        for node in rounded_nodes(self.loop, self.unrounded):
             made = text.expression(node, self.unrounded.get(node))
             if kind and node.op == "uniform":
                 made = f"vector_at(v{node.id}.of + i)"
@@ -166,12 +178,12 @@ class ElementsPrinter:
             self.put(depth, f"const {kind or text.kind(node)} {text.name(node)} = {made};")
 
     def _add_up(self, depth: int, kept: str) -> None:
-        """Print the reductions, into variables whose names begin with `kept`."""
+        """Print the reductions, into variables named as `kept` says."""
         text, loop = self.text, self.loop
         for s, node in loop.sums.items():
             only = "if (all) " if s in self.spare else ""
-            into = f"{loop.into[s]}[i]" if s in loop.into else f"{kept}{s.id}"
-            at = f"{loop.into[s]} + i" if kept == "v" and s in loop.into else ""
+            into = f"{loop.into[s]}[i]" if s in loop.into else kept.format(s.id)
+            at = f"{loop.into[s]} + i" if kept == "v{}" and s in loop.into else ""
             before = f"vector_at({at})" if at else into
             made, taken = f"{before} + {text.name(node)}", text.take(s, into, text.name(node))
             if s in self.unrounded:

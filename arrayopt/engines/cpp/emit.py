@@ -168,7 +168,7 @@ def emit(
     text = CpuPrinter(plan, dtype, grad_dtype or dtype, laid_out, native_columns(plan, laid_out))
     text.comment(f"Fused loops{about}")
     text.put_text(header("cpu.h"))
-    text.put(0, "", f"typedef {CODECS[text.real].cuda} W;", "")
+    text.put(0, "", f"typedef {CODECS[text.real].cuda} W;", f"enum {{ kSums = {text.lanes} }};", "")
     draws = ["random.cuh", "draws.h"] if plan.draws else []
     for name in ("storage.cuh", "arithmetic.cuh", "quantized.cuh", "loops.h", *draws):
         text.put_text(header(name))

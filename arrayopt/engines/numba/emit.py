@@ -12,8 +12,8 @@ from functools import lru_cache
 from arrayopt.codecs import BLOCK, STORED
 from arrayopt.engines.columns import native_columns
 from arrayopt.engines.numba.header import DRAW, HALF, HEADER, PRODUCT, ROUND, SPLIT, TILE
-from arrayopt.engines.numba.texts import CODES, COPIES
-from arrayopt.engines.printer import Printer, unrounded_products
+from arrayopt.engines.numba.texts import CODES, COPIES, TOTALS
+from arrayopt.engines.printer import Printer, rounded_nodes, unrounded_products
 from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import CACHED, Node
 from arrayopt.fusion.index import ONE, ZERO
@@ -182,20 +182,24 @@ class NumbaPrinter(Printer):
         return f"{'got = ' if loop.totals else ''}{loop.function}({', '.join(given)})"
 
     def _elements(self, loop: bulk.Elements) -> None:
-        """Print a loop over elements as a function."""
+        """Print a loop over elements as a function, or two if it has totals: one for some elements,
+        which adds each to its lane, and one that calls it.
+        """
         totals, unrounded = loop.totals, unrounded_products(loop)
         each = loop.position is not None and loop.stride != ONE
         given = [*loop.slices, *map(self.bare, loop.scalars)]
         given += [*(["start"] if loop.position else []), *(["each"] if each else [])]
         self.position = "(start + i * each)" if each else "(start + i)"
-        self.put(0, "", "", "@inner", f"def {loop.function}({', '.join(given)}):")
-        self.put(1, *(f"s{s.id} = W({self.start(s)})" for s in totals))
-        self.put(1, f"for i in range({next(iter(loop.slices))}.size):")
+        size, function = f"{next(iter(loop.slices))}.size", f"{loop.function}({', '.join(given)})"
+        some = ", ".join([*(f"s{s.id}" for s in totals), *given])
+        head = f"{loop.function}_of(first, count, {some})" if totals else function
+        self.put(0, "", "", "@inner", f"def {head}:")
+        self.put(1, f"for i in range({'first, first + count' if totals else size}):")
         for name, node in loop.loads.items():
             here, stored = f"{name}[i]", loop.storage.get(name)
             text = self._load(self.storage[stored], here) if stored else self._typed(node, here)
             self.put(2, f"{self.name(node)} = {text}")
-        for node in loop.nodes:
+        for node in rounded_nodes(loop, unrounded):
             self.put(2, f"{self.name(node)} = {self.expression(node, unrounded.get(node))}")
         for name, node in loop.stores.items():
             text, stored = self.name(node), loop.storage.get(name)
@@ -203,16 +207,25 @@ class NumbaPrinter(Printer):
             only = f"if {self.name(loop.guards[name])}: " if name in loop.guards else ""
             self.put(2, f"{only}{name}[i] = {text}")
         for s, node in loop.sums.items():
-            into = f"{loop.into[s]}[i]" if s in loop.into else f"s{s.id}"
+            into = f"{loop.into[s]}[i]" if s in loop.into else f"s{s.id}[i - first]"
             made = self.take(s, into, self.name(node))
-            if s.op == "sum" and s in totals:
-                factors = self.factors(node) if s in unrounded else f"{self.name(node)}, W(1.0)"
-                made = f"{into} = fused_total({factors}, {into})"
-            elif s in unrounded:
-                made = f"{into} = {self.fused(node, into)}"
-            self.put(2, made)
-        results = "".join(f"s{s.id}, " for s in totals)
-        self.put(1, f"return ({results})" if totals else "return")
+            self.put(2, f"{into} = {self.fused(node, into)}" if s in unrounded else made)
+        if not totals:
+            self.put(1, "return")
+            return
+        self.put(1, "in_lanes()", "return")
+        self.put(0, "", "", "@inner", f"def {function}:")
+        self.put(1, *(f"s{s.id} = lanes(W({self.start(s)}))" for s in totals))
+        self.put(1, f"left = {size} % LANES", f"for first in range(0, {size} - left, LANES):")
+        self.put(2, f"{loop.function}_of(first, LANES, {some})")
+        self.put(1, f"{loop.function}_of({size} - left, left, {some})")
+        others = [s for s in totals if s.op != "sum"]
+        if others:
+            self.put(1, "half = LANES", "while half > 1:")
+            self.put(2, "half //= 2", "for i in range(half):")
+            self.put(3, *(self.take(s, f"s{s.id}[i]", f"s{s.id}[i + half]") for s in others))
+        made = [f"s{s.id}[0]" if s in others else f"sum_of(s{s.id})" for s in totals]
+        self.put(1, f"return ({', '.join(made)},)")
 
 
 ALL = "table, numbers, results, work, part"
@@ -237,7 +250,8 @@ def emit(
     laid_out = lanes.layout if lanes else layout(plan)
     columns = native_columns(plan, laid_out)
     text = NumbaPrinter(plan, dtype, grad_dtype or dtype, laid_out, columns)
-    text.put_text(HEADER.format(about=about, real=text.real))
+    text.put_text(HEADER.format(about=about, real=text.real, lanes=text.lanes))
+    text.put_text(TOTALS)
     if any(STORED[kind].numba for kind in text.storage.values()):
         text.put_text(HALF)
     if "low8" in plan.storage.values():

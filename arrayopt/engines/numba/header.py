@@ -24,6 +24,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 W = np.{real}
+LANES = {lanes}
 jit = nb.njit(error_model="numpy", nogil=True)
 no_wrappers = {{"no_cpython_wrapper": True, "no_cfunc_wrapper": True}}
 inner = nb.njit(error_model="numpy", nogil=True, forceinline=True, **no_wrappers)
@@ -66,18 +67,14 @@ def select(typingctx, c, a, b):
     return wide(types.boolean, a, b), codegen
 
 
-def fused_by(*flags):
-    """A function that makes a * b + c, rounded once if the processor can."""
+@intrinsic
+def fused(typingctx, a, b, c):
+    """a * b + c, rounded once if the processor can."""
     def codegen(context, builder, signature, args):
         kind = args[0].type
         kinds = ir.FunctionType(kind, [kind] * 3)
-        function = builder.module.declare_intrinsic("llvm.fmuladd", [kind], kinds)
-        return builder.call(function, args, fastmath=flags)
-    return intrinsic(lambda typingctx, a, b, c: (c(c, c, c), codegen))
-
-
-fused = fused_by()
-fused_total = fused_by("reassoc")  # c is a sum, whose terms are added in any order
+        return builder.call(builder.module.declare_intrinsic("llvm.fmuladd", [kind], kinds), args)
+    return c(c, c, c), codegen
 
 
 @inner

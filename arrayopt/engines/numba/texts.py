@@ -1,7 +1,55 @@
-"""Parts of Numba's modules: blocks of 8-bit codes, and copies of matrices into planes."""
+"""Parts of Numba's modules: lanes, blocks of 8-bit codes, and copies of matrices into planes."""
 
 from arrayopt.codecs import BLOCK
 from arrayopt.state.quantized import LEAST, TINY
+
+TOTALS = '''
+@intrinsic
+def lanes(typingctx, first):
+    """The partial results of a reduction: element i of a loop goes to number i % LANES."""
+    made = types.CPointer(first)
+    def codegen(context, builder, signature, args):
+        with builder.goto_entry_block():
+            room = builder.alloca(args[0].type, LANES)
+            room.align = 64
+        for i in range(LANES):
+            builder.store(args[0], builder.gep(room, [ir.IntType(64)(i)]))
+        return room
+    return made(first), codegen
+
+
+@intrinsic
+def in_lanes(typingctx):
+    """Keep LLVM from unrolling the loops before this, until it has made vectors of their lanes."""
+    def codegen(context, builder, signature, args):
+        module, blocks = builder.module, builder.function.blocks
+        said = [["llvm.loop.unroll.disable"], ["llvm.loop.vectorize.followup_all"]]
+        for i, block in enumerate(blocks):
+            end = block.terminator
+            if end is not None and end.opname == "br" and end.operands[0] in blocks[:i]:
+                loop = module.add_metadata([str(id(end)), *map(module.add_metadata, said)])
+                loop.operands = (loop, *loop.operands[1:])
+                end.set_metadata("llvm.loop", loop)
+        return context.get_dummy_value()
+    return types.void(), codegen
+
+
+@intrinsic
+def sum_of(typingctx, lanes):
+    """The sum of lanes, in vectors: loops take three times as long."""
+    def codegen(context, builder, signature, args):
+        kind = ir.VectorType(args[0].type.pointee, LANES)
+        x, half = builder.load(builder.bitcast(args[0], kind.as_pointer())), LANES
+        while half > 1:
+            half //= 2
+            whole = ir.VectorType(ir.IntType(32), half)
+            parts = (ir.Constant(whole, [*range(i, i + half)]) for i in (0, half))
+            x = builder.fadd(*(builder.shuffle_vector(x, x, part) for part in parts))
+        return builder.extract_element(x, ir.IntType(32)(0))
+    return lanes.dtype(lanes), codegen
+
+'''
+"""See `Printer.lanes`. LLVM would unroll a short loop over lanes, and then make no vectors."""
 
 CODES = f"""
 SINGLES, WHOLE = ir.VectorType(ir.FloatType(), {BLOCK}), ir.VectorType(ir.IntType(32), {BLOCK})
