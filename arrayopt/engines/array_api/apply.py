@@ -29,8 +29,8 @@ def apply(
 
     If the rule, or the argument, is `stacked`, each layer is updated like a tensor of its own, and
     has its own report; `t` may be an array with a number for each. All layers are updated at once
-    if `layerwise.py` supports all operations of the rule. Random numbers depend on the tensor's name
-    and on the position of its `first` element.
+    if `layerwise.py` supports all operations of the rule. Random numbers depend on the tensor's
+    name and on the position of its `first` element.
 
     Arithmetic is in at least float32; results are rounded once, to the dtype that stores them.
 

@@ -1,6 +1,4 @@
-"""The columns of the table of tensors on CPUs. Printers print their names, and `table.py` fills them
-in.
-"""
+"""The columns of the table on CPUs: printers print their names, and `table.py` fills them in."""
 
 from arrayopt.engines.table_batch import first_columns
 from arrayopt.fusion.layout import GEOMETRY, Layout
