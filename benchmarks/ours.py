@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import arrayopt as ao
-from arrayopt.engines import table
+from arrayopt.engines import registry
 from arrayopt.fusion.plans import plan_for
 from benchmarks.contest import Contestant, Running, by_threads
 from benchmarks.problems import Problem
@@ -57,16 +57,16 @@ STATE |= {"AdamH": 2, "FISTA": 2, "Prodigy": 4, "LBFGS": 10}
 def _works(engine: str) -> bool:
     """Whether an engine has what it needs, as a compiler."""
     try:
-        table.ENGINES[engine].open()
+        registry.ENGINES[engine].open()
     except ValueError:
         return False
     return True
 
 
-ENGINES = (*table.FUSED["numpy"], "array_api")
+ENGINES = (*registry.FUSED["numpy"], "array_api")
 """The engines that take arrays of NumPy, fastest first."""
 
-FUSED = tuple(engine for engine in table.FUSED["numpy"] if _works(engine))
+FUSED = tuple(engine for engine in registry.FUSED["numpy"] if _works(engine))
 """Those of them that run plans, and work here."""
 
 REFERENCE = f"arrayopt {FUSED[0]}"

@@ -1,5 +1,5 @@
 """The base class of batches: tensors of a bucket that have one plan. A `Fused` engine makes them;
-in each step, `launch.py` calls `prepare`, `allocate` and `launch` with the rows that take part.
+in each step, `FusedStep` calls `prepare`, `allocate` and `launch` with the rows that take part.
 """
 
 import weakref

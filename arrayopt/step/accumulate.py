@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from arrayopt.arrays import Array, Grads, array_namespace, on_its_device, place, working_dtype
-from arrayopt.engines.array_api import ArrayAPI
+from arrayopt.engines.array_api.engine import ArrayAPI
 from arrayopt.engines.base import Asked
 from arrayopt.engines.bucket import Bucket, companion
-from arrayopt.engines.table import select
+from arrayopt.engines.registry import select
 from arrayopt.params.groups import Group
 from arrayopt.ranks.alone import Alone
 from arrayopt.rules.gradients import Accumulate, MeanNorms

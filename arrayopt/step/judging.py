@@ -10,7 +10,7 @@ from arrayopt.arrays import on_its_device
 from arrayopt.engines.base import Criteria, Judge, Swap
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.layers import layer_name
-from arrayopt.engines.table import select
+from arrayopt.engines.registry import select
 from arrayopt.hyper import scalar
 from arrayopt.ranks.alone import Alone
 from arrayopt.ranks.team import Team

@@ -8,9 +8,9 @@ from typing import Any, cast
 from arrayopt.arrays import Array
 from arrayopt.engines.base import Asked, Report
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.buckets import Buckets, explain_buckets
+from arrayopt.engines.bucketing import Buckets, explain_buckets
 from arrayopt.engines.interrupts import uninterrupted
-from arrayopt.engines.table import select
+from arrayopt.engines.registry import select
 from arrayopt.params.parameters import Parameters
 from arrayopt.ranks.alone import Alone
 from arrayopt.ranks.team import Team

@@ -1,4 +1,4 @@
-"""A step over a bucket whose engine runs plans. `Fused.prepare` makes a `Launch`, which prepares
+"""A step over a bucket whose engine runs plans. `Fused.prepare` makes a `FusedStep`, which prepares
 and allocates everything; `step/ready.py` calls it in the commit, and again in later steps.
 """
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import Grads, size
-from arrayopt.engines.array_api import ArrayAPI
+from arrayopt.engines.array_api.engine import ArrayAPI
 from arrayopt.engines.base import Asked, MakeStep, Report, Stops, interleaved
 from arrayopt.engines.batch import Prepared, Rows
 from arrayopt.engines.blas import one_thread
@@ -22,7 +22,7 @@ SMALL_TENSOR = 1 << 17
 """The number of elements up to which a tensor is small."""
 
 
-class Launch:
+class FusedStep:
     """A prepared step over a bucket; see `Engine.prepare`. A call makes the step. Then `again` can
     prepare the next one, if it `repeats`.
     """
