@@ -15,6 +15,7 @@ from arrayopt.engines.base import Asked, Partials, Stops
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.layers import Layers, layers_with
 from arrayopt.fusion.plan import Total, in_rounds
+from arrayopt.rules.base import Rule
 from arrayopt.rules.stretches import stretches
 from arrayopt.state.tensors import Tensor
 
@@ -156,6 +157,16 @@ class Meeting:
         begins = np.arange(len(totals))[:, None] * len(order)
         first = np.concatenate([[0], (begins + ends).reshape(-1)])
         device.add(how, first, self._addresses[totals][:, order].reshape(-1, 2))
+
+
+def as_many(rule: type[Rule], plans: set[tuple[Total, ...]]) -> None:
+    """Raise ValueError if the tensors of a class of rule use different numbers of totals."""
+    counts = sorted({len(x) for x in plans})
+    if len(counts) > 1:
+        raise ValueError(
+            f"{rule.__name__}: the update of each tensor must call `total` equally often; got"
+            f" {' and '.join(map(str, counts))} calls, for different shapes or groups"
+        )
 
 
 def numbers_of(bucket: Bucket) -> list[Ints]:

@@ -12,12 +12,12 @@ from arrayopt.codecs import CODECS
 from arrayopt.engines.base import Report
 from arrayopt.engines.batch import Kind, Rows
 from arrayopt.engines.bucket import Bucket, chosen
-from arrayopt.engines.columns import TableBatch
 from arrayopt.engines.cuda.columns import WINDOW_COLUMNS
 from arrayopt.engines.cuda.cut import DeviceCut
 from arrayopt.engines.cuda.device import access, uncaptured
 from arrayopt.engines.cuda.launches import NOTHING
 from arrayopt.engines.cuda.upload import Upload
+from arrayopt.engines.table_batch import TableBatch
 from arrayopt.fusion.graph import Node
 from arrayopt.params.headers import Locations
 from arrayopt.params.located import locations_of

@@ -17,9 +17,10 @@ from arrayopt.engines.base import Asked, Stops
 from arrayopt.engines.batch import Kind, Rows, plain
 from arrayopt.engines.blas import blas_address, one_thread
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.columns import TableBatch, native_columns, value_columns
+from arrayopt.engines.native.columns import native_columns
 from arrayopt.engines.native.cut import NativeCut
 from arrayopt.engines.native.gradients import Gradients
+from arrayopt.engines.table_batch import TableBatch, value_columns
 from arrayopt.engines.threads import divide, run
 from arrayopt.fusion.layout import extent, flops
 from arrayopt.fusion.lower import lowered

@@ -15,7 +15,7 @@ import pytest
 
 import arrayopt as ao
 from arrayopt.cli import info
-from arrayopt.engines import table
+from arrayopt.engines import registry
 from arrayopt.engines.base import CompilationError
 from arrayopt.engines.cpp import compiled, compiler, process
 from arrayopt.engines.native import cache
@@ -152,7 +152,7 @@ def test_a_compiler_that_does_not_work_is_passed_over_with_the_reason(kind, alon
 def test_without_a_compiler_auto_takes_the_next_engine_and_says_why(alone):
     text = ao.Optimizer(np.ones(3), ao.LAMB()).explain()
     assert "cpp: it needs a C++ compiler that works: none is found; install g++ or clang++, or name one in CXX" in text
-    assert f"engine {next(x for x in table.FUSED['numpy'] if x != 'cpp')} " in text
+    assert f"engine {next(x for x in registry.FUSED['numpy'] if x != 'cpp')} " in text
     assert info._compiler().startswith("it needs a C++ compiler that works: none is found")
 
 
@@ -337,7 +337,7 @@ def broken_later(monkeypatch):
 
 
 def test_auto_goes_on_with_the_next_engine(monkeypatch, logged):
-    monkeypatch.setitem(table.FUSED, "numpy", ("cpp", "numpy"))
+    monkeypatch.setitem(registry.FUSED, "numpy", ("cpp", "numpy"))
     opt = ao.Optimizer({"w": np.zeros(3)}, ao.SGD(lr=0.5))
     broken_later(monkeypatch)
     opt.step({"w": np.ones(3)})

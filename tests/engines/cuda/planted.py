@@ -13,7 +13,7 @@ TABLE, JUDGE, QUEUE, UPLOAD, DEVICE, CUT, EMIT, LAUNCHES = (
 )
 LOCATED = "arrayopt/engines/cuda/located.py"
 LOWERING = "arrayopt/fusion/lowering.py"
-JOINT = "arrayopt/engines/cuda/joint.py"
+JOINT = "arrayopt/engines/cuda/phased_batch.py"
 STREAMS = "arrayopt/streams.py"
 REPORTS = "tests/engines/cuda/test_cupy_streams.py::test_reports_leave_no_numbers_of_updates_behind"
 LEFT_OUT = f"{STRICT}::test_tensors_that_are_left_out_stay_as_they_are"
