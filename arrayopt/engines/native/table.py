@@ -23,7 +23,7 @@ from arrayopt.engines.native.gradients import Gradients
 from arrayopt.engines.table_batch import TableBatch, value_columns
 from arrayopt.engines.threads import divide, run
 from arrayopt.fusion.layout import extent, flops
-from arrayopt.fusion.lower import lowered
+from arrayopt.fusion.lower_cpu import lowered
 from arrayopt.fusion.windows import WINDOW, undivided
 
 LEAST_SHARE = 1 << 18
