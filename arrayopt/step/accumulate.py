@@ -205,7 +205,8 @@ class Accumulator:
             if any(chosen[i] is not None for i in bucket.places):
                 rule = MeanNorms(factor=1.0 / self.every, first=first, master_weights=False)
                 made = companion(bucket, rule, self._measured, self._measuring)
-                asked.append((made, Asked(made.own(chosen), [rule.at(0)], factor, stats=True)))
+                own = Asked(made.own(chosen), [rule.at(0)], factor, stats=True, updates=False)
+                asked.append((made, own))
         return asked
 
     def _measured(self, tensor: Tensor) -> Tensor:

@@ -63,9 +63,11 @@ class Ready:
         self._repeated = [x for x in self._alone if isinstance(x, FusedStep) and x.repeats]
         self.form = form if len(self._repeated) == len(work) else None
 
-    def again(self, asked: Sequence[Asked]) -> bool:
-        """After a run, prepare for another step of the same form; return False if impossible."""
-        return all(map(FusedStep.again, self._repeated, asked))
+    def again(self, asked: Sequence[Asked], form: Any) -> bool:
+        """After a run, prepare for another step of this form; return False if impossible."""
+        self._reports = {}
+        same = form is not None and form == self.form
+        return same and all(map(FusedStep.again, self._repeated, asked))
 
     def run(self, team: Alone) -> dict[str, Report]:
         """Run all launches once, and return the reports.
