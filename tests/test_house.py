@@ -71,7 +71,7 @@ LINES = {
 """Of a room; they may only fall.
 
 Engines: 130 more for `numpy` to take kernels of convolutions in groups, without which CAME's values between passes
-took fourteen times the tensor. State: 1 more for slots that wait for the stream of the last call. Fusion and engines: 108 and 178 more for loops over members of rings on devices, without
+took fourteen times the tensor. Fusion and engines: 108 and 178 more for loops over members of rings on devices, without
 which registers and spills grew with their number. Both: 247 and 63 more for numbers in waves, without which code
 between passes grew with the square of the memory of L-BFGS, and for loops over members in 8 bits or complex. Fusion: 44
 more for questions about what is traced, such as `isinstance`, of which 25 in 80 were answered otherwise than where a
@@ -109,7 +109,8 @@ Engines: 26 more so that `numba` adds the same products unrounded as `cpp`, whic
 more so that a failed call of NCCL leaves no group open. Step and engines: 28 and 15 more so that steps that clip or
 check gradients prepare the launches that measure them once, which took half of a small step. Torch: 17 more so that of
 two optimizers that release gradients of the same parameters the one made last makes the steps: the other one made them,
-and nothing was said. State: 1 more so that a wrong result of `refuses` is told."""
+and nothing was said. State: 1 more so that a wrong result of `refuses` is told, and 1 so that
+slots wait for the stream of the last call."""
 FLOOR = {room: i for i, rooms in enumerate(UP) for room in rooms}
 
 
