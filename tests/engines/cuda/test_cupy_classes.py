@@ -232,3 +232,17 @@ def test_a_copy_knows_the_stream_that_it_was_made_on(cupy):
     with other:
         step(cupy, copied, {"w": (9,)}, seed=2)
         compare(copied)
+
+
+@pytest.mark.parametrize("which", ["w", "b"])
+def test_one_of_several_gradients_is_not_contiguous(cupy, which):
+    """Twice, since where the gradients are is remembered."""
+    shapes = {"w": (5, 4), "b": (4, 5)}
+    opts = pair(cupy, ao.SGD(lr=0.1), shapes)
+    for k in range(2):
+        grads = trees(shapes, "float32", 10 + k)
+        opts[0].step(grads)
+        opts[1].step(
+            {name: cupy.asarray(g.T.copy()).T if name == which else cupy.asarray(g) for name, g in grads.items()}
+        )
+    compare(opts)

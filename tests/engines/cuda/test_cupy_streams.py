@@ -199,6 +199,21 @@ def test_a_captured_step_is_replayed_between_calls_on_other_streams(cupy, seed):
         compare(opts)
 
 
+def test_streams_change_on_a_device_that_is_not_the_current_one(cupy):
+    with cupy.cuda.Device(1):
+        opts = made(cupy, rule=ao.SGD(lr=0.1))
+        grads = {name: cupy.asarray(g) for name, g in trees(SHAPES, "float32", 1).items()}
+        cupy.cuda.Device().synchronize()
+        before, streams = cupy.cuda.get_current_stream(), [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+    for stream in [*streams, before]:
+        with cupy.cuda.Device(1):
+            stream.use()
+        opts[0].step(trees(SHAPES, "float32", 1))
+        opts[1].step(grads)
+    with cupy.cuda.Device(1):
+        compare(opts)
+
+
 def test_a_step_on_the_stream_of_the_last_one_waits_for_nothing(cupy):
     opt = made(cupy)[1]
     grads = {name: cupy.asarray(g) for name, g in trees(SHAPES, "float32", 1).items()}
