@@ -10,7 +10,16 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import Array, Ints, dtype_name, is_array, place, sharded_like, size
+from arrayopt.arrays import (
+    Array,
+    Ints,
+    array_namespace,
+    dtype_name,
+    is_array,
+    place,
+    sharded_like,
+    size,
+)
 from arrayopt.engines.array_api.apply_one import Done, Update, apply_one
 from arrayopt.engines.layers import split
 from arrayopt.state.blocks import Cut
@@ -140,7 +149,7 @@ def _by_number(update: Update, param: Array, grad: Array, slots: dict[str, Array
 def _of_blocks(update: Update, p: Array, g: Array, slots: dict[str, Array], first: int) -> Done:
     """Update all blocks, those of one length at once."""
     cut = Cut(update.rule, p.shape, dtype_name(p))
-    concat = array_api_compat.array_namespace(p).concat
+    concat = array_namespace(p).concat
     stacks = list(zip(cut.parameter(p), cut.parameter(g), cut.slots(slots), strict=True))
     done = list[Any](stacks)
     for alike in cut.alike:
