@@ -80,6 +80,14 @@ def pytest_collection_finish():
     gc.set_threshold(20_000, 20, 20)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def frozen():
+    """What is left of a module's tests stays, too: plans, compiled functions, and modules that they import."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def cases(request):
     """Each test that was collected: of each of its cases, whether it is slow."""
@@ -162,9 +170,14 @@ BACKENDS = {
 
 
 def pytest_collection():
-    """Import the libraries, where tests are collected: the process that hands them to workers needs none of them."""
+    """Import the libraries, where tests are collected: the process that hands them to workers needs none of them.
+
+    PyTorch imports the rest of itself where an optimizer is made, a million objects, which would be after `gc.freeze`.
+    """
     for backend in BACKENDS.values():
         assert backend.xp
+    if "torch" in BACKENDS:
+        importlib.import_module("torch._dynamo")
 
 
 @pytest.fixture(
