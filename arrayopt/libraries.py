@@ -8,7 +8,7 @@ import numpy as np
 from array_api_compat import is_cupy_array, is_torch_array
 
 from arrayopt.arrays import REAL, WORKING, Array, dtype_name, library
-from arrayopt.engines.table import FUSED
+from arrayopt.engines.registry import FUSED
 
 LIBRARIES = {
     "numpy": ("array_api_compat.numpy", "pip install numpy"),

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from arrayopt.engines import table as engines
+from arrayopt.engines import registry as engines
 from tests.support.drawn import left_out, shard
 from tests.support.engines import CHOICES, FUSED, SLOW
 from tests.support.slow import waits

@@ -7,8 +7,9 @@ import pytest
 
 import arrayopt as ao
 from arrayopt.arrays import array_namespace
-from arrayopt.engines import apply, launch
-from arrayopt.engines.table import FUSED as CHOSEN
+from arrayopt.engines import fused_step
+from arrayopt.engines.array_api import apply
+from arrayopt.engines.registry import FUSED as CHOSEN
 from arrayopt.fusion.plans import plan_for
 from arrayopt.rules import bases
 from arrayopt.testing.diagnosis.hypothesis import plain
@@ -253,7 +254,7 @@ def test_over_small_tensors_blas_is_held_to_one_thread(small, monkeypatch):
         return real(x, **how)
 
     if not small:
-        monkeypatch.setattr(launch, "SMALL_TENSOR", 11)
+        monkeypatch.setattr(fused_step, "SMALL_TENSOR", 11)
     monkeypatch.setattr(np.linalg, "qr", counted)
     with threadpoolctl.threadpool_limits(2, "blas"):
         run(RULE, drawn(w=(3, 4)), steps=3, engine="numpy")

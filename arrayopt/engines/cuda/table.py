@@ -12,7 +12,6 @@ from arrayopt.arrays import NARROW, Grads, Ints, detached, is_array, place, real
 from arrayopt.engines.base import Asked, Stops
 from arrayopt.engines.batch import DECODED, Kind, Rows
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.columns import value_columns
 from arrayopt.engines.compiling import compiling
 from arrayopt.engines.cuda.columns import (
     WINDOW_COLUMNS,
@@ -31,6 +30,7 @@ from arrayopt.engines.cuda.located import Located
 from arrayopt.engines.cuda.pieces import pieces, tiles
 from arrayopt.engines.cuda.products import scratch_starts
 from arrayopt.engines.cuda.upload import Upload
+from arrayopt.engines.table_batch import value_columns
 from arrayopt.fusion.graph import UPDATES, reachable
 from arrayopt.fusion.lower_stages import in_stages
 from arrayopt.fusion.phases import GIVEN

@@ -11,7 +11,7 @@ import array_api_compat
 import numpy as np
 
 from arrayopt.arrays import Array, Ints, dtype_name, is_array, place, sharded_like, size
-from arrayopt.engines.apply_one import Done, Update, apply_one
+from arrayopt.engines.array_api.apply_one import Done, Update, apply_one
 from arrayopt.engines.layers import split
 from arrayopt.state.blocks import Cut
 
@@ -29,8 +29,8 @@ def apply(
 
     If the rule, or the argument, is `stacked`, each layer is updated like a tensor of its own, and
     has its own report; `t` may be an array with a number for each. All layers are updated at once
-    if `arrayopt.engines.layerwise` supports all operations of the rule. Random numbers depend on
-    the tensor's name and on the position of its `first` element.
+    if `layerwise.py` supports all operations of the rule. Random numbers depend on the tensor's
+    name and on the position of its `first` element.
 
     Arithmetic is in at least float32; results are rounded once, to the dtype that stores them.
 
