@@ -73,13 +73,13 @@ REFERENCE = f"arrayopt {FUSED[0]}"
 """Whom all others are compared with."""
 
 
-def contestants(rule: str, problem: Problem) -> list[Contestant]:
-    """Every engine of this library, the reference first."""
+def contestants(rule: str, problem: Problem, clip: float | None = None) -> list[Contestant]:
+    """Every engine of this library, the reference first. `clip` is as in `optimizer`."""
     size = 4.0 * problem.elements
     return [
         Contestant(
             f"arrayopt {engine}",
-            lambda engine=engine: running(rule, problem, engine),
+            lambda engine=engine: running(rule, problem, engine, clip),
             held=size * (1 + STATE[rule]),
             extra=0.0 if engine in FUSED else size * (4 + STATE[rule]),
             left_out="" if engine in (*FUSED, "array_api") else "what it needs is not installed",
@@ -89,18 +89,21 @@ def contestants(rule: str, problem: Problem) -> list[Contestant]:
 
 
 def optimizer(
-    rule: str, problem: Problem, engine: str, dtype: Any = "float32", **options: Any
+    rule: str, problem: Problem, engine: str, dtype: Any = "float32", clip: float | None = None, **options: Any
 ) -> tuple[ao.Optimizer, dict]:
-    """An optimizer over a problem in a dtype, its rule with these options, and the gradients to give it."""
+    """An optimizer over a problem in a dtype, its rule with these options, and the gradients to give it.
+
+    `clip` is the limit of the norm of all gradients together.
+    """
     params = {str(i): x.astype(dtype, copy=False) for i, x in enumerate(problem.params())}
     grads = {str(i): x.astype(dtype, copy=False) for i, x in enumerate(problem.grads)}
     made = replace((RULES | MORE)[rule], **options)
-    return ao.Optimizer(params, made, engine=engine), grads
+    return ao.Optimizer(params, made, engine=engine, clip_norm=clip), grads
 
 
-def running(rule: str, problem: Problem, engine: str) -> Running:
+def running(rule: str, problem: Problem, engine: str, clip: float | None = None) -> Running:
     """One engine, ready."""
-    opt, grads = optimizer(rule, problem, engine)
+    opt, grads = optimizer(rule, problem, engine, clip=clip)
     settings = by_threads() if engine in FUSED else {}
     return Running(lambda: opt.step(grads), lambda: list(opt.params.values()), settings=settings)
 

@@ -1,5 +1,5 @@
 """Run a compiler in a process of its own, and load the library that it makes. `compiler.py` and
-`compiled.py` pass a command and a source, and get the library's bytes.
+`engine.py` pass a command and a source, and get the library's bytes.
 """
 
 import ctypes

@@ -81,7 +81,7 @@ MORE = [
     ("the first matrix of a part forgotten", "kernels/matrix.cuh", "(long long)group * t.G + t.a0", "(long long)group * t.G", BATCHES),
     ("a part's elements where the whole tensor's are", "kernels/matrix.cuh", "r * t.stride + c - t.before", "r * t.stride + c", EVEN),
     ("rows of a part as far from each other as the whole's", "kernels/matrix.cuh", "= kWarps * t.stride;", "= kWarps * t.C;", EVEN),
-    ("pieces of a part numbered from nought", QUEUE, 'queue["piece"][some] = ', "_ = ", EVEN),
+    ("pieces of a part numbered from nought", QUEUE, 'queue["piece"][of_pass] = ', "_ = ", EVEN),
     ("a part's words read by the whole's columns", LOCATED, "columns = self.windows[:, STRIDE]", "pass", UNEVEN),
     ("random numbers of a part by its own positions", EMIT, "origin + row * t[IN_C] - {place}", "origin", DRAWN),
     ("PyTorch's stream not taken", DEVICE, "return there if self.stream is None else", "return there if True else", OF_DEVICES),
