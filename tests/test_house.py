@@ -64,7 +64,7 @@ LINES = {
     "step": 1641,
     "testing": 3791,
     "rules": 5851,
-    "state": 1659,
+    "state": 1660,
     "saving": 1458,
     "torch": 2183,
 }
@@ -109,7 +109,8 @@ Engines: 26 more so that `numba` adds the same products unrounded as `cpp`, whic
 more so that a failed call of NCCL leaves no group open. Step and engines: 28 and 15 more so that steps that clip or
 check gradients prepare the launches that measure them once, which took half of a small step. Torch: 17 more so that of
 two optimizers that release gradients of the same parameters the one made last makes the steps: the other one made them,
-and nothing was said. State: 1 more so that a wrong result of `refuses` is told."""
+and nothing was said. State: 1 more so that a wrong result of `refuses` is told, and 1 so that
+slots wait for the stream of the last call."""
 FLOOR = {room: i for i, rooms in enumerate(UP) for room in rooms}
 
 

@@ -57,7 +57,7 @@ class Launcher:
             some[rows.all] = True
             left, ends = all_tickets.select(some)
             queue = queue if left is all_tickets.tickets else cupy.asarray(left.view(np.int32))
-            part = cupy.asarray(some)
+            part = table.bucket.run.streams.keep(cupy.asarray(some))
         taken, done = self.counters[: len(ends)], self.counters[len(ends) :]
         counts = table.counts.array if table.report_counts is None else table.report_counts
         # `prepare` reads the first of these, writes the second, and sets the third to zero
