@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from arrayopt.arrays import Grads, Ints, dtype_name, size
-from arrayopt.codecs import PAIR
+from arrayopt.codecs import BLOCK, PAIR
 from arrayopt.engines.base import Asked, Engine, MakeStep, NoRemedyError, Stops
 from arrayopt.engines.batch import DECODED, Batch, Kind, Prepared, Rows
 from arrayopt.engines.bucket import Bucket, chosen
@@ -18,7 +18,7 @@ from arrayopt.engines.fused_step import FusedStep
 from arrayopt.engines.layers import Split
 from arrayopt.engines.phased_batch import PhasedBatch
 from arrayopt.fusion.lanes import Lanes, in_lanes, suits
-from arrayopt.fusion.layout import flops, geometry, in_rows, layout, moved
+from arrayopt.fusion.layout import as_matrices, flops, geometry, layout, moved
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.plans import is_of_library, plan_for, ways, widened
 from arrayopt.params.located import dtypes
@@ -151,8 +151,11 @@ class Fused(Engine):
         found = plan_for(rule, rank, dtype, lean=self.lean, **options)
         if not found.quantized:
             return found
-        rows = self.codes and in_rows(options.get("shape", ()), found.element)
-        return found if rows and PAIR not in found.storage.values() else widened(found)
+        # each row must consist of whole blocks of codes; a single row may end with part of one
+        shape, codes = tuple(options.get("shape", ())), self.codes
+        if codes and found.element != "C":
+            codes = as_matrices(shape, found.element)[3] % BLOCK == 0
+        return found if codes and PAIR not in found.storage.values() else widened(found)
 
     def plans(self, bucket: Bucket, **way: bool) -> dict[Plan, list[tuple[int, ...]]]:
         """Return the plans of a bucket's tensors, each with the shapes that use it."""

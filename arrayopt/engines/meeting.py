@@ -66,12 +66,12 @@ class Meeting:
         rank: int,
         ranks: int,
     ) -> None:
-        members = np.concatenate(
-            [NO_MEMBERS, *(_members(bucket, asked) for bucket, asked in several)]
-        )
-        self._numbers, self._senders, layers = members[np.argsort(members[:, 0])].T
-        kinds, self._kinds = np.unique(layers, return_inverse=True)
-        self._count, self._rank, self._ranks = len(kinds), rank, ranks
+        found = [_members(bucket, asked) for bucket, asked in several]
+        members = np.concatenate([NO_MEMBERS, *found])
+        self._numbers, self._senders, kinds = members[np.argsort(members[:, 0])].T
+        # of each kind of member, each total has one value
+        each_kind, self._kinds = np.unique(kinds, return_inverse=True)
+        self._count, self._rank, self._ranks = len(each_kind), rank, ranks
         self._how = [total.how for total in totals[0]]
         self._values = np.zeros((len(self._how), len(members)))
         self._addresses = np.zeros((len(self._how), len(members), 2), np.int64)
@@ -201,16 +201,18 @@ def _members(bucket: Bucket, asked: Asked) -> Ints:
     numbers, found = numbers_of(bucket), [NO_MEMBERS]
     for at in took.tolist():
         tensor, own = bucket.tensors[at], numbers[at]
-        count, left = len(own), (asked.left or {}).get(tensor.layers)
+        layers, left = len(own), (asked.left or {}).get(tensor.layers)
         if isinstance(bucket, Layers):
-            count = bucket.stacks.tensors[bucket.stack_and_index[at][0]].array.shape[0]
+            layers = bucket.stacks.tensors[bucket.stack_and_index[at][0]].array.shape[0]
         elif left is not None:
             own = own[~np.asarray(left)]
         if prod(tensor.shape):
-            ranks = tensor.share.holders if tensor.share is not None else []
-            layers = count * MOST_LAYERS + own % MOST_LAYERS
-            kinds = layers if bucket.rule.stacked else 0 * own
-            found.append(np.stack([own, 0 * own + (ranks[0] if ranks else 0), kinds], axis=1))
+            holders = tensor.share.holders if tensor.share is not None else []
+            senders = np.full_like(own, holders[0] if holders else 0)
+            kinds = np.zeros_like(own)
+            if bucket.rule.stacked:
+                kinds = layers * MOST_LAYERS + own % MOST_LAYERS
+            found.append(np.stack([own, senders, kinds], axis=1))
     made = np.concatenate(found)
     bucket.members = None if asked.left else (took.tobytes(), made)
     return made

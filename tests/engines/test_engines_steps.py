@@ -9,7 +9,7 @@ import pytest
 
 import arrayopt as ao
 from arrayopt.engines import registry
-from arrayopt.engines.cpp import compiled
+from arrayopt.engines.cpp import engine as cpp
 from arrayopt.engines.registry import ENGINES
 from tests.conftest import BACKENDS
 from tests.support.cases import ALL, make
@@ -88,7 +88,7 @@ def test_a_run_may_go_on_with_another_engine(order, row):
 
 def fused_code():
     """What has been compiled so far."""
-    return {name for name in sys.modules if name.startswith("arrayopt_fused_")} | set(compiled._loaded)
+    return {name for name in sys.modules if name.startswith("arrayopt_fused_")} | set(cpp._loaded)
 
 
 @each_fused

@@ -13,7 +13,7 @@ from arrayopt.fusion.graph import CACHED, Node
 from arrayopt.fusion.index import Place
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import layout
-from arrayopt.fusion.lower import lowered
+from arrayopt.fusion.lower_cpu import lowered
 from arrayopt.fusion.plan import Plan
 
 REST = "int64_t* t, const double* scalars, double* values, W* work, double* part"

@@ -19,7 +19,7 @@ from arrayopt.fusion.graph import CACHED, Node
 from arrayopt.fusion.index import ONE, ZERO
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import layout
-from arrayopt.fusion.lower import lowered
+from arrayopt.fusion.lower_cpu import lowered
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.program import Program
 
