@@ -337,6 +337,11 @@ def test_averages_that_are_swapped_in_and_out(name, options):
     torch.testing.assert_close(*runs)
 
 
+# a fault in a generator that is being closed, or where an object is deleted, reaches nobody
+unraised = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@unraised
 def test_an_error_in_a_load_leaves_all_or_nothing_of_a_state():
     """Entries of other code belong to it, as do settings and slots. The error may be that of a signal's handler."""
 
@@ -375,7 +380,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a generator that is closed
+@unraised
 @pytest.mark.parametrize("change", CHANGES)
 def test_an_error_in_a_change_leaves_all_or_nothing_of_it(change):
     def made():
