@@ -20,7 +20,7 @@ from arrayopt.engines.phased_batch import PhasedBatch
 from arrayopt.fusion.lanes import Lanes, in_lanes, suits
 from arrayopt.fusion.layout import as_matrices, flops, geometry, layout, moved
 from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.plans import plan_for, ways, widened
+from arrayopt.fusion.plans import is_of_library, plan_for, ways, widened
 from arrayopt.params.located import dtypes
 from arrayopt.rules.base import Rule
 from arrayopt.state.quantized import scales
@@ -76,7 +76,8 @@ class Fused(Engine):
                 f"{type(bucket.rule).__name__} runs some updates unfused, depending on the step"
                 " number, which this engine counts on the device; use engine='array_api'"
             )
-        for way in ways(bucket.rule):
+        every = ways(bucket.rule)  # planning takes longer than a step
+        for way in every[:1] if is_of_library(bucket.rule) else every:
             for plan in self.plans(bucket, **way):
                 if plan.phases and bucket.rule.branches:
                     raise NoRemedyError(

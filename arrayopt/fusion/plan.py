@@ -4,6 +4,7 @@ makes it from a trace. Engines run it, or lower it to a program.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 from arrayopt.codecs import QUANTIZED, STORED
@@ -145,10 +146,7 @@ class Plan:
     @property
     def between_nodes(self) -> list[Node]:
         """The values that are computed between the passes, in order."""
-        found: list[Node] = []
-        for between in self.between:
-            found += between.nodes
-        return found
+        return list(chain.from_iterable(between.nodes for between in self.between))
 
     @property
     def touched(self) -> tuple[str, ...]:

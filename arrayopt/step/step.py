@@ -9,8 +9,8 @@ from arrayopt.arrays import Array
 from arrayopt.engines.base import Asked, Report
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.bucketing import Buckets, explain_buckets
-from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.engines.registry import select
+from arrayopt.interrupts import uninterrupted
 from arrayopt.params.parameters import Parameters
 from arrayopt.ranks.alone import Alone
 from arrayopt.ranks.team import Team

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from arrayopt.engines.base import CompilationError
-from arrayopt.engines.interrupts import uninterrupted
+from arrayopt.interrupts import uninterrupted
 
 PATIENCE = 300.0
 """The seconds after which a compiler is stopped."""

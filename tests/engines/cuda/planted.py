@@ -59,7 +59,7 @@ MORE = [
     ("a table does not know that a graph has it", TABLE, "record(self, rows, self.alive,", "record(rows, self.alive,", f"{STEPS}::test_an_array_that_has_moved_since_the_capture_is_refused"),
     ("a graph does not keep gradients alive", TABLE, "record(self, rows, self.alive, list(grads))", "record(self, rows)", f"{STRICT}::test_gradients_of_a_graph_live_as_long_as_it_may_be_replayed"),
     ("counts on the current device", TABLE, "        with self.access.section():\n            self.table = ", "        with cupy.cuda.Device(0):\n            self.table = ", DEVICES),
-    ("a table on the current device", TABLE, "        with self.access.section():\n            uncaptured()\n            self.blas", "        with cupy.cuda.Device(0):\n            self.blas", DEVICES),
+    ("a table on the current device", TABLE, "        with self.access.section():\n            self._set_up(", "        with cupy.cuda.Device(0):\n            self._set_up(", DEVICES),
     ("NaN rounded like a number", "kernels/storage.cuh", "x == x ? rounded : bits >> 16 | 0x40u", "rounded", f"{STRICT}::test_the_nan_of_a_gpu_stays_nan"),
     ("a table that is not sent where a gradient lies elsewhere", LOCATED, "            column[rows.all] = found\n            self.sent = False", "            column[rows.all] = found", LEFT_OUT),
     ("pinned memory written while it is read", UPLOAD, "if event.done:", "if True:", f"{STEPS}::test_a_captured_step_replays_with_new_learning_rates_and_counts"),
