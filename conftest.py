@@ -14,7 +14,7 @@ import pytest
 import tests.support.bundled  # noqa: F401
 
 # isort: split
-from arrayopt.engines import table as engines
+from arrayopt.engines import registry as engines
 from tests.support.engines import COMPILED
 
 ROOT = Path(__file__).parent

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 from arrayopt import projections, ranks, schedules
 from arrayopt._version import __version__ as __version__
+from arrayopt.engines.registry import NotFusedWarning
 from arrayopt.engines.source import source
-from arrayopt.engines.table import NotFusedWarning
 from arrayopt.exchange.from_optax import load_optax
 from arrayopt.exchange.from_torch import load_torch
 from arrayopt.exchange.to_torch import to_torch

@@ -10,7 +10,6 @@ from typing import Any
 
 import array_api_compat
 import numpy as np
-from array_api_compat import array_namespace as array_namespace
 
 from arrayopt.codecs import CODECS
 
@@ -31,6 +30,17 @@ NARROW = tuple(name for name, codec in CODECS.items() if codec.rounds)
 
 REAL = {"complex64": "float32", "complex128": "float64"}
 """The real counterparts of complex dtypes."""
+
+NUMPY = "numpy" if hasattr(np, "unstack") else "array_api_compat.numpy"
+"""The array API's namespace for NumPy: NumPy itself from 2.1 on. The wrapper imports all of its modules, which takes as
+long as the rest of a first step.
+"""
+
+
+def array_namespace(*xs: Any) -> Any:
+    """The array API's namespace for arrays. Numbers and None among them do not matter."""
+    own = NUMPY == "numpy" and all(isinstance(x, np.ndarray | np.generic | complex | int | float | None) for x in xs)
+    return array_api_compat.array_namespace(*xs, use_compat=False if own else None)
 
 
 def is_array(x: Any) -> bool:

@@ -39,6 +39,8 @@ SAME = {
     "trust_coeff": ("trust_coefficient",),
     "upper_bound": ("max_norm",),
     "use_nesterov": ("nesterov",),
+    **dict.fromkeys(("history_size", "m", "maxcor", "memory_size"), ("memory",)),
+    "line_search_fn": ("line_search",),
     "wd": ("weight_decay",),
     "weight_decouple": ("decoupled",),
     "weight_decay_rate": ("weight_decay",),
@@ -100,7 +102,7 @@ SAME = {
 """The fields that a name may stand for; the first one that exists is meant."""
 
 SPREAD = {
-    "betas": (("beta1", "beta2", "beta3"), ("beta1", "beta2")),
+    "betas": (("beta1", "beta2", "beta3"), ("beta1", "beta2"), ("b1", "b2", "b3"), ("b1", "b2")),
     "eps": (("eps1", "eps_scale", "eps2"), ("eps1", "eps2"), ("eps1", "eps_scale")),
 }
 """Names for several values at once, with the fields that they stand for, in order."""
@@ -141,6 +143,10 @@ RULE: Mapping[str, str] = {
         'give the rule state_dtype="int8" for a state in 8 bits',
     ),
     "beta2_decay": "it is -decay_rate here",
+    **dict.fromkeys(
+        ("max_eval", "max_iter", "maxiter", "tolerance_change", "tolerance_grad"),
+        "one update is one step; minimize(f, params, LBFGS(), max_steps=500, tol=1e-6) makes many, and stops",
+    ),
     "bounds": "give project=projections.box(low, high)",
     "corrected_weight_decay": "no field does that; leave it out, or give weight_decay a schedule",
     "decoupled_decay": "its decay is of one kind, which its page describes; leave it out",

@@ -7,10 +7,10 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from arrayopt.arrays import array_namespace, beside, detached, dtype_name, is_array, on_its_device, size, working_dtype
-from arrayopt.engines.apply import apply
-from arrayopt.engines.apply_one import Done, Update
+from arrayopt.engines.array_api.apply import apply
+from arrayopt.engines.array_api.apply_one import Done, Update
+from arrayopt.engines.array_api.together import Work, together
 from arrayopt.engines.layers import unless
-from arrayopt.engines.totals import Work, together
 from arrayopt.hyper import concrete, data, scalar
 from arrayopt.params.given import named_params
 from arrayopt.params.grads import match_grads

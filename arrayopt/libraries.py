@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from array_api_compat import is_cupy_array, is_torch_array
 
-from arrayopt.arrays import REAL, WORKING, Array, dtype_name, library
-from arrayopt.engines.table import FUSED
+from arrayopt.arrays import NUMPY, REAL, WORKING, Array, dtype_name, library
+from arrayopt.engines.registry import FUSED
 
 LIBRARIES = {
-    "numpy": ("array_api_compat.numpy", "pip install numpy"),
+    "numpy": (NUMPY, "pip install numpy"),
     "cupy": ("array_api_compat.cupy", "an NVIDIA GPU and pip install 'arrayopt[cuda12]' or 'arrayopt[cuda13]'"),
     "torch": ("array_api_compat.torch", "pip install torch"),
     "jax": ("jax.numpy", "pip install jax"),

@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any, Never
 
 from arrayopt.engines.base import Report
-from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.engines.layers import stack_of
 from arrayopt.foreign import check_names, listed_names
 from arrayopt.html import Text
 from arrayopt.hyper import Hyper, data, evaluate
+from arrayopt.interrupts import uninterrupted
 from arrayopt.params.given import as_params
 from arrayopt.params.groups import Group, Groups, fields_of
 from arrayopt.params.parameters import Parameters

@@ -7,11 +7,11 @@ from typing import Any, Self
 import numpy as np
 
 from arrayopt.arrays import Ints, array_namespace, detached, on_its_device, place, size, working_dtype
-from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.foreign import check_options, unknown
 from arrayopt.foreign_names import OPTIMIZER
 from arrayopt.html import table
 from arrayopt.hyper import coerce
+from arrayopt.interrupts import uninterrupted
 from arrayopt.params.groups import Group, fields_of, unknown_key
 from arrayopt.rules.base import Rule
 from arrayopt.rules.fields import hypers

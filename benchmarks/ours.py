@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import arrayopt as ao
-from arrayopt.engines import table
+from arrayopt.engines import registry
 from arrayopt.fusion.plans import plan_for
 from benchmarks.contest import Contestant, Running, by_threads
 from benchmarks.problems import Problem
@@ -57,29 +57,29 @@ STATE |= {"AdamH": 2, "FISTA": 2, "Prodigy": 4, "LBFGS": 10}
 def _works(engine: str) -> bool:
     """Whether an engine has what it needs, as a compiler."""
     try:
-        table.ENGINES[engine].open()
+        registry.ENGINES[engine].open()
     except ValueError:
         return False
     return True
 
 
-ENGINES = (*table.FUSED["numpy"], "array_api")
+ENGINES = (*registry.FUSED["numpy"], "array_api")
 """The engines that take arrays of NumPy, fastest first."""
 
-FUSED = tuple(engine for engine in table.FUSED["numpy"] if _works(engine))
+FUSED = tuple(engine for engine in registry.FUSED["numpy"] if _works(engine))
 """Those of them that run plans, and work here."""
 
 REFERENCE = f"arrayopt {FUSED[0]}"
 """Whom all others are compared with."""
 
 
-def contestants(rule: str, problem: Problem) -> list[Contestant]:
-    """Every engine of this library, the reference first."""
+def contestants(rule: str, problem: Problem, clip: float | None = None) -> list[Contestant]:
+    """Every engine of this library, the reference first. `clip` is as in `optimizer`."""
     size = 4.0 * problem.elements
     return [
         Contestant(
             f"arrayopt {engine}",
-            lambda engine=engine: running(rule, problem, engine),
+            lambda engine=engine: running(rule, problem, engine, clip),
             held=size * (1 + STATE[rule]),
             extra=0.0 if engine in FUSED else size * (4 + STATE[rule]),
             left_out="" if engine in (*FUSED, "array_api") else "what it needs is not installed",
@@ -89,18 +89,21 @@ def contestants(rule: str, problem: Problem) -> list[Contestant]:
 
 
 def optimizer(
-    rule: str, problem: Problem, engine: str, dtype: Any = "float32", **options: Any
+    rule: str, problem: Problem, engine: str, dtype: Any = "float32", clip: float | None = None, **options: Any
 ) -> tuple[ao.Optimizer, dict]:
-    """An optimizer over a problem in a dtype, its rule with these options, and the gradients to give it."""
+    """An optimizer over a problem in a dtype, its rule with these options, and the gradients to give it.
+
+    `clip` is the limit of the norm of all gradients together.
+    """
     params = {str(i): x.astype(dtype, copy=False) for i, x in enumerate(problem.params())}
     grads = {str(i): x.astype(dtype, copy=False) for i, x in enumerate(problem.grads)}
     made = replace((RULES | MORE)[rule], **options)
-    return ao.Optimizer(params, made, engine=engine), grads
+    return ao.Optimizer(params, made, engine=engine, clip_norm=clip), grads
 
 
-def running(rule: str, problem: Problem, engine: str) -> Running:
+def running(rule: str, problem: Problem, engine: str, clip: float | None = None) -> Running:
     """One engine, ready."""
-    opt, grads = optimizer(rule, problem, engine)
+    opt, grads = optimizer(rule, problem, engine, clip=clip)
     settings = by_threads() if engine in FUSED else {}
     return Running(lambda: opt.step(grads), lambda: list(opt.params.values()), settings=settings)
 

@@ -129,13 +129,13 @@ PEERS = [
 ]
 
 
-def contestants(rule: str, problem: Problem) -> list[Contestant]:
-    """The peers of a rule."""
+def contestants(rule: str, problem: Problem, clip: float | None = None) -> list[Contestant]:
+    """The peers of a rule; with `clip`, `torch.nn.utils.clip_grad_norm_` before each step."""
     size = 4.0 * problem.elements
     return [
         Contestant(
             peer.name,
-            lambda peer=peer: _running(peer, problem),
+            lambda peer=peer: _running(peer, problem, clip),
             held=size * (1 + STATE[rule] + peer.spoils_grads),
             extra=size * peer.extra,
             left_out=_missing("torch") or _missing(peer.module),
@@ -149,7 +149,7 @@ def _missing(module: str) -> str:
     return "" if find_spec(module) else f"{DISTRIBUTIONS.get(module, module)} is not installed"
 
 
-def _running(peer: Peer, problem: Problem) -> Running:
+def _running(peer: Peer, problem: Problem, clip: float | None) -> Running:
     import torch
 
     params = [torch.from_numpy(x).clone().requires_grad_() for x in problem.params()]
@@ -165,5 +165,9 @@ def _running(peer: Peer, problem: Problem) -> Running:
             elif peer.curved:
                 p.grad = p.detach() * g.abs()
 
-    step = (lambda: opt.step(lambda: 0.0)) if peer.curved else opt.step
+    def clipped() -> None:
+        torch.nn.utils.clip_grad_norm_(params, clip)
+        opt.step()
+
+    step = (lambda: opt.step(lambda: 0.0)) if peer.curved else opt.step if clip is None else clipped
     return Running(step, lambda: [p.detach().numpy() for p in params], restore, by_threads(torch.set_num_threads))

@@ -1,4 +1,6 @@
-"""Small steps, where the time is the host's: AdamW over a few tensors of 64 elements, ours beside PyTorch's."""
+"""Small steps, where the time is the host's: AdamW over a few tensors of 64 elements, ours beside PyTorch's; then
+with gradients clipped by their global norm.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,17 +19,19 @@ AT_ONCE = 100
 
 
 def small_steps(counts: Sequence[int], **pace: Any) -> list[Row]:
-    """A row for each contestant and number of tensors; times are of one step."""
+    """A row for each contestant and number of tensors, without clipping and with it; times are of one step."""
     made = []
-    for count in counts:
-        problem = equal(count, (64,))
-        entered = [c for c in ours.contestants(RULE, problem) if c.name == ours.REFERENCE]
-        entered += [c for c in peers_torch.contestants(RULE, problem) if c.name in ("torch foreach", "torch fused")]
-        times = race([_many(c) for c in entered], **pace)
-        for name in times.names:
-            milliseconds = 1e3 * times.seconds(name) / AT_ONCE
-            ratio, setting = times.ratio(name, ours.REFERENCE), times.settings.get(name, "")
-            made.append(Row(RULE, problem.title, name, milliseconds, ratio, setting=setting))
+    for clip, said in ((None, ""), (1.0, ", clipped")):
+        for count in counts:
+            problem = equal(count, (64,))
+            entered = [c for c in ours.contestants(RULE, problem, clip) if c.name == ours.REFERENCE]
+            peers = peers_torch.contestants(RULE, problem, clip)
+            entered += [c for c in peers if c.name in ("torch foreach", "torch fused")]
+            times = race([_many(c) for c in entered], **pace)
+            for name in times.names:
+                milliseconds = 1e3 * times.seconds(name) / AT_ONCE
+                ratio, setting = times.ratio(name, ours.REFERENCE), times.settings.get(name, "")
+                made.append(Row(RULE, problem.title + said, name, milliseconds, ratio, setting=setting))
     return made
 
 

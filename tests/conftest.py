@@ -2,15 +2,17 @@
 
 import gc
 import importlib
+import importlib.util
 import os
 import re
 import signal
+from functools import cached_property
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from arrayopt.engines import table as engines
+from arrayopt.engines import registry as engines
 from tests.support.drawn import left_out, shard
 from tests.support.engines import CHOICES, FUSED, SLOW
 from tests.support.slow import waits
@@ -35,6 +37,23 @@ def pytest_make_parametrize_id(val):
 CASES = pytest.StashKey[dict[str, dict[str, bool]]]()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc):
+    """Make no items of the slow cases that `make test` leaves out, of which there are more than of others.
+
+    Where a case is named, or all cases of a test are slow, what was asked for is found, and left out as usual.
+    """
+    yield
+    config, test = metafunc.config, metafunc.definition.nodeid
+    if config.option.markexpr != "not slow" or any("::" in name for name in config.args):
+        return
+    file, name, slow = test.partition("::")[0], test.rpartition("::")[2], {}
+    for call in metafunc._calls:
+        slow[call.id] = any(mark.name == "slow" for mark in call.marks) or waits(file, name, f"{call.id}]")
+    config.stash.setdefault(CASES, {})[test] = {f"{case}]": late for case, late in slow.items()}
+    metafunc._calls[:] = [call for call in metafunc._calls if not slow[call.id]] or metafunc._calls[:1]
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Mark what is slow for its rule; remember which cases each test has; leave out some of them."""
@@ -57,9 +76,16 @@ def pytest_collection_modifyitems(config, items):
 def pytest_collection_finish():
     """What the tests have in common stays: to look through it for garbage again and again takes 5 % of the time."""
     gc.enable()
-    gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen():
+    """What is left of a module's tests stays, too: plans, compiled functions, and modules that they import."""
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
@@ -95,6 +121,13 @@ class Backend(SimpleNamespace):
     `array(values, dtype)` makes an array of that library of a NumPy array or numbers; `numpy(x)` brings one back.
     """
 
+    @cached_property
+    def xp(self):
+        module = importlib.import_module(LIBRARIES[self.name])
+        if self.name == "jax":
+            importlib.import_module("jax").config.update("jax_enable_x64", True)
+        return module
+
     def array(self, values, dtype="float32"):
         host = np.asarray(values)
         if dtype == "bfloat16":
@@ -128,17 +161,23 @@ LIBRARIES = {
 }
 
 
-def _backends():
-    for name, module in LIBRARIES.items():
-        try:
-            yield Backend(name=name, xp=importlib.import_module(module))
-        except ImportError:  # as on a machine that has CuPy alone
-            continue
-        if name == "jax":
-            importlib.import_module("jax").config.update("jax_enable_x64", True)
+# A machine may have CuPy alone.
+BACKENDS = {
+    name: Backend(name=name)
+    for name, module in LIBRARIES.items()
+    if importlib.util.find_spec(module.partition(".")[0]) is not None
+}
 
 
-BACKENDS = {backend.name: backend for backend in _backends()}
+def pytest_collection():
+    """Import the libraries, where tests are collected: the process that hands them to workers needs none of them.
+
+    PyTorch imports the rest of itself where an optimizer is made, a million objects, which would be after `gc.freeze`.
+    """
+    for backend in BACKENDS.values():
+        assert backend.xp
+    if "torch" in BACKENDS:
+        importlib.import_module("torch._dynamo")
 
 
 @pytest.fixture(

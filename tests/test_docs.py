@@ -12,7 +12,7 @@ import pytest
 import arrayopt as ao
 import arrayopt.torch as door
 from arrayopt import testing
-from arrayopt.engines.table import ENGINES
+from arrayopt.engines.registry import ENGINES
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

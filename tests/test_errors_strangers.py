@@ -159,3 +159,35 @@ def test_an_optimizer_inside_of_a_traced_function_is_refused():
         with pytest.raises((TypeError, ValueError), match="an array that JAX traces; use arrayopt"):
             jax.jit(step)(jax.numpy.ones(2))
     assert opt.step_count == 0
+
+
+@pytest.mark.parametrize("of", ["evaluated_from", "rings", "squares", "wide"])
+def test_a_text_for_several_names_of_slots_is_refused(of):
+    rule = type("Text", (UnknownSlot,), {of: "buf"})
+    with pytest.raises(TypeError, match=f"Text: `{of}` must be a tuple of names of slots; got 'buf'"):
+        rule()
+
+
+def test_why_a_rule_refuses_is_a_text():
+    rule = type("Flagged", (UnknownSlot,), {"refuses": lambda self, xp, p: p.ndim != 2})
+    with pytest.raises(TypeError, match=r"Flagged.refuses must return a text, .*; got True"):
+        ao.Optimizer(np.ones(3), rule())
+
+
+SAID = {
+    "a tensor": (lambda opt: opt.state["wieght"], KeyError, "'wieght'; the tensors are w, b"),
+    "PyTorch's LBFGS": (lambda opt: ao.LBFGS(history_size=7), TypeError, "LBFGS has no `history_size`; give memory=7"),
+    "its limit": (lambda opt: ao.LBFGS(max_iter=7), TypeError, r"one update is one step; minimize\(f, params, LBFGS"),
+    "an optimizer": (
+        lambda opt: ao.load_torch(opt, torch.optim.AdamW([torch.ones(3)])),
+        TypeError,
+        r"load_torch: `state` must be a state_dict\(\) of .*; got AdamW; pass its state_dict\(\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_names_and_types_from_habit(name):
+    call, error, said = SAID[name]
+    with pytest.raises(error, match=said):
+        call(ao.Optimizer({"w": np.ones(3), "b": np.ones(2)}, ao.AdamW(lr=0.1)))

@@ -10,8 +10,8 @@ from numpy.lib.stride_tricks import as_strided
 import arrayopt as ao
 from arrayopt.arrays import WORKING
 from arrayopt.cli.arguments import assignment, listed, make_rule, rule_class, shape
-from arrayopt.engines.buckets import bucketed, explain_buckets
-from arrayopt.engines.table import ENGINES
+from arrayopt.engines.bucketing import bucketed, explain_buckets
+from arrayopt.engines.registry import ENGINES
 from arrayopt.libraries import UnavailableError, numpy_dtype
 from arrayopt.params.groups import Group
 from arrayopt.state.run import Run

@@ -20,7 +20,8 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-from array_api_compat import array_namespace
+
+from arrayopt.arrays import array_namespace
 
 Array = Any
 Params = dict[str, Any]

@@ -77,6 +77,8 @@ class Asked(NamedTuple):
     """A condition on the device, computed by `judge`: whether the step must change nothing."""
     left: Left | None = None
     """Layers of stacked tensors that the step skips; as tensors these have no gradient."""
+    updates: bool = True
+    """Whether to update parameters and slots; else the step only reports."""
 
     @property
     def valued(self) -> bool:

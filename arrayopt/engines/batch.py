@@ -1,5 +1,5 @@
 """The base class of batches: tensors of a bucket that have one plan. A `Fused` engine makes them;
-in each step, `launch.py` calls `prepare`, `allocate` and `launch` with the rows that take part.
+in each step, `FusedStep` calls `prepare`, `allocate` and `launch` with the rows that take part.
 """
 
 import weakref
@@ -250,9 +250,12 @@ class Batch(ABC):
 
     def report_of(self, rows: Any, columns: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """Return the values in these columns by tensor name."""
-        report = {}
-        for row in rows.full.tolist():
-            report[self.tensors[row].name] = {name: x[row] for name, x in columns.items()}
+        report, tensors, every = {}, self.tensors, rows.full.tolist()
+        if len(columns) == 1:  # of each step that clips: this takes half of the time
+            ((name, x),) = columns.items()
+            return {tensors[row].name: {name: x[row]} for row in every}
+        for row in every:
+            report[tensors[row].name] = {name: x[row] for name, x in columns.items()}
         return report
 
     def values_of(self, node: Node) -> Any:

@@ -1,5 +1,5 @@
 """Buckets: tensors that one engine updates together, and what engines keep for them from step to
-step. `buckets.py` makes them; `step/` passes them to engines.
+step. `bucketing.py` makes them; `step/` passes them to engines.
 """
 
 from collections import OrderedDict

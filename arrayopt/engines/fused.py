@@ -1,27 +1,26 @@
 """The base class of engines that run plans. `prepare` sorts a bucket's tensors into batches, each
-with one plan, and returns a `Launch`. Engines add the class of their batches.
+with one plan, and returns a `FusedStep`. Engines add the class of their batches.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 
 from arrayopt.arrays import Grads, Ints, dtype_name, size
-from arrayopt.codecs import PAIR
+from arrayopt.codecs import BLOCK, PAIR
 from arrayopt.engines.base import Asked, Engine, MakeStep, NoRemedyError, Stops
 from arrayopt.engines.batch import DECODED, Batch, Kind, Prepared, Rows
 from arrayopt.engines.bucket import Bucket, chosen
-from arrayopt.engines.joint import Joint
-from arrayopt.engines.launch import Launch
+from arrayopt.engines.fused_step import FusedStep
 from arrayopt.engines.layers import Split
+from arrayopt.engines.phased_batch import PhasedBatch
 from arrayopt.fusion.lanes import Lanes, in_lanes, suits
-from arrayopt.fusion.layout import flops, geometry, in_rows, layout, moved
+from arrayopt.fusion.layout import as_matrices, flops, geometry, layout, moved
 from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.plans import plan_for, ways, widened
+from arrayopt.fusion.plans import is_of_library, plan_for, ways, widened
 from arrayopt.params.located import dtypes
 from arrayopt.rules.base import Rule
 from arrayopt.state.quantized import scales
@@ -48,6 +47,8 @@ class Fused(Engine):
     """Whether the engine reads and writes 8-bit slots itself; if not, they are decoded first."""
     halves: ClassVar[bool] = True
     """Whether only half of a symmetric product is computed."""
+    phased_batch: ClassVar[type[PhasedBatch]] = PhasedBatch
+    """The class of batches whose plans have totals."""
 
     def __init__(self) -> None:
         if self.cuts and self.batch.run_cut is Batch.run_cut:
@@ -75,7 +76,8 @@ class Fused(Engine):
                 f"{type(bucket.rule).__name__} runs some updates unfused, depending on the step"
                 " number, which this engine counts on the device; use engine='array_api'"
             )
-        for way in ways(bucket.rule):
+        every = ways(bucket.rule)  # planning takes longer than a step
+        for way in every[:1] if is_of_library(bucket.rule) else every:
             for plan in self.plans(bucket, **way):
                 if plan.phases and bucket.rule.branches:
                     raise NoRemedyError(
@@ -139,7 +141,7 @@ class Fused(Engine):
         """Start long work, such as compilation, for the first steps of all these buckets."""
 
     def prepare(self, bucket: Bucket, asked: Asked, meetings: Sequence[Any] = ()) -> MakeStep:
-        return Launch(self, bucket, asked, meetings)
+        return FusedStep(self, bucket, asked, meetings)
 
     def plan(self, rule: Rule, rank: int, dtype: str, **options: Any) -> Plan:
         """The engine's plan of a rule; see `plan_for`.
@@ -149,8 +151,11 @@ class Fused(Engine):
         found = plan_for(rule, rank, dtype, lean=self.lean, **options)
         if not found.quantized:
             return found
-        rows = self.codes and in_rows(options.get("shape", ()), found.element)
-        return found if rows and PAIR not in found.storage.values() else widened(found)
+        # each row must consist of whole blocks of codes; a single row may end with part of one
+        shape, codes = tuple(options.get("shape", ())), self.codes
+        if codes and found.element != "C":
+            codes = as_matrices(shape, found.element)[3] % BLOCK == 0
+        return found if codes and PAIR not in found.storage.values() else widened(found)
 
     def plans(self, bucket: Bucket, **way: bool) -> dict[Plan, list[tuple[int, ...]]]:
         """Return the plans of a bucket's tensors, each with the shapes that use it."""
@@ -204,7 +209,7 @@ class Fused(Engine):
         def made() -> list[Batch]:
             made = []
             for kind, members in self._members(bucket, asked, common).items():
-                made.append(self._batch(kind.plan)(kind, bucket, members))
+                made.append(self.new_batch(kind, bucket, members))
             return made
 
         of_grads = common or tuple(None if g is None else g.dtype for g in grads)
@@ -237,11 +242,13 @@ class Fused(Engine):
                 found += [replace(kind, plan=plan) for plan in kind.plan.phases or (kind.plan,)]
         return found
 
-    def _batch(self, plan: Plan) -> Callable[[Kind, Bucket, list[int]], Any]:
-        """Return the function that creates a batch with this plan."""
-        if plan.phases:
-            return partial(Joint, self._batch)
-        return _Idle if plan.idle and not self.counts else self.batch
+    def new_batch(self, kind: Kind, bucket: Bucket, members: list[int]) -> Any:
+        """Create the batch of the tensors at these places."""
+        if kind.plan.phases:
+            return self.phased_batch(self, kind, bucket, members)
+        if kind.plan.idle and not self.counts:
+            return _Idle(kind, bucket, members)
+        return self.batch(kind, bucket, members)
 
 
 class _Idle(Batch):

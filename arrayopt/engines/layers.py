@@ -1,5 +1,6 @@
 """Stacked tensors, whose first axis counts layers: `Layers` is a bucket in which each layer is a
-tensor of its own, and `Split` has the gradients. Blocks are layers of the stacks in `blocks.py`.
+tensor of its own, and `Split` has the gradients. Blocks are layers of the
+`Stacks` in `stacks_of_blocks.py`.
 """
 
 from collections.abc import Iterator, MutableMapping, Sequence
@@ -20,8 +21,8 @@ from arrayopt.arrays import (
     size,
     writable,
 )
-from arrayopt.engines.blocks import Parts, Stacks, share_of
 from arrayopt.engines.bucket import Bucket
+from arrayopt.engines.stacks_of_blocks import Parts, Stacks, share_of
 from arrayopt.params.groups import Group
 from arrayopt.rules.base import Rule
 from arrayopt.state.blocks import Cut

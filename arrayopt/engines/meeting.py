@@ -15,6 +15,7 @@ from arrayopt.engines.base import Asked, Partials, Stops
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.layers import Layers, layers_with
 from arrayopt.fusion.plan import Total, in_rounds
+from arrayopt.rules.base import Rule
 from arrayopt.rules.stretches import stretches
 from arrayopt.state.tensors import Tensor
 
@@ -65,12 +66,12 @@ class Meeting:
         rank: int,
         ranks: int,
     ) -> None:
-        members = np.concatenate(
-            [NO_MEMBERS, *(_members(bucket, asked) for bucket, asked in several)]
-        )
-        self._numbers, self._senders, layers = members[np.argsort(members[:, 0])].T
-        kinds, self._kinds = np.unique(layers, return_inverse=True)
-        self._count, self._rank, self._ranks = len(kinds), rank, ranks
+        found = [_members(bucket, asked) for bucket, asked in several]
+        members = np.concatenate([NO_MEMBERS, *found])
+        self._numbers, self._senders, kinds = members[np.argsort(members[:, 0])].T
+        # of each kind of member, each total has one value
+        each_kind, self._kinds = np.unique(kinds, return_inverse=True)
+        self._count, self._rank, self._ranks = len(each_kind), rank, ranks
         self._how = [total.how for total in totals[0]]
         self._values = np.zeros((len(self._how), len(members)))
         self._addresses = np.zeros((len(self._how), len(members), 2), np.int64)
@@ -158,6 +159,16 @@ class Meeting:
         device.add(how, first, self._addresses[totals][:, order].reshape(-1, 2))
 
 
+def as_many(rule: type[Rule], plans: set[tuple[Total, ...]]) -> None:
+    """Raise ValueError if the tensors of a class of rule use different numbers of totals."""
+    counts = sorted({len(x) for x in plans})
+    if len(counts) > 1:
+        raise ValueError(
+            f"{rule.__name__}: the update of each tensor must call `total` equally often; got"
+            f" {' and '.join(map(str, counts))} calls, for different shapes or groups"
+        )
+
+
 def numbers_of(bucket: Bucket) -> list[Ints]:
     """Return, for each tensor of a bucket, the numbers by which meetings know it.
 
@@ -190,16 +201,18 @@ def _members(bucket: Bucket, asked: Asked) -> Ints:
     numbers, found = numbers_of(bucket), [NO_MEMBERS]
     for at in took.tolist():
         tensor, own = bucket.tensors[at], numbers[at]
-        count, left = len(own), (asked.left or {}).get(tensor.layers)
+        layers, left = len(own), (asked.left or {}).get(tensor.layers)
         if isinstance(bucket, Layers):
-            count = bucket.stacks.tensors[bucket.stack_and_index[at][0]].array.shape[0]
+            layers = bucket.stacks.tensors[bucket.stack_and_index[at][0]].array.shape[0]
         elif left is not None:
             own = own[~np.asarray(left)]
         if prod(tensor.shape):
-            ranks = tensor.share.holders if tensor.share is not None else []
-            layers = count * MOST_LAYERS + own % MOST_LAYERS
-            kinds = layers if bucket.rule.stacked else 0 * own
-            found.append(np.stack([own, 0 * own + (ranks[0] if ranks else 0), kinds], axis=1))
+            holders = tensor.share.holders if tensor.share is not None else []
+            senders = np.full_like(own, holders[0] if holders else 0)
+            kinds = np.zeros_like(own)
+            if bucket.rule.stacked:
+                kinds = layers * MOST_LAYERS + own % MOST_LAYERS
+            found.append(np.stack([own, senders, kinds], axis=1))
     made = np.concatenate(found)
     bucket.members = None if asked.left else (took.tobytes(), made)
     return made

@@ -2,7 +2,7 @@
 
 from arrayopt.arrays import WORKING
 from arrayopt.codecs import PAIR
-from arrayopt.engines.table import ENGINES
+from arrayopt.engines.registry import ENGINES
 from arrayopt.fusion.plans import plan_for, widened
 from arrayopt.rules.base import Rule
 from arrayopt.rules.named import check_rule

@@ -124,7 +124,7 @@ class StepScalars:
         """
         value = hypers[0].get(VALUE) if VALUE in self._names else None
         plain, of_layers = hypers, dict[str, Any]()
-        if getattr(value, "ndim", 0) == 1:
+        if getattr(value, "ndim", 0) == 1:  # each layer has a value of its own
             of_layers[VALUE] = to_host(value).astype(np.float64)[self.layers]
             plain = [{**h, VALUE: 0.0} for h in hypers]
         numbers = [list(map(float, map(h.__getitem__, self._names))) for h in plain]

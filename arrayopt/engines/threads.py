@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import Ints
-from arrayopt.engines.interrupts import uninterrupted
+from arrayopt.interrupts import uninterrupted
 
 MOST_THREADS = 4 * (os.cpu_count() or 1) + 64
 """The largest number of threads that are kept, whatever number is set."""

@@ -81,6 +81,9 @@ def load_torch(
                 f"load_torch: all groups must have the rule {type(under.rule).__name__}, because an optimizer of"
                 f" PyTorch has one rule; group {', group '.join(other)}"
             )
+        if not isinstance(state, Mapping):
+            todo = "; pass its state_dict()" if hasattr(state, "state_dict") else ""
+            raise TypeError(f"load_torch: `state` must be a state_dict() of {source.of}; got {described(state)}{todo}")
         names = _in_order(opt, under, state) if names is None else names
         saved = _read(under, source, state, names, _maximized(opt, under))
     under._restore(saved, "load_torch")

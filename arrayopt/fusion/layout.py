@@ -7,7 +7,7 @@ and their partial results are combined in order. So results do not depend on it 
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import Ints
-from arrayopt.codecs import BLOCK
 from arrayopt.fusion.dims import TraceError
 from arrayopt.fusion.graph import CACHED, ELEMENT, Node, operands
 from arrayopt.fusion.passes import Between, Pass
@@ -73,11 +72,6 @@ def as_matrices(shape: tuple[int, ...], element: str) -> tuple[int, int, int, in
     if element == ELEMENT[3]:
         return shape[0], 1, shape[1], shape[2]
     return shape[0], int(np.prod(shape[1:-2])), shape[-2], shape[-1]
-
-
-def in_rows(shape: Sequence[int], element: str) -> bool:
-    """Whether each row consists of whole blocks of codes. A single row may end with part of one."""
-    return element == "C" or as_matrices(tuple(shape), element)[3] % BLOCK == 0
 
 
 def extent(axes: str, geo: Any) -> Any:
@@ -178,6 +172,31 @@ def layout(plan: Plan, *, device: bool = False) -> Layout:
     for pass_ in plan.passes:
         partials |= {n: pass_.reductions[n] for n in in_order(pass_)}
     small = [*partials, *plan.between_nodes]
+    _check_axes(plan, partials, small)
+    tensor = dict.fromkeys(n for n in partials if n.axes == "")
+    in_wave, leaves = dict[Node, None](), dict[Node, None]()  # values of waves, and their operands
+    for between in plan.between:
+        for loop in between.loops:
+            if device and in_waves(loop.nodes, loop.axes, plan.element):
+                in_wave |= dict.fromkeys(chain.from_iterable(chain(*waves(loop.nodes))))
+                leaves |= dict.fromkeys(operands(loop.nodes))
+    tensor |= in_wave | dict.fromkeys(n for n in small if n.axes == "")
+    if leaves:
+        leaves |= dict.fromkeys(n for n in plan.small.values() if n.axes == "")
+    last = [n for n in leaves if n not in tensor]
+    last.sort(key=lambda n: (n.op != "input", n.op == "const", plan.storage.get(str(n.data), "")))
+    kept = read_elsewhere(plan) | Staging(plan).needed
+    return Layout(
+        scalars={n: i for i, n in enumerate(plan.scalars)},
+        tensor={n: i for i, n in enumerate(tensor)},
+        vectors={n: n.axes for n in small if n.axes != "" and n in kept},
+        partials=partials,
+        leaves={n: i for i, n in enumerate(last, len(tensor))},
+    )
+
+
+def _check_axes(plan: Plan, partials: dict[Node, str], small: list[Node]) -> None:
+    """Raise TraceError for values between passes, and reductions, that no engine supports."""
     for n in [*small, *plan.small.values(), *plan.reports.values()]:
         if n.dtype == "complex":
             raise TraceError(f"`{n.op}` of complex values per row, column or tensor is not fused")
@@ -188,26 +207,6 @@ def layout(plan: Plan, *, device: bool = False) -> Layout:
     for value in set(small).union(*({*p.nodes, *operands(p.nodes)} for p in plan.passes)):
         if {"R", "C"} <= {*value.axes} and value.axes != plan.element:
             raise TraceError(f"a value over {value.axes} of {plan.element} is not fused")
-    kept = read_elsewhere(plan) | Staging(plan).needed
-    tensor = dict.fromkeys(n for n in partials if n.axes == "")
-    leaves = dict[Node, None]()
-    for between in plan.between:
-        for loop in between.loops:
-            if device and in_waves(loop.nodes, loop.axes, plan.element):
-                tensor |= dict.fromkeys(chain.from_iterable(chain(*waves(loop.nodes))))
-                leaves |= dict.fromkeys(operands(loop.nodes))
-    tensor |= dict.fromkeys(n for n in small if n.axes == "")
-    if leaves:
-        leaves |= dict.fromkeys(n for n in plan.small.values() if n.axes == "")
-    last = [n for n in leaves if n not in tensor]
-    last.sort(key=lambda n: (n.op != "input", n.op == "const", plan.storage.get(str(n.data), "")))
-    return Layout(
-        {n: i for i, n in enumerate(plan.scalars)},
-        {n: i for i, n in enumerate(tensor)},
-        {n: n.axes for n in small if n.axes != "" and n in kept},
-        partials,
-        {n: i for i, n in enumerate(last, len(tensor))},
-    )
 
 
 def outliving(passes: Iterable[Pass], between: Iterable[Between]) -> set[Node]:

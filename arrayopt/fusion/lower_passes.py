@@ -8,7 +8,14 @@ from arrayopt.fusion.graph import Node
 from arrayopt.fusion.index import ZERO, Index, Place, greatest, least, name, number, product
 from arrayopt.fusion.layout import BANDS, CHUNK
 from arrayopt.fusion.lower_between import LoweredBetween, Statements
-from arrayopt.fusion.lower_rings import STRETCH, buffers_of, initialized, member_values, turns_over
+from arrayopt.fusion.lower_rings import (
+    STRETCH,
+    buffers_of,
+    in_turns,
+    initialized,
+    member_values,
+    turns_over,
+)
 from arrayopt.fusion.lowering import Lowering
 from arrayopt.fusion.passes import Between, Pass
 from arrayopt.fusion.ring_members import LEAST_ON_CPU
@@ -109,20 +116,14 @@ class Loops(Lowering):
 
     def _turns(self, body: program.Body, loops: Sequence[bulk.Elements]) -> program.Loop:
         """Return a loop that runs all `loops` on one `STRETCH` of a unit after the other."""
-        first, end = name("first"), name("end")
-        inside: Statements = [
-            program.Let("first", name("o") + name("turn") * STRETCH),
-            program.Let("end", least(name("e"), first + STRETCH)),
-        ]
+        first, end, inside = name("first"), name("end"), Statements()
         for loop in loops:
             slices = bulk.sliced(loop.storage, first, end)
             inside.append(self._elements(body, loop, slices, first))
             for order, reduction in enumerate(loop.totals):
                 got = Place("got", number(order))
                 inside.append(program.Take(reduction, f"t{reduction.id}", got))
-        inside += self._stored(body, first, end)
-        count = (name("e") - name("o") + (STRETCH - 1)) // STRETCH
-        return program.Loop("turn", ZERO, count, tuple(inside))
+        return in_turns([*inside, *self._stored(body, first, end)])
 
     def _partial(self, reduction: Node, after: Index | None = None) -> Place:
         """The place of the unit's partial result of a reduction, or of one `after` so many."""

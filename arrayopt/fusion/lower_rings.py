@@ -1,6 +1,6 @@
 """Lowering passes over rings to loops over members and elements, for CPUs and devices."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import Node, operands
@@ -48,11 +48,7 @@ def turns_over(
     index: int, pass_: Pass, rolled: Rolled, into: Into, codes: Sequence[str] = ()
 ) -> program.Loop:
     """Return a loop that runs all parts on one `STRETCH` of a unit after the other."""
-    inside: list[program.Statement] = [
-        program.Let("first", name("o") + name("turn") * STRETCH),
-        program.Let("end", least(name("e"), name("first") + STRETCH)),
-    ]
-    begun = set[Node]()
+    inside, begun = list[program.Statement](), set[Node]()
     for at, part in enumerate(rolled.parts):
         for root in part.added:
             if root in begun:
@@ -65,8 +61,15 @@ def turns_over(
             got = Place("got", number(order))
             body.append(program.Take(reduction, _result(part, reduction, into), got))
         inside += _looped(part, body)
+    return in_turns(inside)
+
+
+def in_turns(body: Iterable[program.Statement]) -> program.Loop:
+    """Return a loop that runs statements on one `STRETCH` of a unit (o to e) after the other."""
+    first = program.Let("first", name("o") + name("turn") * STRETCH)
+    end = program.Let("end", least(name("e"), name("first") + STRETCH))
     turns = (name("e") - name("o") + (STRETCH - 1)) // STRETCH
-    return program.Loop("turn", ZERO, turns, tuple(inside))
+    return program.Loop("turn", ZERO, turns, (first, end, *body))
 
 
 def _elements(

@@ -110,19 +110,20 @@ class Stages(Lowering):
 
     def of_loop(self, loop: SmallLoop) -> program.Stage:
         """The stage of a loop between passes: its reductions, then operations, then stores."""
-        wide, reductions = not loop.axes, [n for n in loop.nodes if n.reduces]
+        reductions = [n for n in loop.nodes if n.reduces]
         nodes = [n for n in loop.nodes if not n.reduces]
         small = [n for n in reductions if n.args[0].axes != self.plan.element]
         body, made = self._reductions(loop, reductions, small)
         waving = bool(self.layout.leaves) and in_waves(nodes, loop.axes, self.plan.element)
-        if waving or (self.waving and wide and not loop.nodes):
+        if waving or (self.waving and not loop.axes and not loop.nodes):
             waves = self.waves(nodes, loop.stores)
             return self._between("positions", loop.axes, [*body, waves])
         # read values just before they are needed: some rules have too many for the registers
         for node in nodes:
             read = dict.fromkeys(a for a in node.args if a not in made)
-            body += self._arrays(read if wide else ())
-            body += [*self.reads(read, wide=wide), program.Compute(node), *self._stored(node)]
+            body += [] if loop.axes else self._arrays(read)
+            body += self.reads(read, wide=not loop.axes)
+            body += [program.Compute(node), *self._stored(node)]
             made |= {*read, node}
         body += self._stores(loop, made)
         if loop.axes:
@@ -135,33 +136,38 @@ class Stages(Lowering):
     def _reductions(
         self, loop: SmallLoop, reductions: Sequence[Node], small: Sequence[Node]
     ) -> tuple[Statements, set[Node]]:
-        """Return statements that reduce values, and the reductions that are then in variables."""
-        wide, made = not loop.axes, set[Node]()
-        body: Statements = [*self._arrays(operands(small))] if wide else []
-        if loop.reduces:
+        """Return statements that reduce values, and the reductions that are then in variables.
+
+        Those in `small` reduce values over fewer axes than the elements.
+        """
+        body, made = Statements(), set[Node]()
+        if loop.reduces:  # one reduction for each position
             body += [self.folded("sum", small[0]), *self._reduced("sum", small[0])]
             made |= {*small}
-        for alone in small if wide else ():
-            fold = self.folded("sum", alone), program.Write(self.place(alone), "sum")
-            body.append(program.Loop("which", ZERO, ONE, fold))
+        elif not loop.axes:
+            body += self._arrays(operands(small))
+            for node in small:
+                fold = self.folded("sum", node), program.Write(self.place(node), "sum")
+                body.append(program.Loop("which", ZERO, ONE, fold))
         for run in self.runs(n for n in reductions if n in self.of_rings):
             body.append(program.Loop("which", ZERO, number(len(run)), self.combined_all(run)))
         sums = [n for n in reductions if n not in (*small, *self.of_rings)]
         body += [self.combined(f"sum{n.id}", n) for n in sums]
-        for summed in sums:
-            body += self._reduced(f"sum{summed.id}", summed)
+        for node in sums:
+            body += self._reduced(f"sum{node.id}", node)
         return body, made | {*sums}
 
     def _stores(self, loop: SmallLoop, made: set[Node]) -> Statements:
         """Return the statements that write slots. The nodes in `made` are in variables."""
-        wide, body = not loop.axes, list[program.Statement]()
-        held, there = {n.data for n in made if n.op == "input"}, {*made}
+        body, there = Statements(), {*made}
+        arrays, at = {n.data for n in made if n.op == "input"}, name("i") if loop.axes else ZERO
         for slot, value in loop.stores.items():
-            read = dict.fromkeys({value} - there)
-            new = [program.Array(slot, ONE)] if slot not in held else []
-            body += [*self._arrays(read), *new] if wide else []
-            at = Place(f"at_{slot}", name("i") if loop.axes else ZERO)
-            body += [*self.reads(read, wide=wide), program.Write(at, value)]
+            read = {value} - there
+            if not loop.axes:
+                body += self._arrays(read)
+                body += [] if slot in arrays else [program.Array(slot, ONE)]
+            body += self.reads(read, wide=not loop.axes)
+            body.append(program.Write(Place(f"at_{slot}", at), value))
             there.add(value)
         return body
 

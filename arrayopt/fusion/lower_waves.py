@@ -38,19 +38,19 @@ class Waving:
     def read(self) -> None:
         """Add waves that read the operands which no wave computes."""
         self.constants += [n for n in self.layout.leaves if n.op == "const"]
-        numbers = self.layout.scalars | {n: i for i, n in enumerate(self.constants)}
-        at = self._at(0)
-        for (op, kind), run in groupby(self.layout.leaves, self._kind):
-            same = [*run]
-            sources = [f"AT_{n.data}" if kind else numbers[n] for n in same]
-            place = Place(f"{self.table}_constants" if op == "const" else "scalars", at)
-            body: Body = []
-            if kind:
+        number_of = self.layout.scalars | {n: i for i, n in enumerate(self.constants)}
+        number, (own,) = self._at(0), self._operands("real")
+        for (op, dtype), run in groupby(self.layout.leaves, self._kind):
+            same, body = [*run], Body()
+            if op == "input":  # the number is that of the column with the slot's address
+                sources: list[int | str] = [f"AT_{leaf.data}" for leaf in same]
+                body.append(program.Array(same[0].data, ONE, column("0", number)))
                 place = Place(f"at_{same[0].data}", ZERO)
-                body.append(program.Array(same[0].data, ONE, column("0", at)))
-            node = self._operands("real")[0].node
-            body += [program.Read(node, place, wide=True), program.Write(OWN, node)]
-            self._wave((op, kind), self.places[same[0]], [sources], body)
+            else:
+                sources = [number_of[leaf] for leaf in same]
+                place = Place(f"{self.table}_constants" if op == "const" else "scalars", number)
+            body += [program.Read(own.node, place, wide=True), program.Write(OWN, own.node)]
+            self._wave((op, dtype), self.places[same[0]], [sources], body)
         self.levels.append(len(self.waves))
 
     def _kind(self, leaf: Node) -> tuple[str, str]:

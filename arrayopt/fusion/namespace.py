@@ -30,6 +30,24 @@ def _matmul(left: Symbol, right: Symbol) -> Symbol:
     All values are stored with axes in the order of `LETTERS`. So transposition is a flag of an
     operand, and a product that would be stored transposed is recorded as bᵀ aᵀ.
     """
+    narrow = _check_product(left, right)
+    rows, columns = left.dims[-2].upper(), right.dims[-1].upper()
+    if columns == rows:
+        columns = columns.lower()
+    left_transposed, right_transposed = _is_transposed(left), _is_transposed(right)
+    nodes = left.node, right.node
+    if LETTERS.index(rows) > LETTERS.index(columns):
+        nodes = nodes[::-1]
+        left_transposed, right_transposed = not right_transposed, not left_transposed
+    symmetric = nodes[0] is nodes[1] and (left_transposed != right_transposed or nodes[0].symmetric)
+    axes = "".join(sorted({*(dim[0] for dim in left.dims[:-2]), rows, columns}, key=LETTERS.index))
+    factors = Factors(left_transposed, right_transposed, symmetric, narrow)
+    node = left.graph.make(PRODUCT, *nodes, axes=axes, data=factors)
+    return Symbol(left.graph, node, (*left.dims[:-2], rows, columns), max(left.dtype, right.dtype))
+
+
+def _check_product(left: Symbol, right: Symbol) -> str:
+    """Return the 16-bit dtype of a product, or ""; raise an error if it cannot be traced."""
     if not (isinstance(left, Symbol) and isinstance(right, Symbol)):
         raise not_fused("only products of arrays can be traced")
     if left.graph.view.flat:
@@ -50,26 +68,13 @@ def _matmul(left: Symbol, right: Symbol) -> Symbol:
     narrow = next((operand.dtype for operand in (left, right) if operand.dtype in NARROW), "")
     if narrow and left.dtype != right.dtype:
         raise not_fused(f"a product of {left.dtype} with {right.dtype} cannot be traced")
-    (rows, inner), (other_inner, columns) = left.dims[-2:], right.dims[-2:]
-    if inner.upper() != other_inner.upper():
+    if left.dims[-1].upper() != right.dims[-2].upper():
         each = [_AXES.get(dim.upper(), "matrices") for dim in (*left.dims[-2:], *right.dims[-2:])]
         raise not_fused(
             "cannot multiply a matrix of ({}, {}) by one of ({}, {}): the second axis of the"
             " former must be the first of the latter; use xp.matrix_transpose(x)".format(*each)
         )
-    rows, columns = rows.upper(), columns.upper()
-    if columns == rows:
-        columns = columns.lower()
-    left_transposed, right_transposed = _is_transposed(left), _is_transposed(right)
-    nodes = left.node, right.node
-    if LETTERS.index(rows) > LETTERS.index(columns):
-        nodes = nodes[::-1]
-        left_transposed, right_transposed = not right_transposed, not left_transposed
-    symmetric = nodes[0] is nodes[1] and (left_transposed != right_transposed or nodes[0].symmetric)
-    axes = "".join(sorted({*(dim[0] for dim in left.dims[:-2]), rows, columns}, key=LETTERS.index))
-    factors = Factors(left_transposed, right_transposed, symmetric, narrow)
-    node = left.graph.make(PRODUCT, *nodes, axes=axes, data=factors)
-    return Symbol(left.graph, node, (*left.dims[:-2], rows, columns), max(left.dtype, right.dtype))
+    return str(narrow)
 
 
 def _in_order(dims: tuple[str, ...]) -> bool:

@@ -4,16 +4,88 @@ Tracing, constant folding, evaluation on the host and the engines all read these
 operation, add a row.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from operator import attrgetter
+from string import Formatter
 from typing import Any
 
 import numpy as np
 
 from arrayopt import randomness
-from arrayopt.fusion.op import Op, Reduction
-from arrayopt.randomness import position_uniform
+from arrayopt.randomness import current_bfloat16, current_float16, position_uniform
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """An element-wise operation.
+
+    Texts are format strings: ``{0}``, ``{1}`` and ``{2}`` stand for the operands, ``{W}`` for the
+    type of real numbers.
+    """
+
+    numpy: Callable[..., Any]
+    """The function for NumPy's arrays and for numbers."""
+    numba: str
+    cuda: str
+    """Its text in Numba, and in CUDA C++."""
+    api: tuple[str, ...] = ()
+    """The names of functions of the array API that record this operation."""
+    methods: tuple[str, ...] = ()
+    """The methods of Python's operators that record it. Those with ``__r`` swap the operands."""
+    result: str = "same"
+    """The kind of the result: ``bool``, ``real`` or ``complex``. ``same`` is complex if an operand
+    is, else real; ``branch`` is that of the operands after the first.
+    """
+    real_only: bool = False
+    """Whether complex operands are refused."""
+    python: str = ""
+    """Its text in Python, for floats and arrays of floats; if empty, NumPy's function is called."""
+    into: Callable[..., Any] | None = None
+    """`numpy` with the output array as one more argument; None if `numpy` itself takes it."""
+    numba_complex: str = ""
+    cuda_complex: str = ""
+    """Its text if an operand or the result is complex, if that text is different."""
+
+    @property
+    def arity(self) -> int:
+        """The number of operands."""
+        fields = {field for _, field, _, _ in Formatter().parse(self.cuda)}
+        return len(fields.difference([None, "", "W"]))
+
+    def kind(self, operands: Sequence[str]) -> str:
+        """The kind of the result for kinds of operands: ``bool``, ``real`` or ``complex``."""
+        if self.result not in ("same", "branch"):
+            return self.result
+        if self.result == "branch" and set(operands[1:]) == {"bool"}:
+            return "bool"
+        return "complex" if "complex" in operands else "real"
+
+    @property
+    def in_place(self) -> bool:
+        """Whether a result may overwrite an operand: each element is read before it is written."""
+        return isinstance(self.numpy, np.ufunc)
+
+    def text(self, language: str, args: Sequence[str], real: str, *, mixed: bool) -> str:
+        """The text in ``numba`` or ``cuda``. `mixed`: an operand or the result is complex."""
+        form: str = (mixed and getattr(self, f"{language}_complex")) or getattr(self, language)
+        return form.format(*args, W=real)
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """A reduction: how many values become one."""
+
+    ufunc: np.ufunc
+    """The function of two values."""
+    initial: float
+    """The result before the first value."""
+    take: str
+    """The statement that combines the result so far, ``{0}``, with a value, ``{1}``."""
+    cuda: str
+    """The struct for this reduction in ``kernels/sums.cuh``."""
+    repeated: str = ""
+    """The operation that reduces n equal values, given one and n; empty if it returns the value."""
 
 
 def _abs2(x: Any, out: Any) -> None:
@@ -58,15 +130,15 @@ def _to_bfloat16(values: Any, out: Any = None) -> Any:
     return made if out is None else np.copyto(out, made)
 
 
-def _on_float32(function: Callable[..., Any], cuda: str = "{name}({{0}}, {{1}})") -> Op:
+def _on_float32(function: Callable[..., Any], cuda: str = "") -> Op:
     """A function of two float32 arrays, with the same name in all languages but perhaps CUDA."""
 
     def made(x: Any, y: Any) -> Any:
         return function(np, np.asarray(x, np.float32), np.asarray(y, np.float32))
 
     name, into = function.__name__, lambda x, y, out: np.copyto(out, made(x, y))
-    texts = f"{name}({{0}}, {{1}})", cuda.format(name=name), (name,)
-    return Op(made, *texts, result="real", real_only=True, into=into)
+    call = f"{name}({{0}}, {{1}})"
+    return Op(made, call, cuda or call, (name,), result="real", real_only=True, into=into)
 
 
 def _binary(ufunc: np.ufunc, sign: str, api: str, method: str) -> Op:
@@ -212,12 +284,8 @@ OPS = {
     "joined_float16": _on_float32(randomness.joined_float16),
     "low_bfloat16": _on_float32(randomness.low_bfloat16),
     "low_float16": _on_float32(randomness.low_float16),
-    "current_bfloat16": _on_float32(
-        randomness.current_bfloat16, "(to_bfloat16({{0}}) == {{1}} ? {{0}} : {{1}})"
-    ),
-    "current_float16": _on_float32(
-        randomness.current_float16, "(to_float16({{0}}) == {{1}} ? {{0}} : {{1}})"
-    ),
+    "current_bfloat16": _on_float32(current_bfloat16, "(to_bfloat16({0}) == {1} ? {0} : {1})"),
+    "current_float16": _on_float32(current_float16, "(to_float16({0}) == {1} ? {0} : {1})"),
 }
 """Every operation, by its name in `Node.op`."""
 

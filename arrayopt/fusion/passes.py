@@ -105,12 +105,13 @@ class Pass:
     def written(self) -> tuple[str, ...]:
         """The arrays that are written; if a number chooses one of several, the first of them."""
         found: dict[object, str] = {}
-        for name in self.stores:
+        for name, node in self.stores.items():
             guard = self.guards.get(name)
-            key: object = name
+            choice: object = name
             if guard is not None and guard.op == "eq" and guard.args[1].op == "const":
-                key = guard.args[0], self.stores[name].args[1]
-            found.setdefault(key, name)
+                number, new = guard.args[0], node.args[1]
+                choice = number, new
+            found.setdefault(choice, name)
         return tuple(found.values())
 
     def divided(self, most_sums: int) -> list["Pass"]:

@@ -36,38 +36,22 @@ def phases(whole: Plan, totals: Sequence[Node]) -> tuple[Plan, ...]:
     TraceError
         If a later phase needs a reduction of booleans per row or column.
     """
-    times = dict(zip(totals, ordered_totals(totals), strict=True))
-    rounds = sorted({time[:2] for time in times.values()})
     every = reachable([*whole.ends, *whole.small.values(), *whole.reports.values()])
-    levels = [level for level, _ in rounds]
-    passes: list[list[Pass]] = [[] for _ in range(len(rounds) + 1)]
-    first = dict[Node, int]()  # the phase that computes each value over fewer axes, or -1 for all
-    for pass_ in whole.passes:
-        phase = bisect_right(levels, pass_.level)
-        passes[phase].append(pass_)
-        first |= dict.fromkeys(pass_.sums, phase)
-    for total, time in times.items():
-        first[total] = rounds.index(time[:2]) + 1
-    for node in every:
-        if node not in first:
-            small = [first[a] for a in node.args if not is_whole(a.axes, whole.element)]
-            first[node] = max(small, default=-1)
-    made, wanted = list[Plan](), set[str]()
+    passes, first = _divided(whole, totals, every)
+    made, wanted = list[Plan](), set[str]()  # what later phases need, by name
     copies = count(max(COPIES, *(node.id + 1 for node in every)))
     for phase in reversed(range(len(passes))):
         now = _nodes_in(every, first, phase, whole.element)
         slots, reports = dict[str, Node](), dict[str, Node]()
-        if phase == len(rounds):
-            slots = {name: now[node] for name, node in whole.small.items()}
-            reports = {name: x for name, x in whole.reports.items() if x.op != TOTAL}
+        if not made:  # the last phase
+            slots |= whole.small
+            reports |= {name: x for name, x in whole.reports.items() if x.op != TOTAL}
         reports |= {total.data.name: total.args[0] for total in totals if first[total] == phase + 1}
         for node in every:
             name = _later_name(node)
             if first[node] == phase and name in wanted:
-                if node.axes:
-                    slots[name] = now[node]
-                else:
-                    reports[name] = node
+                (slots if node.axes else reports)[name] = node
+        slots = {name: now[node] for name, node in slots.items()}
         for name, node in reports.items():
             reports[name] = here = now[node]
             if here.op == "input":
@@ -79,6 +63,25 @@ def phases(whole: Plan, totals: Sequence[Node]) -> tuple[Plan, ...]:
         wanted |= set(plan.slots)
         made.append(plan)
     return tuple(reversed(made))
+
+
+def _divided(
+    whole: Plan, totals: Sequence[Node], every: Sequence[Node]
+) -> tuple[list[list[Pass]], dict[Node, int]]:
+    """The passes of each phase; and the phase that computes each value, or -1 if all phases do."""
+    times = [time[:2] for time in ordered_totals(totals)]
+    rounds = sorted({*times})
+    passes: list[list[Pass]] = [[] for _ in range(len(rounds) + 1)]
+    first = {total: rounds.index(time) + 1 for total, time in zip(totals, times, strict=True)}
+    for pass_ in whole.passes:
+        phase = bisect_right([level for level, _ in rounds], pass_.level)
+        passes[phase].append(pass_)
+        first |= dict.fromkeys(pass_.sums, phase)
+    for node in every:
+        if node not in first:
+            small = [first[a] for a in node.args if not is_whole(a.axes, whole.element)]
+            first[node] = max(small, default=-1)
+    return passes, first
 
 
 def _nodes_in(

@@ -57,7 +57,7 @@ class Placement:
         self.scratch = {f"{SCRATCH}{i}{suffix}": node for i, node in enumerate(self.spilled)}
         self.stored = {name: node.level for name, node in work.outputs.items()} | self.put_off
         self.passes = self._passes()
-        while late := {} if self.eager else self._late():
+        while not self.eager and (late := self._late()):
             self.stored |= late
             self.passes = self._passes()
 

@@ -4,6 +4,7 @@ makes it from a trace. Engines run it, or lower it to a program.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 from arrayopt.codecs import QUANTIZED, STORED
@@ -145,10 +146,7 @@ class Plan:
     @property
     def between_nodes(self) -> list[Node]:
         """The values that are computed between the passes, in order."""
-        found: list[Node] = []
-        for between in self.between:
-            found += between.nodes
-        return found
+        return list(chain.from_iterable(between.nodes for between in self.between))
 
     @property
     def touched(self) -> tuple[str, ...]:
@@ -251,25 +249,23 @@ def _between(
     results: Iterable[Node], small: dict[str, Node], passes: tuple[Pass, ...], element: str
 ) -> tuple[Between, ...]:
     """Return the computation between passes. Each value is computed as early as possible."""
-    wanted, when = list[Node](), dict[Node, int]()
+    when = dict[Node, int]()  # the number of passes before each value
+    of_nodes, of_sums, stored = list[Node](), list[Node](), list[Node]()
     for number, pass_ in enumerate(passes):
-        wanted += operands(pass_.nodes)
         when |= dict.fromkeys(pass_.sums, number + 1)
-    for pass_ in passes:
-        wanted += operands(pass_.sums)
-    wanted += results
-    for pass_ in passes:
-        wanted += pass_.stores.values()
+        of_nodes += operands(pass_.nodes)
+        of_sums += operands(pass_.sums)
+        stored += pass_.stores.values()
+    ends = [x for x in (*of_nodes, *of_sums, *results, *stored) if not is_whole(x.axes, element)]
     parts: list[list[Node]] = [[] for _ in range(len(passes) + 1)]
-    wanted = [node for node in wanted if not is_whole(node.axes, element)]
-    for node in reachable(wanted, stop=list(when)):
+    for node in reachable(ends, stop=list(when)):
         if node in when or node.on_host or is_whole(node.axes, element) or node.op == "complex":
             continue
         when[node] = max((when.get(operand, 0) for operand in node.args), default=0)
         if node.op != "input":
             parts[when[node]].append(node)
-    made = []
-    for combine, part in zip([(), *(x.sums for x in passes)], parts, strict=True):
-        made.append(Between(combine, in_loops(part, element)))
+    made = [Between((), in_loops(parts[0], element))]
+    for pass_, part in zip(passes, parts[1:], strict=True):
+        made.append(Between(pass_.sums, in_loops(part, element)))
     stores = {name: x for name, x in small.items() if x.op != "input" or x.data != name}
     return (*made[:-1], replace(made[-1], stores=stores))

@@ -117,17 +117,17 @@ class Rolled(Members):
         first, args = values[0], list[Node]()
         if not first.args or len({(x.op, len(x.args), x.data) for x in values}) > 1:
             return None
-        for nodes in zip(*(x.args for x in values), strict=True):
-            left, right = dict[int, Node](), dict[int, Node]()
-            for (i, j), node in zip(pairs, nodes, strict=True):
-                left.setdefault(i, node)
-                right.setdefault(j, node)
-            if nodes == tuple(left[i] for i, _ in pairs):
-                made: Node | None = self.same(tuple(left.values()))
-            elif nodes == tuple(right[j] for _, j in pairs):
-                made = self.same(tuple(right.values()), 1)
+        for operand in zip(*(x.args for x in values), strict=True):  # that of each pair
+            of_first, of_second = dict[int, Node](), dict[int, Node]()  # by member of the pair
+            for (i, j), node in zip(pairs, operand, strict=True):
+                of_first.setdefault(i, node)
+                of_second.setdefault(j, node)
+            if operand == tuple(of_first[i] for i, _ in pairs):
+                made: Node | None = self.same(tuple(of_first.values()))
+            elif operand == tuple(of_second[j] for _, j in pairs):
+                made = self.same(tuple(of_second.values()), 1)
             else:
-                made = self._of_pairs(pairs, nodes)
+                made = self._of_pairs(pairs, operand)
             if made is None:
                 return None
             args.append(made)
@@ -174,12 +174,6 @@ class Rolled(Members):
 
     def _place(self) -> None:
         """Complete all parts. Arrays of no ring are written when no part reads old values."""
-        when = dict[str, int]()
-        for name, node in self.one.stores.items():
-            if name not in self.member_of:
-                if self.members_of.get(node):
-                    raise UnlikeError
-                when[name] = self.stage.get(node, 0)  # a constant has no stage
         ready = {*self.terms}
         for stage, part in self.once.items():
             for other in self.by_members[stage]:
@@ -187,30 +181,38 @@ class Rolled(Members):
                 new = [node for node in other.taken if node not in ready]
                 part.kept += new
                 ready |= {*new}
-        while True:
+        when = dict[str, int]()  # the stage in which each array of no ring is written
+        for name, node in self.one.stores.items():
+            if name not in self.member_of:
+                if self.members_of.get(node):
+                    raise UnlikeError
+                when[name] = self.stage.get(node, 0)  # a constant has no stage
+        late: dict[str, int] | None = None
+        while late is None or late:
             for stage, part in self.once.items():
-                part.stores, part.guards = {}, {}
-                for name in when:
-                    if when[name] == stage:
-                        self._store(part, name)
+                self._store(part, [name for name in when if when[name] == stage])
                 self._complete(part, {node for node in ready if self._from(node) < stage})
-            late = dict[str, int]()  # the first stage in which an array may be written
-            for stage, part in self.once.items():
-                late |= dict.fromkeys(part.loads, stage)
-            for stage, parts in self.by_members.items():
-                for name in _loaded(parts):
-                    late[name] = max(late.get(name, 0), stage + 1)
-            late = {name: stage for name, stage in late.items() if when.get(name, stage) < stage}
-            if not late:
-                return
+            late = {x: at for x, at in self._last_read().items() if when.get(x, at) < at}
             when |= late
 
-    def _store(self, part: RingLoop, name: str) -> None:
-        """Let a part write an array of no ring."""
-        part.stores[name] = self.one.stores[name]
-        if name in self.one.guards:
-            part.guards[name] = self.one.guards[name]
-            part.stores[name] = self.one.stores[name].args[1]
+    def _last_read(self) -> dict[str, int]:
+        """Return the first stage in which each array may be written, as no part reads it later."""
+        found = dict[str, int]()
+        for stage, part in self.once.items():
+            found |= dict.fromkeys(part.loads, stage)
+        for stage, parts in self.by_members.items():
+            for name in _loaded(parts):
+                found[name] = max(found.get(name, 0), stage + 1)
+        return found
+
+    def _store(self, part: RingLoop, names: Iterable[str]) -> None:
+        """Let a part write these arrays of no ring, and no other."""
+        part.stores, part.guards = {}, {}
+        for name in names:
+            part.stores[name] = self.one.stores[name]
+            if name in self.one.guards:
+                part.guards[name] = self.one.guards[name]
+                part.stores[name] = self.one.stores[name].args[1]
 
     def _from(self, node: Node) -> int:
         """Return the stage whose part leaves a value in a buffer."""

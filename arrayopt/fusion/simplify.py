@@ -91,18 +91,7 @@ class Graph:
         if op == "mul" and _is(first, 1.0):
             return self.make("float", second) if second.dtype == "bool" else second
         if op == "pow" and second.op == "const":
-            if second.data == 2.0:
-                return self.make("mul", first, first)
-            if second.data == 1.0:
-                return first
-            if second.data == 0.5:
-                return self.make("sqrt", first)
-            if second.data == -0.5:
-                inverse = self.make("div", self.const(1.0), self.make("sqrt", first))
-                if first.dtype == "complex":
-                    return inverse
-                lowest = self.make("eq", first, self.const(-math.inf))  # (-inf) ** -0.5 is 0
-                return self.make("where", lowest, self.const(0.0), self.make("abs", inverse))
+            return self._power(first, second.data)
         scaled = first.op in ("mul", "over") and all(x.on_host for x in first.args[1:])
         if op == "sqrt" and self.rooted and scaled and not first.on_host:
             return self.make(first.op, *(self.make("sqrt", x) for x in first.args))
@@ -111,6 +100,22 @@ class Graph:
         if op == "where":
             return self._where(*args)
         return None
+
+    def _power(self, base: Node, exponent: float) -> Node | None:
+        """Return a power without a call of `pow`, or None if that takes one."""
+        if exponent == 2.0:
+            return self.make("mul", base, base)
+        if exponent == 1.0:
+            return base
+        if exponent == 0.5:
+            return self.make("sqrt", base)
+        if exponent != -0.5:
+            return None
+        inverse = self.make("div", self.const(1.0), self.make("sqrt", base))
+        if base.dtype == "complex":
+            return inverse
+        lowest = self.make("eq", base, self.const(-math.inf))  # (-inf) ** -0.5 is 0
+        return self.make("where", lowest, self.const(0.0), self.make("abs", inverse))
 
     def _in_parts(
         self, op: str, args: tuple[Node, ...], axes: str | None, data: Any

@@ -106,19 +106,24 @@ def _stages(nodes: Iterable[Node], element: str) -> list[list[SmallLoop]]:
     """
     made, loop_of = dict[_Loop, list[Node]](), dict[Node, _Loop]()
     for node in nodes:
-        alone = node.reduces and node.args[0].axes != element
-        stage, before = 0, [operand for operand in node.args if operand in loop_of]
-        for operand in before:
-            waits = alone or operand.axes != node.axes
-            stage = max(stage, loop_of[operand].stage + waits)
-        joined = {loop_of[operand] for operand in before if loop_of[operand].stage == stage}
-        loop = _Loop(stage + (len(joined) > 1), node.axes, node if alone and node.axes else None)
-        if len(joined) == 1:
-            (loop,) = joined
+        loop = loop_of[node] = _loop_for(node, loop_of, element)
         made.setdefault(loop, []).append(node)
-        loop_of[node] = loop
     stages = dict[int, list[SmallLoop]]()
     for loop, some in made.items():
         small = SmallLoop(loop.axes, tuple(some), loop.reduction is not None)
         stages.setdefault(loop.stage, []).append(small)
     return list(stages.values())
+
+
+def _loop_for(node: Node, loop_of: dict[Node, _Loop], element: str) -> _Loop:
+    """Return the loop that computes a value: that of its operands if possible, else another one."""
+    alone = node.reduces and node.args[0].axes != element
+    stage, before = 0, [operand for operand in node.args if operand in loop_of]
+    for operand in before:
+        waits = alone or operand.axes != node.axes  # for the end of the operand's stage
+        stage = max(stage, loop_of[operand].stage + waits)
+    joined = {loop_of[operand] for operand in before if loop_of[operand].stage == stage}
+    if len(joined) == 1:
+        return joined.pop()
+    # values of several loops are known when their stage has ended
+    return _Loop(stage + bool(joined), node.axes, node if alone and node.axes else None)

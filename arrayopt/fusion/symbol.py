@@ -227,9 +227,10 @@ def _unlike(op: str, nodes: list[Node]) -> str:
         return "the condition of xp.where must be one, as x != 0"
     if OPS[op].result in ("same", "real") and op != "float" and kinds == {"bool"}:
         return f"`{op}` of conditions alone cannot be traced; use &, | and ~, or xp.where"
-    alike = op in ("and", "or") and all(n.on_host for n in nodes)
-    fine = len(nodes) if alike else int(op in ("not", "where"))
-    if any(n.on_host and _is_odd(n) for n in nodes[fine:]):
+    if op in ("and", "or") and all(n.on_host for n in nodes):
+        return ""  # the result is odd, too
+    as_numbers = nodes[1:] if op in ("not", "where") else nodes
+    if any(n.on_host and _is_odd(n) for n in as_numbers):
         return "`~` of a Python bool is no bool; write the opposite, as h.t <= 1 for ~(h.t > 1)"
     return ""
 

@@ -67,22 +67,31 @@ def windows(
         for o, n in blocks:
             along = [(o[i], n[i], shape[i]) for i in axes]
             ranges.append(_range(along) if prod(n) else (0, 0))
-        first: dict[tuple[int, int], int] = {}
-        end = tiles = 0
-        for one in sorted({x for x in ranges if x is not None and x[1]}):
-            if one[0] != end:
-                break
-            first[one], end, tiles = tiles, one[1], tiles + -(-(one[1] - one[0]) // int(unit))
-        if any(x is None or (x[1] and x not in first) for x in ranges):
+        first_unit, count = _units(ranges, int(unit))
+        if None in ranges or not {x for x in ranges if x != (0, 0)} <= first_unit.keys():
             raise ValueError(
                 "must be divided along whole rows and columns, at the same places on all ranks,"
                 " because its rule sums over rows or columns; got parts "
                 + ", ".join(f"{n} from {o} on" for o, n in dict.fromkeys(blocks) if prod(n))
             )
-        lying = [(*x, first.get(x, 0)) for x in ranges if x is not None]
+        lying = [(*x, first_unit.get(x, 0)) for x in ranges if x is not None]
         columns += zip(*lying, strict=True)
-        counts.append(tiles)
+        counts.append(count)
     return np.array(columns, np.int64).T, (counts[0], counts[1], counts[2])
+
+
+def _units(
+    ranges: Sequence[tuple[int, int] | None], unit: int
+) -> tuple[dict[tuple[int, int], int], int]:
+    """The first unit of each range, as far as ranges follow each other; and the count of units."""
+    first: dict[tuple[int, int], int] = {}
+    end = count = 0
+    for one in sorted({x for x in ranges if x is not None and x != (0, 0)}):
+        if one[0] != end:
+            break
+        first[one], end = count, one[1]
+        count += -(-(one[1] - one[0]) // unit)
+    return first, count
 
 
 def _range(extents: Sequence[tuple[int, int, int]]) -> tuple[int, int] | None:

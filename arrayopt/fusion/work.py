@@ -3,6 +3,7 @@
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple
 
@@ -17,23 +18,9 @@ class Source(NamedTuple):
     price: int
 
 
+@dataclass(eq=False)
 class Work:
     """What the passes over one space must store and reduce, in whichever pass.
-
-    Parameters
-    ----------
-    element : str
-        The axes of an element.
-    outputs : dict of str to Node
-        The new values of the parameter and of slots over these axes.
-    sums : sequence of Node
-        The reductions over elements.
-    narrow : frozenset of str
-        The arrays whose storage has fewer bits than arithmetic: a value read back is not the same.
-    products : dict of Node to str
-        Products of matrices, and the names of the scratch arrays that hold them.
-    calls : bool
-        Whether each operation costs what it reads and writes, as a call of NumPy does.
 
     Attributes
     ----------
@@ -49,28 +36,29 @@ class Work:
         differ in few passes.
     """
 
-    def __init__(
-        self,
-        element: str,
-        outputs: dict[str, Node],
-        sums: Sequence[Node],
-        narrow: frozenset[str],
-        products: dict[Node, str],
-        *,
-        calls: bool = False,
-    ) -> None:
-        self.calls = calls
-        self.element, self.outputs, self.sums, self.narrow = element, outputs, sums, narrow
-        self.products = products
-        ends = [*outputs.values(), *operands(sums)]
+    element: str
+    """The axes of an element."""
+    outputs: dict[str, Node]
+    """The new values of the parameter and of slots over these axes."""
+    sums: Sequence[Node]
+    """The reductions over elements."""
+    narrow: frozenset[str]
+    """The arrays that have fewer bits than arithmetic: a value read back is not the same."""
+    products: dict[Node, str]
+    """Products of matrices, and the names of the scratch arrays that hold them."""
+    calls: bool = False
+    """Whether each operation costs what it reads and writes, as a call of NumPy does."""
+
+    def __post_init__(self) -> None:
+        ends = [*self.outputs.values(), *operands(self.sums)]
         self.count = 1 + max((node.level for node in ends), default=0)
         self.inputs, self.made = list[Node](), list[Node]()
         self.args = dict[Node, list[Node]]()
-        for node in filter(self.is_element, reachable([*outputs.values(), *sums])):
+        for node in filter(self.is_element, reachable([*self.outputs.values(), *self.sums])):
             taken: Iterable[Node] = node.args
-            if node.op == "input" and node.axes == element:
+            if node.op == "input" and node.axes == self.element:
                 self.inputs.append(node)
-            elif node.op == PRODUCT and node.axes == element:
+            elif node.op == PRODUCT and node.axes == self.element:
                 self.made.append(node)
                 taken = ()
             self.args[node] = list(filter(self.is_element, taken))

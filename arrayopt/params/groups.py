@@ -11,6 +11,7 @@ from typing import Any
 from arrayopt.arrays import Array, dtype_name, is_array, size
 from arrayopt.foreign import got, unknown
 from arrayopt.foreign_names import RULE
+from arrayopt.interrupts import uninterrupted
 from arrayopt.rules.base import Rule
 from arrayopt.rules.fields import hypers
 from arrayopt.rules.named import check_rule
@@ -75,7 +76,8 @@ class Group:
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in fields_of(type(self.rule)):
             raise AttributeError(f"group {self.label!r}: {unknown_key(self.rule, name, value)}")
-        self.replace_rule(self.checked({name: value}), self.overridden | {name})
+        with uninterrupted():
+            self.replace_rule(self.checked({name: value}), self.overridden | {name})
 
     def checked(self, changes: Mapping[str, Any], made: Rule | None = None) -> Rule:
         """Return the rule with changes, or `made`; ValueError if the state does not fit it."""

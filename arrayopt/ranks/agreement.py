@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import Array
-from arrayopt.engines.interrupts import uninterrupted
+from arrayopt.interrupts import uninterrupted
 from arrayopt.params.replaced import Replaced
 from arrayopt.ranks.alone import Alone, Said
 from arrayopt.ranks.comm import Comm, RankError

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.engines.interrupts import uninterrupted
+from arrayopt.interrupts import uninterrupted
 from arrayopt.ranks.comm import AddingComm, Bytes, Packed, Pending, RankError, cut, starts_of
 
 PIECE = 1 << 30

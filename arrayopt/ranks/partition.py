@@ -14,9 +14,9 @@ import numpy as np
 
 from arrayopt.arrays import size
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.buckets import bucketed
+from arrayopt.engines.bucketing import bucketed
 from arrayopt.engines.fused import Fused
-from arrayopt.engines.table import select
+from arrayopt.engines.registry import select
 from arrayopt.fusion.layout import CHUNK, cut_points, geometry
 from arrayopt.fusion.windows import axes_of, windows
 from arrayopt.params.groups import Group

@@ -81,10 +81,7 @@ class _Factored(Rule):
 
 def _averages(xp: Any, q: Array, r: Array, c: Array, beta: Any) -> tuple[Array, Array]:
     """The averages of a matrix's rows and columns, one step on."""
-    return (
-        ema(r, finite(xp, xp.mean(q, axis=-1)), beta),
-        ema(c, finite(xp, xp.mean(q, axis=-2)), beta),
-    )
+    return ema(r, finite(xp, xp.mean(q, axis=-1)), beta), ema(c, finite(xp, xp.mean(q, axis=-2)), beta)
 
 
 @final

@@ -129,6 +129,9 @@ def check_fields(cls: type, base: Any) -> None:
 @cache
 def check_class(cls: type, base: type) -> None:
     """Raise TypeError if a subclass of `base` declares fields, or has an __init__, but is not a dataclass."""
+    for name in ("evaluated_from", "rings", "squares", "wide"):
+        if isinstance(getattr(cls, name), str):
+            raise TypeError(f"{cls.__name__}: `{name}` must be a tuple of names of slots; got {getattr(cls, name)!r}")
     for part in cls.__mro__:
         if not issubclass(part, base) or "__dataclass_fields__" in vars(part):
             continue

@@ -6,8 +6,8 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.hyper import Hyper
+from arrayopt.interrupts import uninterrupted
 from arrayopt.params.parameters import Parameters
 from arrayopt.ranks.alone import Alone
 from arrayopt.ranks.collect import slot_of

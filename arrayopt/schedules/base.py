@@ -7,8 +7,9 @@ from dataclasses import dataclass, fields
 from typing import Any, Self, final, overload
 
 import numpy as np
-from array_api_compat import array_namespace, is_array_api_obj
+from array_api_compat import is_array_api_obj
 
+from arrayopt.arrays import array_namespace
 from arrayopt.foreign import check_call
 from arrayopt.foreign_names import SCHEDULE
 from arrayopt.rules.namespace import rule_namespace

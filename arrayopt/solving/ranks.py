@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import WORKING, Array, dtype_name, place, size, to_host
-from arrayopt.engines.interrupts import uninterrupted
+from arrayopt.interrupts import uninterrupted
 from arrayopt.ranks.agreement import Agreement
 from arrayopt.ranks.alone import Alone
 from arrayopt.ranks.comm import as_bytes

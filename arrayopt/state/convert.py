@@ -2,7 +2,7 @@
 "split"``.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from arrayopt.arrays import (
@@ -36,19 +36,22 @@ def check_convertible(who: str, tensors: Iterable[Tensor], old: Rule, new: Rule)
             )
 
 
-def convert(tensors: Iterable[Tensor], old: Rule, new: Rule) -> None:
-    """Convert the slots of all tensors to the storage of their new rule, or of none if there is an error."""
-    if old.state_dtype == new.state_dtype and _is_split(old) == _is_split(new):
+def convert(tensors: Sequence[Tensor], old: Rule, new: Rule) -> None:
+    """Convert the slots of all tensors to the storage of their new rule, or of none if there is an error. A step may be
+    about to write to the memory of the old ones, so none may be going on.
+    """
+    if (old.state_dtype == new.state_dtype and _is_split(old) == _is_split(new)) or not tensors:
         return
-    found = []
-    for tensor in tensors:
-        here, (slots, whole) = tensor.home or tensor, tensor.made(new)
-        if here.kind != "none":
-            slots = converted(here.own("p", here.array), here.slots, old, new, here.array.ndim)
-        found.append((tensor, _share(tensor, slots), slots, whole))
-    for tensor, share, slots, whole in found:
-        tensor.share = share
-        tensor.hold(slots, whole)
+    with tensors[0].run.idle("Optimizer: the storage of the state"):
+        found = []
+        for tensor in tensors:
+            here, (slots, whole) = tensor.home or tensor, tensor.made(new)
+            if here.kind != "none":
+                slots = converted(here.own("p", here.array), here.slots, old, new, here.array.ndim)
+            found.append((tensor, _share(tensor, slots), slots, whole))
+        for tensor, share, slots, whole in found:
+            tensor.share = share
+            tensor.hold(slots, whole)
 
 
 def _share(tensor: Tensor, slots: dict[str, Array]) -> Share | None:

@@ -1,6 +1,8 @@
 """The counters of an optimizer: steps, updates of each tensor, loss scale, skipped steps; and which device has them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from threading import RLock
 from typing import Any, Protocol
 
 import numpy as np
@@ -43,12 +45,15 @@ class Run:
         Objects whose memory a CUDA graph uses, so it must neither be freed nor moved.
     streams : Streams
         The streams on which the last call was made.
+    lock : RLock
+        Held by the thread that is in a call of the optimizer; `paused` is whether that runs a function of the user.
     """
 
     def __init__(self, count: int = 0, *, scale: float = 1.0) -> None:
         self.steps, self.arrays, self.changes = 0, 0, 0
         self.captured: list[Any] = []
         self.streams = Streams()
+        self.lock, self.paused = RLock(), False
         self._counts: Ints = np.zeros((2, count), np.int64)  # updates, and steps that layers of stacks have skipped
         self._loss: dict[str, Any] = {"scale": scale, "good": 0, "skipped": 0}
         self._holders: dict[int, Holder] = {}  # by id
@@ -68,6 +73,16 @@ class Run:
                 " set a smaller `step_count`"
             )
         self._room -= 1
+
+    @contextmanager
+    def idle(self, who: str) -> Iterator[None]:
+        """Keep calls out. Raise RuntimeError in the middle of one of another thread, or that a signal interrupted."""
+        if (self.lock._is_owned() and not self.paused) or not self.lock.acquire(False):  # type: ignore[attr-defined]
+            raise RuntimeError(f"{who} cannot change during a call of this Optimizer; set it between steps")
+        try:
+            yield
+        finally:
+            self.lock.release()
 
     # ---- which device has the counters ------------------------------------------------------------------------------
 
@@ -176,7 +191,10 @@ class Run:
 
     def __getstate__(self) -> dict[str, Any]:
         self.take_back()
-        return {**self.__dict__, "_holders": {}, "_held": {}, "captured": []}
+        return {**self.__dict__, "_holders": {}, "_held": {}, "captured": [], "lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= {**state, "lock": RLock()}
 
 
 LIMIT = 2**53

@@ -15,6 +15,7 @@ from arrayopt.arrays import (
     on_its_device,
     place,
 )
+from arrayopt.foreign import listed_names
 from arrayopt.rules.base import PROJECT
 from arrayopt.rules.rings import gathered, member_name
 from arrayopt.state.tensors import Tensor
@@ -29,10 +30,7 @@ class TensorState(Mapping[str, Any]):
     """
 
     def __init__(
-        self,
-        tensor: Tensor,
-        changing: Callable[[str], AbstractContextManager[Any]],
-        rings: Sequence[str] = (),
+        self, tensor: Tensor, changing: Callable[[str], AbstractContextManager[Any]], rings: Sequence[str] = ()
     ) -> None:
         self._tensor, self._changing, self._rings = tensor, changing, rings
 
@@ -87,7 +85,9 @@ class States(Mapping[str, Mapping[str, Any]]):
         self._shown = shown
 
     def __getitem__(self, name: str) -> TensorState:
-        return self._shown[name]
+        if name in self._shown:
+            return self._shown[name]
+        raise KeyError(f"{name!r}; {listed_names(self._shown)}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shown)

@@ -29,7 +29,7 @@ from arrayopt.arrays import (
 from arrayopt.codecs import QUANTIZED, is_rounded
 from arrayopt.projections import Projection
 from arrayopt.rules.base import Rule
-from arrayopt.rules.names import AROUND
+from arrayopt.rules.names import AROUND, ReturnedError
 from arrayopt.rules.stretches import uncuttable
 from arrayopt.state.blocks import Cut
 from arrayopt.state.quantized import quantized, scale_of, scale_shape
@@ -79,6 +79,8 @@ def _begun(rule: Rule, name: str, array: Array, part: str = "layer") -> dict[str
     if reason:
         raise ValueError(f"{who}: {what}, of shape {shape}, {reason}, as `project`, {rule.project}, needs")
     reason = rule.refuses(array_namespace(array), array[0, ...] if layered else array)
+    if not isinstance(reason, str):
+        raise ReturnedError(f"{who}.refuses must return a text, which is empty if the tensor is fine; got {reason!r}")
     if reason:
         instead = "" if ";" in reason else f"; {BY_GROUP}"
         raise ValueError(f"{who}: {what}, of shape {shape}, {reason}{instead}")

@@ -87,6 +87,7 @@ class Tensor:
         """As `fresh`, and the shapes of the whole slots."""
         if self.home is not None:
             return self.home.made(rule)
+        self.run.streams.meet("Optimizer")  # also if a group is changed, which is no call
         array = self.array if array is None else array
         made = new_slots(rule, self.name, detached(array), self.block)
         here, shape = tuple(array.shape), tuple(array.shape) if self.block is None else self.shape
@@ -100,9 +101,9 @@ class Tensor:
 
     def hold(self, slots: dict[str, Array], whole: dict[str, tuple[int, ...]]) -> None:
         """Replace the slots; the arguments are what `made` returns."""
-        for tensor in (self, self.home):
-            if tensor is not None:
-                tensor.slots, tensor.whole = slots, whole
+        self.run.streams.part()
+        for tensor in filter(None, (self, self.home)):
+            tensor.slots, tensor.whole = slots, whole
         self.run.arrays += 1
 
     def _undivided(self, rule: Rule, made: dict[str, Array]) -> dict[str, Array]:

@@ -35,8 +35,8 @@ def joint_norm(norms: Sequence[Any]) -> Any:
     """
     if not norms:
         return 0.0
-    home = place(norms[0])
-    if library(norms[0]) == "numpy" or any(place(x) != home for x in norms):
+    home = None if isinstance(norms[0], float) else place(norms[0])
+    if home is None or library(norms[0]) == "numpy" or any(place(x) != home for x in norms):
         return math.hypot(*map(float, norms))
     xp, widest = home[0], max((x.dtype for x in norms), key=str)
     every = xp.stack([xp.astype(x, widest) for x in norms])

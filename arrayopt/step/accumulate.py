@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from arrayopt.arrays import Array, Grads, array_namespace, on_its_device, place, working_dtype
-from arrayopt.engines.array_api import ArrayAPI
+from arrayopt.engines.array_api.engine import ArrayAPI
 from arrayopt.engines.base import Asked
 from arrayopt.engines.bucket import Bucket, companion
-from arrayopt.engines.table import select
+from arrayopt.engines.registry import select
 from arrayopt.params.groups import Group
 from arrayopt.ranks.alone import Alone
 from arrayopt.rules.gradients import Accumulate, MeanNorms
@@ -205,7 +205,8 @@ class Accumulator:
             if any(chosen[i] is not None for i in bucket.places):
                 rule = MeanNorms(factor=1.0 / self.every, first=first, master_weights=False)
                 made = companion(bucket, rule, self._measured, self._measuring)
-                asked.append((made, Asked(made.own(chosen), [rule.at(0)], factor, stats=True)))
+                own = Asked(made.own(chosen), [rule.at(0)], factor, stats=True, updates=False)
+                asked.append((made, own))
         return asked
 
     def _measured(self, tensor: Tensor) -> Tensor:

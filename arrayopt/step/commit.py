@@ -2,7 +2,7 @@
 
 from types import TracebackType
 
-from arrayopt.engines.interrupts import uninterrupted
+from arrayopt.interrupts import uninterrupted
 from arrayopt.ranks.alone import Alone
 
 

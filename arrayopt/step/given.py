@@ -5,8 +5,8 @@ from functools import partial
 from typing import Any
 
 from arrayopt.arrays import Array, look, zeros_in_place_of
-from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.foreign import listed_names
+from arrayopt.interrupts import uninterrupted
 from arrayopt.params.parameters import Parameters
 from arrayopt.step.accumulate import Adding
 from arrayopt.step.coming import Begun, Coming
@@ -260,7 +260,7 @@ class Again:
             return False
         if type(grad) is not kind or form_of(grad) != form or self._before:
             return False
-        lock = guard.lock
+        lock = guard.run.lock
         if lock._is_owned():  # type: ignore[attr-defined]  # in the middle of another call
             return False
         try:

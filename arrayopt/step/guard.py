@@ -1,6 +1,5 @@
 """The lock of an optimizer: while one thread uses it, calls of other threads raise an error."""
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,11 +15,10 @@ class Guard:
     entering: it waits for parameters that other ranks are sending.
     """
 
-    __slots__ = ("arrive", "lock", "paused", "run", "what")
+    __slots__ = ("arrive", "run", "what")
 
     def __init__(self, run: Run, arrive: Callable[[], None] | None = None) -> None:
-        self.lock, self.run, self.what, self.arrive = threading.RLock(), run, "", arrive
-        self.paused = False
+        self.run, self.what, self.arrive = run, "", arrive
 
     def __call__(self, what: str, *, changes: bool = False, arrived: bool = True) -> "_Call":
         """Return a context for a call of this name. Entering raises RuntimeError if another thread
@@ -32,11 +30,11 @@ class Guard:
 
     def calling(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function of the user, which may change the optimizer."""
-        before, self.paused = self.paused, True
+        before, self.run.paused = self.run.paused, True
         try:
             return function(*args)
         finally:
-            self.paused = before
+            self.run.paused = before
 
     def __reduce__(self) -> Any:
         return Guard, (self.run, self.arrive)
@@ -55,12 +53,12 @@ class _Call:
 
     def __init__(self, guard: Guard, what: str, changes: bool, arrived: bool) -> None:
         self._guard, self._what, self._changes, self._arrived = guard, what, changes, arrived
-        self._nested: bool = guard.lock._is_owned()  # type: ignore[attr-defined]
-        self.__exit__ = _nothing if self._nested else guard.lock.__exit__
+        self._nested: bool = guard.run.lock._is_owned()  # type: ignore[attr-defined]
+        self.__exit__ = _nothing if self._nested else guard.run.lock.__exit__
 
     def __enter__(self) -> None:
-        guard, lock = self._guard, self._guard.lock
-        if self._nested and self._changes and not guard.paused:
+        guard, lock = self._guard, self._guard.run.lock
+        if self._nested and self._changes and not guard.run.paused:
             raise RuntimeError(
                 f"{self._what}: called during {guard.what} of this Optimizer, as by the handler of"
                 " a signal; only calls that change nothing, such as save, are possible there: set a"
@@ -74,7 +72,7 @@ class _Call:
                         " Optimizer; one thread at a time may use it, so call it between steps, or"
                         " make an Optimizer for each thread"
                     )
-                guard.what, guard.paused = self._what, False
+                guard.what, guard.run.paused = self._what, False
             guard.run.streams.meet(self._what)
             if self._arrived and guard.arrive is not None:
                 guard.arrive()

@@ -10,7 +10,7 @@ from arrayopt.arrays import on_its_device
 from arrayopt.engines.base import Criteria, Judge, Swap
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.layers import layer_name
-from arrayopt.engines.table import select
+from arrayopt.engines.registry import select
 from arrayopt.hyper import scalar
 from arrayopt.ranks.alone import Alone
 from arrayopt.ranks.team import Team
@@ -18,7 +18,7 @@ from arrayopt.state.loss_scale import LOSS_SCALE, as_loss_scale
 from arrayopt.state.run import Run
 from arrayopt.state.tensors import Left
 from arrayopt.state.verdict import Verdict, joint_norm, judge
-from arrayopt.step.norms import Measures, gradient_norms, measured
+from arrayopt.step.norms import Measures, Norms, measured
 
 
 class Known(NamedTuple):
@@ -69,6 +69,7 @@ class Judging:
             run.loss = self.scaling.start()
         self._norms: Callable[[], dict[str, Any]] | None = None  # of the last step
         self._judged: Callable[[], dict[str, Any]] | None = None  # of the step that is being made
+        self._last: Norms | None = None  # the launches of the last step, if another may use them
         self._judge: tuple[int, Judge | None] = (-1, None)  # of which version of the buckets
 
     def known(
@@ -130,10 +131,10 @@ class Judging:
             self._run.give_to(known.judge)
 
     def judge(
-        self, measures: Callable[[], Measures], known: Known, *, scaled: bool = True
+        self, measures: Callable[[], Measures], known: Known, *, form: Any, scaled: bool = True
     ) -> Verdict:
         """Decide what the step does with the gradients that `measures` returns requests for.
-        `scaled` is whether they contain the loss scale.
+        `scaled` is whether they contain the loss scale. `form` is as in `Ready`.
         """
         self._judged = None
         own = self.scaling is not None
@@ -151,7 +152,11 @@ class Judging:
             found = known.judge(measures(), criteria, self._swap, bool(known.stacks))
             self._judged = known.judge.each_norm
             return found
-        norms = gradient_norms(self._engine, measures(), self._team)
+        asked, last, self._last = measures(), self._last, None
+        if last is None or not last.again([wanted for _, wanted in asked], form):
+            last = Norms(self._engine, asked, form)
+        norms = last.norms(asked, self._team)
+        self._last = last if last.form is not None else None
         self._judged = lambda: norms
         factor = self._run.peek("scale") if own else known.scale
         left, first = None, next(iter(norms.values()), 0.0)
@@ -185,7 +190,8 @@ class Judging:
         return [name for name, norm in self._norms().items() if not math.isfinite(float(norm))]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_norms": None, "_judged": None, "_judge": (-1, None)}
+        gone = dict.fromkeys(("_norms", "_judged", "_last"))
+        return {**self.__dict__, **gone, "_judge": (-1, None)}
 
 
 def _overwritten() -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Norms of all gradients, computed by the engines that update the parameters."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from arrayopt.arrays import Array, Grads
@@ -17,10 +18,26 @@ Measures = Sequence[tuple[Bucket, Asked]]
 """Requests that measure gradients: buckets whose engines report ``grad_norm``, and arguments."""
 
 
-def gradient_norms(engine: str, asked: Measures, team: Alone) -> dict[str, Any]:
-    """Return the norm of each tensor's gradient by name, in the order of the tensors."""
-    reports = Ready(engine, asked).run(team)
-    found = {name: report["grad_norm"] for name, report in reports.items() if report}
+class Norms(Ready):
+    """Prepared launches that measure the gradients of a step, and of later ones of equal form."""
+
+    def __init__(self, engine: str, asked: Measures, form: Any = None) -> None:
+        super().__init__(engine, asked, form)
+        self._names: list[str] = []  # of the last result, in order
+
+    def norms(self, asked: Measures, team: Alone) -> dict[str, Any]:
+        """Return the norm of each tensor's gradient by name, in the order of the tensors."""
+        reports = self.run(team)
+        if self._names:  # a later step of one process, with gradients of the same tensors
+            return {name: reports[name]["grad_norm"] for name in self._names}
+        tensors, grads = _in_order(asked, team)
+        own = {x.name: reports[x.name]["grad_norm"] for x in tensors if reports.get(x.name)}
+        self._names = list(own)
+        return team.norms(own, tensors, grads)
+
+
+def _in_order(asked: Measures, team: Alone) -> tuple[list[Tensor], list[Array]]:
+    """Return the tensors, layers and blocks that have gradients, and these, in order of places."""
     took: list[tuple[int, Tensor, Array]] = []
     for bucket, wanted in asked:
         several, grads = bucket.rule.several, wanted.grads
@@ -31,24 +48,30 @@ def gradient_norms(engine: str, asked: Measures, team: Alone) -> dict[str, Any]:
                 each = _layers(bucket.rule, tensor, g) if several else [(tensor, g)]
                 took += [(place, *x) for x in each]
     took.sort(key=lambda each: each[0])  # another rank may have other buckets
-    tensors, grads = [tensor for _, tensor, _ in took], [g for *_, g in took]
-    return team.norms({x.name: found[x.name] for x in tensors if x.name in found}, tensors, grads)
+    return [tensor for _, tensor, _ in took], [g for *_, g in took]
 
 
 def measures(buckets: Sequence[Bucket], grads: Grads) -> Measures:
     """Return requests that measure gradients."""
-    return [(x, Asked(x.own(grads), [x.rule.at(0)], stats=True)) for x in measured(buckets)]
+    asked = []
+    for x in measured(buckets):
+        asked.append((x, Asked(x.own(grads), x.numbers(0), stats=True, updates=False)))
+    return asked
 
 
 def measured(buckets: Sequence[Bucket]) -> list[Bucket]:
     """Return buckets of the same parameters under a rule that measures their gradients."""
-    return [companion(bucket, _rule(bucket), _measured) for bucket in buckets]
+    made = []
+    for bucket in buckets:
+        blocks = None if isinstance(bucket, Layers) else bucket.rule.blocks
+        rule = _rule(bool(bucket.tensors[0].layers), blocks)
+        made.append(companion(bucket, rule, _measured))
+    return made
 
 
-def _rule(bucket: Bucket) -> GradientNorms:
-    """Return the rule that measures a bucket's gradients."""
-    blocks = None if isinstance(bucket, Layers) else bucket.rule.blocks
-    stacked = bool(bucket.tensors[0].layers)
+@lru_cache(maxsize=64)
+def _rule(stacked: bool, blocks: Any) -> GradientNorms:
+    """Return the rule that measures gradients."""
     return GradientNorms(master_weights=False, stacked=stacked, blocks=blocks)
 
 

@@ -9,11 +9,10 @@ from arrayopt.arrays import dtype_name
 from arrayopt.engines.base import Asked, CompilationError, MakeStep, Report, Stops, interleaved
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.fused import Fused
-from arrayopt.engines.launch import Launch
+from arrayopt.engines.fused_step import FusedStep
 from arrayopt.engines.layers import Layers
-from arrayopt.engines.meeting import Meeting
-from arrayopt.engines.table import instead, select
-from arrayopt.engines.totals import as_many
+from arrayopt.engines.meeting import Meeting, as_many
+from arrayopt.engines.registry import instead, select
 from arrayopt.fusion.plan import Total
 from arrayopt.fusion.plans import totals_for
 from arrayopt.ranks.alone import Alone
@@ -61,12 +60,14 @@ class Ready:
                 self._alone.append(run)
         for same in meetings.values():
             self._waiting.append(chain.from_iterable(meeting.run() for meeting in same))
-        self._repeated = [x for x in self._alone if isinstance(x, Launch) and x.repeats]
+        self._repeated = [x for x in self._alone if isinstance(x, FusedStep) and x.repeats]
         self.form = form if len(self._repeated) == len(work) else None
 
-    def again(self, asked: Sequence[Asked]) -> bool:
-        """After a run, prepare for another step of the same form; return False if impossible."""
-        return all(map(Launch.again, self._repeated, asked))
+    def again(self, asked: Sequence[Asked], form: Any) -> bool:
+        """After a run, prepare for another step of this form; return False if impossible."""
+        self._reports = {}
+        same = form is not None and form == self.form
+        return same and all(map(FusedStep.again, self._repeated, asked))
 
     def run(self, team: Alone) -> dict[str, Report]:
         """Run all launches once, and return the reports.

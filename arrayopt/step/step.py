@@ -8,9 +8,9 @@ from typing import Any, cast
 from arrayopt.arrays import Array
 from arrayopt.engines.base import Asked, Report
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.buckets import Buckets, explain_buckets
-from arrayopt.engines.interrupts import uninterrupted
-from arrayopt.engines.table import select
+from arrayopt.engines.bucketing import Buckets, explain_buckets
+from arrayopt.engines.registry import select
+from arrayopt.interrupts import uninterrupted
 from arrayopt.params.parameters import Parameters
 from arrayopt.ranks.alone import Alone
 from arrayopt.ranks.team import Team
@@ -180,8 +180,10 @@ class Step:
             norms_of: Callable[[], Measures] = partial(measures, coming.buckets, grads)
             if adding is not None and team.size == 1:
                 norms_of = partial(getattr, adding, "measures")
-            scaled = self.accumulator.every == 1
-            verdict = self.judging.judge(norms_of, known, scaled=scaled)
+            scaled, form = self.accumulator.every == 1, None
+            if known.measures and adding is None and team.size == 1:
+                form = form_of(coming, grads, Verdict())
+            verdict = self.judging.judge(norms_of, known, form=form, scaled=scaled)
             ready = begun.ready
             if ready is None or wanted != stats:
                 ready = self._prepare(coming, grads, verdict, stats=wanted)
@@ -228,7 +230,7 @@ class Step:
         for bucket, hypers in zip(coming.buckets, coming.hypers, strict=True):
             asked.append(Asked(bucket.own(grads, left), hypers, verdict.factor, stats, skip, left))
         form = None if stats else form_of(coming, grads, verdict)
-        if last is not None and form == last.form and last.again(asked):
+        if last is not None and last.again(asked, form):
             return last
         return Ready(self._engine, zip(coming.buckets, asked, strict=True), form, self._team)
 

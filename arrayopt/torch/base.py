@@ -248,19 +248,18 @@ class Optimizer(Saved):
             else:
                 check_group(who, rule, param_group, self._options)
             param_group = Settings(rule, param_group)
-        shared, self.defaults = self.defaults, defaults
+        shared, self.defaults, count = self.defaults, defaults, len(self.param_groups)
         try:
             super().add_param_group(param_group)
-        finally:
-            self.defaults = shared
-        if self._below is not None:
-            try:
+            if self._below is not None:
                 self._below.follow(self.param_groups)
                 if self._release is not None:
                     self._release.watch(param_group["params"])
-            except BaseException:
-                self.param_groups.pop()
-                raise
+        except BaseException:
+            del self.param_groups[count:]
+            raise
+        finally:
+            self.defaults = shared
 
     @property
     def state(self) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, cast
 from torch import Tensor, as_tensor
 
 from arrayopt.foreign_names import INNER
+from arrayopt.interrupts import uninterrupted
 from arrayopt.optimizer import Optimizer
 from arrayopt.params.groups import Group, fields_of
 from arrayopt.rules.base import Rule
@@ -93,10 +94,12 @@ class Below:
             counts = {"the numbers of steps and updates": (steps, [x.t for x in made._parameters.all])}
             made._team.agree(self._who, lambda: counts)
             made.__setattr__("step_count", steps)
-            made._take_place(self.made)
-        self.made, self.params = made, params
-        self.repeats = len(params) < sum(len(group["params"]) for group in filled)
-        self._see(groups, values)
+        with uninterrupted():
+            if made is not None:
+                made._take_place(self.made)
+            self.made, self.params = made, params
+            self.repeats = len(params) < sum(len(group["params"]) for group in filled)
+            self._see(groups, values)
 
     def _see(self, groups: Groups, values: Iterable[tuple[Any, ...]]) -> None:
         """Remember the parameters and values of the groups."""
@@ -144,10 +147,11 @@ class Below:
             alike = [_wide(rule) == _wide(group.rule) for group, rule in zip(own, rules, strict=True)]
             if all(alike):
                 self._check_storage(zip(own, rules, strict=True))
-                for group, rule in zip(own, rules, strict=True):
-                    group.replace_rule(rule)
-                self.made._rule = rules[0]
-                self._see(groups, values)
+                with uninterrupted():
+                    for group, rule in zip(own, rules, strict=True):
+                        group.replace_rule(rule)
+                    self.made._rule = rules[0]
+                    self._see(groups, values)
                 return self.made
             if any(x.t for x in self.tensors):
                 for group, rule in zip(own, rules, strict=True):
@@ -211,7 +215,8 @@ class Below:
         for p, x in zip(self.params, self.tensors, strict=True):
             if p in states and not states[p]:
                 anew[p] = {"step": as_tensor(0), **x.fresh(rules[x.name])}
-        self._restore(self.params, self.made, {**states, **anew}, copies=True)
+        with uninterrupted():
+            self._restore(self.params, self.made, {**states, **anew}, copies=True)
 
     # ---- what groups say --------------------------------------------------------------------------------------------
 

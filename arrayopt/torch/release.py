@@ -7,8 +7,8 @@ arrive during the next forward pass.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
-from weakref import WeakMethod, ref
+from typing import Any, ClassVar
+from weakref import WeakMethod, WeakSet, ref
 
 import torch
 from torch import Tensor
@@ -50,8 +50,11 @@ class Release:
     """The hooks of an optimizer's parameters and their modules.
 
     A step consists of `every` backward passes. PyTorch adds their gradients up, and in the last pass they are given to
-    the optimizer. With `overlap`, modules wait for the parameters of other ranks, and `step` does not.
+    the optimizer. With `overlap`, modules wait for the parameters of other ranks, and `step` does not. Of several
+    optimizers, such as those of a notebook's cell that runs again, the one that is made last gets a gradient.
     """
+
+    _every: ClassVar[WeakSet["Release"]] = WeakSet()
 
     def __init__(self, optimizer: Any, every: int, *, overlap: bool) -> None:
         self._of: Callable[[], Any] = ref(optimizer)
@@ -61,6 +64,7 @@ class Release:
         self._names: tuple[Any, dict[int, str]] = None, {}
         self._heard = dict[int, None]()  # parameters whose modules wait, in the order of a forward pass
         self._checked = self._held = False
+        self._later: Callable[[], Release | None] = lambda: None  # that of an optimizer of the same parameters
 
     def watch(self, params: Iterable[Tensor]) -> None:
         """Add hooks that take the gradients of parameters in the backward pass."""
@@ -73,6 +77,12 @@ class Release:
         refuse_reducers(who, ids)
         for p in new:  # parameters and modules outlive an optimizer
             p.register_post_accumulate_grad_hook(Hook(_weakly(self._take)))  # type: ignore[no-untyped-call]
+        for other in list(self._every):
+            former = other._of()
+            groups = [] if former is None or former is optimizer else former.param_groups
+            if any(id(p) in ids for group in groups for p in group["params"]):
+                other._later = ref(self)
+        self._every.add(self)
         self._hooked |= {id(p): ref(p) for p in new}
         if self.overlap:
             have_wait(modules_of(ids), _weakly(self._current), self._heard)
@@ -125,7 +135,8 @@ class Release:
 
     def _take(self, p: Tensor) -> None:
         """Count a backward pass, and give the gradient in the last pass of the step."""
-        if self._held:
+        later = self._later()
+        if self._held or (later is not None and later._is_hooked(p)):
             return
         if not self._checked:
             who = type(self._of()).__name__
@@ -161,6 +172,12 @@ class Release:
 
         Gradients that are still in ``p.grad``, because of `no_sync` or fewer passes, are given now.
         """
+        later = self._later()
+        if later is not None:
+            raise RuntimeError(
+                f"{type(self._of()).__name__}.step: an optimizer that was made later, {type(later._of()).__name__},"
+                " takes the gradients of its parameters in the backward pass; use that one, or delete it"
+            )
         self._passes.clear()
         ranks = inner._team.size > 1
         if not inner._step.release and not ranks:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from arrayopt.engines.interrupts import uninterrupted
+from arrayopt.interrupts import uninterrupted
 from arrayopt.optimizer import Optimizer as Inner
 from arrayopt.params.groups import fields_of
 from arrayopt.rules.base import Rule

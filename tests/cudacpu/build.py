@@ -89,7 +89,7 @@ def runtime():
 
     A call keeps the lock of the interpreter: no other thread registers or frees memory while a launch looks at it.
     """
-    path = build("runtime", ["-O2", "-g1"], sorted(HERE.glob("runtime/*.cpp")))
+    path = build("runtime", ["-O2", "-g1"], [HERE / "runtime" / "all.cpp"])
     library = ctypes.PyDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     library.path = path
     library.cudacpu_report.restype = library.cudacpu_memory_name.restype = ctypes.c_char_p

@@ -14,7 +14,7 @@ import torch
 
 import arrayopt as ao
 import arrayopt.torch as door
-from arrayopt.engines import table
+from arrayopt.engines import registry
 from arrayopt.torch.settings import check_group
 from arrayopt.torch.spelled import more_of, otherwise_all, spelled
 from tests.support import cases, refusals
@@ -832,7 +832,7 @@ def test_it_is_not_imported_with_the_package():
 def test_engines_say_who_they_are():
     many = door.LAMB(tensors(), ema_decay=0.9, state_dtype="int8")
     told = many.inner.explain()
-    assert re.search(r"engine (\w+)", told).group(1) in table.ENGINES
+    assert re.search(r"engine (\w+)", told).group(1) in registry.ENGINES
     assert "\n    keep their precision: ema (a copy of the parameter)\n" in told
 
 

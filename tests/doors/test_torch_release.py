@@ -247,6 +247,35 @@ def test_copies_release_too():
     assert (optimizer.inner.step_count, pair[1].inner.step_count) == (2, 1)
 
 
+def test_the_optimizer_that_is_made_last_gets_the_gradients():
+    net = model()
+    former = at.AdamW(net.parameters(), lr=0.01, release=True)
+    trained(former, net, steps=1)
+    optimizer = at.SGD(net.parameters(), lr=0.5, release=True)
+    other = copy.deepcopy(net)
+    got = trained(optimizer, net, steps=2)
+    for p, q in zip(got, trained(torch.optim.SGD(other.parameters(), lr=0.5), other, steps=2), strict=True):
+        assert torch.equal(p, q)
+    with pytest.raises(RuntimeError, match=r"AdamW.step: an optimizer that was made later, SGD, takes the gradients"):
+        former.step()
+    del optimizer
+    gc.collect()
+    trained(former, net, steps=1)
+    assert former.state[net[0].weight]["step"] == 2
+
+
+def test_parameters_may_move_to_another_optimizer():
+    net = model()
+    first = at.SGD([{"params": net[:3].parameters()}, {"params": net[3:].parameters()}], lr=0.1, release=True)
+    trained(first, net, steps=1)
+    second = at.AdamW(first.param_groups.pop()["params"], lr=0.1, release=True)
+    net(batches(1)[0]).square().mean().backward()
+    first.step()
+    second.step()
+    assert all(p.grad is None for p in net.parameters())
+    assert (first.state[net[0].weight]["step"], second.state[net[3].weight]["step"]) == (2, 1)
+
+
 WAYS = {"state_dict": lambda x: x.state_dict(), "copy": copy.deepcopy, "pickle": pickle.dumps}
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.engines import apply_one
+from arrayopt.engines.array_api import apply_one
 from arrayopt.state import slots as slots_module
 from arrayopt.testing import assert_equivalent
 from tests.support.aliases import ALIASES, drawn_rule

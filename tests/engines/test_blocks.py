@@ -15,7 +15,7 @@ import arrayopt as ao
 import arrayopt.optax
 import arrayopt.torch
 from arrayopt import rules
-from arrayopt.engines import apply
+from arrayopt.engines.array_api import apply
 from arrayopt.engines.numpy.stacks import Ragged, Stack
 from arrayopt.rules.fields import hypers
 from arrayopt.state.blocks import Cut

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.engines import table
-from arrayopt.engines.cpp import compiled
-from arrayopt.engines.table import ENGINES
+from arrayopt.engines import registry
+from arrayopt.engines.cpp import engine as cpp
+from arrayopt.engines.registry import ENGINES
 from tests.conftest import BACKENDS
 from tests.support.cases import ALL, make
 from tests.support.engine_runs import (
@@ -88,7 +88,7 @@ def test_a_run_may_go_on_with_another_engine(order, row):
 
 def fused_code():
     """What has been compiled so far."""
-    return {name for name in sys.modules if name.startswith("arrayopt_fused_")} | set(compiled._loaded)
+    return {name for name in sys.modules if name.startswith("arrayopt_fused_")} | set(cpp._loaded)
 
 
 @each_fused
@@ -196,7 +196,7 @@ def test_arrays_of_another_library_are_refused(engine):
 
 def test_engines_that_are_not_there_are_left_out(monkeypatch):
     """Whatever they lack: a package, or a compiler."""
-    left = list(table.FUSED["numpy"])
+    left = list(registry.FUSED["numpy"])
     while left:
         assert f"engine {left[0]} " in ao.Optimizer(np.ones(3), ao.LAMB()).explain()
         gone = left.pop(0)
@@ -209,14 +209,14 @@ def test_engines_that_are_not_there_are_left_out(monkeypatch):
 
 
 def test_an_engine_may_serve_only_those_who_ask_for_it(monkeypatch):
-    best, second = table.FUSED["numpy"][:2]
+    best, second = registry.FUSED["numpy"][:2]
     monkeypatch.setitem(ENGINES, best, replace(ENGINES[best], auto=False))
     assert f"engine {second} (the fastest for numpy arrays)" in ao.Optimizer(np.ones(3), ao.LAMB()).explain()
     assert f"engine {best} (asked for)" in ao.Optimizer(np.ones(3), ao.LAMB(), engine=best).explain()
 
 
 def test_numba_that_is_not_installed(monkeypatch):
-    monkeypatch.setattr(table, "find_spec", lambda name: None)
+    monkeypatch.setattr(registry, "find_spec", lambda name: None)
     with pytest.raises(
         ValueError, match=r"engine 'numba' cannot run LAMB: .*not installed; pip install 'arrayopt\[cpu\]'"
     ):
@@ -242,7 +242,7 @@ def test_by_default_a_rule_that_cannot_be_traced_is_run_as_it_is():
     ):
         opt = ao.Optimizer(np.zeros(3), made(by_value)())
     assert opt.step(np.ones(3)).tolist() == [-1.0] * 3
-    every = ", ".join(table.FUSED["numpy"])
+    every = ", ".join(registry.FUSED["numpy"])
     assert f"engine array_api ({every}: by_value, line " in opt.explain()
     assert "`if`, `and`, and Python's `min` and `max` cannot depend on an array's value" in opt.explain()
 
@@ -324,7 +324,7 @@ AdamW(lr=0.1, beta1=0.9, beta2=0.999, eps=1e-08, weight_decay=0.01, bias_correct
     pass 0: load p g m v; store p m v; reduce -; 28 B
     28 bytes per float32 parameter
 state: 8 bytes per parameter"""
-BEST = table.FUSED["numpy"][0]
+BEST = registry.FUSED["numpy"][0]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.engines.table import ENGINES
+from arrayopt.engines.registry import ENGINES
 from arrayopt.fusion import lanes as module
 from arrayopt.fusion.dims import TraceError
 from arrayopt.fusion.lanes import in_lanes, lane_geometry, suits

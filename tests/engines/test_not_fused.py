@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import arrayopt as ao
-from arrayopt.engines import table
+from arrayopt.engines import registry
 from arrayopt.projections import support
 
 MASK = np.arange(12).reshape(3, 4) % 2 == 0
@@ -83,15 +83,15 @@ def test_as_an_error_it_changes_nothing(options):
 
 @pytest.mark.parametrize("broken", ["missing", "older"])
 def test_a_package_that_is_missing_or_too_old_is_named(broken, monkeypatch, tmp_path):
-    row = table.ENGINES["numba"]
+    row = registry.ENGINES["numba"]
     if broken == "missing":
         row = dataclasses.replace(row, needs="no_such_package")
     else:
         (tmp_path / "too_old.py").write_text("raise ImportError('it needs NumPy 1 or less')")
         monkeypatch.syspath_prepend(tmp_path)
         row = dataclasses.replace(row, needs="too_old", path=("too_old", "Engine"))
-    monkeypatch.setitem(table.ENGINES, "numba", row)
-    monkeypatch.setitem(table.FUSED, "torch", ("numba",))
+    monkeypatch.setitem(registry.ENGINES, "numba", row)
+    monkeypatch.setitem(registry.FUSED, "torch", ("numba",))
     _, (message,) = told(lambda: ao.Optimizer(tree(torch.asarray), ao.SGD(lr=0.1)))
     assert {"missing": "pip install 'arrayopt[cpu]'", "older": "it needs NumPy 1 or less"}[broken] in message
     _, none = told(lambda: ao.Optimizer(tree(), ao.SGD(lr=0.1)))  # the engine `numpy` is fused, too

@@ -10,7 +10,8 @@ import torch
 
 import arrayopt as ao
 from arrayopt import rules
-from arrayopt.engines import apply, layers
+from arrayopt.engines import layers
+from arrayopt.engines.array_api import apply
 from arrayopt.engines.numpy import engine as blocks
 from arrayopt.fusion.plans import plan_for
 from arrayopt.rules.fields import hypers

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 import arrayopt as ao
-from arrayopt.engines import interrupts, step_scalars
+from arrayopt import interrupts
+from arrayopt.engines import step_scalars
 from tests.support.engines import each_fused
 from tests.support.entered import Fault, contents
 

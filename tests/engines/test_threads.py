@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from arrayopt.engines import interrupts, threads
-from arrayopt.engines.interrupts import uninterrupted
+from arrayopt import interrupts
+from arrayopt.engines import threads
+from arrayopt.interrupts import uninterrupted
 
 # ---- how many -------------------------------------------------------------------------------------------------------
 

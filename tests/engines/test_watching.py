@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.engines.table import ENGINES
+from arrayopt.engines.registry import ENGINES
 from tests.support.cases import ALL, make
 from tests.support.engine_runs import SHAPES, contents, copied, every_row, problem, same_reports
 from tests.support.engines import COMPILED, EVERY, SLOW, each_fused

@@ -9,8 +9,7 @@ import arrayopt as ao
 from arrayopt.engines.cuda.emit import emit as cuda
 from arrayopt.engines.numba.emit import emit as numba
 from arrayopt.fusion.dims import TraceError
-from arrayopt.fusion.op import Op, Reduction
-from arrayopt.fusion.ops import OPS, REDUCTIONS
+from arrayopt.fusion.ops import OPS, REDUCTIONS, Op, Reduction
 from arrayopt.fusion.plans import plan_for
 from arrayopt.fusion.simplify import Graph
 from arrayopt.fusion.trace import trace

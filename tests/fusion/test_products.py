@@ -9,7 +9,7 @@ import pytest
 
 import arrayopt as ao
 from arrayopt.engines import blas
-from arrayopt.engines.table import FUSED as CHOSEN
+from arrayopt.engines.registry import FUSED as CHOSEN
 from arrayopt.fusion.dims import TraceError
 from arrayopt.fusion.plans import plan_for
 from arrayopt.rules.words import branch

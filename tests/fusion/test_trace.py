@@ -180,6 +180,7 @@ AXES = {
     "shape", [(), (3,), (1,), (4, 3), (3, 3), (1, 3), (2, 4, 3), (2, 2, 3, 3), (2, 1, 3, 2, 2)], ids=str
 )
 @pytest.mark.filterwarnings("ignore::arrayopt.NotFusedWarning")
+@pytest.mark.usefixtures("auto")
 def test_axes_that_are_added_or_left_out(name, shape):
     """What is not fused runs as it is written; what is fused has the same values."""
     g = np.random.default_rng(0).standard_normal(shape)

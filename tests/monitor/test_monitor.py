@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.engines import array_api
+from arrayopt.engines.array_api import engine as array_api
 from arrayopt.monitor import figure as monitor_figure
 from arrayopt.monitor import monitor as monitor_module
 from tests.support.engines import each_engine

@@ -6,7 +6,7 @@ import types
 import numpy as np
 from mpi4py import MPI
 
-from tests.cudacpu.standin import streams
+from tests.cudacpu.standin import clocks, streams
 from tests.cudacpu.standin.memory import written
 
 NCCL_UINT8, NCCL_INT32, NCCL_FLOAT32, NCCL_FLOAT64, NCCL_SUM = 1, 2, 7, 8, 0
@@ -25,12 +25,14 @@ def groupEnd():
     global _begun
     begun, _begun = _begun, None
     if begun:
-        stream, *others = {stream for _, stream, _ in begun}
+        stream, *others = {stream for _, stream, *_ in begun}
         assert not others
 
         def make():
+            for *_, given in begun:
+                clocks.use(given)
             MPI.Request.Waitall([call() for call, *_ in begun])
-            for *_, room in begun:
+            for *_, room, _ in begun:
                 if room is not None:
                     written(room.ctypes.data, room.nbytes)
 
@@ -67,17 +69,17 @@ class NcclCommunicator:
     def abort(self):
         self.aborted = True
 
-    def _later(self, call, kind, stream, room=None):
+    def _later(self, call, kind, stream, room=None, given=None):
         import cupy
 
         assert kind in TYPES
         assert stream == cupy.cuda.get_current_stream().ptr
         assert not self.aborted
-        _begun.append((call, stream, room))
+        _begun.append((call, stream, room, given))
 
     def allGather(self, sent, received, count, kind, stream):
-        rooms = memory(received, count * self.comm.size)
-        self._later(lambda: self.comm.Iallgather(memory(sent, count), rooms), kind, stream, rooms)
+        rooms, given = memory(received, count * self.comm.size), memory(sent, count)
+        self._later(lambda: self.comm.Iallgather(given, rooms), kind, stream, rooms, given)
 
     def broadcast(self, sent, received, count, kind, root, stream):
         assert sent == received
@@ -95,13 +97,14 @@ class NcclCommunicator:
         size = np.dtype(TYPES[kind]).itemsize
         there, room = (memory(x, count * size).view(TYPES[kind]) for x in (sent, received))
         if self.comm.rank != root:
-            self._later(lambda: self.comm.Ireduce(there, None, root=root), kind, stream)
+            self._later(lambda: self.comm.Ireduce(there, None, root=root), kind, stream, None, there)
         else:
             given = MPI.IN_PLACE if sent == received else there
-            self._later(lambda: self.comm.Ireduce(given, room, root=root), kind, stream, room)
+            self._later(lambda: self.comm.Ireduce(given, room, root=root), kind, stream, room, there)
 
     def send(self, sent, count, kind, peer, stream):
-        self._later(lambda: self.comm.Isend(memory(sent, count), peer), kind, stream)
+        given = memory(sent, count)
+        self._later(lambda: self.comm.Isend(given, peer), kind, stream, None, given)
 
     def recv(self, received, count, kind, peer, stream):
         room = memory(received, count)

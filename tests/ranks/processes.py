@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.engines.table import FUSED
+from arrayopt.engines.registry import FUSED
 from arrayopt.ranks import gather, layout
 from tests.support.ranks import contents, differing, gradients, kinds, parameters, train
 from tests.support.slow import PROFILE

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import arrayopt as ao
 import arrayopt.torch
-from arrayopt.engines.table import FUSED
+from arrayopt.engines.registry import FUSED
 from arrayopt.torch import CAME, LAMB, AdamW, split
 from tests.cudacpu import standin
 from tests.support import there

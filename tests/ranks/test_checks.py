@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import arrayopt as ao
-from arrayopt.engines.table import ENGINES
+from arrayopt.engines.registry import ENGINES
 from tests.conftest import BACKENDS
 from tests.support.engines import each_compiled, each_engine
 from tests.support.ranks import contents, differing, gradients, parameters, train

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import arrayopt as ao
-from arrayopt.engines import interrupts
+from arrayopt import interrupts
 from arrayopt.ranks import gather, layout, mpi
 from arrayopt.step import guard
 from tests.support.engines import EVERY, SLOW

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import arrayopt as ao
-from arrayopt.engines import table
+from arrayopt.engines import registry
 from tests.support.engines import STAND_IN, each_compiled, each_engine
 from tests.support.ranks import contents, differing, gradients, left_by, parameters, train
 
@@ -66,7 +66,7 @@ def test_engines_that_cut_tensors_elsewhere():
     fused = {"torch": (STAND_IN,), "numpy": ()}
     with pytest.MonkeyPatch.context() as m:
         for library, engines in fused.items():
-            m.setitem(table.FUSED, library, engines)
+            m.setitem(registry.FUSED, library, engines)
         with pytest.raises(ValueError, match=r"where 'long' is cut for its engine is .* on rank 0, .* on rank 1"):
             ao.ranks.run(2, rank)
 

@@ -126,7 +126,7 @@ def test_threads_change_no_bit(engine, monkeypatch):
     monkeypatch.setattr(compiled, "LEAST_SHARE", 64)
     monkeypatch.setattr(compiled, "MOST_ALONE", 64)
     for n in (1, 2, 3, 5):
-        monkeypatch.setattr("arrayopt.engines.launch.thread_count", lambda n=n: n)
+        monkeypatch.setattr("arrayopt.engines.fused_step.thread_count", lambda n=n: n)
         check(drawn("numpy", engine, Draws(seed=11)))
 
 

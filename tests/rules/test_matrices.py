@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.engines.table import FUSED as CHOSEN
+from arrayopt.engines.registry import FUSED as CHOSEN
 from tests.conftest import BACKENDS
 from tests.support import witness
 from tests.support.cases import BRANCHED, BRANCHED_ROWS, FAR, LARGE, MATRICES, ROWS, SMALL, make

@@ -192,7 +192,7 @@ def test_ranks_and_threads_round_alike(engine, rule, monkeypatch):
     monkeypatch.setattr(compiled, "MOST_ALONE", 64)
     expected = run("numpy", engine, BFLOAT16, RULES[rule])
     for n in (2, 5):
-        monkeypatch.setattr("arrayopt.engines.launch.thread_count", lambda n=n: n)
+        monkeypatch.setattr("arrayopt.engines.fused_step.thread_count", lambda n=n: n)
         equal(expected, run("numpy", engine, BFLOAT16, RULES[rule]))
     for n in (2, 3, 5):
         for found in ao.ranks.run(n, lambda comm: run("numpy", engine, BFLOAT16, RULES[rule], comm=comm)):

@@ -299,7 +299,7 @@ REFUSED = {
         "that of parameter 0 has no exp_avg_sq or state2, but step, exp_avg, exp_inf",
     ),
     "no groups": (changed(lambda s, g, w: s.pop("param_groups")), TypeError, "pass the state_dict() of PyTorch's"),
-    "None": (lambda: None, TypeError, "pass the state_dict() of PyTorch's"),
+    "None": (lambda: None, TypeError, "must be a state_dict() of PyTorch's"),
 }
 
 

@@ -1,5 +1,6 @@
 """The Optimizer: clipping by the global norm."""
 
+import copy
 import math
 
 import jax.numpy as jnp
@@ -9,7 +10,9 @@ import pytest
 import torch
 
 import arrayopt as ao
+from arrayopt.step import judging
 from tests.support.engines import each_compiled
+from tests.support.entered import bits, held
 from tests.support.optimizing import CONSTANTS, drawn, norm
 
 
@@ -131,3 +134,50 @@ def test_the_norm_is_that_of_the_mean_to_the_last_bit(engine, dtype):
                 summed.step((rng.standard_normal(n) * turn).astype(dtype))
             whole.step(-summed.params)
             assert float(summed.stats.global_norm) == float(whole.stats.global_norm)
+
+
+@each_compiled
+def test_launches_that_measure_serve_later_steps(engine, monkeypatch):
+    """Each step equals that of an optimizer which has made no other."""
+    made = []
+
+    class Counted(judging.Norms):
+        def __init__(self, *given):
+            super().__init__(*given)
+            made.append(self)
+
+    monkeypatch.setattr(judging, "Norms", Counted)
+
+    def new(params):
+        groups = {lambda name, array: array.ndim < 2: {"rule": ao.SGD(lr=0.1)}}
+        return ao.Optimizer(params, ao.LAMB(lr=0.1), groups=groups, engine=engine, clip_norm=1.0, skip_nonfinite=True)
+
+    shapes = [(4, 3), (5,), (0,), ()]
+    opt, counts = new({f"p{k}": np.ones(shape, "float32") for k, shape in enumerate(shapes)}), []
+    steps = ["", "", "", "none", "none", "", "float64", "float64", "nan", "", "limit", "", "copy", "", "replaced", ""]
+    for i, change in enumerate(steps):
+        dtype = "float64" if change == "float64" else "float32"
+        grads = {f"p{k}": drawn(shape, 7 * i + k).astype(dtype) for k, shape in enumerate(shapes)}
+        if change == "none":
+            grads["p0"] = None
+        if change == "nan":
+            grads["p1"][0] = np.nan
+        if change == "limit":
+            opt.clip_norm = 0.25
+        if change == "copy":
+            opt = copy.deepcopy(opt)
+        if change == "replaced":
+            opt.params = {name: x.copy() for name, x in opt.params.items()}
+        fresh = new({name: x.copy() for name, x in opt.params.items()})
+        fresh.load_state_dict(opt.state_dict())
+        fresh.clip_norm = opt.clip_norm
+        before = len(made)
+        opt.step(grads)
+        counts.append(len(made) - before)
+        fresh.step(grads)
+        assert bits(held(opt)) == bits(held(fresh)), (i, change)
+        assert opt.stats.global_norm == fresh.stats.global_norm or change == "nan"
+        assert opt.nonfinite() == fresh.nonfinite()
+    assert counts[0] == 1
+    assert counts[2] == 0
+    assert sum(counts) < len(counts)

@@ -164,6 +164,8 @@ INSIDE = {
     "add_group": lambda opt: opt.add_group({"new": np.ones(3, np.float32)}),
     "params": lambda opt: setattr(opt, "params", opt.params),
     "state": lambda opt: opt.state["w"].__setitem__("m", np.ones((9, 6), np.float32)),
+    "storage": lambda opt: setattr(opt, "state_dtype", "int8"),
+    "storage of a group": lambda opt: setattr(opt.groups[0], "state_dtype", "int8"),
 }
 
 
@@ -174,7 +176,8 @@ def test_what_would_change_an_optimizer_is_refused_in_the_middle_of_a_step(chang
         opt, errors, _ = handled(INSIDE[change], at)
         assert contents(opt) == contents(straight)
         assert len(errors) == 1
-        assert "called during Optimizer.step of this Optimizer, as by the handler of a signal" in errors[0]
+        inside = "cannot change during a call of" if change.startswith("storage") else "called during Optimizer.step of"
+        assert f"{inside} this Optimizer" in errors[0]
 
 
 def test_hooks_may_change_an_optimizer():
@@ -202,6 +205,9 @@ CHANGES = {
     "a group": lambda opt: opt.add_group({"new": np.ones(3)}, lr=0.3),
     "a tree": lambda opt: setattr(opt, "params", {name: p + 1.0 for name, p in opt.params.items()}),
     "a number": lambda opt: setattr(opt, "lr", 0.5),
+    "a group's number": lambda opt: setattr(opt.groups[0], "lr", 0.5),
+    "a group's storage": lambda opt: setattr(opt.groups[1], "state_dtype", "int8"),
+    "the storage": lambda opt: setattr(opt, "state_dtype", "int8"),
     "a state": lambda opt: opt.load_state_dict(grown().state_dict() | {"step": 7}),
 }
 

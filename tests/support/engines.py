@@ -2,7 +2,7 @@
 
 import pytest
 
-from arrayopt.engines.table import ENGINES
+from arrayopt.engines.registry import ENGINES
 from tests.support.slow import PROFILE, marked
 
 __all__ = [

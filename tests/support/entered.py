@@ -6,8 +6,8 @@ import threading
 import numpy as np
 
 import arrayopt as ao
+from arrayopt import interrupts
 from arrayopt.arrays import to_host
-from arrayopt.engines import interrupts
 
 HOME = ao.__file__.removesuffix("__init__.py")
 

@@ -14,7 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from tests.cudacpu.standin import clocks, dlpack
-from tests.cudacpu.standin.memory import UnownedMemory, written
+from tests.cudacpu.standin.memory import UnownedMemory, allocated, written
 from tests.cudacpu.standin.streams import ordered, recording
 
 __all__ = ["Streams", "There", "copied"]
@@ -108,8 +108,11 @@ class There(torch.Tensor):
         """A tensor on a device, of the memory of one on the host; `memory` is what the stand-in knows of it."""
         made = x.as_subclass(cls)
         made.number = number
-        storage = torch.Tensor.untyped_storage(made)
-        made.memory = memory or UnownedMemory(storage.data_ptr(), storage.nbytes(), storage, number)
+        storage, made.memory = torch.Tensor.untyped_storage(made), memory
+        if memory is None:
+            made.memory = UnownedMemory(storage.data_ptr(), storage.nbytes(), storage, number)
+            if storage.nbytes() and made.memory.ptr == storage.data_ptr():
+                allocated(made.memory)
         return made
 
     @classmethod

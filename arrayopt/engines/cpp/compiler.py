@@ -1,5 +1,5 @@
 """Find a C++ compiler that works on this machine, and collect what its code depends on. `compiler`
-returns it; `compiled.py` calls `Compiler.compile`. The test of a compiler is kept in the cache.
+returns it; `engine.py` calls `Compiler.compile`. The test of a compiler is kept in the cache.
 """
 
 import ctypes

@@ -5,15 +5,15 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from arrayopt.codecs import BLOCK, CODECS
-from arrayopt.engines.columns import native_columns
 from arrayopt.engines.cplusplus import CPlusPlusPrinter, header
 from arrayopt.engines.cpp.elements import ElementsPrinter
+from arrayopt.engines.native.columns import native_columns
 from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import CACHED, Node
 from arrayopt.fusion.index import Place
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import layout
-from arrayopt.fusion.lower import lowered
+from arrayopt.fusion.lower_cpu import lowered
 from arrayopt.fusion.plan import Plan
 
 REST = "int64_t* t, const double* scalars, double* values, W* work, double* part"

@@ -1,5 +1,5 @@
 """Run a compiler in a process of its own, and load the library that it makes. `compiler.py` and
-`compiled.py` pass a command and a source, and get the library's bytes.
+`engine.py` pass a command and a source, and get the library's bytes.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from arrayopt.engines.base import CompilationError
-from arrayopt.engines.interrupts import uninterrupted
+from arrayopt.interrupts import uninterrupted
 
 PATIENCE = 300.0
 """The seconds after which a compiler is stopped."""

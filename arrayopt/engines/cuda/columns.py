@@ -1,7 +1,7 @@
 """From a plan to the columns of the table of tensors, and the hyper-parameters that a step sends.
 `emit.py` prints them as names of CUDA, and `table.py` fills them in."""
 
-from arrayopt.engines.columns import first_columns
+from arrayopt.engines.table_batch import first_columns
 from arrayopt.fusion.graph import CLIP, COUNT, KEY, UPDATES, reachable
 from arrayopt.fusion.layout import GEOMETRY, Layout
 from arrayopt.fusion.phases import GIVEN

@@ -8,7 +8,7 @@ import numpy as np
 from arrayopt.arrays import Ints
 from arrayopt.engines.base import Partials, Stops
 from arrayopt.engines.batch import Rows
-from arrayopt.engines.cuts import CutTable
+from arrayopt.engines.cut_table import CutTable
 
 
 class DeviceCut(CutTable):

@@ -1,8 +1,8 @@
 """`CuPy`, the engine `cupy`: compiles each plan to CUDA, and runs it in one launch or a few.
-`engines/table.py` chooses it for CuPy and PyTorch. Its batches are `Table` and `DeviceJoint`."""
+`engines/registry.py` chooses it for CuPy and PyTorch. Its batches are
+`Table` and `DevicePhasedBatch`."""
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -13,12 +13,11 @@ from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.cuda.cublas import library
 from arrayopt.engines.cuda.device import access
 from arrayopt.engines.cuda.emit import LEAN
-from arrayopt.engines.cuda.joint import DeviceJoint
 from arrayopt.engines.cuda.judge import Judge
+from arrayopt.engines.cuda.phased_batch import DevicePhasedBatch
 from arrayopt.engines.cuda.pieces import tiles
 from arrayopt.engines.cuda.table import Table
 from arrayopt.engines.fused import Fused
-from arrayopt.fusion.plan import Plan
 
 
 class CuPy(Fused):
@@ -26,6 +25,7 @@ class CuPy(Fused):
 
     name = "cupy"
     batch = Table
+    phased_batch = DevicePhasedBatch
     products = True
     side_by_side = False
     lean = LEAN
@@ -35,9 +35,6 @@ class CuPy(Fused):
         found = super().geometry(shapes, element)
         tiles(found, element)
         return found
-
-    def _batch(self, plan: Plan) -> Any:
-        return partial(DeviceJoint, self._batch) if plan.phases else Table
 
     def describe(self) -> str:
         return "CUDA kernels over all tensors at once"

@@ -1,28 +1,43 @@
-"""`Judge`: measures all gradients of a step, and computes the verdict on their device.
-`step/judging.py` calls it if all tensors are in one library and on one device."""
+"""`Judge`: measures all gradients of a step, and computes the verdict on their device, from norms
+whose addresses are in `Places`. `step/judging.py` calls it if all tensors are on one device."""
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import chain, starmap
+from itertools import chain, pairwise, starmap
+from operator import itemgetter
 from typing import Any
 
 import cupy
 import numpy as np
 
 from arrayopt.arrays import Ints
-from arrayopt.engines.base import Asked, Criteria, Swap, interleaved
+from arrayopt.engines.base import Asked, Criteria, Partials, Swap, interleaved
 from arrayopt.engines.batch import Prepared, Rows
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.cuda.device import OPTIONS, access, uncaptured
 from arrayopt.engines.cuda.emit_judge import GIVEN, STATE, VERDICT, emit_judge
 from arrayopt.engines.cuda.launches import NOTHING, THREADS
-from arrayopt.engines.cuda.places import Places
 from arrayopt.engines.cuda.upload import Upload, lookup
 from arrayopt.engines.fused import Fused
 from arrayopt.engines.layers import layer_name
 from arrayopt.state.tensors import Tensor
 from arrayopt.state.verdict import Verdict
+
+COLLECT = """
+// The values at some addresses; zero where there is none.
+extern "C" __global__ void collect(const long long* from, double* to, int count) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) to[i] = from[i] != 0 ? *reinterpret_cast<const double*>(from[i]) : 0.0;
+}
+"""
+
+
+@lru_cache(maxsize=16)
+def _collect(device: int) -> Any:
+    """The kernel `collect`, compiled for the current device."""
+    return cupy.RawModule(code=COLLECT, options=OPTIONS).get_function("collect")
 
 
 @lru_cache(maxsize=64)
@@ -73,6 +88,76 @@ class Flags:
         if batch.places is None:
             batch.places = cupy.asarray(np.array([*map(self.place, batch.tensors)], np.int32))
         return batch.places
+
+
+@dataclass(eq=False)
+class Places:
+    """The addresses of norms, in the order of the tensors, for any number of ranks."""
+
+    judge: Any
+    """The `Judge`, which knows the device, and which captured graphs keep alive."""
+    measured: list[tuple[Any, Rows]] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+    addresses: Ints = field(default_factory=lambda: np.zeros(1, np.int64))
+    key: bytes = b"0"
+    """The bytes of `addresses` and `layer`; see `arrayopt.engines.cuda.upload.lookup`."""
+    layer: Any = field(default_factory=lambda: np.zeros(1, np.int32))
+    """For each norm the index of its tensor's flag; see `Flags.place`."""
+    buffers: dict[bytes, list[Upload]] = field(default_factory=dict)
+    last: Any = None
+    """The result of `_buffer` for the last exchange; None if `addresses` changed since."""
+
+    def of(self, measured: list[tuple[Any, Rows]]) -> Ints:
+        """Return the addresses of the measured norms, then a zero; kept for the same tensors."""
+        if measured != self.measured:
+            found = list[tuple[int, Tensor, int]]()  # the place, tensor and address of each norm
+            for batch, rows in measured:
+                addresses = batch.places_of(batch.plan.reports["grad_norm"])
+                for row in rows.all[batch.sized[rows.all]].tolist():
+                    place = batch.bucket.places[batch.members[row]]
+                    found.append((place, batch.tensors[row], int(addresses[row])))
+            found.sort(key=itemgetter(0))
+            self.measured, self.tensors = measured, [tensor for _, tensor, _ in found]
+            self.addresses = np.array([*(address for *_, address in found), 0], np.int64)
+            self.layer = np.array([*map(self.judge.flags.place, self.tensors), 0], np.int32)
+            self.key, self.last = self.addresses.tobytes() + self.layer.tobytes(), None
+        return self.addresses
+
+    def exchanged(self, swap: Swap) -> Ints:
+        """Exchange norms with other ranks by `swap`; return the addresses of all, then a zero."""
+        if not self.tensors:
+            return self.addresses
+        if self.last is None:
+            self.last = self._buffer()
+        addresses, buffer, pieces, place = self.last
+        count = len(self.tensors)
+        _collect(self.judge.access.device)(
+            (-(-max(count, 1) // THREADS),), (THREADS,), (addresses, buffer, np.int32(count))
+        )
+        swap([Partials(pieces, self.judge.access.section)])()
+        return np.append(buffer.data.ptr + buffer.itemsize * place, 0)
+
+    def norms(self) -> dict[str, Any]:
+        """The norms of the last step by name, if ranks have exchanged them; else an empty dict."""
+        if self.last is None:
+            return {}
+        _, buffer, _, place = self.last
+        with self.judge.access.section():
+            own = self.judge.access.own(buffer.copy())
+        return {x.name: own[i] for x, i in zip(self.tensors, place.tolist(), strict=True)}
+
+    def _buffer(self) -> tuple[Any, Any, tuple[Any, ...], Ints]:
+        """Arrays of addresses and norms sorted by rank, each rank's piece, each tensor's index."""
+        shares = [x.share for x in self.tensors if x.share is not None]
+        owners = np.array([share.holders[0] for share in shares], np.int64)
+        is_mine = np.array([share.rank for share in shares], np.int64) == owners
+        order, ranks = np.argsort(owners, kind="stable"), len(shares[0].ends) - 1 if shares else 0
+        ends = np.searchsorted(owners[order], np.arange(ranks + 1)).tolist()
+        of_mine = np.append(np.where(is_mine, self.addresses[:-1], 0)[order], 0)
+        norms = np.zeros(len(of_mine))
+        there, buffer = lookup(self.judge, self.judge.run, self.buffers, 1, of_mine, norms)
+        pieces = tuple(buffer[first:end] for first, end in pairwise(ends))
+        return there, buffer, pieces, np.argsort(order)
 
 
 class Judge:

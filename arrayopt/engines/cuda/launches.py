@@ -57,17 +57,19 @@ class Launcher:
             some[rows.all] = True
             left, ends = all_tickets.select(some)
             queue = queue if left is all_tickets.tickets else cupy.asarray(left.view(np.int32))
-            part = cupy.asarray(some)
+            part = table.bucket.run.streams.keep(cupy.asarray(some))
         taken, done = self.counters[: len(ends)], self.counters[len(ends) :]
         counts = table.counts.array if table.report_counts is None else table.report_counts
-        sent = (table.device_table.array, part, np.int32(count), table.device_hypers.array)
-        given = (*sent, counts, table.device_scalars, table.working)
-        begin = (-(-max(count, len(ends)) // THREADS),), (*given, taken, np.int32(len(ends)), done)
+        # `prepare` reads the first of these, writes the second, and sets the third to zero
+        read = table.device_table.array, part, np.int32(count), table.device_hypers.array
+        written = counts, table.device_scalars, table.working
+        zeroed = taken, np.int32(len(ends)), done
+        begin = (-(-max(count, len(ends)) // THREADS),), (*read, *written, *zeroed)
         runs: list[Launch] = []
         for number, (first, last) in enumerate(pairwise([0, *ends])):
-            span = np.int32(first), np.int32(last)
-            taking = table.step_argument, queue, *span, taken[number:], done, part
-            runs.append(((min(last - first, _resident()),), taking))
+            own = np.int32(first), np.int32(last)
+            given = table.step_argument, queue, *own, taken[number:], done, part
+            runs.append(((min(last - first, _resident()),), given))
         spilled = table.plan.spilled
         at = dict(zip(spilled, table.table[:, table.addresses(spilled)].T, strict=True))
         calls = calls_of(table.plan, table.work.dtype.name, table.geo, at, rows.full)

@@ -12,12 +12,12 @@ from arrayopt.codecs import CODECS
 from arrayopt.engines.base import Report
 from arrayopt.engines.batch import Kind, Rows
 from arrayopt.engines.bucket import Bucket, chosen
-from arrayopt.engines.columns import TableBatch
 from arrayopt.engines.cuda.columns import WINDOW_COLUMNS
 from arrayopt.engines.cuda.cut import DeviceCut
 from arrayopt.engines.cuda.device import access, uncaptured
 from arrayopt.engines.cuda.launches import NOTHING
 from arrayopt.engines.cuda.upload import Upload
+from arrayopt.engines.table_batch import TableBatch
 from arrayopt.fusion.graph import Node
 from arrayopt.params.headers import Locations
 from arrayopt.params.located import locations_of
@@ -63,6 +63,7 @@ class Located(TableBatch):
     def __init__(self, kind: Kind, bucket: Bucket, members: list[int]) -> None:
         super().__init__(kind, bucket, members)
         self.access, self.grad_dtype = access(self.tensors[0].array), kind.grad_dtype
+        bucket.run.streams.keep(self)
         self.sent = False
         self.last: Locations | None = None
         self.even: Any = None
@@ -107,7 +108,7 @@ class Located(TableBatch):
                 elif (widens := name in self.widens) or not self.access.contiguous(array):
                     uncaptured()
                     array = self.wide(row, name) if widens else self.access.like(array)
-                    self.staged[row, name] = array
+                    self.staged[row, name] = self.bucket.run.streams.keep(array)
                 before = 0 if self.cut is None else self.cut.elements_before(row, name)
                 address = self.access.located([array])[0][0] - before * int(array.itemsize)
                 self.put(f"AT_{name}", address, row)

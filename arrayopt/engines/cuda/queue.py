@@ -71,11 +71,12 @@ def tickets(
     # for each tensor and stage: the number of its tickets, and of earlier tickets to wait for
     counts = np.where(joined, 0, -(-units // spans))
     waits = np.cumsum(counts, axis=1) - counts
-    # for each ticket: its tensor (as an index of `rows`) and stage, and its number among theirs
+    # an entry for each ticket: the index of its tensor and stage in tables of both, and, apart, of
+    # the tensor in `rows` and of the stage; and its number among the tickets with the same ones
     flat = counts.ravel()
     entry = np.repeat(np.arange(flat.size), flat)
-    nth = np.arange(entry.size) - np.repeat(np.cumsum(flat) - flat, flat)
     owner, stage = entry // max(1, len(stages)), entry % max(1, len(stages))
+    nth = np.arange(entry.size) - np.repeat(np.cumsum(flat) - flat, flat)
     queue: Any = np.zeros(entry.size, TICKET)
     queue["tensor"], queue["stage"] = rows[owner], stage
     queue["stop"], queue["wait"] = _stops(joined).ravel()[entry], waits.ravel()[entry]
@@ -83,10 +84,10 @@ def tickets(
     backwards = depth[stage] % 2 == 1
     queue["piece"] = np.where(backwards, flat[entry] - 1 - nth, nth) * spans[stage]
     queue["count"] = np.minimum(spans[stage], units.ravel()[entry] - queue["piece"])
-    if owned is not None:
-        some, mine = is_pass[stage], [owned[row] for row in rows]
-        begins = np.cumsum([0, *map(len, mine)])[owner]
-        queue["piece"][some] = np.concatenate(mine)[(begins + queue["piece"])[some]]
+    if owned is not None:  # pieces were numbered from 0 on each rank
+        of_rows, of_pass = [owned[row] for row in rows], is_pass[stage]
+        begins = np.cumsum([0, *map(len, of_rows)])[owner]
+        queue["piece"][of_pass] = np.concatenate(of_rows)[(begins + queue["piece"])[of_pass]]
     if lag is None:
         order = np.lexsort((nth, owner, stage, launch[stage]))
         ends = np.cumsum(np.bincount(launch[stage], minlength=last + 1)).tolist()

@@ -12,7 +12,6 @@ from arrayopt.arrays import NARROW, Grads, Ints, detached, is_array, place, real
 from arrayopt.engines.base import Asked, Stops
 from arrayopt.engines.batch import DECODED, Kind, Rows
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.columns import value_columns
 from arrayopt.engines.compiling import compiling
 from arrayopt.engines.cuda.columns import (
     WINDOW_COLUMNS,
@@ -31,6 +30,7 @@ from arrayopt.engines.cuda.located import Located
 from arrayopt.engines.cuda.pieces import pieces, tiles
 from arrayopt.engines.cuda.products import scratch_starts
 from arrayopt.engines.cuda.upload import Upload
+from arrayopt.engines.table_batch import value_columns
 from arrayopt.fusion.graph import UPDATES, reachable
 from arrayopt.fusion.lower_stages import in_stages
 from arrayopt.fusion.phases import GIVEN
@@ -81,8 +81,7 @@ class Table(Located):
 
     def __init__(self, kind: Kind, bucket: Bucket, members: list[int]) -> None:
         super().__init__(kind, bucket, members)
-        plan, dtype = kind.plan, kind.dtype
-        cut = bucket.kind == "cut"
+        plan, cut = kind.plan, bucket.kind == "cut"
         # ranks divide tensors between units, which must be those of plans with sums
         tiles(self.geo, plan.element, sums=cut or any(p.reductions for p in plan.passes))
         self.stages = in_stages(plan).stages
@@ -100,29 +99,30 @@ class Table(Located):
         self.windows = None if self.cut is None else self.cut.windows_here()
         self._fill(members, lengths)
         with self.access.section():
-            uncaptured()
-            self.blas: Blas | None = (
-                blas_of(bucket.run, self.access.device) if plan.multiplies else None
-            )
-            self._allocate(np.dtype(real_dtype(dtype)), int(lengths.sum()), len(bucket.groups))
-            self.value: Any = None  # the argument `value` of the step, for each layer
-            if VALUE in self.given:
-                layers = self.step_scalars.layers * bucket.rule.stacked  # 0 for blocks
-                self.value = Upload((int(layers.max(initial=0)) + 1,), np.float64)
-                self.put(self.given[VALUE], self.value.array.data.ptr + 8 * layers)
-            if bucket.counts is None:
-                bucket.counts = Counts(bucket)
-            self.counts: Counts = bucket.counts
-            self.report_counts: Any = cupy.zeros_like(self.counts.array) if plan.reports else None
-            made = _kernels(
-                plan, dtype, kind.grad_dtype, self.access.device, windows=self.windows is not None
-            )
-            self.prepare_kernel, self.run_kernel = made
+            self._set_up(kind, int(lengths.sum()))
         self.launcher = Launcher(self)
         self.alive: Sequence[Any] = []
         self.factor: Any = self.device_factor.array
         self.places: Any = None  # see `Flags.of`
         self.depends_on_t = any(n.data == UPDATES for n in reachable(plan.scalars))
+
+    def _set_up(self, kind: Kind, work: int) -> None:
+        """Allocate the batch's device memory, for `work` values between passes, and compile."""
+        uncaptured()
+        plan, bucket, device = kind.plan, self.bucket, self.access.device
+        self.blas: Blas | None = blas_of(bucket.run, device) if plan.multiplies else None
+        self._allocate(np.dtype(real_dtype(kind.dtype)), work, len(bucket.groups))
+        self.value: Any = None  # the argument `value` of the step, for each layer
+        if VALUE in self.given:
+            layers = self.step_scalars.layers * bucket.rule.stacked  # 0 for blocks
+            self.value = Upload((int(layers.max(initial=0)) + 1,), np.float64)
+            self.put(self.given[VALUE], self.value.array.data.ptr + 8 * layers)
+        if bucket.counts is None:
+            bucket.counts = Counts(bucket)
+        self.counts: Counts = bucket.counts
+        self.report_counts: Any = cupy.zeros_like(self.counts.array) if plan.reports else None
+        given = plan, kind.dtype, kind.grad_dtype, device
+        self.prepare_kernel, self.run_kernel = _kernels(*given, windows=self.windows is not None)
 
     def _fill(self, members: list[int], lengths: Ints) -> None:
         """Fill in the columns that no step changes; values over rows and columns have `lengths`."""

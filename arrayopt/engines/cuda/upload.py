@@ -77,7 +77,7 @@ def lookup(
     if key not in kept:
         if not run.is_captured(owner) and len(kept) >= most:
             kept.clear()
-        made = [Upload(x.shape, x.dtype) for x in tables]
+        made = [run.streams.keep(Upload(x.shape, x.dtype)) for x in tables]
         for there, values in zip(made, tables, strict=True):
             there.put(values)
         kept[key] = made

@@ -10,7 +10,7 @@ import numpy as np
 from arrayopt.arrays import memory
 from arrayopt.engines.base import Partials, Stops
 from arrayopt.engines.batch import Rows
-from arrayopt.engines.cuts import CutTable
+from arrayopt.engines.cut_table import CutTable
 from arrayopt.engines.threads import run
 
 

@@ -17,12 +17,13 @@ from arrayopt.engines.base import Asked, Stops
 from arrayopt.engines.batch import Kind, Rows, plain
 from arrayopt.engines.blas import blas_address, one_thread
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.columns import TableBatch, native_columns, value_columns
+from arrayopt.engines.native.columns import native_columns
 from arrayopt.engines.native.cut import NativeCut
 from arrayopt.engines.native.gradients import Gradients
+from arrayopt.engines.table_batch import TableBatch, value_columns
 from arrayopt.engines.threads import divide, run
 from arrayopt.fusion.layout import extent, flops
-from arrayopt.fusion.lower import lowered
+from arrayopt.fusion.lower_cpu import lowered
 from arrayopt.fusion.windows import WINDOW, undivided
 
 LEAST_SHARE = 1 << 18
@@ -86,25 +87,8 @@ class Table(TableBatch):
         self.cut = NativeCut(self) if bucket.kind == "cut" else None
         self.code, self.multiplies = self.compile(kind), plan.multiplies
         self.real = np.dtype(real_dtype(kind.dtype)).type
-        self.lay_out(native_columns(plan, self.layout))
-        windows = undivided(self.geo) if self.cut is None else self.cut.lying()
-        for name, column in zip(WINDOW, windows.T, strict=True):
-            self.put(f"IN_{name}", column)
-        self.lengths = {name: np.zeros(len(members), np.int64) for name in ("work", "part")}
-        self.room_of: dict[str, str] = {}
-        kinds = ["row"] * len(self.layout.vectors) + [*self.layout.partials.values()]
-        lengths = self.layout.lengths(self.geo).T
-        for name, what, length in zip(value_columns(self.layout), kinds, lengths, strict=True):
-            room = self.room_of[name] = "work" if what in ("row", "column") else "part"
-            self.put(name, self.lengths[room])
-            self.lengths[room] += length
-        if self.multiplies:
-            self.put("BLAS", blas_address(real_dtype(kind.dtype)))
-        self.put("OWN", self.lengths["work"])
-        self.put("LAST", self.geo["UNITS"])
+        self._fill()
         self.loads = self.geo["SIZE"] + flops(plan, self.geo) // FLOPS_PER_ELEMENT
-        if self.cut is not None:
-            self.cut.begin()
         self.own = np.zeros(len(members), np.int64)
         if lanes is not None:
             planes = []
@@ -118,6 +102,27 @@ class Table(TableBatch):
         self.stages = list(range(2 * count + 1))
         self.gradients = Gradients(self, CODECS[kind.grad_dtype].itemsize)
         self.alive: Sequence[Any] = []
+
+    def _fill(self) -> None:
+        """Create the table, and fill in the columns that no step changes."""
+        self.lay_out(native_columns(self.plan, self.layout))
+        windows = undivided(self.geo) if self.cut is None else self.cut.lying()
+        for name, column in zip(WINDOW, windows.T, strict=True):
+            self.put(f"IN_{name}", column)
+        self.lengths = dict.fromkeys(("work", "part"), 0 * self.geo["SIZE"])
+        self.room_of: dict[str, str] = {}
+        kinds = ["row"] * len(self.layout.vectors) + [*self.layout.partials.values()]
+        lengths = self.layout.lengths(self.geo).T
+        for name, what, length in zip(value_columns(self.layout), kinds, lengths, strict=True):
+            room = self.room_of[name] = "work" if what in ("row", "column") else "part"
+            self.put(name, self.lengths[room])
+            self.lengths[room] += length
+        if self.multiplies:
+            self.put("BLAS", blas_address(self.real.__name__))
+        self.put("OWN", self.lengths["work"])
+        self.put("LAST", self.geo["UNITS"])
+        if self.cut is not None:
+            self.cut.begin()
 
     @abstractmethod
     def compile(self, kind: Kind) -> Callable[..., RunStages]:

@@ -10,7 +10,7 @@ import math
 from functools import lru_cache
 
 from arrayopt.codecs import BLOCK, STORED
-from arrayopt.engines.columns import native_columns
+from arrayopt.engines.native.columns import native_columns
 from arrayopt.engines.numba.header import DRAW, HALF, HEADER, PRODUCT, ROUND, SPLIT, TILE
 from arrayopt.engines.numba.texts import CODES, COPIES, TOTALS
 from arrayopt.engines.printer import Printer, rounded_nodes, unrounded_products
@@ -19,7 +19,7 @@ from arrayopt.fusion.graph import CACHED, Node
 from arrayopt.fusion.index import ONE, ZERO
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import layout
-from arrayopt.fusion.lower import lowered
+from arrayopt.fusion.lower_cpu import lowered
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.program import Program
 

@@ -232,25 +232,24 @@ class _Blocks(Batch):
     def _put(self, name: str, chunk: Chunk, new: Any) -> None:
         """Write what was computed in a copy back to the tensors."""
         if chunk.layers is not None and name not in self.widens:
-            whole = of_layers(name, chunk.layers[0])
-            whole[chunk.layers[1]] = new.reshape(len(chunk.rows), *whole.shape[1:])
+            stacked, layers = of_layers(name, chunk.layers[0]), chunk.layers[1]
+            stacked[layers] = new.reshape(len(chunk.rows), *stacked.shape[1:])
             return
         rows = chunk.rows
         flat = [self.flat_arrays(name)[row] for row in rows]
         sizes = [x.size for x in flat]
-        ends = np.cumsum([0, *sizes]).tolist()
-        pieces: Any = [new[first:end] for first, end in pairwise(ends)]
-        if sizes[0] * len(sizes) == new.size and len(set(sizes)) == 1:
-            pieces = new.reshape(len(sizes), -1)
-        if name in self.widens:
-            for row, piece in zip(rows, pieces, strict=True):
-                self.put_wide(row, name, piece)
-            return
-        if self.not_in_place.isdisjoint(rows):
-            deque(map(setitem, flat, repeat(...), pieces), maxlen=0)
+        if len(set(sizes)) == 1:
+            pieces: Any = new.reshape(len(sizes), -1)
+        else:
+            ends = np.cumsum([0, *sizes]).tolist()
+            pieces = [new[first:end] for first, end in pairwise(ends)]
+        if name not in self.widens and self.not_in_place.isdisjoint(rows):
+            deque(map(setitem, flat, repeat(...), pieces), maxlen=0)  # a loop that Python's is not
             return
         for row, old, piece in zip(rows, flat, pieces, strict=True):
-            if plain(old):
+            if name in self.widens:
+                self.put_wide(row, name, piece)
+            elif plain(old):
                 old[...] = piece
             else:
                 self.replace(row, name, piece.reshape(old.shape).copy())

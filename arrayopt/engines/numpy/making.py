@@ -128,16 +128,17 @@ def _factors(r: Node, p: Pass) -> tuple[Node, ...]:
 
 def _extras(pass_: Pass, summed: dict[Node, tuple[Node, ...]]) -> dict[Node, list[Node]]:
     """Return the spare sums that plain sums can make needless, and the values only they need."""
-    plain = _plain(pass_)
-    spare = [r for r in pass_.reductions if isinstance(r.data, Spare)]
-    can = [r for r in spare if (r.data.plain, r.axes) in plain]
-    others = chain(*(factors for r, factors in summed.items() if r not in can))
-    found = [within([*pass_.stores.values(), *others], pass_.nodes)]
-    found += [within(summed[r], pass_.nodes) for r in can]
-    needed = Counter(chain(*found))
+    plain, spare = _plain(pass_), list[Node]()
+    for reduction, about in ((r, r.data) for r in pass_.reductions):
+        if isinstance(about, Spare) and (about.plain, reduction.axes) in plain:
+            spare.append(reduction)
+    others = chain(*(factors for r, factors in summed.items() if r not in spare))
+    needed = {r: within(summed[r], pass_.nodes) for r in spare}
+    always = within([*pass_.stores.values(), *others], pass_.nodes)
+    users = Counter(chain(always, *needed.values()))  # how many of these need each value
     alone = {}
-    for r, some in zip(can, found[1:], strict=True):
-        alone[r] = [n for n in pass_.nodes if n in some and needed[n] == 1]
+    for reduction, some in needed.items():
+        alone[reduction] = [n for n in pass_.nodes if n in some and users[n] == 1]
     return alone
 
 

@@ -23,6 +23,9 @@ from arrayopt.fusion.scalars import straight
 Readers = dict[Node | Between | Pass, list[Node]]
 """Values over rows or columns, by their last reader."""
 
+REAL = frozenset({float, bool, np.float64, np.ndarray})
+"""The types of real numbers, conditions and arrays of them."""
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Setup:
@@ -111,15 +114,19 @@ class SmallValues:
     def _scalars(self, nodes: tuple[Node, ...], values: Values) -> bool:
         """Compute values per tensor by one function, and return whether that was possible."""
         outer, results, function = straight(nodes, read_elsewhere(self.setup.plan))
-        given = []
+        known, arrays, one, given = values.known, values.arrays, self.extents[0] == 1, list[Any]()
         for node in outer:
-            value = values[node]
-            if self.extents[0] == 1 and np.ndim(value):
-                value = value.item() if np.size(value) == 1 else value
+            value = known[node] if node in known else arrays[node.data]
+            if isinstance(value, np.ndarray):
+                if one and value.size == 1:
+                    value = value.item()
+                elif value.dtype.kind not in "fb":
+                    return False
+                else:
+                    value = _wide(value)
             given.append(value)
-        if not all(isinstance(value, float | bool) or _real(value) for value in given):
+        if not {*map(type, given)} <= REAL:
             return False
-        given = [_wide(value) for value in given]
         try:
             made = function(*given)
         except (ZeroDivisionError, OverflowError):
@@ -129,9 +136,9 @@ class SmallValues:
             if isinstance(value, np.ndarray):
                 # copied, because the array that it is, or is a view of, may be overwritten
                 shares = value.base is not None or id(value) in stored
-                values.known[node] = value.copy() if shares else value
+                known[node] = value.copy() if shares else value
             else:
-                values.known[node] = value.item() if isinstance(value, np.generic) else value
+                known[node] = value.item() if isinstance(value, np.generic) else value
         return True
 
     def _computed(self, node: Node, values: Values) -> Any:
@@ -177,11 +184,6 @@ def last_readers(plan: Plan) -> Readers:
         if node.axes:
             found.setdefault(reader, []).append(node)
     return found
-
-
-def _real(value: Any) -> bool:
-    """Whether a value is an array of real numbers or conditions."""
-    return isinstance(value, np.ndarray) and value.dtype.kind in "fb"
 
 
 def _wide(value: Any) -> Any:

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from tests.cudacpu.standin import queues
 from tests.cudacpu.standin.clocks import Race, racing
 from tests.cudacpu.standin.kernels import checking
-from tests.cudacpu.standin.memory import Forbidden, counts, forbidden
+from tests.cudacpu.standin.memory import Forbidden, counts, forbidden, reused
 from tests.cudacpu.standin.namespace import modules
 from tests.cudacpu.standin.queues import any_order
 
@@ -35,6 +35,7 @@ __all__ = [
     "install",
     "installed",
     "racing",
+    "reused",
     "uninstall",
 ]
 

@@ -164,6 +164,8 @@ def _queued(handle, problem, compute, places):
         raise _Refused("a stream is captured, and the handle has no workspace of its own")
     if found.math & ~16:
         raise _Refused("operands would be rounded")
+    if found.math != 16:
+        raise _Refused("sums would be rounded to the type of the operands")
     device, workspace = found.device, found.workspace
     note("product", f"a shape in {compute}")
 

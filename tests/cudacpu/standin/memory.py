@@ -22,6 +22,7 @@ __all__ = [
     "alive",
     "alloc",
     "alloc_pinned_memory",
+    "allocated",
     "counts",
     "current_device",
     "forbidden",
@@ -30,6 +31,7 @@ __all__ = [
     "note",
     "pool",
     "registered",
+    "reused",
     "written",
 ]
 
@@ -144,6 +146,7 @@ class Device:
         note("sync", "Device.synchronize")
         if queues.capturing(self.id):
             raise CUDARuntimeError("cudaErrorStreamCaptureUnsupported: a stream is capturing")
+        _give_away()
         queues.synchronize(self.id)
 
     def __int__(self):
@@ -179,6 +182,11 @@ class _Block:
     def is_newest(self):
         return _newest.get(self.ptr) == self.number
 
+    def spoil(self):
+        """Write to it, as its next owner does."""
+        self.view[...] = 0xCB
+        written(self.ptr, self.view.size)
+
 
 def _gone_from(address, number, owner):
     """Nobody has that memory now, and no work will use it.
@@ -193,6 +201,54 @@ def _gone_from(address, number, owner):
         _gone.append(owner)
     else:
         _gone.clear()
+
+
+_free = []
+"""Within `reused`, blocks that nobody has, with the stream where each was allocated."""
+_reused = []
+
+
+@contextmanager
+def reused():
+    """For a while, memory that is let go is given to others, who write to it at once, and not where it was used.
+
+    As CuPy's pool does: to the next allocation on the stream where it was allocated, here of any size.
+    """
+    _reused.append(True)
+    try:
+        yield
+        _give_away()
+    finally:
+        _reused.pop()
+        _free.clear()
+
+
+def allocated(memory):
+    """Memory is of the pool of the current stream, whoever it is of before and after that."""
+    from tests.cudacpu.standin.streams import current_stream
+
+    _give_away(current_stream())
+    weakref.finalize(memory, _let_go, weakref.ref(memory.block), current_stream()).atexit = False
+
+
+def _let_go(block, stream):
+    """Nobody has memory that was allocated on a stream."""
+    block = block()
+    if _reused and block is not None and block.is_newest:
+        _free.append((block, stream))
+
+
+def _give_away(to=None):
+    """Have others write to what is free: to all of it, or to what was allocated on a stream of the current device."""
+    from tests.cudacpu.standin import streams
+
+    for each in [x for x in _free if to is None or (x[1] == to and x[0].device_id == current_device())]:
+        _free.remove(each)
+        block, stream = each
+        clocks.held(block.ptr)
+        with Device(block.device_id):
+            if not streams.recording(stream):
+                streams.enqueue(block.spoil, stream, what="whoever has freed memory next")
 
 
 class Memory:
@@ -215,6 +271,8 @@ class Memory:
             runtime().cudacpu_memory_device(ctypes.c_size_t(self.ptr), device_id)
             self.block = _Block(self.ptr, owner, view, device_id)
             weakref.finalize(self, clocks.freed, self.ptr, weakref.ref(self.block)).atexit = False
+            if not written:
+                allocated(self)
 
     @property
     def device(self):

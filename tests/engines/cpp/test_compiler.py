@@ -15,9 +15,9 @@ import pytest
 
 import arrayopt as ao
 from arrayopt.cli import info
-from arrayopt.engines import table
+from arrayopt.engines import registry
 from arrayopt.engines.base import CompilationError
-from arrayopt.engines.cpp import compiled, compiler, process
+from arrayopt.engines.cpp import compiler, engine, process
 from arrayopt.engines.native import cache
 
 REAL = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
@@ -35,7 +35,7 @@ def fresh(tmp_path, monkeypatch):
     """A cache of its own, and a process that has looked for no compiler yet."""
     monkeypatch.setenv("ARRAYOPT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(cache, "_logged", set())
-    monkeypatch.setattr(compiled, "_loaded", {})
+    monkeypatch.setattr(engine, "_loaded", {})
     monkeypatch.delenv("CXX", raising=False)
     compiler._found.cache_clear()
     yield
@@ -84,7 +84,7 @@ def value(n=0):
     """What compiled code computes."""
     made = np.zeros(1)
     arrays = [made] * 5 + [np.zeros(0, np.int64)]
-    compiled.bound(SOURCE.format(n=n), "a test")(*arrays)(3, 4, 0, 1)
+    engine.bound(SOURCE.format(n=n), "a test")(*arrays)(3, 4, 0, 1)
     return made[0]
 
 
@@ -152,7 +152,7 @@ def test_a_compiler_that_does_not_work_is_passed_over_with_the_reason(kind, alon
 def test_without_a_compiler_auto_takes_the_next_engine_and_says_why(alone):
     text = ao.Optimizer(np.ones(3), ao.LAMB()).explain()
     assert "cpp: it needs a C++ compiler that works: none is found; install g++ or clang++, or name one in CXX" in text
-    assert f"engine {next(x for x in table.FUSED['numpy'] if x != 'cpp')} " in text
+    assert f"engine {next(x for x in registry.FUSED['numpy'] if x != 'cpp')} " in text
     assert info._compiler().startswith("it needs a C++ compiler that works: none is found")
 
 
@@ -235,7 +235,7 @@ def test_code_is_compiled_once_for_all_processes(monkeypatch):
     compiler.compiler()
     commands = counted(monkeypatch)
     assert value() == 34
-    monkeypatch.setattr(compiled, "_loaded", {})
+    monkeypatch.setattr(engine, "_loaded", {})
     assert value() == 34
     assert len(commands) == 1
 
@@ -245,7 +245,7 @@ def test_damaged_code_is_compiled_again(monkeypatch):
     (path,) = cache.usable_folder().glob("cpp-*.so")
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    monkeypatch.setattr(compiled, "_loaded", {})
+    monkeypatch.setattr(engine, "_loaded", {})
     commands = counted(monkeypatch)
     assert value() == 34
     assert len(commands) == 1
@@ -258,7 +258,7 @@ def test_code_that_was_kept_and_cannot_be_loaded_is_compiled_again(monkeypatch, 
     (path,) = cache.usable_folder().glob("cpp-*.so")
     found = compiler.compiler()
     cache.write(path.name, f"{found.identity}\n{SOURCE.format(n=0)}", b"no library")
-    monkeypatch.setattr(compiled, "_loaded", {})
+    monkeypatch.setattr(engine, "_loaded", {})
     commands = counted(monkeypatch)
     assert value() == 34
     assert len(commands) == 1
@@ -270,9 +270,9 @@ def test_what_another_process_compiles_is_left_to_it_at_first(monkeypatch):
     compiler.compiler()
     monkeypatch.setenv("ARRAYOPT_COMPILE_PROCESSES", "2")
     commands, sources = counted(monkeypatch), [SOURCE.format(n=n) for n in range(2)]
-    name = compiled._name(compiler.compiler(), sources[0])[0]
+    name = engine._name(compiler.compiler(), sources[0])[0]
     with cache.turn(name, wait=False):
-        compiled.ahead([(x, "a test") for x in sources])
+        engine.ahead([(x, "a test") for x in sources])
         assert len(commands) == 1
     assert [value(n) for n in range(2)] == [34, 35]
     assert len(commands) == 2
@@ -297,7 +297,7 @@ def test_several_sources_are_compiled_at_once(monkeypatch):
 
     monkeypatch.setattr(process, "_run", meeting)
     monkeypatch.setenv("ARRAYOPT_COMPILE_PROCESSES", "3")
-    compiled.ahead([(SOURCE.format(n=n), "a test") for n in range(3)])
+    engine.ahead([(SOURCE.format(n=n), "a test") for n in range(3)])
     monkeypatch.setattr(process, "_run", None)
     assert [value(n) for n in range(3)] == [34, 35, 36]
 
@@ -305,7 +305,7 @@ def test_several_sources_are_compiled_at_once(monkeypatch):
 def test_processes_that_need_the_same_compile_it_once(tmp_path):
     code = f"""
 import numpy as np
-from arrayopt.engines.cpp import compiled, compiler, process
+from arrayopt.engines.cpp import compiler, engine, process
 run = process._run
 def noted(command, folder, patience):
     print("ran", flush=True)
@@ -313,7 +313,7 @@ def noted(command, folder, patience):
 compiler.compiler()
 process._run = noted
 made = np.zeros(1)
-compiled.bound('''{SOURCE.format(n=0)}''', "a test")(*[made] * 5, np.zeros(0, np.int64))(3, 4, 0, 1)
+engine.bound('''{SOURCE.format(n=0)}''', "a test")(*[made] * 5, np.zeros(0, np.int64))(3, 4, 0, 1)
 print(made[0])
 """
     compiler.compiler()
@@ -337,7 +337,7 @@ def broken_later(monkeypatch):
 
 
 def test_auto_goes_on_with_the_next_engine(monkeypatch, logged):
-    monkeypatch.setitem(table.FUSED, "numpy", ("cpp", "numpy"))
+    monkeypatch.setitem(registry.FUSED, "numpy", ("cpp", "numpy"))
     opt = ao.Optimizer({"w": np.zeros(3)}, ao.SGD(lr=0.5))
     broken_later(monkeypatch)
     opt.step({"w": np.ones(3)})
@@ -389,10 +389,10 @@ def test_an_interrupt_ends_the_compiler(alone, tmp_path):
     timer.start()
     began = time.monotonic()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled, "compiler", lambda: found)
+        patch.setattr(engine, "compiler", lambda: found)
         patch.setenv("ARRAYOPT_COMPILE_PROCESSES", "2")
         with pytest.raises(KeyboardInterrupt):
-            compiled.ahead([(SOURCE.format(n=n), "a test") for n in range(3)])
+            engine.ahead([(SOURCE.format(n=n), "a test") for n in range(3)])
     assert time.monotonic() - began < 60
     until = time.monotonic() + 60
     while any(map(runs, child.read_text().split())):

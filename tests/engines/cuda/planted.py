@@ -13,7 +13,7 @@ TABLE, JUDGE, QUEUE, UPLOAD, DEVICE, CUT, EMIT, LAUNCHES = (
 )
 LOCATED = "arrayopt/engines/cuda/located.py"
 LOWERING = "arrayopt/fusion/lowering.py"
-JOINT = "arrayopt/engines/cuda/joint.py"
+JOINT = "arrayopt/engines/cuda/phased_batch.py"
 STREAMS = "arrayopt/streams.py"
 REPORTS = "tests/engines/cuda/test_cupy_streams.py::test_reports_leave_no_numbers_of_updates_behind"
 LEFT_OUT = f"{STRICT}::test_tensors_that_are_left_out_stay_as_they_are"
@@ -59,7 +59,7 @@ MORE = [
     ("a table does not know that a graph has it", TABLE, "record(self, rows, self.alive,", "record(rows, self.alive,", f"{STEPS}::test_an_array_that_has_moved_since_the_capture_is_refused"),
     ("a graph does not keep gradients alive", TABLE, "record(self, rows, self.alive, list(grads))", "record(self, rows)", f"{STRICT}::test_gradients_of_a_graph_live_as_long_as_it_may_be_replayed"),
     ("counts on the current device", TABLE, "        with self.access.section():\n            self.table = ", "        with cupy.cuda.Device(0):\n            self.table = ", DEVICES),
-    ("a table on the current device", TABLE, "        with self.access.section():\n            uncaptured()\n            self.blas", "        with cupy.cuda.Device(0):\n            self.blas", DEVICES),
+    ("a table on the current device", TABLE, "        with self.access.section():\n            self._set_up(", "        with cupy.cuda.Device(0):\n            self._set_up(", DEVICES),
     ("NaN rounded like a number", "kernels/storage.cuh", "x == x ? rounded : bits >> 16 | 0x40u", "rounded", f"{STRICT}::test_the_nan_of_a_gpu_stays_nan"),
     ("a table that is not sent where a gradient lies elsewhere", LOCATED, "            column[rows.all] = found\n            self.sent = False", "            column[rows.all] = found", LEFT_OUT),
     ("pinned memory written while it is read", UPLOAD, "if event.done:", "if True:", f"{STEPS}::test_a_captured_step_replays_with_new_learning_rates_and_counts"),
@@ -81,7 +81,7 @@ MORE = [
     ("the first matrix of a part forgotten", "kernels/matrix.cuh", "(long long)group * t.G + t.a0", "(long long)group * t.G", BATCHES),
     ("a part's elements where the whole tensor's are", "kernels/matrix.cuh", "r * t.stride + c - t.before", "r * t.stride + c", EVEN),
     ("rows of a part as far from each other as the whole's", "kernels/matrix.cuh", "= kWarps * t.stride;", "= kWarps * t.C;", EVEN),
-    ("pieces of a part numbered from nought", QUEUE, 'queue["piece"][some] = ', "_ = ", EVEN),
+    ("pieces of a part numbered from nought", QUEUE, 'queue["piece"][of_pass] = ', "_ = ", EVEN),
     ("a part's words read by the whole's columns", LOCATED, "columns = self.windows[:, STRIDE]", "pass", UNEVEN),
     ("random numbers of a part by its own positions", EMIT, "origin + row * t[IN_C] - {place}", "origin", DRAWN),
     ("PyTorch's stream not taken", DEVICE, "return there if self.stream is None else", "return there if True else", OF_DEVICES),

@@ -2,7 +2,9 @@
 
 import copy
 import gc
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import final
 
 import numpy as np
@@ -232,3 +234,40 @@ def test_a_copy_knows_the_stream_that_it_was_made_on(cupy):
     with other:
         step(cupy, copied, {"w": (9,)}, seed=2)
         compare(copied)
+
+
+@pytest.mark.parametrize("which", ["w", "b"])
+def test_one_of_several_gradients_is_not_contiguous(cupy, which):
+    """Twice, since where the gradients are is remembered."""
+    shapes = {"w": (5, 4), "b": (4, 5)}
+    opts = pair(cupy, ao.SGD(lr=0.1), shapes)
+    for k in range(2):
+        grads = trees(shapes, "float32", 10 + k)
+        opts[0].step(grads)
+        opts[1].step(
+            {name: cupy.asarray(g.T.copy()).T if name == which else cupy.asarray(g) for name, g in grads.items()}
+        )
+    compare(opts)
+
+
+def test_a_parameter_is_replaced_after_a_capture(cupy):
+    """A replay would write to the old one, and say nothing; so `advance` does."""
+    opt = pair(cupy, ao.SGD(lr=0.1), {"w": (5, 4)})[1]
+    grads, stream = {"w": cupy.ones((5, 4), "f4")}, cupy.cuda.Stream(non_blocking=True)
+    opt.step(grads)
+    with stream:
+        opt.advance()
+        stream.begin_capture()
+        opt.launch(grads)
+        stream.end_capture()
+        opt.params["w"] = opt.params["w"].copy()
+        with pytest.raises(ValueError, match="arrays of w must be the arrays of the captured step"):
+            opt.advance()
+
+
+def test_kernels_are_compiled_without_fused_multiply_adds():
+    """Else their bits are no CPU's, on a device alone."""
+    folder = Path(ao.__file__).parent / "engines" / "cuda"
+    texts = [path.read_text("utf-8") for path in folder.glob("*.py")]
+    assert {x for text in texts for x in re.findall(r"RawModule\(.*options=(\w+)\)", text)} == {"OPTIONS"}
+    assert '"-fmad=false"' in (folder / "device.py").read_text("utf-8")

@@ -116,7 +116,7 @@ def quick(label, ranks, order, kind):
 
 @pytest.fixture
 def streams(cupy, monkeypatch):
-    monkeypatch.setitem(ao.engines.table.FUSED, "torch", ("cupy",))
+    monkeypatch.setitem(ao.engines.registry.FUSED, "torch", ("cupy",))
     return there.Streams(cupy).installed(monkeypatch)
 
 

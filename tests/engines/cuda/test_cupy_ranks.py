@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.engines import table as engines
+from arrayopt.engines import registry as engines
 from arrayopt.engines.cuda import pieces
 from tests.cudacpu import standin
 from tests.engines.cuda.test_cupy import trees

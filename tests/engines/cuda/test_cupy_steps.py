@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.engines import table as engines
+from arrayopt.engines import registry as engines
 from arrayopt.state.verdict import Verdict
 from tests.cudacpu import standin
 from tests.engines.cuda.test_cupy import SHAPES, bits, compare, pair, step, trees

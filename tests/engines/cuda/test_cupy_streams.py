@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.engines import table as engines
+from arrayopt.engines import registry as engines
 from tests.cudacpu import standin
 from tests.engines.cuda.test_cupy import compare, pair, trees
 from tests.support.slow import marked
@@ -196,6 +196,21 @@ def test_a_captured_step_is_replayed_between_calls_on_other_streams(cupy, seed):
             with streams[r.integers(4)]:
                 (look, averaged, scale)[r.integers(3)](cupy, opts, k)
         cupy.cuda.Device().synchronize()
+        compare(opts)
+
+
+def test_streams_change_on_a_device_that_is_not_the_current_one(cupy):
+    with cupy.cuda.Device(1):
+        opts = made(cupy, rule=ao.SGD(lr=0.1))
+        grads = {name: cupy.asarray(g) for name, g in trees(SHAPES, "float32", 1).items()}
+        cupy.cuda.Device().synchronize()
+        before, streams = cupy.cuda.get_current_stream(), [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+    for stream in [*streams, before]:
+        with cupy.cuda.Device(1):
+            stream.use()
+        opts[0].step(trees(SHAPES, "float32", 1))
+        opts[1].step(grads)
+    with cupy.cuda.Device(1):
         compare(opts)
 
 

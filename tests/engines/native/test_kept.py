@@ -18,9 +18,9 @@ import pytest
 import arrayopt as ao
 from arrayopt.cli import info
 from arrayopt.engines import compiling
-from arrayopt.engines.cpp import compiled as loaded
+from arrayopt.engines.cpp import engine as loaded
 from arrayopt.engines.native import cache
-from arrayopt.engines.numba import compiled
+from arrayopt.engines.numba import engine as compiled
 from arrayopt.engines.threads import process_count
 from tests.engines.numba.test_numba_cache import start
 from tests.support.engines import COMPILED

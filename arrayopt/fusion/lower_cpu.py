@@ -1,6 +1,6 @@
-"""Lowering segments, for small matrices side by side (`arrayopt.fusion.lanes`), to functions for
-CPUs.
+"""Lowering a plan to a program for CPUs: `lowered`, which the engines `numba` and `cpp` call.
 
+With lanes, for small matrices side by side (`arrayopt.fusion.lanes`), it is a program in segments.
 A segment copies some matrices into planes: a plane has the same element of all these matrices. Each
 pass is a loop over the lanes of a plane, inside loops over planes. Then the segment copies changed
 arrays back. Planes are in the thread's own part of ``work``.
@@ -8,28 +8,74 @@ arrays back. Planes are in the thread's own part of ``work``.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from itertools import chain
+from typing import Any
 
 from arrayopt.fusion import bulk, program
-from arrayopt.fusion.graph import POSITION, Node
+from arrayopt.fusion.graph import CACHED, POSITION, Node
 from arrayopt.fusion.index import Index, Place, column, least, name, number, position_of, product
-from arrayopt.fusion.lanes import Segment
-from arrayopt.fusion.layout import outliving
+from arrayopt.fusion.lanes import Lanes, Segment
+from arrayopt.fusion.layout import layout, outliving, read_elsewhere
 from arrayopt.fusion.lower_between import loops_over
 from arrayopt.fusion.lower_passes import Loops
+from arrayopt.fusion.lowering import scratch_of
 from arrayopt.fusion.passes import Pass, SmallLoop
+from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.program import Function, Program, Stage
+
+
+@lru_cache(maxsize=CACHED)
+def lowered(plan: Plan, lanes: Lanes | None = None) -> Program:
+    """Return the program of a plan; with `lanes`, in segments, for small matrices side by side."""
+    return _whole(plan) if lanes is None else _in_segments(plan, lanes)
+
+
+def _whole(plan: Plan) -> Program:
+    """Return the program of a plan. Passes that differ only in scratch arrays share a function."""
+    lowering = Loops(plan, layout(plan), read_elsewhere(plan))
+    stages: list[Stage] = []
+    made: dict[Any, Function] = {}
+    for index, between in enumerate(plan.between):
+        before = lowering.between(index, between) if between else Function("", "", ())
+        stages.append(Stage(before))
+        if index == len(plan.passes):
+            break
+        pass_ = plan.passes[index]
+        scratch = scratch_of(pass_, plan) if plan.multiplies else ()
+        key = lowering.described(pass_) if plan.multiplies else index
+        if key not in made:
+            made[key] = replace(lowering.units(index, pass_), scratch=scratch)
+        stages.append(Stage(made[key], scratch))
+    return Program(tuple(stages))
+
+
+def _in_segments(plan: Plan, lanes: Lanes) -> Program:
+    """Return the program of a plan in segments."""
+    lowering = Loops(plan, lanes.layout, {*lanes.layout.tensor, *lanes.layout.vectors})
+    stages: list[Stage] = []
+    planes = list[tuple[str, ...]]()
+    for k, segment in enumerate(lanes.segments):
+        lowered_segment = LoweredSegment(lowering, segment)
+        stages.append(Stage(lowering.between(k, segment.before)))
+        stages.append(Stage(lowered_segment.units(k)))
+        planes.append(tuple(map(lowered_segment.plane_axes.__getitem__, lowered_segment.own)))
+    stages.append(Stage(lowering.between(len(lanes.segments), lanes.last)))
+    return Program(tuple(stages), tuple(planes))
 
 
 class LoweredSegment:
-    """Makes the function of a segment.
+    """Makes the function of a segment. Planes are named ``q_`` and an array, ``c`` and the id of a
+    sum that other segments read, or ``v`` and the id of another value.
 
     Attributes
     ----------
     plane_axes : dict of str to str
         For each name of planes, the axes: there is a plane for each position along them.
-    own : list of str
-        The names of the planes that no other segment reads.
     planes_of : dict of Node to str
         The name of the planes that hold a value.
+    own, vectors : list of str, list of Node
+        The names of the planes that no other segment reads; and the sums in the others.
     elements, written : of str
         The arrays of elements, and those of them that are written.
     scalars : dict of Node
@@ -39,32 +85,31 @@ class LoweredSegment:
     def __init__(self, lowering: Loops, segment: Segment) -> None:
         self.lowering, self.segment = lowering, segment
         self.passes = [lowering.plan.passes[i] for i in segment.passes]
-        elements, self.written = dict[str, None](), dict[str, None]()
-        self.sums = list[Node]()
-        for pass_ in self.passes:
-            elements |= dict.fromkeys(pass_.arrays)
-            self.written |= dict.fromkeys(pass_.stores)
-            self.sums += pass_.sums
-        self.elements = list(elements)
+        self.elements = list(dict.fromkeys(chain.from_iterable(x.arrays for x in self.passes)))
+        self.written = dict.fromkeys(chain.from_iterable(x.stores for x in self.passes))
+        self.sums = list(chain.from_iterable(x.sums for x in self.passes))
         self.scalars: dict[Node, None] = {}
+        own_sums = [node for node in self.sums if node.axes]
+        held = {*segment.carried, *own_sums}
+        self.vectors = [node for node in lowering.layout.vectors if node in held]
         self.planes_of, self.plane_axes = dict[Node, str](), dict[str, str]()
         for array, node in segment.reads.items():
             self._add(f"q_{array}", node)
         for array in self.elements:
             self.plane_axes[f"q_{array}"] = _inside(lowering.plan.element)
-        local = [node for node in self.sums if node.axes]
-        self.vectors = [n for n in lowering.layout.vectors if n in segment.carried or n in local]
         for node in self.vectors:
             self._add(f"c{node.id}", node)
-        outlive = outliving(self.passes, segment.small) | set(segment.writes.values())
-        small = list[Node]()
-        for between in segment.small:
-            small += [node for node in between.nodes if node in outlive and node.op != "input"]
-        for node in (*small, *local):
+        for node in (*self._read_elsewhere(), *own_sums):
             if node not in self.planes_of:
                 self._add(f"v{node.id}", node)
         shared = {self.planes_of[node] for node in self.vectors}
         self.own = [planes for planes in self.plane_axes if planes not in shared]
+
+    def _read_elsewhere(self) -> Iterator[Node]:
+        """Yield values between passes that are read outside of the loop that computes them."""
+        read = outliving(self.passes, self.segment.small) | {*self.segment.writes.values()}
+        for between in self.segment.small:
+            yield from (node for node in between.nodes if node in read and node.op != "input")
 
     def _add(self, planes: str, node: Node) -> None:
         """Add the planes that hold a value."""
@@ -96,16 +141,12 @@ class LoweredSegment:
 
     def _over(self, function: str, pass_: Pass) -> Iterator[program.Statement]:
         """Yield a pass whose arrays are planes: a loop over lanes, inside loops over planes."""
-        here, width = {*pass_.nodes, *pass_.loads.values()}, name("n")
-        used = dict.fromkeys(pass_.sources)
-        reads, scalars = dict(pass_.loads), list[Node]()
-        for node in used:
-            if node in here or node.op in ("const", POSITION):
-                continue
-            if node in self.planes_of:
-                reads[self.planes_of[node]] = node
-            else:
-                scalars.append(node)
+        width = name("n")
+        inner = {*pass_.nodes, *pass_.loads.values()}
+        given = dict.fromkeys(x for x in pass_.sources if x.op not in ("const", POSITION))
+        outer = [node for node in given if node not in inner]
+        scalars = [node for node in outer if node not in self.planes_of]
+        reads = pass_.loads | {self.planes_of[x]: x for x in outer if x in self.planes_of}
         self.scalars |= dict.fromkeys(scalars)
         into = {node: self.planes_of[node] for node in pass_.sums if node.axes}
         slices = dict[str, bulk.Slice]()
@@ -115,7 +156,7 @@ class LoweredSegment:
         sums = {node: node.args[0] for node in pass_.sums}
         values = tuple(scalars), reads, pass_.nodes, pass_.stores, sums
         loop = bulk.Elements(function, slices, *values, into, stride=product("RC"))
-        if any(node.op == POSITION for node in used):
+        if any(node.op == POSITION for node in pass_.sources):
             loop = replace(loop, position=name("start") + name("r") * name("C") + name("c"))
         for node, planes in into.items():
             yield program.Fill(planes, width * product(self.plane_axes[planes]), node)

@@ -11,7 +11,6 @@ from arrayopt.arrays import Ints
 from arrayopt.engines.batch import Batch
 from arrayopt.fusion.layout import GEOMETRY, Layout
 from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.windows import WINDOW
 from arrayopt.state.quantized import scale_of
 
 
@@ -26,19 +25,6 @@ def value_columns(layout: Layout) -> list[str]:
     """Return ``VEC0``, ``PART0`` and so on: the offsets of vectors and of partial results."""
     vectors, partials = range(len(layout.vectors)), range(len(layout.partials))
     return [*(f"VEC{i}" for i in vectors), *(f"PART{i}" for i in partials)]
-
-
-def native_columns(plan: Plan, layout: Layout) -> list[str]:
-    """Return the names of the columns on CPUs, in order.
-
-    They are `first_columns`, with names of `GEOMETRY` and `WINDOW` (sizes, and the part of a matrix
-    on this rank). ``START``: the position of the first element, for random numbers. ``BLAS``: the
-    address of `gemm`. ``OWN``: the offset in `work` of memory for each thread. ``FIRST``, ``LAST``:
-    the range of units to run, which is shorter if ranks share the tensor.
-    """
-    more = [*(["START"] if plan.draws else []), *(["BLAS"] if plan.multiplies else [])]
-    sizes = [f"IN_{name}" for name in WINDOW]
-    return [*first_columns(plan, layout, GEOMETRY), *sizes, *more, "OWN", "FIRST", "LAST"]
 
 
 class TableBatch(Batch):

@@ -90,7 +90,7 @@ def _installed(package: str) -> bool:
 
 
 ENGINES: dict[str, EngineRow] = {
-    "array_api": EngineRow(("arrayopt.engines.array_api", "ArrayAPI")),
+    "array_api": EngineRow(("arrayopt.engines.array_api.engine", "ArrayAPI")),
     "numpy": EngineRow(("arrayopt.engines.numpy.engine", "NumPy"), ("numpy",)),
     "numba": EngineRow(
         ("arrayopt.engines.numba.engine", "Numba"),

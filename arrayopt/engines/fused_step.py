@@ -1,4 +1,4 @@
-"""A step over a bucket whose engine runs plans. `Fused.prepare` makes a `Launch`, which prepares
+"""A step over a bucket whose engine runs plans. `Fused.prepare` makes a `FusedStep`, which prepares
 and allocates everything; `step/ready.py` calls it in the commit, and again in later steps.
 """
 
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import Grads, size
-from arrayopt.engines.array_api import ArrayAPI
+from arrayopt.engines.array_api.engine import ArrayAPI
 from arrayopt.engines.base import Asked, MakeStep, Report, Stops, interleaved
-from arrayopt.engines.batch import Prepared
+from arrayopt.engines.batch import Prepared, Rows
 from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.layers import Split, layers_with
@@ -22,7 +22,7 @@ SMALL_TENSOR = 1 << 17
 """The number of elements up to which a tensor is small."""
 
 
-class Launch:
+class FusedStep:
     """A prepared step over a bucket; see `Engine.prepare`. A call makes the step. Then `again` can
     prepare the next one, if it `repeats`.
     """
@@ -32,7 +32,9 @@ class Launch:
     ) -> None:
         self._written, asked = _as_written(bucket, asked)
         self._engine, self._bucket, self._threads = engine, bucket, thread_count()
-        self._update: list[Prepared] = engine.batches(bucket, asked._replace(stats=False))
+        self._update: list[Prepared] = []
+        if asked.updates:
+            self._update = engine.batches(bucket, asked._replace(stats=False))
         self._reporting: list[Prepared] = engine.batches(bucket, asked) if asked.stats else []
         self._waits = bool(meetings) or bucket.kind == "cut"
         for work, own_meetings in ((self._reporting, meetings[:1]), (self._update, meetings[-1:])):
@@ -40,9 +42,11 @@ class Launch:
                 one.batch.allocate(one.rows, self._threads)
                 for meeting in own_meetings:
                     one.batch.meet(meeting)
-        self.repeats = not (asked.stats or bucket.rule.branches or meetings)
+        self.repeats = not (bucket.rule.branches or meetings)
         self._rows = [(one.batch, one.rows) for one in self._update]  # without gradients
-        self._shared = self.repeats and any(x.is_shared(rows) for x, rows in self._rows)
+        self._reported = [(one.batch, one.rows) for one in self._reporting]
+        every = self._rows + self._reported
+        self._shared = self.repeats and any(x.is_shared(rows) for x, rows in every)
         took = [] if engine.counts else self._rows
         self._took = [np.array(batch.members)[rows.all] for batch, rows in took]
 
@@ -50,13 +54,19 @@ class Launch:
         """Prepare a step with gradients of the same tensors and dtypes; False if it cannot."""
         if not self.repeats or (self._shared and thread_count() != self._threads):
             return False
-        self._update = []
-        for batch, rows in self._rows:
+        self._update = self._prepared(self._rows, asked)
+        self._reporting = self._prepared(self._reported, asked)
+        return True
+
+    def _prepared(self, work: Sequence[tuple[Any, Rows]], asked: Asked) -> list[Prepared]:
+        """Prepare batches again, and allocate their memory."""
+        made = []
+        for batch, rows in work:
             grads = chosen(asked.grads, batch.members)
             batch.prepare(rows, grads, asked)
             batch.allocate(rows, self._threads)
-            self._update.append(Prepared(batch, rows, grads))
-        return True
+            made.append(Prepared(batch, rows, grads))
+        return made
 
     def __call__(self, reports: dict[str, Report]) -> Stops:
         """See `Engine.prepare`."""

@@ -72,26 +72,36 @@ class CutTable(ABC):
 
     def _units(self, row: int, tensor: Tensor) -> list[int]:
         """Compute an entry of `ends`."""
-        share, plan, geo = self.shares[row], self.plan, self.table.geo[row]
+        share, plan = self.shares[row], self.plan
         element = [name for name, axes in plan.slots.items() if axes == plan.element]
         if self.table.lanes is not None or not set(share.undivided).isdisjoint(element):
             raise _unlike(tensor)
-        if not isinstance(share, Shards):
-            units, elements = cut_points(geo, plan.element)
-            at = np.searchsorted(elements, share.ends)
-            if (elements[at] != share.ends).any():
-                raise _unlike(tensor)
-            return [int(units[i]) for i in at]
-        if plan.element != "C":
-            try:
-                self.windows[row], counts = windows(share.blocks, tensor.shape, plan.element, geo)
-            except ValueError as error:
-                raise ValueError(f"Optimizer: {tensor.name!r} {error}") from None
-            _, geo["NR"], geo["NC"] = counts
-            geo["UNITS"] = math.prod(counts)
-            self.table.firsts[row] = 0  # windows' units know positions in the whole tensor
+        if isinstance(share, Shards):
+            if plan.element == "C":
+                return self._units_of_parts(row, tensor)
+            self._set_windows(row, tensor)
             return []
-        if plan.draws:  # units are numbered as if the ranks' parts were consecutive
+        units, elements = cut_points(self.table.geo[row], plan.element)
+        at = np.searchsorted(elements, share.ends)
+        if (elements[at] != share.ends).any():
+            raise _unlike(tensor)
+        return [int(units[i]) for i in at]
+
+    def _set_windows(self, row: int, tensor: Tensor) -> None:
+        """Compute an entry of `windows`, whose units begin where the user divided a matrix."""
+        geo, blocks = self.table.geo[row], self.shares[row].blocks
+        try:
+            self.windows[row], counts = windows(blocks, tensor.shape, self.plan.element, geo)
+        except ValueError as error:
+            raise ValueError(f"Optimizer: {tensor.name!r} {error}") from None
+        _, geo["NR"], geo["NC"] = counts
+        geo["UNITS"] = math.prod(counts)
+        self.table.firsts[row] = 0  # windows' units know positions in the whole tensor
+
+    def _units_of_parts(self, row: int, tensor: Tensor) -> list[int]:
+        """As `_units`, for parts of one row of elements, whose units begin where the parts do."""
+        share, geo = self.shares[row], self.table.geo[row]
+        if self.plan.draws:  # units are numbered as if the ranks' parts were consecutive
             assert tensor.block is not None
             if tensor.block.first(tuple(tensor.array.shape)) is None:
                 raise _unlike(tensor)

@@ -9,8 +9,9 @@ import array_api_compat
 import numpy as np
 
 from arrayopt.arrays import Array, array_namespace, dtype_name, is_array
-from arrayopt.engines.apply_one import Done
+from arrayopt.engines.array_api.apply_one import Done
 from arrayopt.engines.layers import unless
+from arrayopt.engines.meeting import as_many
 from arrayopt.fusion.plan import Total, in_rounds
 from arrayopt.fusion.plans import totals_for
 from arrayopt.rules.base import Rule
@@ -76,16 +77,6 @@ def together(work: dict[str, Work], *, valued: bool) -> dict[str, Done]:
         shown = {key: x for key, x in report.items() if not key.startswith(PREFIX)}
         reported[name] = p, slots, shown
     return reported
-
-
-def as_many(rule: type[Rule], plans: set[tuple[Total, ...]]) -> None:
-    """Raise ValueError if the tensors of a class of rule use different numbers of totals."""
-    counts = sorted({len(x) for x in plans})
-    if len(counts) > 1:
-        raise ValueError(
-            f"{rule.__name__}: the update of each tensor must call `total` equally often; got"
-            f" {' and '.join(map(str, counts))} calls, for different shapes or groups"
-        )
 
 
 def _contribution(work: Work, number: Any, how: str) -> Any:

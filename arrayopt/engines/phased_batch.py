@@ -1,8 +1,7 @@
-"""Batches of plans with totals: a `Joint` has a batch for each phase, and between phases passes
-numbers to a `Meeting`, which computes the totals. `Fused` makes it in place of a batch.
+"""Batches of plans with totals: a `PhasedBatch` has a batch for each phase, and between phases
+passes numbers to a `Meeting`, which computes the totals. `Fused` makes it in place of a batch.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,24 +14,17 @@ from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.meeting import DeviceTotals, Meeting, numbers_of
 from arrayopt.fusion.layout import extent
 from arrayopt.fusion.phases import is_vector
-from arrayopt.fusion.plan import Plan
 from arrayopt.rules.totals import of_total, totals_in
 
 
-class Joint:
-    """Tensors of a bucket with one plan with totals; `batch_of(plan)` creates a phase's batch."""
+class PhasedBatch:
+    """Tensors of a bucket with one plan with totals; `engine` creates the batch of each phase."""
 
-    def __init__(
-        self,
-        batch_of: Callable[[Plan], Callable[[Kind, Bucket, list[int]], Batch]],
-        kind: Kind,
-        bucket: Bucket,
-        members: list[int],
-    ) -> None:
+    def __init__(self, engine: Any, kind: Kind, bucket: Bucket, members: list[int]) -> None:
         self.members, self.cut = members, bucket.kind == "cut"
         self.phases = list[Any]()
         for plan in kind.plan.phases:
-            self.phases.append(batch_of(plan)(replace(kind, plan=plan), bucket, members))
+            self.phases.append(engine.new_batch(replace(kind, plan=plan), bucket, members))
         vectors: dict[str, list[Array]] = {}
         for phase in self.phases:
             for name in filter(is_vector, phase.plan.slots):

@@ -22,8 +22,8 @@ from arrayopt.arrays import (
     working_dtype,
 )
 from arrayopt.codecs import PAIR, is_rounded
+from arrayopt.engines.array_api.layerwise import Layerwise, LayerwiseDraws, layerwise, over_layers
 from arrayopt.engines.base import Report
-from arrayopt.engines.layerwise import Layerwise, LayerwiseDraws, layerwise, over_layers
 from arrayopt.hyper import is_number
 from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS, Drawn

@@ -21,13 +21,13 @@ from arrayopt.arrays import (
     size,
     to_host,
 )
-from arrayopt.engines.apply import apply
-from arrayopt.engines.apply_one import Done, Update
+from arrayopt.engines.array_api.apply import apply
+from arrayopt.engines.array_api.apply_one import Done, Update
 from arrayopt.engines.base import Asked, Engine, MakeStep, Report, Stops
-from arrayopt.engines.blocks import Parts, Stacks
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.layers import Layers, Split, layer_name, layers_with, unless
 from arrayopt.engines.meeting import Meeting, numbers_of
+from arrayopt.engines.stacks_of_blocks import Parts, Stacks
 from arrayopt.rules.totals import PREFIX, of_total, totals_in, unforeseen
 from arrayopt.state.tensors import Tensor
 

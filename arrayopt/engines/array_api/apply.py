@@ -10,8 +10,17 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import Array, Ints, dtype_name, is_array, place, sharded_like, size
-from arrayopt.engines.apply_one import Done, Update, apply_one
+from arrayopt.arrays import (
+    Array,
+    Ints,
+    array_namespace,
+    dtype_name,
+    is_array,
+    place,
+    sharded_like,
+    size,
+)
+from arrayopt.engines.array_api.apply_one import Done, Update, apply_one
 from arrayopt.engines.layers import split
 from arrayopt.state.blocks import Cut
 
@@ -29,8 +38,8 @@ def apply(
 
     If the rule, or the argument, is `stacked`, each layer is updated like a tensor of its own, and
     has its own report; `t` may be an array with a number for each. All layers are updated at once
-    if `arrayopt.engines.layerwise` supports all operations of the rule. Random numbers depend on
-    the tensor's name and on the position of its `first` element.
+    if `layerwise.py` supports all operations of the rule. Random numbers depend on the tensor's
+    name and on the position of its `first` element.
 
     Arithmetic is in at least float32; results are rounded once, to the dtype that stores them.
 
@@ -140,22 +149,22 @@ def _by_number(update: Update, param: Array, grad: Array, slots: dict[str, Array
 def _of_blocks(update: Update, p: Array, g: Array, slots: dict[str, Array], first: int) -> Done:
     """Update all blocks, those of one length at once."""
     cut = Cut(update.rule, p.shape, dtype_name(p))
-    concat = array_api_compat.array_namespace(p).concat
+    concat = array_namespace(p).concat
     stacks = list(zip(cut.parameter(p), cut.parameter(g), cut.slots(slots), strict=True))
-    done = list[Any](stacks)
+    done = dict[int, Done]()  # by the place of a stack
     for alike in cut.alike:
-        params, grads, own = zip(*(stacks[i] for i in alike), strict=True)
         firsts = np.concatenate([cut.firsts_of(i) for i in alike]) + first
         if len(alike) == 1:
-            done[alike[0]] = _of_layers(update, params[0], grads[0], own[0], firsts)
+            done[alike[0]] = _of_layers(update, *stacks[alike[0]], firsts)
             continue
-        every = concat(params), concat(grads), _by_name(own, concat)
-        made = _of_layers(update, *every, firsts)
+        params, grads, own = zip(*(stacks[i] for i in alike), strict=True)
+        joined = concat(params), concat(grads), _by_name(own, concat)
+        made = _of_layers(update, *joined, firsts)
         end = 0
         for i in alike:
             begin, end = end, end + cut.stretches[i].count
             done[i] = _sliced(made, begin, end)
-    params, news, reports = zip(*done, strict=True)
+    params, news, reports = zip(*(done[i] for i in range(len(stacks))), strict=True)
     return cut.joined(params), cut.joined_slots(news), _by_name(reports, concat)
 
 

@@ -1,4 +1,4 @@
-"""`DeviceJoint`: tensors on a device whose plan has totals, which the device adds up, too.
+"""`DevicePhasedBatch`: tensors on a device whose plan has totals, which the device adds up, too.
 The engine makes it if a plan has phases; `Meeting` calls `add` with the addresses of numbers."""
 
 from collections.abc import Sequence
@@ -9,14 +9,15 @@ import cupy
 import numpy as np
 
 from arrayopt.arrays import Array, Ints, place
-from arrayopt.engines.batch import Rows
+from arrayopt.engines.batch import Kind, Rows
+from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.compiling import compiling
 from arrayopt.engines.cplusplus import header
 from arrayopt.engines.cuda.device import OPTIONS
 from arrayopt.engines.cuda.launches import THREADS
 from arrayopt.engines.cuda.upload import Upload, lookup
-from arrayopt.engines.joint import Joint
 from arrayopt.engines.meeting import Meeting
+from arrayopt.engines.phased_batch import PhasedBatch
 from arrayopt.rules.names import VALUE
 from arrayopt.rules.totals import of_total
 
@@ -29,16 +30,16 @@ def _kernel(how: str, device: int) -> Any:
         return module.get_function(f"total_{how}")
 
 
-class DeviceJoint(Joint):
-    """See `Joint`. Numbers go to the host only if ranks or devices are to be combined. `totals`
-    has a row for each total and a column for each tensor.
+class DevicePhasedBatch(PhasedBatch):
+    """See `PhasedBatch`. Numbers go to the host only if ranks or devices are to be combined.
+
+    `totals` has a row for each total and a column for each tensor.
     """
 
-    def __init__(self, *args: Any) -> None:
-        self.bucket, kind = args[2], args[1]
-        xp, device = place(self.bucket.tensors[0].array)
-        self.place = xp, str(device)
-        super().__init__(*args)
+    def __init__(self, engine: Any, kind: Kind, bucket: Bucket, members: list[int]) -> None:
+        xp, device = place(bucket.tensors[0].array)
+        self.bucket, self.place = bucket, (xp, str(device))
+        super().__init__(engine, kind, bucket, members)
         first, count = self.phases[0], len(self.members)
         self.access = first.access
         with self.access.section():
@@ -59,7 +60,7 @@ class DeviceJoint(Joint):
                 known.setdefault(name, phase.places_of(node))
 
     @property
-    def device_totals(self) -> "DeviceJoint":
+    def device_totals(self) -> "DevicePhasedBatch":
         return self
 
     def vector(self, size: int, dtype: Any) -> Array:
@@ -94,7 +95,7 @@ class DeviceJoint(Joint):
             self.totals.send(self.values)
 
     def enter(self, phase: Any, rows: Rows, threads: int) -> None:
-        """See `Joint.enter`: nothing to do, because kernels read known values by address."""
+        """See `PhasedBatch.enter`: nothing to do, because kernels read known values by address."""
 
     def add(self, how: str, first: Ints, at: Ints) -> None:
         """See `arrayopt.engines.meeting.DeviceTotals.add`."""

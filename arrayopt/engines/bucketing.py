@@ -9,7 +9,7 @@ from typing import Any
 from arrayopt.arrays import dtype_name, library, place, size, writable
 from arrayopt.engines.bucket import AtHome, Bucket
 from arrayopt.engines.layers import Layers
-from arrayopt.engines.table import advise, select
+from arrayopt.engines.registry import advise, select
 from arrayopt.params.groups import Group
 from arrayopt.params.parameters import Parameters
 from arrayopt.state.run import Run

@@ -1,0 +1,1 @@
+"""The engine `array_api`: rules run as written."""

@@ -1,0 +1,19 @@
+"""The columns of the table on CPUs: printers print their names, and `table.py` fills them in."""
+
+from arrayopt.engines.table_batch import first_columns
+from arrayopt.fusion.layout import GEOMETRY, Layout
+from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.windows import WINDOW
+
+
+def native_columns(plan: Plan, layout: Layout) -> list[str]:
+    """Return the names of the columns on CPUs, in order.
+
+    They are `first_columns`, with names of `GEOMETRY` and `WINDOW` (sizes, and the part of a matrix
+    on this rank). ``START``: the position of the first element, for random numbers. ``BLAS``: the
+    address of `gemm`. ``OWN``: the offset in `work` of memory for each thread. ``FIRST``, ``LAST``:
+    the range of units to run, which is shorter if ranks share the tensor.
+    """
+    more = [*(["START"] if plan.draws else []), *(["BLAS"] if plan.multiplies else [])]
+    sizes = [f"IN_{name}" for name in WINDOW]
+    return [*first_columns(plan, layout, GEOMETRY), *sizes, *more, "OWN", "FIRST", "LAST"]
