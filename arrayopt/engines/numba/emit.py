@@ -224,8 +224,8 @@ class NumbaPrinter(Printer):
             self.put(1, "half = LANES", "while half > 1:")
             self.put(2, "half //= 2", "for i in range(half):")
             self.put(3, *(self.take(s, f"s{s.id}[i]", f"s{s.id}[i + half]") for s in others))
-        made = [f"s{s.id}[0]" if s in others else f"sum_of(s{s.id})" for s in totals]
-        self.put(1, f"return ({', '.join(made)},)")
+        results = [f"s{s.id}[0]" if s in others else f"sum_of(s{s.id})" for s in totals]
+        self.put(1, f"return ({', '.join(results)},)")
 
 
 ALL = "table, numbers, results, work, part"
