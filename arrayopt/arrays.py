@@ -1,5 +1,6 @@
 """Functions on arrays that the array API standard lacks: names of dtypes, dtypes of arithmetic, writing, copying."""
 
+import importlib
 import math
 import operator
 import sys
@@ -41,6 +42,13 @@ def array_namespace(*xs: Any) -> Any:
     """The array API's namespace for arrays. Numbers and None among them do not matter."""
     own = NUMPY == "numpy" and all(isinstance(x, np.ndarray | np.generic | complex | int | float | None) for x in xs)
     return array_api_compat.array_namespace(*xs, use_compat=False if own else None)
+
+
+def function_of(xp: Any, name: str) -> Any:
+    """A function of the array API's namespace. NumPy's own lacks arguments of a few, which the wrapper has."""
+    if xp is np and name in ("argsort", "sort", "take_along_axis"):
+        xp = importlib.import_module("array_api_compat.numpy")
+    return getattr(xp, name)
 
 
 def is_array(x: Any) -> bool:

@@ -63,7 +63,7 @@ LINES = {
     "params": 2640,
     "step": 1641,
     "testing": 3791,
-    "rules": 5854,
+    "rules": 5851,
     "state": 1681,
     "saving": 1458,
     "torch": 2187,
@@ -109,7 +109,7 @@ Engines: 26 more so that `numba` adds the same products unrounded as `cpp`, and 
 the same order, with all compilers and vectors, which gives the same bits. Ranks: 2
 more so that a failed call of NCCL leaves no group open. Step and engines: 28 and 15 more so that steps that clip or
 check gradients prepare the launches that measure them once, which took half of a small step. Fusion, engines and
-rules: 4, 4 and 3 more so that a first step plans what it runs alone, and does not import all of NumPy's modules.
+rules: 4, 4 and 0 more so that a first step plans what it runs alone, and does not import all of NumPy's modules.
 Torch: 17 more so that of two optimizers that release gradients of the same parameters the one made last makes the
 steps: the other one made them, and nothing was said. State: 1 more so that a wrong result of `refuses` is told, and 1
 so that slots wait for the stream of the last call. State, params and torch: 21, 2 and 4 more so that no signal ends a

@@ -55,7 +55,7 @@ class FusedStep:
         if not self.repeats or (self._shared and thread_count() != self._threads):
             return False
         self._update = self._prepared(self._rows, asked)
-        self._reporting = self._prepared(self._reported, asked)
+        self._reporting = self._prepared(self._reported, asked) if self._reported else []
         return True
 
     def _prepared(self, work: Sequence[tuple[Any, Rows]], asked: Asked) -> list[Prepared]:

@@ -3,14 +3,13 @@
 It also has functions that rules need and the array API lacks.
 """
 
-import importlib
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import NARROW, Array, array_namespace, dtype_name, is_array
+from arrayopt.arrays import NARROW, Array, array_namespace, dtype_name, function_of, is_array
 from arrayopt.randomness import (
     current_bfloat16,
     current_float16,
@@ -40,9 +39,7 @@ class _RuleNamespace:
                 setattr(self, name, partial(_of_elements, xp, name))
 
     def __getattr__(self, name: str) -> Any:
-        if self._xp is np and name in ("argsort", "sort", "take_along_axis"):  # NumPy lacks some of their arguments
-            return getattr(importlib.import_module("array_api_compat.numpy"), name)
-        return getattr(self._xp, name)
+        return function_of(self._xp, name)
 
     def where(self, condition: Any, yes: Any, no: Any, /) -> Any:
         """`yes` where the condition holds, else `no`; the condition may be a Python bool."""

@@ -89,7 +89,7 @@ MORE = [
     ("PyTorch's streams do not wait for each other", STREAMS, "now.wait_stream(last)", "pass", OF_PYTORCH),
     ("streams do not wait for each other", STREAMS, "now.wait_event(event)", "pass", f"{CALLS}[cupy-1]"),
     ("an event recorded on the stream that waits", STREAMS, "event.record(last)", "event.record(now)", f"{CALLS}[cupy-1]"),
-    ("a stream that is not remembered", STREAMS, "self.last[library, device] = now", "pass", CALLS),
+    ("a stream that is not remembered", STREAMS, "self._take((library, device), now)", "pass", CALLS),
     ("what is captured waits for what is not", STREAMS, " or _captured(library, device, now)", "", OF_PYTORCH),
     ("counts fetched before they are there", "arrayopt/state/run.py", '        self.streams.meet("Optimizer")\n', "", f"{ON_STREAMS}::test_what_others_read_is_there"),
     ("slots looked at before they are there", "arrayopt/state/shown.py", '        self._tensor.run.streams.meet("Optimizer.state")\n', "", f"{ON_STREAMS}::test_each_call_waits_for_the_stream_of_the_last_step[look]"),
