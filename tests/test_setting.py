@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import arrayopt as ao
+from arrayopt.state import convert
+from tests.support.entered import contents
 from tests.support.optimizing import BASE, CONSTANTS, FIELDS, GRADS, HALF, OTHER, P, by_witness, ones
 
 NUMBERS = [(rule, name) for rule, change in FIELDS[:-6] for name, x in change.items() if not isinstance(x, bool)]
@@ -174,6 +176,28 @@ def test_changes_that_are_refused_change_nothing(rule, name, value, message, on_
         setattr(opt.groups[1] if on_group else opt, name, value)
     assert (opt.rule, [(g.rule, g.overridden) for g in opt.groups]) == before
     assert opt.step(GRADS[:2])[0].shape == P.shape
+
+
+@pytest.mark.usefixtures("auto")
+def test_storage_changes_in_all_groups_or_in_none(monkeypatch):
+    p = {"a": np.ones(64, "float32"), "b": np.ones(64, "float32")}
+    opt = ao.Optimizer(p, ao.AdamW(lr=0.1), groups={"b": {"lr": 0.2}})
+    opt.step({name: x.copy() for name, x in p.items()})
+    before, converted, calls = contents(opt), convert.converted, []
+
+    def only_the_first(*args):
+        calls.append(1)
+        if len(calls) == 2:
+            raise MemoryError
+        return converted(*args)
+
+    monkeypatch.setattr(convert, "converted", only_the_first)
+    with pytest.raises(MemoryError):
+        opt.state_dtype = "int8"
+    assert contents(opt) == before
+    assert [opt.state_dtype, *(group.state_dtype for group in opt.groups)] == [None] * 3
+    opt.state_dtype = "int8"
+    assert {opt.state[name]["m"].dtype.name for name in p} == {"int8"}
 
 
 @pytest.mark.usefixtures("auto")

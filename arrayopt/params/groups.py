@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any
@@ -118,7 +118,7 @@ class Group:
 
     def replace_rule(self, rule: Rule, overridden: frozenset[str] | None = None) -> None:
         """Replace the rule by a checked one; slots go on in the storage that it asks for."""
-        convert(self.tensors, getattr(self, "rule", rule), rule)
+        convert([(self.tensors, getattr(self, "rule", rule), rule)])
         object.__setattr__(self, "rule", rule)
         if overridden is not None:
             object.__setattr__(self, "overridden", overridden)
@@ -134,6 +134,13 @@ class Group:
         total = sum(size(tensor.array) for tensor in self.tensors)
         words = [repr(self.label), f"{len(self.tensors)} tensors", f"{total} parameters", *own]
         return f"Group({', '.join(words)})"
+
+
+def replace_rules(groups: Sequence[Group], rules: Sequence[Rule]) -> None:
+    """Replace the rules of all groups by checked ones, or of none if memory runs out."""
+    convert([(group.tensors, group.rule, rule) for group, rule in zip(groups, rules, strict=True)])
+    for group, rule in zip(groups, rules, strict=True):
+        object.__setattr__(group, "rule", rule)
 
 
 def _scheduled(old: Rule, new: Rule, changes: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from arrayopt.arrays import Array, size
 from arrayopt.params.given import as_tree, extend, is_group_list, named_params, parse_group_list
 from arrayopt.params.grads import GradMatcher
-from arrayopt.params.groups import Group, Groups, assign, override
+from arrayopt.params.groups import Group, Groups, assign, override, replace_rules
 from arrayopt.params.parts import has_parts, local, localized, strays, with_array
 from arrayopt.params.replaced import Lent, Replaced, check_slots_unshared, exchange, form
 from arrayopt.params.trees import Held, flatten, leaves, rebuild, template
@@ -134,8 +134,7 @@ class Parameters:
         new, (name,) = override(rule, change, "Optimizer"), change
         following = [group for group in self.groups if name not in group.overridden]
         rules = [group.checked(change, new if group.rule is rule else None) for group in following]
-        for group, own in zip(following, rules, strict=True):
-            group.replace_rule(own)
+        replace_rules(following, rules)
         return new
 
     def match(self, grads: Any) -> list[Array | None]:

@@ -36,15 +36,20 @@ def check_convertible(who: str, tensors: Iterable[Tensor], old: Rule, new: Rule)
             )
 
 
-def convert(tensors: Sequence[Tensor], old: Rule, new: Rule) -> None:
-    """Convert the slots of all tensors to the storage of their new rule, or of none if there is an error. A step may be
-    about to write to the memory of the old ones, so none may be going on.
+def convert(changes: Iterable[tuple[Sequence[Tensor], Rule, Rule]]) -> None:
+    """Convert the slots of tensors from the storage of an old rule to that of a new one, or none if there is an error.
+
+    A step may be about to write to the memory of the old ones, so none may be going on.
     """
-    if (old.state_dtype == new.state_dtype and _is_split(old) == _is_split(new)) or not tensors:
+    work = []
+    for tensors, old, new in changes:
+        if old.state_dtype != new.state_dtype or _is_split(old) != _is_split(new):
+            work += [(tensor, old, new) for tensor in tensors]
+    if not work:
         return
-    with tensors[0].run.idle("Optimizer: the storage of the state"):
+    with work[0][0].run.idle("Optimizer: the storage of the state"):
         found = []
-        for tensor in tensors:
+        for tensor, old, new in work:
             here, (slots, whole) = tensor.home or tensor, tensor.made(new)
             if here.kind != "none":
                 slots = converted(here.own("p", here.array), here.slots, old, new, here.array.ndim)

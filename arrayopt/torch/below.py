@@ -11,7 +11,7 @@ from torch import Tensor, as_tensor
 from arrayopt.foreign_names import INNER
 from arrayopt.interrupts import uninterrupted
 from arrayopt.optimizer import Optimizer
-from arrayopt.params.groups import Group, fields_of
+from arrayopt.params.groups import Group, fields_of, replace_rules
 from arrayopt.rules.base import Rule
 from arrayopt.state.convert import check_convertible
 from arrayopt.state.slots import advising
@@ -148,8 +148,7 @@ class Below:
             if all(alike):
                 self._check_storage(zip(own, rules, strict=True))
                 with uninterrupted():
-                    for group, rule in zip(own, rules, strict=True):
-                        group.replace_rule(rule)
+                    replace_rules(own, rules)
                     self.made._rule = rules[0]
                     self._see(groups, values)
                 return self.made
