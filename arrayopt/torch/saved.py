@@ -186,6 +186,9 @@ def _loaded_of(
     `rule` is for groups without a rule of their own, and `defaults` has values for fields that a saved group lacks.
     Raise ValueError if the state is from other rules or other groups.
     """
+    lacks = [repr(key) for key in ("param_groups", "state") if key not in saved]
+    if lacks:
+        raise ValueError(f"{who}: the state must be what `state_dict` returned; it has no {' and no '.join(lacks)}")
     saved_groups = saved["param_groups"]
     if saved.get("rule", rule.__name__) != rule.__name__:
         raise ValueError(f"{who}: the state is for {saved['rule']}, but the rule here is {rule.__name__}")

@@ -425,6 +425,7 @@ ROWS = [
     refusals.row("scale", lambda: door.LAMB(one(), loss_scale=2.0), TypeError, "use torch.amp.GradScaler"),
     refusals.row("a vector", lambda: door.Muon(one(), 0.1), ValueError, "not a matrix; give vectors a group"),
     refusals.row("integers", lambda: door.LAMB([torch.ones(2, dtype=torch.int64)]), TypeError, "floating-point"),
+    refusals.row("no state", lambda: door.LAMB(one()).load_state_dict({}), ValueError, "no 'param_groups' and no 'st"),
     refusals.row("class", lambda: door.optimizer(3), TypeError, "`rule` must be a class of rules", "got 3"),
     refusals.row("base", lambda: door.optimizer(ao.Rule), TypeError, "`rule` must be a class of rules"),
 ]
