@@ -37,10 +37,13 @@ NUMPY = "numpy" if hasattr(np, "unstack") else "array_api_compat.numpy"
 long as the rest of a first step.
 """
 
+_OF_NUMPY = (np.ndarray, np.generic, complex, float, int, type(None))
+"""Its arrays, and what does not matter among arrays; a tuple, because it is asked in each step."""
+
 
 def array_namespace(*xs: Any) -> Any:
     """The array API's namespace for arrays. Numbers and None among them do not matter."""
-    own = NUMPY == "numpy" and all(isinstance(x, np.ndarray | np.generic | complex | int | float | None) for x in xs)
+    own = NUMPY == "numpy" and all(isinstance(x, _OF_NUMPY) for x in xs)
     return array_api_compat.array_namespace(*xs, use_compat=False if own else None)
 
 

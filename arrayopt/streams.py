@@ -103,9 +103,12 @@ def _part(last: dict[tuple[str, int], Any], streams: All) -> None:
         with suppress(RuntimeError):  # after a fault on the device all calls raise, also those of finalizers
             if len(others) < 2 or _captured(library, device, one):
                 continue
-            for other in [one] if unnamed else others.values():
-                if unnamed or (other != one and not _captured(library, device, other)):
-                    _wait(library, device, other, None if unnamed else one)
+            if unnamed:
+                _wait(library, device, one, None)
+                continue
+            for other in others.values():
+                if other != one and not _captured(library, device, other):
+                    _wait(library, device, other, one)
 
 
 def _pointer(library: str, stream: Any) -> int:

@@ -76,8 +76,10 @@ class Fused(Engine):
                 f"{type(bucket.rule).__name__} runs some updates unfused, depending on the step"
                 " number, which this engine counts on the device; use engine='array_api'"
             )
-        every = ways(bucket.rule)  # planning takes longer than a step
-        for way in every[:1] if is_of_library(bucket.rule) else every:
+        every = ways(bucket.rule)
+        if is_of_library(bucket.rule):  # the other ways are tested; planning takes long
+            every = every[:1]
+        for way in every:
             for plan in self.plans(bucket, **way):
                 if plan.phases and bucket.rule.branches:
                     raise NoRemedyError(

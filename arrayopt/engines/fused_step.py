@@ -32,9 +32,7 @@ class FusedStep:
     ) -> None:
         self._written, asked = _as_written(bucket, asked)
         self._engine, self._bucket, self._threads = engine, bucket, thread_count()
-        self._update: list[Prepared] = []
-        if asked.updates:
-            self._update = engine.batches(bucket, asked._replace(stats=False))
+        self._update = engine.batches(bucket, asked._replace(stats=False)) if asked.updates else []
         self._reporting: list[Prepared] = engine.batches(bucket, asked) if asked.stats else []
         self._waits = bool(meetings) or bucket.kind == "cut"
         for work, own_meetings in ((self._reporting, meetings[:1]), (self._update, meetings[-1:])):

@@ -56,10 +56,11 @@ class Group:
     tensors: list[Tensor]
 
     def __init__(self, label: str, rule: Rule, given: Given, tensors: list[Tensor]) -> None:
-        # attributes that are set in the usual way are fields of the rule
-        object.__setattr__(self, "label", label)
-        object.__setattr__(self, "tensors", tensors)
-        self.replace_rule(*grouped(rule, given, f"group {label!r}"))
+        own, overridden = grouped(rule, given, f"group {label!r}")
+        made = {"label": label, "tensors": tensors, "rule": own, "overridden": overridden}
+        for name, value in made.items():
+            # attributes that are set in the usual way are fields of the rule
+            object.__setattr__(self, name, value)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -118,8 +119,7 @@ class Group:
 
     def replace_rule(self, rule: Rule, overridden: frozenset[str] | None = None) -> None:
         """Replace the rule by a checked one; slots go on in the storage that it asks for."""
-        convert([(self.tensors, getattr(self, "rule", rule), rule)])
-        object.__setattr__(self, "rule", rule)
+        replace_rules([self], [rule])
         if overridden is not None:
             object.__setattr__(self, "overridden", overridden)
 
