@@ -14,10 +14,19 @@ import numpy as np
 
 from arrayopt.fusion.graph import CACHED, CLIP, UPDATES, Node, evaluate, operands, reachable
 from arrayopt.fusion.ops import OPS
+from arrayopt.fusion.passes import SmallLoop
 from arrayopt.fusion.plan import Plan
 
 EACH_STEP = {UPDATES: "t", CLIP: "clip"}
 """The scalars that change in each step, with their names in the text."""
+
+OF_NUMBERS = {
+    "where": "{1} if {0} else {2}",
+    "and": "{0} and {1}",
+    "or": "{0} or {1}",
+    "not": "not {0}",
+}
+"""The text of operations in Python, if their operands are no arrays."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -85,7 +94,7 @@ def scalar_code(plan: Plan) -> ScalarCode:
 
 
 class Straight(NamedTuple):
-    """A compiled function that computes values from values, as numbers or arrays."""
+    """A compiled function that computes values from values."""
 
     outer: tuple[Node, ...]
     """The arguments."""
@@ -96,8 +105,13 @@ class Straight(NamedTuple):
 
 
 @lru_cache(maxsize=CACHED)
-def straight(nodes: tuple[Node, ...], read: frozenset[Node]) -> Straight:
-    """Compile a function for `nodes`. It returns those in `read`, and frees others after use."""
+def straight(loop: SmallLoop, read: frozenset[Node], *, numbers: bool) -> Straight:
+    """Compile a function for the nodes of a loop. It returns those in `read`.
+
+    With `numbers`, it takes and returns numbers and conditions of Python; else also arrays, which
+    it frees after use.
+    """
+    nodes = loop.nodes
     outer, last = dict[Node, None](), dict[Node, Node]()
     for node in nodes:
         last |= dict.fromkeys(node.args, node)
@@ -107,16 +121,16 @@ def straight(nodes: tuple[Node, ...], read: frozenset[Node]) -> Straight:
     results = tuple(node for node in nodes if node in read)
     freed: dict[Node, list[str]] = {}
     for node in nodes:
-        if node in last and node not in read:
+        if node in last and node not in read and not numbers:
             freed.setdefault(last[node], []).append(_name(node))
     names = list(map(_name, outer)), nodes, list(map(_name, results))
-    function = _compiled(_function("made", *names, freed))["made"]
+    function = _compiled(_function("made", *names, freed, numbers=numbers))["made"]
     return Straight(tuple(outer), results, function)
 
 
 def _compiled(text: str) -> dict[str, Any]:
     """Compile a text, and return its functions by name."""
-    made: dict[str, Any] = {"inf": np.inf, "nan": np.nan, "where": _where}
+    made: dict[str, Any] = {"inf": np.inf, "nan": np.nan, "where": _where, "item": _item}
     made |= {f"np_{name}": op.numpy for name, op in OPS.items()}
     exec(compile(text, "<scalars>", "exec"), made)
     return made
@@ -127,6 +141,11 @@ def _where(condition: Any, yes: Any, no: Any) -> Any:
     if isinstance(condition, np.ndarray):
         return np.where(condition, yes, no)
     return yes if condition else no
+
+
+def _item(value: Any) -> Any:
+    """Return a number of Python for one of NumPy."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _name(node: Node) -> str:
@@ -143,13 +162,19 @@ def _function(
     nodes: Iterable[Node],
     results: Sequence[str],
     freed: Mapping[Node, Sequence[str]] = MappingProxyType({}),
+    *,
+    numbers: bool = False,
 ) -> str:
-    """The text of a function that computes nodes. `freed`: the names to delete after a node."""
+    """The text of a function that computes nodes. `freed`: the names to delete after a node.
+    With `numbers`, all are numbers of Python.
+    """
     lines = [f"def {name}({', '.join(given)}):"]
     for node in nodes:
         if node.op != "host":
             form, args = OPS[node.op].python, list(map(_name, node.args))
+            form = OF_NUMBERS.get(node.op, form) if numbers else form
             value = form.format(*args) if form else f"np_{node.op}({', '.join(args)})"
+            value = f"item({value})" if numbers and not form else value
             lines.append(f"    {_name(node)} = {value}")
             if node in freed:
                 lines.append(f"    del {', '.join(freed[node])}")

@@ -177,14 +177,14 @@ class _Blocks(Batch):
         if "p" in arrays and np.may_share_memory(arrays["g"], arrays["p"]):
             # a gradient may share memory with the parameter, which may be written before it is read
             arrays["g"] = arrays["g"].copy()
-        for name, axes in self.axes.items():
+        for name in () if len(chunk.views) == len(self.axes) else self.axes:
             if name not in chunk.views:
-                arrays[name] = self._copied(name, chunk).reshape(stack.shape(axes))
+                arrays[name] = self._copied(name, chunk).reshape(stack.shape(self.axes[name]))
         known = self._known(rows, stack)
         stack.run(Values(arrays, known))
         for node in self.reported:
             self.values[rows, self.layout.tensor[node]] = np.ravel(known[node])
-        for name in self.plan.written:
+        for name in () if len(chunk.views) == len(self.axes) else self.plan.written:
             if name not in chunk.views:
                 self._put(name, chunk, arrays[name].reshape(-1))
 

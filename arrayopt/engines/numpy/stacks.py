@@ -85,11 +85,11 @@ class Stack(SmallValues):
 
     def _pass(self, pass_: Pass, values: Values) -> dict[Node, Any]:
         """Run a pass block by block; return its reductions."""
-        made = pass_function(pass_, self.setup.storage)
-        small = list[Any]()  # None stands for positions
+        made = pass_function(pass_, self.setup.storage, self.setup.real)
+        small, known = list[Any](), values.known  # None stands for positions
         for node in made.small:
-            is_position = node.op == POSITION
-            small.append(None if is_position else self._spread(values[node]))
+            value = known[node] if node in known else None if node.op == POSITION else values[node]
+            small.append(None if value is None else self._spread(value))
         cuts, real = blocks(self.shape(pass_.axes), self.most), self.setup.real
         found: list[dict[Node, Any]] = [{} for _ in cuts]
 
@@ -106,6 +106,8 @@ class Stack(SmallValues):
             found[index] = made.run(block, room, real, reduce, *given)
 
         self._shared([partial(one, i) for i in range(len(cuts))])
+        if len(cuts) == 1 and "batch" not in pass_.reductions.values():
+            return found[0]
         joined = {}
         for reduction, kind in pass_.reductions.items():
             joined[reduction] = self._joined(reduction, kind, [x[reduction] for x in found], cuts)
@@ -113,7 +115,7 @@ class Stack(SmallValues):
 
     def _spread(self, value: Any) -> Any:
         """Return a value of fewer axes as an array in the dtype of arithmetic."""
-        if isinstance(value, bool) or (np.ndim(value) and value.dtype == bool):
+        if isinstance(value, bool) or getattr(value, "dtype", None) == bool:
             return value
         return np.asarray(value, self.setup.real)
 
@@ -134,7 +136,8 @@ class Stack(SmallValues):
         here: tuple[int, ...],
     ) -> Any:
         """Reduce a block's values; with `right`, the products of both."""
-        left = left if np.shape(left) == here else np.broadcast_to(left, here)
+        if getattr(left, "shape", None) != here:
+            left = np.broadcast_to(left, here)
         kind = kinds[reduction]
         if kind == "tensor":
             return self._totals(reduction, left, right)
@@ -147,9 +150,11 @@ class Stack(SmallValues):
 
     def _totals(self, reduction: Node, left: Any, right: Any) -> Any:
         """Reduce the values of each tensor."""
-        factor = None if right is None else right.reshape(len(right), -1)
-        rows = totals(reduction, left.reshape(len(left), -1), factor)
-        return float(rows[0]) if len(rows) == 1 else rows.reshape(-1, 1, 1, 1, 1)
+        shape = (-1,) if len(left) == 1 else (len(left), -1)
+        rows = totals(
+            reduction, left.reshape(shape), None if right is None else right.reshape(shape)
+        )
+        return rows.reshape(-1, 1, 1, 1, 1) if rows.ndim else float(rows)
 
     def _joined(
         self, reduction: Node, kind: str, parts: list[Any], blocks: list[tuple[slice, ...]]

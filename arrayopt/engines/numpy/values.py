@@ -16,14 +16,15 @@ from arrayopt.engines.numpy.blocks import DIMS, dims, reduced
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import read_elsewhere
 from arrayopt.fusion.ops import OPS
-from arrayopt.fusion.passes import Between, Pass
+from arrayopt.fusion.passes import Between, Pass, SmallLoop
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.scalars import straight
 
 Readers = dict[Node | Between | Pass, list[Node]]
 """Values over rows or columns, by their last reader."""
 
-REAL = frozenset({float, bool, np.float64, np.ndarray})
+NUMBERS = frozenset({float, bool})
+REAL = NUMBERS | {np.float64, np.ndarray}
 """The types of real numbers, conditions and arrays of them."""
 
 
@@ -103,30 +104,36 @@ class SmallValues:
         for reduction in between.combine:
             values.known[reduction] = partials.pop(reduction)
         for loop in between.loops:
-            if loop.axes or loop.reduces or not self._scalars(loop.nodes, values):
+            if loop.axes or loop.reduces or not self._scalars(loop, values):
                 for node in loop.nodes:
                     values.known[node] = self._computed(node, values)
                     values.drop(last.get(node, ()))
+        known = values.known
         for name, node in between.stores.items():
-            values.arrays[name][...] = values[node]
+            values.arrays[name][...] = known[node] if node in known else values[node]
         values.drop(last.get(between, ()))
 
-    def _scalars(self, nodes: tuple[Node, ...], values: Values) -> bool:
+    def _scalars(self, loop: SmallLoop, values: Values) -> bool:
         """Compute values per tensor by one function, and return whether that was possible."""
-        outer, results, function = straight(nodes, read_elsewhere(self.setup.plan))
-        known, arrays, one, given = values.known, values.arrays, self.extents[0] == 1, list[Any]()
-        for node in outer:
-            value = known[node] if node in known else arrays[node.data]
-            if isinstance(value, np.ndarray):
-                if one and value.size == 1:
-                    value = value.item()
-                elif value.dtype.kind not in "fb":
-                    return False
-                else:
-                    value = _wide(value)
-            given.append(value)
-        if not {*map(type, given)} <= REAL:
+        read, one = read_elsewhere(self.setup.plan), self.extents[0] == 1
+        outer, results, function = straight(loop, read, numbers=one)
+        known, arrays = values.known, values.arrays
+        given = [
+            known[node] if node in known else x.item() if (x := arrays[node.data]).size == 1 else x
+            for node in outer
+        ]
+        if one:
+            try:
+                if {*map(type, given)} <= NUMBERS:
+                    known.update(zip(results, function(*given), strict=True))
+                    return True
+            except (ZeroDivisionError, OverflowError):
+                given = [np.float64(x) if type(x) is float else x for x in given]
+            function = straight(loop, read, numbers=False).function
+        kinds = {x.dtype.kind for x in given if isinstance(x, np.ndarray)}
+        if not ({*map(type, given)} <= REAL and kinds <= {"f", "b"}):
             return False
+        given = list(map(_wide, given))
         try:
             made = function(*given)
         except (ZeroDivisionError, OverflowError):
