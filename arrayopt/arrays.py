@@ -72,7 +72,7 @@ NUMPY = _NumPy("array_api_compat.numpy")
 
 def array_namespace(*xs: Any) -> Any:
     """The array API's namespace for arrays. Numbers and None among them do not matter."""
-    own = all(map(isinstance, xs, repeat(_OF_NUMPY)))
+    own = bool(xs) and all(map(isinstance, xs, repeat(_OF_NUMPY)))
     if own and isinstance(xs[0], np.ndarray | np.generic) and xs[0].dtype.kind != "V":  # JAX's zero gradients are of V
         return NUMPY
     found = array_api_compat.array_namespace(*xs, use_compat=False if own else None)

@@ -4,10 +4,9 @@ and `clip`. Engines call them in each step; NumPy's engine also for values per t
 Results equal those of `arrayopt.fusion.graph.evaluate`, bit for bit, but no graph is traversed.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,13 +19,8 @@ from arrayopt.fusion.plan import Plan
 EACH_STEP = {UPDATES: "t", CLIP: "clip"}
 """The scalars that change in each step, with their names in the text."""
 
-OF_NUMBERS = {
-    "where": "{1} if {0} else {2}",
-    "and": "{0} and {1}",
-    "or": "{0} or {1}",
-    "not": "not {0}",
-}
-"""The text of operations in Python, if their operands are no arrays."""
+OF_NUMBERS = {"where": "{1} if {0} else {2}", "and": "{0} and {1}", "or": "{0} or {1}"}
+"""The text of operations in Python, if their operands are numbers."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -106,31 +100,21 @@ class Straight(NamedTuple):
 
 @lru_cache(maxsize=CACHED)
 def straight(loop: SmallLoop, read: frozenset[Node], *, numbers: bool) -> Straight:
-    """Compile a function for the nodes of a loop. It returns those in `read`.
-
-    With `numbers`, it takes and returns numbers and conditions of Python; else also arrays, which
-    it frees after use.
+    """Compile a function for a loop, which returns the nodes in `read`, and frees others after use.
+    With `numbers`, all are numbers and conditions of Python.
     """
-    nodes = loop.nodes
-    outer, last = dict[Node, None](), dict[Node, Node]()
-    for node in nodes:
-        last |= dict.fromkeys(node.args, node)
-        outer |= dict.fromkeys(operand for operand in node.args if operand.op != "const")
-    for node in nodes:
+    outer = {node: None for node in operands(loop.nodes) if node.op != "const"}
+    for node in loop.nodes:
         outer.pop(node, None)
-    results = tuple(node for node in nodes if node in read)
-    freed: dict[Node, list[str]] = {}
-    for node in nodes:
-        if node in last and node not in read and not numbers:
-            freed.setdefault(last[node], []).append(_name(node))
-    names = list(map(_name, outer)), nodes, list(map(_name, results))
-    function = _compiled(_function("made", *names, freed, numbers=numbers))["made"]
-    return Straight(tuple(outer), results, function)
+    results = tuple(node for node in loop.nodes if node in read)
+    text = _function("made", [*map(_name, outer)], loop.nodes, [*map(_name, results)], numbers)
+    return Straight(tuple(outer), results, _compiled(text)["made"])
 
 
 def _compiled(text: str) -> dict[str, Any]:
     """Compile a text, and return its functions by name."""
-    made: dict[str, Any] = {"inf": np.inf, "nan": np.nan, "where": _where, "item": _item}
+    made: dict[str, Any] = {"inf": np.inf, "nan": np.nan, "where": _where}
+    made["item"] = lambda x: x.item() if isinstance(x, np.generic) else x
     made |= {f"np_{name}": op.numpy for name, op in OPS.items()}
     exec(compile(text, "<scalars>", "exec"), made)
     return made
@@ -141,11 +125,6 @@ def _where(condition: Any, yes: Any, no: Any) -> Any:
     if isinstance(condition, np.ndarray):
         return np.where(condition, yes, no)
     return yes if condition else no
-
-
-def _item(value: Any) -> Any:
-    """Return a number of Python for one of NumPy."""
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def _name(node: Node) -> str:
@@ -159,23 +138,21 @@ def _name(node: Node) -> str:
 def _function(
     name: str,
     given: Sequence[str],
-    nodes: Iterable[Node],
+    nodes: Collection[Node],
     results: Sequence[str],
-    freed: Mapping[Node, Sequence[str]] = MappingProxyType({}),
-    *,
     numbers: bool = False,
 ) -> str:
-    """The text of a function that computes nodes. `freed`: the names to delete after a node.
-    With `numbers`, all are numbers of Python.
-    """
-    lines = [f"def {name}({', '.join(given)}):"]
+    """The text of a function that computes nodes, of Python's `numbers` or else of arrays too."""
+    lines, last, kept = [f"def {name}({', '.join(given)}):"], dict[Node, Node](), {*results, *given}
+    call = "item(np_{}({}))" if numbers else "np_{}({})"
+    for node in nodes:
+        last |= dict.fromkeys(node.args, node)
     for node in nodes:
         if node.op != "host":
-            form, args = OPS[node.op].python, list(map(_name, node.args))
-            form = OF_NUMBERS.get(node.op, form) if numbers else form
-            value = form.format(*args) if form else f"np_{node.op}({', '.join(args)})"
-            value = f"item({value})" if numbers and not form else value
-            lines.append(f"    {_name(node)} = {value}")
-            if node in freed:
-                lines.append(f"    del {', '.join(freed[node])}")
+            args, form = list(map(_name, node.args)), numbers and OF_NUMBERS.get(node.op)
+            form = form or OPS[node.op].python or call.format(node.op, ", ".join(args))
+            lines.append(f"    {_name(node)} = {form.format(*args)}")
+            done = {_name(x): None for x in node.args if last[x] is node and x.op != "const"}
+            if not numbers and done.keys() - kept:  # memory of arrays is freed after use
+                lines.append(f"    del {', '.join(x for x in done if x not in kept)}")
     return "\n".join([*lines, f"    return ({', '.join(results)}{',' * bool(results)})", ""])

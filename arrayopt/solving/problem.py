@@ -79,7 +79,8 @@ class Problem:
         self._joined = joint and len(self.named) > 1 and len(dtypes) == 1
         self.arrays = self.given([copied(detached(x)) for _, x in self.named])
         self.plain = self.count is None and library(first) == "numpy"
-        self._template, self._familiar = template(params), None
+        self._template = template(params)
+        self._familiar: list[Any] | None = None
 
     def _counted(self) -> int:
         """The number of problems; ValueError if arrays have different numbers."""

@@ -29,7 +29,6 @@ class FirstValues:
     def __init__(self, groups: "list[Any]") -> None:
         self._groups, self._seen = groups, dict[Tensor, Any]()  # with the form of its array
         self._marks: dict[Tensor, tuple[Any, dict[str, _Mark]]] = {}  # with the tensor's group
-        self._origins = dict[Tensor, Any]()  # the rule and the values that slots were made from
 
     def note(self) -> None:
         """Remember the slots of tensors that are new, or have another dtype or shape than before."""
@@ -46,7 +45,6 @@ class FirstValues:
                 names = [name for slot in known[kind_of] for name in (slot, scale_of(slot)) if name in tensor.slots]
                 if names and not np.all(tensor.updates):
                     self._marks[tensor] = group, {name: _marked(tensor, name) for name in names}
-                    self._origins[tensor] = group.rule, _values(tensor)
 
     def loaded(self, put: Mapping[Tensor, Collection[str]]) -> None:
         """Stop following the parameter with slots that have been loaded, unless they have their initial values."""
@@ -55,7 +53,6 @@ class FirstValues:
             self._seen.pop(tensor, None)
         self.note()
         for tensor, slots in put.items():
-            self._origins.pop(tensor, None)
             if tensor not in self._marks:
                 continue
             group, marks = self._marks[tensor]
@@ -86,11 +83,7 @@ class FirstValues:
     def _renew(self, tensor: Tensor, waits: Any) -> None:
         """Recompute the initial slots of a tensor, or of its layers in `waits`, except those that were written."""
         group, marks = self._marks.get(tensor, (None, {}))
-        rule, values = self._origins.get(tensor, (None, None))
-        if not marks or (rule is group.rule and values is not None and values == _values(tensor)):
-            return
-        self._origins[tensor] = group.rule, _values(tensor)
-        made = (tensor.home or tensor).fresh(group.rule)
+        made = (tensor.home or tensor).fresh(group.rule) if marks else {}
         for slot, (was, written) in marks.items():
             now, new = tensor.slots.get(slot), made.get(slot)
             if now is None or new is None or _form(now) != _form(new):
@@ -120,24 +113,17 @@ def _from_values(rule: Rule, array: Array) -> list[str]:
     numbers = [name for name in hypers(type(rule)) if name not in rule.structure[-1]]
     shape, dtype = (2,) * (array.ndim - rule.stacked), complex if kind(array) == "complex" else float
     ones = np.linspace(0.5, 1.0, 2 ** len(shape), dtype=dtype).reshape(shape)
-    found: list[str] = []
+    found, several = list[str](), list[dict[str, Array]]()
     with suppress(Exception):  # the rule may refuse such a tensor
-        several = []
-        for x in (1.7, 0.0, -0.3)[: 1 if rule.begins_at_zero else None]:
+        for x in (1.7,) if rule.begins_at_zero else (1.7, 0.0, -0.3):
             seen = copy(rule)
             seen.__dict__.update(dict.fromkeys(numbers, 0.5 + x / 8))
             several.append(seen.all_slots(np, x * ones, dtype_name(array)))
         for slot, first in several[0].items():
-            changes = not all(np.array_equal(first, x[slot]) for x in several)
-            if slot != "master" and (np.any(first) if rule.begins_at_zero else changes):
+            others = [x[slot] for x in several[1:]] or [0 * first]
+            if slot != "master" and not all(np.array_equal(first, x) for x in others):
                 found.append(slot)
     return found
-
-
-def _values(tensor: Tensor) -> Any:
-    """What tells whether the parameter's values, from which slots are made, have changed; None on a device."""
-    x = (tensor.home or tensor).array
-    return (_form(x), _written(tensor, x)) if is_on_host(x) else None
 
 
 def _counts_by_itself(x: Array) -> bool:

@@ -49,17 +49,13 @@ def part(values: Any, cuts: tuple[slice, ...]) -> Any:
 
 
 def totals(reduction: Node, left: Any, right: Any) -> Any:
-    """Return the reduction of each row, as float64; with `right`, that of `left * right`.
-
-    There may be one row without an axis of rows.
-    """
+    """Return the reduction of each row, as float64; with `right`, that of `left * right`."""
     if right is None:
         return REDUCTIONS[reduction.op].ufunc.reduce(left, axis=-1).astype(np.float64)
     *rows, length = left.shape
     whole = length // DOT_LENGTH * DOT_LENGTH
     if not whole:
-        made = np.vecdot(left, right)
-        return made if made.dtype == np.float64 else made.astype(np.float64)
+        return np.vecdot(left, right).astype(np.float64, copy=False)
     made = np.vecdot(left[..., whole:], right[..., whole:]).astype(np.float64)
     parts = np.vecdot(*(v[..., :whole].reshape(*rows, -1, DOT_LENGTH) for v in (left, right)))
     return made + parts.sum(axis=-1, dtype=np.float64)

@@ -198,15 +198,10 @@ class _Blocks(Batch):
 
     def _known(self, rows: list[int], stack: Stack) -> dict[Node, Any]:
         """Return the scalars of the step: numbers if equal for all tensors, else arrays."""
-        some = self.scalars[rows]
-        known: dict[Node, Any] = {}
-        if (some == some[0]).all():
-            for node, number in zip(self.plan.scalars, some[0].tolist(), strict=True):
-                known[node] = bool(number) if node.dtype == "bool" else number
-        else:
-            for node, column in zip(self.plan.scalars, some.T, strict=True):
-                numbers = column.astype(bool) if node.dtype == "bool" else column
-                known[node] = stack.column(numbers)
+        some, known = self.scalars[rows], dict[Node, Any]()
+        some = some[:1] if (some == some[0]).all() else some
+        for node, column in zip(self.plan.scalars, some.T, strict=True):
+            known[node] = stack.column(column.astype(bool) if node.dtype == "bool" else column)
         return known
 
     def _begin(self, chunk: Chunk) -> Stack:

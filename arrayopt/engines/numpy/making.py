@@ -4,7 +4,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -36,7 +36,7 @@ class PassFunction:
 
 
 @lru_cache(maxsize=512)
-def pass_function(pass_: Pass, storage: tuple[tuple[str, str], ...], real: Any) -> PassFunction:
+def pass_function(pass_: Pass, storage: tuple[tuple[str, str], ...]) -> PassFunction:
     """Return the function of a pass.
 
     Parameters
@@ -45,16 +45,14 @@ def pass_function(pass_: Pass, storage: tuple[tuple[str, str], ...], real: Any) 
         The pass.
     storage : tuple of (str, str)
         Stored arrays, and their dtypes. Calls write directly to arrays whose dtype does not round.
-    real : dtype
-        The dtype of arithmetic.
     """
-    stores = dict(pass_.stores)
-    for name in pass_.guards:  # if the condition is true, `where` has its second operand's value
-        stores[name] = stores[name].args[1]
+    # if the condition is true, `where` has its second operand's value
+    when_true = {name: pass_.stores[name].args[1] for name in pass_.guards}
+    pass_ = replace(pass_, stores=pass_.stores | when_true)
     summed = {r: _factors(r, pass_) for r in pass_.reductions}
-    extras = _extras(pass_, stores.values(), summed)
+    extras = _extras(pass_, summed)
     spare = list(chain(*extras.values()))
-    kept = {*chain(*summed.values()), *stores.values()}
+    kept = {*chain(*summed.values()), *pass_.stores.values()}
     wanted = within(kept, pass_.nodes).difference(spare)
     order = [n for n in pass_.nodes if n in wanted] + spare
     last = dict[Node, int]()
@@ -63,19 +61,14 @@ def pass_function(pass_: Pass, storage: tuple[tuple[str, str], ...], real: Any) 
     last |= dict.fromkeys(kept, len(order))
     direct = _in_place(pass_, dict(storage), order, last)
     targets, buffers = _targets(order, direct, last)
-    copies = {name: node for name, node in stores.items() if direct.get(node) != name}
+    copies = {name: node for name, node in pass_.stores.items() if direct.get(node) != name}
     taken = {*operands(order), *chain(*summed.values()), *copies.values(), *pass_.guards.values()}
     small = tuple(n for n in pass_.uses if n in taken)
-    text = _Text(pass_, targets, small, {x for x, dtype in storage if dtype in _wide(real)})
+    text = _Text(pass_, targets, small)
     text.calls(n for n in order if n not in spare)
     text.reductions(summed, extras)
     text.stores(copies)
     return PassFunction(text.compiled(dict(storage)), small, tuple(buffers))
-
-
-def _wide(real: Any) -> set[str]:
-    """Return the dtypes in which arithmetic is done, if `real` is that of real numbers."""
-    return {np.dtype(real).name, np.result_type(real, np.complex64).name}
 
 
 def _viewed(order: Iterable[Node]) -> set[Node]:
@@ -89,9 +82,8 @@ def _in_place(
     """Return the values that calls write directly to stored arrays; `last`: last readers."""
     direct: dict[Node, str] = {}
     for name, node in pass_.stores.items():
-        if name in pass_.guards:
-            continue
         free = node in order and node not in direct and node.op not in VIEWS
+        free = free and name not in pass_.guards
         old = pass_.loads.get(name)
         if STORED[storage[name]].rounds or not free or old in _viewed(order):
             continue
@@ -138,9 +130,7 @@ def _factors(r: Node, p: Pass) -> tuple[Node, ...]:
     return x.args if dot else (x,)
 
 
-def _extras(
-    pass_: Pass, stores: Iterable[Node], summed: dict[Node, tuple[Node, ...]]
-) -> dict[Node, list[Node]]:
+def _extras(pass_: Pass, summed: dict[Node, tuple[Node, ...]]) -> dict[Node, list[Node]]:
     """Return the spare sums that plain sums can make needless, and the values only they need."""
     plain, spare = _plain(pass_), list[Node]()
     for reduction, about in ((r, r.data) for r in pass_.reductions):
@@ -148,7 +138,7 @@ def _extras(
             spare.append(reduction)
     others = chain(*(factors for r, factors in summed.items() if r not in spare))
     needed = {r: within(summed[r], pass_.nodes) for r in spare}
-    always = within([*stores, *others], pass_.nodes)
+    always = within([*pass_.stores.values(), *others], pass_.nodes)
     users = Counter(chain(always, *needed.values()))  # how many of these need each value
     alone = {}
     for reduction, some in needed.items():
@@ -165,16 +155,13 @@ def _plain(p: Pass) -> dict[tuple[int, str], Node]:
 class _Text:
     """The text of `PassFunction.run`."""
 
-    def __init__(
-        self, pass_: Pass, targets: dict[Node, str], small: Iterable[Node], plain: set[str]
-    ) -> None:
+    def __init__(self, pass_: Pass, targets: dict[Node, str], small: Iterable[Node]) -> None:
         self.pass_, self.targets = pass_, targets
         self.loaded = {node: f"at{i}" for i, node in enumerate(pass_.loads.values())}
         given = ["block", "buffers", "real", "reduce", *map(self.name, small)]
         self.lines = [f"def run({', '.join(given)}):"]
         for name, node in pass_.loads.items():
-            form = "block[{!r}]" if name in plain else "load[{0!r}](block[{0!r}], real)"
-            self.put(1, f"{self.name(node)} = {form.format(name)}")
+            self.put(1, f"{self.name(node)} = load[{name!r}](block[{name!r}], real)")
 
     def put(self, depth: int, line: str) -> None:
         """Add a line."""
@@ -213,23 +200,18 @@ class _Text:
     def stores(self, copies: dict[str, Node]) -> None:
         """Print the stores that no call makes in place, and the return statement."""
         views = {n for n in self.pass_.nodes if n.op in VIEWS}
-        new = {name: self.name(node) for name, node in copies.items()}
-        # what is stored as it was loaded comes first, before anything is written to its array
-        first = [name for name, node in copies.items() if node in views or node in self.loaded]
-        written = {self.pass_.loads.get(name) for name in first}
-        for i, name in enumerate(first if len(copies) > 1 else ()):
-            if copies[name] in views or copies[name] in written:
-                self.put(1, f"new{i} = array({new[name]})")
-                new[name] = f"new{i}"
-        for name in [*first, *(name for name in copies if name not in first)]:
-            store, depth = f"store[{name!r}](block[{name!r}], {{}})".format, 1
-            if name in self.pass_.guards:
-                condition, _, old = map(self.name, self.pass_.stores[name].args)
-                self.put(1, f"if {condition} is not True and {condition} is not False:")
-                self.put(2, store(f"where({condition}, {new[name]}, {old})"))
-                self.put(1, f"elif {condition}:")
-                depth = 2
-            self.put(depth, store(new[name]))
+        new = [self.name(node) for node in copies.values()]
+        for i, node in enumerate(copies.values() if len(copies) > 1 else ()):
+            if node in self.loaded or node in views:  # another store may overwrite it
+                self.put(1, f"new{i} = array({new[i]})")
+                new[i] = f"new{i}"
+        for name, value in zip(copies, new, strict=True):
+            begin, guard = "", self.pass_.guards.get(name)
+            if guard is not None:  # for several tensors, it is an array
+                only, old = self.name(guard), self.name(self.pass_.loads[name])
+                begin = f"if {only} is not False: "
+                value = f"{value} if {only} is True else where({only}, {value}, {old})"
+            self.put(1, f"{begin}store[{name!r}](block[{name!r}], {value})")
         made = ", ".join(f"r{r.id}: s{r.id}" for r in self.pass_.reductions)
         self.put(1, f"return {{{made}}}")
 

@@ -23,8 +23,7 @@ from arrayopt.fusion.scalars import straight
 Readers = dict[Node | Between | Pass, list[Node]]
 """Values over rows or columns, by their last reader."""
 
-NUMBERS = frozenset({float, bool})
-REAL = NUMBERS | {np.float64, np.ndarray}
+REAL = frozenset({float, bool, np.float64, np.ndarray})
 """The types of real numbers, conditions and arrays of them."""
 
 
@@ -90,7 +89,7 @@ class SmallValues:
 
     def column(self, values: Any) -> Any:
         """Return a value per tensor in the shape of known values; a number if all are equal."""
-        same = (values == values[0]).all()
+        same = len(values) == 1 or (values == values[0]).all()
         return values[0].item() if same else values.reshape(-1, 1, 1, 1, 1)
 
     @property
@@ -108,36 +107,36 @@ class SmallValues:
                 for node in loop.nodes:
                     values.known[node] = self._computed(node, values)
                     values.drop(last.get(node, ()))
-        known = values.known
         for name, node in between.stores.items():
-            values.arrays[name][...] = known[node] if node in known else values[node]
+            values.arrays[name][...] = values[node]
         values.drop(last.get(between, ()))
 
     def _scalars(self, loop: SmallLoop, values: Values) -> bool:
         """Compute values per tensor by one function, and return whether that was possible."""
         read, one = read_elsewhere(self.setup.plan), self.extents[0] == 1
         outer, results, function = straight(loop, read, numbers=one)
-        known, arrays = values.known, values.arrays
-        given = [
-            known[node] if node in known else x.item() if (x := arrays[node.data]).size == 1 else x
-            for node in outer
-        ]
-        if one:
-            try:
-                if {*map(type, given)} <= NUMBERS:
-                    known.update(zip(results, function(*given), strict=True))
-                    return True
-            except (ZeroDivisionError, OverflowError):
-                given = [np.float64(x) if type(x) is float else x for x in given]
+        known, arrays, given = values.known, values.arrays, list[Any]()
+        for node in outer:
+            value = known[node] if node in known else arrays[node.data]
+            if isinstance(value, np.ndarray):
+                if one and value.size == 1:
+                    value = value.item()
+                elif value.dtype.kind not in "fb":
+                    return False
+                else:
+                    value = _wide(value)
+            given.append(value)
+        kinds = {*map(type, given)}
+        numbers = one and kinds <= {float, bool}
+        if one and not numbers:
             function = straight(loop, read, numbers=False).function
-        kinds = {x.dtype.kind for x in given if isinstance(x, np.ndarray)}
-        if not ({*map(type, given)} <= REAL and kinds <= {"f", "b"}):
-            return False
-        given = list(map(_wide, given))
         try:
-            made = function(*given)
+            made = function(*given) if kinds <= REAL else None
         except (ZeroDivisionError, OverflowError):
-            return False
+            made = None
+        if made is None or numbers:
+            known.update(zip(results, made or (), strict=False))
+            return made is not None
         stored = set(map(id, given))
         for node, value in zip(results, made, strict=True):
             if isinstance(value, np.ndarray):
