@@ -159,7 +159,7 @@ class Problem:
         if self.count is not None:
             return "; sum over all axes but the first"
         if len(shape) == 1 and all(tuple(x.shape)[:1] == shape for _, x in self.named):
-            return "; return its sum, or give stacked=True if each is the value of a problem of its own"
+            return "; return its sum, or pass stacked=True if each is the value of a problem of its own"
         return "; return its sum"
 
     def _value(self, value: Any) -> Array:
