@@ -108,12 +108,13 @@ def test_so_many_streams_that_the_host_waits(cupy):
         cupy.cuda.Device().synchronize()
 
 
+@pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("deleted", [True, False])
-def test_the_default_streams_of_threads(cupy, deleted, monkeypatch):
-    """Also of two that have the same number, because the first has ended."""
+def test_the_default_streams_of_threads(cupy, deleted, own, monkeypatch):
+    """Also of two that have the same number, because the first has ended; with and without other streams."""
     monkeypatch.setattr("arrayopt.streams.threading", SimpleNamespace(get_ident=lambda: 1))
     with standin.reused():
-        with streams_of(cupy, 1)[0]:
+        with cupy.cuda.Stream.ptds if own else streams_of(cupy, 1)[0]:
             opt, grads = made(cupy)
 
         def run(step):

@@ -129,6 +129,19 @@ def test_a_launch_leaves_no_reports_of_an_earlier_step(cupy):
     assert np.isfinite(float(opts[0].stats.global_norm))
 
 
+def test_numbers_that_were_read_stay_as_they_were(cupy):
+    """What a call returns is no memory in which later steps write."""
+    opts = made(cupy, **OPTIONS)
+    step(cupy, opts, 0)
+    stats, averages = opts[1].stats, opts[1].averaged()
+    found = [opts[1].loss_scale, stats.global_norm, stats.skipped, averages["w"], *stats["w"].values()]
+    before = [x.get().tobytes() for x in found]
+    for k in range(1, 5):
+        step(cupy, opts, k)
+    assert [x.get().tobytes() for x in found] == before
+    assert [float(x) for x in found[:3]] != [float(x) for x in (opts[1].loss_scale, stats.global_norm, stats.skipped)]
+
+
 CALLS = [step, halves, look, count, saved, loaded, averaged, scale, norm, bad, read, copied, grown]
 
 
