@@ -123,6 +123,11 @@ def test_after_a_refused_gradient_every_call_says_why():
         (lambda: ao.Optimizer(torch.nn.Linear(2, 2), ao.Adam()), TypeError, "named_parameters"),
         (lambda: ao.Optimizer(np.ones(2), ao.Adam), TypeError, r"create an instance: Adam\(...\)"),
         (lambda: ao.Optimizer(np.ones(2), ao.SGD(lr=1), groups={"*": ao.Adam}), TypeError, r"an instance: Adam\(...\)"),
+        (
+            lambda: ao.minimize(value, np.ones(2), engine="cuda"),
+            ValueError,
+            r"^minimize: .* 'cuda', whose engine is 'cupy'",
+        ),
         (lambda: ao.minimize(value, np.ones(2), ao.Adam), TypeError, r"create an instance: Adam\(...\)"),
         (lambda: ao.Adam(lr=ao.schedules.Cosine), TypeError, r"create an instance: Cosine\(...\)"),
         (lambda: door.LAMB(torch.nn.Linear(2, 2)), TypeError, r"got Linear; pass model.parameters\(\)"),

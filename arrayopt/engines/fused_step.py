@@ -100,11 +100,15 @@ def _as_written(bucket: Bucket, asked: Asked) -> tuple[list[MakeStep], Asked]:
     due = [False] * len(updates)
     for i in layers_with(asked.grads).tolist():
         due[i] = numbers[updates[i]]
+    large = set()  # by parameter: all of its blocks run together
+    for place, tensor in zip(bucket.places, bucket.tensors, strict=True):
+        if size(tensor.array) > SMALL_TENSOR:
+            large.add(place)
     ready = list[MakeStep]()
     for small, held in ((True, one_thread), (False, nullcontext)):
         mine = []
-        for is_due, tensor in zip(due, bucket.tensors, strict=True):
-            mine.append(is_due and (size(tensor.array) <= SMALL_TENSOR) is small)
+        for is_due, place in zip(due, bucket.places, strict=True):
+            mine.append(is_due and (place not in large) is small)
         if any(mine):
             with held():
                 ready.append(

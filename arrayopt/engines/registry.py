@@ -157,9 +157,10 @@ def _select(name: str, bucket: Bucket) -> tuple[Engine, str]:
     arrays = _kind(bucket.tensors[0].array)
     if name != "auto":
         if name not in ENGINES:
+            meant = ", whose engine is 'cupy'" if name.lower() in ("cuda", "gpu") else ""
             raise ValueError(
                 f"Optimizer: `engine` must be 'auto' or one of {', '.join(map(repr, ENGINES))}; got"
-                f" {name!r}"
+                f" {name!r}{meant}"
             )
         try:
             return _serving(name, arrays, bucket, asked=True), "asked for"

@@ -181,7 +181,7 @@ def minimize(
     if check_gradient:
         look_at_gradient(problem, probe, groups)
     engine = engine_for(rule, problem) if engine == "auto" else engine
-    with advising("`minimize` takes one rule for all arrays, so use another"):
+    with advising("`minimize` takes one rule for all arrays, so use another", "minimize"):
         opt = Optimizer(problem.arrays, rule, groups=groups, engine=engine, comm=ranks.ranks)
     first = problem.named[0][1]
     spares = library(first) in ("numpy", "torch") and "cuda" not in str(place(first)[1])

@@ -1,5 +1,6 @@
 """The slots of a tensor before its first update."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -40,14 +41,15 @@ BY_GROUP = "use another rule for it, as in groups={'*bias': ao.AdamW(lr=1e-3)}"
 
 
 @contextmanager
-def advising(instead: str) -> Iterator[None]:
-    """Replace the advice `BY_GROUP` in errors, for callers without such groups."""
+def advising(instead: str, who: str = "Optimizer") -> Iterator[None]:
+    """Replace the advice `BY_GROUP` in errors, for callers without such groups, and ``Optimizer`` by the caller `who`."""
     try:
         yield
-    except ValueError as error:
-        if BY_GROUP not in str(error):
+    except (TypeError, ValueError) as error:
+        said = re.sub("^Optimizer(?=: )", who, str(error).replace(BY_GROUP, instead))
+        if said == str(error):
             raise
-        raise ValueError(str(error).replace(BY_GROUP, instead)) from None
+        raise (TypeError if isinstance(error, TypeError) else ValueError)(said) from None
 
 
 def new_slots(rule: Rule, name: str, array: Array, block: Block | None = None) -> dict[str, Array]:

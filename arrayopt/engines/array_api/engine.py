@@ -4,6 +4,7 @@ any array API library. `prepare` computes the update, and the step that it retur
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,18 +86,25 @@ class _Together(NamedTuple):
 
     bucket: Bucket
     grads: Grads
+    left: Sequence[Any]
+    """For each tensor, which of its layers do not change: an array of bool, or None."""
     stacked: bool = False
     """Whether each layer is updated like a tensor, whatever the rule's field `stacked` is."""
 
 
-def _together(bucket: Bucket, grads: Grads) -> _Together:
+def _together(bucket: Bucket, asked: Asked) -> _Together:
     """Return a bucket's tensors, or those whose layers or blocks they are."""
+    grads, left = asked.grads, asked.left or {}
     if not (isinstance(bucket, Layers) and isinstance(grads, Split)):
-        return _Together(bucket, grads)
+        return _Together(bucket, grads, [left.get(tensor.layers) for tensor in bucket.tensors])
     stacks, wholes = bucket.stacks, grads.wholes
-    if isinstance(stacks, Stacks) and isinstance(wholes, Parts) and bucket.rule.several:
-        return _Together(stacks.given, wholes.wholes)  # `apply` divides tensors into blocks
-    return _Together(stacks, wholes, stacked=True)
+    if not (isinstance(stacks, Stacks) and isinstance(wholes, Parts) and bucket.rule.several):
+        return _Together(stacks, wholes, grads.left, stacked=True)
+    masks, whole = iter(grads.left), list[Array | None]()
+    for grad, count in zip(wholes.wholes, wholes.counts, strict=True):
+        without = [mask is not None and mask.all() for mask in islice(masks, count)]
+        whole.append(None if any(without) else grad)  # all blocks of a tensor are left, or none
+    return _Together(stacks.given, whole, [None] * len(whole))  # `apply` divides them into blocks
 
 
 class _Updates:
@@ -105,26 +113,21 @@ class _Updates:
     """
 
     def __init__(self, bucket: Bucket, asked: Asked, meeting: Meeting | None = None) -> None:
-        self.bucket, self.asked, self.of = bucket, asked, _together(bucket, asked.grads)
+        self.bucket, self.asked, self.of = bucket, asked, _together(bucket, asked)
         self.made = list[_Updated]()
         # infinity and NaN are data: they reach the parameter without a warning
         with np.errstate(all="ignore"):
-            for at, (tensor, grad) in enumerate(
-                zip(self.of.bucket.tensors, self.of.grads, strict=True)
+            for at, (tensor, grad, left) in enumerate(
+                zip(self.of.bucket.tensors, self.of.grads, self.of.left, strict=True)
             ):
-                left = self._left(tensor)
                 if grad is not None and (left is None or not left.all()):
                     totals = {} if meeting is None else self._totals(at, tensor, meeting)
                     self.made.append(_Updated(at, tensor, *self._update(at, tensor, grad, totals)))
 
-    def _left(self, tensor: Tensor) -> Any:
-        """Return which layers of a tensor do not change: an array of bool, or None."""
-        return (self.asked.left or {}).get(tensor.layers)
-
     def _update(self, at: int, tensor: Tensor, grad: Array, totals: dict[str, Any]) -> Done:
         """Compute a tensor's new parameter, slots and report."""
         param, grad = detached(tensor.array), detached(grad)
-        asked, left = self.asked, self._left(tensor)
+        asked, left = self.asked, self.of.left[at]
         # a bucket that measures gradients has one group, of its own
         group = self.of.bucket.group_of[at] if len(self.bucket.groups) > 1 else 0
         measures = isinstance(self.bucket, Layers) and not self.bucket.rule.several
@@ -149,9 +152,9 @@ class _Updates:
         """The numbers by which a meeting knows the tensors, or their layers; see `numbers_of`."""
         return numbers_of(self.of.bucket)
 
-    def _numbers(self, at: int, tensor: Tensor) -> tuple[Ints, Any]:
+    def _numbers(self, at: int) -> tuple[Ints, Any]:
         """The numbers of a tensor or its layers, and an index of those that take part."""
-        left = self._left(tensor)
+        left = self.of.left[at]
         return self.numbers[at], slice(None) if left is None else ~np.asarray(left)
 
     def _totals(self, at: int, tensor: Tensor, meeting: Meeting) -> dict[str, Any]:
@@ -159,7 +162,7 @@ class _Updates:
         found, known = dict[str, Any](), sorted(meeting.known)
         if not size(tensor.array):
             return found
-        numbers, some = self._numbers(at, tensor)
+        numbers, some = self._numbers(at)
         alone = len(numbers) == 1 or self.bucket.rule.blocks is not None
         for which, made in zip(known, meeting.totals(known, numbers[some]), strict=True):
             each = np.ones(len(numbers))
@@ -173,7 +176,7 @@ class _Updates:
             numbers, values = [np.zeros(0, np.int64)], [np.zeros(0)]
             for one in self.made:
                 if size(one.p):
-                    mine, here = self._numbers(one.at, one.tensor)
+                    mine, here = self._numbers(one.at)
                     told = one.report.get(of_total(which), 0.0)
                     told = np.asarray(to_host(told) if is_array(told) else told, np.float64)
                     values.append(np.broadcast_to(told, len(mine))[here])
@@ -192,7 +195,7 @@ class _Updates:
             if not (self.bucket.rule.several or self.of.stacked):
                 reports[tensor.name] = report
             elif report:
-                left, first = self._left(tensor), self.of.bucket.first_layer(at)
+                left, first = self.of.left[at], self.of.bucket.first_layer(at)
                 for i in range(size(next(iter(report.values())))):
                     if left is None or not left[i]:
                         of_layer = {name: x[i, ...] for name, x in report.items()}
