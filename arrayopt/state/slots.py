@@ -42,7 +42,7 @@ BY_GROUP = "use another rule for it, as in groups={'*bias': ao.AdamW(lr=1e-3)}"
 
 @contextmanager
 def advising(instead: str, who: str = "Optimizer") -> Iterator[None]:
-    """Replace the advice `BY_GROUP` in errors, for callers without such groups, and ``Optimizer`` by the caller `who`."""
+    """Replace the advice `BY_GROUP` in errors, for callers without such groups, and the name ``Optimizer`` by `who`."""
     try:
         yield
     except (TypeError, ValueError) as error:
