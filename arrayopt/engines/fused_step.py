@@ -100,20 +100,15 @@ def _as_written(bucket: Bucket, asked: Asked) -> tuple[list[MakeStep], Asked]:
     due = [False] * len(updates)
     for i in layers_with(asked.grads).tolist():
         due[i] = numbers[updates[i]]
-    large = set()  # by parameter: all of its blocks run together
-    for place, tensor in zip(bucket.places, bucket.tensors, strict=True):
-        if size(tensor.array) > SMALL_TENSOR:
-            large.add(place)
+    sizes = zip(bucket.places, map(size, [x.array for x in bucket.tensors]), strict=True)
+    large = {place for place, n in sizes if n > SMALL_TENSOR}  # all blocks of a parameter together
     ready = list[MakeStep]()
     for small, held in ((True, one_thread), (False, nullcontext)):
-        mine = []
-        for is_due, place in zip(due, bucket.places, strict=True):
-            mine.append(is_due and (place not in large) is small)
+        mine = [x and (at not in large) is small for x, at in zip(due, bucket.places, strict=True)]
         if any(mine):
             with held():
-                ready.append(
-                    ArrayAPI().prepare(bucket, asked._replace(grads=_some(asked.grads, mine)))
-                )
+                some = asked._replace(grads=_some(asked.grads, mine))
+                ready.append(ArrayAPI().prepare(bucket, some))
     return ready, asked._replace(grads=_some(asked.grads, [not x for x in due]))
 
 

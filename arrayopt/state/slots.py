@@ -1,6 +1,5 @@
 """The slots of a tensor before its first update."""
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -46,10 +45,8 @@ def advising(instead: str, who: str = "Optimizer") -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError) as error:
-        said = re.sub("^Optimizer(?=: )", who, str(error).replace(BY_GROUP, instead))
-        if said == str(error):
-            raise
-        raise (TypeError if isinstance(error, TypeError) else ValueError)(said) from None
+        error.args = (str(error).replace(BY_GROUP, instead).replace("Optimizer: ", f"{who}: ", 1),)
+        raise
 
 
 def new_slots(rule: Rule, name: str, array: Array, block: Block | None = None) -> dict[str, Array]:

@@ -4,7 +4,6 @@ any array API library. `prepare` computes the update, and the step that it retur
 
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -100,11 +99,10 @@ def _together(bucket: Bucket, asked: Asked) -> _Together:
     stacks, wholes = bucket.stacks, grads.wholes
     if not (isinstance(stacks, Stacks) and isinstance(wholes, Parts) and bucket.rule.several):
         return _Together(stacks, wholes, grads.left, stacked=True)
-    masks, whole = iter(grads.left), list[Array | None]()
-    for grad, count in zip(wholes.wholes, wholes.counts, strict=True):
-        without = [mask is not None and mask.all() for mask in islice(masks, count)]
-        whole.append(None if any(without) else grad)  # all blocks of a tensor are left, or none
-    return _Together(stacks.given, whole, [None] * len(whole))  # `apply` divides them into blocks
+    due = {at for at, x in zip(stacks.places, grads.left, strict=True) if x is None or not x.all()}
+    pairs = zip(stacks.given.places, wholes.wholes, strict=True)
+    own = [grad if at in due else None for at, grad in pairs]  # all blocks of a tensor, or none
+    return _Together(stacks.given, own, [None] * len(own))  # `apply` divides them into blocks
 
 
 class _Updates:
@@ -117,9 +115,8 @@ class _Updates:
         self.made = list[_Updated]()
         # infinity and NaN are data: they reach the parameter without a warning
         with np.errstate(all="ignore"):
-            for at, (tensor, grad, left) in enumerate(
-                zip(self.of.bucket.tensors, self.of.grads, self.of.left, strict=True)
-            ):
+            every = zip(self.of.bucket.tensors, self.of.grads, self.of.left, strict=True)
+            for at, (tensor, grad, left) in enumerate(every):
                 if grad is not None and (left is None or not left.all()):
                     totals = {} if meeting is None else self._totals(at, tensor, meeting)
                     self.made.append(_Updated(at, tensor, *self._update(at, tensor, grad, totals)))
