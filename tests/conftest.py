@@ -1,6 +1,5 @@
 """What all tests share: the backends, and how values go into them and come out."""
 
-import contextlib
 import gc
 import importlib
 import importlib.util
@@ -205,7 +204,7 @@ BACKENDS = {
 }
 
 
-def pytest_collection(session):
+def pytest_collection():
     """Import the libraries, where tests are collected: the process that hands them to workers needs none of them.
 
     PyTorch imports the rest of itself where an optimizer is made, a million objects, which would be after `gc.freeze`.
@@ -214,21 +213,6 @@ def pytest_collection(session):
         assert backend.xp
     if "torch" in BACKENDS:
         importlib.import_module("torch._dynamo")
-    if "PYTEST_XDIST_WORKER" in os.environ and "tests" in session.config.args:
-        _compile_a_part(session.config.rootpath)
-
-
-def _compile_a_part(root):
-    """Import test modules, each worker in another order: else all of them compile the same module at the same time.
-
-    Workers find what others have compiled, and the collection what has been imported.
-    """
-    number, count = int(os.environ["PYTEST_XDIST_WORKER"][2:]), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
-    files = sorted(root.glob("tests/**/test_*.py"))
-    first = len(files) * number // count
-    for file in files[first:] + files[:first]:
-        with contextlib.suppress(Exception, pytest.skip.Exception):  # what is wrong with it, the collection says
-            importlib.import_module(".".join(file.relative_to(root).with_suffix("").parts))
 
 
 @pytest.fixture(
