@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache, lru_cache
+from itertools import repeat
 from types import ModuleType
 from typing import Any
 
@@ -71,14 +72,16 @@ NUMPY = _NumPy("array_api_compat.numpy")
 
 def array_namespace(*xs: Any) -> Any:
     """The array API's namespace for arrays. Numbers and None among them do not matter."""
-    own = all(isinstance(x, _OF_NUMPY) for x in xs)
+    own = bool(xs) and all(map(isinstance, xs, repeat(_OF_NUMPY)))
+    if own and isinstance(xs[0], np.ndarray | np.generic) and xs[0].dtype.kind != "V":  # JAX's zero gradients are of V
+        return NUMPY
     found = array_api_compat.array_namespace(*xs, use_compat=False if own else None)
     return NUMPY if found is np else found
 
 
 def is_array(x: Any) -> bool:
     """Whether x is an array of an array-API library, or a NumPy scalar (which is not writable)."""
-    return bool(array_api_compat.is_array_api_obj(x))
+    return isinstance(x, np.ndarray) or bool(array_api_compat.is_array_api_obj(x))
 
 
 def is_captured(x: Array) -> bool:
@@ -182,13 +185,15 @@ def holds_alone(x: Array) -> bool:
     """Whether a writable array takes up the whole block of memory that contains it."""
     if array_api_compat.is_torch_array(x):
         return holder(x) is not None and bool(x.untyped_storage().nbytes() == x.nbytes)
-    if isinstance(x, np.ndarray):
+    if isinstance(x, np.ndarray | np.generic):
         return x.base is None and x.flags.writeable
     return not array_api_compat.is_cupy_array(x) or x.base is None
 
 
 def copied(x: Array) -> Array:
     """A differentiable copy. A NumPy scalar becomes an array."""
+    if isinstance(x, np.ndarray):
+        return x.copy("K")
     return np.array(x) if isinstance(x, np.generic) else array_namespace(x).astype(x, x.dtype, copy=True)
 
 
