@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache, lru_cache
+from itertools import repeat
+from types import ModuleType
 from typing import Any
 
 import array_api_compat
@@ -32,31 +34,54 @@ NARROW = tuple(name for name, codec in CODECS.items() if codec.rounds)
 REAL = {"complex64": "float32", "complex128": "float64"}
 """The real counterparts of complex dtypes."""
 
-NUMPY = "numpy" if hasattr(np, "unstack") else "array_api_compat.numpy"
-"""The array API's namespace for NumPy: NumPy itself from 2.1 on. The wrapper imports all of its modules, which takes as
-long as the rest of a first step.
-"""
-
 _OF_NUMPY = (np.ndarray, np.generic, complex, float, int, type(None))
-"""Its arrays, and what does not matter among arrays; a tuple, because it is asked in each step."""
+"""Arrays of NumPy, and what does not matter among arrays; a tuple, because it is asked in each step."""
+
+WRAPPED = {"arange", "argsort", "ceil", "clip", "count_nonzero", "cumulative_prod", "cumulative_sum", "eye", "fft"}
+WRAPPED |= {"floor", "linalg", "linspace", "nonzero", "sign", "sort", "std", "take_along_axis", "tensordot", "trunc"}
+WRAPPED |= {"unique_all", "unique_counts", "unique_inverse", "unique_values", "var"}
+"""Functions that NumPy has in another form than the array API, and that few steps need."""
+
+
+class _NumPy(ModuleType):
+    """The array API's namespace for NumPy: functions of NumPy itself, and for `WRAPPED` of `array_api_compat.numpy`.
+
+    That is imported when one of them is used, because it imports all of NumPy's modules, which takes as long as the
+    rest of a first step. Before NumPy 2.1, all functions are of the wrapper.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        own = name not in WRAPPED and hasattr(np, "unstack")
+        found = getattr(np if own else importlib.import_module(self.__name__), name)
+        setattr(self, name, found)
+        return found
+
+    @staticmethod
+    def finfo(x: Any) -> Any:
+        """`numpy.finfo` of a dtype, or of an array's."""
+        return np.finfo(x.dtype if isinstance(x, np.ndarray | np.generic) else x)
+
+    @staticmethod
+    def iinfo(x: Any) -> Any:
+        """`numpy.iinfo` of a dtype, or of an array's."""
+        return np.iinfo(x.dtype if isinstance(x, np.ndarray | np.generic) else x)
+
+
+NUMPY = _NumPy("array_api_compat.numpy")
 
 
 def array_namespace(*xs: Any) -> Any:
     """The array API's namespace for arrays. Numbers and None among them do not matter."""
-    own = NUMPY == "numpy" and all(isinstance(x, _OF_NUMPY) for x in xs)
-    return array_api_compat.array_namespace(*xs, use_compat=False if own else None)
-
-
-def function_of(xp: Any, name: str) -> Any:
-    """A function of the array API's namespace. NumPy's own lacks arguments of a few, which the wrapper has."""
-    if xp is np and name in ("argsort", "sort", "take_along_axis"):
-        xp = importlib.import_module("array_api_compat.numpy")
-    return getattr(xp, name)
+    own = bool(xs) and all(map(isinstance, xs, repeat(_OF_NUMPY)))
+    if own and isinstance(xs[0], np.ndarray | np.generic) and xs[0].dtype.kind != "V":  # JAX's zero gradients are of V
+        return NUMPY
+    found = array_api_compat.array_namespace(*xs, use_compat=False if own else None)
+    return NUMPY if found is np else found
 
 
 def is_array(x: Any) -> bool:
     """Whether x is an array of an array-API library, or a NumPy scalar (which is not writable)."""
-    return bool(array_api_compat.is_array_api_obj(x))
+    return isinstance(x, np.ndarray) or bool(array_api_compat.is_array_api_obj(x))
 
 
 def is_captured(x: Array) -> bool:
@@ -160,13 +185,15 @@ def holds_alone(x: Array) -> bool:
     """Whether a writable array takes up the whole block of memory that contains it."""
     if array_api_compat.is_torch_array(x):
         return holder(x) is not None and bool(x.untyped_storage().nbytes() == x.nbytes)
-    if isinstance(x, np.ndarray):
+    if isinstance(x, np.ndarray | np.generic):
         return x.base is None and x.flags.writeable
     return not array_api_compat.is_cupy_array(x) or x.base is None
 
 
 def copied(x: Array) -> Array:
     """A differentiable copy. A NumPy scalar becomes an array."""
+    if isinstance(x, np.ndarray):
+        return x.copy("K")
     return np.array(x) if isinstance(x, np.generic) else array_namespace(x).astype(x, x.dtype, copy=True)
 
 

@@ -18,6 +18,8 @@ SCALE_BYTES = 2
 
 def _load(x: Any, real: Any) -> Any:
     """Convert stored numbers to the dtype of arithmetic, which is `real` or its complex counterpart."""
+    if x.dtype == real:
+        return x
     return x.astype(np.result_type(real, np.complex64) if x.dtype.kind == "c" else real, copy=False)
 
 

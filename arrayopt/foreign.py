@@ -70,7 +70,7 @@ def _given(fields: Sequence[str], values: list[Any] | None) -> str:
     if values is None:
         return f"it is {' and '.join(f'`{field}`' for field in fields)} here"
     short = all(x is None or isinstance(x, Number | str) for x in values)
-    return f"give {', '.join(f'{field}={x!r}' if short else field for field, x in zip(fields, values, strict=True))}"
+    return f"pass {', '.join(f'{field}={x!r}' if short else field for field, x in zip(fields, values, strict=True))}"
 
 
 def got(value: Any) -> str:

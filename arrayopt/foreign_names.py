@@ -108,7 +108,7 @@ SPREAD = {
 """Names for several values at once, with the fields that they stand for, in order."""
 
 _OPTION = "an option of the optimizer: Optimizer(params, rule, {}=...)"
-_SCHEDULED = "give lr a schedule, such as lr=Cosine(0.1, decay_steps=1000); see arrayopt.schedules"
+_SCHEDULED = "use a schedule, such as lr=Cosine(0.1, decay_steps=1000); see arrayopt.schedules"
 _ENGINE = "leave it out: the optimizer chooses an engine for the arrays"
 _GROUPS = 'use groups: Optimizer(params, rule, groups={"*.bias": {"weight_decay": 0.0}})'
 
@@ -140,27 +140,27 @@ RULE: Mapping[str, str] = {
     ),
     **dict.fromkeys(
         ("bits", "optim_bits", "precision", "quantize", "state", "state_bits", "storage"),
-        'give the rule state_dtype="int8" for a state in 8 bits',
+        'set state_dtype="int8" on the rule for a state in 8 bits',
     ),
     "beta2_decay": "it is -decay_rate here",
     **dict.fromkeys(
         ("max_eval", "max_iter", "maxiter", "tolerance_change", "tolerance_grad"),
         "one update is one step; minimize(f, params, LBFGS(), max_steps=500, tol=1e-6) makes many, and stops",
     ),
-    "bounds": "give project=projections.box(low, high)",
-    "corrected_weight_decay": "no field does that; leave it out, or give weight_decay a schedule",
+    "bounds": "pass project=projections.box(low, high)",
+    "corrected_weight_decay": "no field does that; leave it out, or make weight_decay a schedule",
     "decoupled_decay": "its decay is of one kind, which its page describes; leave it out",
-    "decay": "give weight_decay; or, for a learning rate that decays, lr=InverseTime(0.1, 1.0, decay_steps=1000)",
+    "decay": "pass weight_decay; or, for a learning rate that decays, lr=InverseTime(0.1, 1.0, decay_steps=1000)",
     "maximize": "negate the gradients",
-    "params": "a rule holds no parameters; give them to the optimizer: Optimizer(params, rule)",
-    "trust_clip": "give max_ratio=1.0",
-    "t_alpha_beta3": "give both alpha_warmup and beta3_warmup",
+    "params": "a rule holds no parameters; pass them to the optimizer: Optimizer(params, rule)",
+    "trust_clip": "pass max_ratio=1.0",
+    "t_alpha_beta3": "pass both alpha_warmup and beta3_warmup",
     "weight_decay": "nothing decays under it; leave it out",
-    "use_ema": "give ema_decay, such as ema_decay=0.999",
+    "use_ema": "pass ema_decay, such as ema_decay=0.999",
 }
 """What to do instead of passing a name to a rule."""
 
-_DICTS = 'give group dicts: [{"params": biases, "weight_decay": 0.0}, {"params": others}]'
+_DICTS = 'pass group dicts: [{"params": biases, "weight_decay": 0.0}, {"params": others}]'
 
 DOOR: Mapping[str, str] = {
     **RULE,
@@ -171,7 +171,7 @@ DOOR: Mapping[str, str] = {
     **dict.fromkeys(("accumulate", "gradient_accumulation_steps"), "call backward() several times before each step()"),
     "groups": _DICTS,
     "params": "parameters come first: LAMB(params, lr=1e-3)",
-    "rule": 'give it in a group: [{"params": matrices, "rule": Muon, "lr": 0.02}, {"params": others}]',
+    "rule": 'pass it in a group: [{"params": matrices, "rule": Muon, "lr": 0.02}, {"params": others}]',
 }
 """What to do instead of passing a name to an optimizer of `arrayopt.torch`, or to one of its groups."""
 
@@ -179,41 +179,42 @@ _WARMUP = "put a warm-up before it: Join([Warmup(0.1, 100), Cosine(0.1, 900)], b
 
 SCHEDULE: Mapping[str, str] = {
     **dict.fromkeys(("num_warmup_steps", "warmup", "warmup_iters", "warmup_steps"), _WARMUP),
-    **dict.fromkeys(("start_factor", "end_factor"), "give values and not factors: init_value, end_value"),
+    **dict.fromkeys(("start_factor", "end_factor"), "pass values and not factors: init_value, end_value"),
     **dict.fromkeys(
         ("base_momentum", "cycle_momentum", "max_momentum"), "give the rule's momentum or beta1 a schedule of its own"
     ),
     **dict.fromkeys(("last_epoch", "last_step"), "set opt.step_count instead: a schedule is a function of the step"),
-    "alpha": "give end_value, which is alpha times the first value",
-    "div_factor": "give init_value, which is peak_value / div_factor",
-    "final_div_factor": "give end_value, which is init_value / final_div_factor",
-    "gamma": "give values, one for each piece",
+    "alpha": "pass end_value, which is alpha times the first value",
+    "div_factor": "pass init_value, which is peak_value / div_factor",
+    "final_div_factor": "pass end_value, which is init_value / final_div_factor",
+    "gamma": "pass values, one for each piece",
     "init_value": "it begins at 0; Linear(init_value, end_value, decay_steps) begins anywhere",
     "lr_lambda": "any function of the step can stand in place of a schedule",
-    "optimizer": "a schedule holds no optimizer; give it to a rule: LAMB(lr=Cosine(0.1, decay_steps=1000))",
+    "optimizer": "a schedule holds no optimizer; pass it to a rule: LAMB(lr=Cosine(0.1, decay_steps=1000))",
     "transition_begin": "begin later with Join([Constant(0.1), Cosine(0.1, 900)], boundaries=[100])",
 }
 """What to do instead of passing a name to a schedule."""
 
 _GRADIENT = "`f` returns both: f(params) -> (value, grads)"
 SOLVER: Mapping[str, str] = {
-    **dict.fromkeys(("disp", "iprint", "verbose"), "give progress=True or a callback"),
-    **dict.fromkeys(("f_tol", "ftol", "xtol", "rtol", "atol"), "only the gradient ends a run: give tol"),
+    **dict.fromkeys(("disp", "iprint", "verbose"), "pass progress=True or a callback"),
+    **dict.fromkeys(("f_tol", "ftol", "xtol", "rtol", "atol"), "only the gradient ends a run: pass tol"),
     **dict.fromkeys(("fprime", "grad", "gradient", "has_aux", "jac", "value_and_grad"), _GRADIENT),
-    **dict.fromkeys(("history_size", "maxcor", "memory"), "give a rule, such as LBFGS(memory=20)"),
-    **dict.fromkeys(("method", "optimizer"), "give a rule, such as LBFGS(), CG() or SPG()"),
-    **dict.fromkeys(("learning_rate", "lr"), "give a rule that has one, such as Adam(lr=0.1)"),
+    **dict.fromkeys(("history_size", "maxcor", "memory"), "pass a rule, such as LBFGS(memory=20)"),
+    **dict.fromkeys(("method", "optimizer"), "pass a rule, such as LBFGS(), CG() or SPG()"),
+    **dict.fromkeys(("learning_rate", "lr"), "pass a rule that has one, such as Adam(lr=0.1)"),
     **dict.fromkeys(("constraints", "hess", "hessp"), "use scipy.optimize.minimize"),
     "args": "pass a function of the parameters alone, such as lambda params: f(params, data)",
-    "bounds": "give project=projections.box(low, high)",
+    "bounds": "pass project=projections.box(low, high)",
     "maxls": "a line search takes at most 20 evaluations",
-    "options": "it has max_steps and tol; or give a rule, such as LBFGS(memory=20)",
+    "options": "it has max_steps and tol; or pass a rule, such as LBFGS(memory=20)",
 }
 """What to do instead of passing a name to `minimize`; most are SciPy's."""
 
 OPTIMIZER: Mapping[str, str] = {
     "apply_gradients": "call opt.step(grads)",
     "defaults": "opt.rule has the values",
+    "engine": "opt.explain() names it",
     "get_last_lr": "call opt.now()",
     "global_step": "read opt.step_count",
     "iterations": "read opt.step_count",
@@ -221,7 +222,7 @@ OPTIMIZER: Mapping[str, str] = {
     "minimize": "compute the gradients, and call opt.step(grads)",
     "param_groups": "read opt.groups; opt.now() is the learning rate as a number",
     "update": "call opt.step(grads); arrayopt.update is the functional form",
-    "zero_grad": "there is nothing to zero: gradients are given to opt.step(grads)",
+    "zero_grad": "there is nothing to zero: pass gradients to opt.step(grads)",
 }
 """What to do instead of reading an attribute of an optimizer."""
 

@@ -11,7 +11,7 @@ from arrayopt.arrays import NUMPY, REAL, WORKING, Array, dtype_name, library
 from arrayopt.engines.registry import FUSED
 
 LIBRARIES = {
-    "numpy": (NUMPY, "pip install numpy"),
+    "numpy": ("array_api_compat.numpy", "pip install numpy"),
     "cupy": ("array_api_compat.cupy", "an NVIDIA GPU and pip install 'arrayopt[cuda12]' or 'arrayopt[cuda13]'"),
     "torch": ("array_api_compat.torch", "pip install torch"),
     "jax": ("jax.numpy", "pip install jax"),
@@ -74,7 +74,7 @@ def open_library(name: str) -> Library:
     """
     module, needs = LIBRARIES[name]
     try:
-        xp = importlib.import_module(module)
+        xp = NUMPY if name == "numpy" else importlib.import_module(module)
         xp.sum(xp.zeros(1))
     except Exception as error:  # CuPy has different errors for a missing library, driver, device or compiler
         lines = [line.strip() for line in str(error).splitlines() if any(map(str.isalnum, line))]

@@ -83,6 +83,7 @@ def pytest_collection_modifyitems(config, items):
 
 def pytest_collection_finish():
     """What the tests have in common stays: to look through it for garbage again and again takes 5 % of the time."""
+    os.environ.pop("SHARD", None)  # pytest that a test starts runs all that it is asked for
     gc.enable()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)

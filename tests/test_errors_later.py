@@ -42,7 +42,7 @@ ADDING = [
         "unknown key",
         lambda o: o.add_group({"x": ones(2)}, learning_rate=1),
         ValueError,
-        "LARS has no `learning_rate`; give lr=",
+        "LARS has no `learning_rate`; pass lr=",
     ),
     row(
         "out of range",
@@ -177,13 +177,13 @@ SETTING = [
         "a typo",
         lambda o: setattr(o, "learning_rate", 1),
         AttributeError,
-        "Optimizer: LAMB has no `learning_rate`; give lr=1",
+        "Optimizer: LAMB has no `learning_rate`; pass lr=1",
     ),
     row(
         "a typo on a group",
         lambda o: setattr(o.groups[0], "learning_rate", 1),
         AttributeError,
-        "group 'all': LAMB has no `learning_rate`; give lr=1",
+        "group 'all': LAMB has no `learning_rate`; pass lr=1",
     ),
     row(
         "reading a typo", lambda o: o.learning_rate, AttributeError, "Optimizer has no `learning_rate`; it is `lr` here"

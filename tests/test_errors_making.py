@@ -120,13 +120,13 @@ MAKING = [
         "groups: unknown key",
         lambda: optimizer(groups={"w": {"learning_rate": 1}}),
         ValueError,
-        "group 'w': LAMB has no `learning_rate`; give lr=",
+        "group 'w': LAMB has no `learning_rate`; pass lr=",
     ),
     row(
         "groups: a key of other rules",
         lambda: optimizer(groups={"w": {"momentum": 1}}),
         ValueError,
-        "LAMB has no `momentum`; give beta1=",
+        "LAMB has no `momentum`; pass beta1=",
     ),
     row(
         "groups: out of range",
@@ -184,7 +184,7 @@ MAKING = [
         "group list: unknown key",
         lambda: optimizer(made=[{"params": A}, {"params": B, "learning_rate": 1}]),
         ValueError,
-        "group '1': LAMB has no `learning_rate`; give lr=",
+        "group '1': LAMB has no `learning_rate`; pass lr=",
     ),
     row(
         "group list: empty",

@@ -66,6 +66,16 @@ class UnknownSlot(Written):
         return p - h.lr * s["velocity"], {"buf": s["buf"]}
 
 
+class Drawn(Written):
+    def update(self, xp, p, g, s, h):
+        return p - h.lr * np.random.rand(*p.shape), {"buf": s["buf"]}
+
+
+def test_the_line_is_that_of_the_rule_and_not_of_a_compiled_library():
+    with pytest.warns(ao.NotFusedWarning, match=r"Drawn\.update, line \d+, .*np\.random\.rand"):
+        ao.Optimizer(np.ones((3, 2)), Drawn()).step(np.ones((3, 2)))
+
+
 @pytest.mark.parametrize("engine", ["auto", "numpy", "array_api"])
 @pytest.mark.parametrize(
     ("rule", "error", "said"),
@@ -176,7 +186,7 @@ def test_why_a_rule_refuses_is_a_text():
 
 SAID = {
     "a tensor": (lambda opt: opt.state["wieght"], KeyError, "'wieght'; the tensors are w, b"),
-    "PyTorch's LBFGS": (lambda opt: ao.LBFGS(history_size=7), TypeError, "LBFGS has no `history_size`; give memory=7"),
+    "PyTorch's LBFGS": (lambda opt: ao.LBFGS(history_size=7), TypeError, "LBFGS has no `history_size`; pass memory=7"),
     "its limit": (lambda opt: ao.LBFGS(max_iter=7), TypeError, r"one update is one step; minimize\(f, params, LBFGS"),
     "an optimizer": (
         lambda opt: ao.load_torch(opt, torch.optim.AdamW([torch.ones(3)])),

@@ -112,7 +112,7 @@ def test_fields_that_do_not_go_together(call, words):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_fields_that_a_rule_does_not_have_or_must_have(rule):
-    raises(lambda: build(rule, learning_rate=1), TypeError, f"{rule} has no `learning_rate`; give lr=1")
+    raises(lambda: build(rule, learning_rate=1), TypeError, f"{rule} has no `learning_rate`; pass lr=1")
     raises(lambda: getattr(ao, rule)(0.1), TypeError, "takes keyword arguments only")
     if rule in ("SGD", "LARS"):
         raises(getattr(ao, rule), TypeError, "missing 1 required keyword-only argument: 'lr'")

@@ -14,62 +14,62 @@ SCHEDULES = [x for x in vars(schedules).values() if dataclasses.is_dataclass(x)]
 NAMES = sorted({*foreign_names.SAME, *foreign_names.SPREAD, *foreign_names.RULE, *foreign_names.SCHEDULE})
 
 CALLS = [
-    (lambda: ao.LAMB(betas=(0.9, 0.999)), "LAMB has no `betas`; give beta1=0.9, beta2=0.999"),
-    (lambda: ao.CAME(lr=0.1, betas=[0.9, 0.99, 0.9]), "CAME has no `betas`; give beta1=0.9, beta2=0.99, beta3=0.9"),
-    (lambda: ao.CAME(lr=0.1, eps=(1e-30, 1e-16)), "CAME has no `eps`; give eps1=1e-30, eps2=1e-16"),
-    (lambda: ao.CAME(lr=0.1, eps=(1, 2, 3)), "CAME has no `eps`; give eps1=1, eps_scale=2, eps2=3"),
-    (lambda: ao.Adafactor(eps=(None, 1e-3)), "Adafactor has no `eps`; give eps1=None, eps_scale=0.001"),
-    (lambda: ao.AdamW(learning_rate=1e-3), "AdamW has no `learning_rate`; give lr=0.001"),
-    (lambda: ao.AdamW(learning_rate=schedules.Constant(1.0)), "AdamW has no `learning_rate`; give lr"),
-    (lambda: ao.AdamW(b1=0.9), "AdamW has no `b1`; give beta1=0.9"),
-    (lambda: ao.AdamW(beta_2=0.99), "AdamW has no `beta_2`; give beta2=0.99"),
-    (lambda: ao.LAMB(momentum=0.9), "LAMB has no `momentum`; give beta1=0.9"),
-    (lambda: ao.SGD(lr=0.1, beta1=0.9), "SGD has no `beta1`; give momentum=0.9"),
-    (lambda: ao.AdamW(weight_decay_rate=0.1), "AdamW has no `weight_decay_rate`; give weight_decay=0.1"),
-    (lambda: ao.AdamW(lambda_=0.1), "AdamW has no `lambda_`; give weight_decay=0.1"),
-    (lambda: ao.AdamW(decay=0.1), "AdamW has no `decay`; give weight_decay; or, for a learning rate that decays, lr="),
-    (lambda: ao.AdamW(clipnorm=1.0), "AdamW has no `clipnorm`; give clip_tensor_norm=1.0"),
+    (lambda: ao.LAMB(betas=(0.9, 0.999)), "LAMB has no `betas`; pass beta1=0.9, beta2=0.999"),
+    (lambda: ao.CAME(lr=0.1, betas=[0.9, 0.99, 0.9]), "CAME has no `betas`; pass beta1=0.9, beta2=0.99, beta3=0.9"),
+    (lambda: ao.CAME(lr=0.1, eps=(1e-30, 1e-16)), "CAME has no `eps`; pass eps1=1e-30, eps2=1e-16"),
+    (lambda: ao.CAME(lr=0.1, eps=(1, 2, 3)), "CAME has no `eps`; pass eps1=1, eps_scale=2, eps2=3"),
+    (lambda: ao.Adafactor(eps=(None, 1e-3)), "Adafactor has no `eps`; pass eps1=None, eps_scale=0.001"),
+    (lambda: ao.AdamW(learning_rate=1e-3), "AdamW has no `learning_rate`; pass lr=0.001"),
+    (lambda: ao.AdamW(learning_rate=schedules.Constant(1.0)), "AdamW has no `learning_rate`; pass lr"),
+    (lambda: ao.AdamW(b1=0.9), "AdamW has no `b1`; pass beta1=0.9"),
+    (lambda: ao.AdamW(beta_2=0.99), "AdamW has no `beta_2`; pass beta2=0.99"),
+    (lambda: ao.LAMB(momentum=0.9), "LAMB has no `momentum`; pass beta1=0.9"),
+    (lambda: ao.SGD(lr=0.1, beta1=0.9), "SGD has no `beta1`; pass momentum=0.9"),
+    (lambda: ao.AdamW(weight_decay_rate=0.1), "AdamW has no `weight_decay_rate`; pass weight_decay=0.1"),
+    (lambda: ao.AdamW(lambda_=0.1), "AdamW has no `lambda_`; pass weight_decay=0.1"),
+    (lambda: ao.AdamW(decay=0.1), "AdamW has no `decay`; pass weight_decay; or, for a learning rate that decays, lr="),
+    (lambda: ao.AdamW(clipnorm=1.0), "AdamW has no `clipnorm`; pass clip_tensor_norm=1.0"),
     (
         lambda: ao.AdamW(global_clipnorm=1.0),
         "no `global_clipnorm`; it is an option of the optimizer: Optimizer(params,",
     ),
     (lambda: ao.AdamW(max_norm=1.0), "rule, clip_norm=...)"),
-    (lambda: ao.AdamW(step_size=0.1), "AdamW has no `step_size`; give lr=0.1"),
-    (lambda: ao.AdamW(gamma=0.1), "AdamW has no `gamma`; give lr a schedule"),
-    (lambda: ao.AdamW(warmup_steps=10), "AdamW has no `warmup_steps`; give lr a schedule"),
+    (lambda: ao.AdamW(step_size=0.1), "AdamW has no `step_size`; pass lr=0.1"),
+    (lambda: ao.AdamW(gamma=0.1), "AdamW has no `gamma`; use a schedule"),
+    (lambda: ao.AdamW(warmup_steps=10), "AdamW has no `warmup_steps`; use a schedule"),
     (lambda: ao.AdamW(fused=True), "AdamW has no `fused`; leave it out"),
     (lambda: ao.AdamW([np.ones(2)], lr=0.1), "AdamW takes keyword arguments only: pass fields by name, such as lr=0.1"),
     (lambda: ao.AdamW(weigth_decay=0.1), "AdamW has no `weigth_decay`; did you mean `weight_decay`?"),
     (lambda: ao.AdamW(biasCorrection=True), "AdamW has no `biasCorrection`; did you mean `bias_correction`?"),
-    (lambda: ao.Lion(betas=(0.9, 0.99)), "Lion has no `betas`; give beta1=0.9, beta2=0.99"),
-    (lambda: ao.Adan(betas=(0.98, 0.92, 0.99)), "Adan has no `betas`; give beta1=0.98, beta2=0.92, beta3=0.99"),
-    (lambda: ao.RMSprop(rho=0.9), "RMSprop has no `rho`; give alpha=0.9"),
-    (lambda: ao.RMSprop(decoupled_decay=True), "RMSprop has no `decoupled_decay`; give decoupled=True"),
-    (lambda: ao.NAdam(decoupled_weight_decay=True), "NAdam has no `decoupled_weight_decay`; give decoupled=True"),
-    (lambda: ao.RAdam(n_sma_threshold=5), "RAdam has no `n_sma_threshold`; give threshold=5"),
-    (lambda: ao.AdEMAMix(t_alpha_beta3=9), "AdEMAMix has no `t_alpha_beta3`; give both alpha_warmup and beta3_warmup"),
+    (lambda: ao.Lion(betas=(0.9, 0.99)), "Lion has no `betas`; pass beta1=0.9, beta2=0.99"),
+    (lambda: ao.Adan(betas=(0.98, 0.92, 0.99)), "Adan has no `betas`; pass beta1=0.98, beta2=0.92, beta3=0.99"),
+    (lambda: ao.RMSprop(rho=0.9), "RMSprop has no `rho`; pass alpha=0.9"),
+    (lambda: ao.RMSprop(decoupled_decay=True), "RMSprop has no `decoupled_decay`; pass decoupled=True"),
+    (lambda: ao.NAdam(decoupled_weight_decay=True), "NAdam has no `decoupled_weight_decay`; pass decoupled=True"),
+    (lambda: ao.RAdam(n_sma_threshold=5), "RAdam has no `n_sma_threshold`; pass threshold=5"),
+    (lambda: ao.AdEMAMix(t_alpha_beta3=9), "AdEMAMix has no `t_alpha_beta3`; pass both alpha_warmup and beta3_warmup"),
     (lambda: ao.Adan(max_grad_norm=1.0), "Adan has no `max_grad_norm`; it is an option of the optimizer"),
     (lambda: ao.AdamH(weight_decay=0.1), "AdamH has no `weight_decay`; nothing decays under it; leave it out"),
     (lambda: ao.AdamW(zzz=0.1), "AdamW has no `zzz`; it has "),
-    (lambda: schedules.Cosine(0.1, T_max=100), "Cosine has no `T_max`; give decay_steps=100"),
-    (lambda: schedules.Cosine(lr=0.1, decay_steps=9), "Cosine has no `lr`; give init_value=0.1"),
-    (lambda: schedules.Cosine(0.1, total_steps=9), "Cosine has no `total_steps`; give decay_steps=9"),
-    (lambda: schedules.Cosine(0.1, 9, eta_min=0.01), "Cosine has no `eta_min`; give end_value=0.01"),
+    (lambda: schedules.Cosine(0.1, T_max=100), "Cosine has no `T_max`; pass decay_steps=100"),
+    (lambda: schedules.Cosine(lr=0.1, decay_steps=9), "Cosine has no `lr`; pass init_value=0.1"),
+    (lambda: schedules.Cosine(0.1, total_steps=9), "Cosine has no `total_steps`; pass decay_steps=9"),
+    (lambda: schedules.Cosine(0.1, 9, eta_min=0.01), "Cosine has no `eta_min`; pass end_value=0.01"),
     (lambda: schedules.Cosine(0.1, 9, warmup_steps=3), "Cosine has no `warmup_steps`; put a warm-up before it: Join("),
     (lambda: schedules.Cosine(0.1, 9, last_epoch=3), "Cosine has no `last_epoch`; set opt.step_count"),
-    (lambda: schedules.Exponential(0.1, gamma=0.9, decay_steps=1), "Exponential has no `gamma`; give decay_rate=0.9"),
-    (lambda: schedules.Exponential(0.1, 0.9, step_size=7), "Exponential has no `step_size`; give decay_steps=7"),
+    (lambda: schedules.Exponential(0.1, gamma=0.9, decay_steps=1), "Exponential has no `gamma`; pass decay_rate=0.9"),
+    (lambda: schedules.Exponential(0.1, 0.9, step_size=7), "Exponential has no `step_size`; pass decay_steps=7"),
     (lambda: schedules.Warmup(init_value=0.1, warmup_steps=3), "Warmup has no `init_value`; it begins at 0; Linear("),
-    (lambda: schedules.CosineRestarts(0.1, T_0=7), "CosineRestarts has no `T_0`; give cycle_steps=7"),
-    (lambda: schedules.OneCycle(max_lr=0.1, total_steps=7), "OneCycle has no `max_lr`; give peak_value=0.1"),
-    (lambda: schedules.Join([], milestones=[3]), "Join has no `milestones`; give boundaries"),
-    (lambda: ao.minimize(abs, 1, maxiter=9), "minimize has no `maxiter`; give max_steps=9"),
-    (lambda: ao.minimize(abs, 1, gtol=0.1), "minimize has no `gtol`; give tol=0.1"),
-    (lambda: ao.minimize(abs, 1, method="CG"), "minimize has no `method`; give a rule, such as LBFGS(), CG() or SPG()"),
-    (lambda: ao.minimize(abs, 1, bounds=[(0, 1)]), "minimize has no `bounds`; give project=projections.box(low, high)"),
+    (lambda: schedules.CosineRestarts(0.1, T_0=7), "CosineRestarts has no `T_0`; pass cycle_steps=7"),
+    (lambda: schedules.OneCycle(max_lr=0.1, total_steps=7), "OneCycle has no `max_lr`; pass peak_value=0.1"),
+    (lambda: schedules.Join([], milestones=[3]), "Join has no `milestones`; pass boundaries"),
+    (lambda: ao.minimize(abs, 1, maxiter=9), "minimize has no `maxiter`; pass max_steps=9"),
+    (lambda: ao.minimize(abs, 1, gtol=0.1), "minimize has no `gtol`; pass tol=0.1"),
+    (lambda: ao.minimize(abs, 1, method="CG"), "minimize has no `method`; pass a rule, such as LBFGS(), CG() or SPG()"),
+    (lambda: ao.minimize(abs, 1, bounds=[(0, 1)]), "minimize has no `bounds`; pass project=projections.box(low, high)"),
     (lambda: ao.minimize(abs, 1, jac=True), "minimize has no `jac`; `f` returns both: f(params) -> (value, grads)"),
     (lambda: ao.minimize(abs, 1, max_step=1), "minimize has no `max_step`; did you mean `max_steps`?"),
-    (lambda: ao.Monitor(None, interval=3), "Monitor has no `interval`; give every=3"),
+    (lambda: ao.Monitor(None, interval=3), "Monitor has no `interval`; pass every=3"),
     (lambda: ao.Monitor(None, evry=3), "Monitor has no `evry`; did you mean `every`?"),
     (lambda: schedules.Cosine(0.1, decay_step=3), "Cosine has no `decay_step`; did you mean `decay_steps`?"),
 ]
@@ -85,16 +85,16 @@ OPTIONS = {
     "max_norm": "no `max_norm`; it is an option of the optimizer: Optimizer(params, rule, clip_norm=...)",
     "max_grad_norm": "no `max_grad_norm`; it is an option of the optimizer: Optimizer(params, rule, clip_norm=...)",
     "global_clipnorm": "no `global_clipnorm`; it is an option of the optimizer: Optimizer(params, rule, clip_norm=...)",
-    "clipnorm": "Optimizer has no `clipnorm`; set it on the rule, AdamW(...): give clip_tensor_norm=1.5",
+    "clipnorm": "Optimizer has no `clipnorm`; set it on the rule, AdamW(...): pass clip_tensor_norm=1.5",
     "grad_scale": "no `grad_scale`; it is an option of the optimizer: Optimizer(params, rule, loss_scale=...)",
-    "lr": "Optimizer has no `lr`; set it on the rule, AdamW(...): give lr=1.5",
-    "weight_decay": "Optimizer has no `weight_decay`; set it on the rule, AdamW(...): give weight_decay=1.5",
-    "learning_rate": "Optimizer has no `learning_rate`; set it on the rule, AdamW(...): give lr=1.5",
+    "lr": "Optimizer has no `lr`; set it on the rule, AdamW(...): pass lr=1.5",
+    "weight_decay": "Optimizer has no `weight_decay`; set it on the rule, AdamW(...): pass weight_decay=1.5",
+    "learning_rate": "Optimizer has no `learning_rate`; set it on the rule, AdamW(...): pass lr=1.5",
     "betas": "Optimizer has no `betas`; set it on the rule, AdamW(...): it is `beta1` and `beta2` here",
-    "scheduler": "Optimizer has no `scheduler`; give lr a schedule",
+    "scheduler": "Optimizer has no `scheduler`; use a schedule",
     "fused": "Optimizer has no `fused`; leave it out",
     "clipnrom": "Optimizer has no `clipnrom`; did you mean `clip_norm`?",
-    "state": 'Optimizer has no `state`; give the rule state_dtype="int8"',
+    "state": 'Optimizer has no `state`; set state_dtype="int8" on the rule',
     "zzz": "Optimizer has no `zzz`; it has groups, engine, clip_norm",
 }
 
@@ -111,7 +111,7 @@ def test_an_optimizer_answers_too(name, rule):
 
 
 def test_an_optimizer_answers_with_values_of_several_fields():
-    with pytest.raises(TypeError, match=re.escape("set it on the rule, LAMB(...): give beta1=0.8, beta2=0.9")):
+    with pytest.raises(TypeError, match=re.escape("set it on the rule, LAMB(...): pass beta1=0.8, beta2=0.9")):
         ao.Optimizer(np.ones(2), ao.LAMB(), betas=(0.8, 0.9))
 
 
@@ -183,11 +183,11 @@ def test_rules_of_other_names_are_answered():
 
 
 def test_groups_and_attributes_are_answered_too(opt):
-    with pytest.raises(ValueError, match=r"group '\*': LAMB has no `betas`; give beta1=0.5, beta2=0.6"):
+    with pytest.raises(ValueError, match=r"group '\*': LAMB has no `betas`; pass beta1=0.5, beta2=0.6"):
         ao.Optimizer(np.ones(2), ao.LAMB(), groups={"*": {"betas": (0.5, 0.6)}})
-    with pytest.raises(AttributeError, match=r"Optimizer: LAMB has no `betas`; give beta1=0.5, beta2=0.6"):
+    with pytest.raises(AttributeError, match=r"Optimizer: LAMB has no `betas`; pass beta1=0.5, beta2=0.6"):
         opt.betas = (0.5, 0.6)
-    with pytest.raises(AttributeError, match=r"group 'b': LAMB has no `wd`; give weight_decay=0.1"):
+    with pytest.raises(AttributeError, match=r"group 'b': LAMB has no `wd`; pass weight_decay=0.1"):
         opt.groups[0].wd = 0.1
     for name, words in foreign_names.OPTIMIZER.items():
         with pytest.raises(AttributeError, match=re.escape(f"Optimizer has no `{name}`; {words}")):

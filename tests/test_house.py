@@ -68,54 +68,7 @@ LINES = {
     "saving": 1458,
     "torch": 2189,
 }
-"""Of a room; they may only fall.
-
-Engines: 130 more for `numpy` to take kernels of convolutions in groups, without which CAME's values between passes
-took fourteen times the tensor. Fusion and engines: 108 and 178 more for loops over members of rings on devices, without
-which registers and spills grew with their number. Both: 247 and 63 more for numbers in waves, without which code
-between passes grew with the square of the memory of L-BFGS, and for loops over members in 8 bits or complex. Fusion: 44
-more for questions about what is traced, such as `isinstance`, of which 25 in 80 were answered otherwise than where a
-rule runs as written. Step: 70 more for a short way through `give`, which is called for each tensor, and for what a
-failed micro-step has added; ranks and params have 30 fewer for it.
-Fusion and engines: 119 and 11 more for few stages between the passes on devices, without which blocks
-wait for each other 18 times in a step of CAME, in place of 10. Fusion: 15 more so that `self.lr` of a rule is `h.lr`,
-and not the number of the first group and step for all; 43 more, and 79 fewer in engines, for types in place of tuples
-by number, closures and options that were handed on. Engines: 13 more for products that compilers round in one program
-and not in another, so that a norm over ranks was another one, and 5 for products in threads; 31 more so that
-compiled engines are told where blocks lie, without which 1,000 of many lengths took ten times the time of as many
-tensors. Params: 83 more so that a look at memory tells that nothing has changed since the last step, without which the
-host took twice (a step) and five times (a captured one) as long over 10,000 tensors of CuPy; 10 more so that `give`
-looks at the slots of its tensor alone where users have them, and that these are no lazy views; 116 more so that
-PyTorch's tensors are read as NumPy's arrays are: to ask them took a quarter of a step over 300 small tensors, and half
-of one where users have slots. Rules and torch: 27 and 3 more so that a
-number that is set is read by what its field was found to need once, without which it took as long as a step over few
-tensors. Saving: 9 more for checksums of two kinds, the older of which took most of the time. Engines: 1 more so that
-`numpy` does not copy large tensors of one size. Torch: 8 more so that parameters of ranks arrive as a forward pass
-needs them.
-Rules: 3 more so that norms as written are one sum. State: 1 more so that codes make no NaN in JAX. Rules, torch and
-state: 19, 30 and 4 more for errors that name the way where a transformation of optax, or several rules are passed, and
-for what public methods take, return and raise.
-Engines: 25 more so that threads that help flush subnormal numbers if the calling thread does, without which bits
-depended on their number; 5 more so that Ctrl-C leaves no half of a step's numbers. Params: 20 more to refuse tensors
-whose storage was freed, which crashed the process, nested ones, and those that become lazy views. Rules: 3
-more for norms of infinite complex numbers; 128 more so that a rule is traced again where its code was edited, or a
-tuple, an object or a module that the code names. Step: 25 more
-so that handlers of signals can save in the middle of a step, and that locks work after a fork. Engines, fusion and
-state: 60, 11 and 36 more so that unequal blocks run as batches in `array_api`, that errors name the line of a rule that
-cannot be traced, and that whole rings can be set. Ranks: 36 more to send sums in groups of buckets, without which an
-overlapped step of Llama 7 B over 64 ranks takes 2.4 times as long, by the model of `benchmarks/scale.py`; 6 more to
-refuse captures of messages that go through the host, which ended in the middle of a step's writes.
-Engines: 26 more so that `numba` adds the same products unrounded as `cpp`, and 85 more so that both add up elements in
-the same order, with all compilers and vectors, which gives the same bits. Ranks: 2
-more so that a failed call of NCCL leaves no group open. Step and engines: 28 and 15 more so that steps that clip or
-check gradients prepare the launches that measure them once, which took half of a small step. Fusion, engines and
-rules: 4, 4 and 0 more so that a first step plans what it runs alone, and does not import all of NumPy's modules.
-Torch: 17 more so that of two optimizers that release gradients of the same parameters the one made last makes the
-steps: the other one made them, and nothing was said. State: 1 more so that a wrong result of `refuses` is told, and 1
-so that slots wait for the stream of the last call. State, params and torch: 21, 2 and 4 more so that no signal ends a
-change of settings in its middle, and that nobody converts the state while a step writes to it, which then wrote to
-memory that was freed. Params and state: 6 and 5 more so that the storage of all groups changes, or of none where
-memory runs out. Torch: 2 more for a state that is none."""
+"""Of a room. A limit rises only with a reason, which the commit that raises it states."""
 FLOOR = {room: i for i, rooms in enumerate(UP) for room in rooms}
 
 

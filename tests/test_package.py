@@ -76,6 +76,14 @@ def test_no_optional_package_is_imported(code):
     assert not set(found) & set(OPTIONAL)
 
 
+@pytest.mark.skipif(not hasattr(np, "unstack"), reason="NumPy before 2.1 has too little of the array API")
+def test_a_first_step_does_not_import_all_of_numpy():
+    """`array_api_compat.numpy` does, which takes as long as the rest of a first step."""
+    code = "import arrayopt as ao, numpy as np\nopt = ao.Optimizer(np.ones(2), ao.LAMB(lr=0.1), engine='numpy')\n"
+    code += "opt.step(np.ones(2))\nao.minimize(lambda x: (float(x @ x), 2 * x), np.ones(2))\n"
+    assert fresh(f"{code}import sys\nprint('numpy.f2py' in sys.modules)").split() == ["False"]
+
+
 def test_only_declared_dependencies_are_imported():
     before = "import sys, numpy, array_api_compat; before = set(sys.modules)\n"
     after = "import arrayopt\nprint(*sorted({m.partition('.')[0] for m in set(sys.modules) - before}))"

@@ -105,7 +105,7 @@ def test_one(project, before, after):
         (
             lambda: ao.SGD(lr=1, project=P.box),
             TypeError,
-            r"SGD: `project` must be a function f\(xp, p, h\) -> p, or None",
+            r"SGD: `project` must be a function f\(xp, p, h\), such as",
         ),
         (lambda: ao.SGD(lr=1, project=0.5), TypeError, "SGD: `project` must be a function"),
         (

@@ -205,7 +205,7 @@ def test_what_is_no_field_cannot_be_read_or_set():
     opt = ao.Optimizer({"w": ones()}, ao.LAMB())
     known = ", ".join(f.name for f in dataclasses.fields(ao.LAMB))
     for target, who in ((opt, "Optimizer"), (opt.groups[0], "group 'all'")):
-        with pytest.raises(AttributeError, match=f"{who}: LAMB has no `learning_rate`; give lr="):
+        with pytest.raises(AttributeError, match=f"{who}: LAMB has no `learning_rate`; pass lr="):
             target.learning_rate = 1
         with pytest.raises(AttributeError, match=re.escape(known)):
             target.decayed_norm = True  # a field, but of another rule

@@ -28,7 +28,7 @@ def named(known: Sequence[str]) -> Callable[[str], str]:
 
     def read(text: str) -> str:
         if text.lower() not in by_lower:
-            raise ArgumentTypeError(f"must be of {', '.join(known)}; got {text or repr(text)}")
+            raise ArgumentTypeError(f"must be one of {', '.join(known)}; got {text or repr(text)}")
         return by_lower[text.lower()]
 
     return read

@@ -176,10 +176,11 @@ def numbers_of(bucket: Bucket) -> list[Ints]:
     """
     found = []
     for k, tensor in enumerate(bucket.tensors):
-        here = np.arange(_layers(bucket, tensor))
         if isinstance(bucket, Layers):
             at, nth = bucket.stack_and_index[k]
             here = np.array([bucket.first_layer(at) + nth])
+        else:
+            here = np.arange(_layers(bucket, tensor))
         found.append(tensor.place * MOST_LAYERS + here)
     return found
 
@@ -209,9 +210,8 @@ def _members(bucket: Bucket, asked: Asked) -> Ints:
         if prod(tensor.shape):
             holders = tensor.share.holders if tensor.share is not None else []
             senders = np.full_like(own, holders[0] if holders else 0)
-            kinds = np.zeros_like(own)
-            if bucket.rule.stacked:
-                kinds = layers * MOST_LAYERS + own % MOST_LAYERS
+            number = layers * MOST_LAYERS + own % MOST_LAYERS
+            kinds = number if bucket.rule.stacked else np.zeros_like(own)
             found.append(np.stack([own, senders, kinds], axis=1))
     made = np.concatenate(found)
     bucket.members = None if asked.left else (took.tobytes(), made)

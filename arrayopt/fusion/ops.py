@@ -96,7 +96,9 @@ def _abs2(x: Any, out: Any) -> None:
 def _where(cond: Any, yes: Any, no: Any, out: Any) -> None:
     """Choose by bits: `numpy.where` takes eight times as long if conditions are irregular."""
     whole = {"f4": np.int32, "f8": np.int64}.get(out.dtype.str[1:])
-    if whole is None or np.ndim(cond) == 0:
+    if isinstance(cond, bool):
+        np.copyto(out, yes if cond else no)
+    elif whole is None or np.ndim(cond) == 0:
         np.copyto(out, np.where(cond, yes, no))
     else:
         first, second = (np.asarray(x, out.dtype).view(whole) for x in (yes, no))

@@ -29,8 +29,7 @@ def plan(traced: Trace, *, calls: bool = False) -> Plan:
     that reads its terms anyway. A slot is stored as soon as no later pass needs its old value. If a
     pass needs a value of an earlier pass, it computes the value again from stored arrays, or the
     earlier pass spills it: whichever moves fewer bytes, and the former if both move the same. With
-    `calls`, each operation is a call that reads and writes memory, and costs as much; and guarded
-    stores are always made.
+    `calls`, each operation is a call that reads and writes memory, and costs as much.
 
     Operands and results of products are stored: passes store the operands and read the results. The
     passes of each space are planned separately, and all are sorted by level.
@@ -50,8 +49,7 @@ def plan(traced: Trace, *, calls: bool = False) -> Plan:
     if products.nodes and totals:
         raise TraceError("products of matrices and totals in one rule are not fused")
     passes, scratch = _passes(traced, elements, needed, products, calls=calls)
-    if not calls:
-        passes = [pass_.guarded() for pass_ in passes]
+    passes = [pass_.guarded() for pass_ in passes]
     if products.nodes:
         passes, scratch = _with_memory(passes, scratch)
         _check_spaces(passes, element)

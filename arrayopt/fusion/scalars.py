@@ -4,20 +4,23 @@ and `clip`. Engines call them in each step; NumPy's engine also for values per t
 Results equal those of `arrayopt.fusion.graph.evaluate`, bit for bit, but no graph is traversed.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from arrayopt.fusion.graph import CACHED, CLIP, UPDATES, Node, evaluate, operands, reachable
 from arrayopt.fusion.ops import OPS
+from arrayopt.fusion.passes import SmallLoop
 from arrayopt.fusion.plan import Plan
 
 EACH_STEP = {UPDATES: "t", CLIP: "clip"}
 """The scalars that change in each step, with their names in the text."""
+
+OF_NUMBERS = {"where": "{1} if {0} else {2}", "and": "{0} and {1}", "or": "{0} or {1}"}
+"""The text of operations in Python, if their operands are numbers."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -85,7 +88,7 @@ def scalar_code(plan: Plan) -> ScalarCode:
 
 
 class Straight(NamedTuple):
-    """A compiled function that computes values from values, as numbers or arrays."""
+    """A compiled function that computes values from values."""
 
     outer: tuple[Node, ...]
     """The arguments."""
@@ -96,27 +99,22 @@ class Straight(NamedTuple):
 
 
 @lru_cache(maxsize=CACHED)
-def straight(nodes: tuple[Node, ...], read: frozenset[Node]) -> Straight:
-    """Compile a function for `nodes`. It returns those in `read`, and frees others after use."""
-    outer, last = dict[Node, None](), dict[Node, Node]()
-    for node in nodes:
-        last |= dict.fromkeys(node.args, node)
-        outer |= dict.fromkeys(operand for operand in node.args if operand.op != "const")
-    for node in nodes:
+def straight(loop: SmallLoop, read: frozenset[Node], *, numbers: bool) -> Straight:
+    """Compile a function for a loop, which returns the nodes in `read`, and frees others after use.
+    With `numbers`, all are numbers and conditions of Python.
+    """
+    outer = {node: None for node in operands(loop.nodes) if node.op != "const"}
+    for node in loop.nodes:
         outer.pop(node, None)
-    results = tuple(node for node in nodes if node in read)
-    freed: dict[Node, list[str]] = {}
-    for node in nodes:
-        if node in last and node not in read:
-            freed.setdefault(last[node], []).append(_name(node))
-    names = list(map(_name, outer)), nodes, list(map(_name, results))
-    function = _compiled(_function("made", *names, freed))["made"]
-    return Straight(tuple(outer), results, function)
+    results = tuple(node for node in loop.nodes if node in read)
+    text = _function("made", [*map(_name, outer)], loop.nodes, [*map(_name, results)], numbers)
+    return Straight(tuple(outer), results, _compiled(text)["made"])
 
 
 def _compiled(text: str) -> dict[str, Any]:
     """Compile a text, and return its functions by name."""
     made: dict[str, Any] = {"inf": np.inf, "nan": np.nan, "where": _where}
+    made["item"] = lambda x: x.item() if isinstance(x, np.generic) else x
     made |= {f"np_{name}": op.numpy for name, op in OPS.items()}
     exec(compile(text, "<scalars>", "exec"), made)
     return made
@@ -140,17 +138,21 @@ def _name(node: Node) -> str:
 def _function(
     name: str,
     given: Sequence[str],
-    nodes: Iterable[Node],
+    nodes: Collection[Node],
     results: Sequence[str],
-    freed: Mapping[Node, Sequence[str]] = MappingProxyType({}),
+    numbers: bool = False,
 ) -> str:
-    """The text of a function that computes nodes. `freed`: the names to delete after a node."""
-    lines = [f"def {name}({', '.join(given)}):"]
+    """The text of a function that computes nodes, of Python's `numbers` or else of arrays too."""
+    lines, last, kept = [f"def {name}({', '.join(given)}):"], dict[Node, Node](), {*results, *given}
+    call = "item(np_{}({}))" if numbers else "np_{}({})"
+    for node in nodes:
+        last |= dict.fromkeys(node.args, node)
     for node in nodes:
         if node.op != "host":
-            form, args = OPS[node.op].python, list(map(_name, node.args))
-            value = form.format(*args) if form else f"np_{node.op}({', '.join(args)})"
-            lines.append(f"    {_name(node)} = {value}")
-            if node in freed:
-                lines.append(f"    del {', '.join(freed[node])}")
+            args, form = list(map(_name, node.args)), numbers and OF_NUMBERS.get(node.op)
+            form = form or OPS[node.op].python or call.format(node.op, ", ".join(args))
+            lines.append(f"    {_name(node)} = {form.format(*args)}")
+            done = {_name(x): None for x in node.args if last[x] is node and x.op != "const"}
+            if not numbers and done.keys() - kept:  # memory of arrays is freed after use
+                lines.append(f"    del {', '.join(x for x in done if x not in kept)}")
     return "\n".join([*lines, f"    return ({', '.join(results)}{',' * bool(results)})", ""])

@@ -46,7 +46,7 @@ class Symbol(Given):
         """Raise TraceError if code outside this package calls `isinstance`: it would be misled."""
         if is_of_user(sys._getframe(1)):
             raise not_fused(
-                "`isinstance` cannot be asked of a traced array, as functions of other libraries do"
+                "`isinstance` cannot be asked of a traced array; use functions of `xp` alone"
             )
         return type(self)
 
@@ -122,8 +122,8 @@ class Symbol(Given):
         said = "`if`, `and`, and Python's `min` and `max` cannot depend on an array's value"
         instead, more = "use xp.where or &, xp.minimum or xp.maximum", ""
         if self.node.on_host and not isinstance(self, Extent):
-            said = f"{said} or a number"
-            more = "; for what 0 removes see zero_is_off of ao.real, for switches ao.flag"
+            said = f"{said} or a hyper-parameter"
+            more = "; declare a switch with ao.flag, and a number that 0 turns off with zero_is_off"
         raise not_fused(f"{said}; {instead}{more}")
 
     __int__ = __index__ = __array__ = __float__ = _refused(

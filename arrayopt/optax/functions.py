@@ -19,7 +19,7 @@ _INSTEAD = {
     "groups": "use optax.multi_transform, with a transformation for each label",
     "loss_scale": "divide the gradients by the scale before it: optax.chain(optax.scale(1 / scale), ...)",
     "mask": "use optax.multi_transform, with a transformation for each label",
-    "params": "give the parameters to tx.init(params) and tx.update(grads, state, params)",
+    "params": "pass the parameters to tx.init(params) and tx.update(grads, state, params)",
     "skip_nonfinite": "wrap it in optax.apply_if_finite",
     "stats": "arrayopt.update returns statistics",
 }

@@ -109,13 +109,13 @@ def _check_param(name: str, leaf: Any, who: str, params: Any, *, functional: boo
     if not is_array(leaf):
         todo = ""
         if isinstance(params, list | tuple) and params and all(map(_is_pair, params)):
-            todo = "; give pairs of names and arrays as dict(params)"
+            todo = "; pass pairs of names and arrays as dict(params)"
         elif hasattr(leaf, "named_parameters"):
-            todo = "; give dict(model.named_parameters()), or use arrayopt.torch"
+            todo = "; pass dict(model.named_parameters()), or use arrayopt.torch"
         elif isinstance(leaf, Number):
             todo = "; make arrays of numbers, such as numpy.asarray([1.0, 2.0])"
         elif dataclasses.is_dataclass(leaf):
-            todo = "; give a dict of its arrays, such as vars(x)"
+            todo = "; pass a dict of its arrays, such as vars(x)"
         raise TypeError(
             f"{who}: params must be arrays, or dicts, lists and tuples of them;"
             f" got {type(leaf).__name__} at {name!r}{todo}"

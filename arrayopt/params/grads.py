@@ -165,9 +165,9 @@ def match_grads(
             todo = "; make arrays of numbers, such as numpy.asarray([1.0, 2.0])"
         unnamed = isinstance(grads, list | tuple) and not given.keys() & names.keys()
         if unnamed and len(given) == len(params):
-            todo = "; give a dict by name: dict(zip(names, grads))"
+            todo = "; pass a dict by name: dict(zip(names, grads))"
         elif isinstance(grads, dict) and not by_position and all(map(str.isdigit, names)):
-            todo = "; give a list in the order of the parameters"
+            todo = "; pass a list in the order of the parameters"
         raise ValueError(f"{who}: grads do not match params: {'; '.join(wrong)}{todo}")
     return {name: given[name] for name in names}
 

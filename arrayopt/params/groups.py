@@ -131,8 +131,8 @@ class Group:
         own = [f"{name}={getattr(self.rule, name)!r}" for name in sorted(self.overridden)]
         if len(own) == len(fields_of(type(self.rule))):
             own = [repr(self.rule)]
-        total = sum(size(tensor.array) for tensor in self.tensors)
-        words = [repr(self.label), f"{len(self.tensors)} tensors", f"{total} parameters", *own]
+        n, total = len(self.tensors), sum(size(tensor.array) for tensor in self.tensors)
+        words = [repr(self.label), f"{n} tensor{'s' * (n != 1)}", f"{total} parameters", *own]
         return f"Group({', '.join(words)})"
 
 

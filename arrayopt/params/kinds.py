@@ -12,7 +12,7 @@ OWN_MEMORY = "cpu", "cuda"
 """PyTorch's devices on which a tensor with elements has an address."""
 
 NO_MEMORY = (
-    "a tensor without memory, whose storage was freed or never made; give a copy of existing values"
+    "a tensor without memory, whose storage was freed or never made; pass a copy of existing values"
 )
 
 
@@ -33,11 +33,11 @@ def refusal(array: Any, *, parameter: bool = False, functional: bool = False) ->
 
 def _refused_by_numpy(array: Any) -> str | None:
     if isinstance(array, np.ma.MaskedArray):
-        return "a masked array, whose mask has no meaning here; give x.filled(0), or x.data"
+        return "a masked array, whose mask has no meaning here; pass x.filled(0), or x.data"
     if isinstance(array, np.ndarray) and type(array) not in (np.ndarray, np.memmap):
-        return f"a {_name(array)}, a kind of array with a meaning of its own; give np.asarray(x)"
+        return f"a {_name(array)}, a kind of array with a meaning of its own; pass np.asarray(x)"
     if not array.dtype.isnative:
-        return "in another byte order than this machine's; give x.astype(x.dtype.newbyteorder('='))"
+        return "in another byte order than this machine's; pass x.astype(x.dtype.newbyteorder('='))"
     return None
 
 
@@ -48,19 +48,19 @@ def _refused_by_torch(tensor: Any, parameter: bool) -> str | None:
     names = [kind.__name__ for kind in type(tensor).__mro__]
     if "DTensor" in names:
         return (
-            "a DTensor, of which this process holds a part; give x.to_local(), if a part has a"
+            "a DTensor, of which this process holds a part; pass x.to_local(), if a part has a"
             " meaning of its own"
         )
     is_parameter = (type(tensor).__module__, names[0]) == ("torch.nn.parameter", "Parameter")
     if type(tensor).__module__ != "torch" and not is_parameter:
         name = _name(tensor)
-        return f"a {name}, a kind of tensor with a meaning of its own; give a plain torch.Tensor"
+        return f"a {name}, a kind of tensor with a meaning of its own; pass a plain torch.Tensor"
     if tensor.layout != torch.strided:
-        return f"a tensor of layout {tensor.layout}, and not a dense one; give x.to_dense()"
+        return f"a tensor of layout {tensor.layout}, and not a dense one; pass x.to_dense()"
     if tensor.is_nested:
-        return "a nested tensor, whose rows have several lengths; give them as tensors, x.unbind()"
+        return "a nested tensor, whose rows have several lengths; pass them as tensors, x.unbind()"
     if tensor.is_quantized:
-        return "a quantized tensor; give x.dequantize()"
+        return "a quantized tensor; pass x.dequantize()"
     if torch._is_functional_tensor(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(
         tensor
     ):
@@ -71,12 +71,12 @@ def _refused_by_torch(tensor: Any, parameter: bool) -> str | None:
     if tensor.device.type in OWN_MEMORY and tensor.numel() and not tensor.data_ptr():
         return NO_MEMORY
     if not parameter:
-        return "a parameter, and no gradient; give p.grad" if is_parameter else None
+        return "a parameter, and no gradient; pass p.grad" if is_parameter else None
     if tensor.is_meta:
         return "a tensor on the meta device, which has no elements; call module.to_empty first"
     if tensor.is_inference():
         return (
-            "a tensor made in torch.inference_mode, which cannot be written outside; give x.clone()"
+            "a tensor made in torch.inference_mode, which cannot be written outside; pass x.clone()"
         )
     if tensor.is_conj() or tensor.is_neg():
         return (

@@ -109,7 +109,7 @@ def unlike(
     shown = short(found)
     if odd_grads:
         shown.append(
-            "each rank must give the same gradients: reduce them, or pass Ranks(comm, grads='mean')"
+            "each rank must pass the same gradients: reduce them, or pass Ranks(comm, grads='mean')"
         )
     return shown
 

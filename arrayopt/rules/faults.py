@@ -40,8 +40,8 @@ _FROZEN = "<frozen "
 _GENERATED = "<string>"
 """Where code lies that dataclasses have made."""
 
-_LIBRARIES = (_FROZEN, *(str(Path(file).parents[1]) for file in (__file__, np.__file__, re.__file__)))
-"""How the names of files begin whose functions nobody writes for a rule."""
+_LIBRARIES = (_FROZEN, *(str(Path(file).parents[1]) for file in (__file__, np.__file__, re.__file__)), "numpy/")
+"""How the names of files begin whose functions nobody writes for a rule; those of Cython are relative."""
 
 
 def own_fault(rule: Any, rank: int, error: Exception) -> Exception | None:

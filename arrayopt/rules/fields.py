@@ -69,7 +69,7 @@ def _of_library(call: Any) -> bool:
 def function(where: str, value: Any) -> Any:
     """Check a function f(xp, p, h), which must be hashable, or None; else raise TypeError."""
     if value is not None and (not callable(value) or isinstance(value, type)):
-        raise TypeError(f"{where} must be a function f(xp, p, h) -> p, or None; got {got(value)}")
+        raise TypeError(f"{where} must be a function f(xp, p, h), such as projections.box(0, 1); got {got(value)}")
     if value is not None and (_of_library(value) or not _takes(value, 3)):
         name = getattr(value, "__name__", value)
         takes = f"{name}, a function of a library," if _of_library(value) else f"{name!s}{signature(value)}"

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import NARROW, Array, array_namespace, dtype_name, function_of, is_array
+from arrayopt.arrays import NARROW, Array, array_namespace, dtype_name, is_array
 from arrayopt.randomness import (
     current_bfloat16,
     current_float16,
@@ -34,12 +34,12 @@ class _RuleNamespace:
         self.joined_bfloat16, self.joined_float16 = partial(joined_bfloat16, xp), partial(joined_float16, xp)
         self.low_bfloat16, self.low_float16 = partial(low_bfloat16, xp), partial(low_float16, xp)
         self.round_bfloat16, self.round_float16 = partial(round_bfloat16, xp), partial(round_float16, xp)
-        for name in OF_ELEMENTS:
-            if hasattr(xp, name):
-                setattr(self, name, partial(_of_elements, xp, name))
 
     def __getattr__(self, name: str) -> Any:
-        return function_of(self._xp, name)
+        found = getattr(self._xp, name)
+        if name in OF_ELEMENTS:
+            found = self.__dict__[name] = partial(_of_elements, self._xp, name)
+        return found
 
     def where(self, condition: Any, yes: Any, no: Any, /) -> Any:
         """`yes` where the condition holds, else `no`; the condition may be a Python bool."""

@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from arrayopt.arrays import (
     Array,
     copied,
@@ -22,7 +24,7 @@ from arrayopt.hyper import is_number
 from arrayopt.params.given import named_params
 from arrayopt.params.grads import match_grads
 from arrayopt.params.kinds import refusal
-from arrayopt.params.trees import rebuild
+from arrayopt.params.trees import leaves, rebuild, template
 from arrayopt.rules import Rule
 from arrayopt.rules.lbfgs import LBFGS, MOST_FUSED
 from arrayopt.solving.ranks import One
@@ -50,6 +52,8 @@ class Problem:
         The number of problems with `stacked`, else None.
     xp, real : namespace and dtype
         The library of values and their dtype.
+    plain : bool
+        Whether the value is a scalar of NumPy.
     """
 
     def __init__(
@@ -74,6 +78,9 @@ class Problem:
         dtypes = {dtype_name(x) for _, x in self.named}
         self._joined = joint and len(self.named) > 1 and len(dtypes) == 1
         self.arrays = self.given([copied(detached(x)) for _, x in self.named])
+        self.plain = self.count is None and library(first) == "numpy"
+        self._template = template(params)
+        self._familiar: list[Any] | None = None
 
     def _counted(self) -> int:
         """The number of problems; ValueError if arrays have different numbers."""
@@ -116,6 +123,7 @@ class Problem:
         point = fresh(point) if apart else point
         value, grads = self.ranks.evaluated(lambda: self._evaluated(point))
         found = dict(zip(point, grads, strict=True))
+        value = value[()] if self.plain else value
         return value, fresh(found) if apart else found
 
     def _evaluated(self, point: Point) -> tuple[Array, list[Array]]:
@@ -125,12 +133,20 @@ class Problem:
             raise TypeError(
                 f"minimize: `f` must return a value and gradients, as in return value, grads; got {_said(found)}"
             )
-        matched = match_grads("minimize: the result of `f`", self.named, found[1])
+        return self._value(found[0]), list(self.given(self._matched(found[1])).values())
+
+    def _matched(self, found: Any) -> list[Array]:
+        """Check gradients, and return them in the order of the leaves."""
+        grads = leaves(self._template, found) or []
+        forms = [(x.dtype, x.shape) if type(x) is np.ndarray else None for x in grads]
+        if forms and forms == self._familiar:
+            return grads
+        matched = match_grads("minimize: the result of `f`", self.named, found)
         missing = [name for name, g in matched.items() if g is None]
         if missing:
             raise ValueError(f"minimize: `f` must return a gradient of {missing[0]!r}; got None")
-        grads = [detached(g) for g in matched.values()]
-        return self._value(found[0]), list(self.given(grads).values())
+        self._familiar = None if None in forms else forms
+        return [detached(g) for g in matched.values()]
 
     def given(self, leaves: list[Array]) -> Point:
         """Convert arrays like the leaves of the tree to the form for rules."""
@@ -143,11 +159,13 @@ class Problem:
         if self.count is not None:
             return "; sum over all axes but the first"
         if len(shape) == 1 and all(tuple(x.shape)[:1] == shape for _, x in self.named):
-            return "; return its sum, or give stacked=True if each is the value of a problem of its own"
+            return "; return its sum, or pass stacked=True if each is the value of a problem of its own"
         return "; return its sum"
 
     def _value(self, value: Any) -> Array:
         """Check the returned value, and convert it to an array of the parameters' library."""
+        if self.plain and is_number(value):
+            return self.real(value)
         shape = () if self.count is None else (self.count,)
         wanted = (
             "one real number" if self.count is None else f"an array of {self.count} real numbers"

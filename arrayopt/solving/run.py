@@ -1,6 +1,7 @@
 """A run of `minimize`: the loop, the best point so far, and the conditions that end it."""
 
 from collections.abc import Callable
+from functools import cache
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -17,6 +18,35 @@ from arrayopt.state.verdict import Verdict
 
 KINDS = {"value": float, "grad_norm": float, "steps": int, "evaluations": int, "converged": bool}
 """The numbers of a `Result`, and their Python types for one problem."""
+
+
+class _Plain:
+    """The functions that this module uses, on NumPy's scalars, for which NumPy's own take ten times as long."""
+
+    abs, all, finfo, int32, isfinite, maximum = (
+        abs,
+        bool,
+        cache(np.finfo),
+        np.int32,
+        np.isfinite,
+        np.maximum,
+    )
+
+    @staticmethod
+    def astype(x: Any, dtype: Any, copy: bool = True) -> Any:
+        return dtype(x)
+
+    @staticmethod
+    def max(x: Any, axis: None) -> Any:
+        return x.max()
+
+    @staticmethod
+    def where(condition: Any, yes: Any, no: Any) -> Any:
+        return yes if condition else no
+
+    @staticmethod
+    def zeros_like(x: Any) -> Any:
+        return type(x)(0)
 
 
 class _Seen(NamedTuple):
@@ -53,9 +83,14 @@ class Run:
     ) -> None:
         self._problem, self._opt, self._measure, self._tol = problem, opt, measure, tol
         self._max_steps, self._check_every = max_steps, check_every
-        self._first = next(iter(problem.arrays))
-        self._searches = "accepted" in opt.state[self._first]
-        self._brackets = "width" in opt.state[self._first]
+        self._xp: Any = _Plain if problem.plain else problem.xp
+        self._first = opt._parameters.all[
+            0
+        ]  # `Optimizer.state` would look for changes of slots in each step
+        self._searches, self._brackets = (
+            "accepted" in self._first.slots,
+            "width" in self._first.slots,
+        )
         # such a rule evaluates gradients at points that may lie outside of the set
         self._apart = measure is not None and bool(opt.rule.evaluated_from)
         self._scale: Array | None = None
@@ -104,7 +139,7 @@ class Run:
 
     def _ended(self) -> bool:
         """Whether all problems have ended. This waits for the device."""
-        return bool(self._problem.xp.all(self._seen.done))
+        return bool(self._xp.all(self._seen.done))
 
     def _spare(self) -> None:
         """Let steps skip problems that have ended, once their steps have cost more than a new launch."""
@@ -184,7 +219,7 @@ class Run:
 
     def _most(self, value: Array, arrays: Point) -> Array:
         """The largest magnitude in arrays, one per problem."""
-        xp = self._problem.xp
+        xp = self._xp
         found = xp.zeros_like(value)
         for g in [g for g in arrays.values() if size(g)]:
             axes = None if self._problem.count is None else tuple(range(1, g.ndim))
@@ -195,7 +230,7 @@ class Run:
     @np.errstate(all="ignore")
     def _started(self, value: Array, grads: Point) -> _Seen:
         """The record of the start."""
-        xp, now = self._problem.xp, self._opt.params
+        xp, now = self._xp, self._opt.params
         norm, none = self._norm(value, now, grads), xp.astype(xp.zeros_like(value), xp.int32)
         small = norm <= self._tol
         return _Seen(
@@ -215,7 +250,7 @@ class Run:
 
         A value that is not finite is never better: minus infinity is an overflow.
         """
-        xp, old = self._problem.xp, self._seen
+        xp, old = self._xp, self._seen
         norm, going = self._norm(value, now, grads), ~old.done
         slack = 100.0 * float(xp.finfo(self._problem.real).eps) * xp.abs(old.value)
         small = going & (norm <= self._tol) & (value <= old.value + slack)
@@ -233,7 +268,7 @@ class Run:
 
     def _note(self) -> None:
         """Read from the rule's state how many points it has accepted, and which searches have ended."""
-        xp, seen = self._problem.xp, self._seen
+        xp, seen = self._xp, self._seen
         if not self._searches:
             self._seen = seen._replace(steps=seen.steps + xp.astype(~seen.done, xp.int32))
             return
@@ -247,7 +282,9 @@ class Run:
 
     def _known(self, slot: str) -> Array:
         """A slot of the rule with one number per problem."""
-        return self._problem.ranks.known(self._opt.state[self._first][slot])
+        self._first.run.streams.meet("minimize")
+        found = self._problem.ranks.known(self._first.slots[slot])
+        return found[()] if self._problem.plain else found
 
     def _result(self, otherwise: str, *, copies: bool = False) -> Result:
         """The record as a `Result`; with `copies`, for a callback, which may write to it."""

@@ -113,15 +113,15 @@ def _from_values(rule: Rule, array: Array) -> list[str]:
     numbers = [name for name in hypers(type(rule)) if name not in rule.structure[-1]]
     shape, dtype = (2,) * (array.ndim - rule.stacked), complex if kind(array) == "complex" else float
     ones = np.linspace(0.5, 1.0, 2 ** len(shape), dtype=dtype).reshape(shape)
-    found: list[str] = []
+    found, several = list[str](), list[dict[str, Array]]()
     with suppress(Exception):  # the rule may refuse such a tensor
-        several = []
-        for x in (1.7, 0.0, -0.3):
+        for x in (1.7,) if rule.begins_at_zero else (1.7, 0.0, -0.3):
             seen = copy(rule)
             seen.__dict__.update(dict.fromkeys(numbers, 0.5 + x / 8))
             several.append(seen.all_slots(np, x * ones, dtype_name(array)))
         for slot, first in several[0].items():
-            if slot != "master" and not all(np.array_equal(first, x[slot]) for x in several):
+            others = [x[slot] for x in several[1:]] or [0 * first]
+            if slot != "master" and not all(np.array_equal(first, x) for x in others):
                 found.append(slot)
     return found
 

@@ -115,7 +115,7 @@ def _checked(tensor: Tensor, slot: str, value: Any, said: str, known: Mapping[st
         raise TypeError(f"{who} must be a {library(old)} array; got {got}")
     whole, shape = tensor.whole.get(slot, tuple(old.shape)), tuple(value.shape)
     if shape not in (tuple(old.shape), whole):
-        part = "" if whole == tuple(old.shape) else f" on this rank, of {whole} in whole; give either"
+        part = "" if whole == tuple(old.shape) else f" on this rank, of {whole} in whole; pass either"
         raise ValueError(f"{who} must have shape {tuple(old.shape)}{part}; got {shape}")
     if dtype_name(value) != dtype_name(old):
         raise TypeError(f"{who} must be of dtype {dtype_name(old)}; got {dtype_name(value)}; convert it")

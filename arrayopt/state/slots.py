@@ -169,10 +169,10 @@ def _coded(x: Array, dtype: str, layers: int) -> tuple[Array, Array]:
 
 def _own(p: Array, slots: dict[str, Array]) -> dict[str, Array]:
     """Copy slots that share memory with the parameter or with each other, or that cannot be written."""
-    holders, own = {holder(p)}, {}
+    holders, own = {holder(p), None}, {}
     for slot in list(slots):
         x = slots.pop(slot)  # frees the original of a copy before the next copy is made
-        if holder(x) in {*holders, None} or not holds_alone(x):
+        if holder(x) in holders or not holds_alone(x):
             x = copied(x)
         holders.add(holder(x))
         own[slot] = x

@@ -115,5 +115,5 @@ class Stats(Mapping[str, Mapping[str, Array]]):
         return table(repr(self), ("tensor", *names), rows)
 
     def __repr__(self) -> str:
-        off = "off; make the Optimizer with stats=True"
-        return f"Stats({f'{len(self._reports)} tensors' if self.enabled else off})"
+        n, off = len(self._reports), "off; make the Optimizer with stats=True"
+        return f"Stats({n} tensor{'s' * (n != 1)})" if self.enabled else f"Stats({off})"

@@ -62,7 +62,7 @@ def test_version(capsys):
         (["dance"], "dance"),
         (["demo", "--backend", "abacus"], "abacus"),
         (["demo", "--rules", "lamb,lamp"], "got lamp"),
-        (["demo", "--rules", ","], "must be of LAMB"),
+        (["demo", "--rules", ","], "must be one of LAMB"),
         (["demo", "--epochs", "0"], "'0'"),
         (["demo", "--seed", "-1"], "'-1'"),
         (["demo", "--output", "figure.doc"], "must end in .png"),
@@ -207,7 +207,7 @@ def test_explain_knows_layers_and_blocks(field, capsys):
 
 def test_explain_allocates_nothing_of_the_tensors_size(capsys):
     assert cli.main(["explain", "CAME", "--set", "lr=0.1", "--shapes", "1000000x1000000", "--dtype", "bfloat16"]) == 0
-    assert "1 tensors, 1000000000000 parameters, bfloat16, numpy on cpu" in capsys.readouterr().out
+    assert "1 tensor, 1000000000000 parameters, bfloat16, numpy on cpu" in capsys.readouterr().out
 
 
 def test_explain_shows_the_source_of_each_rank(capsys):
@@ -222,7 +222,7 @@ def test_explain_shows_the_source_of_each_rank(capsys):
     [
         (["explain"], "RULE"),
         (["explain", "LAMP"], "got LAMP"),
-        (["explain", "LAMB", "--set", "wd=1"], "LAMB has no `wd`; give weight_decay=1"),
+        (["explain", "LAMB", "--set", "wd=1"], "LAMB has no `wd`; pass weight_decay=1"),
         (["explain", "LAMB", "--set", "lr"], "must be NAME=VALUE"),
         (["explain", "LAMB", "--set", "lr=fast"], "`lr` must be a number"),
         (["explain", "LAMB", "--set", "beta1=2"], "`beta1` must be in [0, 1); got 2.0"),

@@ -397,7 +397,7 @@ ROWS = [
     refusals.row("no lr", lambda: door.CAME(one()), ValueError, "CAME: `lr` must be given"),
     refusals.row("unknown", lambda: door.LAMB(one(), nestrov=True), TypeError, "LAMB has no `nestrov`"),
     refusals.row("how", lambda: door.AdamW(one(), differentiable=True), TypeError, "use arrayopt.update, which is"),
-    refusals.row("advice", lambda: door.LAMB(one(), momentum=0.9), TypeError, "LAMB has no `momentum`; give beta1=0.9"),
+    refusals.row("advice", lambda: door.LAMB(one(), momentum=0.9), TypeError, "LAMB has no `momentum`; pass beta1=0.9"),
     refusals.row("range", lambda: door.LAMB(one(), lr=-1.0), ValueError, "LAMB: `lr` must be in [0, inf); got -1.0"),
     refusals.row("vector", lambda: door.LAMB(one(), torch.ones(2)), ValueError, "`lr` as a tensor must have one"),
     refusals.row(
@@ -419,8 +419,8 @@ ROWS = [
         TypeError,
         "with variant='pytorch'",
     ),
-    refusals.row("patterns", lambda: door.LAMB(one(), groups={}), TypeError, "give group dicts: [{"),
-    refusals.row("mask", lambda: door.LAMB(one(), mask=None), TypeError, "give group dicts: [{"),
+    refusals.row("patterns", lambda: door.LAMB(one(), groups={}), TypeError, "pass group dicts: [{"),
+    refusals.row("mask", lambda: door.LAMB(one(), mask=None), TypeError, "pass group dicts: [{"),
     refusals.row("mean", lambda: door.LAMB(one(), accumulate=2), TypeError, "call backward() several times"),
     refusals.row("scale", lambda: door.LAMB(one(), loss_scale=2.0), TypeError, "use torch.amp.GradScaler"),
     refusals.row("a vector", lambda: door.Muon(one(), 0.1), ValueError, "not a matrix; give vectors a group"),
@@ -441,7 +441,7 @@ KEYS = [
     ({"clip_norm": 1.0}, "it is an option: AdamW(params, clip_norm=...)"),
     ({"max_grad_norm": 1.0}, "it is the option clip_norm here"),
     ({"lrr": 1.0}, "did you mean `lr`?"),
-    ({"learning_rate": 1.0}, "give lr=1.0"),
+    ({"learning_rate": 1.0}, "pass lr=1.0"),
     ({"differentiable": True}, "use arrayopt.update, which is"),
     ({"betas": (0.9, 0.99), "beta1": 0.5}, "pass `betas` or `beta1`, not both"),
 ]

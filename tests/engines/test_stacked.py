@@ -383,3 +383,18 @@ def test_every_rule_without_elements(engine, row, stacked):
         own, exact = dict(opt.state[name]), state["tensors"][name]
         assert list(own) == list(exact)
         assert [np.shape(x) for x in own.values()] == [np.shape(x) for x in exact.values()]
+
+
+@each_engine
+def test_totals_of_layers_that_are_scalars(engine):
+    """Of a stack, each layer has totals over the layers of all tensors with its number."""
+    many = arrays()
+    stacked = ao.Optimizer(arrays(), ao.Prodigy(stacked=True), engine=engine)
+    ones = [
+        ao.Optimizer({name: np.array(x[i, ...]) for name, x in many.items()}, ao.Prodigy(), engine=engine)
+        for i in range(N)
+    ]
+    run(stacked, 3)
+    for i, one in enumerate(ones):
+        run(one, 3, of=lambda grads, i=i: {name: np.array(x[i, ...]) for name, x in grads.items()})
+        assert all(np.array_equal(stacked.params[name][i, ...], p) for name, p in one.params.items())

@@ -124,7 +124,7 @@ CASES = {
     "numpy": (lambda xp, p, g, h: p - np.linalg.norm(g) * g, r"has no value; use functions of `xp`"),
     "min": (
         lambda xp, p, g, h: p - max(h.lr, 0.2) * g,
-        r"`max` cannot depend on an array's value or a number; use .*xp.maximum",
+        r"`max` cannot depend on an array's value or a hyper-parameter; use .*xp.maximum",
     ),
     "floors": (lambda xp, p, g, h: p // g, r"for //: .*; use xp.floor\(x / y\)"),
     "prod": (lambda xp, p, g, h: p - xp.prod(g), r"xp.prod cannot be traced; use xp.exp"),

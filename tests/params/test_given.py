@@ -49,7 +49,7 @@ def test_pairs_of_one_name_and_lists_of_pairs():
     a, b = np.ones(2), np.ones(2)
     raises(lambda: ao.Optimizer(iter([("w", a), ("w", b)]), ao.SGD(lr=1.0)), ValueError, "two parameters are named 'w'")
     raises(
-        lambda: ao.Optimizer([("w", a)], ao.SGD(lr=1.0)), TypeError, "got str at '0.0'", "give pairs", "dict(params)"
+        lambda: ao.Optimizer([("w", a)], ao.SGD(lr=1.0)), TypeError, "got str at '0.0'", "pass pairs", "dict(params)"
     )
 
 
@@ -57,7 +57,7 @@ def test_parameters_in_the_place_of_gradients():
     m = module()
     opt = ao.Optimizer(list(m.parameters()), ao.SGD(lr=1.0))
     for _ in range(2):  # they are refused after gradients of the same forms, too
-        raises(lambda: opt.step(m.parameters()), ValueError, "'0' is a parameter, and no gradient; give p.grad")
+        raises(lambda: opt.step(m.parameters()), ValueError, "'0' is a parameter, and no gradient; pass p.grad")
         opt.step([torch.zeros_like(x) for x in m.parameters()])
 
 
@@ -65,7 +65,7 @@ def test_parameters_in_the_place_of_gradients():
 def test_a_list_of_gradients_for_a_dict(make):
     p = {"w": np.ones(2), "b": np.ones(3)}
     opt = ao.Optimizer(p, ao.SGD(lr=1.0))
-    words = "missing 'w'", "unexpected '1'; give a dict by name: dict(zip(names, grads))"
+    words = "missing 'w'", "unexpected '1'; pass a dict by name: dict(zip(names, grads))"
     raises(lambda: opt.step(make([np.ones(2), np.ones(3)])), ValueError, *words)
     opt.step(dict(zip(p, [np.ones(2), np.ones(3)], strict=True)))
     assert p["w"].tolist() == [0.0, 0.0]
@@ -73,7 +73,7 @@ def test_a_list_of_gradients_for_a_dict(make):
 
 def test_a_dict_of_gradients_for_a_list():
     opt = ao.Optimizer([np.ones(2), np.ones(3)], ao.SGD(lr=1.0))
-    words = "missing '0'", "unexpected 'b'; give a list in the order of the parameters"
+    words = "missing '0'", "unexpected 'b'; pass a list in the order of the parameters"
     raises(lambda: opt.step({"w": np.ones(2), "b": np.ones(3)}), ValueError, *words)
 
 
@@ -90,7 +90,7 @@ def test_dataclasses():
         w: np.ndarray
 
     weights = Weights(np.ones(2))
-    words = "got Weights at ", "give a dict of its arrays, such as vars(x)"
+    words = "got Weights at ", "pass a dict of its arrays, such as vars(x)"
     for params in (weights, {"layer": weights}, [weights]):
         raises(lambda: ao.Optimizer(params, ao.SGD(lr=1.0)), TypeError, *words)  # noqa: B023
     ao.Optimizer(vars(weights), ao.SGD(lr=1.0)).step({"w": np.ones(2)})

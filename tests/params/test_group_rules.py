@@ -60,8 +60,8 @@ def test_each_group_is_an_optimizer_of_its_own():
 
 def test_it_is_shown():
     opt = made()
-    assert "Group('embed', 1 tensors, 24 parameters, AdamW(lr=Linear(" in repr(opt)
-    assert "Group('bias', 1 tensors, 3 parameters, lr=0.02)" in repr(opt)
+    assert "Group('embed', 1 tensor, 24 parameters, AdamW(lr=Linear(" in repr(opt)
+    assert "Group('bias', 1 tensor, 3 parameters, lr=0.02)" in repr(opt)
     assert all(name in opt.explain() for name in ("AdamW", "LANS", "LAMB"))
     assert opt.now() == {"embed": 0.1, "w": 0.5, "bias": 0.02, "rest": 0.1}
     assert opt.now("eps_root") == {"embed": 0.0, "w": None, "bias": 0.0, "rest": 0.0}
@@ -145,7 +145,7 @@ def test_ranks_share_them():
     [
         ({"w": ao.LAMB}, TypeError, "groups: 'w' must map to a dict of hyper-parameters or to a rule; got <class"),
         ({"w": {"rule": ao.LAMB}}, TypeError, "group 'w': `rule` must be a Rule such as LAMB.lr=1e-3.; got <class"),
-        ({"w": {"rule": ao.SGD(lr=1.0), "beta1": 0.1}}, ValueError, "group 'w': SGD has no `beta1`; give momentum=0.1"),
+        ({"w": {"rule": ao.SGD(lr=1.0), "beta1": 0.1}}, ValueError, "group 'w': SGD has no `beta1`; pass momentum=0.1"),
         ({"w": {"rule": ao.SGD(lr=1.0), "lr": -1.0}}, ValueError, "group 'w': SGD: `lr` must be in"),
     ],
 )

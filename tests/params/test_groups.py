@@ -50,7 +50,7 @@ def test_labels_of_groups():
     assert [group.label for group in opt.groups] == ["a", "^b", "small", "rest"]
     assert [sorted(group.overridden) for group in opt.groups] == [["lr"], [], [], []]
     assert [group.label for group in ao.Optimizer(ones(), HALF).groups] == ["all"]
-    assert "Group('a', 1 tensors, 2 parameters, lr=1.0)" in repr(opt)
+    assert "Group('a', 1 tensor, 2 parameters, lr=1.0)" in repr(opt)
 
 
 FIELD_IDS = [f"{rule} {' '.join(change)}" for rule, change in FIELDS]

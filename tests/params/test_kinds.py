@@ -47,7 +47,7 @@ BOTH = {
     "sparse": (lambda: torch.ones(2, 3).to_sparse(), "layout torch.sparse_coo", "x.to_dense()"),
     "sparse rows": (lambda: torch.ones(2, 3).to_sparse_csr(), "layout torch.sparse_csr", "x.to_dense()"),
     "a tensor's subclass": (lambda: torch.ones(2, 3).as_subclass(Own), "Own, a kind of tensor", "plain torch.Tensor"),
-    "freed": (freed, "'w' is a tensor without memory", "give a copy"),
+    "freed": (freed, "'w' is a tensor without memory", "pass a copy"),
     "zeros without memory": (lambda: torch._efficientzerotensor((2, 3)), "'w' is a tensor without memory", "a copy"),
     "DTensor": (distributed, "'w' is a DTensor", "x.to_local()"),
 }

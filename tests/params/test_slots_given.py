@@ -239,3 +239,12 @@ def test_the_doors_give_the_value_that_they_have():
     tx, params = transformation(Polyak()), {"w": jnp.ones(4)}
     updates, _ = tx.update({"w": jnp.ones(4)}, tx.init(params), params, value=2.0)
     np.testing.assert_allclose(optax.apply_updates(params, updates)["w"], 0.5)
+
+
+def test_slots_of_one_number_can_be_written_from_the_start():
+    """NumPy's sums are scalars, which would be replaced in the first step, and all addresses looked up again."""
+    opt = ao.Optimizer(np.ones(2), ao.LBFGS(memory=2), engine="numpy")
+    slots = dict(opt._parameters.all[0].slots)
+    opt.step(np.ones(2), value=1.0)
+    for slot, x in opt._parameters.all[0].slots.items():
+        assert x is slots[slot], slot

@@ -104,7 +104,7 @@ def test_max_steps_limits_the_steps_of_each_problem(rule, check_every):
 
 
 def test_stranger_shapes_of_values_get_advice():
-    with pytest.raises(ValueError, match="return its sum, or give stacked=True"):
+    with pytest.raises(ValueError, match="return its sum, or pass stacked=True"):
         ao.minimize(lambda x: ((x**2).sum(1), 2 * x), np.ones((5, 3)))
     with pytest.raises(ValueError, match="sum over all axes but the first"):
         ao.minimize(lambda x: (x**2, 2 * x), np.ones((5, 3)), stacked=True)

@@ -353,7 +353,7 @@ WRONG = [
     (lambda x: 1.0, TypeError, "must return a value and gradients.*got a float"),
     (lambda x: (x, x), ValueError, r"one real number as the value; got a numpy array of shape \(2,\)"),
     (lambda x: (np.ones(1), x), ValueError, r"got a numpy array of shape \(1,\) and dtype float64; return its sum$"),
-    (lambda x: (x, x), ValueError, r"shape \(2,\) and dtype float64; return its sum, or give stacked=True"),
+    (lambda x: (x, x), ValueError, r"shape \(2,\) and dtype float64; return its sum, or pass stacked=True"),
     (lambda x: (1j, x), TypeError, "one real number as the value; got a complex"),
     (lambda x: ("a", x), TypeError, "got a str"),
     (lambda x: (np.ma.masked, x), TypeError, "the value that `f` has returned is a masked array"),

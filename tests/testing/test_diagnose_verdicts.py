@@ -230,6 +230,6 @@ def test_an_object_with_a_step_is_told_to_give_its_method():
         def step(self, p, g):
             return plain(p, g)
 
-    with pytest.raises(TypeError, match="give its method `step`, bound to it"):
+    with pytest.raises(TypeError, match="pass its method `step`, bound to it"):
         diagnose(Mine())
     assert as_subject(Mine().step, START, "test").name.endswith("step")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-from arrayopt.arrays import Array, array_namespace, function_of, is_array, place
+from arrayopt.arrays import Array, array_namespace, is_array, place
 from arrayopt.fusion.ops import OPS
 from arrayopt.rules.draws import Drawn
 
@@ -193,7 +193,7 @@ class Namespace:
         self._xp, self.__name__ = xp, xp.__name__
 
     def __getattr__(self, name: str) -> Any:
-        found = function_of(self._xp, name)
+        found = getattr(self._xp, name)
         made: Any = found
         if name == "linalg":
             made = Namespace(found)

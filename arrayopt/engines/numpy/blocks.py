@@ -4,6 +4,7 @@ buffers of threads. `stacks.py` and `values.py` call these functions.
 
 import threading
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import pairwise, product
 from typing import Any
 
@@ -27,6 +28,7 @@ def dims(axes: str) -> list[int]:
     return [3 if axis == "C" and "c" in axes else DIMS[axis] for axis in axes]
 
 
+@lru_cache(maxsize=256)
 def blocks(shape: tuple[int, ...], most: int) -> list[tuple[slice, ...]]:
     """Return the slices that divide an array into even blocks of at most `most` elements."""
     cuts: list[list[slice]] = []
@@ -49,13 +51,14 @@ def part(values: Any, cuts: tuple[slice, ...]) -> Any:
 def totals(reduction: Node, left: Any, right: Any) -> Any:
     """Return the reduction of each row, as float64; with `right`, that of `left * right`."""
     if right is None:
-        return REDUCTIONS[reduction.op].ufunc.reduce(left, axis=1).astype(np.float64)
-    whole = left.shape[1] // DOT_LENGTH * DOT_LENGTH
-    made = np.vecdot(left[:, whole:], right[:, whole:]).astype(np.float64)
-    if whole:
-        parts = np.vecdot(*(v[:, :whole].reshape(len(v), -1, DOT_LENGTH) for v in (left, right)))
-        made += parts.sum(axis=1, dtype=np.float64)
-    return made
+        return REDUCTIONS[reduction.op].ufunc.reduce(left, axis=-1).astype(np.float64)
+    *rows, length = left.shape
+    whole = length // DOT_LENGTH * DOT_LENGTH
+    if not whole:
+        return np.vecdot(left, right).astype(np.float64, copy=False)
+    made = np.vecdot(left[..., whole:], right[..., whole:]).astype(np.float64)
+    parts = np.vecdot(*(v[..., :whole].reshape(*rows, -1, DOT_LENGTH) for v in (left, right)))
+    return made + parts.sum(axis=-1, dtype=np.float64)
 
 
 def reduced(reduction: Node, values: Any, axis: int) -> Any:

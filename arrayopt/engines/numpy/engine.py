@@ -177,14 +177,14 @@ class _Blocks(Batch):
         if "p" in arrays and np.may_share_memory(arrays["g"], arrays["p"]):
             # a gradient may share memory with the parameter, which may be written before it is read
             arrays["g"] = arrays["g"].copy()
-        for name, axes in self.axes.items():
+        for name in () if len(chunk.views) == len(self.axes) else self.axes:
             if name not in chunk.views:
-                arrays[name] = self._copied(name, chunk).reshape(stack.shape(axes))
+                arrays[name] = self._copied(name, chunk).reshape(stack.shape(self.axes[name]))
         known = self._known(rows, stack)
         stack.run(Values(arrays, known))
         for node in self.reported:
             self.values[rows, self.layout.tensor[node]] = np.ravel(known[node])
-        for name in self.plan.written:
+        for name in () if len(chunk.views) == len(self.axes) else self.plan.written:
             if name not in chunk.views:
                 self._put(name, chunk, arrays[name].reshape(-1))
 
@@ -198,15 +198,10 @@ class _Blocks(Batch):
 
     def _known(self, rows: list[int], stack: Stack) -> dict[Node, Any]:
         """Return the scalars of the step: numbers if equal for all tensors, else arrays."""
-        some = self.scalars[rows]
-        known: dict[Node, Any] = {}
-        if (some == some[0]).all():
-            for node, number in zip(self.plan.scalars, some[0].tolist(), strict=True):
-                known[node] = bool(number) if node.dtype == "bool" else number
-        else:
-            for node, column in zip(self.plan.scalars, some.T, strict=True):
-                numbers = column.astype(bool) if node.dtype == "bool" else column
-                known[node] = stack.column(numbers)
+        some, known = self.scalars[rows], dict[Node, Any]()
+        some = some[:1] if (some == some[0]).all() else some
+        for node, column in zip(self.plan.scalars, some.T, strict=True):
+            known[node] = stack.column(column.astype(bool) if node.dtype == "bool" else column)
         return known
 
     def _begin(self, chunk: Chunk) -> Stack:

@@ -4,7 +4,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -46,6 +46,9 @@ def pass_function(pass_: Pass, storage: tuple[tuple[str, str], ...]) -> PassFunc
     storage : tuple of (str, str)
         Stored arrays, and their dtypes. Calls write directly to arrays whose dtype does not round.
     """
+    # if the condition is true, `where` has its second operand's value
+    when_true = {name: pass_.stores[name].args[1] for name in pass_.guards}
+    pass_ = replace(pass_, stores=pass_.stores | when_true)
     summed = {r: _factors(r, pass_) for r in pass_.reductions}
     extras = _extras(pass_, summed)
     spare = list(chain(*extras.values()))
@@ -59,7 +62,7 @@ def pass_function(pass_: Pass, storage: tuple[tuple[str, str], ...]) -> PassFunc
     direct = _in_place(pass_, dict(storage), order, last)
     targets, buffers = _targets(order, direct, last)
     copies = {name: node for name, node in pass_.stores.items() if direct.get(node) != name}
-    taken = {*operands(order), *chain(*summed.values()), *copies.values()}
+    taken = {*operands(order), *chain(*summed.values()), *copies.values(), *pass_.guards.values()}
     small = tuple(n for n in pass_.uses if n in taken)
     text = _Text(pass_, targets, small)
     text.calls(n for n in order if n not in spare)
@@ -80,6 +83,7 @@ def _in_place(
     direct: dict[Node, str] = {}
     for name, node in pass_.stores.items():
         free = node in order and node not in direct and node.op not in VIEWS
+        free = free and name not in pass_.guards
         old = pass_.loads.get(name)
         if STORED[storage[name]].rounds or not free or old in _viewed(order):
             continue
@@ -202,13 +206,19 @@ class _Text:
                 self.put(1, f"new{i} = array({new[i]})")
                 new[i] = f"new{i}"
         for name, value in zip(copies, new, strict=True):
-            self.put(1, f"store[{name!r}](block[{name!r}], {value})")
+            begin, guard = "", self.pass_.guards.get(name)
+            if guard is not None:  # for several tensors, it is an array
+                only, old = self.name(guard), self.name(self.pass_.loads[name])
+                begin = f"if {only} is not False: "
+                value = f"{value} if {only} is True else where({only}, {value}, {old})"
+            self.put(1, f"{begin}store[{name!r}](block[{name!r}], {value})")
         made = ", ".join(f"r{r.id}: s{r.id}" for r in self.pass_.reductions)
         self.put(1, f"return {{{made}}}")
 
     def compiled(self, storage: dict[str, str]) -> Callable[..., dict[Node, Any]]:
         """Compile the text, and return the function."""
         names: dict[str, Any] = {"inf": np.inf, "nan": np.nan, "array": np.array, "idle": idle}
+        names["where"] = np.where
         names["load"] = {name: STORED[dtype].load for name, dtype in storage.items()}
         names["store"] = {name: STORED[dtype].store for name, dtype in storage.items()}
         names |= {f"{name}_": op.into or op.numpy for name, op in OPS.items()}

@@ -86,10 +86,8 @@ class Stack(SmallValues):
     def _pass(self, pass_: Pass, values: Values) -> dict[Node, Any]:
         """Run a pass block by block; return its reductions."""
         made = pass_function(pass_, self.setup.storage)
-        small = list[Any]()  # None stands for positions
-        for node in made.small:
-            is_position = node.op == POSITION
-            small.append(None if is_position else self._spread(values[node]))
+        # None stands for positions
+        small = [None if x.op == POSITION else self._spread(values[x]) for x in made.small]
         cuts, real = blocks(self.shape(pass_.axes), self.most), self.setup.real
         found: list[dict[Node, Any]] = [{} for _ in cuts]
 
@@ -102,20 +100,19 @@ class Stack(SmallValues):
             here = tuple(axis.stop - axis.start for axis in cut)
             count = math.prod(here)
             room = [x[:count].reshape(here) for x in buffers_of(made.buffers, real, count)]
-            reduce = partial(self._reduced, kinds=pass_.reductions, here=here)
+            reduce = partial(self._reduced, pass_.reductions, here)
             found[index] = made.run(block, room, real, reduce, *given)
 
         self._shared([partial(one, i) for i in range(len(cuts))])
-        joined = {}
-        for reduction, kind in pass_.reductions.items():
+        joined, several = found[0], len(cuts) > 1 or "batch" in pass_.reductions.values()
+        for reduction, kind in pass_.reductions.items() if several else ():
             joined[reduction] = self._joined(reduction, kind, [x[reduction] for x in found], cuts)
         return joined
 
     def _spread(self, value: Any) -> Any:
         """Return a value of fewer axes as an array in the dtype of arithmetic."""
-        if isinstance(value, bool) or (np.ndim(value) and value.dtype == bool):
-            return value
-        return np.asarray(value, self.setup.real)
+        is_bool = isinstance(value, bool) or getattr(value, "dtype", None) == np.bool_
+        return value if is_bool else np.asarray(value, self.setup.real)
 
     def _positions(self, cuts: tuple[slice, ...]) -> Any:
         """Return the positions of a block's elements."""
@@ -124,17 +121,9 @@ class Stack(SmallValues):
         made: Any = functools.reduce(operator.add, np.ix_(*at))
         return made + self.firsts.reshape(-1, 1, 1, 1, 1)
 
-    def _reduced(
-        self,
-        reduction: Node,
-        left: Any,
-        right: Any = None,
-        *,
-        kinds: dict[Node, str],
-        here: tuple[int, ...],
-    ) -> Any:
+    def _reduced(self, kinds: Any, here: Any, reduction: Node, left: Any, right: Any = None) -> Any:
         """Reduce a block's values; with `right`, the products of both."""
-        left = left if np.shape(left) == here else np.broadcast_to(left, here)
+        left = left if getattr(left, "shape", None) == here else np.broadcast_to(left, here)
         kind = kinds[reduction]
         if kind == "tensor":
             return self._totals(reduction, left, right)
@@ -147,21 +136,20 @@ class Stack(SmallValues):
 
     def _totals(self, reduction: Node, left: Any, right: Any) -> Any:
         """Reduce the values of each tensor."""
-        factor = None if right is None else right.reshape(len(right), -1)
-        rows = totals(reduction, left.reshape(len(left), -1), factor)
-        return float(rows[0]) if len(rows) == 1 else rows.reshape(-1, 1, 1, 1, 1)
+        shape = (-1,) if len(left) == 1 else (len(left), -1)
+        factor = None if right is None else right.reshape(shape)
+        rows = totals(reduction, left.reshape(shape), factor)
+        return rows.reshape(-1, 1, 1, 1, 1) if rows.ndim else float(rows)
 
-    def _joined(
-        self, reduction: Node, kind: str, parts: list[Any], blocks: list[tuple[slice, ...]]
-    ) -> Any:
+    def _joined(self, reduction: Node, kind: str, parts: list[Any], cuts: list[Any]) -> Any:
         """Combine the partial results of blocks, in order."""
         made = parts[0]
         if len(parts) > 1:
             row, kept = REDUCTIONS[reduction.op], dims(reduction.axes)
             dtype = np.float64 if kind in ("tensor", "batch") else self.setup.real
             made = np.full(self.shape(reduction.axes), row.initial, dtype)
-            for cuts, found in zip(blocks, parts, strict=True):
-                where = tuple(cut if i in kept else slice(None) for i, cut in enumerate(cuts))
+            for cut, found in zip(cuts, parts, strict=True):
+                where = tuple(x if i in kept else slice(None) for i, x in enumerate(cut))
                 row.ufunc(made[where], found, out=made[where])
             if kind == "tensor" and made.size == 1:
                 return made.item()
@@ -179,7 +167,7 @@ class Ragged(Stack):
         self.sizes, self.starts, self.most = sizes, np.cumsum(sizes) - sizes, self.extents[-1]
 
     def column(self, x: Any) -> Any:
-        return x[0].item() if (x == x[0]).all() else x
+        return x[0].item() if len(x) == 1 or (x == x[0]).all() else x
 
     def _spread(self, x: Any) -> Any:
         return super()._spread(np.repeat(x, self.sizes) if np.ndim(x) else x)
@@ -231,9 +219,7 @@ class Grouped(Stack):
                 partials[total] = self._joined(total, "tensor", [x[total] for x in found], cuts)
         self._between(lanes.last, partials, values)
 
-    def _group(
-        self, segment: Segment, cut: tuple[slice, ...], values: Values, kept: dict[Node, Any]
-    ) -> dict[Node, Any]:
+    def _group(self, segment: Segment, cut: Any, values: Values, kept: Any) -> dict[Node, Any]:
         """Run a segment over some matrices; return the reductions per tensor."""
         extents = [self.extents[0], *(x.stop - x.start for x in cut[1:3]), *self.extents[3:]]
         first = (cut[1].start * self.extents[2] + cut[2].start) * math.prod(self.extents[3:])

@@ -16,7 +16,7 @@ from arrayopt.engines.numpy.blocks import DIMS, dims, reduced
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import read_elsewhere
 from arrayopt.fusion.ops import OPS
-from arrayopt.fusion.passes import Between, Pass
+from arrayopt.fusion.passes import Between, Pass, SmallLoop
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.scalars import straight
 
@@ -89,7 +89,7 @@ class SmallValues:
 
     def column(self, values: Any) -> Any:
         """Return a value per tensor in the shape of known values; a number if all are equal."""
-        same = (values == values[0]).all()
+        same = len(values) == 1 or (values == values[0]).all()
         return values[0].item() if same else values.reshape(-1, 1, 1, 1, 1)
 
     @property
@@ -103,7 +103,7 @@ class SmallValues:
         for reduction in between.combine:
             values.known[reduction] = partials.pop(reduction)
         for loop in between.loops:
-            if loop.axes or loop.reduces or not self._scalars(loop.nodes, values):
+            if loop.axes or loop.reduces or not self._scalars(loop, values):
                 for node in loop.nodes:
                     values.known[node] = self._computed(node, values)
                     values.drop(last.get(node, ()))
@@ -111,10 +111,11 @@ class SmallValues:
             values.arrays[name][...] = values[node]
         values.drop(last.get(between, ()))
 
-    def _scalars(self, nodes: tuple[Node, ...], values: Values) -> bool:
+    def _scalars(self, loop: SmallLoop, values: Values) -> bool:
         """Compute values per tensor by one function, and return whether that was possible."""
-        outer, results, function = straight(nodes, read_elsewhere(self.setup.plan))
-        known, arrays, one, given = values.known, values.arrays, self.extents[0] == 1, list[Any]()
+        read, one = read_elsewhere(self.setup.plan), self.extents[0] == 1
+        outer, results, function = straight(loop, read, numbers=one)
+        known, arrays, given = values.known, values.arrays, list[Any]()
         for node in outer:
             value = known[node] if node in known else arrays[node.data]
             if isinstance(value, np.ndarray):
@@ -125,12 +126,17 @@ class SmallValues:
                 else:
                     value = _wide(value)
             given.append(value)
-        if not {*map(type, given)} <= REAL:
-            return False
+        kinds = {*map(type, given)}
+        numbers = one and kinds <= {float, bool}
+        if one and not numbers:
+            function = straight(loop, read, numbers=False).function
         try:
-            made = function(*given)
+            made = function(*given) if kinds <= REAL else None
         except (ZeroDivisionError, OverflowError):
-            return False
+            made = None
+        if made is None or numbers:
+            known.update(zip(results, made or (), strict=False))
+            return made is not None
         stored = set(map(id, given))
         for node, value in zip(results, made, strict=True):
             if isinstance(value, np.ndarray):

@@ -54,7 +54,7 @@ def as_subject(step: Any, params: Any, who: str) -> Subject:
         return _optax(step, params, who)
     if callable(step) and not isinstance(step, type):
         return _function(step, params, who)
-    method = "; give its method `step`, bound to it" if callable(getattr(step, "step", None)) else ""
+    method = "; pass its method `step`, bound to it" if callable(getattr(step, "step", None)) else ""
     raise TypeError(
         f"{who}: `step` must be a function step(params, grads) -> params, a torch.optim.Optimizer, an optax"
         f" transformation, or an arrayopt Optimizer or Rule; got {step!r}{method}"

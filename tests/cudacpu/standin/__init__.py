@@ -18,7 +18,7 @@ It cannot show that CuPy takes the same calls: test_cupy_names.py looks at that.
 import sys
 from contextlib import contextmanager
 
-from tests.cudacpu.standin import queues
+from tests.cudacpu.standin import heads, queues
 from tests.cudacpu.standin.clocks import Race, racing
 from tests.cudacpu.standin.kernels import checking
 from tests.cudacpu.standin.memory import Forbidden, counts, forbidden, reused
@@ -69,6 +69,7 @@ def install():
     """Have ``import cupy`` find the stand-in, and return it."""
     if sys.modules.get("cupy") is not modules()["cupy"]:
         _away["real"] = _exchange(_away.pop("ours", None) or modules())
+        heads.known()
     return sys.modules["cupy"]
 
 
@@ -76,6 +77,7 @@ def uninstall():
     """Have ``import cupy`` find what it found before."""
     if "real" in _away:
         queues.forget()
+        heads.unknown()
         _away["ours"] = _exchange(_away.pop("real"))
 
 

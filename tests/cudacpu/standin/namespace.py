@@ -50,7 +50,8 @@ def _empty(shape, dtype=float, order="C"):
 
 
 def _empty_like(prototype, dtype=None, order="K", subok=None, shape=None):
-    return array.ndarray(prototype.shape if shape is None else shape, prototype.dtype if dtype is None else dtype)
+    like = np.empty_like(prototype._a, dtype, order, shape=shape)
+    return array.ndarray(like.shape, like.dtype, order="F" if like.flags.fnc else "C")
 
 
 def _module(name, **contents):

@@ -29,6 +29,7 @@ WORDS = {
     "finite": ("float a", "float", "to[i] = finite(a);"),
     "times": ("Complex a, Complex b", "Complex", "to[i] = a * b;"),
     "over": ("Complex a, Complex b", "Complex", "to[i] = a / b;"),
+    "magnitude": ("Complex a", "float", "to[i] = magnitude(a);"),
     "conjugate": ("Complex a", "Complex", "to[i] = conjugate(a);"),
     "widen_half": ("Half a", "float", "to[i] = widen(a);"),
     "narrow_half": ("float a", "Half", "narrow(a, to[i]);"),
@@ -130,6 +131,7 @@ def test_complex_numbers(module):
     every = np.array([complex(x, y) for x, y in product(parts, parts)], np.complex64)
     a, b = (np.ascontiguousarray(x.ravel()) for x in np.meshgrid(every, every[1:]))
     np.testing.assert_array_equal(run(module, "conjugate", "c8", every), every.conj())
+    np.testing.assert_allclose(run(module, "magnitude", "f4", every), np.abs(every), rtol=1e-6)
     wide = a.astype("c16") / b
     kept = np.abs(wide) < 1e37
     np.testing.assert_allclose(run(module, "over", "c8", a, b)[kept], wide[kept].astype("c8"), rtol=1e-5, atol=1e-37)

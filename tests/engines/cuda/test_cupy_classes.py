@@ -94,16 +94,17 @@ def test_what_a_graph_reads_lives_as_long_as_the_optimizer(cupy):
 
 @pytest.mark.parametrize("layer", range(3))
 def test_one_layer_is_skipped_whichever_it_is(cupy, layer):
-    """The first and the last, too: the others go on, and the step is made."""
+    """The first and the last, too: the others go on, and the step is made; so do all in a step that skips no layer."""
     shapes = {"a": (3, 4), "b": (3, 5), "c": (2, 4), "x": (4,)}
     groups = {"x": {"stacked": False}}
-    opts = pair(cupy, ao.AdamW(lr=0.1, stacked=True), shapes, groups=groups, skip_nonfinite=True, stats=True)
+    options = {"skip_nonfinite": True, "stats": True, "clip_norm": 1e3}  # each step has a factor
+    opts = pair(cupy, ao.AdamW(lr=0.1, stacked=True), shapes, groups=groups, **options)
     for k in range(3):
         grads = trees(shapes, "float32", k)
         if k == 1:
             grads["a"][layer, 2] = np.nan
         for opt, xp in zip(opts, (np, cupy), strict=True):
-            opt.step({name: xp.asarray(g) for name, g in grads.items()})
+            opt.step({name: xp.asarray(g) for name, g in grads.items()}, loss_scale=2.0 if k == 2 else None)
         host, there = (
             {name: set(map(np.isfinite, x.values())) for name, x in opt.stats.read().items()} for opt in opts
         )
@@ -156,7 +157,7 @@ def test_a_step_that_failed_after_a_load_divides_by_the_scale_that_was_loaded(cu
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class OverRows(ao.Rule):
-    """A step with sums over one axis, then over several of the others, and over each of these."""
+    """A step with sums and maxima over one axis, then sums over several of the others, and over each of these."""
 
     over = -1
 
@@ -166,7 +167,7 @@ class OverRows(ao.Rule):
     def update(self, xp, p, g, s, h):
         over = self.over if g.ndim > 1 else -1
         few = xp.sqrt(xp.mean(g * g, axis=over, keepdims=True))
-        made = xp.mean(few)
+        made = xp.mean(few) + xp.mean(xp.max(g, axis=over, keepdims=True))
         for axes in [tuple(range(g.ndim - 1)), *((axis,) for axis in range(g.ndim))]:
             made = made + xp.mean(few, axis=axes, keepdims=True)
         return p - made, {}
@@ -236,17 +237,20 @@ def test_a_copy_knows_the_stream_that_it_was_made_on(cupy):
         compare(copied)
 
 
+@pytest.mark.parametrize("same", [True, False], ids=["the same arrays", "others"])
 @pytest.mark.parametrize("which", ["w", "b"])
-def test_one_of_several_gradients_is_not_contiguous(cupy, which):
-    """Twice, since where the gradients are is remembered."""
+def test_one_of_several_gradients_is_not_contiguous(cupy, which, same):
+    """Several times, since where the gradients are is remembered: of the same arrays from the third time on."""
     shapes = {"w": (5, 4), "b": (4, 5)}
-    opts = pair(cupy, ao.SGD(lr=0.1), shapes)
-    for k in range(2):
+    opts, there = pair(cupy, ao.SGD(lr=0.1), shapes), {}
+    for k in range(5 if same else 2):
         grads = trees(shapes, "float32", 10 + k)
         opts[0].step(grads)
-        opts[1].step(
-            {name: cupy.asarray(g.T.copy()).T if name == which else cupy.asarray(g) for name, g in grads.items()}
-        )
+        given = {name: cupy.asarray(g.T.copy()).T if name == which else cupy.asarray(g) for name, g in grads.items()}
+        there = there if same and there else given
+        for name, g in given.items():
+            there[name][...] = g
+        opts[1].step(there)
     compare(opts)
 
 

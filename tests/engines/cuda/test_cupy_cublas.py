@@ -185,6 +185,12 @@ def test_each_optimizer_and_device_has_its_own(cupy):
     assert blas_of(runs[0], 0) is made[0]
     assert made[2].workspace.device.id == 1
     assert made[0].workspace.nbytes == 32 << 20
+    gone = {x.handle for x in made[:2]}
+    runs.clear()
+    made.clear()
+    with cupy.cuda.Device(1):
+        runs = [Run(1) for _ in range(3)]
+        assert not gone & {blas_of(run, 1).handle for run in runs}
 
 
 def test_scratch_memory_grows_and_who_has_the_smaller_keeps_it(cupy, blas):

@@ -169,18 +169,33 @@ def test_norms_of_parts_are_those_of_whole_tensors(cupy, label, ranks, tmp_path)
 
 
 def test_norms_have_one_order_on_all_ranks(cupy):
-    """However many tensors each rank has whole, cut, or not at all."""
+    """However many tensors each rank has whole, cut, or not at all, and whichever take part."""
     shapes = {"x": (5000,), "y": (5000,), "w": (2000,), "c": (18000,)}
 
     def rank(comm):
-        opt = ao.Optimizer({n: cupy.ones(s, "f4") for n, s in shapes.items()}, ao.SGD(lr=0.1), comm=comm, clip_norm=1.0)
-        grads = {n: cupy.ones(s, "f4") for n, s in shapes.items()}
-        grads["w"][3] = np.nan
+        with cupy.cuda.Device(1):  # which need not be the current one in a step
+            params, grads = ({n: cupy.ones(s, "f4") for n, s in shapes.items()} for _ in range(2))
+            grads["w"][3] = grads["y"][0] = np.nan
+        opt = ao.Optimizer(params, ao.SGD(lr=0.1), comm=comm, clip_norm=1.0)
+        opt.step(grads)
+        found = opt.nonfinite()
+        opt.step(grads | {"x": None, "w": None})
+        return found, opt.nonfinite()
+
+    with standin.checking(check=False):
+        assert ao.ranks.run(3, rank) == [(["y", "w"], ["y"])] * 3
+
+
+def test_ranks_exchange_more_norms_than_a_block_has_threads(cupy):
+    def rank(comm):
+        params, grads = ([cupy.ones(1, "f4") for _ in range(260)] for _ in range(2))
+        grads[-1][0] = np.nan
+        opt = ao.Optimizer(params, ao.SGD(lr=0.1), comm=ao.Ranks(comm, check=None), clip_norm=1.0)
         opt.step(grads)
         return opt.nonfinite()
 
     with standin.checking(check=False):
-        assert ao.ranks.run(3, rank) == [["w"]] * 3
+        assert ao.ranks.run(2, rank) == [["259"]] * 2
 
 
 def test_norms_have_one_order_whoever_has_which_tensor(cupy):
@@ -233,15 +248,17 @@ def test_a_step_whose_messages_go_through_the_host_is_not_captured(cupy, monkeyp
         return {"w": ao.Part(cupy.asarray(x), (6 * rank, 0), (12, 4)) if kind == "matrices" else cupy.asarray(x).T}
 
     def rank(comm):
-        stream = streams.now[comm.rank].it if kind == "pytorch" else cupy.cuda.Stream(non_blocking=True)
-        with cupy.cuda.Device(comm.rank if kind == "pytorch" else 0), stream, told():
+        with cupy.cuda.Device(comm.rank if kind == "pytorch" else 1) as device:
+            stream = streams.now[comm.rank].it if kind == "pytorch" else cupy.cuda.Stream(non_blocking=True)
+        with device, stream, told():
             rule = ao.Muon(lr=0.1, ns_steps=1) if kind == "matrices" else ao.SGD(lr=0.1)
             opt, grads = ao.Optimizer(arrays(comm.rank), rule, comm=comm), arrays(comm.rank)
             opt.step(grads)
             opt.advance()
             monkeypatch.setattr(opt._team._comm, "on_device", True)
             stream.begin_capture()
-            with pytest.raises(RuntimeError, match="captured only over NCCL, with contiguous CuPy arrays"):
+            message = "captured only over NCCL, with contiguous CuPy arrays"
+            with cupy.cuda.Device(0), pytest.raises(RuntimeError, match=message):
                 opt.launch(grads)
             stream.end_capture()
             monkeypatch.setattr(opt._team._comm, "on_device", False)

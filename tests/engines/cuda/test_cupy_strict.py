@@ -60,13 +60,25 @@ def test_words_are_read_only_where_all_is_aligned(cupy, rule, which, by):
     compare(opts)
 
 
+def test_a_parameter_is_replaced_by_one_that_is_not_aligned(cupy):
+    """The gradients are those of the steps before, so that nobody looks at them again."""
+    opts, grads = pair(cupy, ao.LAMB(lr=0.1), {"w": (37, 132)}), numbers((37, 132), "float32", 2)
+    given = {"w": grads}, {"w": cupy.asarray(grads)}
+    for k in range(6):
+        if k == 4:
+            opts[1].params["w"] = shifted(cupy, opts[1].params["w"].get(), 1)
+        for opt, x in zip(opts, given, strict=True):
+            opt.step(x)
+    compare(opts)
+
+
 @pytest.mark.parametrize("name", marked([("CAME",), ("Adafactor",)], lambda name: name == "CAME"))
 def test_several_matrices_of_several_tiles(cupy, name):
     """Tiles along rows and columns, in each of six matrices: each partial sum has a place of its own.
 
     And small matrices, a thread's each. Some have sums that are put together one after the other by a whole block.
     """
-    shapes = {"w": (3, 2, 70, 140), "kernels": (5, 4, 3, 3), "narrow": (2, 1, 40, 9)}
+    shapes = {"w": (3, 2, 70, 140), "kernels": (5, 4, 3, 3), "narrow": (2, 1, 40, 9), "wide": (1, 1, 3, 300)}
     rule = ao.CAME(lr=0.01) if name == "CAME" else ao.Adafactor()
     with standin.checking(random=True, seed=1, workers=3):
         opts = pair(cupy, rule, shapes)

@@ -8,6 +8,7 @@ import pytest
 
 import arrayopt as ao
 from arrayopt.arrays import to_host
+from tests.cudacpu import standin
 from tests.engines.cuda.test_cupy_ranks import held
 from tests.engines.test_totals import Joint, Witness, drawn
 from tests.support.ranks import differing
@@ -163,6 +164,14 @@ def test_the_host_s_value_follows_one_of_the_device(cupy):
     for value in (1.0, cupy.asarray(2.0), 1.0):
         opt.step({"w": cupy.ones(5)}, value=value)
     assert (opt.params["w"].get() == -4).all()
+
+
+@pytest.mark.parametrize("value", [2.0, np.nan])
+def test_a_value_is_sent_once(cupy, value):
+    opt = ao.Optimizer({"w": cupy.zeros(5)}, Valued(), engine="cupy")
+    for k in range(2):
+        with standin.forbidden(*["host-to-device"] * k):
+            opt.step({"w": cupy.ones(5)}, value=float(value) + 0.0)
 
 
 def test_each_layer_has_its_value(cupy):
