@@ -75,7 +75,7 @@ def own(simulator: Any, rule: str, elements: int, tensors: int) -> list[list[Any
 
 def rival(simulator: Any, what: str, elements: int, tensors: int) -> list[list[Any]]:
     """What two steps of another kernel launch; its first numbers are checked."""
-    module = simulator.load((HERE / "rivals.cu").read_text())
+    module = simulator.load((HERE / "rivals.cu").read_text(), ("-fmad=true",))  # as they are compiled
     f = np.float32
     lr, decay, beta1, beta2, eps = 1e-2, 1e-2, 0.9, 0.999, 1e-6
     named = zip(arrays(elements, tensors, 0).values(), arrays(elements, tensors, 1).values(), strict=True)
@@ -170,6 +170,10 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--tensors", type=int, default=8)
     parser.add_argument("--row", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
+    from tests.ptx.needs import missing
+
+    if why := missing():
+        parser.error(why)
     if given.row:
         sys.stdout.write("ROW " + json.dumps(measured(*given.row, given.elements, given.tensors)) + "\n")
         return

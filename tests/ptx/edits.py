@@ -51,5 +51,7 @@ def edited(folder):
         file = Path(folder) / name
         text = file.read_text()
         if old not in text:
-            raise ValueError(f"{file}: the text to change is not there: {old!r}")
+            raise ValueError(
+                f"GPGPUSIM: must be a checkout of gpgpu-sim_distribution at 90ec3399; its {name} lacks {old!r}"
+            )
         file.write_text(text.replace(old, new))

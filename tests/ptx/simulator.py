@@ -97,6 +97,20 @@ def _copied_sign(found):
     }}"""
 
 
+def _funnel(found):
+    """A word of two that are shifted together, to the left or right: by a shift of 64 bits."""
+    way, made, low, high, by = found.groups()
+    shift, words = ("shl.b64", f"{{%rest, {made}}}") if way == "l" else ("shr.u64", f"{{{made}, %rest}}")
+    return f"""{{
+    .reg .b64 %both;
+    .reg .b32 %by, %rest;
+    and.b32 %by, {by}, 31;
+    mov.b64 %both, {{{low}, {high}}};
+    {shift} %both, %both, %by;
+    mov.b64 {words}, %both;
+    }}"""
+
+
 def simulable(ptx, sleep):
     """PTX as the parser of 2020 takes it: shuffles of whole warps, and nothing that came later."""
     given = r"(shfl)\.sync\.(\w+)\.b32(\s+)(%r\d+)(?:\|%p\d+)?, (%r\d+), ([%\w]+), ([%\w]+), [^;]+;"
@@ -107,6 +121,7 @@ def simulable(ptx, sleep):
     )
     ptx = re.sub(r"^\.address_size 64$", r"\g<0>\n.shared .u32 gathered;", ptx, flags=re.M)
     ptx = re.sub(r"copysign\.f64\s+(%fd\d+), (%fd\d+), (%fd\d+);", _copied_sign, ptx)
+    ptx = re.sub(r"shf\.([lr])\.wrap\.b32\s+(%r\d+), (%r\d+), (%r\d+), ([%\w]+);", _funnel, ptx)
     ptx = re.sub(r"bar\.warp\.sync[^;]*;", "", ptx)  # a warp's threads go on together
     ptx = re.sub(r"^\s+(\w[^;{}\[]*, )(-?\d{10,20})(;)$", _of_64_bits, ptx, flags=re.M)
     ptx = re.sub(r"^\.minnctapersm.*$", "", ptx, flags=re.M)
@@ -144,6 +159,7 @@ class Simulator:
 
     def __init__(self, machine):
         self.machine, self.log, self.timing, self.most, self.modules = machine, [], False, 0, {}
+        self.wrong = ""
         self.folder = tempfile.TemporaryDirectory()
         (Path(self.folder.name) / "gpgpusim.config").write_text(machine.config())
         self.library = ctypes.CDLL(str(built()))
@@ -201,11 +217,19 @@ class Simulator:
 
     def _loaded(self, text, options):
         """See `load`."""
+        if self.wrong:
+            raise ValueError(self.wrong)
         ptx = nvrtc.compile(text, f"compute_{ARCH}", options=options)[0].rstrip(b"\0").decode()
         words = nvrtc.compile(text, f"sm_{ARCH}", options=(*options, "--ptxas-options=-v"))[2]
         with self._told():
             Path("module.ptx").write_text(_own_constants(simulable(ptx, self.timing), len(self.modules)))
             number = self.library.sim_load(b"module.ptx")
+            wrong = re.search(r"module\.ptx:\d+ Syntax error:\s+(.*)", Path("said").read_text(errors="replace"))
+        if wrong:
+            self.wrong = (
+                f"GPGPU-Sim: does not know '{' '.join(wrong[1].split())}', and can read no more in this process"
+            )
+            raise ValueError(self.wrong)
         for name, use in nvrtc.usage(words).items():
             if self.library.sim_takes(number, name.encode(), use.registers, use.shared):
                 raise ValueError(f"GPGPU-Sim has not found the kernel {name}")
