@@ -6,22 +6,30 @@ import importlib.util
 import os
 import re
 import signal
+from dataclasses import replace
 from functools import cached_property
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from arrayopt.engines import registry as engines
+from arrayopt.engines.cpp import compiler as compilers
 from tests.support.drawn import left_out, shard
 from tests.support.engines import CHOICES, FUSED, SLOW
-from tests.support.slow import waits
+from tests.support.slow import PROFILE, waits
 
 gc.disable()  # until all is collected, which stays: to look through it again and again takes half of the time
 
 
 def pytest_configure(config):
-    """Have JAX keep what it compiles beside what pytest keeps: all workers need the same small functions."""
+    """Have JAX keep what it compiles beside what pytest keeps: all workers need the same small functions.
+
+    `make test` compiles each of them for a few numbers, so XLA's optimizations take longer than they save.
+    """
+    if PROFILE == "quick":
+        os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     if config.pluginmanager.hasplugin("cacheprovider"):
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(config.cache.mkdir("jax")))
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
@@ -93,6 +101,33 @@ def frozen():
 def cases(request):
     """Each test that was collected: of each of its cases, whether it is slow."""
     return request.config.stash[CASES]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def lightly_optimized(request):
+    """In `make test`, C++ of tests that are not of engines is compiled with -O1, in two thirds of the time.
+
+    Optimization changes no bit. Tests of engines have the flags that users have, as all tests have in `make test-all`.
+    """
+    folder = request.path.relative_to(request.config.rootpath).parts
+    if PROFILE != "quick" or "engines" in folder or "fusion" in folder:
+        yield
+        return
+    with mock.patch.object(compilers, "_found", _of_little_effort(compilers._found)):
+        yield
+
+
+def _of_little_effort(find):
+    """The function that finds a compiler, whose code is optimized less."""
+
+    def found(chosen, path):
+        known, why = find(chosen, path)
+        if known is not None:
+            target = *known.target, "-O1"
+            known = replace(known, target=target, identity="\n".join([known.identity, "-O1"]))
+        return known, why
+
+    return found
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -189,8 +189,9 @@ def _train(
         groups: dict[Any, Any] = {"*.gain": plain, "*.bias": plain}
         return ao.Optimizer(params, rule, groups=groups, loss_scale=scale)
 
-    _, grads = network.loss_and_grads(optimizer().params, x, targets)
-    step_seconds = _time_step(optimizer(), grads, backend)  # this also compiles, outside of the measured time
+    opt = optimizer()
+    _, grads = network.loss_and_grads(opt.params, x, targets)
+    step_seconds = _time_step(opt, grads, backend)  # this also compiles, outside of the measured time
     opt = optimizer()
     monitor = ao.Monitor(opt, every=max(1, steps // RATIOS)) if adapts else None
     params = opt.params
@@ -250,7 +251,7 @@ def _batches(images: int, batch: int, steps: int, seed: int) -> Iterator[np.ndar
             done += 1
 
 
-def _time_step(opt: ao.Optimizer, grads: Any, backend: Library, repeats: int = 30) -> float:
+def _time_step(opt: ao.Optimizer, grads: Any, backend: Library, repeats: int = 10) -> float:
     """The median time of one update in seconds, after three updates to compile and warm up."""
     times = []
     for _ in range(3 + repeats):

@@ -107,9 +107,9 @@ def loss_and_grads(params: Params, x: Array, targets: Array, *, scale: float = 1
     loss = xp.sum(targets * surprise) / x.shape[0]
 
     d = (xp.exp(-surprise) - targets) * (scale / x.shape[0])
-    head_input, head_weight = _wide(saved[-1].y if saved else x), params["head"]["weight"]
-    head = _like({"weight": d.T @ head_input, "bias": xp.sum(d, axis=0)}, head_weight)
-    d = d @ _wide(head_weight)
+    head_input, head_weight = _wide(xp, saved[-1].y if saved else x), params["head"]["weight"]
+    head = _like(xp, {"weight": d.T @ head_input, "bias": xp.sum(d, axis=0)}, head_weight)
+    d = d @ _wide(xp, head_weight)
     blocks = []
     for block, kept in zip(reversed(params["blocks"]), reversed(saved), strict=True):
         grads, d = _block_backward(xp, block, kept, d)
@@ -122,37 +122,35 @@ def _forward(params: Params, x: Array) -> tuple[Array, list[_Saved]]:
     xp = array_namespace(x)
     saved = []
     for block in params["blocks"]:
-        weight, gain, bias = (_wide(block[name]) for name in ("weight", "gain", "bias"))
-        z = _wide(x) @ weight.T
+        weight, gain, bias = (_wide(xp, block[name]) for name in ("weight", "gain", "bias"))
+        z = _wide(xp, x) @ weight.T
         centred = z - xp.mean(z, axis=1, keepdims=True)
         inverse_deviation = 1.0 / xp.sqrt(xp.mean(centred * centred, axis=1, keepdims=True) + _EPS)
         normed = centred * inverse_deviation
         y = xp.tanh(gain * normed + bias)
         kept = {"x": x, "normed": normed, "inverse_deviation": inverse_deviation, "y": y}
-        saved.append(_Saved(**_like(kept, block["weight"])))
+        saved.append(_Saved(**_like(xp, kept, block["weight"])))
         x = saved[-1].y
-    return _wide(x) @ _wide(params["head"]["weight"]).T + _wide(params["head"]["bias"]), saved
+    return _wide(xp, x) @ _wide(xp, params["head"]["weight"]).T + _wide(xp, params["head"]["bias"]), saved
 
 
 def _block_backward(xp: Any, block: Params, kept: _Saved, dy: Array) -> tuple[Params, Array]:
     """Return the gradients of a block's parameters and of its input, from the gradient `dy` of its output."""
-    kept = _Saved(*map(_wide, kept))
+    kept = _Saved(*(_wide(xp, value) for value in kept))
     da = dy * (1.0 - kept.y * kept.y)
-    dn = da * _wide(block["gain"])
+    dn = da * _wide(xp, block["gain"])
     # The normalization removes the mean and the scale of each row, and so does its gradient.
     along = kept.normed * xp.mean(dn * kept.normed, axis=1, keepdims=True)
     dz = kept.inverse_deviation * (dn - xp.mean(dn, axis=1, keepdims=True) - along)
     grads = {"weight": dz.T @ kept.x, "gain": xp.sum(da * kept.normed, axis=0), "bias": xp.sum(da, axis=0)}
-    return _like(grads, block["weight"]), dz @ _wide(block["weight"])
+    return _like(xp, grads, block["weight"]), dz @ _wide(xp, block["weight"])
 
 
-def _wide(x: Array) -> Array:
+def _wide(xp: Any, x: Array) -> Array:
     """Convert arrays in half precision to float32, for computation."""
-    xp = array_namespace(x)
     return x if x.dtype in (xp.float32, xp.float64) else xp.astype(x, xp.float32)
 
 
-def _like(arrays: Params, like: Array) -> Params:
+def _like(xp: Any, arrays: Params, like: Array) -> Params:
     """Convert arrays to the dtype of another one, for storage."""
-    xp = array_namespace(like)
     return {name: xp.astype(x, like.dtype, copy=False) for name, x in arrays.items()}

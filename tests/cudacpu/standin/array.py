@@ -227,7 +227,8 @@ class ndarray:
         enqueue(write, uses=uses, what=what)
 
     def __deepcopy__(self, memo):
-        return self.copy()
+        with self.device:
+            return self.copy()
 
     def view(self, dtype=None):
         return self._view(self._a.view() if dtype is None else self._a.view(dtype))

@@ -95,6 +95,21 @@ def test_what_a_call_lets_go_is_no_longer_used(cupy, act, monkeypatch):
         cupy.cuda.Device().synchronize()
 
 
+def test_copies_of_parameters_that_are_not_contiguous_are_let_go(cupy):
+    """They are made on a stream, used on another, and let go on a third, where the parameter is replaced."""
+    with standin.reused():
+        opt, grads = made(cupy)
+        streams, kept = streams_of(cupy), []  # parameters are the user's
+        for k in range(4):
+            with streams[k % 3]:
+                kept.append(cupy.zeros((30, 40), "f4").T)
+                opt.params["w"] = kept[-1]
+                opt.step(grads[0])
+            with streams[(k + 1) % 3]:
+                opt.step(grads[1])
+        cupy.cuda.Device().synchronize()
+
+
 def test_so_many_streams_that_the_host_waits(cupy):
     with standin.reused():
         opt, grads = made(cupy)

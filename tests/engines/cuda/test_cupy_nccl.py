@@ -45,6 +45,17 @@ class NcclCommunicator:
     def allReduce(self, sent, received, count, kind, op, stream):
         call(lambda: written(received, SIZES[kind] * count), stream, "allReduce")
 
+    def reduce(self, sent, received, count, kind, op, root, stream):
+        self.send(sent, SIZES[kind] * count, kind, root, stream)
+        if root == 0:
+            self.allReduce(None, received, count, kind, op, stream)
+
+    def send(self, sent, count, kind, peer, stream):
+        call(lambda: clocks.used(sent, sent + count, writes=False), stream, "send")
+
+    def recv(self, received, count, kind, peer, stream):
+        call(lambda: written(received, count), stream, "recv")
+
     def broadcast(self, sent, received, count, kind, root, stream):
         self.allReduce(sent, received, count, kind, None, stream)
 
@@ -85,3 +96,19 @@ def test_a_graph_over_ranks_is_known(cupy, nccl):
         with pytest.raises(ValueError, match="arrays of w must be the arrays of the captured step"):
             opt.launch({**grads, "w": grads["w"].copy()})
         stream.synchronize()
+
+
+@pytest.mark.parametrize("order", ["ordered", "fast"])
+def test_gradients_are_given_on_other_streams_than_those_before(cupy, nccl, order):
+    """What they are added up in is the optimizer's, which orders it."""
+    shapes = {"w": (100, 90), "b": (5,)}
+    params, grads = ({n: cupy.asarray(x) for n, x in trees(shapes, "float32", k).items()} for k in range(2))
+    opt = ao.Optimizer(params, ao.SGD(lr=0.01), comm=ao.Ranks(nccl, grads="mean", reduction=order, check=None))
+    cupy.cuda.Device().synchronize()
+    for k in range(6):
+        for name, g in grads.items():
+            with cupy.cuda.Stream(non_blocking=True):
+                opt.give(name, g)
+        with cupy.cuda.Stream(non_blocking=True):
+            opt.step(wait=k % 2 == 0)
+    cupy.cuda.Device().synchronize()

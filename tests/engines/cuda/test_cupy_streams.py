@@ -328,6 +328,8 @@ def test_what_others_read_is_there(cupy):
                         for x, y in zip(*(monitor.read() for monitor in monitors), strict=True):
                             near([*x.values()][2:], [*y.values()][2:])
                     else:
+                        for monitor in monitors[k:]:  # at first alone, so that then what follows is what waits
+                            monitor.send(lambda step, values: None)
                         assert [opt._parameters.all[0].t for opt in opts] == [k + 1 - (k == 3)] * 2
 
 
@@ -470,6 +472,7 @@ def test_tensors_of_pytorch_are_worked_on_on_the_current_streams_of_their_device
                 with cupy.cuda.Device(i):  # as a backward pass leaves them: to come, on the current stream
                     over(cupy, x).set(g, streams.now[i].it)
             opts[1].step(held[-1])
+            assert opts[1].state["1"]["t"] == opts[0].state["1"]["t"]
     for x, p in zip(host, params, strict=True):
         near(x, p.detach().numpy(force=True))
 
@@ -512,6 +515,31 @@ def test_one_norm_of_tensors_on_two_devices(cupy, options):
             opts[1].step(given)
         for name, x in host.items():
             near(x, there[name])
+
+
+def test_calls_while_another_device_is_current(cupy):
+    """What they do and what they return lies on the device of the tensors, on the current stream there."""
+    with cupy.cuda.Device(1):
+        opts = made(cupy, **OPTIONS)
+        there = [{name: cupy.asarray(g) for name, g in gradients(k).items()} for k in range(len(CALLS))]
+        cupy.cuda.Device().synchronize()
+        before, streams = cupy.cuda.get_current_stream(), [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+    for k, call in enumerate([call for call in CALLS if call not in (step, halves)]):
+        with cupy.cuda.Device(1):
+            streams[k % 2].use()
+        for opt, grads in zip(opts, (gradients(k), there[k]), strict=True):
+            if k % 2:
+                opt.advance()
+                opt.launch(grads)
+            else:
+                opt.step(grads)
+        call(cupy, opts, k)
+        found = opts[1].loss_scale, opts[1].stats.global_norm, opts[1].stats.skipped, opts[1].averaged()["w"]
+        assert {x.device.id for x in found if hasattr(x, "device")} == {1}
+    with cupy.cuda.Device(1):
+        before.use()
+        cupy.cuda.Device().synchronize()
+        compare(opts)
 
 
 def test_what_decides_is_compiled_for_its_device(cupy):
