@@ -86,9 +86,7 @@ class Below:
             }
             for group, rule in zip(filled, rules, strict=True)
         ]
-        with advising(
-            'give vectors a group, {"params": vectors, "rule": AdamW}, or use arrayopt.torch.split', self._who
-        ):
+        with advising('give vectors a group, {"params": vectors, "rule": AdamW}; see arrayopt.torch.split', self._who):
             made = Optimizer(entries, rules[0], **self.options) if filled else None
         if made is not None:
             with made._team.warned(self._who):
