@@ -108,9 +108,9 @@ def _translated(opt: Optimizer, state: Any) -> dict[str, Any]:
             wrong += _put_slots(tensor, group.rule, about, own, divisors.get(tensor.name), is_own=is_own)
             about["t"] = count
     extra = [name for each in given.values() for name in each if name not in saved["tensors"]]
-    if wrong or extra:
-        also = f"; there are others, {', '.join(map(repr, dict.fromkeys(extra)))}" if extra else ""
-        raise ValueError(f"load_optax: the state lacks {'; '.join(wrong) or 'nothing'}{also}")
+    wrong += [f"unexpected {name!r}" for name in dict.fromkeys(extra)]
+    if wrong:
+        raise ValueError(f"load_optax: the state does not match params: {'; '.join(wrong)}")
     saved["step"] = count
     return saved
 
@@ -149,15 +149,15 @@ def _put_slots(
     own = [slot for slot in slots if is_own or slot not in ("master", "slow", "ema")]
     lacking = [slot for slot in own if slot not in given]
     if lacking:
-        return [f"{', '.join(lacking)} of {tensor.name!r}"]
+        return [f"missing {', '.join(lacking)} of {tensor.name!r}"]
     wrong = list[str]()
     for slot in own:
         here, new, what = slots[slot], given[slot], f"{slot} of {tensor.name!r}"
         dtypes = {dtype_name(here), dtype_name(new)}
         if tuple(new.shape) != tuple(here.shape):
-            wrong.append(f"shape {tuple(here.shape)} of {what}, which is {tuple(new.shape)}")
+            wrong.append(f"shape {tuple(new.shape)} of {what}, expected {tuple(here.shape)}")
         elif is_own and len(dtypes) > 1 and dtypes & _NARROW:
-            wrong.append(f"{dtype_name(here)} of {what}, which is {dtype_name(new)}: set `state_dtype`")
+            wrong.append(f"{dtype_name(new)} of {what}, expected {dtype_name(here)} (set `state_dtype`)")
         else:
             values = to_host(new).astype(to_host(here).dtype)
             slots[slot] = like(here, values if divisor is None else values / divisor)

@@ -1,4 +1,4 @@
-"""Find a complex field from the intensity of its Fourier transform, where it is known to lie in a triangle.
+"""Find a complex field from the intensity of its Fourier transform, where it is known to be in a triangle.
 
 A detector far behind an object counts photons: the squared modulus of the Fourier transform of the field u behind it.
 The phases are lost. What is known instead is the support, where u is not zero. So u is sought as the minimum of

@@ -3,7 +3,7 @@
     python docs/examples/transformer.py                  # one process does the work of two ranks
     mpiexec -n 2 python docs/examples/transformer.py     # two ranks: the same losses, to the last digit
 
-The text is what Python ships for its `help()`. No framework: forward and backward pass stand below.
+The text is what Python ships for its `help()`. No framework: forward and backward pass are below.
 """
 
 import os
@@ -94,7 +94,7 @@ def product(w, x):
 
 
 def attention(qkv):
-    """Causal attention of several heads; queries, keys and values lie side by side."""
+    """Causal attention of several heads; queries, keys and values are side by side."""
     xp = array_namespace(qkv)
     b, t, _ = qkv.shape
     n = WIDTH // HEADS

@@ -404,7 +404,7 @@ def test_an_optimizer_goes_on_from_a_state_of_this_door():
     other = door.lamb(1e-3).init(params)
     refusals.raises(lambda: ao.load_optax(opt, other), TypeError, "is a LAMBState, but the optimizer's rule is AdamW")
     other = door.adamw(1e-3, state_dtype="float16").init(params)
-    refusals.raises(lambda: ao.load_optax(opt, other), ValueError, "float32 of v of 'w', which is float16: set `state")
+    refusals.raises(lambda: ao.load_optax(opt, other), ValueError, "float16 of v of 'w', expected float32 (set `state")
     assert str(opt.state_dict()) == before
 
 
@@ -457,7 +457,7 @@ ERRORS = [
             "params": "tx.init(params)",
             "skip_nonfinite": "optax.apply_if_finite",
             "stats": "arrayopt.update",
-            "warmup_steps": "give lr a schedule",
+            "warmup_steps": "use a schedule",
         }.items()
     ),
     refusals.row("range", lambda: door.lamb(-1.0), ValueError, "lamb: `learning_rate` must be in [0, inf); got -1.0"),

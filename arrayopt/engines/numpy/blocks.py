@@ -55,7 +55,7 @@ def totals(reduction: Node, left: Any, right: Any) -> Any:
     *rows, length = left.shape
     whole = length // DOT_LENGTH * DOT_LENGTH
     if not whole:
-        return np.vecdot(left, right).astype(np.float64, copy=False)
+        return np.float64(np.vecdot(left, right))
     made = np.vecdot(left[..., whole:], right[..., whole:]).astype(np.float64)
     parts = np.vecdot(*(v[..., :whole].reshape(*rows, -1, DOT_LENGTH) for v in (left, right)))
     return made + parts.sum(axis=-1, dtype=np.float64)
