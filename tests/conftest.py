@@ -209,11 +209,13 @@ def pytest_collection():
     """Import the libraries, where tests are collected: the process that hands them to workers needs none of them.
 
     PyTorch imports the rest of itself where an optimizer is made, a million objects, which would be after `gc.freeze`.
+    Every second worker begins with the last library: else two compile the same files of Python at the same time.
     """
-    for backend in BACKENDS.values():
+    libraries = list(BACKENDS.values())
+    for backend in reversed(libraries) if int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 2 else libraries:
         assert backend.xp
-    if "torch" in BACKENDS:
-        importlib.import_module("torch._dynamo")
+        if backend.name == "torch":
+            importlib.import_module("torch._dynamo")
 
 
 @pytest.fixture(
