@@ -273,12 +273,12 @@ def test_a_rule_of_ones_own(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--rules", "lamp"], "must be of CAME, CG, "),
+        (["--rules", "lamp"], "must be one of CAME, CG, "),
         (["--rules", "no_such_module:Rule"], "cannot be imported"),
         (["--rules", "pathlib:Path"], "is not a class of rules"),
         (["--backends", "abacus"], "there is no backend 'abacus'"),
         (["--backends", "numpy:array_api", "--rules", "SGD"], "there is nothing to compare"),
-        (["--dtypes", "int8"], "must be of float16"),
+        (["--dtypes", "int8"], "must be one of float16"),
         (["--shapes", "3xx"], "must be a shape such as"),
         (["--steps", "0"], "at least 1"),
         (["--max-ulp", "-1"], "at least 0"),
