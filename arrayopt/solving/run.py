@@ -23,14 +23,8 @@ KINDS = {"value": float, "grad_norm": float, "steps": int, "evaluations": int, "
 class _Plain:
     """The functions that this module uses, on NumPy's scalars, for which NumPy's own take ten times as long."""
 
-    abs, all, finfo, int32, isfinite, maximum = (
-        abs,
-        bool,
-        cache(np.finfo),
-        np.int32,
-        np.isfinite,
-        np.maximum,
-    )
+    abs, all, isfinite, maximum = abs, bool, np.isfinite, np.maximum
+    finfo, int32 = cache(np.finfo), np.int32
 
     @staticmethod
     def astype(x: Any, dtype: Any, copy: bool = True) -> Any:
@@ -84,13 +78,10 @@ class Run:
         self._problem, self._opt, self._measure, self._tol = problem, opt, measure, tol
         self._max_steps, self._check_every = max_steps, check_every
         self._xp: Any = _Plain if problem.plain else problem.xp
-        self._first = opt._parameters.all[
-            0
-        ]  # `Optimizer.state` would look for changes of slots in each step
-        self._searches, self._brackets = (
-            "accepted" in self._first.slots,
-            "width" in self._first.slots,
-        )
+        # not by `Optimizer.state`, which looks for changed slots of all tensors each time
+        self._first = opt._parameters.all[0]
+        slots = self._first.slots
+        self._searches, self._brackets = "accepted" in slots, "width" in slots
         # such a rule evaluates gradients at points that may lie outside of the set
         self._apart = measure is not None and bool(opt.rule.evaluated_from)
         self._scale: Array | None = None

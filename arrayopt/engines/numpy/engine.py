@@ -177,14 +177,15 @@ class _Blocks(Batch):
         if "p" in arrays and np.may_share_memory(arrays["g"], arrays["p"]):
             # a gradient may share memory with the parameter, which may be written before it is read
             arrays["g"] = arrays["g"].copy()
-        for name in () if len(chunk.views) == len(self.axes) else self.axes:
-            if name not in chunk.views:
-                arrays[name] = self._copied(name, chunk).reshape(stack.shape(self.axes[name]))
+        all_in_place = len(chunk.views) == len(self.axes)
+        copied = [] if all_in_place else [name for name in self.axes if name not in chunk.views]
+        for name in copied:
+            arrays[name] = self._copied(name, chunk).reshape(stack.shape(self.axes[name]))
         known = self._known(rows, stack)
         stack.run(Values(arrays, known))
         for node in self.reported:
             self.values[rows, self.layout.tensor[node]] = np.ravel(known[node])
-        for name in () if len(chunk.views) == len(self.axes) else self.plan.written:
+        for name in self.plan.written if copied else ():
             if name not in chunk.views:
                 self._put(name, chunk, arrays[name].reshape(-1))
 
