@@ -177,8 +177,7 @@ class _Blocks(Batch):
         if "p" in arrays and np.may_share_memory(arrays["g"], arrays["p"]):
             # a gradient may share memory with the parameter, which may be written before it is read
             arrays["g"] = arrays["g"].copy()
-        all_in_place = len(chunk.views) == len(self.axes)
-        copied = [] if all_in_place else [name for name in self.axes if name not in chunk.views]
+        copied = self.axes.keys() - chunk.views if len(chunk.views) < len(self.axes) else ()
         for name in copied:
             arrays[name] = self._copied(name, chunk).reshape(stack.shape(self.axes[name]))
         known = self._known(rows, stack)
@@ -186,7 +185,7 @@ class _Blocks(Batch):
         for node in self.reported:
             self.values[rows, self.layout.tensor[node]] = np.ravel(known[node])
         for name in self.plan.written if copied else ():
-            if name not in chunk.views:
+            if name in copied:
                 self._put(name, chunk, arrays[name].reshape(-1))
 
     def _copied(self, name: str, chunk: Chunk) -> Any:
