@@ -73,6 +73,11 @@ def _given(fields: Sequence[str], values: list[Any] | None) -> str:
     return f"pass {', '.join(f'{field}={x!r}' if short else field for field, x in zip(fields, values, strict=True))}"
 
 
+def counted(n: int, what: str) -> str:
+    """A number of things, such as ``1 tensor`` or ``2 tensors``."""
+    return f"{n} {what}{'s' * (n != 1)}"
+
+
 def got(value: Any) -> str:
     """A value as errors show it. For a class instead of an instance, also how to make one."""
     said = repr(value)

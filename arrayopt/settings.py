@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 
 from arrayopt.arrays import Ints, array_namespace, detached, on_its_device, place, size, working_dtype
-from arrayopt.foreign import check_options, unknown
+from arrayopt.foreign import check_options, counted, unknown
 from arrayopt.foreign_names import OPTIMIZER
 from arrayopt.html import table
 from arrayopt.hyper import coerce
@@ -226,8 +226,8 @@ class Settings(Saved):
 
     def __repr__(self) -> str:
         every, groups = self._parameters.all, self._parameters.groups
-        n, total = len(every), sum(size(x.array) for x in every)
-        head = f"Optimizer({self._rule!r}, {n} tensor{'s' * (n != 1)}, {total} parameters, step {self.step_count})"
+        total = sum(size(x.array) for x in every)
+        head = f"Optimizer({self._rule!r}, {counted(len(every), 'tensor')}, {total} parameters, step {self.step_count})"
         return "\n".join([head, *(f"  {group!r}" for group in groups if len(groups) > 1 or group.overridden)])
 
     def _repr_html_(self) -> str:

@@ -10,6 +10,7 @@ from arrayopt.arrays import dtype_name, library, place, size, writable
 from arrayopt.engines.bucket import AtHome, Bucket
 from arrayopt.engines.layers import Layers
 from arrayopt.engines.registry import advise, select
+from arrayopt.foreign import counted
 from arrayopt.params.groups import Group
 from arrayopt.params.parameters import Parameters
 from arrayopt.state.run import Run
@@ -106,7 +107,7 @@ def explain_buckets(buckets: Sequence[Bucket], engine: str) -> str:
         layers = f" of {len(bucket.tensors)} {what}" if isinstance(bucket, Layers) else ""
         where = f"{dtype_name(first)}, {library(first)} on {place(first)[1]}"
         owners = f", of {', '.join(x.label for x in bucket.groups)}" if labelled else ""
-        lines.append(f"  {n} tensor{'s' * (n != 1)}{layers}, {total} parameters, {where}{owners}")
+        lines.append(f"  {counted(n, 'tensor')}{layers}, {total} parameters, {where}{owners}")
         lines.append(f"  engine {chosen.name} ({why}): {chosen.explain(bucket)}")
         lines += explain_wide(bucket.rule, whole)
     return "\n".join(lines)

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from arrayopt.arrays import Array, dtype_name, is_array, size
-from arrayopt.foreign import got, unknown
+from arrayopt.foreign import counted, got, unknown
 from arrayopt.foreign_names import RULE
 from arrayopt.interrupts import uninterrupted
 from arrayopt.rules.base import Rule
@@ -132,7 +132,7 @@ class Group:
         if len(own) == len(fields_of(type(self.rule))):
             own = [repr(self.rule)]
         n, total = len(self.tensors), sum(size(tensor.array) for tensor in self.tensors)
-        words = [repr(self.label), f"{n} tensor{'s' * (n != 1)}", f"{total} parameters", *own]
+        words = [repr(self.label), counted(n, "tensor"), f"{total} parameters", *own]
         return f"Group({', '.join(words)})"
 
 

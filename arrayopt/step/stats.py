@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from arrayopt.arrays import Array
+from arrayopt.foreign import counted
 from arrayopt.html import number, table
 
 
@@ -115,5 +116,5 @@ class Stats(Mapping[str, Mapping[str, Array]]):
         return table(repr(self), ("tensor", *names), rows)
 
     def __repr__(self) -> str:
-        n, off = len(self._reports), "off; make the Optimizer with stats=True"
-        return f"Stats({n} tensor{'s' * (n != 1)})" if self.enabled else f"Stats({off})"
+        off = "off; make the Optimizer with stats=True"
+        return f"Stats({counted(len(self._reports), 'tensor') if self.enabled else off})"

@@ -177,16 +177,15 @@ class _Blocks(Batch):
         if "p" in arrays and np.may_share_memory(arrays["g"], arrays["p"]):
             # a gradient may share memory with the parameter, which may be written before it is read
             arrays["g"] = arrays["g"].copy()
-        copied = self.axes.keys() - chunk.views if len(chunk.views) < len(self.axes) else ()
+        copied = self.axes.keys() - chunk.views
         for name in copied:
             arrays[name] = self._copied(name, chunk).reshape(stack.shape(self.axes[name]))
         known = self._known(rows, stack)
         stack.run(Values(arrays, known))
         for node in self.reported:
             self.values[rows, self.layout.tensor[node]] = np.ravel(known[node])
-        for name in self.plan.written if copied else ():
-            if name in copied:
-                self._put(name, chunk, arrays[name].reshape(-1))
+        for name in copied.intersection(self.plan.written):
+            self._put(name, chunk, arrays[name].reshape(-1))
 
     def _copied(self, name: str, chunk: Chunk) -> Any:
         """Copy a parameter or slot of all tensors of a chunk to one array."""

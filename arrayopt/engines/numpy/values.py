@@ -108,7 +108,7 @@ class SmallValues:
                     values.known[node] = self._computed(node, values)
                     values.drop(last.get(node, ()))
         for name, node in between.stores.items():
-            values.arrays[name][...] = values.known[node] if node in values.known else values[node]
+            values.arrays[name][...] = values[node]
         values.drop(last.get(between, ()))
 
     def _scalars(self, loop: SmallLoop, values: Values) -> bool:
