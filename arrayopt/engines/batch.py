@@ -213,6 +213,13 @@ class Batch(ABC):
                 if plain(x):
                     yield x, rows
 
+    def apart(self, name: str) -> Sequence[int]:
+        """Return the rows whose arrays are in none of `whole_stacks`."""
+        left = np.ones(len(self.tensors) if self.stacks else 0, bool)
+        for _, rows in self.whole_stacks(name):
+            left[rows] = False
+        return np.flatnonzero(left).tolist() if self.stacks else range(len(self.tensors))
+
     def stored(self, row: int, name: str) -> Array:
         """Return a tensor's parameter (``"p"``) or slot."""
         if name in self.vectors:

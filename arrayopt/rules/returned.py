@@ -72,6 +72,8 @@ def returned_slots(who: str, p: Array, found: Any, rings: Iterable[str] = ()) ->
             f"{who}.slots: a slot and the member of a ring have the same name; rename one of {', '.join(whole)}"
         )
     for name, x in found.items():
+        if type(x) is type(p):  # as most are; the rest takes time
+            continue
         if not is_array(x):
             raise ReturnedError(
                 f"{who}.slots must return arrays; {name!r} is {_said(x)}: for a slot with one number, use"

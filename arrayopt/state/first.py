@@ -1,7 +1,7 @@
 """Slots whose initial values depend on the parameter: until the first update they follow changes of the parameter."""
 
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from contextlib import suppress
 from copy import copy
 from typing import Any
@@ -11,9 +11,13 @@ from array_api_compat import is_cupy_array, is_torch_array
 
 from arrayopt.arrays import Array, Grads, array_namespace, dtype_name, is_on_host, kind, memory, on_its_device
 from arrayopt.rules.base import Rule
+from arrayopt.rules.code import code_of
 from arrayopt.rules.fields import hypers
 from arrayopt.state.quantized import scale_of
 from arrayopt.state.tensors import Tensor
+
+_FOUND: dict[Hashable, list[str]] = {}
+"""The results of `_from_values`, by the structure and code of rules, and by rank and dtype."""
 
 _Mark = tuple[Array, list[int | None]]
 """A slot, and for each layer a number that tells whether it was written; None if it was."""
@@ -28,7 +32,8 @@ class FirstValues:
 
     def __init__(self, groups: "list[Any]") -> None:
         self._groups, self._seen = groups, dict[Tensor, Any]()  # with the form of its array
-        self._marks: dict[Tensor, tuple[Any, dict[str, _Mark]]] = {}  # with the tensor's group
+        # with the tensor's group; and what its slots were made from, if that is known: a rule, and an array on the host
+        self._marks: dict[Tensor, tuple[Any, dict[str, _Mark], Any]] = {}
 
     def note(self) -> None:
         """Remember the slots of tensors that are new, or have another dtype or shape than before."""
@@ -44,18 +49,22 @@ class FirstValues:
                     known[kind_of] = _from_values(group.rule, tensor.array)
                 names = [name for slot in known[kind_of] for name in (slot, scale_of(slot)) if name in tensor.slots]
                 if names and not np.all(tensor.updates):
-                    self._marks[tensor] = group, {name: _marked(tensor, name) for name in names}
+                    made_from: Any = None
+                    if is_on_host(tensor.array) and tensor.home is None:
+                        made_from = group.rule, tensor.array, _written(tensor, tensor.array)
+                    self._marks[tensor] = group, {name: _marked(tensor, name) for name in names}, made_from
 
     def loaded(self, put: Mapping[Tensor, Collection[str]]) -> None:
         """Stop following the parameter with slots that have been loaded, unless they have their initial values."""
-        marked = {tensor: self._marks.pop(tensor, (None, dict[str, _Mark]()))[1] for tensor in put}
+        marked = {tensor: self._marks.pop(tensor, (None, dict[str, _Mark](), None))[1] for tensor in put}
         for tensor in put:
             self._seen.pop(tensor, None)
         self.note()
         for tensor, slots in put.items():
             if tensor not in self._marks:
                 continue
-            group, marks = self._marks[tensor]
+            group, marks, _ = self._marks[tensor]
+            self._marks[tensor] = group, marks, None
             made = (tensor.home or tensor).fresh(group.rule)
             for slot, (array, written) in marks.items():
                 if slot in slots:
@@ -82,7 +91,10 @@ class FirstValues:
 
     def _renew(self, tensor: Tensor, waits: Any) -> None:
         """Recompute the initial slots of a tensor, or of its layers in `waits`, except those that were written."""
-        group, marks = self._marks.get(tensor, (None, {}))
+        group, marks, made_from = self._marks.get(tensor, (None, {}, None))
+        same = made_from is not None and group.rule is made_from[0] and tensor.array is made_from[1]
+        if same and _written(tensor, tensor.array) == made_from[2]:
+            return
         made = (tensor.home or tensor).fresh(group.rule) if marks else {}
         for slot, (was, written) in marks.items():
             now, new = tensor.slots.get(slot), made.get(slot)
@@ -110,6 +122,13 @@ def _from_values(rule: Rule, array: Array) -> list[str]:
     """The slots whose initial values depend on the parameter or on hyper-parameters, except masters, which always
     follow the parameter.
     """
+    key = rule.structure, code_of(rule), array.ndim, dtype_name(array)
+    if key not in _FOUND:
+        _FOUND[key] = _found(rule, array)
+    return _FOUND[key]
+
+
+def _found(rule: Rule, array: Array) -> list[str]:
     numbers = [name for name in hypers(type(rule)) if name not in rule.structure[-1]]
     shape, dtype = (2,) * (array.ndim - rule.stacked), complex if kind(array) == "complex" else float
     ones = np.linspace(0.5, 1.0, 2 ** len(shape), dtype=dtype).reshape(shape)

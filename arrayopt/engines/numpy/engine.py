@@ -59,6 +59,8 @@ class Chunk:
     """Runs their passes; created in the first step."""
     views: dict[str, Any] = field(default_factory=dict)
     """The parameters and slots that can be used in place, in the runner's shapes."""
+    copied: list[str] = field(default_factory=list)
+    """The names of the others."""
 
 
 class _Blocks(Batch):
@@ -88,10 +90,7 @@ class _Blocks(Batch):
         self.not_in_place: set[int] = set()
         self._flat_arrays: dict[str, list[Any]] = {}
         for name in self.plan.touched:
-            left = np.ones(len(self.tensors), bool)
-            for _, rows in self.whole_stacks(name):
-                left[rows] = False
-            for row in np.flatnonzero(left).tolist():
+            for row in self.apart(name):
                 if not plain(self.stored(row, name)):
                     self.not_in_place.add(row)
 
@@ -177,14 +176,13 @@ class _Blocks(Batch):
         if "p" in arrays and np.may_share_memory(arrays["g"], arrays["p"]):
             # a gradient may share memory with the parameter, which may be written before it is read
             arrays["g"] = arrays["g"].copy()
-        copied = self.axes.keys() - chunk.views
-        for name in copied:
+        for name in chunk.copied:
             arrays[name] = self._copied(name, chunk).reshape(stack.shape(self.axes[name]))
         known = self._known(rows, stack)
         stack.run(Values(arrays, known))
         for node in self.reported:
             self.values[rows, self.layout.tensor[node]] = np.ravel(known[node])
-        for name in copied.intersection(self.plan.written):
+        for name in set(chunk.copied).intersection(self.plan.written if chunk.copied else ()):
             self._put(name, chunk, arrays[name].reshape(-1))
 
     def _copied(self, name: str, chunk: Chunk) -> Any:
@@ -197,15 +195,18 @@ class _Blocks(Batch):
 
     def _known(self, rows: list[int], stack: Stack) -> dict[Node, Any]:
         """Return the scalars of the step: numbers if equal for all tensors, else arrays."""
-        some, known = self.scalars[rows], dict[Node, Any]()
-        some = some[:1] if (some == some[0]).all() else some
-        for node, column in zip(self.plan.scalars, some.T, strict=True):
+        some, known, nodes = self.scalars[rows], dict[Node, Any](), self.plan.scalars
+        if len(some) == 1 or (some == some[0]).all():
+            for node, x in zip(nodes, some[0].tolist(), strict=True):
+                known[node] = bool(x) if node.dtype == "bool" else x
+            return known
+        for node, column in zip(nodes, some.T, strict=True):
             known[node] = stack.column(column.astype(bool) if node.dtype == "bool" else column)
         return known
 
     def _begin(self, chunk: Chunk) -> Stack:
         """Create the runner of a chunk, and its views."""
-        rows, firsts = chunk.rows, self.firsts[chunk.rows]
+        rows, firsts, chunk.copied = chunk.rows, self.firsts[chunk.rows], list(self.axes)
         if chunk.ragged:
             chunk.runner = Ragged(self.setup, self.geo["SIZE"][rows], firsts)
             return chunk.runner
@@ -220,7 +221,10 @@ class _Blocks(Batch):
                 found = self.flat_arrays(name)[rows[0]]
             else:
                 break
-            chunk.views[name] = found.reshape(chunk.runner.shape(axes))
+            # numbers of one tensor are read and written much faster in arrays without axes
+            number = not axes and len(rows) == 1
+            chunk.views[name] = found.reshape(() if number else chunk.runner.shape(axes))
+        chunk.copied = list(self.axes.keys() - chunk.views)
         return chunk.runner
 
     def _put(self, name: str, chunk: Chunk, new: Any) -> None:

@@ -18,7 +18,7 @@ from arrayopt.arrays import Ints
 from arrayopt.engines.blas import bands
 from arrayopt.engines.numpy.blocks import blocks, buffers_of, dims, part, reduced, totals
 from arrayopt.engines.numpy.making import pass_function
-from arrayopt.engines.numpy.values import Readers, Setup, SmallValues, Values
+from arrayopt.engines.numpy.values import Readers, Setup, SmallValues, Values, small_inputs
 from arrayopt.engines.threads import run
 from arrayopt.fusion.graph import POSITION, Node
 from arrayopt.fusion.lanes import Segment, in_lanes
@@ -42,6 +42,10 @@ class Stack(SmallValues):
         rooms = buffers_of(kinds, self.setup.real, largest, self.setup.scratch)
         for name, room, shape in zip(spilled, rooms, shapes, strict=True):
             values.arrays[name] = room[: math.prod(shape)].reshape(shape)
+        if self.extents[0] == 1:  # as numbers of Python, which are read once
+            small = small_inputs(self.setup.plan)
+            numbers = map(np.ndarray.item, map(values.arrays.__getitem__, small.values()))
+            values.known.update(zip(small, numbers, strict=True))
         self._passes(values)
 
     def _passes(self, values: Values) -> None:
@@ -111,8 +115,9 @@ class Stack(SmallValues):
 
     def _spread(self, value: Any) -> Any:
         """Return a value of fewer axes as an array in the dtype of arithmetic."""
-        is_bool = isinstance(value, bool) or getattr(value, "dtype", None) == np.bool_
-        return value if is_bool else np.asarray(value, self.setup.real)
+        if type(value) is bool or getattr(value, "dtype", None) == np.bool_:
+            return value
+        return np.asarray(value, self.setup.real)
 
     def _positions(self, cuts: tuple[slice, ...]) -> Any:
         """Return the positions of a block's elements."""
@@ -122,11 +127,13 @@ class Stack(SmallValues):
         return made + self.firsts.reshape(-1, 1, 1, 1, 1)
 
     def _reduced(self, kinds: Any, here: Any, reduction: Node, left: Any, right: Any = None) -> Any:
-        """Reduce a block's values; with `right`, the products of both."""
+        """Reduce a block's values; with `right`, the products of both, which have all elements."""
+        if right is not None:
+            return self._totals(reduction, left, right)
         left = left if getattr(left, "shape", None) == here else np.broadcast_to(left, here)
         kind = kinds[reduction]
         if kind == "tensor":
-            return self._totals(reduction, left, right)
+            return self._totals(reduction, left, None)
         gone = tuple(i for i in range(1, 5) if i not in dims(reduction.axes))
         if kind == "batch":
             ufunc = REDUCTIONS[reduction.op].ufunc

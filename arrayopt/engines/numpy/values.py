@@ -3,17 +3,19 @@ the known values' shapes and rules of precision; `stacks.py` extends it by passe
 """
 
 import threading
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import zip_longest
+from itertools import repeat, zip_longest
+from operator import setitem
 from typing import Any
 
 import numpy as np
 
 from arrayopt.arrays import Ints
 from arrayopt.engines.numpy.blocks import DIMS, dims, reduced
-from arrayopt.fusion.graph import Node
+from arrayopt.fusion.graph import Node, operands
 from arrayopt.fusion.layout import read_elsewhere
 from arrayopt.fusion.ops import OPS
 from arrayopt.fusion.passes import Between, Pass, SmallLoop
@@ -107,26 +109,25 @@ class SmallValues:
                 for node in loop.nodes:
                     values.known[node] = self._computed(node, values)
                     values.drop(last.get(node, ()))
-        for name, node in between.stores.items():
-            values.arrays[name][...] = values[node]
+        made = map(values.__getitem__, between.stores.values())
+        into = map(values.arrays.__getitem__, between.stores)
+        deque(map(setitem, into, repeat(()), made), maxlen=0)  # a loop that Python's is not
         values.drop(last.get(between, ()))
 
     def _scalars(self, loop: SmallLoop, values: Values) -> bool:
         """Compute values per tensor by one function, and return whether that was possible."""
         read, one = read_elsewhere(self.setup.plan), self.extents[0] == 1
         outer, results, function = straight(loop, read, numbers=one)
-        known, arrays, given = values.known, values.arrays, list[Any]()
-        for node in outer:
-            value = known[node] if node in known else arrays[node.data]
-            if isinstance(value, np.ndarray):
-                if one and value.size == 1:
-                    value = value.item()
-                elif value.dtype.kind not in "fb":
-                    return False
-                else:
-                    value = _wide(value)
-            given.append(value)
+        known, given = values.known, list[Any](map(values.known.get, outer))
         kinds = {*map(type, given)}
+        if not kinds <= {float, bool}:
+            given = [values[node] for node in outer]
+            for i, x in enumerate(given):
+                if isinstance(x, np.ndarray):
+                    if x.dtype.kind not in "fb":
+                        return False
+                    given[i] = x.item() if one and x.size == 1 else _wide(x)
+            kinds = {*map(type, given)}
         numbers = one and kinds <= {float, bool}
         if one and not numbers:
             function = straight(loop, read, numbers=False).function
@@ -172,6 +173,13 @@ class SmallValues:
         """Convert a float64 array to the dtype of arithmetic; return other values as they are."""
         double = isinstance(value, np.ndarray) and value.dtype == np.float64
         return np.asarray(value, self.setup.real) if double else value
+
+
+@lru_cache(maxsize=64)
+def small_inputs(plan: Plan) -> dict[Node, str]:
+    """Return the numbers per tensor that are read between passes, with the names of their slots."""
+    read = operands(plan.between_nodes)
+    return {node: node.data for node in read if node.op == "input" and not node.axes}
 
 
 @lru_cache(maxsize=64)
