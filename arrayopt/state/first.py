@@ -16,8 +16,8 @@ from arrayopt.rules.fields import hypers
 from arrayopt.state.quantized import scale_of
 from arrayopt.state.tensors import Tensor
 
-_FOUND: dict[Hashable, list[str]] = {}
-"""The results of `_from_values`, by the structure and code of rules, and by rank and dtype."""
+_KNOWN: dict[Hashable, dict[Any, list[str]]] = {}
+"""The results of `_from_values`: for a rule's structure and code, by rank and dtype."""
 
 _Mark = tuple[Array, list[int | None]]
 """A slot, and for each layer a number that tells whether it was written; None if it was."""
@@ -32,13 +32,13 @@ class FirstValues:
 
     def __init__(self, groups: "list[Any]") -> None:
         self._groups, self._seen = groups, dict[Tensor, Any]()  # with the form of its array
-        # with the tensor's group; and what its slots were made from, if that is known: a rule, and an array on the host
+        # with the tensor's group, and what its slots were made from: a rule, and an array on the host
         self._marks: dict[Tensor, tuple[Any, dict[str, _Mark], Any]] = {}
 
     def note(self) -> None:
         """Remember the slots of tensors that are new, or have another dtype or shape than before."""
         for group in self._groups:
-            known = dict[Any, list[str]]()
+            known = _KNOWN.setdefault((group.rule.structure, code_of(group.rule)), {})
             for tensor in group.tensors:
                 form = _form(tensor.array)
                 if self._seen.get(tensor) == form:
@@ -49,10 +49,9 @@ class FirstValues:
                     known[kind_of] = _from_values(group.rule, tensor.array)
                 names = [name for slot in known[kind_of] for name in (slot, scale_of(slot)) if name in tensor.slots]
                 if names and not np.all(tensor.updates):
-                    made_from: Any = None
-                    if is_on_host(tensor.array) and tensor.home is None:
-                        made_from = group.rule, tensor.array, _written(tensor, tensor.array)
-                    self._marks[tensor] = group, {name: _marked(tensor, name) for name in names}, made_from
+                    here = is_on_host(tensor.array) and tensor.home is None
+                    source = (group.rule, tensor.array, _written(tensor, tensor.array)) if here else None
+                    self._marks[tensor] = group, {name: _marked(tensor, name) for name in names}, source
 
     def loaded(self, put: Mapping[Tensor, Collection[str]]) -> None:
         """Stop following the parameter with slots that have been loaded, unless they have their initial values."""
@@ -91,9 +90,9 @@ class FirstValues:
 
     def _renew(self, tensor: Tensor, waits: Any) -> None:
         """Recompute the initial slots of a tensor, or of its layers in `waits`, except those that were written."""
-        group, marks, made_from = self._marks.get(tensor, (None, {}, None))
-        same = made_from is not None and group.rule is made_from[0] and tensor.array is made_from[1]
-        if same and _written(tensor, tensor.array) == made_from[2]:
+        group, marks, source = self._marks.get(tensor, (None, {}, None))
+        same = source is not None and group.rule is source[0] and tensor.array is source[1]
+        if same and _written(tensor, tensor.array) == source[2]:
             return
         made = (tensor.home or tensor).fresh(group.rule) if marks else {}
         for slot, (was, written) in marks.items():
@@ -122,13 +121,6 @@ def _from_values(rule: Rule, array: Array) -> list[str]:
     """The slots whose initial values depend on the parameter or on hyper-parameters, except masters, which always
     follow the parameter.
     """
-    key = rule.structure, code_of(rule), array.ndim, dtype_name(array)
-    if key not in _FOUND:
-        _FOUND[key] = _found(rule, array)
-    return _FOUND[key]
-
-
-def _found(rule: Rule, array: Array) -> list[str]:
     numbers = [name for name in hypers(type(rule)) if name not in rule.structure[-1]]
     shape, dtype = (2,) * (array.ndim - rule.stacked), complex if kind(array) == "complex" else float
     ones = np.linspace(0.5, 1.0, 2 ** len(shape), dtype=dtype).reshape(shape)

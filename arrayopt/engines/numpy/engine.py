@@ -59,8 +59,6 @@ class Chunk:
     """Runs their passes; created in the first step."""
     views: dict[str, Any] = field(default_factory=dict)
     """The parameters and slots that can be used in place, in the runner's shapes."""
-    copied: list[str] = field(default_factory=list)
-    """The names of the others."""
 
 
 class _Blocks(Batch):
@@ -176,13 +174,14 @@ class _Blocks(Batch):
         if "p" in arrays and np.may_share_memory(arrays["g"], arrays["p"]):
             # a gradient may share memory with the parameter, which may be written before it is read
             arrays["g"] = arrays["g"].copy()
-        for name in chunk.copied:
+        copied = self.axes.keys() - chunk.views if len(chunk.views) < len(self.axes) else set()
+        for name in copied:
             arrays[name] = self._copied(name, chunk).reshape(stack.shape(self.axes[name]))
         known = self._known(rows, stack)
         stack.run(Values(arrays, known))
         for node in self.reported:
             self.values[rows, self.layout.tensor[node]] = np.ravel(known[node])
-        for name in set(chunk.copied).intersection(self.plan.written if chunk.copied else ()):
+        for name in copied.intersection(self.plan.written) if copied else ():
             self._put(name, chunk, arrays[name].reshape(-1))
 
     def _copied(self, name: str, chunk: Chunk) -> Any:
@@ -195,18 +194,16 @@ class _Blocks(Batch):
 
     def _known(self, rows: list[int], stack: Stack) -> dict[Node, Any]:
         """Return the scalars of the step: numbers if equal for all tensors, else arrays."""
-        some, known, nodes = self.scalars[rows], dict[Node, Any](), self.plan.scalars
-        if len(some) == 1 or (some == some[0]).all():
-            for node, x in zip(nodes, some[0].tolist(), strict=True):
-                known[node] = bool(x) if node.dtype == "bool" else x
-            return known
-        for node, column in zip(nodes, some.T, strict=True):
-            known[node] = stack.column(column.astype(bool) if node.dtype == "bool" else column)
+        some, known = self.scalars[rows], dict[Node, Any]()
+        alike = len(some) == 1 or (some == some[0]).all()
+        for node, x in zip(self.plan.scalars, some[0].tolist() if alike else some.T, strict=True):
+            typed = x if node.dtype != "bool" else bool(x) if alike else x.astype(bool)
+            known[node] = typed if alike else stack.column(typed)
         return known
 
     def _begin(self, chunk: Chunk) -> Stack:
         """Create the runner of a chunk, and its views."""
-        rows, firsts, chunk.copied = chunk.rows, self.firsts[chunk.rows], list(self.axes)
+        rows, firsts = chunk.rows, self.firsts[chunk.rows]
         if chunk.ragged:
             chunk.runner = Ragged(self.setup, self.geo["SIZE"][rows], firsts)
             return chunk.runner
@@ -222,9 +219,8 @@ class _Blocks(Batch):
             else:
                 break
             # numbers of one tensor are read and written much faster in arrays without axes
-            number = not axes and len(rows) == 1
-            chunk.views[name] = found.reshape(() if number else chunk.runner.shape(axes))
-        chunk.copied = list(self.axes.keys() - chunk.views)
+            shape = chunk.runner.shape(axes) if axes or len(rows) > 1 else ()
+            chunk.views[name] = found.reshape(shape)
         return chunk.runner
 
     def _put(self, name: str, chunk: Chunk, new: Any) -> None:

@@ -43,9 +43,8 @@ class Stack(SmallValues):
         for name, room, shape in zip(spilled, rooms, shapes, strict=True):
             values.arrays[name] = room[: math.prod(shape)].reshape(shape)
         if self.extents[0] == 1:  # as numbers of Python, which are read once
-            small = small_inputs(self.setup.plan)
-            numbers = map(np.ndarray.item, map(values.arrays.__getitem__, small.values()))
-            values.known.update(zip(small, numbers, strict=True))
+            for node in small_inputs(self.setup.plan):
+                values.known[node] = values.arrays[node.data].item()
         self._passes(values)
 
     def _passes(self, values: Values) -> None:
@@ -115,9 +114,8 @@ class Stack(SmallValues):
 
     def _spread(self, value: Any) -> Any:
         """Return a value of fewer axes as an array in the dtype of arithmetic."""
-        if type(value) is bool or getattr(value, "dtype", None) == np.bool_:
-            return value
-        return np.asarray(value, self.setup.real)
+        is_bool = type(value) is bool or getattr(value, "dtype", None) == np.bool_
+        return value if is_bool else np.asarray(value, self.setup.real)
 
     def _positions(self, cuts: tuple[slice, ...]) -> Any:
         """Return the positions of a block's elements."""
@@ -127,13 +125,11 @@ class Stack(SmallValues):
         return made + self.firsts.reshape(-1, 1, 1, 1, 1)
 
     def _reduced(self, kinds: Any, here: Any, reduction: Node, left: Any, right: Any = None) -> Any:
-        """Reduce a block's values; with `right`, the products of both, which have all elements."""
-        if right is not None:
-            return self._totals(reduction, left, right)
+        """Reduce a block's values; with `right`, the products of both."""
         left = left if getattr(left, "shape", None) == here else np.broadcast_to(left, here)
         kind = kinds[reduction]
         if kind == "tensor":
-            return self._totals(reduction, left, None)
+            return self._totals(reduction, left, right)
         gone = tuple(i for i in range(1, 5) if i not in dims(reduction.axes))
         if kind == "batch":
             ufunc = REDUCTIONS[reduction.op].ufunc

@@ -3,12 +3,10 @@ the known values' shapes and rules of precision; `stacks.py` extends it by passe
 """
 
 import threading
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import repeat, zip_longest
-from operator import setitem
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -104,9 +102,8 @@ class SmallValues:
                 for node in loop.nodes:
                     values.known[node] = self._computed(node, values)
                     values.drop(self.last.get(node, ()))
-        made = map(values.__getitem__, between.stores.values())
-        into = map(values.arrays.__getitem__, between.stores)
-        deque(map(setitem, into, repeat(()), made), maxlen=0)  # a loop that Python's is not
+        for name, node in between.stores.items():
+            values.arrays[name][()] = values[node]
         values.drop(self.last.get(between, ()))
 
     def _scalars(self, loop: SmallLoop, values: Values) -> bool:
@@ -171,10 +168,9 @@ class SmallValues:
 
 
 @lru_cache(maxsize=64)
-def small_inputs(plan: Plan) -> dict[Node, str]:
-    """Return the numbers per tensor that are read between passes, with the names of their slots."""
-    read = operands(plan.between_nodes)
-    return {node: node.data for node in read if node.op == "input" and not node.axes}
+def small_inputs(plan: Plan) -> set[Node]:
+    """Return the slots with a number per tensor that are read between passes."""
+    return {x for x in operands(plan.between_nodes) if x.op == "input" and not x.axes}
 
 
 @lru_cache(maxsize=64)
