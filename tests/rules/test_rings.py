@@ -195,7 +195,7 @@ def test_what_cannot_be_is_told():
         (lambda: ao.ring(np, p, 0), ValueError, "at least 1"),
         (lambda: ao.ring(np, p, 2.0), TypeError, "an integer"),
         (lambda: ao.dots(p, p), TypeError, "must be a ring"),
-        (lambda: ao.combined(ring, [1.0]), ValueError, "needs 2 coefficients"),
+        (lambda: ao.combined(ring, [1.0]), ValueError, "the ring has members, 2; got 1"),
         (lambda: ao.combined(p, [1.0]), TypeError, "needs a ring"),
         (lambda: ao.put(p, 0, p), TypeError, "needs a ring"),
         (lambda: ao.put(ring, p, 0), TypeError, r"`x` must be an array like a member: put\(ring, index, x\); got 0"),
