@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from arrayopt.arrays import NARROW, REAL, is_array
-from arrayopt.foreign import counted
 from arrayopt.fusion.dims import Dtype, RetraceError, broadcast, not_fused
 from arrayopt.fusion.graph import COUNT, Node, Spare
 from arrayopt.fusion.ops import OPS, REDUCTIONS
@@ -115,9 +114,7 @@ class Symbol(Given):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.written(value)
-        raise not_fused(
-            "a traced array cannot be written to; use xp.where, and return the new array"
-        )
+        raise not_fused("a traced array cannot be written to; use xp.where, and return a new array")
 
     __len__ = _refused("a traced array has no length; use x.shape[0], xp.sum and xp.mean")
 
@@ -138,9 +135,7 @@ class Symbol(Given):
     __repr__ = __format__ = _refused(
         "a traced array has no text; to see a number, return it as a statistic"
     )
-    __hash__ = _refused(
-        "a traced array cannot be in a set, or a key of a dict; compare numbers with =="
-    )
+    __hash__ = _refused("a traced array cannot be in a set or dict; compare numbers with ==")
 
     def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Any:
         """Record an operator whose left operand is NumPy's. Refuse NumPy's functions."""
@@ -253,7 +248,9 @@ def elementwise(op: str, *operands: Any) -> Any:
         return of_numbers(row.numpy, *operands)
     graph = graphs[0]
     if len(operands) != row.arity:
-        raise not_fused(f"`{op}` takes {counted(row.arity, 'operand')}; got {len(operands)}")
+        raise not_fused(
+            f"the number of operands of `{op}` must be {row.arity}; got {len(operands)}"
+        )
     lifted = [lift(graph, x) for x in operands]
     # beside a 16-bit array, scalars of the step do not widen the result, as numbers do not
     narrow = any(name in NARROW for _, _, name in lifted)

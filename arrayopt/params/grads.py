@@ -7,7 +7,6 @@ from typing import Any
 import array_api_compat
 
 from arrayopt.arrays import Array, array_namespace, is_array, kind, library, look, place
-from arrayopt.foreign import counted
 from arrayopt.params.aliasing import WrittenMemory
 from arrayopt.params.given import as_tree
 from arrayopt.params.headers import Locations, form_checker
@@ -144,8 +143,7 @@ def match_grads(
     if by_position and not isinstance(grads, dict):
         if len(given) != len(params):
             raise ValueError(
-                f"{who}: grads must hold {counted(len(params), 'gradient')} (or None);"
-                f" got {len(given)}"
+                f"{who}: the number of gradients must be {len(params)}; got {len(given)}"
             )
         given = dict(zip(names, given.values(), strict=True))
     strange = {x: _above(x, names) for x in given if x not in names and given[x] is not None}

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import Array, like, of_host, size, to_host
-from arrayopt.foreign import counted
 from arrayopt.ranks.alone import Alone
 from arrayopt.ranks.comm import Comm, as_bytes, cut
 from arrayopt.ranks.partition import fills
@@ -86,7 +85,7 @@ def pieces_of(tensor: Tensor, slot: str) -> dict[int, Any] | None:
         expected = counts.get(share.rank, count)
         if count != expected:
             raise ValueError(
-                f"rank {share.rank} must have {counted(expected, 'element')}; it has {count}"
+                f"the number of elements on rank {share.rank} must be {expected}; got {count}"
             )
     except ValueError as error:
         raise ValueError(

@@ -15,7 +15,7 @@ from arrayopt.arrays import (
     on_its_device,
     place,
 )
-from arrayopt.foreign import counted, listed_names
+from arrayopt.foreign import listed_names
 from arrayopt.rules.base import PROJECT
 from arrayopt.rules.rings import gathered, member_name
 from arrayopt.state.tensors import Tensor
@@ -51,7 +51,7 @@ class TensorState(Mapping[str, Any]):
                 if not is_array(value) or value.ndim == 0 or value.shape[0] != count:
                     raise ValueError(
                         f"Optimizer.state: ring {slot!r} of {self._tensor.name!r} must be an array"
-                        f" whose first axis has {counted(count, 'member')}"
+                        f" whose first axis has length {count}"
                     )
                 given = {member_name(slot, i): value[i, ...] for i in range(count)}
             checked: dict[str, Array] = {}

@@ -288,7 +288,7 @@ def _step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
     inner, below = self.inner, self._below
     release, sums = self._release, inner is not None and inner._team.sums
     if (release is not None or sums) and getattr(self, "found_inf", None) is not None:
-        given = inner is not None and inner._team.size == 1 and len(inner._step.release.given)
+        given = inner is not None and not inner._team.holds and len(inner._step.release.given)
         harm = f". {given} parameters have been updated with scaled gradients: load a checkpoint" if given else ""
         raise RuntimeError(
             f"{type(self).__name__}: a GradScaler cannot be used with `release`, `overlap` or gradients that differ"

@@ -179,7 +179,7 @@ class Release:
                 " takes the gradients of its parameters in the backward pass; use that one, or delete it"
             )
         self._passes.clear()
-        ranks = inner._team.size > 1
+        ranks, holds = inner._team.size > 1, inner._team.holds
         if not inner._step.release and not ranks:
             return False
         found, given = self._current(), inner._step.release.given
@@ -188,7 +188,7 @@ class Release:
             if p.grad is not None and names.get(id(p)) not in given:
                 self._give(p)
         if not ranks:
-            inner.step()
+            inner.step(value=value if holds else None)
             return True
         heard = self._heard
         inner._step._ranks.gradients.heard = lambda: [names[key] for key in heard if key in names]
