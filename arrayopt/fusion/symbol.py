@@ -248,9 +248,7 @@ def elementwise(op: str, *operands: Any) -> Any:
         return of_numbers(row.numpy, *operands)
     graph = graphs[0]
     if len(operands) != row.arity:
-        raise not_fused(
-            f"the number of operands of `{op}` must be {row.arity}; got {len(operands)}"
-        )
+        raise not_fused(f"the operands of `{op}` must number {row.arity}; got {len(operands)}")
     lifted = [lift(graph, x) for x in operands]
     # beside a 16-bit array, scalars of the step do not widen the result, as numbers do not
     narrow = any(name in NARROW for _, _, name in lifted)

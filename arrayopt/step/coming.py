@@ -94,20 +94,19 @@ def numbers_at(buckets: list[Bucket], step: int, value: Any) -> list[list[dict[s
 def _check_values(values: Array, buckets: list[Bucket], ranks: int) -> None:
     """Raise TypeError unless there can be a value for each layer."""
     who = "Optimizer.step: `value` must be a number, or one number per layer of stacked tensors"
+    several = counted(len(values), "value")
     if ranks > 1:
-        raise TypeError(
-            f"{who}, and the array does not work over ranks; got {counted(len(values), 'value')}"
-        )
+        raise TypeError(f"{who}, and the array does not work over ranks; got {several}")
     for bucket in buckets:
         for tensor in bucket.whole.tensors:
-            array, but = tensor.array, f"{counted(len(values), 'value')}, but {tensor.name!r}"
+            array, but = tensor.array, f"{several}, but {tensor.name!r}"
             if not bucket.rule.stacked:
                 raise TypeError(f"{who}; got {but} is not stacked")
             if len(array) != len(values):
                 raise TypeError(f"{who}; got {but} has {counted(len(array), 'layer')}")
             if array_namespace(array) is not array_namespace(values):
                 raise TypeError(
-                    f"{who}; got {library(values)} values, but {tensor.name!r} is of {library(array)}"
+                    f"{who}; got {library(values)}, but {tensor.name!r} is of {library(array)}"
                 )
 
 

@@ -171,7 +171,7 @@ def test_a_ring_is_shown_and_given_as_one():
     assert (state["s"] == given).all()
     assert (state["s_1"] == given[1]).all()
     for bad, said in [
-        (given[:2], "first axis has 3 members"),
+        (given[:2], "first axis has length 3"),
         (given[:, :2], "shape"),
         (given.astype(float), "float32"),
     ]:
