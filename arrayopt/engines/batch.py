@@ -215,10 +215,10 @@ class Batch(ABC):
 
     def apart(self, name: str) -> Sequence[int]:
         """Return the rows whose arrays are in none of `whole_stacks`."""
-        left = np.ones(len(self.tensors) if self.stacks else 0, bool)
+        left = set(range(len(self.tensors)))
         for _, rows in self.whole_stacks(name):
-            left[rows] = False
-        return np.flatnonzero(left).tolist() if self.stacks else range(len(self.tensors))
+            left.difference_update(rows.tolist())
+        return sorted(left)
 
     def stored(self, row: int, name: str) -> Array:
         """Return a tensor's parameter (``"p"``) or slot."""

@@ -198,8 +198,9 @@ class _Blocks(Batch):
         some, known = self.scalars[rows], dict[Node, Any]()
         alike = len(some) == 1 or (some == some[0]).all()
         for node, x in zip(self.plan.scalars, some[0].tolist() if alike else some.T, strict=True):
-            typed = x if node.dtype != "bool" else bool(x) if alike else x.astype(bool)
-            known[node] = typed if alike else stack.column(typed)
+            same = alike or (x == x[0]).all()
+            x = x if alike else x[0].item() if same else x.reshape(stack.each)
+            known[node] = x if node.dtype != "bool" else bool(x) if same else x.astype(bool)
         return known
 
     def _begin(self, chunk: Chunk) -> Stack:
@@ -219,8 +220,7 @@ class _Blocks(Batch):
                 found = self.flat_arrays(name)[rows[0]]
             else:
                 break
-            # numbers of one tensor are read and written much faster in arrays without axes
-            shape = chunk.runner.shape(axes) if axes or len(rows) > 1 else ()
+            shape = chunk.runner.shape(axes) if axes or len(rows) > 1 else ()  # quicker to write
             chunk.views[name] = found.reshape(shape)
         return chunk.runner
 

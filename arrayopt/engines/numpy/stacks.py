@@ -42,9 +42,8 @@ class Stack(SmallValues):
         rooms = buffers_of(kinds, self.setup.real, largest, self.setup.scratch)
         for name, room, shape in zip(spilled, rooms, shapes, strict=True):
             values.arrays[name] = room[: math.prod(shape)].reshape(shape)
-        if self.extents[0] == 1:  # as numbers of Python, which are read once
-            for node in small_inputs(self.setup.plan):
-                values.known[node] = values.arrays[node.data].item()
+        for node in small_inputs(self.setup.plan) if self.extents[0] == 1 else ():
+            values.known[node] = values.arrays[node.data].item()  # read once, as Python's number
         self._passes(values)
 
     def _passes(self, values: Values) -> None:
@@ -168,9 +167,7 @@ class Ragged(Stack):
     def __init__(self, setup: Setup, sizes: Ints, firsts: Ints) -> None:
         super().__init__(setup, (1, 1, 1, 1, int(sizes.sum())), firsts)
         self.sizes, self.starts, self.most = sizes, np.cumsum(sizes) - sizes, self.extents[-1]
-
-    def column(self, x: Any) -> Any:
-        return x[0].item() if len(x) == 1 or (x == x[0]).all() else x
+        self.each = (-1,)
 
     def _spread(self, x: Any) -> Any:
         return super()._spread(np.repeat(x, self.sizes) if np.ndim(x) else x)

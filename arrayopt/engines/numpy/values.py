@@ -76,6 +76,8 @@ class SmallValues:
         The position of each tensor's first element.
     """
 
+    each: tuple[int, ...] = (-1, 1, 1, 1, 1)  # the shape of a value per tensor
+
     def __init__(self, setup: Setup, extents: Sequence[int], firsts: Ints) -> None:
         self.setup, self.extents, self.firsts = setup, tuple(extents), firsts
         self.most, self.threads = setup.chunk, 1  # threads of a pass
@@ -87,11 +89,6 @@ class SmallValues:
         for axis, i in zip(axes, dims(axes), strict=True):
             out[i] = self.extents[DIMS[axis.upper()]]
         return tuple(out)
-
-    def column(self, values: Any) -> Any:
-        """Return a value per tensor in the shape of known values; a number if all are equal."""
-        same = len(values) == 1 or (values == values[0]).all()
-        return values[0].item() if same else values.reshape(-1, 1, 1, 1, 1)
 
     def _between(self, between: Between, partials: dict[Node, Any], values: Values) -> None:
         """Compute and store the values between two passes."""
@@ -116,9 +113,8 @@ class SmallValues:
             given = [values[node] for node in outer]
             for i, x in enumerate(given):
                 if isinstance(x, np.ndarray):
-                    if x.dtype.kind not in "fb":
-                        return False
-                    given[i] = x.item() if one and x.size == 1 else _wide(x)
+                    real = x.dtype.kind in "fb"
+                    given[i] = (x.item() if one and x.size == 1 else _wide(x)) if real else None
             kinds = {*map(type, given)}
         numbers = one and kinds <= {float, bool}
         if one and not numbers:
