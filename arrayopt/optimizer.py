@@ -199,7 +199,7 @@ class Optimizer(Settings):
             check_names("Optimizer.step", names, given, {})
         if value is not None:
             value = data("Optimizer.step: `value`", value, rank=1)
-        if grads is NOT_GIVEN and self._team.size > 1:
+        if grads is NOT_GIVEN and (self._team.size > 1 or self._team.holds):
             return self._end_taken(loss_scale, value, incomplete=incomplete, wait=wait)
         if grads is NOT_GIVEN:
             if value is not None:
@@ -223,11 +223,11 @@ class Optimizer(Settings):
     def give(self, name: str, grad: Any) -> None:
         """Pass the gradient of one tensor. `step()` without gradients ends the step.
 
-        In one process, the tensor is updated immediately. With ranks that have different gradients, gradients are
-        reduced in buckets while others are still being computed, and `step()` updates the tensors. In both cases, the
-        gradient may be freed afterwards, and the result has the same bits as ``step(grads)``. All tensors use the same
-        hyper-parameters. With `accumulate`, a gradient is added to the sum of its tensor, and `step()` ends a
-        micro-step.
+        Without `comm`, the tensor is updated immediately. With ranks that have different gradients, gradients are
+        reduced in buckets while others are still being computed, and `step()` updates the tensors; one such rank alone
+        keeps a copy until then. In all cases, the gradient may be freed afterwards, and the result has the same bits as
+        ``step(grads)``. All tensors use the same hyper-parameters. With `accumulate`, a gradient is added to the sum of
+        its tensor, and `step()` ends a micro-step.
 
         Parameters
         ----------
@@ -240,10 +240,10 @@ class Optimizer(Settings):
         ------
         TypeError, ValueError
             As for `step`; if the tensor is unknown, or was already given in this step; or if an option needs all
-            gradients at once: hooks before a step, and ranks with ``grads="reduced"``; in one process also `clip_norm`,
+            gradients at once: hooks before a step, and ranks with ``grads="reduced"``; without `comm` also `clip_norm`,
             a loss scale, `skip_nonfinite` and `stats`. The tensor is not changed.
         RuntimeError
-            If settings have changed since the first gradient of the step, in one process.
+            If settings have changed since the first gradient of the step, without `comm`.
         RankError
             If another rank has failed or did not answer in time.
 
@@ -267,11 +267,11 @@ class Optimizer(Settings):
             return
         with self._guard("Optimizer.give", changes=True):
             step, places = self._step, self._parameters.places
-            waits = self._waits() if self._before or not self._team.sums else []
+            waits = self._waits() if self._before or not self._team.holds else []
             try:
                 step.release.check(name, places, waits)
                 place = places[name]
-                if self._team.size > 1:
+                if self._team.holds:
                     step.take(name, place, grad)
                     return
                 matched = self._parameters.match_alone(place, grad)
@@ -324,15 +324,15 @@ class Optimizer(Settings):
 
     def _waits(self) -> list[str]:
         """The options that need all gradients at once, so that `give` cannot be used."""
-        step, ranks = self._step, self._team.size > 1
+        step, alone = self._step, self._team.size == 1 and not self._team.holds
         found = {
-            "`clip_norm`": self.clip_norm is not None and not ranks,
-            "a loss scale": (step.judging.scaling is not None or step.accumulator.scaled) and not ranks,
-            "`skip_nonfinite`": step.judging.skip_nonfinite and not ranks,
-            "`stats`": self._stats.wanted and not ranks,
+            "`clip_norm`": self.clip_norm is not None and alone,
+            "a loss scale": (step.judging.scaling is not None or step.accumulator.scaled) and alone,
+            "`skip_nonfinite`": step.judging.skip_nonfinite and alone,
+            "`stats`": self._stats.wanted and alone,
             "hooks before a step": bool(self._before),
-            "totals": not ranks and step.meets,
-            "`grads='reduced'` of Ranks": ranks and not self._team.sums,
+            "totals": alone and step.meets,
+            "`grads='reduced'` of Ranks": not (alone or self._team.holds),
         }
         return [what for what, needed in found.items() if needed]
 

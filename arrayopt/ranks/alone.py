@@ -23,6 +23,8 @@ class Alone:
     torn: str | None = None
     sums = False
     """Whether each rank has its own gradients, which are added up."""
+    holds = False
+    """Whether `Optimizer.give` only takes gradients, and the end of the step updates tensors."""
     hooked = False
     """Whether the user has functions that are called after the next step."""
     replaced = Replaced([])

@@ -40,7 +40,7 @@ class Team(Agreement):
         self._ranks, self._engine = ranks, engine
         fast = ranks.reduction == "fast" and isinstance(self._comm, AddingComm)
         self.gradients = Sums(self._comm, mean=ranks.grads == "mean", fast=fast)
-        self.sums = ranks.grads != "reduced"
+        self.sums = self.holds = ranks.grads != "reduced"
         self.has_homes = False
         self._gather: Gather | None = None  # of the last step
         self._processes: list[int] | None = None  # see `can_read`; None until it was called
@@ -265,5 +265,6 @@ def team(comm: Any, engine: str) -> Alone:
     """Return the `Team` of a communicator, or `Alone` for one process."""
     if comm is None:
         return Alone()
-    made = Team(as_ranks(comm), engine)
-    return made if made.size > 1 else Alone()
+    made, alone = Team(as_ranks(comm), engine), Alone()
+    alone.holds = made.holds  # so that a program for ranks runs with one, too
+    return made if made.size > 1 else alone

@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
-from arrayopt.arrays import Array, look, zeros_in_place_of
-from arrayopt.foreign import listed_names
+from arrayopt.arrays import Array, like, look, zeros_in_place_of
+from arrayopt.foreign import counted, listed_names
 from arrayopt.interrupts import uninterrupted
 from arrayopt.params.parameters import Parameters
 from arrayopt.step.accumulate import Adding
@@ -22,9 +22,9 @@ class Release:
     Attributes
     ----------
     given : dict of str to Array or None
-        The tensors whose gradients were taken, in order. In one process they have been updated.
-        Over ranks they are updated at the end of the step, and each entry is an array of its
-        gradient's dtype.
+        The tensors whose gradients were taken, in order. Without ranks they have been updated. With
+        ranks they are updated at the end of the step, and each entry is an array of its gradient's
+        dtype; with one rank, a copy of the gradient.
     refused : dict of str to str
         The tensors whose gradient was refused, with the error, until another one is given.
     """
@@ -78,7 +78,7 @@ class Release:
         """
         if self.refused and not incomplete:
             first, error = next(iter(self.refused.items()))
-            done = f"{len(self.given)} gradients were given in this step; give it again,"
+            done = f"this step has {counted(len(self.given), 'gradient')} so far; give it again,"
             if again:
                 done = "nothing was changed; give all gradients of the step again,"
             raise RuntimeError(
@@ -97,7 +97,7 @@ class Release:
             missing = [name for name in self._parameters.places if name not in self.given]
             lists = [", ".join(x[:4]) + ", ..." * (len(x) > 4) for x in (list(self.given), missing)]
             raise RuntimeError(
-                f"{who}: {len(self.given)} gradients were given in an unfinished step ({lists[0]};"
+                f"{who}: an unfinished step has {counted(len(self.given), 'gradient')} ({lists[0]};"
                 f" not: {lists[1]}); call step() first, which leaves tensors without a gradient as"
                 " they are, or load a checkpoint"
             )
@@ -106,8 +106,8 @@ class Release:
 class GivenStep(Step):
     """A `Step` whose gradients may also be given one by one; see `Optimizer.give`.
 
-    In one process each tensor is updated when its gradient is given. Over ranks gradients are added
-    up, and all tensors are updated at the end.
+    Without ranks each tensor is updated when its gradient is given. Over ranks gradients are added
+    up, and all tensors are updated at the end; with one rank (`Alone.holds`), from copies.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -134,6 +134,9 @@ class GivenStep(Step):
             parameters.take_up()
         grad = parameters.match_one(place, given)
         if grad is None:
+            return
+        if self._team.size == 1:
+            self.release.took(name, like(grad, grad))
             return
         zeros, several = zeros_in_place_of(grad), self.accumulator.every > 1
         took = partial(self.release.took, name, zeros)
@@ -173,7 +176,7 @@ class GivenStep(Step):
         places, several = self._parameters.places, accumulator.every > 1
         given: list[Array | None] = list(map(self.release.given.get, places))
         rooms, names = list(given), list(self.release.given)
-        if not accumulator.last:
+        if not accumulator.last or self._team.size == 1:
             return given, rooms
         ranks.refuse_torn("Optimizer.step")
         with ranks.answered("Optimizer.step"):
@@ -191,6 +194,14 @@ class GivenStep(Step):
     ) -> Begun:
         """Prepare a step of taken gradients, so that errors are raised before ranks vote."""
         accumulator, tensors = self.accumulator, self._parameters.all
+        if self._team.size == 1:
+            refused = map(self._parameters.places.get, self.release.refused)
+            skipped = accumulator.begun.intersection(refused)
+            accumulator.begun -= skipped
+            try:
+                return self.begin(coming, given, stats=stats)
+            finally:
+                accumulator.begun |= skipped
         if not accumulator.last:
             adding = Adding([None] * len(given), Ready(self._engine), scaled=False)
             return Begun(given, given, given, adding)
@@ -210,7 +221,8 @@ class GivenStep(Step):
 
     def drop_taken(self, *, failed: bool) -> None:
         """Forget taken gradients, unless a micro-step failed: they are in sums already."""
-        self._ranks.gradients.clear()
+        if self._team.size > 1:
+            self._ranks.gradients.clear()
         if not failed or self.accumulator.last:
             self.release.clear()
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim.optimizer import _global_optimizer_post_hooks as _of_all_after
 from torch.optim.optimizer import _global_optimizer_pre_hooks as _of_all_before
 
-from arrayopt.hyper import Hyper, is_number
+from arrayopt.hyper import Hyper, checked_bool, is_number
 from arrayopt.optimizer import Optimizer as Inner
 from arrayopt.state.verdict import Verdict
 from arrayopt.torch.below import Below, distinct, elsewhere
@@ -62,8 +62,7 @@ class Optimizer(Saved):
         given = {**placed(who, self.rule, more, fields), **fields}
         given |= {} if lr is _UNGIVEN else {"lr": lr}
         maximize = given.pop("maximize", maximize)
-        if not isinstance(maximize, bool):
-            raise TypeError(f"{who}: `maximize` must be True or False; got {maximize!r}")
+        checked_bool(f"{who}: `maximize`", maximize)
         if "max_grad_norm" in given:  # as timm and apex call it; with them 0 is no limit
             if clip_norm is not None:
                 raise TypeError(f"{who}: pass `clip_norm` or `max_grad_norm`, not both")
@@ -289,7 +288,7 @@ def _step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
     inner, below = self.inner, self._below
     release, sums = self._release, inner is not None and inner._team.sums
     if (release is not None or sums) and getattr(self, "found_inf", None) is not None:
-        given = inner is not None and inner._team.size == 1 and len(inner._step.release.given)
+        given = inner is not None and not inner._team.holds and len(inner._step.release.given)
         harm = f". {given} parameters have been updated with scaled gradients: load a checkpoint" if given else ""
         raise RuntimeError(
             f"{type(self).__name__}: a GradScaler cannot be used with `release`, `overlap` or gradients that differ"

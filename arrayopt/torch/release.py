@@ -157,11 +157,11 @@ class Release:
         if name is None or p.grad is None or (self.overlap and inner._team.size == 1):
             return
         if name in inner._step.release.given:
-            more = "" if self.overlap else f", or say release={self.every + 1}"
+            more = "" if self.overlap else f", or set release={self.every + 1}"
             raise ValueError(
                 f"{type(optimizer).__name__}: the gradient of {name!r}{_place_of(p)} was already used in this step; "
-                "call step() first: zero_grad() does not take it back. Put passes that you may skip, and all but the"
-                f" last of several in a step, into `with opt.no_sync():`{more}"
+                "call step() first; zero_grad() does not undo an update. Use `with opt.no_sync():` for passes that"
+                f" you may skip, and for all but the last of several passes in a step{more}"
             )
         with torch.no_grad():
             inner.give(name, -p.grad if optimizer.negated(p) else p.grad)
@@ -179,7 +179,7 @@ class Release:
                 " takes the gradients of its parameters in the backward pass; use that one, or delete it"
             )
         self._passes.clear()
-        ranks = inner._team.size > 1
+        ranks, holds = inner._team.size > 1, inner._team.holds
         if not inner._step.release and not ranks:
             return False
         found, given = self._current(), inner._step.release.given
@@ -188,7 +188,7 @@ class Release:
             if p.grad is not None and names.get(id(p)) not in given:
                 self._give(p)
         if not ranks:
-            inner.step()
+            inner.step(value=value if holds else None)
             return True
         heard = self._heard
         inner._step._ranks.gradients.heard = lambda: [names[key] for key in heard if key in names]

@@ -18,8 +18,10 @@ from tests.support.tracing import made
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
-    """A single matrix is enough, so that each test's are few."""
+    """A single matrix is enough, so that each test's are few; NumPy processes these in several groups."""
     monkeypatch.setattr(module, "MANY_MATRICES", 1)
+    monkeypatch.setattr("arrayopt.engines.numpy.engine.GROUP_SIZE", 2000)
+    monkeypatch.setattr("arrayopt.engines.numpy.stacks.GROUP_SIZE", 2000)
 
 
 KERNELS = (

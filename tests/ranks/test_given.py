@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import arrayopt as ao
 from arrayopt.ranks import layout
-from tests.support.engines import EVERY, STAND_IN, each_compiled
+from tests.support.engines import EVERY, STAND_IN, each_compiled, each_engine
 from tests.support.ranks import SHAPES, contents, differing, gradients, parameters
 from tests.support.slow import settled
 
@@ -170,7 +170,7 @@ def test_a_load_in_the_middle_begins_anew(tmp_path):
         opt.save(tmp_path / "x")
         for name in ("words", "bias")[: comm.rank + 1]:
             opt.give(name, gradients(0)[name])
-        with pytest.raises(RuntimeError, match=r"Optimizer.save: . gradients were given in an unfinished step"):
+        with pytest.raises(RuntimeError, match=r"Optimizer.save: an unfinished step has . gradients?"):
             opt.save(tmp_path / "y")
         opt.load(tmp_path / "x")
         opt.step(gradients(1, seed=comm.rank))
@@ -336,3 +336,39 @@ def test_a_group_that_is_added_after_gradients_were_given(later):
     for found in ao.ranks.run(3, train):
         for name, x in alone.items():
             assert np.array_equal(found[name], x), name
+
+
+EVERY_OPTION = {**OPTIONS, "everything": {"accumulate": 2, "clip_norm": 0.5, "stats": True, **OPTIONS["scaled"]}}
+
+
+@each_engine
+def test_one_rank_makes_the_same_steps_as_many(engine):
+    """Whatever needs all gradients at once: the rank keeps copies of them until the end of the step."""
+    shapes = {name: SHAPES[name] for name in ("bias", "scalar", "empty", "kernels")}
+
+    def program(label, comm):
+        options = {"engine": engine, "skip_nonfinite": label != "nothing", **EVERY_OPTION[label]}
+        opt = ao.Optimizer(parameters(shapes), RULES["LAMB"], comm=ao.Ranks(comm, grads="sum"), **options)
+        told = []
+        for k in range(6):
+            grads = gradients(k, shapes, bad=["kernels"] if k in (2, 3) else [], without=["bias"] if k == 1 else [])
+            if k == 5:
+                with pytest.raises(ValueError, match="bias"):
+                    opt.give("bias", np.ones(3, np.float32))
+            for name in shapes:
+                if grads[name] is not None and (name, k) != ("bias", 5):
+                    if comm.rank:
+                        grads[name].fill(0)
+                    opt.give(name, grads[name])
+                    grads[name].fill(np.nan)  # its memory is free
+            opt.step(incomplete=k == 5, wait=False)
+            stats = str(opt.stats.read()) if "stats" in options else ""
+            told.append((stats, opt.loss_scale, opt.step_count))
+        return contents(opt), told
+
+    for label in EVERY_OPTION:
+        (one, told), *_ = ao.ranks.run(1, lambda comm, label=label: program(label, comm))
+        for many in (2, 3) if label == "everything" else (2,):
+            for other, also in ao.ranks.run(many, lambda comm, label=label: program(label, comm)):
+                assert differing(one, other) == [], label
+                assert also == told, label

@@ -18,14 +18,14 @@ from arrayopt.arrays import Ints
 from arrayopt.engines.blas import bands
 from arrayopt.engines.numpy.blocks import blocks, buffers_of, dims, part, reduced, totals
 from arrayopt.engines.numpy.making import pass_function
-from arrayopt.engines.numpy.values import Readers, Setup, SmallValues, Values
+from arrayopt.engines.numpy.values import Setup, SmallValues, Values, last_readers
 from arrayopt.engines.threads import run
 from arrayopt.fusion.graph import POSITION, Node
 from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.segments import Segment, in_segments
 
-GROUP_SIZE = 16384
+GROUP_SIZE = 1 << 17
 """The number of elements of matrices that a `Grouped` processes at once; or one matrix."""
 
 
@@ -193,10 +193,6 @@ class Grouped(Stack):
     between them need memory for a group, not for the whole tensor.
     """
 
-    @property
-    def last(self) -> Readers:
-        return {}
-
     def _passes(self, values: Values) -> None:
         segmented = in_segments(self.setup.plan)
         assert segmented is not None
@@ -224,6 +220,8 @@ class Grouped(Stack):
         extents = [self.extents[0], *(x.stop - x.start for x in cut[1:3]), *self.extents[3:]]
         first = (cut[1].start * self.extents[2] + cut[2].start) * math.prod(self.extents[3:])
         group = Grouped(self.setup, extents, self.firsts + first)
+        needed = frozenset({*segment.writes.values(), *kept})
+        group.last = last_readers(segment.small, self._passes_of(segment), needed)
         known = {node: part(value, cut) for node, value in values.known.items()}
         known |= {node: part(kept[node], cut) for node in segment.carried}
         arrays = {name: part(x, cut) for name, x in values.arrays.items()}
@@ -232,17 +230,20 @@ class Grouped(Stack):
             part(kept[node], cut)[...] = known[node]
         return made
 
+    def _passes_of(self, segment: Segment) -> tuple[Pass, ...]:
+        return tuple(self.setup.plan.passes[number] for number in segment.passes)
+
     def _segment(self, segment: Segment, values: Values) -> dict[Node, Any]:
         """Run a segment over these matrices; return the reductions per tensor."""
         made = dict[Node, Any]()
         for name, node in segment.reads.items():
             if node.op != "input":
                 values.known[node] = values.arrays[name]
-        for small, number in zip_longest(segment.small, segment.passes):
+        for small, pass_ in zip_longest(segment.small, self._passes_of(segment)):
             self._between(small, {}, values)
-            sums = {} if number is None else self._pass(self.setup.plan.passes[number], values)
-            for node, found in sums.items():
+            for node, found in self._pass(pass_, values).items() if pass_ else ():
                 (values.known if node.axes else made)[node] = found
+            values.drop(self.last.get(pass_, ()))
         for name, node in segment.writes.items():
             values.arrays[name][...] = values[node]
         return made
