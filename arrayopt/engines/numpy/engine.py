@@ -87,6 +87,8 @@ class _Blocks(Batch):
     def bind(self) -> None:
         self.not_in_place: set[int] = set()
         self._flat_arrays: dict[str, list[Any]] = {}
+        for some in (self.whole, *self._some.values()):
+            some.kept = None
         for name in self.plan.touched:
             left = np.ones(len(self.tensors), bool)
             for _, rows in self.whole_stacks(name):
