@@ -102,7 +102,7 @@ def _reshape(symbol: Symbol, /, shape: Any, *, copy: Any = None) -> Symbol:
         if shape[0].letter == dims[0] == "A":
             raise RetraceError("folded")
     raise not_fused(
-        "only a tensor as the matrix of shape (x.shape[0], -1), and back, can be traced"
+        "`reshape` can be traced only to the matrix of shape (x.shape[0], -1), and back"
     )
 
 

@@ -23,6 +23,7 @@ from arrayopt.engines.numpy.blocks import joined
 from arrayopt.engines.numpy.stacks import GROUP_SIZE, Grouped, Ragged, Stack
 from arrayopt.engines.numpy.values import Setup, Values
 from arrayopt.engines.threads import run, thread_count
+from arrayopt.foreign import counted
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.lanes import in_lanes
 from arrayopt.fusion.plan import Plan
@@ -264,4 +265,4 @@ class NumPy(Fused):
         return widened(plan)
 
     def describe(self) -> str:
-        return f"NumPy on blocks that stay in cache, {thread_count()} threads"
+        return f"NumPy on blocks that stay in cache, {counted(thread_count(), 'thread')}"
