@@ -61,7 +61,7 @@ def _check_product(left: Symbol, right: Symbol) -> str:
     ):
         raise not_fused("only products of matrices, or of equal batches of them, can be traced")
     for operand in (left, right):
-        if operand.dtype == "bool" or operand.node.dtype == "complex":
+        if operand.dtype == "bool" or operand.node.kind == "complex":
             raise not_fused("only products of real matrices can be traced")
         if sorted({dim[0] for dim in operand.dims}) != sorted(operand.node.axes):
             raise not_fused("a product with a broadcast axis cannot be traced")

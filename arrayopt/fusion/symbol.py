@@ -220,10 +220,10 @@ def lift(graph: Graph, value: Any) -> tuple[Node, tuple[str, ...], str]:
 
 def _unlike(op: str, nodes: list[Node]) -> str:
     """Why an operation on conditions might differ from that of a rule run as written, or ""."""
-    kinds = {n.dtype for n in nodes}
+    kinds = {n.kind for n in nodes}
     if op in ("and", "or", "not") and kinds != {"bool"}:
         return "`&`, `|` and `~` are traced for conditions, not for numbers"
-    if op == "where" and nodes[0].dtype != "bool":
+    if op == "where" and nodes[0].kind != "bool":
         return "the condition of xp.where must be one, as x != 0"
     if OPS[op].result in ("same", "real") and op != "float" and kinds == {"bool"}:
         return f"`{op}` of conditions alone cannot be traced; use &, | and ~, or xp.where"
@@ -262,7 +262,7 @@ def elementwise(op: str, *operands: Any) -> Any:
     nodes = [n for n, _, _ in lifted]
     if said := _unlike(op, nodes):
         raise not_fused(said)
-    if row.kind([n.dtype for n in nodes]) == "bool":
+    if row.kind([n.kind for n in nodes]) == "bool":
         wide = "bool"
     elif row.result == "real":
         wide = REAL.get(wide, wide)

@@ -21,9 +21,9 @@ from arrayopt.engines.numpy.making import pass_function
 from arrayopt.engines.numpy.values import Setup, SmallValues, Values, last_readers
 from arrayopt.engines.threads import run
 from arrayopt.fusion.graph import POSITION, Node
-from arrayopt.fusion.lanes import Segment, in_lanes
 from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.passes import Pass
+from arrayopt.fusion.segments import Segment, in_segments
 
 GROUP_SIZE = 1 << 17
 """The number of elements of matrices that a `Grouped` processes at once; or one matrix."""
@@ -36,7 +36,7 @@ class Stack(SmallValues):
     def run(self, values: Values) -> None:
         """Run all passes and products; results are written to `values`."""
         spilled = self.setup.plan.spilled
-        kinds = [value.dtype for value in spilled.values()]
+        kinds = [value.kind for value in spilled.values()]
         shapes = [self.shape(value.axes) for value in spilled.values()]
         largest = max(map(math.prod, shapes), default=0)
         rooms = buffers_of(kinds, self.setup.real, largest, self.setup.scratch)
@@ -187,23 +187,23 @@ class Ragged(Stack):
 
 
 class Grouped(Stack):
-    """Runs a step of tensors of one shape, under a plan in lanes, group of matrices by group.
+    """Runs a step of tensors of one shape, under a plan in segments, group of matrices by group.
 
-    The passes of a segment (see `arrayopt.fusion.lanes`) follow each other over a group. So values
+    The passes of a segment (`arrayopt.fusion.segments`) follow each other over a group. So values
     between them need memory for a group, not for the whole tensor.
     """
 
     def _passes(self, values: Values) -> None:
-        lanes = in_lanes(self.setup.plan)
-        assert lanes is not None
+        segmented = in_segments(self.setup.plan)
+        assert segmented is not None
         cuts, whole, size = list[tuple[slice, ...]](), slice(None), math.prod(self.extents[3:])
         for of_a, of_b in blocks(self.extents[1:3], max(1, GROUP_SIZE // size)):
             cuts.append((whole, of_a, of_b, whole, whole))
         partials, kept = dict[Node, Any](), dict[Node, Any]()
-        for segment in lanes.segments:
+        for segment in segmented.segments:
             for node in segment.carried:
                 kept[node] = np.empty(self.shape(node.axes), self.setup.real)
-        for segment in lanes.segments:
+        for segment in segmented.segments:
             self._between(segment.before, partials, values)
             found = [dict[Node, Any]() for _ in cuts]
 
@@ -213,7 +213,7 @@ class Grouped(Stack):
             self._shared([partial(group, index) for index in range(len(cuts))])
             for total in found[0]:
                 partials[total] = self._joined(total, "tensor", [x[total] for x in found], cuts)
-        self._between(lanes.last, partials, values)
+        self._between(segmented.last, partials, values)
 
     def _group(self, segment: Segment, cut: Any, values: Values, kept: Any) -> dict[Node, Any]:
         """Run a segment over some matrices; return the reductions per tensor."""

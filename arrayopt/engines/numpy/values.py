@@ -160,7 +160,7 @@ class SmallValues:
             ):
                 made = made.copy()
         if node.axes:
-            return made.astype(self.setup.real, copy=False) if node.dtype == "real" else made
+            return made.astype(self.setup.real, copy=False) if node.kind == "real" else made
         return made if np.ndim(made) else made.item()
 
     def _narrowed(self, value: Any) -> Any:
