@@ -120,7 +120,7 @@ def dtype_of(xp: Any, name: str) -> Any:
             import ml_dtypes  # noqa: F401 - registers bfloat16 with NumPy
         if name in np.sctypeDict:
             return np.dtype(name)
-    raise ValueError(f"{who} has no dtype {name}{'; pip install ml_dtypes, which has' if who == 'numpy' else ''}")
+    raise ValueError(f"{who} has no dtype {name}{'; pip install ml_dtypes, which has it' if who == 'numpy' else ''}")
 
 
 def kind(x: Array) -> str:

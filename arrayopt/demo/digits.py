@@ -8,6 +8,7 @@ would hardly change it.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -88,9 +89,6 @@ class Run:
     """For each weight matrix, recorded steps and the trust ratios in them; empty for a rule without trust ratios."""
     final_loss: float
     """Loss over the whole training set after the last step."""
-    seconds: float
-    step_seconds: float
-    """Median time of `Optimizer.step` alone."""
     engine: str
     """Which engine ran, and why."""
     state_bytes: float
@@ -154,13 +152,21 @@ def compare(
     list of Run
         In the order of `rules`.
     """
+    with one_thread(backend):
+        return [_train(rule, data, backend, steps, batch, seed, dtype, on_step) for rule in rules]
+
+
+@contextmanager
+def one_thread(backend: Library) -> Iterator[None]:
+    """Let NumPy multiply matrices in the calling thread only.
+
+    For such small matrices, more threads gain little, and lose time if cores are busy. They would also make the order
+    of sums, and so the results, depend on the number of cores.
+    """
     from threadpoolctl import threadpool_limits  # comes with scikit-learn
 
-    # For such small matrices, more threads gain little, and lose time if cores are busy. They would also make the order
-    # of sums, and so the results, depend on the number of cores.
-    one_thread = threadpool_limits(1, user_api="blas" if backend.name == "numpy" else None)
-    with one_thread, np.errstate(over="ignore", invalid="ignore"):  # the loss scale handles overflows of float16
-        return [_train(rule, data, backend, steps, batch, seed, dtype, on_step) for rule in rules]
+    with threadpool_limits(1, user_api="blas" if backend.name == "numpy" else None):
+        yield
 
 
 def _train(
@@ -174,60 +180,71 @@ def _train(
     on_step: Callable[[str, int], object],
 ) -> Run:
     xp, contender = backend.xp, CONTENDERS[name]
-    lr = contender.lr(batch)
-    rule = contender.rule(lr=_schedule(lr, steps), weight_decay=contender.weight_decay)
     x, targets = xp.asarray(data.train_x), xp.asarray(_one_hot(data.train_labels))
     test_x, test_labels = xp.asarray(data.test_x), xp.asarray(data.test_labels)
-    adapts = hasattr(rule, "adapt")
-
-    def optimizer() -> ao.Optimizer:
-        params = network.init_params(xp, SIZES, seed=seed, dtype=dtype)
-        scale = ao.LossScale() if dtype == "float16" else None
-        plain: dict[str, Any] = {"weight_decay": 0.0} | ({"adapt": False} if adapts else {})
-        if contender.rest is not None:
-            plain["rule"] = contender.rest(lr=_schedule(contender.rest_lr, steps))
-        groups: dict[Any, Any] = {"*.gain": plain, "*.bias": plain}
-        return ao.Optimizer(params, rule, groups=groups, loss_scale=scale)
-
-    opt = optimizer()
-    _, grads = network.loss_and_grads(opt.params, x, targets)
-    step_seconds = _time_step(opt, grads, backend)  # this also compiles, outside of the measured time
-    opt = optimizer()
+    opt = _optimizer(name, backend, steps, batch, seed, dtype)
+    adapts = hasattr(opt.rule, "adapt")
     monitor = ao.Monitor(opt, every=max(1, steps // RATIOS)) if adapts else None
     params = opt.params
     losses = []
-    begin = time.perf_counter()
-    for step, rows in enumerate(_batches(len(data.train_x), batch, steps, seed), start=1):
-        chosen = xp.asarray(rows)
-        images, wanted = xp.take(x, chosen, axis=0), xp.take(targets, chosen, axis=0)
-        loss, grads = network.loss_and_grads(params, images, wanted, scale=opt.loss_scale)
-        params = opt.step(grads)
-        losses.append(loss)  # an array on the device, because reading it would wait for the step
-        on_step(name, step)
-    final_loss = float(network.loss_and_grads(params, x, targets)[0])
-    seconds = time.perf_counter() - begin
-    hits = xp.argmax(network.scores(params, test_x), axis=1) == test_labels
+    with np.errstate(over="ignore", invalid="ignore"):  # the loss scale handles overflows of float16
+        for step, rows in enumerate(_batches(len(data.train_x), batch, steps, seed), start=1):
+            chosen = xp.asarray(rows)
+            images, wanted = xp.take(x, chosen, axis=0), xp.take(targets, chosen, axis=0)
+            loss, grads = network.loss_and_grads(params, images, wanted, scale=opt.loss_scale)
+            params = opt.step(grads)
+            losses.append(loss)  # an array on the device, because reading it would wait for the step
+            on_step(name, step)
+        final_loss = float(network.loss_and_grads(params, x, targets)[0])
+        hits = xp.argmax(network.scores(params, test_x), axis=1) == test_labels
     ratios = {} if monitor is None else monitor.series("trust_ratio")
     lines = opt.explain().splitlines()
     return Run(
         rule=name,
-        lr=lr,
+        lr=contender.lr(batch),
         weight_decay=contender.weight_decay,
         batch=batch,
         losses=[float(loss) for loss in losses],
         accuracy=float(xp.mean(xp.astype(hits, xp.float32))),
         trust_ratios={tensor: series for tensor, series in ratios.items() if tensor.endswith(".weight")},
         final_loss=final_loss,
-        seconds=seconds,
-        step_seconds=step_seconds,
         engine=next(line.strip() for line in lines if line.startswith("  engine ")),
         state_bytes=float(lines[-1].split()[1]),
     )
 
 
+def _optimizer(name: str, backend: Library, steps: int, batch: int, seed: int, dtype: str) -> ao.Optimizer:
+    """The optimizer of new parameters under a contender's rule and groups."""
+    contender = CONTENDERS[name]
+    rule = contender.rule(lr=_schedule(contender.lr(batch), steps), weight_decay=contender.weight_decay)
+    params = network.init_params(backend.xp, SIZES, seed=seed, dtype=dtype)
+    scale = ao.LossScale() if dtype == "float16" else None
+    plain: dict[str, Any] = {"weight_decay": 0.0} | ({"adapt": False} if hasattr(rule, "adapt") else {})
+    if contender.rest is not None:
+        plain["rule"] = contender.rest(lr=_schedule(contender.rest_lr, steps))
+    groups: dict[Any, Any] = {"*.gain": plain, "*.bias": plain}
+    return ao.Optimizer(params, rule, groups=groups, loss_scale=scale)
+
+
 def steps_of(data: Digits, batch: int, epochs: int = EPOCHS) -> int:
     """The number of steps in `epochs` passes over the training images."""
     return epochs * (len(data.train_x) // batch)
+
+
+def time_step(name: str, data: Digits, backend: Library, *, dtype: str = "float32", repeats: int = 100) -> float:
+    """The median time of `Optimizer.step` alone in seconds, with one rule, after three steps to warm up."""
+    xp, batch = backend.xp, BATCHES[0]
+    opt = _optimizer(name, backend, 3 + repeats, batch, 0, dtype)
+    x, targets = xp.asarray(data.train_x[:batch]), xp.asarray(_one_hot(data.train_labels[:batch]))
+    _, grads = network.loss_and_grads(opt.params, x, targets)
+    times = []
+    for _ in range(3 + repeats):
+        backend.synchronize()
+        begin = time.perf_counter()
+        opt.step(grads)
+        backend.synchronize()
+        times.append(time.perf_counter() - begin)
+    return float(np.median(times[3:]))
 
 
 def _schedule(peak: float, steps: int) -> Schedule:
@@ -249,18 +266,6 @@ def _batches(images: int, batch: int, steps: int, seed: int) -> Iterator[np.ndar
                 return
             yield order[start : start + batch]
             done += 1
-
-
-def _time_step(opt: ao.Optimizer, grads: Any, backend: Library, repeats: int = 10) -> float:
-    """The median time of one update in seconds, after three updates to compile and warm up."""
-    times = []
-    for _ in range(3 + repeats):
-        backend.synchronize()
-        begin = time.perf_counter()
-        opt.step(grads)
-        backend.synchronize()
-        times.append(time.perf_counter() - begin)
-    return float(np.median(times[3:]))
 
 
 def _one_hot(labels: np.ndarray) -> np.ndarray:

@@ -5,9 +5,10 @@ This module imports rich and matplotlib, so it is imported only when the demo ru
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import matplotlib
@@ -20,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from arrayopt.demo.digits import BATCHES, Digits, Run, compare, steps_of
+from arrayopt.demo.digits import BATCHES, Digits, Run, compare, one_thread, steps_of, time_step
 from arrayopt.libraries import Library
 
 # The colours of Okabe and Ito, which colour-blind people can tell apart.
@@ -63,23 +64,31 @@ def show(
     )
     planned = [(batch, seed) for batch in BATCHES for seed in seeds]
     total = sum(steps_of(data, batch, epochs) for batch, _ in planned)
-    found = []
-    with progress(console, rules, total) as on_step:
-        for rule in rules:
-            counted, runs = itertools.count(1), []
-            for batch, seed in planned:
-                runs += compare(
-                    [rule],
-                    data=data,
-                    backend=backend,
-                    steps=steps_of(data, batch, epochs),
-                    batch=batch,
-                    seed=seed,
-                    dtype=dtype,
-                    on_step=partial(_counted, on_step, counted),
-                )
-            found.append(runs)
-    console.print(table(found, plain=plain))
+    stopped = Event()
+
+    def train(rule: str) -> list[Run]:
+        counted, runs = itertools.count(1), []
+
+        def count(rule: str, _: int) -> None:
+            if stopped.is_set():
+                raise CancelledError
+            on_step(rule, next(counted))
+
+        for batch, seed in planned:
+            steps = steps_of(data, batch, epochs)
+            given: dict[str, Any] = {"data": data, "backend": backend, "dtype": dtype, "on_step": count}
+            runs += compare([rule], steps=steps, batch=batch, seed=seed, **given)
+        return runs
+
+    # NumPy computes in one thread while the other is in Python. Other libraries have their own threads, or a GPU.
+    workers = 2 if backend.name == "numpy" else 1
+    with one_thread(backend), progress(console, rules, total) as on_step, ThreadPoolExecutor(workers) as pool:
+        try:
+            found = list(pool.map(train, rules))
+        finally:
+            stopped.set()
+        times = [time_step(rule, data, backend, dtype=dtype) for rule in rules]  # nothing else runs now
+    console.print(table(found, times, plain=plain))
     engines = {run.engine for runs in found for run in runs}
     for engine in sorted(engines):
         console.print(engine, soft_wrap=True, markup=False)
@@ -92,11 +101,6 @@ def show(
     figure(found, output)
     console.print(f"figure: {output}", soft_wrap=True, markup=False)
     return found
-
-
-def _counted(on_step: Callable[[str, int], object], counted: Iterator[int], rule: str, _: int) -> None:
-    """Call `on_step` with the number of a rule's steps in all of its runs so far."""
-    on_step(rule, next(counted))
 
 
 @contextmanager
@@ -120,8 +124,8 @@ def progress(console: Console, rules: Sequence[str], steps: int) -> Iterator[Cal
         yield advance
 
 
-def table(found: Sequence[Sequence[Run]], *, plain: bool = False) -> Table:
-    """Return a table with a row for each rule. With `plain`, it uses ASCII only."""
+def table(found: Sequence[Sequence[Run]], times: Sequence[float], *, plain: bool = False) -> Table:
+    """Return a table with a row for each rule and its seconds per step. With `plain`, it uses ASCII only."""
     made = Table(header_style="bold", title="test accuracy after the same number of epochs", title_justify="left")
     made.add_column("rule")
     for batch in BATCHES:
@@ -129,13 +133,12 @@ def table(found: Sequence[Sequence[Run]], *, plain: bool = False) -> Table:
     for heading in ("state, B/param", "us/step" if plain else "µs/step"):
         made.add_column(heading, justify="right")
     best = {batch: max(accuracy(runs, batch) for runs in found) for batch in BATCHES}
-    for runs in found:
+    for runs, seconds in zip(found, times, strict=True):
         cells = []
         for batch in BATCHES:
             mean = accuracy(runs, batch)
             cells.append(f"[bold]{mean:.1%}[/bold]" if mean == best[batch] else f"{mean:.1%}")
-        step = float(np.median([run.step_seconds for run in runs]))
-        made.add_row(runs[0].rule, *cells, f"{runs[0].state_bytes:.1f}", f"{1e6 * step:,.0f}")
+        made.add_row(runs[0].rule, *cells, f"{runs[0].state_bytes:.1f}", f"{1e6 * seconds:,.0f}")
     return made
 
 

@@ -17,9 +17,9 @@ from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.layers import Layers, layers_with, of_layers
 from arrayopt.engines.step_scalars import StepScalars
 from arrayopt.fusion.graph import Node
-from arrayopt.fusion.lanes import Lanes, lane_geometry
 from arrayopt.fusion.layout import CHUNK, geometry, layout
 from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.segments import Segmented, segment_geometry
 from arrayopt.state.quantized import dequantized, quantized, scale_of
 from arrayopt.state.tensors import Tensor
 
@@ -34,7 +34,7 @@ class Kind:
     """The properties that all tensors of a batch share."""
 
     plan: Plan
-    lanes: Lanes | None
+    segmented: Segmented | None
     """The plan in segments, if small matrices are laid side by side."""
     dtype: str
     grad_dtype: str
@@ -91,20 +91,20 @@ class Batch(ABC):
     """Slots of each tensor that last from phase to phase; see `arrayopt.fusion.phases`."""
     on_device: ClassVar[bool] = False
     chunk: ClassVar[int] = CHUNK
-    lane_room: ClassVar[int] = 1 << 16
+    segment_room: ClassVar[int] = 1 << 16
 
     def __init__(self, kind: Kind, bucket: Bucket, members: list[int]) -> None:
-        self.plan, self.lanes, self.members = kind.plan, kind.lanes, members
+        self.plan, self.segmented, self.members = kind.plan, kind.segmented, members
         # weak, because the bucket refers to the batch: no cycles for the garbage collector
         self.bucket = weakref.proxy(bucket)
         self.tensors = [bucket.tensors[i] for i in members]
         shapes = [x.shape for x in self.tensors]
-        if self.lanes is None:
+        if self.segmented is None:
             self.layout = layout(self.plan, device=self.on_device)
             self.geo = geometry(shapes, self.plan.element, self.chunk)
         else:
-            self.layout = self.lanes.layout
-            self.geo = lane_geometry(shapes, self.plan.element, self.lane_room)
+            self.layout = self.segmented.layout
+            self.geo = segment_geometry(shapes, self.plan.element, self.segment_room)
         self.firsts: Ints = np.array([x.origin[1] for x in self.tensors], np.int64)
         self.stacks: dict[Tensor, Ints] = {}
         if isinstance(bucket, Layers):

@@ -185,7 +185,7 @@ def layout(plan: Plan, *, device: bool = False) -> Layout:
         leaves |= dict.fromkeys(n for n in plan.small.values() if n.axes == "")
     last = [n for n in leaves if n not in tensor]
     last.sort(key=lambda n: (n.op != "input", n.op == "const", plan.storage.get(str(n.data), "")))
-    kept = read_elsewhere(plan) | Staging(plan).needed
+    kept = read_elsewhere(plan) | (Staging(plan).needed if device else set())
     return Layout(
         scalars={n: i for i, n in enumerate(plan.scalars)},
         tensor={n: i for i, n in enumerate(tensor)},
@@ -198,7 +198,7 @@ def layout(plan: Plan, *, device: bool = False) -> Layout:
 def _check_axes(plan: Plan, partials: dict[Node, str], small: list[Node]) -> None:
     """Raise TraceError for values between passes, and reductions, that no engine supports."""
     for n in [*small, *plan.small.values(), *plan.reports.values()]:
-        if n.dtype == "complex":
+        if n.kind == "complex":
             raise TraceError(f"`{n.op}` of complex values per row, column or tensor is not fused")
     for r, kind in partials.items():
         if kind == "batch" and r.axes not in (plan.element[:-2], "A"):

@@ -99,9 +99,10 @@ class Lowering:
 
     def rings(self, pass_: Pass, body: program.Body) -> Rolled | None:
         """Return the pass as loops over members of rings, or None if it is no such pass."""
-        is_complex = any(n.dtype == "complex" for n in (*pass_.loads.values(), *pass_.nodes))
+        is_complex = any(n.kind == "complex" for n in (*pass_.loads.values(), *pass_.nodes))
         wide = is_complex or bool(body.codes)
-        if self.plan.element != "C" or (body.codes and is_complex) or wide > self.rolls_wide:
+        known = not wide or (self.rolls_wide and not (body.codes and is_complex))
+        if self.plan.element != "C" or not known:
             return None
         guarded = replace(pass_, guards=self._guards(pass_))
         return rolled(guarded, [*self.plan.slots], self.least, wide=wide)
@@ -207,18 +208,18 @@ class Lowering:
 
         def of(node: Node) -> Any:
             """Return a constant itself, or a number for any other value."""
-            constant = node.dtype, repr(node.data)
+            constant = node.kind, repr(node.data)
             return constant if node.op == "const" else numbers.setdefault(node, len(numbers))
 
         found: list[Any] = [pass_.axes, pass_.multiplies]
         for array, node in pass_.loads.items():
-            found.append((arrays[array], of(node), node.axes, node.dtype))
+            found.append((arrays[array], of(node), node.axes, node.kind))
         for node, kind in pass_.uses.items():
             place = node.op == POSITION or self.place(node)
-            found.append((kind, of(node), node.axes, node.dtype, place))
+            found.append((kind, of(node), node.axes, node.kind, place))
         for node in pass_.nodes:
             args = tuple(map(of, node.args))
-            found.append((node.op, node.dtype, node.axes, repr(node.data), args, of(node)))
+            found.append((node.op, node.kind, node.axes, repr(node.data), args, of(node)))
         for node, kind in pass_.reductions.items():
             found.append((node.op, kind, self.partial[node], of(node.args[0])))
         found += [(arrays[array], of(node)) for array, node in pass_.stores.items()]

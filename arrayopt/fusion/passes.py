@@ -134,11 +134,11 @@ class Pass:
             guards={name: node for name, node in self.guards.items() if name in stores},
         )
 
-    def in_plan(self, element: str, level: int, dtype: str) -> "Pass":
+    def in_plan(self, element: str, level: int, kind: str) -> "Pass":
         """The pass for a plan with these elements. It reads the gradient rather than nothing."""
         loads = self.loads
         if not (self.loads or self.stores):
-            loads = {"g": Node("input", (), self.axes, 0, dtype, "g", -1)}
+            loads = {"g": Node("input", (), self.axes, 0, kind, "g", -1)}
         return replace(self, loads=loads, element=element, level=level)
 
 

@@ -148,7 +148,7 @@ class Placement:
         found = dict[Node, int]()
         for j, pass_ in enumerate(self.passes):
             for node in pass_.nodes:
-                is_number = node.dtype != "bool" and node.axes == self.work.element
+                is_number = node.kind != "bool" and node.axes == self.work.element
                 if is_number and node.level < number:
                     found.setdefault(node, j if j < number else node.level)
         return found

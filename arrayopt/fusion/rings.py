@@ -160,7 +160,7 @@ class Rolled(Members):
     def _chains(self) -> None:
         """Assign sums over members to parts."""
         for at, (root, terms) in enumerate(self.terms.items()):
-            form = root.axes, root.level, root.dtype
+            form = root.axes, root.level, root.kind
             for part in self._of_members(self.stage[root] - 1, len(terms)):
                 so_far = new = Node("input", (), *form, f"_sum{at}", -1)
                 for j in range(part.at_once):

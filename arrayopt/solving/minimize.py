@@ -11,7 +11,7 @@ from arrayopt.arrays import Array, array_namespace, library, place, to_host
 from arrayopt.foreign import check_names
 from arrayopt.foreign_names import SOLVER
 from arrayopt.functional import init, update
-from arrayopt.hyper import scalar, whole
+from arrayopt.hyper import checked_bool, scalar, whole
 from arrayopt.optimizer import Optimizer
 from arrayopt.rules import SGD, Rule
 from arrayopt.rules.conjugate import SPG
@@ -132,8 +132,7 @@ def minimize(
         check_every = whole("minimize: `check_every`", check_every, first=1)
         flags = {"stacked": stacked, "check_gradient": check_gradient, "progress": progress}
         for name, flag in flags.items():
-            if not isinstance(flag, bool):
-                raise TypeError(f"minimize: `{name}` must be True or False; got {flag!r}")
+            checked_bool(f"minimize: `{name}`", flag)
         if callback is not None and not callable(callback):
             raise TypeError(
                 f"minimize: `callback` must be a function of a Result; got {callback!r}"

@@ -175,7 +175,7 @@ class Problem:
         elif not is_array(value) or kind(value) == "complex" or dtype_name(value) == "bool":
             raise TypeError(f"minimize: `f` must return {wanted} as the value; got {_said(value)}")
         elif why := refusal(value, functional=True):
-            raise TypeError(f"minimize: the value that `f` has returned is {why}")
+            raise TypeError(f"minimize: the value that `f` returned is {why}")
         if tuple(value.shape) != shape:
             raise ValueError(
                 f"minimize: `f` must return {wanted} as the value; got {_said(value)}"

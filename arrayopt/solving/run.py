@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from arrayopt.arrays import Array, copied, place, size, to_host
+from arrayopt.foreign import counted
 from arrayopt.optimizer import Optimizer
 from arrayopt.ranks.comm import RankError
 from arrayopt.rules.line_search import MOST
@@ -302,7 +303,7 @@ class Run:
         why = reasons(told, ended, off, self._max_steps, otherwise)
         if count is None:
             return f"not converged: {why[0][1]}"
-        parts = [f"{good} of {count} problems converged"]
+        parts = [f"{good} of {counted(count, 'problem')} converged"]
         if (converged & at_start).any():
             parts[0] += f", {(converged & at_start).sum()} at the start"
         return "; ".join(parts + [f"{many}: {words}" for many, words in why])

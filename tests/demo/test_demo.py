@@ -3,6 +3,8 @@
 import importlib.util
 import io
 import sys
+import threading
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import array_api_compat.numpy as host
@@ -131,7 +133,7 @@ def test_lamb_reaches_97_percent_and_keeps_more_than_adamw_in_the_largest_batch(
     options = {"data": data, "backend": open_library("numpy"), "seed": 0}
     (run,) = digits.compare(["LAMB"], **options, steps=200, batch=128)
     assert run.accuracy >= 0.97
-    assert run.final_loss < 0.05
+    assert np.mean(run.losses[-10:]) < 0.05
     assert list(run.trust_ratios) == [f"blocks.{i}.weight" for i in range(len(digits.SIZES) - 2)] + ["head.weight"]
     for steps, ratios in run.trust_ratios.values():
         assert len(ratios) == len(steps) >= digits.RATIOS
@@ -186,8 +188,6 @@ def test_every_rule_learns_from_the_same_start(data, backend):
     for run in runs:
         assert run.losses[-1] < 0.75 * run.losses[0]
         assert bool(run.trust_ratios) == (run.rule in ("LAMB", "LANS"))
-        assert run.seconds > 0
-        assert run.step_seconds > 0
 
 
 def test_a_run_repeats(data):
@@ -219,6 +219,29 @@ def test_a_short_run_prints_a_table_and_draws(data, rules, tmp_path, capsys, mon
     for runs in found:
         for batch in digits.BATCHES:
             assert f"{report.accuracy(runs, batch):.1%}" in printed
+    options = {"data": data, "backend": open_library("numpy"), "seed": 0}  # two threads change no number
+    assert [runs[0] for runs in found] == digits.compare(rules, **options, steps=10, batch=digits.BATCHES[0])
+
+
+def test_an_error_in_one_thread_stops_the_other(data, tmp_path, monkeypatch):
+    both = threading.Barrier(2, timeout=60)
+    stopped = []
+
+    def compare(rules, *, on_step, **_):
+        both.wait()
+        if rules == ["LAMB"]:
+            raise KeyboardInterrupt
+        try:
+            for _ in range(1_000_000):
+                on_step("SGD", 1)
+        except CancelledError:
+            stopped.append(rules)
+            raise
+
+    monkeypatch.setattr(report, "compare", compare)
+    with pytest.raises(KeyboardInterrupt):
+        report.show(("LAMB", "SGD"), data, open_library("numpy"), epochs=1, seeds=[0], output=tmp_path / "figure.png")
+    assert stopped == [["SGD"]]
 
 
 def test_on_a_terminal_there_are_bars():

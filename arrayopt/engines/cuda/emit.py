@@ -91,7 +91,7 @@ def _resident(plan: Plan, dtype: str, real: str, *, windows: bool = False) -> in
     held = []
     for p in passes:
         moved = [*p.loads.values(), *p.stores.values()]
-        held.append(words * sum(2 if n.dtype == "complex" else 1 for n in moved))
+        held.append(words * sum(2 if n.kind == "complex" else 1 for n in moved))
     if max(held, default=0) >= WIDEST:
         return 1
     most = max((x + len(p.reductions) for x, p in zip(held, passes, strict=True)), default=0)
@@ -120,7 +120,7 @@ def _ahead(plan: Plan, body: Body, storage: Mapping[str, str], blocks: int) -> i
 def _constants(text: CudaPrinter, blocks: int) -> None:
     """Print the constants and types that the headers and the generated code use."""
     plan = text.plan
-    text.put(0, f"typedef {STORED[text.real].cuda} W;  // the dtype of arithmetic", "")
+    text.put(0, f"typedef {STORED[text.real].cplusplus} W;  // the dtype of arithmetic", "")
     columns = ", ".join(text.columns)
     text.put(0, f"enum {{ {columns}, kColumns }};  // what the table has of a tensor")
     values = {"kHypers": len(hyper_names(plan)), "kScalars": len(text.layout.scalars)}
@@ -167,7 +167,7 @@ def _scratch(numbers: list[int], stages: list[Stage]) -> str:
 def _pass(text: CudaPrinter, numbers: list[int], same: list[Stage]) -> None:
     """Print the function that runs a piece of a pass, for all stages that share its struct."""
     stage, function = same[0], same[0].function
-    text.open(f"stage{numbers[0]}", ", int stage" if same[1:] else "")
+    text.open(f"stage{numbers[0]}", *(["stage"] if same[1:] else []))
     text.put(1, f"{function.name} pass(step, tensor{_scratch(numbers, same)});")
     if function.shared == "squares":
         text.put(1, f"square_piece(pass, {stage.axes[-1].upper()}, piece);")

@@ -83,22 +83,22 @@ class Table(TableBatch):
 
     def __init__(self, kind: Kind, bucket: Bucket, members: list[int]) -> None:
         super().__init__(kind, bucket, members)
-        plan, lanes = kind.plan, kind.lanes
+        plan, segmented = kind.plan, kind.segmented
         self.cut = NativeCut(self) if bucket.kind == "cut" else None
         self.code, self.multiplies = self.compile(kind), plan.multiplies
         self.real = np.dtype(real_dtype(kind.dtype)).type
         self._fill()
         self.loads = self.geo["SIZE"] + flops(plan, self.geo) // FLOPS_PER_ELEMENT
         self.own = np.zeros(len(members), np.int64)
-        if lanes is not None:
+        if segmented is not None:
             planes = []
-            for each in lowered(plan, lanes).planes:
+            for each in lowered(plan, segmented).planes:
                 planes.append(sum(extent(axes, self.geo) for axes in each))
             self.own += self.geo["G"] * np.max(planes, axis=0)
         self.scratch: dict[str, Any] = {}
         self.staged: list[tuple[int, str]] = []
         self.copies: list[tuple[int, str, Any]] = []
-        count = len(plan.passes if lanes is None else lanes.segments)
+        count = len(plan.passes if segmented is None else segmented.segments)
         self.stages = list(range(2 * count + 1))
         self.gradients = Gradients(self, CODECS[kind.grad_dtype].itemsize)
         self.alive: Sequence[Any] = []
@@ -219,7 +219,7 @@ class Table(TableBatch):
             largest = max((int(sizes[rows].max(initial=0)) for rows in shares.own), default=0)
             need = max(len(shares.own) * largest, int(sizes[shares.shared].max(initial=0)))
             if name not in self.scratch or self.scratch[name].size < need:
-                self.scratch[name] = np.empty(need, self.wide_type(value.dtype))
+                self.scratch[name] = np.empty(need, self.wide_type(value.kind))
             memory_of_all = self.scratch[name]
             begin, each = memory_of_all.ctypes.data, largest * memory_of_all.itemsize
             self.put(f"AT_{name}", begin, shares.shared)

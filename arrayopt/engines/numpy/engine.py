@@ -23,10 +23,11 @@ from arrayopt.engines.numpy.blocks import joined
 from arrayopt.engines.numpy.stacks import GROUP_SIZE, Grouped, Ragged, Stack
 from arrayopt.engines.numpy.values import Setup, Values
 from arrayopt.engines.threads import run, thread_count
+from arrayopt.foreign import counted
 from arrayopt.fusion.graph import Node
-from arrayopt.fusion.lanes import in_lanes
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.plans import plan_for, widened
+from arrayopt.fusion.segments import in_segments
 from arrayopt.rules.base import Rule
 from arrayopt.state.tensors import Tensor
 
@@ -202,7 +203,7 @@ class _Blocks(Batch):
         some, known = self.scalars[rows], dict[Node, Any]()
         some = some[:1] if (some == some[0]).all() else some
         for node, column in zip(self.plan.scalars, some.T, strict=True):
-            known[node] = stack.column(column.astype(bool) if node.dtype == "bool" else column)
+            known[node] = stack.column(column.astype(bool) if node.kind == "bool" else column)
         return known
 
     def _begin(self, chunk: Chunk) -> Stack:
@@ -213,7 +214,7 @@ class _Blocks(Batch):
             return chunk.runner
         geo = self.geo[rows[0]]
         large = geo["SIZE"] > GROUP_SIZE
-        kind = Grouped if large and in_lanes(self.plan) is not None else Stack
+        kind = Grouped if large and in_segments(self.plan) is not None else Stack
         chunk.runner = kind(self.setup, (len(rows), *(int(geo[x]) for x in "ABRC")), firsts)
         for name, axes in self.axes.items() if not self.widens else ():
             if chunk.layers is not None and isinstance(chunk.layers[1], slice):
@@ -261,9 +262,9 @@ class NumPy(Fused):
 
     def plan(self, rule: Rule, rank: int, dtype: str, **options: Any) -> Plan:
         plan = plan_for(rule, rank, dtype, lean=self.lean, **options)
-        if in_lanes(plan) is None:  # with lanes, no value is stored for all elements
+        if in_segments(plan) is None:  # in segments, no value is stored for all elements
             plan = plan_for(rule, rank, dtype, lean=self.lean, calls=True, **options)
         return widened(plan)
 
     def describe(self) -> str:
-        return f"NumPy on blocks that stay in cache, {thread_count()} threads"
+        return f"NumPy on blocks that stay in cache, {counted(thread_count(), 'thread')}"

@@ -18,14 +18,14 @@ from arrayopt.arrays import Ints
 from arrayopt.engines.blas import bands
 from arrayopt.engines.numpy.blocks import blocks, buffers_of, dims, part, reduced, totals
 from arrayopt.engines.numpy.making import pass_function
-from arrayopt.engines.numpy.values import Readers, Setup, SmallValues, Values
+from arrayopt.engines.numpy.values import Setup, SmallValues, Values, last_readers
 from arrayopt.engines.threads import run
 from arrayopt.fusion.graph import POSITION, Node
-from arrayopt.fusion.lanes import Segment, in_lanes
 from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.passes import Pass
+from arrayopt.fusion.segments import Segment, in_segments
 
-GROUP_SIZE = 16384
+GROUP_SIZE = 1 << 17
 """The number of elements of matrices that a `Grouped` processes at once; or one matrix."""
 
 
@@ -36,7 +36,7 @@ class Stack(SmallValues):
     def run(self, values: Values) -> None:
         """Run all passes and products; results are written to `values`."""
         spilled = self.setup.plan.spilled
-        kinds = [value.dtype for value in spilled.values()]
+        kinds = [value.kind for value in spilled.values()]
         shapes = [self.shape(value.axes) for value in spilled.values()]
         largest = max(map(math.prod, shapes), default=0)
         rooms = buffers_of(kinds, self.setup.real, largest, self.setup.scratch)
@@ -187,27 +187,23 @@ class Ragged(Stack):
 
 
 class Grouped(Stack):
-    """Runs a step of tensors of one shape, under a plan in lanes, group of matrices by group.
+    """Runs a step of tensors of one shape, under a plan in segments, group of matrices by group.
 
-    The passes of a segment (see `arrayopt.fusion.lanes`) follow each other over a group. So values
+    The passes of a segment (`arrayopt.fusion.segments`) follow each other over a group. So values
     between them need memory for a group, not for the whole tensor.
     """
 
-    @property
-    def last(self) -> Readers:
-        return {}
-
     def _passes(self, values: Values) -> None:
-        lanes = in_lanes(self.setup.plan)
-        assert lanes is not None
+        segmented = in_segments(self.setup.plan)
+        assert segmented is not None
         cuts, whole, size = list[tuple[slice, ...]](), slice(None), math.prod(self.extents[3:])
         for of_a, of_b in blocks(self.extents[1:3], max(1, GROUP_SIZE // size)):
             cuts.append((whole, of_a, of_b, whole, whole))
         partials, kept = dict[Node, Any](), dict[Node, Any]()
-        for segment in lanes.segments:
+        for segment in segmented.segments:
             for node in segment.carried:
                 kept[node] = np.empty(self.shape(node.axes), self.setup.real)
-        for segment in lanes.segments:
+        for segment in segmented.segments:
             self._between(segment.before, partials, values)
             found = [dict[Node, Any]() for _ in cuts]
 
@@ -217,13 +213,15 @@ class Grouped(Stack):
             self._shared([partial(group, index) for index in range(len(cuts))])
             for total in found[0]:
                 partials[total] = self._joined(total, "tensor", [x[total] for x in found], cuts)
-        self._between(lanes.last, partials, values)
+        self._between(segmented.last, partials, values)
 
     def _group(self, segment: Segment, cut: Any, values: Values, kept: Any) -> dict[Node, Any]:
         """Run a segment over some matrices; return the reductions per tensor."""
         extents = [self.extents[0], *(x.stop - x.start for x in cut[1:3]), *self.extents[3:]]
         first = (cut[1].start * self.extents[2] + cut[2].start) * math.prod(self.extents[3:])
         group = Grouped(self.setup, extents, self.firsts + first)
+        needed = frozenset({*segment.writes.values(), *kept})
+        group.last = last_readers(segment.small, self._passes_of(segment), needed)
         known = {node: part(value, cut) for node, value in values.known.items()}
         known |= {node: part(kept[node], cut) for node in segment.carried}
         arrays = {name: part(x, cut) for name, x in values.arrays.items()}
@@ -232,17 +230,20 @@ class Grouped(Stack):
             part(kept[node], cut)[...] = known[node]
         return made
 
+    def _passes_of(self, segment: Segment) -> tuple[Pass, ...]:
+        return tuple(self.setup.plan.passes[number] for number in segment.passes)
+
     def _segment(self, segment: Segment, values: Values) -> dict[Node, Any]:
         """Run a segment over these matrices; return the reductions per tensor."""
         made = dict[Node, Any]()
         for name, node in segment.reads.items():
             if node.op != "input":
                 values.known[node] = values.arrays[name]
-        for small, number in zip_longest(segment.small, segment.passes):
+        for small, pass_ in zip_longest(segment.small, self._passes_of(segment)):
             self._between(small, {}, values)
-            sums = {} if number is None else self._pass(self.setup.plan.passes[number], values)
-            for node, found in sums.items():
+            for node, found in self._pass(pass_, values).items() if pass_ else ():
                 (values.known if node.axes else made)[node] = found
+            values.drop(self.last.get(pass_, ()))
         for name, node in segment.writes.items():
             values.arrays[name][...] = values[node]
         return made

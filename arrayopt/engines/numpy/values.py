@@ -79,6 +79,7 @@ class SmallValues:
     def __init__(self, setup: Setup, extents: Sequence[int], firsts: Ints) -> None:
         self.setup, self.extents, self.firsts = setup, tuple(extents), firsts
         self.most, self.threads = setup.chunk, 1  # threads of a pass
+        self.last = last_readers(setup.plan.between, setup.plan.passes)
 
     def shape(self, axes: str) -> tuple[int, ...]:
         """Return the shape of values over some axes."""
@@ -92,24 +93,18 @@ class SmallValues:
         same = len(values) == 1 or (values == values[0]).all()
         return values[0].item() if same else values.reshape(-1, 1, 1, 1, 1)
 
-    @property
-    def last(self) -> Readers:
-        """The values to drop after each value, `Between` and pass."""
-        return last_readers(self.setup.plan)
-
     def _between(self, between: Between, partials: dict[Node, Any], values: Values) -> None:
         """Compute and store the values between two passes."""
-        last = self.last
         for reduction in between.combine:
             values.known[reduction] = partials.pop(reduction)
         for loop in between.loops:
             if loop.axes or loop.reduces or not self._scalars(loop, values):
                 for node in loop.nodes:
                     values.known[node] = self._computed(node, values)
-                    values.drop(last.get(node, ()))
+                    values.drop(self.last.get(node, ()))
         for name, node in between.stores.items():
             values.arrays[name][...] = values[node]
-        values.drop(last.get(between, ()))
+        values.drop(self.last.get(between, ()))
 
     def _scalars(self, loop: SmallLoop, values: Values) -> bool:
         """Compute values per tensor by one function, and return whether that was possible."""
@@ -165,7 +160,7 @@ class SmallValues:
             ):
                 made = made.copy()
         if node.axes:
-            return made.astype(self.setup.real, copy=False) if node.dtype == "real" else made
+            return made.astype(self.setup.real, copy=False) if node.kind == "real" else made
         return made if np.ndim(made) else made.item()
 
     def _narrowed(self, value: Any) -> Any:
@@ -175,10 +170,12 @@ class SmallValues:
 
 
 @lru_cache(maxsize=64)
-def last_readers(plan: Plan) -> Readers:
-    """Return the values over rows or columns by last reader: a value, a `Between` or a pass."""
+def last_readers(
+    every: tuple[Between, ...], passes: tuple[Pass, ...], kept: frozenset[Node] = frozenset()
+) -> Readers:
+    """Return the values over rows or columns that are not `kept`, by last reader."""
     readers = dict[Node, Node | Between | Pass]()
-    for between, pass_ in zip_longest(plan.between, plan.passes):
+    for between, pass_ in zip_longest(every, passes):
         for loop in between.loops:
             for node in loop.nodes:
                 readers |= dict.fromkeys(node.args, node)
@@ -187,7 +184,7 @@ def last_readers(plan: Plan) -> Readers:
             readers |= dict.fromkeys(pass_.uses, pass_)
     found = dict[Node | Between | Pass, list[Node]]()
     for node, reader in readers.items():
-        if node.axes:
+        if node.axes and node not in kept:
             found.setdefault(reader, []).append(node)
     return found
 
