@@ -194,6 +194,11 @@ class Batch(ABC):
             self.bind()
             self._located = now
 
+    def follow(self) -> None:
+        """Let go of arrays that were replaced. On a device a batch has only their addresses."""
+        if not self.on_device:
+            self.locate()
+
     def written(self, rows: Rows) -> None:
         """Tell PyTorch that parameters were written: graphs may have saved the old values."""
         if self._versioned:

@@ -88,6 +88,8 @@ class _Blocks(Batch):
     def bind(self) -> None:
         self.not_in_place: set[int] = set()
         self._flat_arrays: dict[str, list[Any]] = {}
+        for some in (self.whole, *self._some.values()):
+            some.kept = None
         for name in self.plan.touched:
             for row in self.apart(name):
                 if not plain(self.stored(row, name)):
