@@ -89,7 +89,7 @@ class Batch(ABC):
 
     vectors: Mapping[str, Sequence[Array]] = {}
     """Slots of each tensor that last from phase to phase; see `arrayopt.fusion.phases`."""
-    on_device: ClassVar[bool] = False
+    layout_of = staticmethod(layout)
     chunk: ClassVar[int] = CHUNK
     segment_room: ClassVar[int] = 1 << 16
 
@@ -100,7 +100,7 @@ class Batch(ABC):
         self.tensors = [bucket.tensors[i] for i in members]
         shapes = [x.shape for x in self.tensors]
         if self.segmented is None:
-            self.layout = layout(self.plan, device=self.on_device)
+            self.layout = self.layout_of(self.plan)
             self.geo = geometry(shapes, self.plan.element, self.chunk)
         else:
             self.layout = self.segmented.layout

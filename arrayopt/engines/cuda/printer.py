@@ -10,7 +10,7 @@ from arrayopt.engines.cuda.columns import table_columns
 from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import POSITION, Node, reachable
 from arrayopt.fusion.index import Place, name
-from arrayopt.fusion.layout import layout
+from arrayopt.fusion.layout import device_layout
 from arrayopt.fusion.lower_stages import split_position
 from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.plan import Plan
@@ -51,7 +51,7 @@ class CudaPrinter(CudaLines, CPlusPlusPrinter):
     integer = "long long"
 
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, *, windows: bool = False) -> None:
-        laid_out = layout(plan, device=True)
+        laid_out = device_layout(plan)
         names = table_columns(plan, laid_out, windows=windows)
         super().__init__(plan, dtype, grad_dtype, laid_out, names)
         self.windows, self.type = windows, "W"
