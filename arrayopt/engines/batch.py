@@ -194,6 +194,11 @@ class Batch(ABC):
             self.bind()
             self._located = now
 
+    def follow(self) -> None:
+        """Let go of arrays that were replaced. On a device a batch has only their addresses."""
+        if not self.on_device:
+            self.locate()
+
     def written(self, rows: Rows) -> None:
         """Tell PyTorch that parameters were written: graphs may have saved the old values."""
         if self._versioned:
@@ -212,6 +217,13 @@ class Batch(ABC):
                 x = memory(of_layers(name, tensor))
                 if plain(x):
                     yield x, rows
+
+    def apart(self, name: str) -> Sequence[int]:
+        """Return the rows whose arrays are in none of `whole_stacks`."""
+        left = set(range(len(self.tensors)))
+        for _, rows in self.whole_stacks(name):
+            left.difference_update(rows.tolist())
+        return sorted(left)
 
     def stored(self, row: int, name: str) -> Array:
         """Return a tensor's parameter (``"p"``) or slot."""

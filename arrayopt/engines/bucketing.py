@@ -41,6 +41,7 @@ class Buckets:
             self.version += 1
         for bucket in self._made:
             bucket.refresh()
+            bucket.follow()
         return self._made
 
     def alone(self, place: int) -> Bucket:
