@@ -14,7 +14,7 @@ import numpy as np
 from arrayopt.arrays import Array, Grads, Ints, array_namespace, dtype_name, memory, size, to_host
 from arrayopt.engines.base import Asked, Report, Stops
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.layers import Layers, layers_with, of_layers
+from arrayopt.engines.layers import Layers, of_layers, taking_part
 from arrayopt.engines.step_scalars import StepScalars
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import CHUNK, geometry, layout
@@ -127,12 +127,12 @@ class Batch(ABC):
         """Return the rows of tensors that have a gradient; with `complete`, all have one."""
         if complete:
             return self.whole
-        some = layers_with(grads)
-        key = some.tobytes()
+        there = taking_part(grads)
+        key = there.tobytes()
         if key not in self._some:
             if len(self._some) >= KEPT_ROWS:
                 self._some.pop(next(iter(self._some)))
-            self._some[key] = self._made_rows(some)
+            self._some[key] = self._made_rows(np.flatnonzero(there))
         return self._some[key]
 
     def _made_rows(self, rows: Ints) -> Rows:
@@ -194,6 +194,10 @@ class Batch(ABC):
             self.bind()
             self._located = now
 
+    def follow(self) -> None:
+        """Let go of arrays that were replaced."""
+        self.locate()
+
     def written(self, rows: Rows) -> None:
         """Tell PyTorch that parameters were written: graphs may have saved the old values."""
         if self._versioned:
@@ -212,6 +216,13 @@ class Batch(ABC):
                 x = memory(of_layers(name, tensor))
                 if plain(x):
                     yield x, rows
+
+    def apart(self, name: str) -> Sequence[int]:
+        """Return the rows whose arrays are in none of `whole_stacks`."""
+        left = set(range(len(self.tensors)))
+        for _, rows in self.whole_stacks(name):
+            left.difference_update(rows.tolist())
+        return sorted(left)
 
     def stored(self, row: int, name: str) -> Array:
         """Return a tensor's parameter (``"p"``) or slot."""

@@ -124,8 +124,12 @@ def minimize(
     >>> ao.minimize(rosenbrock, many, stacked=True).message
     '1000 of 1000 problems converged'
     """
-    ranks = ranks_of(comm)
-    with ranks.warned("minimize"):
+    naming = partial(
+        advising, "`minimize` takes one rule for all arrays, so use another", "minimize"
+    )
+    with naming():
+        ranks = ranks_of(comm)
+    with ranks.warned("minimize"), naming():
         check_names("minimize", list(inspect.signature(minimize).parameters)[:-1], kwargs, SOLVER)
         tol = float(scalar("minimize: `tol`", tol, "[0, inf)"))
         max_steps = whole("minimize: `max_steps`", max_steps)
@@ -180,7 +184,7 @@ def minimize(
     if check_gradient:
         look_at_gradient(problem, probe, groups)
     engine = engine_for(rule, problem) if engine == "auto" else engine
-    with advising("`minimize` takes one rule for all arrays, so use another", "minimize"):
+    with naming():
         opt = Optimizer(problem.arrays, rule, groups=groups, engine=engine, comm=ranks.ranks)
     first = problem.named[0][1]
     spares = library(first) in ("numpy", "torch") and "cuda" not in str(place(first)[1])
@@ -189,7 +193,7 @@ def minimize(
     if not calls:
         return run.result()
     with _bar(max_steps, callback) if progress else nullcontext(callback) as call:
-        return run.result(call or _nothing)
+        return run.result(call or bool)  # ranks without a callback call one, too
 
 
 def _rule(rule: Any, project: Any, *, stacked: bool) -> Rule:
@@ -211,10 +215,6 @@ def _rule(rule: Any, project: Any, *, stacked: bool) -> Rule:
         given["project"] = project
     made: Rule = dataclasses.replace(rule, **given)
     return made
-
-
-def _nothing(result: Result) -> None:
-    """The callback of ranks that have none, while other ranks have one."""
 
 
 @contextmanager

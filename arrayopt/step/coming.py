@@ -99,14 +99,16 @@ def _check_values(values: Array, buckets: list[Bucket], ranks: int) -> None:
         raise TypeError(f"{who}, and the array does not work over ranks; got {several}")
     for bucket in buckets:
         for tensor in bucket.whole.tensors:
-            array, but = tensor.array, f"{several}, but {tensor.name!r}"
+            array, name = tensor.array, tensor.name
             if not bucket.rule.stacked:
-                raise TypeError(f"{who}; got {but} is not stacked")
+                raise TypeError(f"{who}; got {several}, but {name!r} is not stacked")
             if len(array) != len(values):
-                raise TypeError(f"{who}; got {but} has {counted(len(array), 'layer')}")
+                raise TypeError(
+                    f"{who}; got {several}, but {name!r} has {counted(len(array), 'layer')}"
+                )
             if array_namespace(array) is not array_namespace(values):
                 raise TypeError(
-                    f"{who}; got {library(values)}, but {tensor.name!r} is of {library(array)}"
+                    f"{who}; got {library(values)} values, but {name!r} is of {library(array)}"
                 )
 
 

@@ -99,6 +99,9 @@ class Located(TableBatch):
                 " new Optimizer"
             )
 
+    def follow(self) -> None:
+        """See `Batch.follow`: a table in device memory has only addresses."""
+
     def bind(self) -> None:
         self.staged = {}
         for name in self.plan.touched:

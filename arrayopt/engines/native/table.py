@@ -141,17 +141,15 @@ class Table(TableBatch):
     def bind(self) -> None:
         self.staged = []
         for name in self.plan.touched:
-            left = np.ones(len(self.tensors), bool)
             for stack, rows in self.whole_stacks(name):
                 far = self.layer[rows] * stack.strides[0]
                 self.put(f"AT_{name}", stack.ctypes.data + far, rows)
-                left[rows] = False
-            for row in np.flatnonzero(left).tolist():
+            for row in self.apart(name):
                 x = self.stored(row, name)
                 # `memory` copies a NumPy scalar
-                copied = name in self.widens or isinstance(x, np.generic)
-                if not copied and plain(memory(x)):
-                    self.put(f"AT_{name}", memory(x).ctypes.data, row)
+                here = None if name in self.widens or isinstance(x, np.generic) else memory(x)
+                if here is not None and plain(here):
+                    self.put(f"AT_{name}", here.__array_interface__["data"][0], row)
                 else:
                     self.staged.append((row, name))
         if self.cut is not None:

@@ -88,11 +88,10 @@ class _Blocks(Batch):
     def bind(self) -> None:
         self.not_in_place: set[int] = set()
         self._flat_arrays: dict[str, list[Any]] = {}
+        for some in (self.whole, *self._some.values()):
+            some.kept = None
         for name in self.plan.touched:
-            left = np.ones(len(self.tensors), bool)
-            for _, rows in self.whole_stacks(name):
-                left[rows] = False
-            for row in np.flatnonzero(left).tolist():
+            for row in self.apart(name):
                 if not plain(self.stored(row, name)):
                     self.not_in_place.add(row)
 
@@ -178,14 +177,14 @@ class _Blocks(Batch):
         if "p" in arrays and np.may_share_memory(arrays["g"], arrays["p"]):
             # a gradient may share memory with the parameter, which may be written before it is read
             arrays["g"] = arrays["g"].copy()
-        copied = self.axes.keys() - chunk.views
+        copied = self.axes.keys() - chunk.views if len(chunk.views) < len(self.axes) else set()
         for name in copied:
             arrays[name] = self._copied(name, chunk).reshape(stack.shape(self.axes[name]))
         known = self._known(rows, stack)
         stack.run(Values(arrays, known))
         for node in self.reported:
             self.values[rows, self.layout.tensor[node]] = np.ravel(known[node])
-        for name in copied.intersection(self.plan.written):
+        for name in copied.intersection(self.plan.written) if copied else ():
             self._put(name, chunk, arrays[name].reshape(-1))
 
     def _copied(self, name: str, chunk: Chunk) -> Any:
@@ -199,9 +198,11 @@ class _Blocks(Batch):
     def _known(self, rows: list[int], stack: Stack) -> dict[Node, Any]:
         """Return the scalars of the step: numbers if equal for all tensors, else arrays."""
         some, known = self.scalars[rows], dict[Node, Any]()
-        some = some[:1] if (some == some[0]).all() else some
-        for node, column in zip(self.plan.scalars, some.T, strict=True):
-            known[node] = stack.column(column.astype(bool) if node.kind == "bool" else column)
+        alike = len(some) == 1 or (some == some[0]).all()
+        for node, x in zip(self.plan.scalars, some[0].tolist() if alike else some.T, strict=True):
+            same = alike or (x == x[0]).all()
+            x = x if alike else x[0].item() if same else x.reshape(stack.each)
+            known[node] = x if node.kind != "bool" else bool(x) if same else x.astype(bool)
         return known
 
     def _begin(self, chunk: Chunk) -> Stack:
@@ -221,7 +222,8 @@ class _Blocks(Batch):
                 found = self.flat_arrays(name)[rows[0]]
             else:
                 break
-            chunk.views[name] = found.reshape(chunk.runner.shape(axes))
+            shape = chunk.runner.shape(axes) if axes or len(rows) > 1 else ()  # quicker to write
+            chunk.views[name] = found.reshape(shape)
         return chunk.runner
 
     def _put(self, name: str, chunk: Chunk, new: Any) -> None:

@@ -18,7 +18,7 @@ from arrayopt.arrays import Ints
 from arrayopt.engines.blas import bands
 from arrayopt.engines.numpy.blocks import blocks, buffers_of, dims, part, reduced, totals
 from arrayopt.engines.numpy.making import pass_function
-from arrayopt.engines.numpy.values import Setup, SmallValues, Values, last_readers
+from arrayopt.engines.numpy.values import Setup, SmallValues, Values, last_readers, small_inputs
 from arrayopt.engines.threads import run
 from arrayopt.fusion.graph import POSITION, Node
 from arrayopt.fusion.ops import REDUCTIONS
@@ -42,6 +42,8 @@ class Stack(SmallValues):
         rooms = buffers_of(kinds, self.setup.real, largest, self.setup.scratch)
         for name, room, shape in zip(spilled, rooms, shapes, strict=True):
             values.arrays[name] = room[: math.prod(shape)].reshape(shape)
+        for node in small_inputs(self.setup.plan) if self.extents[0] == 1 else ():
+            values.known[node] = values.arrays[node.data].item()  # read once, as Python's number
         self._passes(values)
 
     def _passes(self, values: Values) -> None:
@@ -104,14 +106,16 @@ class Stack(SmallValues):
             found[index] = made.run(block, room, real, reduce, *given)
 
         self._shared([partial(one, i) for i in range(len(cuts))])
-        joined, several = found[0], len(cuts) > 1 or "batch" in pass_.reductions.values()
-        for reduction, kind in pass_.reductions.items() if several else ():
+        if len(cuts) == 1 and "batch" not in pass_.reductions.values():
+            return found[0]
+        joined = dict[Node, Any]()
+        for reduction, kind in pass_.reductions.items():
             joined[reduction] = self._joined(reduction, kind, [x[reduction] for x in found], cuts)
         return joined
 
     def _spread(self, value: Any) -> Any:
         """Return a value of fewer axes as an array in the dtype of arithmetic."""
-        is_bool = isinstance(value, bool) or getattr(value, "dtype", None) == np.bool_
+        is_bool = type(value) is bool or getattr(value, "dtype", None) == np.bool_
         return value if is_bool else np.asarray(value, self.setup.real)
 
     def _positions(self, cuts: tuple[slice, ...]) -> Any:
@@ -165,9 +169,7 @@ class Ragged(Stack):
     def __init__(self, setup: Setup, sizes: Ints, firsts: Ints) -> None:
         super().__init__(setup, (1, 1, 1, 1, int(sizes.sum())), firsts)
         self.sizes, self.starts, self.most = sizes, np.cumsum(sizes) - sizes, self.extents[-1]
-
-    def column(self, x: Any) -> Any:
-        return x[0].item() if len(x) == 1 or (x == x[0]).all() else x
+        self.each = (-1,)
 
     def _spread(self, x: Any) -> Any:
         return super()._spread(np.repeat(x, self.sizes) if np.ndim(x) else x)
