@@ -145,13 +145,10 @@ class CudaPrinter(CudaLines, CPlusPlusPrinter):
     # ---- stages ----------------------------------------------------------------------------------
 
     def open(self, name: str, *parameters: str) -> None:
-        """Print the head of a stage's function, with integer parameters; it looks up the tensor.
-
-        A part of a stage has `before`: the number of pieces of the parts before it.
-        """
+        """Print the head of a stage's function, with integer parameters; it looks up the tensor."""
         more = "".join(f", int {parameter}" for parameter in parameters)
         self.put(0, f"__device__ __forceinline__ void {name}(const Step& given{more}) {{")
-        before = " - before" * ("before" in parameters)
+        before = " - before" * ("before" in parameters)  # the pieces of a stage's parts before it
         self.put(1, f"const int tensor = now().tensor, piece = now().piece{before};")
         self.put(1, "const Step step = located(given);")
         self.put(1, "const long long* const t = step.table + (long long)tensor * kColumns;")
