@@ -14,7 +14,7 @@ import numpy as np
 from arrayopt.arrays import Array, Grads, Ints, array_namespace, dtype_name, memory, size, to_host
 from arrayopt.engines.base import Asked, Report, Stops
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.layers import Layers, layers_with, of_layers
+from arrayopt.engines.layers import Layers, of_layers, taking_part
 from arrayopt.engines.step_scalars import StepScalars
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import CHUNK, geometry, layout
@@ -89,7 +89,7 @@ class Batch(ABC):
 
     vectors: Mapping[str, Sequence[Array]] = {}
     """Slots of each tensor that last from phase to phase; see `arrayopt.fusion.phases`."""
-    on_device: ClassVar[bool] = False
+    layout_of = staticmethod(layout)
     chunk: ClassVar[int] = CHUNK
     segment_room: ClassVar[int] = 1 << 16
 
@@ -100,7 +100,7 @@ class Batch(ABC):
         self.tensors = [bucket.tensors[i] for i in members]
         shapes = [x.shape for x in self.tensors]
         if self.segmented is None:
-            self.layout = layout(self.plan, device=self.on_device)
+            self.layout = self.layout_of(self.plan)
             self.geo = geometry(shapes, self.plan.element, self.chunk)
         else:
             self.layout = self.segmented.layout
@@ -127,12 +127,12 @@ class Batch(ABC):
         """Return the rows of tensors that have a gradient; with `complete`, all have one."""
         if complete:
             return self.whole
-        some = layers_with(grads)
-        key = some.tobytes()
+        there = taking_part(grads)
+        key = there.tobytes()
         if key not in self._some:
             if len(self._some) >= KEPT_ROWS:
                 self._some.pop(next(iter(self._some)))
-            self._some[key] = self._made_rows(some)
+            self._some[key] = self._made_rows(np.flatnonzero(there))
         return self._some[key]
 
     def _made_rows(self, rows: Ints) -> Rows:
@@ -195,9 +195,8 @@ class Batch(ABC):
             self._located = now
 
     def follow(self) -> None:
-        """Let go of arrays that were replaced. On a device a batch has only their addresses."""
-        if not self.on_device:
-            self.locate()
+        """Let go of arrays that were replaced."""
+        self.locate()
 
     def written(self, rows: Rows) -> None:
         """Tell PyTorch that parameters were written: graphs may have saved the old values."""
