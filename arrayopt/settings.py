@@ -193,6 +193,8 @@ class Settings(Saved):
     def __getstate__(self) -> Any:
         self._run.streams.meet("Optimizer")
         self._arrive()
+        if self._team.size > 1:  # else a copy has the gradients, or what they have updated
+            self._step.release.check_whole("Optimizer: a copy")
         names = {*Saved.__slots__, *Settings.__slots__, *self.__slots__} - {"__weakref__"}
         return None, {name: getattr(self, name) for name in sorted(names)}
 

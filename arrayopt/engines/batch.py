@@ -14,7 +14,7 @@ import numpy as np
 from arrayopt.arrays import Array, Grads, Ints, array_namespace, dtype_name, memory, size, to_host
 from arrayopt.engines.base import Asked, Report, Stops
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.layers import Layers, layers_with, of_layers
+from arrayopt.engines.layers import Layers, of_layers, taking_part
 from arrayopt.engines.step_scalars import StepScalars
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import CHUNK, geometry, layout
@@ -127,12 +127,12 @@ class Batch(ABC):
         """Return the rows of tensors that have a gradient; with `complete`, all have one."""
         if complete:
             return self.whole
-        some = layers_with(grads)
-        key = some.tobytes()
+        there = taking_part(grads)
+        key = there.tobytes()
         if key not in self._some:
             if len(self._some) >= KEPT_ROWS:
                 self._some.pop(next(iter(self._some)))
-            self._some[key] = self._made_rows(some)
+            self._some[key] = self._made_rows(np.flatnonzero(there))
         return self._some[key]
 
     def _made_rows(self, rows: Ints) -> Rows:

@@ -139,12 +139,9 @@ class Bucket:
             self.same = int(found[0]), self.run.changes
         return self.same[0]
 
-    def count(self, took: Ints, left: Left | None = None) -> None:
-        """Count an update of the tensors at places `took`, except layers in `left`."""
-        if self.tensors[0].layers:  # not in a bucket of its layers
-            for i in took:
-                self.tensors[i].count(left or {})
-        elif len(took) == len(self.tensors):
+    def count(self, took: Ints) -> None:
+        """Count an update of those that have gradients; `took` has their places among these."""
+        if len(took) == len(self.tensors):
             same = self.same if self.same and self.same[1] == self.run.changes else None
             self.run.count(self._index())
             self.same = same and (same[0] + 1, self.run.changes)

@@ -8,7 +8,7 @@ from typing import Any
 
 from arrayopt.arrays import dtype_name, library, place, size, writable
 from arrayopt.engines.bucket import AtHome, Bucket
-from arrayopt.engines.layers import Layers
+from arrayopt.engines.layers import Layers, Stacked
 from arrayopt.engines.registry import advise, select
 from arrayopt.foreign import counted
 from arrayopt.params.groups import Group
@@ -78,7 +78,8 @@ def bucketed(groups: Sequence[Group], run: Run, *, alone: bool = False) -> list[
             dtype, number = dtype_name(tensor.array), tensor.place if alone else None
             several = group.rule.several and writable(tensor.array)
             key = group.rule.structure, dtype, xp, str(device), tensor.kind, several, number
-            bucket = buckets.setdefault(key, Bucket(run=run))
+            kind = Stacked if group.rule.stacked else Bucket
+            bucket = buckets.setdefault(key, kind(run=run))
             if group not in bucket.groups:
                 bucket.groups.append(group)
             bucket.tensors.append(tensor)

@@ -24,7 +24,7 @@ from arrayopt.engines.base import (
 )
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.compiling import LOG
-from arrayopt.engines.layers import Layers
+from arrayopt.engines.layers import Layers, taking_part
 from arrayopt.fusion.dims import TraceError
 from arrayopt.rules.returned import ReturnedError
 
@@ -203,10 +203,9 @@ class _Counting(Engine):
 
     def prepare(self, bucket: Bucket, asked: Asked, meetings: Sequence[Any] = ()) -> MakeStep:
         """See `Engine.prepare`; other ranks pass numbers to meetings."""
-        took = np.flatnonzero([g is not None for g in asked.grads])
 
         def run(reports: dict[str, Report]) -> Stops:
-            bucket.count(took, asked.left)
+            bucket.count(np.flatnonzero(taking_part(asked.grads)))
             yield from ()
 
         return run

@@ -104,39 +104,37 @@ class Lowering:
         known = not wide or (self.rolls_wide and not (body.codes and is_complex))
         if self.plan.element != "C" or not known:
             return None
-        guarded = replace(pass_, guards=self._guards(pass_))
-        return rolled(guarded, [*self.plan.slots], self.least, wide=wide)
+        return rolled(self._guarded(pass_), [*self.plan.slots], self.least, wide=wide)
 
-    def _guards(self, pass_: Pass) -> dict[str, Node]:
-        """Return the guards of a pass. Arrays of codes have none: they are always written."""
-        return {x: node for x, node in pass_.guards.items() if x not in self.plan.quantized}
+    def _guarded(self, pass_: Pass) -> Pass:
+        """Return a pass without guards of arrays of codes, which are always written."""
+        guards = {x: node for x, node in pass_.guards.items() if x not in self.plan.quantized}
+        return pass_ if guards == pass_.guards else replace(pass_, guards=guards)
 
     def elements(self, function: str, pass_: Pass) -> bulk.Elements:
         """Return the loop over elements, without slices."""
+        pass_ = self._guarded(pass_)
         columns, reduced = pass_.reducing("column"), pass_.reducing("tensor", "row", "batch")
         sums = {node: node.args[0] for node in (*reduced, *columns)}
-        loads, stores = bulk.stored(pass_.loads), dict(pass_.stores)
+        loads = bulk.stored(pass_.loads)
         loads |= {f"v{node.id}": node for node in pass_.using("column")}
-        guards = self._guards(pass_)
-        for array in guards:  # if the condition is true, `where` has its second operand's value
-            stores[array] = stores[array].args[1]
         scalars = list[Node]()
         for kind in ("host", "tensor", "row", "batch"):
             scalars += pass_.using(kind)
-        used = within([*stores.values(), *sums.values()], pass_.nodes)
+        used = within([*pass_.new.values(), *sums.values()], pass_.nodes)
         return bulk.Elements(
             function,
             slices={},
             scalars=tuple(scalars),
             loads=loads,
             nodes=tuple(node for node in pass_.nodes if node in used),
-            stores=bulk.stored(stores),
+            stores=bulk.stored(pass_.new),
             sums=sums,
             into={node: f"s{node.id}" for node in columns},
             storage={f"at_{array}": array for array in pass_.arrays},
             position=column("START") if pass_.draws else None,
             stride=ONE,
-            guards=bulk.stored(guards),
+            guards=bulk.stored(pass_.guards),
         )
 
     # ---- between passes --------------------------------------------------------------------------

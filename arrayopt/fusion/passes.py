@@ -101,16 +101,20 @@ class Pass:
                     found[name] = condition
         return replace(self, guards=found)
 
+    @cached_property
+    def new(self) -> dict[str, Node]:
+        """What is written if conditions hold: then `where` has its second operand's value."""
+        return self.stores | {name: self.stores[name].args[1] for name in self.guards}
+
     @property
     def written(self) -> tuple[str, ...]:
         """The arrays that are written; if a number chooses one of several, the first of them."""
         found: dict[object, str] = {}
-        for name, node in self.stores.items():
+        for name, new in self.new.items():
             guard = self.guards.get(name)
             choice: object = name
             if guard is not None and guard.op == "eq" and guard.args[1].op == "const":
-                number, new = guard.args[0], node.args[1]
-                choice = number, new
+                choice = guard.args[0], new
             found.setdefault(choice, name)
         return tuple(found.values())
 

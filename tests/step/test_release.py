@@ -407,3 +407,12 @@ def test_what_was_prepared_for_a_launch_does_not_outlive_a_load(engine):
     opt.give("w", np.ones(2))
     with pytest.raises(RuntimeError, match=r"Optimizer.launch: an unfinished step has 1 gradient "):
         opt.launch(grads)
+
+
+@pytest.mark.parametrize("late", ["value", "loss_scale"])
+def test_what_comes_after_the_updates_is_refused(late):
+    opt = ao.Optimizer({"w": np.ones(3)}, ao.SGD(lr=0.1))
+    opt.give("w", np.ones(3))
+    with pytest.raises(ValueError, match=f"`{late}` needs gradients; tensors passed to `give` are already updated"):
+        opt.step(**{late: 2.0})
+    assert opt.step()["w"].tolist() == [0.9] * 3

@@ -46,9 +46,7 @@ def pass_function(pass_: Pass, storage: tuple[tuple[str, str], ...]) -> PassFunc
     storage : tuple of (str, str)
         Stored arrays, and their dtypes. Calls write directly to arrays whose dtype does not round.
     """
-    # if the condition is true, `where` has its second operand's value
-    when_true = {name: pass_.stores[name].args[1] for name in pass_.guards}
-    pass_ = replace(pass_, stores=pass_.stores | when_true)
+    pass_ = replace(pass_, stores=pass_.new)
     summed = {r: _factors(r, pass_) for r in pass_.reductions}
     extras = _extras(pass_, summed)
     spare = list(chain(*extras.values()))

@@ -106,8 +106,10 @@ class Stack(SmallValues):
             found[index] = made.run(block, room, real, reduce, *given)
 
         self._shared([partial(one, i) for i in range(len(cuts))])
-        joined, several = found[0], len(cuts) > 1 or "batch" in pass_.reductions.values()
-        for reduction, kind in pass_.reductions.items() if several else ():
+        if len(cuts) == 1 and "batch" not in pass_.reductions.values():
+            return found[0]
+        joined = dict[Node, Any]()
+        for reduction, kind in pass_.reductions.items():
             joined[reduction] = self._joined(reduction, kind, [x[reduction] for x in found], cuts)
         return joined
 

@@ -116,16 +116,18 @@ class SmallValues:
                     real = x.dtype.kind in "fb"
                     given[i] = (x.item() if one and x.size == 1 else _wide(x)) if real else None
             kinds = {*map(type, given)}
+        if not kinds <= REAL:
+            return False
         numbers = one and kinds <= {float, bool}
         if one and not numbers:
             function = straight(loop, read, numbers=False).function
         try:
-            made = function(*given) if kinds <= REAL else None
+            made = function(*given)
         except (ZeroDivisionError, OverflowError):
-            made = None
-        if made is None or numbers:
-            known.update(zip(results, made or (), strict=False))
-            return made is not None
+            return False
+        if numbers:
+            known.update(zip(results, made, strict=True))
+            return True
         stored = set(map(id, given))
         for node, value in zip(results, made, strict=True):
             if isinstance(value, np.ndarray):
