@@ -103,8 +103,7 @@ def explain_buckets(buckets: Sequence[Bucket], engine: str) -> str:
     lines = [f"{x.label}: {x.rule!r}" if labelled else repr(x.rule) for x in groups.values()]
     for bucket in buckets:
         chosen, why = select(engine, bucket)
-        whole = bucket.whole.tensors
-        first = whole[0].array
+        whole, first = bucket.whole.tensors, bucket.whole.tensors[0].array
         total = counted(sum(size(tensor.array) for tensor in whole), "parameter")
         what = "layer" if bucket.rule.stacked else "block"
         layers = f" of {counted(len(bucket.tensors), what)}" if isinstance(bucket, Layers) else ""
