@@ -120,7 +120,7 @@ def dtype_of(xp: Any, name: str) -> Any:
             import ml_dtypes  # noqa: F401 - registers bfloat16 with NumPy
         if name in np.sctypeDict:
             return np.dtype(name)
-    raise ValueError(f"{who} has no dtype {name}{'; pip install ml_dtypes, which has' if who == 'numpy' else ''}")
+    raise ValueError(f"{who} has no dtype {name}{'; pip install ml_dtypes, which has it' if who == 'numpy' else ''}")
 
 
 def kind(x: Array) -> str:
@@ -168,14 +168,14 @@ def writable(x: Array) -> bool:
 
 def holder(x: Array) -> Any:
     """An identifier of the memory block that contains an array, the same for all its views; None if it is unknown."""
-    if array_api_compat.is_torch_array(x):
+    if isinstance(x, np.ndarray) or array_api_compat.is_cupy_array(x):
+        while hasattr(x.base, "base"):
+            x = x.base
+    elif array_api_compat.is_torch_array(x):
         try:
             return x.untyped_storage().data_ptr()
         except (NotImplementedError, RuntimeError):  # tensors that torch.func traces
             return None
-    if isinstance(x, np.ndarray) or array_api_compat.is_cupy_array(x):
-        while hasattr(x.base, "base"):
-            x = x.base
     elif array_api_compat.is_writeable_array(x):
         return None
     return id(x)
@@ -183,10 +183,10 @@ def holder(x: Array) -> Any:
 
 def holds_alone(x: Array) -> bool:
     """Whether a writable array takes up the whole block of memory that contains it."""
-    if array_api_compat.is_torch_array(x):
-        return holder(x) is not None and bool(x.untyped_storage().nbytes() == x.nbytes)
     if isinstance(x, np.ndarray | np.generic):
         return x.base is None and x.flags.writeable
+    if array_api_compat.is_torch_array(x):
+        return holder(x) is not None and bool(x.untyped_storage().nbytes() == x.nbytes)
     return not array_api_compat.is_cupy_array(x) or x.base is None
 
 

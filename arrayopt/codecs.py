@@ -38,7 +38,7 @@ class Codec:
         The number of bytes of an element.
     working : str
         The dtype of arithmetic, to which reading converts.
-    cuda : str
+    cplusplus : str
         The C++ type, for which ``kernels/storage.cuh`` has `widen` and `narrow`.
     rounds : bool
         Whether writing rounds numbers.
@@ -54,7 +54,7 @@ class Codec:
 
     itemsize: int
     working: str
-    cuda: str
+    cplusplus: str
     rounds: bool = False
     numba: str = ""
     numba_load: str = "{0}"
@@ -69,9 +69,9 @@ class Codec:
         return self.itemsize + SCALE_BYTES / BLOCK if self.top else self.itemsize
 
 
-def _half(name: str, cuda: str) -> Codec:
+def _half(name: str, cplusplus: str) -> Codec:
     """A format of 16 bits, which Numba converts by a pair of functions."""
-    return Codec(2, "float32", cuda, True, "uint16", f"load_{name}({{0}})", f"store_{name}(np.float32({{0}}))")
+    return Codec(2, "float32", cplusplus, True, "uint16", f"load_{name}({{0}})", f"store_{name}(np.float32({{0}}))")
 
 
 CODECS = {
@@ -85,9 +85,9 @@ CODECS = {
 """The formats of parameters, gradients and slots, by the plain names of dtypes."""
 
 
-def _codes(top: int, cuda: str) -> Codec:
+def _codes(top: int, cplusplus: str) -> Codec:
     """A format of 8-bit codes, with a scale for each block."""
-    return Codec(1, "float32", cuda, True, top=top)
+    return Codec(1, "float32", cplusplus, True, top=top)
 
 
 PAIR = "int16"

@@ -11,7 +11,7 @@ from arrayopt.engines.array_api.apply import apply
 from arrayopt.engines.array_api.apply_one import Done, Update
 from arrayopt.engines.array_api.together import Work, together
 from arrayopt.engines.layers import unless
-from arrayopt.hyper import concrete, data, scalar
+from arrayopt.hyper import checked_bool, concrete, data, scalar
 from arrayopt.params.given import named_params
 from arrayopt.params.grads import match_grads
 from arrayopt.params.groups import Groups, assign, grouped
@@ -72,7 +72,7 @@ def init(
     check_rule("init", rule, Rule)
     if loss_scale is not None and not isinstance(loss_scale, LossScale):
         raise TypeError(f"init: `loss_scale` must be a LossScale or None; got {loss_scale!r}")
-    _check_flag("init: `skip_nonfinite`", skip_nonfinite)
+    checked_bool("init: `skip_nonfinite`", skip_nonfinite)
     named = named_params(params, "init", functional=True)
     rules = _rules(rule, groups, named)
     tensors: dict[str, Any] = {name: {"t": 0, **new_slots(rules[name], name, p)} for name, p in named}
@@ -185,8 +185,8 @@ def update(
     """
     check_rule("update", rule, Rule)
     _check_state(state)
-    _check_flag("update: `skip_nonfinite`", skip_nonfinite)
-    _check_flag("update: `stats`", stats)
+    checked_bool("update: `skip_nonfinite`", skip_nonfinite)
+    checked_bool("update: `stats`", stats)
     value = data("update: `value`", value)
     clip_norm = scalar("update: `clip_norm`", clip_norm, CLIP_NORM, optional=True)
     named = named_params(params, "update", functional=True)
@@ -282,12 +282,6 @@ def _verdict(
     found = judge(joint_norm(norms), scale=scale, limit=limit, check=check)
     known = concrete(found.skip)
     return found if known is None else found._replace(skip=bool(known))
-
-
-def _check_flag(who: str, x: Any) -> None:
-    """Raise TypeError if x is not a bool."""
-    if not isinstance(x, bool):
-        raise TypeError(f"{who} must be True or False; got {x!r}")
 
 
 def _check_state(state: Any) -> None:

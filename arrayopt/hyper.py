@@ -12,7 +12,7 @@ from typing import Any, final
 import numpy as np
 
 from arrayopt.arrays import array_namespace, beside, detached, dtype_name, is_array
-from arrayopt.foreign import got
+from arrayopt.foreign import counted, got
 
 Hyper = float | Callable[[int], float] | Sequence[float]
 """The types of a hyper-parameter: a float, a function of the step (from 0), or a sequence indexed by the step."""
@@ -46,7 +46,9 @@ class Listed:
         n = len(self.values)
         if isinstance(step, int):
             if step >= n:
-                raise ValueError(f"the sequence has {n} values and has run out at step {step} (steps count from 0)")
+                raise ValueError(
+                    f"the sequence has {counted(n, 'value')} and has run out at step {step} (steps count from 0)"
+                )
             return self.values[step]
         xp = array_namespace(step)
         value = xp.take(xp.asarray(self.values, **beside(step)), xp.reshape(xp.clip(step, 0, n - 1), (1,)))[0]
@@ -137,16 +139,28 @@ def structural(default: Any, read: Callable[[str, Any], Any]) -> Any:
     return made
 
 
-def whole(where: str, value: Any, *, first: int = 0, last: int | None = None) -> int:
-    """Check an integer from `first` to `last`, or below 2**64, and return it; or raise TypeError or ValueError."""
+def checked_bool(where: str, value: Any) -> bool:
+    """Return `value` if it is a bool, else raise TypeError."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{where} must be True or False; got {value!r}")
+    return value
+
+
+def whole(where: str, value: Any, *, first: int = 0, last: int = 2**64 - 1) -> int:
+    """Check an integer from `first` to `last`, and return it; or raise TypeError or ValueError."""
     try:
         number = None if isinstance(value, bool | np.bool_) else int(operator.index(value))
     except TypeError:
         number = None
     if number is None:
         raise TypeError(f"{where} must be an integer; got {value!r}")
-    if not first <= number <= ((1 << 64) - 1 if last is None else last):
-        raise ValueError(f"{where} must be in [{first}, {'2**64)' if last is None else f'{last}]'}; got {number}")
+    if not first <= number <= last:
+        limit = f"at most {last}" if last < 2**31 else f"below 2**{last.bit_length()}"
+        bits = number.bit_length()
+        raise ValueError(
+            f"{where} must be {f'at least {first}' if number < first else limit}; "
+            f"got {number if bits <= 64 else f'a number of {bits} bits'}"
+        )
     return number
 
 

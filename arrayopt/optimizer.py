@@ -185,7 +185,8 @@ class Optimizer(Settings):
         ValueError
             If gradients do not match the parameters (the message lists every mismatch) or share memory with slots or
             other parameters, a schedule's value is out of range, a sequence has run out, `loss_scale` is given twice, a
-            rule needs a value that is not given, or ranks disagree about the step. Nothing is changed.
+            rule needs a value that is not given, or ranks disagree about the step; or if gradients passed to `give`
+            have been used without this `value` or `loss_scale`. Nothing is changed.
         RankError
             If another rank has failed or did not answer in time; the message says whether anything has changed.
         """
@@ -202,10 +203,10 @@ class Optimizer(Settings):
         if grads is NOT_GIVEN and (self._team.size > 1 or self._team.holds):
             return self._end_taken(loss_scale, value, incomplete=incomplete, wait=wait)
         if grads is NOT_GIVEN:
-            if value is not None:
-                raise ValueError(
-                    "Optimizer.step: `value` needs gradients; tensors passed to `give` are already updated"
-                )
+            for name, x in (("value", value), ("loss_scale", loss_scale)):
+                if x is not None:
+                    done = "tensors passed to `give` are already updated"
+                    raise ValueError(f"Optimizer.step: `{name}` needs gradients; {done}")
             params = self._end_release(incomplete=incomplete)
             return params if wait else None
         with self._guard("Optimizer.step", changes=True):
@@ -346,6 +347,11 @@ class Optimizer(Settings):
                     self._parameters.take_up()
                     stats = self._stats.wanted
                     coming = step.coming(loss_scale, self._limit(), value, wait=wait)
+                    if loss_scale is not None and step.accumulator.every > 1:
+                        raise ValueError(
+                            "Optimizer.step: with `accumulate`, gradients passed to `give` are already in sums, so"
+                            " `loss_scale` must be an option of the Optimizer"
+                        )
                     if not (none or step.release or step.accumulator.begun):
                         raise TypeError("Optimizer.step: pass the gradients, or call `give` for each of them first")
                     step.release.check_end("Optimizer.step", incomplete=incomplete, again=step.accumulator.last)

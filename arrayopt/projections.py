@@ -369,7 +369,7 @@ class compose(Projection):  # noqa: N801
     def __init__(self, *functions: Project) -> None:
         odd = [f for f in functions if not callable(f) or isinstance(f, type)]
         if odd or not functions:
-            raise TypeError(f"compose: needs functions f(xp, p, h); got {odd[0] if odd else 'none'!r}")
+            raise TypeError(f"compose: pass one or more functions f(xp, p, h); got {repr(odd[0]) if odd else 'none'}")
         object.__setattr__(self, "functions", functions)
 
     @property

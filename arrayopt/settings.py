@@ -10,7 +10,7 @@ from arrayopt.arrays import Ints, array_namespace, detached, on_its_device, plac
 from arrayopt.foreign import check_options, counted, unknown
 from arrayopt.foreign_names import OPTIMIZER
 from arrayopt.html import table
-from arrayopt.hyper import coerce
+from arrayopt.hyper import coerce, whole
 from arrayopt.interrupts import uninterrupted
 from arrayopt.params.groups import Group, fields_of, unknown_key
 from arrayopt.rules.base import Rule
@@ -18,7 +18,7 @@ from arrayopt.rules.fields import hypers
 from arrayopt.rules.names import Values
 from arrayopt.rules.namespace import current
 from arrayopt.saving.saved import Saved
-from arrayopt.state.run import checked_count
+from arrayopt.state.run import LIMIT
 from arrayopt.state.shown import States, TensorState
 from arrayopt.state.tensors import Tensor
 from arrayopt.state.verdict import CLIP_NORM
@@ -193,6 +193,8 @@ class Settings(Saved):
     def __getstate__(self) -> Any:
         self._run.streams.meet("Optimizer")
         self._arrive()
+        if self._team.size > 1:  # else a copy has the gradients, or what they have updated
+            self._step.release.check_whole("Optimizer: a copy")
         names = {*Saved.__slots__, *Settings.__slots__, *self.__slots__} - {"__weakref__"}
         return None, {name: getattr(self, name) for name in sorted(names)}
 
@@ -218,7 +220,7 @@ class Settings(Saved):
         elif name == "clip_norm":
             object.__setattr__(self, name, coerce("Optimizer: `clip_norm`", value, CLIP_NORM, optional=True))
         elif name == "step_count":
-            self._run.steps = checked_count("Optimizer: `step_count`", value)
+            self._run.steps = whole("Optimizer: `step_count`", value, last=LIMIT - 1)
         elif name.startswith("_"):
             object.__setattr__(self, name, value)
         else:
@@ -226,8 +228,8 @@ class Settings(Saved):
 
     def __repr__(self) -> str:
         every, groups = self._parameters.all, self._parameters.groups
-        total = sum(size(x.array) for x in every)
-        head = f"Optimizer({self._rule!r}, {counted(len(every), 'tensor')}, {total} parameters, step {self.step_count})"
+        counts = counted(len(every), "tensor"), counted(sum(size(x.array) for x in every), "parameter")
+        head = f"Optimizer({self._rule!r}, {', '.join(counts)}, step {self.step_count})"
         return "\n".join([head, *(f"  {group!r}" for group in groups if len(groups) > 1 or group.overridden)])
 
     def _repr_html_(self) -> str:

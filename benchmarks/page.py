@@ -1,7 +1,7 @@
 """The page of figures, docs/benchmarks.md: a table is written between two marks when it is made; the others stay."""
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from benchmarks.machine import Machine
@@ -107,8 +107,8 @@ def _write(path: Path, before: str, parts: dict[str, str], after: str) -> None:
     parts.pop(IN_SHORT, None)
     short = in_short(_parsed(title, content) for title, content in parts.items() if title != MACHINE)
     if short.lines:
-        stamps = [_stamp(parts[title]) for title, *_ in MATTER if title in parts]
-        parts = {IN_SHORT: "\n\n".join([markdown(short), SHORT_PICTURE, " ".join(dict.fromkeys(stamps))])} | parts
+        stamps = _joined(_stamp(parts[title]) for title, *_ in MATTER if title in parts)
+        parts = {IN_SHORT: "\n\n".join([markdown(short), SHORT_PICTURE, stamps])} | parts
     figures = "\n\n".join([HEADING, *(f"### {title}\n\n{content}" for title, content in parts.items())])
     new = path.with_name(f".{path.name}.new")
     new.write_text(f"{before}{BEGIN}\n\n{figures}\n\n{END}{after}", "utf-8")
@@ -118,3 +118,12 @@ def _write(path: Path, before: str, parts: dict[str, str], after: str) -> None:
 def _stamp(content: str) -> str:
     """The commit and the date that stand below a table."""
     return next(line for line in reversed(content.splitlines()) if line.startswith(STAMP))
+
+
+def _joined(stamps: Iterable[str]) -> str:
+    """Each commit once, with the first and the last date of its runs."""
+    dates: dict[str, list[str]] = {}
+    for stamp in stamps:
+        commit, date = stamp.removesuffix(".").split(", ", 1)
+        dates.setdefault(commit, []).append(date)
+    return " ".join(f"{commit}, {' to '.join(sorted({min(of), max(of)}))}." for commit, of in dates.items())

@@ -19,16 +19,23 @@ __all__ = ["Bar", "draw", "draw_all", "draw_short"]
 # Okabe and Ito's colours, which remain apart for colour-blind eyes.
 COLOURS = {"arrayopt": "#0072B2", "torch": "#D55E00", "timm": "#E69F00", "pytorch_optimizer": "#CC79A7"}
 COLOURS |= {"came-pytorch": "#F0A87A", "schedulefree": "#F0A87A", "optax": "#009E73", "NumPy": "#8C8C8C"}
+INK = "#777777"
+"""Of text and lines: it has about the same contrast to a white page and to a dark one, which show through."""
+
 STYLE: Any = {
     "font.size": 8.5,
+    "savefig.transparent": True,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "ytick.color": INK,
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.spines.left": False,
-    "axes.edgecolor": "#666666",
-    "xtick.color": "#666666",
+    "axes.edgecolor": INK,
+    "xtick.color": INK,
 }
 
 
@@ -115,7 +122,7 @@ def _bars(axes: Axes, bars: Sequence[Bar], rule: str, problem: str, names: list[
     for i, name in enumerate(names):
         bar = next((x for x in bars if (x.rule, x.problem, x.name) == (rule, problem, name)), None)
         if bar is None:
-            axes.annotate("not measured", (1.0, i), (4, 0), textcoords="offset points", va="center", color="#999999")
+            axes.annotate("not measured", (1.0, i), (4, 0), textcoords="offset points", va="center", alpha=0.8)
             continue
         colour = COLOURS.get(name.split()[0], "#8C8C8C")
         axes.barh(i, bar.ratio - 1.0, left=1.0, height=0.72, color=colour, alpha=1.0 if "foreach" not in name else 0.7)
@@ -136,6 +143,6 @@ def _scale(axes: Axes, count: int) -> None:
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.grid(axis="x", color="#E4E4E4", linewidth=0.7)
+    axes.grid(axis="x", color=INK, alpha=0.25, linewidth=0.7)
     axes.set_axisbelow(True)
-    axes.axvline(1.0, color="#666666", linewidth=0.8, zorder=0)
+    axes.axvline(1.0, color=INK, linewidth=0.8, zorder=0)

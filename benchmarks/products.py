@@ -1,11 +1,12 @@
 """Rules for matrices, Muon beside PyTorch's and optax's, in float32, in turns: ``python -m benchmarks.products``.
 
 PyTorch's Muon multiplies in bfloat16. It takes part twice: as it is, and with its products in float32. The NorMuon of
-pytorch_optimizer multiplies in bfloat16, too. MuonH has no peer. Of SOAP's steps one in ten changes the basis: what is
-timed are ten.
+pytorch_optimizer multiplies in bfloat16, too. So does ours over PyTorch's tensors, if asked to. MuonH has no peer. Of
+SOAP's steps one in ten changes the basis: what is timed are ten.
 """
 
 import argparse
+import dataclasses
 import os
 import sys
 from collections.abc import Callable
@@ -61,13 +62,15 @@ def rules_over(problem: Problem) -> list[str]:
 def contestants(rule: str, problem: Problem, patience: float = 300.0) -> list[Contestant]:
     """All of a rule; ours first. XLA may compile for `patience` seconds."""
     made = [Contestant(f"arrayopt {engine}", partial(_ours, rule, problem, engine)) for engine in FUSED]
+    halves = ("arrayopt array_api bfloat16", "torch", partial(_in_bfloat16, rule, problem))
     kinds: dict[str, list[tuple[str, str, Callable[[], Running]]]] = {
         "Muon": [
+            halves,
             ("torch", "torch", partial(_torch, problem, float32=False)),
             ("torch float32", "torch", partial(_torch, problem, float32=True)),
             ("optax", "optax", partial(_optax, problem)),
         ],
-        "NorMuon": [("pytorch_optimizer", "pytorch_optimizer", partial(_normuon, problem))],
+        "NorMuon": [halves, ("pytorch_optimizer", "pytorch_optimizer", partial(_normuon, problem))],
         "SOAP": [("pytorch_optimizer", "pytorch_optimizer", partial(_soap, problem))],
     }
     count = len(problem.shapes)
@@ -87,6 +90,16 @@ def _ours(rule: str, problem: Problem, engine: str) -> Running:
     opt = ao.Optimizer(params, RULES[rule], engine=engine)
     step = _timed(rule, lambda: opt.step(grads))
     return Running(step, lambda: list(opt.params.values()), settings=by_threads())
+
+
+def _in_bfloat16(rule: str, problem: Problem) -> Running:
+    """Our rule over PyTorch's tensors, which multiply in bfloat16, as those of its peers do."""
+    import torch
+
+    params = {str(i): torch.tensor(x) for i, x in enumerate(problem.params())}
+    grads = {str(i): torch.tensor(x) for i, x in enumerate(problem.grads)}
+    opt = ao.Optimizer(params, dataclasses.replace(RULES[rule], ns_dtype="bfloat16"), engine="array_api")
+    return Running(lambda: opt.step(grads), lambda: [p.numpy() for p in params.values()], settings=_torch_threads())
 
 
 def _torch_threads() -> dict[str, Callable[[], object]]:

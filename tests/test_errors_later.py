@@ -297,7 +297,7 @@ FUNCTIONAL = [
         "update: no more values",
         lambda: ao.update(ao.LAMB(lr=[0.1]), params(), params(), {**STATE, "step": 1}),
         ValueError,
-        "LAMB: `lr`: the sequence has 1 values and has run out at step 1",
+        "LAMB: `lr`: the sequence has 1 value and has run out at step 1",
     ),
     row(
         "update: out of range",
@@ -311,7 +311,7 @@ FUNCTIONAL = [
         ValueError,
         "the sequence has 2 values and has run out at step 2 (steps count from 0)",
     ),
-    row("Rule.at", lambda: ao.LAMB(eps=[1e-6]).at(1), ValueError, "LAMB: `eps`: the sequence has 1 values"),
+    row("Rule.at", lambda: ao.LAMB(eps=[1e-6]).at(1), ValueError, "LAMB: `eps`: the sequence has 1 value"),
 ]
 
 

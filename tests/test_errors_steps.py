@@ -126,7 +126,7 @@ def refuses(s):
 
 
 SCHEDULES = {
-    "ran out": ([0.1], ValueError, ["AdamW: `lr`: the sequence has 1 values and has run out at step 1"]),
+    "ran out": ([0.1], ValueError, ["AdamW: `lr`: the sequence has 1 value and has run out at step 1"]),
     "out of range": (out_of_range, ValueError, ["AdamW: `lr` at step 1 must be in [0, inf); got -0.1"]),
     "NaN": (bad(math.nan), ValueError, ["AdamW: `lr` at step 1 must be in [0, inf); got nan"]),
     "array out of range": (bad(np.asarray(-1.0)), ValueError, ["`lr` at step 1 must be in [0, inf); got -1"]),

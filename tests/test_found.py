@@ -82,14 +82,16 @@ def test_a_parameter_that_became_a_numpy_scalar_can_be_loaded(rule, tmp_path):
     ],
 )
 def test_a_number_that_no_float_holds_is_out_of_range(call):
-    with pytest.raises(ValueError, match=r"must be (in|finite|below)"):
+    with pytest.raises(ValueError, match=r"must be (in|finite|below|at most)"):
         call(10**400)
 
 
 @pytest.mark.parametrize("value", [1.5, True, "1", None, -1, 2**63])
 def test_the_step_count_is_a_whole_number(value):
     opt = ao.Optimizer(np.ones(2), ao.SGD(lr=0.1))
-    with pytest.raises((TypeError, ValueError), match="Optimizer: `step_count` must be an integer of at least 0"):
+    with pytest.raises(
+        (TypeError, ValueError), match=r"Optimizer: `step_count` must be (an integer|at least 0|below 2\*\*53); got"
+    ):
         opt.step_count = value
     assert opt.step_count == 0
     opt.step_count = 7

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import math
 import pickle
+import re
 from collections import deque
 from fractions import Fraction
 
@@ -54,10 +55,14 @@ def test_what_is_no_whole_number_is_refused(name):
     for wrong in (True, np.True_, 2.5, 2.0, np.float64(2.0), "2", None, np.asarray([2])):
         with pytest.raises(TypeError, match=f"`{name}` must be an integer; got "):
             with_whole(name, wrong)
-    last, end = (100, r"100\]") if name == "ns_steps" else (2**64 - 1, r"2\*\*64\)")
+    last, most = (
+        (100, "at most 100; got 101") if name == "ns_steps" else (2**64 - 1, "below 2**64; got a number of 65 bits")
+    )
     assert getattr(with_whole(name, last), name) == last
-    for wrong in (WHOLE[name] - 1, last + 1, np.int64(-5)):
-        with pytest.raises(ValueError, match=rf"`{name}` must be in \[{WHOLE[name]}, {end}; got {wrong}"):
+    with pytest.raises(ValueError, match=re.escape(f"`{name}` must be {most}")):
+        with_whole(name, last + 1)
+    for wrong in (WHOLE[name] - 1, np.int64(-5)):
+        with pytest.raises(ValueError, match=f"`{name}` must be at least {WHOLE[name]}; got {wrong}"):
             with_whole(name, wrong)
 
 
@@ -243,3 +248,17 @@ def test_at_evaluates_every_number():
         "min_norm": None, "max_norm": None, "min_ratio": None, "max_ratio": 3.0, "clip_tensor_norm": None,
         "clip_unit_ratio": None, "lookahead_steps": None, "lookahead_alpha": 0.5, "ema_decay": None, "eps_root": 0.0,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda n: ao.Optimizer(np.ones(2), ao.SGD(lr=0.1), accumulate=n)._step.accumulator.every,
+        lambda n: ao.LossScale(window=n).window,
+        lambda n: len(ao.ranks.threads(n)),
+        lambda n: ao.schedules.Warmup(1.0, n).warmup_steps,
+    ],
+)
+def test_integers_of_numpy_are_integers_everywhere(take):
+    assert type(take(np.int64(3))) is int
+    assert take(np.int64(3)) == take(3) == 3

@@ -1,5 +1,6 @@
 """Messages of errors and warnings, as `make messages` prints them, follow one pattern."""
 
+import re
 from functools import cache
 
 import pytest
@@ -24,4 +25,14 @@ def test_messages_use_the_same_words(word):
 
 def test_a_message_ends_without_a_full_stop():
     odd = [f"{file}:{line}: {text}" for file, line, text in found() if text.endswith(".")]
+    assert not odd
+
+
+def test_counts_in_messages_are_singular_or_plural():
+    """`counted` writes ``1 tensor`` and ``2 tensors``; a number before a noun makes ``1 tensors``."""
+    odd = [
+        f"{file}:{line}: {text}"
+        for file, line, text in found()
+        if re.search(r"\{len\([^{}]*\)\} (?!has )[a-z]+s\b", text)
+    ]
     assert not odd

@@ -53,7 +53,8 @@ def run(case, engine, where="alone", how=("straight",), seed=0):
 )
 def test_what_must_change_no_bit_changes_none(engine, name, changes, where, how, modes, seed):
     assume("inference_mode" not in modes or not set(MAKING) & set(how))
-    assume(name != "SOAP" or "turned" not in changes or where != "own gradients")  # of sums, which lie otherwise
+    if "turned" in changes and where == "own gradients":  # sums of ranks have another order in memory
+        assume(name != "SOAP" and engine != "array_api")  # libraries add up in the order in memory
     case = case_of(name, changes)
     if where == "own gradients":
         case.calls = 6  # whole steps with `accumulate`, for sums of ranks are not to be seen

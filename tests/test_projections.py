@@ -100,8 +100,8 @@ def test_one(project, before, after):
         (lambda: P.ball(1, axis=0.5), TypeError, "ball: `axis` must be None, an integer or a tuple of them; got 0.5"),
         (lambda: P.sphere("a"), TypeError, "sphere: `radius` must be a number"),
         (lambda: P.soft_threshold(-1), ValueError, r"soft_threshold: `l1` must be in \[0, inf\); got -1.0"),
-        (lambda: P.compose(), TypeError, r"compose: needs functions f\(xp, p, h\); got 'none'"),
-        (lambda: P.compose(P.box), TypeError, r"compose: needs functions f\(xp, p, h\); got <class"),
+        (lambda: P.compose(), TypeError, r"compose: pass one or more functions f\(xp, p, h\); got none"),
+        (lambda: P.compose(P.box), TypeError, r"compose: pass one or more functions f\(xp, p, h\); got <class"),
         (
             lambda: ao.SGD(lr=1, project=P.box),
             TypeError,
@@ -153,7 +153,7 @@ def test_an_axis_that_a_tensor_does_not_have(engine):
         opt.groups[0].project = made[0]
     p = np.ones(3)
     own = ao.SGD(lr=1, project=lambda xp, p, h: p / xp.sum(p, axis=4, keepdims=True))
-    with pytest.raises((TypeError, ValueError), match=r"axis 4 (of an array of rank|is out of bounds.*dimension) 1"):
+    with pytest.raises((TypeError, ValueError), match=r"axis 4( is out of bounds|$)"):
         ao.Optimizer(p, own, engine=engine).step(p.copy())
     assert p.tolist() == [1.0, 1.0, 1.0]
 

@@ -87,6 +87,8 @@ class Run:
     """Share of the test images that are classified correctly after the last step."""
     trust_ratios: dict[str, tuple[list[int], list[float]]]
     """For each weight matrix, recorded steps and the trust ratios in them; empty for a rule without trust ratios."""
+    final_loss: float
+    """Loss over the whole training set after the last step."""
     engine: str
     """Which engine ran, and why."""
     state_bytes: float
@@ -193,6 +195,7 @@ def _train(
             params = opt.step(grads)
             losses.append(loss)  # an array on the device, because reading it would wait for the step
             on_step(name, step)
+        final_loss = float(network.loss_and_grads(params, x, targets)[0])
         hits = xp.argmax(network.scores(params, test_x), axis=1) == test_labels
     ratios = {} if monitor is None else monitor.series("trust_ratio")
     lines = opt.explain().splitlines()
@@ -204,6 +207,7 @@ def _train(
         losses=[float(loss) for loss in losses],
         accuracy=float(xp.mean(xp.astype(hits, xp.float32))),
         trust_ratios={tensor: series for tensor, series in ratios.items() if tensor.endswith(".weight")},
+        final_loss=final_loss,
         engine=next(line.strip() for line in lines if line.startswith("  engine ")),
         state_bytes=float(lines[-1].split()[1]),
     )

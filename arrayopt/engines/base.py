@@ -12,7 +12,6 @@ from arrayopt.engines.bucket import Bucket
 from arrayopt.rules.names import VALUE
 from arrayopt.state.loss_scale import LossScale
 from arrayopt.state.run import Holder
-from arrayopt.state.tensors import Left
 from arrayopt.state.verdict import Verdict
 
 Report = dict[str, Array]
@@ -66,7 +65,7 @@ class Asked(NamedTuple):
     """The arguments of a step, for an engine."""
 
     grads: Grads
-    """The gradient of each tensor of the bucket; None for a tensor that is not updated."""
+    """The gradient of each tensor, or layer, of the bucket; None for one that is not updated."""
     hypers: Sequence[dict[str, Any]]
     """The values of hyper-parameters at this step, for each group of the bucket."""
     clip: Array | None = None
@@ -75,8 +74,6 @@ class Asked(NamedTuple):
     """Whether to report norms and the rule's own numbers."""
     skip: Array | None = None
     """A condition on the device, computed by `judge`: whether the step must change nothing."""
-    left: Left | None = None
-    """Layers of stacked tensors that the step skips; as tensors these have no gradient."""
     updates: bool = True
     """Whether to update parameters and slots; else the step only reports."""
 

@@ -14,12 +14,12 @@ import numpy as np
 from arrayopt.arrays import Array, Grads, Ints, array_namespace, dtype_name, memory, size, to_host
 from arrayopt.engines.base import Asked, Report, Stops
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.layers import Layers, layers_with, of_layers
+from arrayopt.engines.layers import Layers, of_layers, taking_part
 from arrayopt.engines.step_scalars import StepScalars
 from arrayopt.fusion.graph import Node
-from arrayopt.fusion.lanes import Lanes, lane_geometry
 from arrayopt.fusion.layout import CHUNK, geometry, layout
 from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.segments import Segmented, segment_geometry
 from arrayopt.state.quantized import dequantized, quantized, scale_of
 from arrayopt.state.tensors import Tensor
 
@@ -34,7 +34,7 @@ class Kind:
     """The properties that all tensors of a batch share."""
 
     plan: Plan
-    lanes: Lanes | None
+    segmented: Segmented | None
     """The plan in segments, if small matrices are laid side by side."""
     dtype: str
     grad_dtype: str
@@ -89,22 +89,22 @@ class Batch(ABC):
 
     vectors: Mapping[str, Sequence[Array]] = {}
     """Slots of each tensor that last from phase to phase; see `arrayopt.fusion.phases`."""
-    on_device: ClassVar[bool] = False
+    layout_of = staticmethod(layout)
     chunk: ClassVar[int] = CHUNK
-    lane_room: ClassVar[int] = 1 << 16
+    segment_room: ClassVar[int] = 1 << 16
 
     def __init__(self, kind: Kind, bucket: Bucket, members: list[int]) -> None:
-        self.plan, self.lanes, self.members = kind.plan, kind.lanes, members
+        self.plan, self.segmented, self.members = kind.plan, kind.segmented, members
         # weak, because the bucket refers to the batch: no cycles for the garbage collector
         self.bucket = weakref.proxy(bucket)
         self.tensors = [bucket.tensors[i] for i in members]
         shapes = [x.shape for x in self.tensors]
-        if self.lanes is None:
-            self.layout = layout(self.plan, device=self.on_device)
+        if self.segmented is None:
+            self.layout = self.layout_of(self.plan)
             self.geo = geometry(shapes, self.plan.element, self.chunk)
         else:
-            self.layout = self.lanes.layout
-            self.geo = lane_geometry(shapes, self.plan.element, self.lane_room)
+            self.layout = self.segmented.layout
+            self.geo = segment_geometry(shapes, self.plan.element, self.segment_room)
         self.firsts: Ints = np.array([x.origin[1] for x in self.tensors], np.int64)
         self.stacks: dict[Tensor, Ints] = {}
         if isinstance(bucket, Layers):
@@ -127,12 +127,12 @@ class Batch(ABC):
         """Return the rows of tensors that have a gradient; with `complete`, all have one."""
         if complete:
             return self.whole
-        some = layers_with(grads)
-        key = some.tobytes()
+        there = taking_part(grads)
+        key = there.tobytes()
         if key not in self._some:
             if len(self._some) >= KEPT_ROWS:
                 self._some.pop(next(iter(self._some)))
-            self._some[key] = self._made_rows(some)
+            self._some[key] = self._made_rows(np.flatnonzero(there))
         return self._some[key]
 
     def _made_rows(self, rows: Ints) -> Rows:
@@ -194,6 +194,10 @@ class Batch(ABC):
             self.bind()
             self._located = now
 
+    def follow(self) -> None:
+        """Let go of arrays that were replaced."""
+        self.locate()
+
     def written(self, rows: Rows) -> None:
         """Tell PyTorch that parameters were written: graphs may have saved the old values."""
         if self._versioned:
@@ -212,6 +216,13 @@ class Batch(ABC):
                 x = memory(of_layers(name, tensor))
                 if plain(x):
                     yield x, rows
+
+    def apart(self, name: str) -> Sequence[int]:
+        """Return the rows whose arrays are in none of `whole_stacks`."""
+        left = set(range(len(self.tensors)))
+        for _, rows in self.whole_stacks(name):
+            left.difference_update(rows.tolist())
+        return sorted(left)
 
     def stored(self, row: int, name: str) -> Array:
         """Return a tensor's parameter (``"p"``) or slot."""

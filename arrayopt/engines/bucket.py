@@ -5,6 +5,7 @@ step. `bucketing.py` makes them; `step/` passes them to engines.
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,7 @@ class Bucket:
     members: tuple[bytes, Ints] | None = None
     """The tensors of the last step with totals; see `arrayopt.engines.meeting`."""
     arrays: int = -1
-    """The version of the arrays that a companion has; see `Run.arrays`."""
+    """The version of the arrays that companions and batches have; see `Run.arrays`."""
     same: tuple[int, int] | None = None
     """If all tensors have one update count: that, and the version of the run's numbers."""
     ordered: bool | None = None
@@ -94,6 +95,21 @@ class Bucket:
     def refresh(self) -> None:
         """Update views of arrays that the user may have replaced."""
 
+    def follow(self) -> None:
+        """Replace arrays that the user has replaced in companions and batches, also unused ones."""
+        if self.arrays == self.run.arrays:
+            return
+        self.arrays = self.run.arrays
+        for made in self.companions.values():
+            made.run.arrays += 1
+            for own, tensor in zip(made.tensors, self.tensors, strict=True):
+                own.array = tensor.array
+            made.follow()
+        for batch in chain.from_iterable(self.batches.values()):
+            batch.follow()
+        if self.whole is not self:
+            self.whole.follow()
+
     def numbers(self, step: int, value: Any = None) -> list[dict[str, Any]]:
         """Return each group's hyper-parameters at a step, and the value if the rule reads it."""
         if (
@@ -123,12 +139,9 @@ class Bucket:
             self.same = int(found[0]), self.run.changes
         return self.same[0]
 
-    def count(self, took: Ints, left: Left | None = None) -> None:
-        """Count an update of the tensors at places `took`, except layers in `left`."""
-        if self.tensors[0].layers:  # not in a bucket of its layers
-            for i in took:
-                self.tensors[i].count(left or {})
-        elif len(took) == len(self.tensors):
+    def count(self, took: Ints) -> None:
+        """Count an update of those that have gradients; `took` has their places among these."""
+        if len(took) == len(self.tensors):
             same = self.same if self.same and self.same[1] == self.run.changes else None
             self.run.count(self._index())
             self.same = same and (same[0] + 1, self.run.changes)
@@ -198,11 +211,7 @@ def companion(
             for i, tensor in enumerate(mine):
                 tensor.run, tensor.place = run, i
         made = bucket.sibling(Group("", rule, {}, mine), mine, run)
-        bucket.companions[rule.structure] = made
-    if made.arrays != bucket.run.arrays:
-        made.arrays = bucket.run.arrays
-        made.run.arrays += 1
-        for own, tensor in zip(made.tensors, bucket.tensors, strict=True):
-            own.array = tensor.array
+        bucket.companions[rule.structure], bucket.arrays = made, -1
+    bucket.follow()
     made.groups[0].replace_rule(rule)
     return made

@@ -8,7 +8,7 @@ from typing import Any
 
 from arrayopt.arrays import dtype_name, library, place, size, writable
 from arrayopt.engines.bucket import AtHome, Bucket
-from arrayopt.engines.layers import Layers
+from arrayopt.engines.layers import Layers, Stacked
 from arrayopt.engines.registry import advise, select
 from arrayopt.foreign import counted
 from arrayopt.params.groups import Group
@@ -41,6 +41,7 @@ class Buckets:
             self.version += 1
         for bucket in self._made:
             bucket.refresh()
+            bucket.follow()
         return self._made
 
     def alone(self, place: int) -> Bucket:
@@ -77,7 +78,8 @@ def bucketed(groups: Sequence[Group], run: Run, *, alone: bool = False) -> list[
             dtype, number = dtype_name(tensor.array), tensor.place if alone else None
             several = group.rule.several and writable(tensor.array)
             key = group.rule.structure, dtype, xp, str(device), tensor.kind, several, number
-            bucket = buckets.setdefault(key, Bucket(run=run))
+            kind = Stacked if group.rule.stacked else Bucket
+            bucket = buckets.setdefault(key, kind(run=run))
             if group not in bucket.groups:
                 bucket.groups.append(group)
             bucket.tensors.append(tensor)
@@ -101,13 +103,13 @@ def explain_buckets(buckets: Sequence[Bucket], engine: str) -> str:
     lines = [f"{x.label}: {x.rule!r}" if labelled else repr(x.rule) for x in groups.values()]
     for bucket in buckets:
         chosen, why = select(engine, bucket)
-        whole = bucket.whole.tensors
-        first, n, total = whole[0].array, len(whole), sum(size(tensor.array) for tensor in whole)
-        what = "layers" if bucket.rule.stacked else "blocks"
-        layers = f" of {len(bucket.tensors)} {what}" if isinstance(bucket, Layers) else ""
+        whole, first = bucket.whole.tensors, bucket.whole.tensors[0].array
+        total = counted(sum(size(tensor.array) for tensor in whole), "parameter")
+        what = "layer" if bucket.rule.stacked else "block"
+        layers = f" of {counted(len(bucket.tensors), what)}" if isinstance(bucket, Layers) else ""
         where = f"{dtype_name(first)}, {library(first)} on {place(first)[1]}"
         owners = f", of {', '.join(x.label for x in bucket.groups)}" if labelled else ""
-        lines.append(f"  {counted(n, 'tensor')}{layers}, {total} parameters, {where}{owners}")
+        lines.append(f"  {counted(len(whole), 'tensor')}{layers}, {total}, {where}{owners}")
         lines.append(f"  engine {chosen.name} ({why}): {chosen.explain(bucket)}")
         lines += explain_wide(bucket.rule, whole)
     return "\n".join(lines)

@@ -32,20 +32,20 @@ def header(name: str) -> str:
 class CPlusPlusLines(Lines):
     """Text in C++: comments, types and constants."""
 
-    language = "cuda"  # the column of `OPS` for CUDA is C++ that calls the headers
+    language = "cplusplus"
     special: ClassVar[dict[str, str]] = {"nan": "NAN", "inf": "INFINITY", "-inf": "-INFINITY"}
 
     def comment(self, text: str) -> None:
         """Add a comment, and an empty line."""
         self.put(0, *(f"// {line}".rstrip() for line in text.splitlines()), "")
 
-    def kind(self, n: Node) -> str:
+    def type_of(self, n: Node) -> str:
         """Return the C++ type of a value."""
-        return {"bool": "bool", "complex": "Complex", "real": self.type}[n.dtype]
+        return {"bool": "bool", "complex": "Complex", "real": self.type}[n.kind]
 
     def constant(self, n: Node) -> str:
         """Return the text of a constant."""
-        if n.dtype == "bool":
+        if n.kind == "bool":
             return str(n.data).lower()
         finite = math.isfinite(n.data)
         return f"({self.type}){n.data!r}" if finite else f"({self.type}){self.special[str(n.data)]}"
@@ -59,7 +59,7 @@ class CPlusPlusPrinter(CPlusPlusLines, Printer):
 
     def stored(self, array: str) -> str:
         """Return the C++ type of an array's elements."""
-        return STORED[self.storage[array]].cuda
+        return STORED[self.storage[array]].cplusplus
 
     def block(self, depth: int, head: str, body: Sequence[program.Statement]) -> None:
         """Print statements in braces, after a head such as ``for (...)``."""

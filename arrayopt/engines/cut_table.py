@@ -74,7 +74,7 @@ class CutTable(ABC):
         """Compute an entry of `ends`."""
         share, plan = self.shares[row], self.plan
         element = [name for name, axes in plan.slots.items() if axes == plan.element]
-        if self.table.lanes is not None or not set(share.undivided).isdisjoint(element):
+        if self.table.segmented is not None or not set(share.undivided).isdisjoint(element):
             raise _unlike(tensor)
         if isinstance(share, Shards):
             if plan.element == "C":

@@ -17,10 +17,10 @@ from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.fused_step import FusedStep
 from arrayopt.engines.layers import Split
 from arrayopt.engines.phased_batch import PhasedBatch
-from arrayopt.fusion.lanes import Lanes, in_lanes, suits
 from arrayopt.fusion.layout import as_matrices, flops, geometry, layout, moved
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.plans import is_of_library, plan_for, ways, widened
+from arrayopt.fusion.segments import Segmented, in_segments, suits
 from arrayopt.params.located import dtypes
 from arrayopt.rules.base import Rule
 from arrayopt.state.quantized import scales
@@ -38,7 +38,7 @@ class Fused(Engine):
     parts: ClassVar[bool] = False
     """Whether the engine runs parts of tensors that the user divided."""
     side_by_side: ClassVar[bool] = True
-    """Whether small matrices are laid side by side; see `arrayopt.fusion.lanes`."""
+    """Whether small matrices are laid side by side; see `arrayopt.fusion.segments`."""
     narrows: ClassVar[bool] = False
     """Whether the engine has arithmetic in bfloat16, which Muon's iterations use."""
     products: ClassVar[bool] = False
@@ -180,14 +180,14 @@ class Fused(Engine):
         shape = tensor.array.shape
         each = ways(bucket.rule)
         plans = [self.plan(bucket.rule, rank, dtype, shape=shape, **way) for way in each]
-        return any(self._lanes(plan, tensor) is not None for plan in plans)
+        return any(self._segmented(plan, tensor) is not None for plan in plans)
 
-    def _lanes(self, plan: Plan, tensor: Tensor) -> Lanes | None:
+    def _segmented(self, plan: Plan, tensor: Tensor) -> Segmented | None:
         """Return the plan in segments if the tensor's matrices are laid side by side, else None."""
         is_part = tensor.block is not None and tensor.kind == "cut"
         if is_part or plan.quantized or plan.spilled or plan.phases:
             return None
-        return in_lanes(plan) if self.side_by_side and suits(tensor.array.shape) else None
+        return in_segments(plan) if self.side_by_side and suits(tensor.array.shape) else None
 
     def batches(self, bucket: Bucket, asked: Asked) -> list[Prepared]:
         """Return the prepared batches of a step; with `stats`, those of the report."""
@@ -231,7 +231,7 @@ class Fused(Engine):
             if key not in seen:
                 dtype, grad = dtype_name(array), str(typed).rsplit(".", 1)[-1]
                 plan = self.plan(bucket.rule, array.ndim, dtype, shape=shape, **options)
-                seen[key] = Kind(plan, self._lanes(plan, tensor), dtype, grad)
+                seen[key] = Kind(plan, self._segmented(plan, tensor), dtype, grad)
             found.setdefault(seen[key], []).append(place)
         return found
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import Grads, size
+from arrayopt.arrays import size
 from arrayopt.engines.array_api.engine import ArrayAPI
 from arrayopt.engines.base import Asked, MakeStep, Report, Stops, interleaved
 from arrayopt.engines.batch import Prepared, Rows
 from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket, chosen
-from arrayopt.engines.layers import Split, layers_with
+from arrayopt.engines.layers import only, taking_part
 from arrayopt.engines.meeting import Meeting
 from arrayopt.engines.threads import thread_count
 
@@ -97,25 +97,13 @@ def _as_written(bucket: Bucket, asked: Asked) -> tuple[list[MakeStep], Asked]:
     numbers = {n: bucket.rule.as_written(n) for n in set(updates)}
     if not any(numbers.values()):
         return [], asked
-    due = [False] * len(updates)
-    for i in layers_with(asked.grads).tolist():
-        due[i] = numbers[updates[i]]
-    sizes = zip(bucket.places, map(size, [x.array for x in bucket.tensors]), strict=True)
-    large = {place for place, n in sizes if n > SMALL_TENSOR}  # all blocks of a parameter together
+    due = taking_part(asked.grads) & [numbers[n] for n in updates]
+    sizes, places = np.array([size(x.array) for x in bucket.tensors]), np.array(bucket.places)
+    large = np.isin(places, places[sizes > SMALL_TENSOR])  # all blocks of a parameter together
     ready = list[MakeStep]()
-    for small, held in ((True, one_thread), (False, nullcontext)):
-        mine = [x and (at not in large) is small for x, at in zip(due, bucket.places, strict=True)]
-        if any(mine):
+    for mine, held in ((due & ~large, one_thread), (due & large, nullcontext)):
+        if mine.any():
             with held():
-                some = asked._replace(grads=_some(asked.grads, mine))
+                some = asked._replace(grads=only(asked.grads, mine))
                 ready.append(ArrayAPI().prepare(bucket, some))
-    return ready, asked._replace(grads=_some(asked.grads, [not x for x in due]))
-
-
-def _some(grads: Grads, which: Sequence[bool]) -> Grads:
-    """Return gradients with None in place of those that `which` excludes."""
-    if all(which):
-        return grads
-    if isinstance(grads, Split):
-        return grads.only(which)
-    return [g if x else None for g, x in zip(grads, which, strict=True)]
+    return ready, asked._replace(grads=only(asked.grads, ~due))

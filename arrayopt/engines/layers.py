@@ -1,6 +1,6 @@
 """Stacked tensors, whose first axis counts layers: `Layers` is a bucket in which each layer is a
-tensor of its own, and `Split` has the gradients. Blocks are layers of the
-`Stacks` in `stacks_of_blocks.py`.
+tensor of its own, `Stacked` one in which they are updated together, and `Split` has the gradients
+of either. Blocks are layers of the `Stacks` in `stacks_of_blocks.py`.
 """
 
 from collections.abc import Iterator, MutableMapping, Sequence
@@ -103,57 +103,81 @@ class Split(Parts):
     Attributes
     ----------
     wholes : sequence of array or None
-        The gradients of the stacked tensors.
+        The gradients of the stacked tensors, for engines that know which layers take part.
     sources : (sequence of array or None, sequence of array of int)
         Arrays, and the position of each layer's first element in them. The arrays are `wholes`,
         or, if stacks are made of blocks, the gradients of the tensors with blocks.
-    left : list of array of bool, or None
-        For each stack, the layers that count as having no gradient.
+    has_gradient : array of bool
+        Whether each layer has a gradient: whether it takes part in the step.
     """
 
-    def __init__(
-        self, stacks: Grads, counts: list[int], left: Sequence[Any] = (), sources: Any = None
-    ) -> None:
+    def __init__(self, stacks: Grads, counts: list[int], sources: Any = None) -> None:
         super().__init__(stacks, counts, [split] * len(counts))
-        self.left = list(left) or [None] * len(counts)
         firsts = []
         for whole, count in () if sources else zip(stacks, counts, strict=True):
             firsts.append(np.arange(count) * (0 if whole is None else size(whole) // count))
         self.sources = sources or (stacks, firsts)
 
-    @property
+    @cached_property
     def has_gradient(self) -> Any:
-        """Whether each layer has a gradient."""
         wholes, firsts = self.sources
-        found = np.repeat([x is not None for x in wholes], list(map(len, firsts)))
-        for first, mask in zip(np.cumsum([0, *self.counts]), self.left, strict=False):
-            if mask is not None:
-                found[first : first + len(mask)] &= ~np.asarray(mask)
-        return found
+        return np.repeat([x is not None for x in wholes], list(map(len, firsts)))
 
     @cached_property
     def _each(self) -> list[Array | None]:
         return [g if x else None for g, x in zip(super()._each, self.has_gradient, strict=True)]
 
-    def chosen(self, places: Sequence[int]) -> "Split":
+    def chosen(self, places: Sequence[int]) -> Grads:
         """Return the gradients at some places, which are all layers of some stacks."""
         of = np.repeat(np.arange(len(self.counts)), self.counts)[np.asarray(places, np.int64)]
         some = np.unique(of).tolist()
         stacks, counts = [self.wholes[at] for at in some], [self.counts[at] for at in some]
-        return Split(stacks, counts, [self.left[at] for at in some])
+        return only(Split(stacks, counts), self.has_gradient[places])
 
-    def only(self, which: Sequence[bool]) -> "Split":
-        """Return these gradients, without those that `which` excludes."""
-        ends = np.cumsum(self.counts)[:-1]
-        left = [~mask for mask in np.split(self.has_gradient & np.asarray(which, bool), ends)]
-        return Split(self.wholes, self.counts, left, self.sources)
+    def of_stacks(self, *, blocks: bool = False) -> list[tuple[Array | None, Any]]:
+        """Return each stack's gradient, or with `blocks` each tensor's, and which of its layers do
+        not take part; None if there are none.
+        """
+        given, counts = self.wholes, self.counts
+        if blocks:
+            given, counts = self.sources[0], list(map(len, self.sources[1]))
+        each = zip(given, np.split(self.has_gradient, np.cumsum(counts)[:-1]), strict=True)
+        return [(g if some.any() else None, None if some.all() else ~some) for g, some in each]
 
 
-def layers_with(grads: Grads) -> Ints:
-    """Return the places of gradients that are not None."""
+def taking_part(grads: Grads) -> Any:
+    """Return whether each gradient is not None: an array of bool."""
     if isinstance(grads, Split):
-        return np.flatnonzero(grads.has_gradient)
-    return np.flatnonzero([g is not None for g in grads])
+        return grads.has_gradient
+    return np.array([g is not None for g in grads], bool)
+
+
+def only(grads: Grads, which: Any) -> Grads:
+    """Return gradients with None in place of those that `which`, an array of bool, excludes."""
+    if which.all():
+        return grads
+    if not isinstance(grads, Split):
+        return [g if x else None for g, x in zip(grads, which, strict=True)]
+    made = Split(grads.wholes, grads.counts, grads.sources)
+    made.has_gradient = grads.has_gradient & which
+    return made
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Stacked(Bucket):
+    """A bucket of stacked tensors, each updated as a whole; its gradients are those of layers."""
+
+    def own(self, every: Grads, left: Left | None = None) -> Grads:
+        counts = list(map(_count, self.tensors))
+        made, each = Split(Bucket.own(self, every), counts), zip(self.tensors, counts, strict=True)
+        if not left:
+            return made
+        masks = [left.get(tensor.layers, np.zeros(count, bool)) for tensor, count in each]
+        return only(made, ~np.concatenate(masks))
+
+    def count(self, took: Ints) -> None:
+        numbers = [np.atleast_1d(tensor.numbers) for tensor in self.tensors]
+        self.run.count(np.concatenate(numbers)[took])
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -197,12 +221,10 @@ class Layers(Bucket):
         return self.stacks.first_layer(k)
 
     def own(self, every: Grads, left: Left | None = None) -> Grads:
-        counts = list(map(_count, self.stacks.tensors))
-        masks = [(left or {}).get(tensor.layers) for tensor in self.stacks.tensors]
         if not isinstance(self.stacks, Stacks):
-            return Split(self.stacks.own(every), counts, masks)
-        stacks, firsts = self.stacks.own(every), [cut.firsts for cut in self.stacks.cuts]
-        return Split(stacks, counts, masks, (stacks.wholes, firsts))
+            return self.stacks.own(every, left)
+        stacks, counts = self.stacks.own(every), list(map(_count, self.stacks.tensors))
+        return Split(stacks, counts, (stacks.wholes, [cut.firsts for cut in self.stacks.cuts]))
 
     def sibling(self, group: Group, tensors: list[Tensor], run: Run) -> Bucket:
         made = Layers([group], tensors, [0] * len(tensors), self.places, run)

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from arrayopt.arrays import Ints
+from arrayopt.arrays import Ints, size
 from arrayopt.engines.base import Asked, Partials, Stops
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.layers import Layers, layers_with
+from arrayopt.engines.layers import Layers, taking_part
 from arrayopt.fusion.plan import Total, in_rounds
 from arrayopt.rules.base import Rule
 from arrayopt.rules.stretches import stretches
@@ -189,24 +189,24 @@ def _layers(bucket: Bucket, tensor: Tensor) -> int:
     """Return the number of layers or blocks of a tensor that is not in `Layers`; else 1."""
     if bucket.rule.blocks is not None:
         return sum(x.count for x in stretches(bucket.rule.blocks, tensor.shape[0]))
-    return max(1, tensor.shape[0]) if bucket.rule.stacked else 1
+    return tensor.shape[0] if bucket.rule.stacked and size(tensor.array) else 1
 
 
 def _members(bucket: Bucket, asked: Asked) -> Ints:
     """Return a row for each number that takes part: the number, the rank that has it, and its kind.
     There is a total for each kind: for each layer of stacked tensors with as many layers.
     """
-    took = layers_with(asked.grads)
-    if bucket.members is not None and not asked.left and bucket.members[0] == took.tobytes():
+    there = taking_part(asked.grads)
+    key = there.tobytes()
+    if bucket.members is not None and bucket.members[0] == key:
         return bucket.members[1]
     numbers, found = numbers_of(bucket), [NO_MEMBERS]
-    for at in took.tolist():
-        tensor, own = bucket.tensors[at], numbers[at]
-        layers, left = len(own), (asked.left or {}).get(tensor.layers)
+    counts = list(map(len, numbers))  # more than one for a tensor with blocks, which has them all
+    there = there if len(there) == sum(counts) else np.repeat(there, counts)
+    for at, some in enumerate(np.split(there, np.cumsum(counts)[:-1])):
+        tensor, own, layers = bucket.tensors[at], numbers[at][some], counts[at]
         if isinstance(bucket, Layers):
             layers = bucket.stacks.tensors[bucket.stack_and_index[at][0]].array.shape[0]
-        elif left is not None:
-            own = own[~np.asarray(left)]
         if prod(tensor.shape):
             holders = tensor.share.holders if tensor.share is not None else []
             senders = np.full_like(own, holders[0] if holders else 0)
@@ -214,5 +214,5 @@ def _members(bucket: Bucket, asked: Asked) -> Ints:
             kinds = number if bucket.rule.stacked else np.zeros_like(own)
             found.append(np.stack([own, senders, kinds], axis=1))
     made = np.concatenate(found)
-    bucket.members = None if asked.left else (took.tobytes(), made)
+    bucket.members = key, made
     return made

@@ -52,6 +52,11 @@ class PhasedBatch:
         own = [x.rows(grads, complete=complete) for x in self.phases]
         return Rows(own[-1].all, own[-1].full, own)
 
+    def follow(self) -> None:
+        """See `Batch.follow`."""
+        for phase in self.phases:
+            phase.follow()
+
     def prepare(self, rows: Rows, grads: Grads, asked: Asked) -> None:
         """See `Batch.prepare`."""
         self._asked = asked._replace(grads=[])  # the user may free gradients after the step

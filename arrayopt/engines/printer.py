@@ -48,7 +48,7 @@ class Lines:
 
     def operation(self, n: Node, args: Sequence[str]) -> str:
         """Return the text of an operation; `args` are the names of its operands."""
-        mixed = n.dtype == "complex" or any(a.dtype == "complex" for a in n.args)
+        mixed = n.kind == "complex" or any(a.kind == "complex" for a in n.args)
         return OPS[n.op].text(self.language, args, self.type, mixed=mixed)
 
     def start(self, reduction: Node) -> str:
@@ -109,7 +109,7 @@ class Printer(Lines):
             return self.position
         if node.op == "const":
             return self.constant(node)
-        truth = node.on_host and node.dtype == "bool"
+        truth = node.on_host and node.kind == "bool"
         return f"({self.bare(node)} != 0)" if truth else self.bare(node)
 
     def constant(self, node: Node) -> str:
@@ -199,7 +199,7 @@ def unrounded_products(loop: Elements) -> dict[Node, Node]:
     terms |= {s: (n,) for s, n in loop.sums.items() if s.op == "sum"}
     for node, added in terms.items():
         products = [x for x in added if x in order and _is_real_multiple(x)]
-        alike = {node.dtype} == {x.dtype for x in added}
+        alike = {node.kind} == {x.kind for x in added}
         if products and alike and len({*added}) == len(added):  # x - x is zero
             found[node] = min(products, key=order.__getitem__)
     return found
@@ -216,4 +216,4 @@ def rounded_nodes(loop: Elements, unrounded: dict[Node, Node]) -> list[Node]:
 
 def _is_real_multiple(node: Node) -> bool:
     """Whether a node is a product with a real number."""
-    return node.op in ("mul", "over") and "real" in {a.dtype for a in node.args}
+    return node.op in ("mul", "over") and "real" in {a.kind for a in node.args}

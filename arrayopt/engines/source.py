@@ -4,6 +4,7 @@ from arrayopt.arrays import WORKING
 from arrayopt.codecs import PAIR
 from arrayopt.engines.registry import ENGINES
 from arrayopt.fusion.plans import plan_for, widened
+from arrayopt.hyper import whole
 from arrayopt.rules.base import Rule
 from arrayopt.rules.named import check_rule
 
@@ -57,10 +58,7 @@ def source(rule: Rule, *, engine: str = "numba", dtype: str = "float32", rank: i
             raise ValueError(
                 f"source: `{name}` must be one of {', '.join(map(repr, known))}; got {value!r}"
             )
-    if not isinstance(rank, int) or isinstance(rank, bool):
-        raise TypeError(f"source: `rank` must be an integer; got {rank!r}")
-    if not 0 <= rank <= MOST_DIMENSIONS:
-        raise ValueError(f"source: `rank` must be in [0, {MOST_DIMENSIONS}]; got {rank}")
+    rank = whole("source: `rank`", rank, last=MOST_DIMENSIONS)
     plan = plan_for(rule, rank, dtype, lean=ENGINES[engine].lean)
     if PAIR in plan.storage.values():  # engines decode such slots before the step
         plan = widened(plan)

@@ -102,9 +102,6 @@ class StepScalars:
             updates = updates[self._members]
         factor = None if clip is None else float(clip)
         values = self._code.scalars(updates + 1.0, factor, self._constants)
-        if alike:
-            self.of_tensors[:] = values
-            return
         for i, x in enumerate(values):
             self.of_tensors[:, i] = x
 

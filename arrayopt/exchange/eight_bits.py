@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from arrayopt.arrays import array_namespace, size
+from arrayopt.foreign import counted
 
 if TYPE_CHECKING:
     import torch
@@ -64,8 +65,8 @@ def _numbers(codes: Any, table: Any, largest: Any) -> Any:
     fitting = [block for block in BLOCKS if -(-count // block) == size(largest)]
     if not fitting:
         raise ValueError(
-            f"load_torch: {count} codes have {size(largest)} scales, which matches no block size of bitsandbytes;"
-            f" these are {', '.join(map(str, sorted(BLOCKS)))}"
+            f"load_torch: {counted(count, 'code')} cannot have {counted(size(largest), 'scale')}: the block sizes of"
+            f" bitsandbytes are {', '.join(map(str, sorted(BLOCKS)))}"
         )
     flat = xp.astype(xp.reshape(codes, (-1,)), xp.int64)
     scales = xp.repeat(largest, fitting[0])[:count]

@@ -125,7 +125,7 @@ def _with_slots(state: Any, parts: list[Any]) -> Any:
         got = f"{len(found)}: {', '.join(type(x).__name__ for x in found)}" if found else _described(state, parts)
         if any("inner_states" in part._fields for part in parts):
             got += "; of optax.multi_transform load each of its `inner_states` into an optimizer over those parameters"
-        raise TypeError(f"load_optax: needs an optax state with one of `mu` and `nu`, or `trace`; got {got}")
+        raise TypeError(f"load_optax: `state` must be an optax state that has `mu`, `nu` or `trace` once; got {got}")
     return found[0]
 
 

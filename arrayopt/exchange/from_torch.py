@@ -9,6 +9,7 @@ from arrayopt.arrays import Array, array_namespace, dtype_name, is_array, kind, 
 from arrayopt.exchange.eight_bits import CODED, dequantized
 from arrayopt.exchange.given import below, described, put_fields
 from arrayopt.exchange.sources import KNOWN, SOURCES, Source
+from arrayopt.foreign import counted
 from arrayopt.optimizer import Optimizer
 from arrayopt.rules import LAMB, SGD, Muon
 from arrayopt.state.convert import converted
@@ -245,24 +246,22 @@ def _origins(groups: Any, here: list[str], names: Sequence[str] | None) -> dict[
         if given and sorted(given) != sorted(here):
             raise ValueError(
                 f"load_torch: the state is for parameters {given}, but the optimizer has {here}; if only the names"
-                " differ,"
-                " pass yours as `names`, in the order of the state"
+                " differ, pass yours as `names`, in the order of the state"
             )
         if len(places) != len(here):
             raise ValueError(
-                f"load_torch: the state is for {len(places)} parameters, but the optimizer has {len(here)}, {here};"
-                " they"
-                " must be the same"
+                f"load_torch: the state is for {counted(len(places), 'parameter')}, but the optimizer has"
+                f" {len(here)}, {here}; they must be the same"
             )
         names = given or (here if len(groups) == 1 else ())
         if not names:
             raise ValueError(
-                f"load_torch: the state has {len(groups)} groups and no names; pass `names`, which lists {here} in the"
-                " order of these groups"
+                f"load_torch: the state has {counted(len(groups), 'group')} and no names; pass `names`,"
+                f" which lists {here} in the order of these groups"
             )
     if len(names) != len(places) or sorted(names) != sorted(here):
         raise ValueError(
-            f"load_torch: `names` must be the {len(places)} tensors of PyTorch's {len(groups)} groups in their order,"
+            f"load_torch: `names` must name the {counted(len(places), 'tensor')} of PyTorch's groups in their order,"
             f" chosen from {here}; got {list(names)}"
         )
     return dict(zip(names, places, strict=True))

@@ -151,7 +151,7 @@ def to_torch(
     made: dict[str, Any] = getattr(torch.optim, kind.__name__)(here, lr=0.0).state_dict()
     wrong = []
     if micro_steps:
-        wrong.append(f"the gradients of {micro_steps} of {every} micro-steps, which no update has used yet")
+        wrong.append(f"accumulated gradients, after micro-step {micro_steps} of {every}")
     for group, saved_group in zip(opt.groups, made["param_groups"], strict=True):
         rule = dataclasses.replace(group.rule, state_dtype=None) if narrow else group.rule
         lost = _lost(rule, opt.step_count, SOURCES[kind].fields(saved_group))

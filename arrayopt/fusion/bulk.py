@@ -113,7 +113,18 @@ class Buffer(Statement):
 
     name: str
     size: int
-    dtype: str = "real"
+    kind: str = "real"
+
+
+class Wave(NamedTuple):
+    """Some `numbers` that one of the cases of a `Waves` computes."""
+
+    case: int
+    numbers: int
+    first: int
+    """The index of its first result among the values."""
+    begin: int
+    """Where its sources begin: for each operand, one for each number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +133,7 @@ class Waves(Statement):
 
     name: str
     """The prefix of the tables ``_waves``, ``_levels``, ``_sources`` and ``_constants``."""
-    waves: tuple[tuple[int, int, int, int], ...]
-    """For each wave: the index of its case; `n`, its number of numbers; `first`, the index of its
-    first result among the values; `begin`, where its sources begin: n for each operand, one for
-    each number.
-    """
+    waves: tuple[Wave, ...]
     levels: tuple[int, ...]
     """The first wave of each level, and the end of the last. Waves of a level are independent."""
     sources: tuple[int | str, ...]

@@ -112,8 +112,7 @@ def reduced_over(symbol: Any, axis: Any) -> tuple[list[int], str]:
         for place in several:
             if not -symbol.ndim <= place < symbol.ndim:
                 raise TraceError(
-                    f"a reduction is over axis {place} of an array of rank {symbol.ndim},"
-                    " which does not have it"
+                    f"an array of rank {symbol.ndim} cannot be reduced over axis {place}"
                 )
         over = sorted(place % symbol.ndim for place in several)
     labels = [symbol.dims[i] for i in over if symbol.dims[i]]
@@ -130,6 +129,6 @@ def reduced_over(symbol: Any, axis: Any) -> tuple[list[int], str]:
         what = "axes that are seen as columns"
         if "A" in symbol.dims:
             what = "middle axes of a tensor of rank 5 or more"
-        raise not_fused(f"a reduction over some of the {what}")
+        raise not_fused(f"a reduction over only some of the {what} is not fused")
     left = {label[0] for label in labels}
     return over, "".join(letter for letter in LETTERS if letter in left)

@@ -95,7 +95,7 @@ class Node:
     """The axes that the value varies over."""
     level: int
     """The first pass that can compute it: so many reductions over elements precede in a chain."""
-    dtype: str
+    kind: str
     """``real``, ``complex`` or ``bool``."""
     data: Any = None
     """The name of an input or of a scalar, or the value of a constant. Sums may have a `Spare`,

@@ -1,9 +1,9 @@
 """Lowering a plan to a program for CPUs: `lowered`, which the engines `numba` and `cpp` call.
 
-With lanes, for small matrices side by side (`arrayopt.fusion.lanes`), it is a program in segments.
-A segment copies some matrices into planes: a plane has the same element of all these matrices. Each
-pass is a loop over the lanes of a plane, inside loops over planes. Then the segment copies changed
-arrays back. Planes are in the thread's own part of ``work``.
+For small matrices side by side (`arrayopt.fusion.segments`), it is a program in segments. A segment
+copies some matrices into planes: a plane has the same element of all these matrices. Each pass is a
+loop along a plane, inside loops over planes. Then the segment copies changed arrays back. Planes
+are in the thread's own part of ``work``.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,6 @@ from typing import Any
 from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import CACHED, POSITION, Node
 from arrayopt.fusion.index import Index, Place, column, least, name, number, position_of, product
-from arrayopt.fusion.lanes import Lanes, Segment
 from arrayopt.fusion.layout import layout, outliving, read_elsewhere
 from arrayopt.fusion.lower_between import loops_over
 from arrayopt.fusion.lower_passes import Loops
@@ -23,12 +22,13 @@ from arrayopt.fusion.lowering import scratch_of
 from arrayopt.fusion.passes import Pass, SmallLoop
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.program import Function, Program, Stage
+from arrayopt.fusion.segments import Segment, Segmented
 
 
 @lru_cache(maxsize=CACHED)
-def lowered(plan: Plan, lanes: Lanes | None = None) -> Program:
-    """Return the program of a plan; with `lanes`, in segments, for small matrices side by side."""
-    return _whole(plan) if lanes is None else _in_segments(plan, lanes)
+def lowered(plan: Plan, segmented: Segmented | None = None) -> Program:
+    """Return the program of a plan; if it is `segmented`, in segments."""
+    return _whole(plan) if segmented is None else _of_segments(plan, segmented)
 
 
 def _whole(plan: Plan) -> Program:
@@ -50,17 +50,17 @@ def _whole(plan: Plan) -> Program:
     return Program(tuple(stages))
 
 
-def _in_segments(plan: Plan, lanes: Lanes) -> Program:
+def _of_segments(plan: Plan, segmented: Segmented) -> Program:
     """Return the program of a plan in segments."""
-    lowering = Loops(plan, lanes.layout, {*lanes.layout.tensor, *lanes.layout.vectors})
+    lowering = Loops(plan, segmented.layout, {*segmented.layout.tensor, *segmented.layout.vectors})
     stages: list[Stage] = []
     planes = list[tuple[str, ...]]()
-    for k, segment in enumerate(lanes.segments):
+    for k, segment in enumerate(segmented.segments):
         lowered_segment = LoweredSegment(lowering, segment)
         stages.append(Stage(lowering.between(k, segment.before)))
         stages.append(Stage(lowered_segment.units(k)))
         planes.append(tuple(map(lowered_segment.plane_axes.__getitem__, lowered_segment.own)))
-    stages.append(Stage(lowering.between(len(lanes.segments), lanes.last)))
+    stages.append(Stage(lowering.between(len(segmented.segments), segmented.last)))
     return Program(tuple(stages), tuple(planes))
 
 
@@ -78,8 +78,6 @@ class LoweredSegment:
         The names of the planes that no other segment reads; and the sums in the others.
     elements, written : of str
         The arrays of elements, and those of them that are written.
-    scalars : dict of Node
-        The values that are the same for all matrices.
     """
 
     def __init__(self, lowering: Loops, segment: Segment) -> None:
@@ -88,7 +86,6 @@ class LoweredSegment:
         self.elements = list(dict.fromkeys(chain.from_iterable(x.arrays for x in self.passes)))
         self.written = dict.fromkeys(chain.from_iterable(x.stores for x in self.passes))
         self.sums = list(chain.from_iterable(x.sums for x in self.passes))
-        self.scalars: dict[Node, None] = {}
         own_sums = [node for node in self.sums if node.axes]
         held = {*segment.carried, *own_sums}
         self.vectors = [node for node in lowering.layout.vectors if node in held]
@@ -140,14 +137,13 @@ class LoweredSegment:
         return Pass({}, loop.nodes, stores, (), loop.axes)
 
     def _over(self, function: str, pass_: Pass) -> Iterator[program.Statement]:
-        """Yield a pass whose arrays are planes: a loop over lanes, inside loops over planes."""
+        """Yield a pass whose arrays are planes: a loop along a plane, inside loops over planes."""
         width = name("n")
         inner = {*pass_.nodes, *pass_.loads.values()}
         given = dict.fromkeys(x for x in pass_.sources if x.op not in ("const", POSITION))
         outer = [node for node in given if node not in inner]
         scalars = [node for node in outer if node not in self.planes_of]
         reads = pass_.loads | {self.planes_of[x]: x for x in outer if x in self.planes_of}
-        self.scalars |= dict.fromkeys(scalars)
         into = {node: self.planes_of[node] for node in pass_.sums if node.axes}
         slices = dict[str, bulk.Slice]()
         for planes in (*reads, *pass_.stores, *into.values()):
@@ -168,13 +164,15 @@ class LoweredSegment:
     def units(self, index: int) -> program.Function:
         """Return the segment's function, for units lo to hi of one tensor."""
         lowering, segment = self.lowering, self.segment
-        inside = tuple(self._unit(index))
+        inside, scalars = tuple(self._unit(index)), dict[Node, None]()
+        for loop in program.elements_of(inside):
+            scalars |= dict.fromkeys(loop.scalars)
         body = program.extents([*"ABRC", "G"])
         body.append(program.Let("count", name("A") * name("B")))
         for array in dict.fromkeys([*self.elements, *segment.reads, *segment.writes]):
             body.append(program.Array(array, name("count") * self._size(array)))
-        body += [program.Array(n.data, number(1)) for n in self.scalars if n.op == "input"]
-        body += lowering.reads(self.scalars)
+        body += [program.Array(n.data, number(1)) for n in scalars if n.op == "input"]
+        body += lowering.reads(scalars)
         own = name("thread") * name("G") * self._count(self.own)
         body.append(program.Let("own", column("OWN") + own))
         # every second segment runs backwards, to start with what the one before left in the cache

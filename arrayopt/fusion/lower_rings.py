@@ -33,7 +33,7 @@ def buffers_of(rolled: Rolled) -> list[program.Statement]:
     kept = set[Node]()
     for part in rolled.parts:
         kept |= {*part.kept, *part.added}
-    return [bulk.Buffer(_buffer(n), STRETCH, n.dtype) for n in sorted(kept, key=lambda n: n.id)]
+    return [bulk.Buffer(_buffer(n), STRETCH, n.kind) for n in sorted(kept, key=lambda n: n.id)]
 
 
 def initialized(rolled: Rolled, into: Into) -> Iterator[program.Statement]:
@@ -53,7 +53,7 @@ def turns_over(
         for root in part.added:
             if root in begun:
                 continue
-            zero = Node("sum", (root,), "", root.level, root.dtype)
+            zero = Node("sum", (root,), "", root.level, root.kind)
             inside.append(program.Fill(_buffer(root), name("end") - name("first"), zero))
         begun |= {*part.added}
         body = _elements(f"pass_{index}_{at}", pass_, part, rolled, codes)

@@ -21,7 +21,7 @@ from typing import Any
 from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import CACHED, Node, operands
 from arrayopt.fusion.index import ONE, ZERO, Index, Place, name, number, product, ranges_of
-from arrayopt.fusion.layout import layout
+from arrayopt.fusion.layout import device_layout
 from arrayopt.fusion.lower_between import Statements
 from arrayopt.fusion.lower_rings import buffers_of, turns_over
 from arrayopt.fusion.lower_waves import Waving
@@ -43,7 +43,7 @@ def in_stages(plan: Plan) -> program.Program:
     lowering = Stages(plan)
     for index, stages in enumerate(lowering.staging.gaps):
         for stage in stages:
-            lowering.add_between([lowering.of_loop(loop) for loop in stage])
+            lowering.add_between(stage)
         if index < len(plan.passes):
             lowering.add_pass(index, plan.passes[index])
     return program.Program(tuple(lowering.made))
@@ -53,14 +53,12 @@ class Stages(Lowering):
     """Makes a program for devices: `made` has its stages so far."""
 
     def __init__(self, plan: Plan) -> None:
-        laid_out = layout(plan, device=True)
-        super().__init__(plan, laid_out, {*laid_out.vectors, *laid_out.tensor})
-        self.staging = Staging(plan)
-        self.outliving &= {*laid_out.tensor, *self.staging.needed}
+        laid_out, self.staging = device_layout(plan), Staging(plan)
+        super().__init__(plan, laid_out, {*laid_out.tensor, *self.staging.needed})
         self.made: list[program.Stage] = []
         self.functions: dict[Any, program.Function] = {}
         self.of_rings = set[Node]()  # reductions in passes over rings
-        self.waving = 0  # the number of `Waves` statements so far
+        self.tables = 0  # the number of `Waves` statements so far
 
     def add_pass(self, index: int, pass_: Pass) -> None:
         """Add the stage of a pass, or of a product."""
@@ -108,16 +106,23 @@ class Stages(Lowering):
             read |= {n: None for n in elements.scalars if n not in rings.own_values}
         return [*made, *self.reads(read), *buffers_of(rings), turn]
 
-    def of_loop(self, loop: SmallLoop) -> program.Stage:
+    def add_between(self, loops: Sequence[SmallLoop]) -> None:
+        """Add independent loops between passes as one stage with siblings."""
+        own = f"stage{len(self.made)}"
+        names = [f"{own}_{i}" for i in range(len(loops))] if loops[1:] else [own]
+        first, *others = map(self._of_loop, names, loops)
+        self.made.append(replace(first, siblings=tuple(others)))
+
+    def _of_loop(self, own: str, loop: SmallLoop) -> program.Stage:
         """The stage of a loop between passes: its reductions, then operations, then stores."""
         reductions = [n for n in loop.nodes if n.reduces]
         nodes = [n for n in loop.nodes if not n.reduces]
         small = [n for n in reductions if n.args[0].axes != self.plan.element]
         body, made = self._reductions(loop, reductions, small)
-        waving = bool(self.layout.leaves) and in_waves(nodes, loop.axes, self.plan.element)
-        if waving or (self.waving and not loop.axes and not loop.nodes):
-            waves = self.waves(nodes, loop.stores)
-            return self._between("positions", loop.axes, [*body, waves])
+        in_tables = not loop.nodes or in_waves(nodes, loop.axes, self.plan.element)
+        if self.staging.waving and in_tables:
+            waves = self._waves(nodes, loop.stores)
+            return self._between(own, "positions", loop.axes, [*body, waves])
         # read values just before they are needed: some rules have too many for the registers
         for node in nodes:
             read = dict.fromkeys(a for a in node.args if a not in made)
@@ -131,7 +136,7 @@ class Stages(Lowering):
             arrays = {x.name: x for x in self._arrays(reads)}
             arrays |= {x: program.Array(x, product(loop.axes)) for x in loop.stores}
             body = [*arrays.values(), *body]
-        return self._between("folds" if loop.reduces else "positions", loop.axes, body)
+        return self._between(own, "folds" if loop.reduces else "positions", loop.axes, body)
 
     def _reductions(
         self, loop: SmallLoop, reductions: Sequence[Node], small: Sequence[Node]
@@ -140,10 +145,10 @@ class Stages(Lowering):
 
         Those in `small` reduce values over fewer axes than the elements.
         """
-        body, made = Statements(), set[Node]()
+        body, variables = Statements(), dict[Node, str]()
         if loop.reduces:  # one reduction for each position
-            body += [self.folded("sum", small[0]), *self._reduced("sum", small[0])]
-            made |= {*small}
+            body.append(self.folded("sum", small[0]))
+            variables[small[0]] = "sum"
         elif not loop.axes:
             body += self._arrays(operands(small))
             for node in small:
@@ -151,11 +156,13 @@ class Stages(Lowering):
                 body.append(program.Loop("which", ZERO, ONE, fold))
         for run in self.runs(n for n in reductions if n in self.of_rings):
             body.append(program.Loop("which", ZERO, number(len(run)), self.combined_all(run)))
-        sums = [n for n in reductions if n not in (*small, *self.of_rings)]
-        body += [self.combined(f"sum{n.id}", n) for n in sums]
-        for node in sums:
-            body += self._reduced(f"sum{node.id}", node)
-        return body, made | {*sums}
+        for node in reductions:
+            if node not in (*small, *self.of_rings):
+                variables[node] = f"sum{node.id}"
+                body.append(self.combined(variables[node], node))
+        for node, variable in variables.items():
+            body += [program.Read(node, variable, not node.axes), *self._stored(node)]
+        return body, {*variables}
 
     def _stores(self, loop: SmallLoop, made: set[Node]) -> Statements:
         """Return the statements that write slots. The nodes in `made` are in variables."""
@@ -171,19 +178,15 @@ class Stages(Lowering):
             there.add(value)
         return body
 
-    def _reduced(self, variable: str, node: Node) -> Statements:
-        """Return the statements that make a variable the result of a reduction."""
-        return [program.Read(node, variable, not node.axes), *self._stored(node)]
-
     def _stored(self, node: Node) -> Statements:
         """Return the statement that stores a value, if something outside of its loop reads it."""
         return [program.Write(self.place(node, name("i")), node)] if node in self.outliving else []
 
-    def waves(self, nodes: Iterable[Node], stores: Mapping[str, Node]) -> bulk.Waves:
+    def _waves(self, nodes: Iterable[Node], stores: Mapping[str, Node]) -> bulk.Waves:
         """Return a statement that computes values in waves. The first one also reads leaves."""
-        self.waving += 1
-        made = Waving(f"numbers{self.waving}", self.layout, self.plan.storage)
-        if self.waving == 1:
+        self.tables += 1
+        made = Waving(f"numbers{self.tables}", self.layout, self.plan.storage)
+        if self.tables == 1:
             made.read()
         made.make(nodes)
         made.keep(stores)
@@ -194,22 +197,12 @@ class Stages(Lowering):
         arrays = {n.data: n.axes for n in reads if n.op == "input"}
         return [program.Array(x, product(axes)) for x, axes in arrays.items()]
 
-    def _between(self, how: str, over: str, body: Statements) -> program.Stage:
+    def _between(self, own: str, how: str, over: str, body: Statements) -> program.Stage:
         """A stage between passes, which begins with arrays and the position along each axis."""
         how = "block" if how == "positions" and not over else how
         first = next((i for i, x in enumerate(body) if not isinstance(x, program.Array)), len(body))
         whole = (*body[:first], *split_position(ranges_of(over), name("i")), *body[first:])
-        return program.Stage(program.Function("", how, whole), axes=over)
-
-    def add_between(self, stages: Sequence[program.Stage]) -> None:
-        """Add independent stages as one stage with siblings."""
-        own = f"stage{len(self.made)}"
-        named = []
-        for i, x in enumerate(stages):
-            called = replace(x.function, name=f"{own}_{i}" if stages[1:] else own)
-            named.append(replace(x, function=called))
-        if named:
-            self.made.append(replace(named[0], siblings=tuple(named[1:])))
+        return program.Stage(program.Function(own, how, whole), axes=over)
 
 
 def turns_of(stage: program.Stage) -> tuple[program.Statement, ...]:

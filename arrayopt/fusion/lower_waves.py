@@ -9,11 +9,10 @@ from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.index import ONE, ZERO, Index, Place, column, entry, name
 from arrayopt.fusion.layout import Layout
+from arrayopt.fusion.lower_between import Statements
 from arrayopt.fusion.waves import waves
 
 Sources = Sequence[Sequence[int | str]]
-Body = list[program.Statement]
-
 OWN = Place("values", name("first") + name("i"))
 """The place of the i-th number of a wave."""
 
@@ -25,8 +24,8 @@ class Waving:
         self.table, self.layout, self.storage = table, layout, storage
         self.places = layout.tensor | layout.leaves
         self.constants, self.sources = list[Node](), list[int | str]()
-        self.waves, self.levels = list[tuple[int, int, int, int]](), [0]
-        self.cases = dict[Any, Body]()
+        self.waves, self.levels = list[bulk.Wave](), [0]
+        self.cases = dict[Any, Statements]()
 
     @property
     def made(self) -> bulk.Waves:
@@ -41,7 +40,7 @@ class Waving:
         number_of = self.layout.scalars | {n: i for i, n in enumerate(self.constants)}
         number, (own,) = self._at(0), self._operands("real")
         for (op, dtype), run in groupby(self.layout.leaves, self._kind):
-            same, body = [*run], Body()
+            same, body = [*run], Statements()
             if op == "input":  # the number is that of the column with the slot's address
                 sources: list[int | str] = [f"AT_{leaf.data}" for leaf in same]
                 body.append(program.Array(same[0].data, ONE, column("0", number)))
@@ -63,13 +62,13 @@ class Waving:
         """Add waves that compute values."""
         for level in waves(nodes):
             for same in level:
-                first, kinds = same[0], [a.dtype for a in same[0].args]
+                first, kinds = same[0], [a.kind for a in same[0].args]
                 operands = self._operands(*kinds)
                 node = replace(first, args=tuple(x.node for x in operands))
-                body: Body = [*operands, program.Compute(node), program.Write(OWN, node)]
+                body: Statements = [*operands, program.Compute(node), program.Write(OWN, node)]
                 taken = zip(*(n.args for n in same), strict=True)
                 sources = [list(map(self.places.__getitem__, each)) for each in taken]
-                self._wave((first.op, first.dtype, *kinds), self.places[first], sources, body)
+                self._wave((first.op, first.kind, *kinds), self.places[first], sources, body)
             self.levels.append(len(self.waves))
 
     def keep(self, stores: Mapping[str, Node]) -> None:
@@ -78,16 +77,16 @@ class Waving:
             slots = [*run]
             (x,) = self._operands("real")
             slot = program.Array(slots[0], ONE, column("0", self._at(1)))
-            body: Body = [x, slot, program.Write(Place(f"at_{slots[0]}", ZERO), x.node)]
+            body: Statements = [x, slot, program.Write(Place(f"at_{slots[0]}", ZERO), x.node)]
             values = [self.places[stores[name]] for name in slots]
             self._wave(("kept", kind), 0, [values, [f"AT_{name}" for name in slots]], body)
         self.levels.append(len(self.waves))
 
-    def _operands(self, *dtypes: str) -> list[program.Read]:
+    def _operands(self, *kinds: str) -> list[program.Read]:
         """Return the reads of the operands of the i-th number."""
         found = list[program.Read]()
-        for j, dtype in enumerate(dtypes):
-            node = Node("input", (), "", 0, dtype, f"x{j}", -1)
+        for j, kind in enumerate(kinds):
+            node = Node("input", (), "", 0, kind, f"x{j}", -1)
             found.append(program.Read(node, Place("values", self._at(j)), wide=True))
         return found
 
@@ -95,9 +94,9 @@ class Waving:
         """Return the index, in the table of sources, of the j-th operand of the i-th number."""
         return entry(f"{self.table}_sources", name("begin") + name("n") * j + name("i"))
 
-    def _wave(self, case: Any, first: int, sources: Sources, body: Body) -> None:
+    def _wave(self, case: Any, first: int, sources: Sources, body: Statements) -> None:
         self.cases.setdefault(case, body)
         number = [*self.cases].index(case)
-        self.waves.append((number, len(sources[0]), first, len(self.sources)))
+        self.waves.append(bulk.Wave(number, len(sources[0]), first, len(self.sources)))
         for each in sources:
             self.sources += each

@@ -99,43 +99,42 @@ class Lowering:
 
     def rings(self, pass_: Pass, body: program.Body) -> Rolled | None:
         """Return the pass as loops over members of rings, or None if it is no such pass."""
-        is_complex = any(n.dtype == "complex" for n in (*pass_.loads.values(), *pass_.nodes))
+        is_complex = any(n.kind == "complex" for n in (*pass_.loads.values(), *pass_.nodes))
         wide = is_complex or bool(body.codes)
-        if self.plan.element != "C" or (body.codes and is_complex) or wide > self.rolls_wide:
+        known = not wide or (self.rolls_wide and not (body.codes and is_complex))
+        if self.plan.element != "C" or not known:
             return None
-        guarded = replace(pass_, guards=self._guards(pass_))
-        return rolled(guarded, [*self.plan.slots], self.least, wide=wide)
+        return rolled(self._guarded(pass_), [*self.plan.slots], self.least, wide=wide)
 
-    def _guards(self, pass_: Pass) -> dict[str, Node]:
-        """Return the guards of a pass. Arrays of codes have none: they are always written."""
-        return {x: node for x, node in pass_.guards.items() if x not in self.plan.quantized}
+    def _guarded(self, pass_: Pass) -> Pass:
+        """Return a pass without guards of arrays of codes, which are always written."""
+        guards = {x: node for x, node in pass_.guards.items() if x not in self.plan.quantized}
+        return pass_ if guards == pass_.guards else replace(pass_, guards=guards)
 
     def elements(self, function: str, pass_: Pass) -> bulk.Elements:
         """Return the loop over elements, without slices."""
+        pass_ = self._guarded(pass_)
         columns, reduced = pass_.reducing("column"), pass_.reducing("tensor", "row", "batch")
         sums = {node: node.args[0] for node in (*reduced, *columns)}
-        loads, stores = bulk.stored(pass_.loads), dict(pass_.stores)
+        loads = bulk.stored(pass_.loads)
         loads |= {f"v{node.id}": node for node in pass_.using("column")}
-        guards = self._guards(pass_)
-        for array in guards:  # if the condition is true, `where` has its second operand's value
-            stores[array] = stores[array].args[1]
         scalars = list[Node]()
         for kind in ("host", "tensor", "row", "batch"):
             scalars += pass_.using(kind)
-        used = within([*stores.values(), *sums.values()], pass_.nodes)
+        used = within([*pass_.new.values(), *sums.values()], pass_.nodes)
         return bulk.Elements(
             function,
             slices={},
             scalars=tuple(scalars),
             loads=loads,
             nodes=tuple(node for node in pass_.nodes if node in used),
-            stores=bulk.stored(stores),
+            stores=bulk.stored(pass_.new),
             sums=sums,
             into={node: f"s{node.id}" for node in columns},
             storage={f"at_{array}": array for array in pass_.arrays},
             position=column("START") if pass_.draws else None,
             stride=ONE,
-            guards=bulk.stored(guards),
+            guards=bulk.stored(pass_.guards),
         )
 
     # ---- between passes --------------------------------------------------------------------------
@@ -207,18 +206,18 @@ class Lowering:
 
         def of(node: Node) -> Any:
             """Return a constant itself, or a number for any other value."""
-            constant = node.dtype, repr(node.data)
+            constant = node.kind, repr(node.data)
             return constant if node.op == "const" else numbers.setdefault(node, len(numbers))
 
         found: list[Any] = [pass_.axes, pass_.multiplies]
         for array, node in pass_.loads.items():
-            found.append((arrays[array], of(node), node.axes, node.dtype))
+            found.append((arrays[array], of(node), node.axes, node.kind))
         for node, kind in pass_.uses.items():
             place = node.op == POSITION or self.place(node)
-            found.append((kind, of(node), node.axes, node.dtype, place))
+            found.append((kind, of(node), node.axes, node.kind, place))
         for node in pass_.nodes:
             args = tuple(map(of, node.args))
-            found.append((node.op, node.dtype, node.axes, repr(node.data), args, of(node)))
+            found.append((node.op, node.kind, node.axes, repr(node.data), args, of(node)))
         for node, kind in pass_.reductions.items():
             found.append((node.op, kind, self.partial[node], of(node.args[0])))
         found += [(arrays[array], of(node)) for array, node in pass_.stores.items()]

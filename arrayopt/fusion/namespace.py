@@ -61,7 +61,7 @@ def _check_product(left: Symbol, right: Symbol) -> str:
     ):
         raise not_fused("only products of matrices, or of equal batches of them, can be traced")
     for operand in (left, right):
-        if operand.dtype == "bool" or operand.node.dtype == "complex":
+        if operand.dtype == "bool" or operand.node.kind == "complex":
             raise not_fused("only products of real matrices can be traced")
         if sorted({dim[0] for dim in operand.dims}) != sorted(operand.node.axes):
             raise not_fused("a product with a broadcast axis cannot be traced")
@@ -102,7 +102,7 @@ def _reshape(symbol: Symbol, /, shape: Any, *, copy: Any = None) -> Symbol:
         if shape[0].letter == dims[0] == "A":
             raise RetraceError("folded")
     raise not_fused(
-        "only a tensor as the matrix of shape (x.shape[0], -1), and back, can be traced"
+        "`reshape` can be traced only to the matrix of shape (x.shape[0], -1), and back"
     )
 
 

@@ -27,8 +27,8 @@ class Op:
     numpy: Callable[..., Any]
     """The function for NumPy's arrays and for numbers."""
     numba: str
-    cuda: str
-    """Its text in Numba, and in CUDA C++."""
+    cplusplus: str
+    """Its text in Numba, and in C++ for CPUs and CUDA, which has the functions of ``kernels/``."""
     api: tuple[str, ...] = ()
     """The names of functions of the array API that record this operation."""
     methods: tuple[str, ...] = ()
@@ -44,13 +44,13 @@ class Op:
     into: Callable[..., Any] | None = None
     """`numpy` with the output array as one more argument; None if `numpy` itself takes it."""
     numba_complex: str = ""
-    cuda_complex: str = ""
+    cplusplus_complex: str = ""
     """Its text if an operand or the result is complex, if that text is different."""
 
     @property
     def arity(self) -> int:
         """The number of operands."""
-        fields = {field for _, field, _, _ in Formatter().parse(self.cuda)}
+        fields = {field for _, field, _, _ in Formatter().parse(self.cplusplus)}
         return len(fields.difference([None, "", "W"]))
 
     def kind(self, operands: Sequence[str]) -> str:
@@ -67,7 +67,7 @@ class Op:
         return isinstance(self.numpy, np.ufunc)
 
     def text(self, language: str, args: Sequence[str], real: str, *, mixed: bool) -> str:
-        """The text in ``numba`` or ``cuda``. `mixed`: an operand or the result is complex."""
+        """The text in ``numba`` or ``cplusplus``. `mixed`: an operand or the result is complex."""
         form: str = (mixed and getattr(self, f"{language}_complex")) or getattr(self, language)
         return form.format(*args, W=real)
 
@@ -82,7 +82,7 @@ class Reduction:
     """The result before the first value."""
     take: str
     """The statement that combines the result so far, ``{0}``, with a value, ``{1}``."""
-    cuda: str
+    struct: str
     """The struct for this reduction in ``kernels/sums.cuh``."""
     repeated: str = ""
     """The operation that reduces n equal values, given one and n; empty if it returns the value."""
@@ -132,7 +132,7 @@ def _to_bfloat16(values: Any, out: Any = None) -> Any:
     return made if out is None else np.copyto(out, made)
 
 
-def _on_float32(function: Callable[..., Any], cuda: str = "") -> Op:
+def _on_float32(function: Callable[..., Any], cplusplus: str = "") -> Op:
     """A function of two float32 arrays, with the same name in all languages but perhaps CUDA."""
 
     def made(x: Any, y: Any) -> Any:
@@ -140,7 +140,7 @@ def _on_float32(function: Callable[..., Any], cuda: str = "") -> Op:
 
     name, into = function.__name__, lambda x, y, out: np.copyto(out, made(x, y))
     call = f"{name}({{0}}, {{1}})"
-    return Op(made, call, cuda or call, (name,), result="real", real_only=True, into=into)
+    return Op(made, call, cplusplus or call, (name,), result="real", real_only=True, into=into)
 
 
 def _binary(ufunc: np.ufunc, sign: str, api: str, method: str) -> Op:
@@ -161,10 +161,10 @@ def _function(ufunc: np.ufunc, *, real_only: bool = False) -> Op:
     return Op(ufunc, f"math.{call}", call, (ufunc.__name__,), real_only=real_only)
 
 
-def _part(name: str, numba: str, cuda: str) -> Op:
+def _part(name: str, numba: str, cplusplus: str) -> Op:
     """The real or the imaginary part."""
     function, view = getattr(np, name), attrgetter(name)
-    made = Op(function, numba, cuda, (name,), result="real", numba_complex=f"{{0}}.{name}")
+    made = Op(function, numba, cplusplus, (name,), result="real", numba_complex=f"{{0}}.{name}")
     return replace(made, into=lambda x, out: view(x))
 
 
@@ -213,7 +213,7 @@ OPS = {
         result="branch",
         python="where({0}, {1}, {2})",
         into=_where,
-        cuda_complex="{0} ? complex_of({1}) : complex_of({2})",
+        cplusplus_complex="{0} ? complex_of({1}) : complex_of({2})",
     ),
     "minimum": _extreme(np.minimum),
     "maximum": _extreme(np.maximum),

@@ -101,16 +101,20 @@ class Pass:
                     found[name] = condition
         return replace(self, guards=found)
 
+    @cached_property
+    def new(self) -> dict[str, Node]:
+        """What is written if conditions hold: then `where` has its second operand's value."""
+        return self.stores | {name: self.stores[name].args[1] for name in self.guards}
+
     @property
     def written(self) -> tuple[str, ...]:
         """The arrays that are written; if a number chooses one of several, the first of them."""
         found: dict[object, str] = {}
-        for name, node in self.stores.items():
+        for name, new in self.new.items():
             guard = self.guards.get(name)
             choice: object = name
             if guard is not None and guard.op == "eq" and guard.args[1].op == "const":
-                number, new = guard.args[0], node.args[1]
-                choice = number, new
+                choice = guard.args[0], new
             found.setdefault(choice, name)
         return tuple(found.values())
 
@@ -134,11 +138,11 @@ class Pass:
             guards={name: node for name, node in self.guards.items() if name in stores},
         )
 
-    def in_plan(self, element: str, level: int, dtype: str) -> "Pass":
+    def in_plan(self, element: str, level: int, kind: str) -> "Pass":
         """The pass for a plan with these elements. It reads the gradient rather than nothing."""
         loads = self.loads
         if not (self.loads or self.stores):
-            loads = {"g": Node("input", (), self.axes, 0, dtype, "g", -1)}
+            loads = {"g": Node("input", (), self.axes, 0, kind, "g", -1)}
         return replace(self, loads=loads, element=element, level=level)
 
 

@@ -55,7 +55,7 @@ def phases(whole: Plan, totals: Sequence[Node]) -> tuple[Plan, ...]:
         for name, node in reports.items():
             reports[name] = here = now[node]
             if here.op == "input":
-                form = here.axes, here.level, here.dtype
+                form = here.axes, here.level, here.kind
                 reports[name] = Node("copy", (here,), *form, None, next(copies))
         own = tuple(_pass_in(pass_, now) for pass_ in passes[phase])
         plan = _with_vectors(assembled(whole, own, slots, reports))
@@ -94,12 +94,12 @@ def _nodes_in(
         known = node.op == TOTAL and first[node] <= phase
         earlier = not is_whole(node.axes, element) and 0 <= first[node] < phase
         # booleans per row are computed again, from numbers
-        if known or (earlier and (node.dtype == "real" or node.reduces or not node.axes)):
+        if known or (earlier and (node.kind == "real" or node.reduces or not node.axes)):
             name = node.data.name if known else _later_name(node)
             op = "input" if node.axes else "host"
-            if node.axes and node.dtype != "real":
+            if node.axes and node.kind != "real":
                 raise not_fused("it uses a total after a reduction of booleans per row")
-            now[node] = Node(op, (), node.axes, 0, node.dtype, name, node.id)
+            now[node] = Node(op, (), node.axes, 0, node.kind, name, node.id)
         elif here == node.args or node.op == POSITION:
             now[node] = node
         else:

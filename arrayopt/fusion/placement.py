@@ -148,7 +148,7 @@ class Placement:
         found = dict[Node, int]()
         for j, pass_ in enumerate(self.passes):
             for node in pass_.nodes:
-                is_number = node.dtype != "bool" and node.axes == self.work.element
+                is_number = node.kind != "bool" and node.axes == self.work.element
                 if is_number and node.level < number:
                     found.setdefault(node, j if j < number else node.level)
         return found
@@ -179,7 +179,7 @@ class Placement:
         """Return the values that a pass can read."""
         work, arrays = self.work, dict[Node, str]()
         for name, node in work.outputs.items():
-            if self.stored[name] < number and not work.rounds(name):
+            if self.stored[name] < number and name not in work.narrow:
                 arrays[node] = name
         for name, node in self.scratch.items():
             if self.spilled[node] < number:

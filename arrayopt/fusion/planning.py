@@ -121,7 +121,7 @@ def _frame(traced: Trace, scratch: dict[str, Node]) -> Plan:
     """Return a plan with slots and scratch arrays, and without passes."""
     stored = traced.storage["p"]
     wide = {"real": real_dtype(stored), "complex": WORKING[stored]}
-    storage = traced.storage | {name: n.narrow or wide[n.dtype] for name, n in scratch.items()}
+    storage = traced.storage | {name: n.narrow or wide[n.kind] for name, n in scratch.items()}
     return Plan(traced.element, (), (), (), traced.slots, {}, {}, storage, scratch)
 
 
@@ -144,7 +144,7 @@ def _copied(name: str, node: Node, copies: dict[Node, Node]) -> Node:
     if node.op != "input" or node.data == name:
         return node
     return copies.setdefault(
-        node, Node("copy", (node,), node.axes, node.level, node.dtype, None, COPIES + node.id)
+        node, Node("copy", (node,), node.axes, node.level, node.kind, None, COPIES + node.id)
     )
 
 
@@ -188,7 +188,7 @@ def _with_memory(
         # a product frees its operands only when its result has memory
         for name in [*new, *over] if pass_.multiplies else [*over, *new]:
             node = scratch[name]
-            unused = free.setdefault((node.axes, node.narrow or node.dtype), [])
+            unused = free.setdefault((node.axes, node.narrow or node.kind), [])
             if name in memory:
                 unused.append(memory[name])
             else:

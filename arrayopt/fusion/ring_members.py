@@ -158,12 +158,12 @@ class Members:
             return first
         if self.members_of.keys().isdisjoint(nodes):
             name = f"_each{len(self.own_values)}"
-            made = Node("input", (), "", first.level, first.dtype, name, -1)
+            made = Node("input", (), "", first.level, first.kind, name, -1)
             self.own_values[made], self.nth_of[name] = nodes, which
             return made
-        form = first.op, first.dtype, len(first.args), first.data, first in self.name_of
+        form = first.op, first.kind, len(first.args), first.data, first in self.name_of
         for node in nodes:
-            own = node.op, node.dtype, len(node.args), node.data, node in self.name_of
+            own = node.op, node.kind, len(node.args), node.data, node in self.name_of
             if own != form or node not in self.members_of or node in self.terms:
                 raise UnlikeError
         args = list[Node]()

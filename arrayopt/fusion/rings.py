@@ -142,13 +142,11 @@ class Rolled(Members):
                 continue
             if len(there) < len(names) or 0 < len(guarded) < len(names):
                 raise UnlikeError
-            values = [self.one.stores[name] for name in names]
-            stage = max(self.stage.get(value, 0) for value in values)
+            values = [self.one.new[name] for name in names]
+            stage = max(self.stage.get(self.one.stores[name], 0) for name in names)
             for at, parts in self.by_members.items():
                 if any(self.first_of.get(name) == names[0] for name in _loaded(parts)):
                     stage = max(stage, at)
-            if guarded:
-                values = [value.args[1] for value in values]
             for part in self._of_members(stage, len(names)):
                 for j, name in enumerate(names[: part.at_once]):
                     part.stores[name] = self.same(tuple(values), j)
@@ -160,7 +158,7 @@ class Rolled(Members):
     def _chains(self) -> None:
         """Assign sums over members to parts."""
         for at, (root, terms) in enumerate(self.terms.items()):
-            form = root.axes, root.level, root.dtype
+            form = root.axes, root.level, root.kind
             for part in self._of_members(self.stage[root] - 1, len(terms)):
                 so_far = new = Node("input", (), *form, f"_sum{at}", -1)
                 for j in range(part.at_once):
@@ -209,10 +207,9 @@ class Rolled(Members):
         """Let a part write these arrays of no ring, and no other."""
         part.stores, part.guards = {}, {}
         for name in names:
-            part.stores[name] = self.one.stores[name]
+            part.stores[name] = self.one.new[name]
             if name in self.one.guards:
                 part.guards[name] = self.one.guards[name]
-                part.stores[name] = self.one.stores[name].args[1]
 
     def _from(self, node: Node) -> int:
         """Return the stage whose part leaves a value in a buffer."""

@@ -48,7 +48,7 @@ class Graph:
         op: str,
         *args: Node,
         axes: str | None = None,
-        dtype: str | None = None,
+        kind: str | None = None,
         data: Any = None,
     ) -> Node:
         """Return the node of an operation, simplified as far as this changes no result."""
@@ -56,7 +56,7 @@ class Graph:
             simpler = self._simplify(op, args)
             if simpler is not None:
                 return simpler
-        if any(a.dtype == "complex" for a in args) and op not in ("real", "imag", "complex"):
+        if any(a.kind == "complex" for a in args) and op not in ("real", "imag", "complex"):
             parts = self._in_parts(op, args, axes, data)
             if parts is not None:
                 return parts
@@ -68,28 +68,26 @@ class Graph:
                 level += 1  # a pass must reduce the elements, or store the operands, before
             if op == TOTAL:
                 level = max(1, level)  # totals are added up after pass 0 at the earliest
-            kind = args[0].dtype if args else "real"
-            if op in OPS:
-                kind = OPS[op].kind([a.dtype for a in args])
-            kind = dtype or kind
-            self.nodes[key] = Node(op, args, over, level, kind, data, len(self.nodes))
+            if kind is None and args:
+                kind = OPS[op].kind([a.kind for a in args]) if op in OPS else args[0].kind
+            self.nodes[key] = Node(op, args, over, level, kind or "real", data, len(self.nodes))
         return self.nodes[key]
 
     def const(self, value: float | bool) -> Node:
         """Return the node of a constant."""
-        return self.make("const", dtype="bool" if isinstance(value, bool) else "real", data=value)
+        return self.make("const", kind="bool" if isinstance(value, bool) else "real", data=value)
 
     def _simplify(self, op: str, args: tuple[Node, ...]) -> Node | None:
         if op != "complex" and all(a.op == "const" for a in args):
             with np.errstate(all="ignore"):
                 return self.const(np.asarray(OPS[op].numpy(*(a.data for a in args))).item())
         first, second = args[0], args[min(1, len(args) - 1)]
-        if op == "div" and len(second.axes) < len(first.axes) and second.dtype == "real":
+        if op == "div" and len(second.axes) < len(first.axes) and second.kind == "real":
             return self._over(first, second)
         if op in ("mul", "div") and _is(second, 1.0):
-            return self.make("float", first) if first.dtype == "bool" else first
+            return self.make("float", first) if first.kind == "bool" else first
         if op == "mul" and _is(first, 1.0):
-            return self.make("float", second) if second.dtype == "bool" else second
+            return self.make("float", second) if second.kind == "bool" else second
         if op == "pow" and second.op == "const":
             return self._power(first, second.data)
         scaled = first.op in ("mul", "over") and all(x.on_host for x in first.args[1:])
@@ -112,7 +110,7 @@ class Graph:
         if exponent != -0.5:
             return None
         inverse = self.make("div", self.const(1.0), self.make("sqrt", base))
-        if base.dtype == "complex":
+        if base.kind == "complex":
             return inverse
         lowest = self.make("eq", base, self.const(-math.inf))  # (-inf) ** -0.5 is 0
         return self.make("where", lowest, self.const(0.0), self.make("abs", inverse))
@@ -128,20 +126,20 @@ class Graph:
         if op != "sum" and self.element == _axes_of_all(args):
             return None
         zero = self.const(0.0)
-        re = [self.make("real", a) if a.dtype == "complex" else a for a in args]
-        im = [self.make("imag", a) if a.dtype == "complex" else zero for a in args]
+        re = [self.make("real", a) if a.kind == "complex" else a for a in args]
+        im = [self.make("imag", a) if a.kind == "complex" else zero for a in args]
         if op == "sum":
             parts = [self.make("sum", x, axes=axes, data=data) for x in (re[0], im[0])]
         elif op in ("neg", "add", "sub"):
             parts = [self.make(op, *re), self.make(op, *im)]
-        elif op in ("div", "over") and args[1].dtype == "real":
+        elif op in ("div", "over") and args[1].kind == "real":
             parts = [self.make(op, x, *args[1:]) for x in (re[0], im[0])]
         elif op == "where":
             parts = [self.make(op, *re), self.make(op, re[0], *im[1:])]
         elif op == "conj":
             parts = [re[0], self.make("neg", im[0])]
-        elif op == "mul" and "real" in (args[0].dtype, args[1].dtype):
-            scaled = [im[i] if a.dtype == "complex" else a for i, a in enumerate(args)]
+        elif op == "mul" and "real" in (args[0].kind, args[1].kind):
+            scaled = [im[i] if a.kind == "complex" else a for i, a in enumerate(args)]
             parts = [self.make(op, *re), self.make(op, *scaled)]
         elif op == "mul":
             ((x, u), (y, v)) = re, im
@@ -202,4 +200,4 @@ def _least(node: Node) -> float:
 
 def _is(node: Node, value: float) -> bool:
     """Whether a node is this constant."""
-    return node.op == "const" and node.dtype == "real" and node.data == value
+    return node.op == "const" and node.kind == "real" and node.data == value

@@ -22,6 +22,8 @@ class Staging:
     ----------
     gaps : list of list of list of SmallLoop
         The stages before each pass, and after the last one. A stage is a list of loops.
+    waving : bool
+        Whether some values are computed in waves.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -29,21 +31,21 @@ class Staging:
         self.fixed = {*plan.reports.values()}  # values that others than loops need
         for pass_ in plan.passes:
             self.fixed.update(pass_.sources)
-        gap, waving = dict[Node, int](), False
+        gap, self.waving = dict[Node, int](), False
         for number, between in enumerate(plan.between):
             gap |= dict.fromkeys([*between.combine, *between.nodes], number)
             for loop in between.loops:
-                waving = waving or in_waves(loop.nodes, loop.axes, plan.element)
-        if not waving:
+                self.waving |= in_waves(loop.nodes, loop.axes, plan.element)
+        if not self.waving:
             self._delay(gap)
         self.gaps = list[list[list[SmallLoop]]]()
         for number in range(len(plan.between)):
             nodes = [node for node, first in gap.items() if first == number]
             alone = [[loop] for loop in in_loops(nodes, plan.element)]
-            self.gaps.append(alone if waving else _stages(nodes, plan.element))
+            self.gaps.append(alone if self.waving else _stages(nodes, plan.element))
         left = dict[str, dict[str, Node]]()
         for slot, value in plan.between[-1].stores.items():
-            if waving or not self._stored(slot, value):
+            if self.waving or not self._stored(slot, value):
                 left.setdefault(plan.slots[slot], {})[slot] = value
         if left:
             self.gaps[-1].append([SmallLoop(axes, (), False, some) for axes, some in left.items()])

@@ -46,7 +46,7 @@ class Symbol(Given):
         """Raise TraceError if code outside this package calls `isinstance`: it would be misled."""
         if is_of_user(sys._getframe(1)):
             raise not_fused(
-                "`isinstance` cannot be asked of a traced array; use functions of `xp` alone"
+                "`isinstance` does not work on a traced array; use functions of `xp` only"
             )
         return type(self)
 
@@ -80,7 +80,7 @@ class Symbol(Given):
             raise RetraceError("flat")
         if self.graph.view.flat or "" in self.dims:
             raise not_fused(
-                "the shape of a vector, or of what was summed, is unknown; use xp.sum, xp.mean"
+                "the shape of a vector or of a sum is unknown while tracing; use xp.sum and xp.mean"
             )
         return tuple(Extent(self.graph, d) for d in self.dims)
 
@@ -114,7 +114,7 @@ class Symbol(Given):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.written(value)
-        raise not_fused("a traced array cannot be written to; use xp.where, and return what is new")
+        raise not_fused("a traced array cannot be written to; use xp.where, and return a new array")
 
     __len__ = _refused("a traced array has no length; use x.shape[0], xp.sum and xp.mean")
 
@@ -133,9 +133,9 @@ class Symbol(Given):
     __iter__ = _refused("a traced array cannot be iterated over; use xp.sum over an axis")
     __getitem__ = _refused("a traced array cannot be indexed; use xp.where")
     __repr__ = __format__ = _refused(
-        "what is traced has no text; return numbers to be seen as statistics"
+        "a traced array has no text; to see a number, return it as a statistic"
     )
-    __hash__ = _refused("what is traced is in no dictionary or set; compare numbers by ==")
+    __hash__ = _refused("a traced array cannot be in a set or dict; compare numbers with ==")
 
     def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Any:
         """Record an operator whose left operand is NumPy's. Refuse NumPy's functions."""
@@ -220,10 +220,10 @@ def lift(graph: Graph, value: Any) -> tuple[Node, tuple[str, ...], str]:
 
 def _unlike(op: str, nodes: list[Node]) -> str:
     """Why an operation on conditions might differ from that of a rule run as written, or ""."""
-    kinds = {n.dtype for n in nodes}
+    kinds = {n.kind for n in nodes}
     if op in ("and", "or", "not") and kinds != {"bool"}:
         return "`&`, `|` and `~` are traced for conditions, not for numbers"
-    if op == "where" and nodes[0].dtype != "bool":
+    if op == "where" and nodes[0].kind != "bool":
         return "the condition of xp.where must be one, as x != 0"
     if OPS[op].result in ("same", "real") and op != "float" and kinds == {"bool"}:
         return f"`{op}` of conditions alone cannot be traced; use &, | and ~, or xp.where"
@@ -248,7 +248,7 @@ def elementwise(op: str, *operands: Any) -> Any:
         return of_numbers(row.numpy, *operands)
     graph = graphs[0]
     if len(operands) != row.arity:
-        raise not_fused(f"`{op}` takes {row.arity} operands; got {len(operands)}")
+        raise not_fused(f"the operands of `{op}` must number {row.arity}; got {len(operands)}")
     lifted = [lift(graph, x) for x in operands]
     # beside a 16-bit array, scalars of the step do not widen the result, as numbers do not
     narrow = any(name in NARROW for _, _, name in lifted)
@@ -262,7 +262,7 @@ def elementwise(op: str, *operands: Any) -> Any:
     nodes = [n for n, _, _ in lifted]
     if said := _unlike(op, nodes):
         raise not_fused(said)
-    if row.kind([n.dtype for n in nodes]) == "bool":
+    if row.kind([n.kind for n in nodes]) == "bool":
         wide = "bool"
     elif row.result == "real":
         wide = REAL.get(wide, wide)

@@ -56,7 +56,7 @@ class _Inputs:
         if self.graph.view.flat:
             axes = self.graph.element if dims == self.dims else ""
         kind = "complex" if dtype.startswith("complex") else "real"
-        node = self.graph.make("input", axes=axes, dtype=kind, data=name)
+        node = self.graph.make("input", axes=axes, kind=kind, data=name)
         made = Symbol(self.graph, node, dims, dtype)
         made.is_given = True
         return made
@@ -109,9 +109,9 @@ class _Totals:
 
     def __call__(self, x: Any, how: str) -> Symbol:
         graph, node = self.graph, lift(self.graph, x)[0]
-        node = graph.make("float", node) if node.dtype == "bool" else node
+        node = graph.make("float", node) if node.kind == "bool" else node
         summed = Summed(of_total(len(self.made)), how)
-        made = graph.make(TOTAL, _per_tensor(graph, node), axes="", dtype="real", data=summed)
+        made = graph.make(TOTAL, _per_tensor(graph, node), axes="", kind="real", data=summed)
         self.made.append(made)
         return Symbol(graph, made, (), graph.real)
 
@@ -252,7 +252,7 @@ def _check_values(rule: Rule, graph: Graph, values: dict[str, tuple[Symbol, Any]
 
     def form(symbol: Any) -> tuple[tuple[str, ...], str]:
         node, dims, _ = lift(graph, symbol)
-        return dims, node.dtype
+        return dims, node.kind
 
     for what, (old, new) in values.items():
         check_value(type(rule).__name__, what, old, new, form)

@@ -16,7 +16,7 @@ MANY_NUMBERS = 80
 def in_waves(nodes: Sequence[Node], axes: str, element: str) -> bool:
     """Whether values over some axes are computed in waves."""
     many = element == "C" and not axes and len(nodes) >= MANY_NUMBERS
-    return many and all(node.dtype != "complex" for node in (*nodes, *operands(nodes)))
+    return many and all(node.kind != "complex" for node in (*nodes, *operands(nodes)))
 
 
 def waves(nodes: Iterable[Node]) -> list[list[list[Node]]]:
@@ -25,6 +25,6 @@ def waves(nodes: Iterable[Node]) -> list[list[list[Node]]]:
     for node in nodes:
         level[node] = at = 1 + max((level.get(operand, -1) for operand in node.args), default=-1)
         found += [{}] if at == len(found) else []
-        operation = node.op, node.dtype, *(operand.dtype for operand in node.args)
+        operation = node.op, node.kind, *(operand.kind for operand in node.args)
         found[at].setdefault(operation, []).append(node)
     return [[*same.values()] for same in found]

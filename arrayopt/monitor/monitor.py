@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-import operator
 import os
 import sys
 import weakref
@@ -14,7 +13,7 @@ from typing import Any, Never
 from arrayopt.arrays import Array
 from arrayopt.engines.layers import stack_of
 from arrayopt.foreign import check_names
-from arrayopt.hyper import listed
+from arrayopt.hyper import listed, whole
 from arrayopt.monitor.files import replacing_text
 from arrayopt.monitor.record import Record, quantities_of, rates_of
 from arrayopt.optimizer import Optimizer
@@ -78,9 +77,10 @@ class Monitor:
             raise TypeError(f"Monitor: `opt` must be an Optimizer; got {type(opt).__name__}{inner}")
         if steps is not None and not callable(steps):
             raise TypeError(f"Monitor: `steps` must be a function of the step; got {steps!r}")
-        self._every = _positive("every", every)
+        self._every = whole("Monitor: `every`", every, first=1)
         self._steps = steps
-        self._records: deque[Record] = deque(maxlen=None if keep is None else min(_positive("keep", keep), sys.maxsize))
+        most = None if keep is None else min(whole("Monitor: `keep`", keep, first=1), sys.maxsize)
+        self._records: deque[Record] = deque(maxlen=most)
         self._unsent: deque[Record] = deque(maxlen=self._records.maxlen)
         self._coming: Any = None  # the step to record: its number, groups and tensor names
         self._streams = opt._run.streams
@@ -287,14 +287,3 @@ class _Watching:
 
 def _nobody() -> None:
     """Return None, in place of a monitor that was deleted."""
-
-
-def _positive(name: str, value: Any) -> int:
-    """Return `value` as an int. Raise TypeError or ValueError if it is not an integer of at least 1."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"Monitor: `{name}` must be an integer; got {value!r}") from None
-    if number < 1:
-        raise ValueError(f"Monitor: `{name}` must be at least 1; got {number}")
-    return number

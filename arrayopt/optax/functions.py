@@ -8,7 +8,7 @@ import jax
 import optax
 
 from arrayopt.arrays import NARROW, dtype_name
-from arrayopt.foreign import check_names
+from arrayopt.foreign import check_names, counted
 from arrayopt.foreign_names import RULE
 
 _INSTEAD = {
@@ -57,7 +57,7 @@ def function(
     def values(args: tuple[Any, ...], given: Mapping[str, Any]) -> dict[str, Any]:
         places = [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
         if len(args) > len(places):
-            raise TypeError(f"{who} takes at most {len(places)} positional arguments; got {len(args)}")
+            raise TypeError(f"{who} takes at most {counted(len(places), 'positional argument')}; got {len(args)}")
         found, said = dict(zip(places, args, strict=False)), dict.fromkeys(places, "by its place")
         keys = {name: name if name in names else aliases.get(name, name) for name in given}
         check_names(who, names, {name: given[name] for name, key in keys.items() if key not in names}, _ADVICE)

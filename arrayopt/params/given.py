@@ -227,8 +227,8 @@ def extend(
         larger = [*tree, *(params if isinstance(params, list | tuple) else [params])]
     else:
         raise ValueError(
-            f"{who}: params must be a dict where the parameters are a dict, an array or a list"
-            f" where they are a list; got {type(params).__name__} for {type(tree).__name__}"
+            f"{who}: params must be a dict if the parameters are a dict, and an array or a list if"
+            f" they are a list; got {type(params).__name__} for {type(tree).__name__}"
         )
     named = named_params(larger if own is None else own(larger)[0], who)[len(names) :]
     taken = [repr(name) for name, _ in named if name in names]

@@ -143,7 +143,7 @@ def match_grads(
     if by_position and not isinstance(grads, dict):
         if len(given) != len(params):
             raise ValueError(
-                f"{who}: grads must hold {len(params)} gradients (or None); got {len(given)}"
+                f"{who}: the number of gradients must be {len(params)}; got {len(given)}"
             )
         given = dict(zip(names, given.values(), strict=True))
     strange = {x: _above(x, names) for x in given if x not in names and given[x] is not None}

@@ -85,7 +85,7 @@ def pieces_of(tensor: Tensor, slot: str) -> dict[int, Any] | None:
         expected = counts.get(share.rank, count)
         if count != expected:
             raise ValueError(
-                f"rank {share.rank} has {count} elements of it, and should have {expected}"
+                f"the number of elements on rank {share.rank} must be {expected}; got {count}"
             )
     except ValueError as error:
         raise ValueError(

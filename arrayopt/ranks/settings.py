@@ -64,11 +64,9 @@ class Ranks:
 
     def __post_init__(self) -> None:
         for name, allowed in (("grads", GRADS), ("gather", GATHER), ("reduction", REDUCTION)):
-            if getattr(self, name) not in allowed:
-                said = ", ".join(map(repr, allowed))
-                raise ValueError(
-                    f"Ranks: `{name}` must be one of {said}; got {getattr(self, name)!r}"
-                )
+            given, said = getattr(self, name), ", ".join(map(repr, allowed))
+            if given not in allowed:
+                raise ValueError(f"Ranks: `{name}` must be one of {said}; got {given!r}")
         object.__setattr__(
             self, "timeout", float(scalar("Ranks: `timeout`", self.timeout, "(0, inf)"))
         )
@@ -79,7 +77,7 @@ class Ranks:
                 f"Ranks: `check` must be an integer from 0, True, False or None; got {self.check!r}"
             )
         object.__setattr__(self, "check", int(check))
-        _kind(self.comm)
+        _kind(self.comm, "Ranks")
 
     def __deepcopy__(self, memo: Any) -> "Ranks":
         return self  # copies share the communicator
@@ -108,10 +106,12 @@ class Ranks:
 
 def as_ranks(comm: Any) -> Ranks:
     """Return a communicator, with or without settings, as `Ranks`."""
+    if not isinstance(comm, Ranks):
+        _kind(comm)
     return comm if isinstance(comm, Ranks) else Ranks(comm)
 
 
-def _kind(comm: Any) -> str:
+def _kind(comm: Any, who: str = "Optimizer") -> str:
     """Return the kind of a communicator; raise TypeError for anything else."""
     if isinstance(comm, ThreadComm):
         return "threads"
@@ -120,7 +120,7 @@ def _kind(comm: Any) -> str:
         if name in names:
             return found
     raise TypeError(
-        "Optimizer: `comm` must be a communicator of mpi4py, a process group of torch.distributed,"
+        f"{who}: `comm` must be a communicator of mpi4py, a process group of torch.distributed,"
         f" an NCCL communicator of CuPy, one of arrayopt.ranks.threads(n), or Ranks of such; got"
         f" {comm!r}"
     )

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from arrayopt.hyper import whole
 from arrayopt.ranks.comm import Bytes, Comm, Pending, RankError, cut
 
 T = TypeVar("T")
@@ -43,7 +44,9 @@ class _Mail:
             self.wait(lambda: to in self.parts.get((source, number), ()), timeout)
             parts = self.parts[source, number]
             if parts[to].size != room.size:
-                raise RankError(f"rank {source} is in another call; all must make the same calls")
+                raise RankError(
+                    f"rank {source} is in another call; all ranks must make the same calls"
+                )
             room[:] = parts.pop(to)
             if not parts:
                 del self.parts[source, number]
@@ -152,10 +155,7 @@ def threads(n: int) -> list[ThreadComm]:
     TypeError, ValueError
         If n is not such an integer.
     """
-    if not isinstance(n, int) or isinstance(n, bool):
-        raise TypeError(f"ranks.threads: `n` must be an integer; got {n!r}")
-    if n < 1:
-        raise ValueError(f"ranks.threads: `n` must be at least 1; got {n}")
+    n = whole("ranks.threads: `n`", n, first=1)
     mail = _Mail(n)
     return [ThreadComm(mail, rank, n) for rank in range(n)]
 

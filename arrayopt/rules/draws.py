@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import array_api_compat
 
 from arrayopt.arrays import NARROW, Array, beside, place, size, working_dtype
+from arrayopt.hyper import whole
 from arrayopt.randomness import key, signed, threefry, uniform
 
 DRAWS = "_draws"
@@ -59,11 +60,7 @@ def random(h: Any, stream: int = 0) -> Array:
     draws = vars(h).get(DRAWS) if hasattr(h, "__dict__") else None
     if draws is None:
         raise TypeError(f"random: `h` must be the `h` of a rule's update or of a projection; got {h!r}")
-    if not isinstance(stream, int) or isinstance(stream, bool):
-        raise TypeError(f"random: `stream` must be an integer; got {stream!r}")
-    if stream < 0:
-        raise ValueError(f"random: `stream` must be at least 0; got {stream}")
-    made: Array = draws(stream)
+    made: Array = draws(whole("random: `stream`", stream))
     return made
 
 

@@ -116,7 +116,7 @@ def combined(ring: Ring, coefficients: Sequence[Any]) -> Array:
     """
     _check("combined", ring)
     if len(coefficients) != len(ring):
-        raise ValueError(f"combined: a ring of {len(ring)} needs {len(ring)} coefficients; got {len(coefficients)}")
+        raise ValueError(f"combined: the number of coefficients must be {len(ring)}; got {len(coefficients)}")
     total = coefficients[0] * ring[0]
     for x, c in zip(ring.members[1:], coefficients[1:], strict=True):
         total = total + c * x

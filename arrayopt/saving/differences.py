@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from arrayopt.arrays import WORKING, dtype_name, is_array
+from arrayopt.foreign import counted
 from arrayopt.params.groups import Group, fields_of
 from arrayopt.rules.base import Rule
 from arrayopt.rules.fields import hypers
@@ -25,7 +26,7 @@ def differences(saved: dict[str, Any], rule: Rule, groups: list[Group], step: Gi
     wrong = _count_differences("step", saved["step"])
     wrong += rule_differences("rule", saved["rule"], rule)
     if len(saved["groups"]) != len(groups):
-        wrong.append(f"saved {len(saved['groups'])} groups, here {len(groups)}")
+        wrong.append(f"saved {counted(len(saved['groups']), 'group')}, here {len(groups)}")
     for group, was in zip(groups, saved["groups"], strict=False):
         wrong += rule_differences(f"group {group.label!r}", was, group.rule)
         if list(group.names) != was["tensors"]:
@@ -87,7 +88,7 @@ def _number_differences(was: dict[str, Any], step: GivenStep) -> list[str]:
     if not wrong and not done < every:
         wrong.append(f"counts are {was!r}")
     elif not wrong and done and every != step.accumulator.every:
-        wrong.append(f"saved after {done} of {every} micro-steps, here {step.accumulator.every} make a step")
+        wrong.append(f"saved after micro-step {done} of {every}, here a step has {step.accumulator.every}")
     return wrong
 
 

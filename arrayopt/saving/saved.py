@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from arrayopt.hyper import Hyper
+from arrayopt.hyper import Hyper, checked_bool
 from arrayopt.interrupts import uninterrupted
 from arrayopt.params.parameters import Parameters
 from arrayopt.ranks.alone import Alone
@@ -208,8 +208,7 @@ class Saved:
         (True, 1, 0.1)
         """
         for name, value in (("params", params), ("wait", wait)):
-            if not isinstance(value, bool):
-                raise TypeError(f"Optimizer.save: `{name}` must be True or False; got {value!r}")
+            checked_bool(f"Optimizer.save: `{name}`", value)
         with self._guard("Optimizer.save"):
             self._step.release.check_whole("Optimizer.save")
             with self._team.warned("Optimizer.save"):

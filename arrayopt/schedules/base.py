@@ -12,6 +12,7 @@ from array_api_compat import is_array_api_obj
 from arrayopt.arrays import array_namespace
 from arrayopt.foreign import check_call
 from arrayopt.foreign_names import SCHEDULE
+from arrayopt.hyper import whole
 from arrayopt.rules.namespace import rule_namespace
 from arrayopt.schedules.fields import CHECKS, Operand, is_operand
 
@@ -64,11 +65,7 @@ class Schedule(ABC):
         """Return the value at ``step``: a float for an int (0 or more), an array for an integer array."""
         who = f"{type(self).__name__}: `step`"
         if isinstance(step, int | np.integer) and not isinstance(step, bool):
-            if step < 0:
-                raise ValueError(f"{who} must be at least 0; got {step}")
-            if step >= 2**63:
-                raise ValueError(f"{who} must be below 2**63; got a number of {int(step).bit_length()} bits")
-            return float(self._value(np, np.int64(step)))
+            return float(self._value(np, np.int64(whole(who, step, last=2**63 - 1))))
         if not is_array_api_obj(step):
             raise TypeError(f"{who} must be an integer; got {step!r}")
         xp = array_namespace(step)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, Literal, TypeAlias
+
+from arrayopt.hyper import checked_bool, whole
 
 Part: TypeAlias = Callable[[Any], Any]  # a schedule, or any other function of the step
 Parts: TypeAlias = Sequence[Part]  # one or more
@@ -57,19 +59,7 @@ def _positive(what: str, value: Any) -> float:
 
 
 def _steps(what: str, value: Any) -> int:
-    if not _is(value, Integral):
-        raise TypeError(f"{what} must be an integer; got {value!r}")
-    if value < 1:
-        raise ValueError(f"{what} must be at least 1; got {value}")
-    if value >= 2**63:
-        raise ValueError(f"{what} must be below 2**63; got a number of {int(value).bit_length()} bits")
-    return int(value)
-
-
-def _flag(what: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{what} must be True or False; got {value!r}")
-    return value
+    return whole(what, value, first=1, last=2**63 - 1)
 
 
 def _shape(what: str, value: Any) -> str:
@@ -119,7 +109,7 @@ def _boundaries(what: str, values: Any) -> tuple[int, ...]:
 
 CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "float": _real,
-    "bool": _flag,
+    "bool": checked_bool,
     "Boundaries": _boundaries,
     "Operand": _operand,
     "OptionalReal": _optional_real,

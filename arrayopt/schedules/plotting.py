@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from arrayopt.hyper import whole
+
 
 def plot(
     schedules: Callable[[int], float] | Mapping[str, Callable[[int], float]],
@@ -50,10 +52,7 @@ def plot(
     for label, schedule in labelled.items():
         if not callable(schedule):
             raise TypeError(f"plot: {label!r} must be a schedule or another function of the step; got {schedule!r}")
-    if not isinstance(steps, int) or isinstance(steps, bool):
-        raise TypeError(f"plot: `steps` must be an integer; got {steps!r}")
-    if steps < 1:
-        raise ValueError(f"plot: `steps` must be at least 1; got {steps}")
+    steps = whole("plot: `steps`", steps, first=1)
     if ax is None:
         ax = _new_axes()
     for label, schedule in labelled.items():

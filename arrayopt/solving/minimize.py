@@ -11,7 +11,7 @@ from arrayopt.arrays import Array, array_namespace, library, place, to_host
 from arrayopt.foreign import check_names
 from arrayopt.foreign_names import SOLVER
 from arrayopt.functional import init, update
-from arrayopt.hyper import scalar, whole
+from arrayopt.hyper import checked_bool, scalar, whole
 from arrayopt.optimizer import Optimizer
 from arrayopt.rules import SGD, Rule
 from arrayopt.rules.conjugate import SPG
@@ -124,16 +124,19 @@ def minimize(
     >>> ao.minimize(rosenbrock, many, stacked=True).message
     '1000 of 1000 problems converged'
     """
-    ranks = ranks_of(comm)
-    with ranks.warned("minimize"):
+    naming = partial(
+        advising, "`minimize` takes one rule for all arrays, so use another", "minimize"
+    )
+    with naming():
+        ranks = ranks_of(comm)
+    with ranks.warned("minimize"), naming():
         check_names("minimize", list(inspect.signature(minimize).parameters)[:-1], kwargs, SOLVER)
         tol = float(scalar("minimize: `tol`", tol, "[0, inf)"))
         max_steps = whole("minimize: `max_steps`", max_steps)
         check_every = whole("minimize: `check_every`", check_every, first=1)
         flags = {"stacked": stacked, "check_gradient": check_gradient, "progress": progress}
         for name, flag in flags.items():
-            if not isinstance(flag, bool):
-                raise TypeError(f"minimize: `{name}` must be True or False; got {flag!r}")
+            checked_bool(f"minimize: `{name}`", flag)
         if callback is not None and not callable(callback):
             raise TypeError(
                 f"minimize: `callback` must be a function of a Result; got {callback!r}"
@@ -181,7 +184,7 @@ def minimize(
     if check_gradient:
         look_at_gradient(problem, probe, groups)
     engine = engine_for(rule, problem) if engine == "auto" else engine
-    with advising("`minimize` takes one rule for all arrays, so use another", "minimize"):
+    with naming():
         opt = Optimizer(problem.arrays, rule, groups=groups, engine=engine, comm=ranks.ranks)
     first = problem.named[0][1]
     spares = library(first) in ("numpy", "torch") and "cuda" not in str(place(first)[1])
@@ -190,7 +193,7 @@ def minimize(
     if not calls:
         return run.result()
     with _bar(max_steps, callback) if progress else nullcontext(callback) as call:
-        return run.result(call or _nothing)
+        return run.result(call or bool)  # ranks without a callback call one, too
 
 
 def _rule(rule: Any, project: Any, *, stacked: bool) -> Rule:
@@ -212,10 +215,6 @@ def _rule(rule: Any, project: Any, *, stacked: bool) -> Rule:
         given["project"] = project
     made: Rule = dataclasses.replace(rule, **given)
     return made
-
-
-def _nothing(result: Result) -> None:
-    """The callback of ranks that have none, while other ranks have one."""
 
 
 @contextmanager

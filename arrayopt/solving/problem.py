@@ -80,7 +80,7 @@ class Problem:
         self.arrays = self.given([copied(detached(x)) for _, x in self.named])
         self.plain = self.count is None and library(first) == "numpy"
         self._template = template(params)
-        self._familiar: list[Any] | None = None
+        self._forms = [(x.dtype, x.shape) for _, x in self.named]
 
     def _counted(self) -> int:
         """The number of problems; ValueError if arrays have different numbers."""
@@ -139,13 +139,12 @@ class Problem:
         """Check gradients, and return them in the order of the leaves."""
         grads = leaves(self._template, found) or []
         forms = [(x.dtype, x.shape) if type(x) is np.ndarray else None for x in grads]
-        if forms and forms == self._familiar:
+        if forms == self._forms:
             return grads
         matched = match_grads("minimize: the result of `f`", self.named, found)
         missing = [name for name, g in matched.items() if g is None]
         if missing:
             raise ValueError(f"minimize: `f` must return a gradient of {missing[0]!r}; got None")
-        self._familiar = None if None in forms else forms
         return [detached(g) for g in matched.values()]
 
     def given(self, leaves: list[Array]) -> Point:
@@ -175,7 +174,7 @@ class Problem:
         elif not is_array(value) or kind(value) == "complex" or dtype_name(value) == "bool":
             raise TypeError(f"minimize: `f` must return {wanted} as the value; got {_said(value)}")
         elif why := refusal(value, functional=True):
-            raise TypeError(f"minimize: the value that `f` has returned is {why}")
+            raise TypeError(f"minimize: the value that `f` returned is {why}")
         if tuple(value.shape) != shape:
             raise ValueError(
                 f"minimize: `f` must return {wanted} as the value; got {_said(value)}"

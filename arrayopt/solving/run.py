@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from functools import cache
 from itertools import count
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from arrayopt.arrays import Array, copied, place, size, to_host
+from arrayopt.foreign import counted
 from arrayopt.optimizer import Optimizer
 from arrayopt.ranks.comm import RankError
 from arrayopt.rules.line_search import MOST
@@ -20,27 +22,13 @@ KINDS = {"value": float, "grad_norm": float, "steps": int, "evaluations": int, "
 """The numbers of a `Result`, and their Python types for one problem."""
 
 
-class _Plain:
-    """The functions that this module uses, on NumPy's scalars, for which NumPy's own take ten times as long."""
-
-    abs, all, isfinite, maximum = abs, bool, np.isfinite, np.maximum
-    finfo, int32 = cache(np.finfo), np.int32
-
-    @staticmethod
-    def astype(x: Any, dtype: Any, copy: bool = True) -> Any:
-        return dtype(x)
-
-    @staticmethod
-    def max(x: Any, axis: None) -> Any:
-        return x.max()
-
-    @staticmethod
-    def where(condition: Any, yes: Any, no: Any) -> Any:
-        return yes if condition else no
-
-    @staticmethod
-    def zeros_like(x: Any) -> Any:
-        return type(x)(0)
+_PLAIN: Any = SimpleNamespace(abs=abs, all=bool, isfinite=np.isfinite, maximum=np.maximum)
+_PLAIN.finfo, _PLAIN.int32 = cache(np.finfo), np.int32
+_PLAIN.astype = lambda x, dtype, copy=True: dtype(x)
+_PLAIN.max = lambda x, axis: x.max()
+_PLAIN.where = lambda condition, yes, no: yes if condition else no
+_PLAIN.zeros_like = lambda x: type(x)(0)
+"""The functions that this module uses, on NumPy's scalars, for which NumPy's own take ten times as long."""
 
 
 class _Seen(NamedTuple):
@@ -77,7 +65,7 @@ class Run:
     ) -> None:
         self._problem, self._opt, self._measure, self._tol = problem, opt, measure, tol
         self._max_steps, self._check_every = max_steps, check_every
-        self._xp: Any = _Plain if problem.plain else problem.xp
+        self._xp: Any = _PLAIN if problem.plain else problem.xp
         # not by `Optimizer.state`, which looks for changed slots of all tensors each time
         self._first = opt._parameters.all[0]
         slots = self._first.slots
@@ -302,7 +290,7 @@ class Run:
         why = reasons(told, ended, off, self._max_steps, otherwise)
         if count is None:
             return f"not converged: {why[0][1]}"
-        parts = [f"{good} of {count} problems converged"]
+        parts = [f"{good} of {counted(count, 'problem')} converged"]
         if (converged & at_start).any():
             parts[0] += f", {(converged & at_start).sum()} at the start"
         return "; ".join(parts + [f"{many}: {words}" for many, words in why])

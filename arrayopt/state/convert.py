@@ -31,8 +31,8 @@ def check_convertible(who: str, tensors: Iterable[Tensor], old: Rule, new: Rule)
         _share(tensor, slots)
         if tensor.home is not None and "master" in slots and _is_split(old) != _is_split(new):
             raise ValueError(
-                f"{who}: the masters of {tensor.name!r} cannot change while one rank has them, and others parts of the"
-                " parameter; save the state, load it in one process, and convert it there"
+                f"{who}: the masters of {tensor.name!r} cannot be added or removed while one rank holds them and"
+                " other ranks hold parts of the parameter; save the state, and convert it in a single process"
             )
 
 

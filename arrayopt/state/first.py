@@ -1,7 +1,7 @@
 """Slots whose initial values depend on the parameter: until the first update they follow changes of the parameter."""
 
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from contextlib import suppress
 from copy import copy
 from typing import Any
@@ -11,9 +11,13 @@ from array_api_compat import is_cupy_array, is_torch_array
 
 from arrayopt.arrays import Array, Grads, array_namespace, dtype_name, is_on_host, kind, memory, on_its_device
 from arrayopt.rules.base import Rule
+from arrayopt.rules.code import code_of
 from arrayopt.rules.fields import hypers
 from arrayopt.state.quantized import scale_of
 from arrayopt.state.tensors import Tensor
+
+_KNOWN: dict[Hashable, dict[Any, list[str]]] = {}
+"""The results of `_from_values`: for a rule's structure and code, by rank and dtype."""
 
 _Mark = tuple[Array, list[int | None]]
 """A slot, and for each layer a number that tells whether it was written; None if it was."""
@@ -28,12 +32,13 @@ class FirstValues:
 
     def __init__(self, groups: "list[Any]") -> None:
         self._groups, self._seen = groups, dict[Tensor, Any]()  # with the form of its array
-        self._marks: dict[Tensor, tuple[Any, dict[str, _Mark]]] = {}  # with the tensor's group
+        # with the tensor's group, and what its slots were made from: a rule, and an array on the host
+        self._marks: dict[Tensor, tuple[Any, dict[str, _Mark], Any]] = {}
 
     def note(self) -> None:
         """Remember the slots of tensors that are new, or have another dtype or shape than before."""
         for group in self._groups:
-            known = dict[Any, list[str]]()
+            known = _KNOWN.setdefault((group.rule.structure, code_of(group.rule)), {})
             for tensor in group.tensors:
                 form = _form(tensor.array)
                 if self._seen.get(tensor) == form:
@@ -44,18 +49,21 @@ class FirstValues:
                     known[kind_of] = _from_values(group.rule, tensor.array)
                 names = [name for slot in known[kind_of] for name in (slot, scale_of(slot)) if name in tensor.slots]
                 if names and not np.all(tensor.updates):
-                    self._marks[tensor] = group, {name: _marked(tensor, name) for name in names}
+                    here = is_on_host(tensor.array) and tensor.home is None
+                    source = (group.rule, tensor.array, _written(tensor, tensor.array)) if here else None
+                    self._marks[tensor] = group, {name: _marked(tensor, name) for name in names}, source
 
     def loaded(self, put: Mapping[Tensor, Collection[str]]) -> None:
         """Stop following the parameter with slots that have been loaded, unless they have their initial values."""
-        marked = {tensor: self._marks.pop(tensor, (None, dict[str, _Mark]()))[1] for tensor in put}
+        marked = {tensor: self._marks.pop(tensor, (None, dict[str, _Mark](), None))[1] for tensor in put}
         for tensor in put:
             self._seen.pop(tensor, None)
         self.note()
         for tensor, slots in put.items():
             if tensor not in self._marks:
                 continue
-            group, marks = self._marks[tensor]
+            group, marks, _ = self._marks[tensor]
+            self._marks[tensor] = group, marks, None
             made = (tensor.home or tensor).fresh(group.rule)
             for slot, (array, written) in marks.items():
                 if slot in slots:
@@ -82,7 +90,10 @@ class FirstValues:
 
     def _renew(self, tensor: Tensor, waits: Any) -> None:
         """Recompute the initial slots of a tensor, or of its layers in `waits`, except those that were written."""
-        group, marks = self._marks.get(tensor, (None, {}))
+        group, marks, source = self._marks.get(tensor, (None, {}, None))
+        same = source is not None and group.rule is source[0] and tensor.array is source[1]
+        if same and _written(tensor, tensor.array) == source[2]:
+            return
         made = (tensor.home or tensor).fresh(group.rule) if marks else {}
         for slot, (was, written) in marks.items():
             now, new = tensor.slots.get(slot), made.get(slot)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, final
 
-from arrayopt.hyper import coerce, is_number
+from arrayopt.hyper import checked_bool, coerce, is_number, whole
 from arrayopt.rules.words import choose
 
 SMALLEST, LARGEST = 2.0**-126, 2.0**127
@@ -67,12 +67,8 @@ class LossScale:
             if not isinstance(value, float):
                 raise TypeError(f"LossScale: `{name}` must be a number; got {value!r}")
             object.__setattr__(self, name, value)
-        if not isinstance(self.window, int) or isinstance(self.window, bool):
-            raise TypeError(f"LossScale: `window` must be an integer; got {self.window!r}")
-        if self.window < 1:
-            raise ValueError(f"LossScale: `window` must be at least 1; got {self.window}")
-        if not isinstance(self.dynamic, bool):
-            raise TypeError(f"LossScale: `dynamic` must be True or False; got {self.dynamic!r}")
+        object.__setattr__(self, "window", whole("LossScale: `window`", self.window, first=1))
+        checked_bool("LossScale: `dynamic`", self.dynamic)
 
     def start(self) -> dict[str, Any]:
         """Return the state before the first step: the scale, and the number of good steps."""

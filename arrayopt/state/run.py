@@ -204,13 +204,3 @@ LIMIT = 2**53
 def is_count(x: Any) -> bool:
     """Whether x is a natural number below `LIMIT`."""
     return isinstance(x, int) and not isinstance(x, bool) and 0 <= x < LIMIT
-
-
-def checked_count(where: str, x: Any) -> int:
-    """Return x if `is_count`, else raise TypeError or ValueError."""
-    if not is_count(x):
-        wrong = ValueError if isinstance(x, int) and not isinstance(x, bool) else TypeError
-        raise wrong(
-            f"{where} must be an integer of at least 0{', below 2**53' if wrong is ValueError else ''}; got {x!r}"
-        )
-    return int(x)

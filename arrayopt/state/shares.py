@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from arrayopt.arrays import Array, array_namespace, size
 from arrayopt.codecs import BLOCK, SCALE
+from arrayopt.foreign import counted
 
 Blocks = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
 """For each rank, the offset and the shape of its part."""
@@ -74,7 +75,7 @@ class Share:
             return tuple(-(-end // BLOCK) for end in self.ends)
         if self.ends[-1] != n:
             raise ValueError(
-                f"slot {slot!r} has {n} elements, but the ranks {', '.join(map(str, self.holders))} share"
+                f"slot {slot!r} has {counted(n, 'element')}, but the ranks {', '.join(map(str, self.holders))} share"
                 f" {self.ends[-1]} elements of the parameter; it cannot be divided"
             )
         return self.ends

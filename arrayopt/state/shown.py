@@ -51,7 +51,7 @@ class TensorState(Mapping[str, Any]):
                 if not is_array(value) or value.ndim == 0 or value.shape[0] != count:
                     raise ValueError(
                         f"Optimizer.state: ring {slot!r} of {self._tensor.name!r} must be an array"
-                        f" whose first axis has {count} members"
+                        f" whose first axis has length {count}"
                     )
                 given = {member_name(slot, i): value[i, ...] for i in range(count)}
             checked: dict[str, Array] = {}

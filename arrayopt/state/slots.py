@@ -45,7 +45,8 @@ def advising(instead: str, who: str = "Optimizer") -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError) as error:
-        error.args = (str(error).replace(BY_GROUP, instead).replace("Optimizer: ", f"{who}: ", 1),)
+        text = str(error).replace(BY_GROUP, instead).replace("Optimizer: ", f"{who}: ", 1)
+        error.args = (f"{who}: {text}" if text.startswith("group ") and who != "Optimizer" else text,)
         raise
 
 

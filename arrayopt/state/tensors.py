@@ -155,10 +155,10 @@ class Tensor:
         """The number of updates that each layer has skipped."""
         return self.run.skipped(self.numbers)
 
-    def count(self, left: Left, *, skipped: bool = False) -> None:
-        """Count an update of all layers that are not left out; or with `skipped`, a skipped step of those that are."""
-        mask = left.get(self.layers, np.zeros(self.layers, bool))
-        self.run.count(self.numbers[mask if skipped else ~mask], skipped=skipped)  # type: ignore[index]
+    def skip(self, left: Left) -> None:
+        """Count a skipped step of the layers that are left out."""
+        if self.layers in left:
+            self.run.count(self.first + np.flatnonzero(left[self.layers]), skipped=True)
 
     def take(self, array: Array) -> None:
         """Use another array as the parameter, or the same one after its memory has moved."""

@@ -9,6 +9,7 @@ from arrayopt.engines.array_api.engine import ArrayAPI
 from arrayopt.engines.base import Asked
 from arrayopt.engines.bucket import Bucket, companion
 from arrayopt.engines.registry import select
+from arrayopt.hyper import whole
 from arrayopt.params.groups import Group
 from arrayopt.ranks.alone import Alone
 from arrayopt.rules.gradients import Accumulate, MeanNorms
@@ -60,17 +61,12 @@ class Accumulator:
     """
 
     def __init__(self, engine: str, every: Any) -> None:
-        if not isinstance(every, int) or isinstance(every, bool):
-            raise TypeError(f"Optimizer: `accumulate` must be an integer; got {every!r}")
-        if not 1 <= every < LIMIT:
-            raise ValueError(
-                f"Optimizer: `accumulate` must be at least 1, and below 2**53; got {every}"
-            )
-        self.every, self.done, self.scaled = every, 0, False
+        self.every = whole("Optimizer: `accumulate`", every, first=1, last=LIMIT - 1)
+        self.done, self.scaled = 0, False
         self.tensors: dict[str, Tensor] = {}
         self.begun: set[int] = set()
         self._engine, self._run, self._measuring = engine, Run(), Run()
-        self._rule = Accumulate(factor=1.0 / every, master_weights=False)
+        self._rule = Accumulate(factor=1.0 / self.every, master_weights=False)
 
     @property
     def last(self) -> bool:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from arrayopt.arrays import Array, Grads, array_namespace, detached, dtype_name, is_array, library
 from arrayopt.engines.bucket import Bucket
+from arrayopt.foreign import counted
 from arrayopt.params.groups import labelled
 from arrayopt.params.located import LocatedGrads, dtypes
 from arrayopt.params.parameters import Parameters
@@ -93,17 +94,22 @@ def numbers_at(buckets: list[Bucket], step: int, value: Any) -> list[list[dict[s
 def _check_values(values: Array, buckets: list[Bucket], ranks: int) -> None:
     """Raise TypeError unless there can be a value for each layer."""
     who = "Optimizer.step: `value` must be a number, or one number per layer of stacked tensors"
+    several = counted(len(values), "value")
     if ranks > 1:
-        raise TypeError(f"{who}, and the array does not work over ranks; got {len(values)} values")
+        raise TypeError(f"{who}, and the array does not work over ranks; got {several}")
     for bucket in buckets:
         for tensor in bucket.whole.tensors:
-            array, but = tensor.array, f"values, but {tensor.name!r}"
+            array, name = tensor.array, tensor.name
             if not bucket.rule.stacked:
-                raise TypeError(f"{who}; got {len(values)} {but} is not stacked")
+                raise TypeError(f"{who}; got {several}, but {name!r} is not stacked")
             if len(array) != len(values):
-                raise TypeError(f"{who}; got {len(values)} {but} has {len(array)} layers")
+                raise TypeError(
+                    f"{who}; got {several}, but {name!r} has {counted(len(array), 'layer')}"
+                )
             if array_namespace(array) is not array_namespace(values):
-                raise TypeError(f"{who}; got {library(values)} {but} is of {library(array)}")
+                raise TypeError(
+                    f"{who}; got {library(values)} values, but {name!r} is of {library(array)}"
+                )
 
 
 def said(

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from arrayopt.arrays import Array, like, look, zeros_in_place_of
-from arrayopt.foreign import listed_names
+from arrayopt.foreign import counted, listed_names
 from arrayopt.interrupts import uninterrupted
 from arrayopt.params.parameters import Parameters
 from arrayopt.step.accumulate import Adding
@@ -78,7 +78,7 @@ class Release:
         """
         if self.refused and not incomplete:
             first, error = next(iter(self.refused.items()))
-            done = f"{len(self.given)} gradients were given in this step; give it again,"
+            done = f"this step has {counted(len(self.given), 'gradient')} so far; give it again,"
             if again:
                 done = "nothing was changed; give all gradients of the step again,"
             raise RuntimeError(
@@ -97,7 +97,7 @@ class Release:
             missing = [name for name in self._parameters.places if name not in self.given]
             lists = [", ".join(x[:4]) + ", ..." * (len(x) > 4) for x in (list(self.given), missing)]
             raise RuntimeError(
-                f"{who}: {len(self.given)} gradients were given in an unfinished step ({lists[0]};"
+                f"{who}: an unfinished step has {counted(len(self.given), 'gradient')} ({lists[0]};"
                 f" not: {lists[1]}); call step() first, which leaves tensors without a gradient as"
                 " they are, or load a checkpoint"
             )

@@ -11,7 +11,7 @@ from arrayopt.engines.base import Criteria, Judge, Swap
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.layers import layer_name
 from arrayopt.engines.registry import select
-from arrayopt.hyper import scalar
+from arrayopt.hyper import checked_bool, scalar
 from arrayopt.ranks.alone import Alone
 from arrayopt.ranks.team import Team
 from arrayopt.state.loss_scale import LOSS_SCALE, as_loss_scale
@@ -59,10 +59,7 @@ class Judging:
     def __init__(
         self, engine: str, run: Run, loss_scale: Any, skip_nonfinite: Any, team: Alone
     ) -> None:
-        if not isinstance(skip_nonfinite, bool):
-            raise TypeError(
-                f"Optimizer: `skip_nonfinite` must be True or False; got {skip_nonfinite!r}"
-            )
+        checked_bool("Optimizer: `skip_nonfinite`", skip_nonfinite)
         self._engine, self._run, self._team = engine, run, team
         self.skip_nonfinite, self.scaling = skip_nonfinite, as_loss_scale("Optimizer", loss_scale)
         if self.scaling is not None:

@@ -64,7 +64,7 @@ def measured(buckets: Sequence[Bucket]) -> list[Bucket]:
     made = []
     for bucket in buckets:
         blocks = None if isinstance(bucket, Layers) else bucket.rule.blocks
-        rule = _rule(bool(bucket.tensors[0].layers), blocks)
+        rule = _rule(bucket.rule.stacked and not isinstance(bucket, Layers), blocks)
         made.append(companion(bucket, rule, _measured))
     return made
 

@@ -6,6 +6,7 @@ from typing import Any
 from arrayopt.arrays import Array
 from arrayopt.foreign import counted
 from arrayopt.html import number, table
+from arrayopt.hyper import checked_bool
 
 
 class Stats(Mapping[str, Mapping[str, Array]]):
@@ -25,8 +26,7 @@ class Stats(Mapping[str, Mapping[str, Array]]):
     """
 
     def __init__(self, skipped: Callable[[], Any], *, enabled: bool) -> None:
-        if not isinstance(enabled, bool):
-            raise TypeError(f"Optimizer: `stats` must be True or False; got {enabled!r}")
+        checked_bool("Optimizer: `stats`", enabled)
         self.enabled = enabled
         self._norm: Any = None
         self._skipped = skipped

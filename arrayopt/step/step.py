@@ -195,8 +195,8 @@ class Step:
                 self.accumulator.clear(None if adding is None else adding.only)
                 self.judging.end(verdict, known)
                 for x in every if verdict.left else ():
-                    if x.layers and grads[x.place] is not None:
-                        x.count(verdict.left, skipped=True)
+                    if grads[x.place] is not None:
+                        x.skip(verdict.left)
                 self._run.steps += not counted
                 if verdict.skip is not True and team.size > 1:
                     updated = [x for x, g in zip(every, grads, strict=True) if g is not None]
@@ -228,7 +228,7 @@ class Step:
         skip, left = None if verdict.skip is False else verdict.skip, verdict.left
         asked = []
         for bucket, hypers in zip(coming.buckets, coming.hypers, strict=True):
-            asked.append(Asked(bucket.own(grads, left), hypers, verdict.factor, stats, skip, left))
+            asked.append(Asked(bucket.own(grads, left), hypers, verdict.factor, stats, skip))
         form = None if stats else form_of(coming, grads, verdict)
         if last is not None and last.again(asked, form):
             return last

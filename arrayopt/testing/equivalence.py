@@ -8,7 +8,7 @@ import numpy as np
 
 from arrayopt.arrays import Array, array_namespace, detached, dtype_name, like, to_host
 from arrayopt.codecs import PAIR
-from arrayopt.hyper import evaluate, is_number
+from arrayopt.hyper import evaluate, is_number, whole
 from arrayopt.libraries import UnavailableError, library_name, to_numpy
 from arrayopt.optimizer import Optimizer
 from arrayopt.params.given import named_params
@@ -188,7 +188,7 @@ def compare(
     UnavailableError, ValueError, TypeError
         As `assert_equivalent`.
     """
-    whole("compare", "steps", steps)
+    steps = whole("compare: `steps`", steps, first=1)
     if not callable(grads_fn):
         raise TypeError(f"compare: `grads_fn` must be a function; got {grads_fn!r}")
     named = named_params(params, "compare")
@@ -212,13 +212,6 @@ def compare(
         for run in runs.values():
             run.step(step, grads, now, codes)
     return {b.name: runs[b].outcome for b in runs} | found
-
-
-def whole(who: str, name: str, x: Any, least: int = 1) -> int:
-    """Return `x`, or raise ValueError if it is not an integer of at least `least`."""
-    if not isinstance(x, int) or isinstance(x, bool) or x < least:
-        raise ValueError(f"{who}: `{name}` must be an integer of at least {least}; got {x!r}")
-    return x
 
 
 def _codes(state: Mapping[str, Any]) -> dict[str, dict[str, Array]]:

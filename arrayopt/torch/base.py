@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim.optimizer import _global_optimizer_post_hooks as _of_all_after
 from torch.optim.optimizer import _global_optimizer_pre_hooks as _of_all_before
 
-from arrayopt.hyper import Hyper, is_number
+from arrayopt.hyper import Hyper, checked_bool, is_number
 from arrayopt.optimizer import Optimizer as Inner
 from arrayopt.state.verdict import Verdict
 from arrayopt.torch.below import Below, distinct, elsewhere
@@ -62,8 +62,7 @@ class Optimizer(Saved):
         given = {**placed(who, self.rule, more, fields), **fields}
         given |= {} if lr is _UNGIVEN else {"lr": lr}
         maximize = given.pop("maximize", maximize)
-        if not isinstance(maximize, bool):
-            raise TypeError(f"{who}: `maximize` must be True or False; got {maximize!r}")
+        checked_bool(f"{who}: `maximize`", maximize)
         if "max_grad_norm" in given:  # as timm and apex call it; with them 0 is no limit
             if clip_norm is not None:
                 raise TypeError(f"{who}: pass `clip_norm` or `max_grad_norm`, not both")

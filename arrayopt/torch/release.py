@@ -157,11 +157,11 @@ class Release:
         if name is None or p.grad is None or (self.overlap and inner._team.size == 1):
             return
         if name in inner._step.release.given:
-            more = "" if self.overlap else f", or say release={self.every + 1}"
+            more = "" if self.overlap else f", or set release={self.every + 1}"
             raise ValueError(
                 f"{type(optimizer).__name__}: the gradient of {name!r}{_place_of(p)} was already used in this step; "
-                "call step() first: zero_grad() does not take it back. Put passes that you may skip, and all but the"
-                f" last of several in a step, into `with opt.no_sync():`{more}"
+                "call step() first; zero_grad() does not undo an update. Use `with opt.no_sync():` for passes that"
+                f" you may skip, and for all but the last of several passes in a step{more}"
             )
         with torch.no_grad():
             inner.give(name, -p.grad if optimizer.negated(p) else p.grad)

@@ -200,7 +200,7 @@ def _loaded_of(
     sizes = [[len(group["params"]) for group in some] for some in (saved_groups, groups)]
     if sizes[0] != sizes[1]:
         raise ValueError(
-            f"{who}: the state has groups of {sizes[0]} parameters, but the optimizer has groups of {sizes[1]}"
+            f"{who}: the groups of the state have {sizes[0]} parameters, but those of the optimizer have {sizes[1]}"
         )
     wrong, made, parameter = list[str](), [], dict[Any, Tensor]()
     for i, (group, was) in enumerate(zip(groups, saved_groups, strict=True)):

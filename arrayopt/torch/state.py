@@ -69,7 +69,7 @@ class Entry(dict[str, Any]):
         names = self._members(key)
         if names:
             if not isinstance(value, Param) or value.ndim == 0 or len(value) != len(names):
-                raise ValueError(f"state: ring {key!r} must be a tensor whose first axis has {len(names)} members")
+                raise ValueError(f"state: ring {key!r} must be a tensor whose first axis has length {len(names)}")
             new = {**self, **dict(zip(names, value.unbind(), strict=True))}
             super().update(new if self.write is None else self.write(new))
         elif self.guests is not None and key not in self.own:

@@ -26,3 +26,14 @@ def test_numbers_of_the_map_of_bitsandbytes_stay(signed):
     table = dynamic_map(signed=signed).numpy()
     x = np.concatenate([table * 3.0, table[::-1] * 1e-6])  # two blocks, each of which has its own scale
     np.testing.assert_allclose(memory._dynamic(x, "int8" if signed else "uint8"), x, rtol=1e-6)
+
+
+def test_the_table_of_accuracy_has_a_line_for_each_storage(monkeypatch, capsys):
+    monkeypatch.setattr(memory, "SEEDS", (0,))
+    monkeypatch.setattr(memory, "STORAGES", {"int8": memory.STORAGES["int8"]})
+    monkeypatch.setattr(memory, "CONTROLS", dict(list(memory.CONTROLS.items())[:1]))
+    memory.accuracy_table(2)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[:2] for line in lines[2:]] == [
+        [f"| {rule}", state] for rule in ("AdamW", "LAMB") for state in ("int8", next(iter(memory.CONTROLS)))
+    ]

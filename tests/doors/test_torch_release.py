@@ -73,7 +73,7 @@ def test_a_second_backward_pass_before_the_step_is_refused():
     net = model()
     optimizer = at.AdamW(net.parameters(), lr=0.01, release=True)
     net(batches(1)[0]).sum().backward()
-    with pytest.raises(ValueError, match=r"'5' \(bias of Linear.* step; call step\(\) .*, or say release=2$"):
+    with pytest.raises(ValueError, match=r"'5' \(bias of Linear.* step; call step\(\) .*, or set release=2$"):
         net(batches(1)[0]).sum().backward()
     optimizer.step()
 
@@ -228,7 +228,7 @@ def test_settings_that_change_in_the_middle_of_a_step_are_refused():
     optimizer.step()
     net(batches(1)[0]).sum().backward()
     more = torch.nn.Linear(1, 1)
-    with pytest.raises(RuntimeError, match=r"AdamW: groups have changed: 6 gradients were given in an unfinished step"):
+    with pytest.raises(RuntimeError, match=r"AdamW: groups have changed: an unfinished step has 6 gradients"):
         optimizer.add_param_group({"params": list(more.parameters())})
     optimizer.step()
     optimizer.add_param_group({"params": list(more.parameters())})
@@ -284,7 +284,7 @@ def test_half_a_step_is_neither_saved_nor_copied(way):
     net = model()
     optimizer = at.AdamW(net.named_parameters(), lr=0.01, release=True)
     net[:3](batches(1)[0]).sum().backward()  # without the last layer
-    said = r"AdamW: (state_dict|a copy): 4 gradients were given in an unfinished step .*; not: 3.weight, 3.bias\); call"
+    said = r"AdamW: (state_dict|a copy): an unfinished step has 4 gradients .*; not: 3.weight, 3.bias\); call"
     with pytest.raises(RuntimeError, match=said):
         WAYS[way](optimizer)
     optimizer.step()

@@ -250,8 +250,8 @@ def test_a_checkpoint_and_another_storage(tmp_path):
 @pytest.mark.parametrize(
     ("blocks", "message"),
     [
-        (0, r"LAMB: `blocks` must be in \[1, "),
-        ((3, 0), r"LAMB: `blocks`\[1\] must be in \[1, "),
+        (0, "LAMB: `blocks` must be at least 1; got 0"),
+        ((3, 0), r"LAMB: `blocks`\[1\] must be at least 1; got 0"),
         ((), "`blocks` must be a number of blocks, or the length of each"),
         ("qkv", "`blocks` must be an integer; got 'qkv'"),
         (

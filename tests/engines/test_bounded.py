@@ -10,8 +10,8 @@ from arrayopt.engines import batch as batches
 from arrayopt.engines import bucket
 from arrayopt.engines.numpy.making import pass_function
 from arrayopt.fusion import plans
-from arrayopt.fusion.lanes import in_lanes
 from arrayopt.fusion.scalars import scalar_code
+from arrayopt.fusion.segments import in_segments
 
 
 def patterns(count):
@@ -48,7 +48,7 @@ def test_sets_of_tensors_that_are_left_out(engine):
 
 def test_plans_of_functions_that_are_made_anew():
     """Each rule with another function has plans of its own."""
-    made = [plans._planned, in_lanes, scalar_code, pass_function]
+    made = [plans._planned, in_segments, scalar_code, pass_function]
     for i in range(3):
         opt = ao.Optimizer(np.ones(3), ao.SGD(lr=0.1, project=lambda xp, p, h, i=i: p + i), engine="numpy")
         assert opt.step(np.zeros(3)).tolist() == [1.0 + i] * 3

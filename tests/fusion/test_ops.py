@@ -86,7 +86,7 @@ def test_what_is_chosen_keeps_its_bits(dtype):
 def test_every_operation_has_a_text_for_its_operands():
     for name, op in OPS.items():
         names = list("abcdefg")[: op.arity]
-        for language in ("numba", "cuda"):
+        for language in ("numba", "cplusplus"):
             for mixed in (False, True):
                 assert op.text(language, names, "W", mixed=mixed), name
         assert not op.python or op.python.format(*names)
@@ -106,7 +106,7 @@ def test_every_operation_on_constants_folds():
 def test_the_square_of_the_magnitude_of_a_constant_folds():
     """Of a complex array that is all zeros, which is a real constant."""
     rule = made(lambda xp, p, g, s, h: (p * xp.linalg.vector_norm(xp.zeros_like(p) + 2.0), {}))()
-    assert trace(rule, 1, "complex64").outputs["p"].dtype == "complex"
+    assert trace(rule, 1, "complex64").outputs["p"].kind == "complex"
 
 
 @pytest.mark.parametrize("name", ["floor", "hypot", "isnan"])
@@ -116,7 +116,7 @@ def test_what_is_of_real_numbers_alone_refuses_complex_ones(name):
 
 
 def test_an_operation_too_many_is_refused():
-    with pytest.raises(TraceError, match="`sqrt` takes 1 operands; got 2"):
+    with pytest.raises(TraceError, match="the operands of `sqrt` must number 1; got 2"):
         trace(of(lambda xp, p, g: xp.sqrt(p, g)), 1, "float32")
 
 

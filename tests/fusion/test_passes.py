@@ -3,10 +3,10 @@
 import pytest
 
 import arrayopt as ao
-from arrayopt.fusion.lanes import in_lanes
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.passes import KINDS, in_loops
 from arrayopt.fusion.plans import plan_for
+from arrayopt.fusion.segments import in_segments
 from tests.support.cases import ALL, IDS, make
 
 RANKS = (1, 2, 4)
@@ -73,6 +73,6 @@ def test_loops_of_what_is_combined_and_of_what_follows_can_be_one():
 
 def test_segments_combine_what_the_passes_reduce():
     plan = plan_for(ao.CAME(lr=0.1), 4, "float32")
-    split = in_lanes(plan)
+    split = in_segments(plan)
     combined = [n for s in split.segments for n in s.before.combine] + [*split.last.combine]
     assert combined == [n for p in plan.passes for n in p.reducing("tensor")]

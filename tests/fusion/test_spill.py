@@ -147,7 +147,7 @@ def test_scratch_memory_is_complex_where_the_value_is(engine):
 
     rule = made(update, zeros(*FIVE), complex_ok=True)()
     plan = plan_for(rule, 2, "complex64")
-    assert sorted(node.dtype for node in plan.spilled.values()) == ["complex", "real"]
+    assert sorted(node.kind for node in plan.spilled.values()) == ["complex", "real"]
     agree(rule, SHAPES, engine, "complex64", relative=1e-5)
 
 

@@ -205,7 +205,7 @@ def test_complex_values_are_traced_as_they_are(function):
     p, g = NORMAL + 1j * NORMAL[::-1]
     agree(function, p, g, "complex128", relative=1e-14)
     node = trace(of(function), 2, "complex128").outputs["p"]
-    assert node.dtype == "complex"
+    assert node.kind == "complex"
 
 
 def test_what_is_real_of_a_complex_value_is_real():
@@ -219,7 +219,7 @@ def test_what_is_real_of_a_complex_value_is_real():
 
     trace(made(update, complex_ok=True)(), 1, "complex64")
     assert {name: x.dtype for name, x in seen.items()} == {"p": "complex64", **dict.fromkeys(list(seen)[1:], "float32")}
-    assert {name: x.node.dtype for name, x in seen.items()} == {"p": "complex", **dict.fromkeys(list(seen)[1:], "real")}
+    assert {name: x.node.kind for name, x in seen.items()} == {"p": "complex", **dict.fromkeys(list(seen)[1:], "real")}
 
 
 # ---- one node for one value, and the simplest one -------------------------------------------------------------------

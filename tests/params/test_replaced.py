@@ -1,5 +1,6 @@
 """Parameters belong to the user: arrays that are put into the tree are gone on from."""
 
+import weakref
 from collections import namedtuple
 
 import jax.numpy as jnp
@@ -234,3 +235,28 @@ def test_only_the_latest_tree_counts():
     first["a"] = jnp.full(1, 9.0)
     assert float(opt.step({"a": jnp.zeros(1)})["a"][0]) == 0.0
     assert float(second["a"][0]) == 0.0
+
+
+@each_engine
+@pytest.mark.parametrize("rule", ["LAMB", "a rule with totals"])
+def test_a_replaced_array_is_freed_once_nothing_measures_the_gradients(engine, rule):
+    """What reports and `clip_norm` have prepared stays for later steps, but without old arrays."""
+    rule = ao.LAMB(lr=0.1) if rule == "LAMB" else ao.CG(joint=True)
+    for options in ({"clip_norm": 1.0}, {"stats": True}, {"clip_norm": 1.0, "accumulate": 2}):
+        params = {"x": np.ones((4, 3)), "y": np.ones(3)}
+        opt = ao.Optimizer(params, rule, engine=engine, **options)
+
+        def steps(opt=opt):
+            for _ in range(2):
+                opt.step({"x": np.full((4, 3), 0.1), "y": np.full(3, 0.1)}, value=1.0)
+
+        steps()
+        opt.clip_norm, opt.stats.enabled = None, False
+        steps()
+        old = weakref.ref(params["x"])
+        params["x"] = np.ones((4, 3))
+        steps()
+        assert old() is None
+        opt.clip_norm = 1.0
+        steps()
+        assert (params["x"] != 1.0).all()

@@ -170,7 +170,7 @@ def test_a_load_in_the_middle_begins_anew(tmp_path):
         opt.save(tmp_path / "x")
         for name in ("words", "bias")[: comm.rank + 1]:
             opt.give(name, gradients(0)[name])
-        with pytest.raises(RuntimeError, match=r"Optimizer.save: . gradients were given in an unfinished step"):
+        with pytest.raises(RuntimeError, match=r"Optimizer.save: an unfinished step has . gradients?"):
             opt.save(tmp_path / "y")
         opt.load(tmp_path / "x")
         opt.step(gradients(1, seed=comm.rank))
@@ -372,3 +372,34 @@ def test_one_rank_makes_the_same_steps_as_many(engine):
             for other, also in ao.ranks.run(many, lambda comm, label=label: program(label, comm)):
                 assert differing(one, other) == [], label
                 assert also == told, label
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_loss_scale_of_a_call_divides_given_gradients_or_is_refused(ranks, accumulate):
+    """It is not known when gradients are added to the sum of a micro-step."""
+
+    def rank(comm):
+        opt = ao.Optimizer({"x": np.ones(2)}, ao.SGD(lr=0.1), comm=ao.Ranks(comm, grads="mean"), accumulate=accumulate)
+        opt.give("x", np.full(2, 8.0))
+        if accumulate == 1:
+            return opt.step(loss_scale=8.0)["x"].tolist()
+        with pytest.raises(ValueError, match="`loss_scale` must be an option of the Optimizer"):
+            opt.step(loss_scale=8.0)
+        return opt.params["x"].tolist()
+
+    assert ao.ranks.run(ranks, rank) == [[0.9] * 2 if accumulate == 1 else [1.0] * 2] * ranks
+
+
+def test_a_copy_in_the_middle_of_a_step_is_refused():
+    """Its gradients would be lost, which other ranks have in part."""
+
+    def rank(comm):
+        opt = ao.Optimizer(parameters(), ao.SGD(lr=0.1), comm=ao.Ranks(comm, grads="mean"))
+        opt.give("bias", gradients(0)["bias"])
+        with pytest.raises(RuntimeError, match=r"Optimizer: a copy: .* unfinished step .*bias"):
+            copy.deepcopy(opt)
+        opt.step(incomplete=True)
+        return differing(contents(opt), contents(copy.deepcopy(opt)))
+
+    assert ao.ranks.run(2, rank) == [[]] * 2

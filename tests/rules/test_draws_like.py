@@ -114,8 +114,8 @@ def test_what_random_refuses(engine, h, stream, error, words):
         (1.0, TypeError, "Draws: `seed` must be an integer; got 1.0"),
         (True, TypeError, "Draws: `seed` must be an integer; got True"),
         ("1", TypeError, "Draws: `seed` must be an integer; got '1'"),
-        (-1, ValueError, r"Draws: `seed` must be in \[0, 2\*\*64\); got -1"),
-        (1 << 64, ValueError, r"Draws: `seed` must be in \[0, 2\*\*64\); got 18446744073709551616"),
+        (-1, ValueError, "Draws: `seed` must be at least 0; got -1"),
+        (1 << 64, ValueError, r"Draws: `seed` must be below 2\*\*64; got"),
     ],
 )
 def test_what_a_seed_may_be(seed, error, words):

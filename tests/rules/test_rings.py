@@ -171,7 +171,7 @@ def test_a_ring_is_shown_and_given_as_one():
     assert (state["s"] == given).all()
     assert (state["s_1"] == given[1]).all()
     for bad, said in [
-        (given[:2], "first axis has 3 members"),
+        (given[:2], "first axis has length 3"),
         (given[:, :2], "shape"),
         (given.astype(float), "float32"),
     ]:
@@ -195,7 +195,7 @@ def test_what_cannot_be_is_told():
         (lambda: ao.ring(np, p, 0), ValueError, "at least 1"),
         (lambda: ao.ring(np, p, 2.0), TypeError, "an integer"),
         (lambda: ao.dots(p, p), TypeError, "must be a ring"),
-        (lambda: ao.combined(ring, [1.0]), ValueError, "needs 2 coefficients"),
+        (lambda: ao.combined(ring, [1.0]), ValueError, "coefficients must be 2; got 1"),
         (lambda: ao.combined(p, [1.0]), TypeError, "needs a ring"),
         (lambda: ao.put(p, 0, p), TypeError, "needs a ring"),
         (lambda: ao.put(ring, p, 0), TypeError, r"`x` must be an array like a member: put\(ring, index, x\); got 0"),
@@ -272,7 +272,7 @@ def test_a_ring_of_pytorchs_state_is_one_tensor():
     assert torch.equal(opt.state[p]["s"][1], opt.state[p]["s_1"])
     opt.state[p]["s"] = torch.full((3, 2, 3), 2.0)
     assert (opt.state[p]["s_2"] == 2).all()
-    with pytest.raises(ValueError, match="ring 's' must be a tensor whose first axis has 3"):
+    with pytest.raises(ValueError, match="ring 's' must be a tensor whose first axis has length 3"):
         opt.state[p]["s"] = torch.zeros(2, 2, 3)
     with pytest.raises(KeyError):
         opt.state[p]["nothing"]
@@ -282,7 +282,7 @@ def test_a_ring_of_pytorchs_state_is_one_tensor():
 @pytest.mark.parametrize(
     ("value", "error"),
     [
-        (np.zeros((2, 2, 3)), "ring 's' of 'w' must be an array whose first axis has 3 members"),
+        (np.zeros((2, 2, 3)), "ring 's' of 'w' must be an array whose first axis has length 3"),
         (np.zeros((3, 3, 2)), r"slot 's\[0\]' of 'w' must have shape \(2, 3\); got \(3, 2\)"),
         (np.zeros((3, 2, 3), np.float32), r"slot 's\[0\]' of 'w' must be of dtype float64; got float32"),
     ],

@@ -244,34 +244,6 @@ def test_fused_updates_are_those_of_the_rule_as_written(what, engine):
                 np.testing.assert_allclose(np.asarray(y, float), np.asarray(x, float), rtol=0, atol=far, err_msg=slot)
 
 
-SOME = {
-    "a stack that starts later": ({"stacked": True}, {"w": (3, 4, 6), "late": (3, 6, 5)}),
-    "blocks that start later": ({"blocks": 2}, {"w": (4, 6), "late": (6, 5)}),
-    "large and small blocks": ({"blocks": (6, 2)}, {"w": (8, 4)}),
-    "a layer that is skipped": ({"stacked": True}, {"w": (3, 4, 5), "u": (3, 4), "bad": (2, 3, 3)}),
-}
-
-
-@pytest.mark.parametrize("what", SOME)
-def test_only_layers_and_blocks_whose_turn_it_is_are_updated_as_written(what, monkeypatch):
-    monkeypatch.setattr(fused_step, "SMALL_TENSOR", 20)
-    (fields, shapes), made = SOME[what], []
-    for engine in FUSED_AND_WRITTEN:
-        rule, rng = ao.SOAP(lr=0.1, precondition_frequency=2, **fields), np.random.default_rng(1)
-        opt = ao.Optimizer(drawn(**shapes), rule, engine=engine, skip_nonfinite=True)
-        for t in range(4):
-            grads = {n: rng.standard_normal(p.shape) for n, p in opt.params.items()}
-            if t == 0:
-                grads |= {n: None for n in grads if n == "late"}
-                grads |= {n: np.concatenate([g[:1], g[1:] * np.inf]) for n, g in grads.items() if n == "bad"}
-            opt.step(grads)
-        made.append(opt)
-    found, exact = made
-    for n, p in exact.params.items():
-        np.testing.assert_allclose(found.params[n], p, rtol=0, atol=1e-10, err_msg=n)
-        assert found.state[n]["t"] == exact.state[n]["t"]
-
-
 @pytest.mark.parametrize("small", [True, False])
 def test_over_small_tensors_blas_is_held_to_one_thread(small, monkeypatch):
     threadpoolctl = pytest.importorskip("threadpoolctl")
@@ -343,7 +315,7 @@ def test_a_library_without_eigenvectors_is_refused():
 @pytest.mark.parametrize(
     ("field", "wrong", "kind", "words"),
     [
-        ("precondition_frequency", 0, ValueError, r"must be in \[1, 2\*\*64\); got 0"),
+        ("precondition_frequency", 0, ValueError, "must be at least 1; got 0"),
         ("precondition_frequency", 2.5, TypeError, "must be an integer; got 2.5"),
         ("max_precondition_dim", True, TypeError, "must be an integer; got True"),
         ("matrix", "first", ValueError, "must be 'flatten' or 'last'"),

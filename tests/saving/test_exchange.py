@@ -122,7 +122,7 @@ def begun(opt):
         (
             lambda p: begun(ao.Optimizer(p, ao.SGD(lr=1.0), accumulate=3)),
             ValueError,
-            "no counterpart for the gradients of 1 of 3 micro-steps, which no update has used yet",
+            "no counterpart for accumulated gradients, after micro-step 1 of 3",
         ),
     ],
 )
@@ -215,7 +215,7 @@ def test_what_of_optax_does_not_fit():
     before = opt.state_dict()
     for state, kind, says in [
         (optax.amsgrad(0.1).init(params), ValueError, "optax's amsgrad uses the maximum of bias-corrected moments"),
-        (optax.sgd(0.1).init(params), TypeError, "with one of `mu` and `nu`, or `trace`; got EmptyState, EmptyState"),
+        (optax.sgd(0.1).init(params), TypeError, "that has `mu`, `nu` or `trace` once; got EmptyState, EmptyState"),
         (
             optax.sgd(0.1, momentum=0.9).init(params),
             TypeError,

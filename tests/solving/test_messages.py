@@ -127,6 +127,8 @@ def test_a_line_without_end_is_followed_three_times():
 def test_a_rule_of_matrices_is_refused_in_words_of_minimize():
     with pytest.raises(ValueError, match=r"Muon: 'param', of shape .* `minimize` takes one rule for all arrays"):
         ao.minimize(rosen, START, ao.Muon(lr=0.1))
+    with pytest.raises(ValueError, match=r"^minimize: group 'x': its pattern must match"):
+        ao.minimize(rosen, START, project={"x": ao.projections.nonnegative})
 
 
 @pytest.mark.parametrize("project", [lambda x: x, lambda: 0, lambda xp, p: p, lambda a, b, c, d: a])

@@ -356,7 +356,7 @@ WRONG = [
     (lambda x: (x, x), ValueError, r"shape \(2,\) and dtype float64; return its sum, or pass stacked=True"),
     (lambda x: (1j, x), TypeError, "one real number as the value; got a complex"),
     (lambda x: ("a", x), TypeError, "got a str"),
-    (lambda x: (np.ma.masked, x), TypeError, "the value that `f` has returned is a masked array"),
+    (lambda x: (np.ma.masked, x), TypeError, "the value that `f` returned is a masked array"),
     (lambda x: (1.0, x, x), TypeError, "got a tuple of 3"),
     (lambda x: (1.0, x[:1]), ValueError, r"shape \(1,\) at 'param', expected \(2,\)"),
     (lambda x: (1.0, None), ValueError, "must return a gradient of 'param'; got None"),
@@ -375,7 +375,7 @@ BOX = ao.projections.box(0, 1)
 REFUSED = [
     ({"tol": -1.0}, ValueError, r"`tol` must be in \[0, inf\)"),
     ({"max_steps": 1.5}, TypeError, "`max_steps` must be an integer"),
-    ({"check_every": 0}, ValueError, "`check_every` must be in"),
+    ({"check_every": 0}, ValueError, "`check_every` must be at least 1"),
     ({"stacked": 1}, TypeError, "`stacked` must be True or False"),
     ({"callback": 1}, TypeError, "`callback` must be a function"),
     ({"rule": "LBFGS"}, TypeError, "`rule` must be a Rule"),

@@ -161,7 +161,7 @@ def test_a_gradient_that_is_refused_changes_nothing_and_can_be_given_again():
     with pytest.raises(ValueError, match=r"^Optimizer\.give: grads do not match params: shape \(3,\) at 'b'"):
         opt.give("b", np.ones(3, "float32"))
     assert held(opt) == before
-    with pytest.raises(RuntimeError, match=r"the gradient of 'b' was refused .*, and 1 gradients were given"):
+    with pytest.raises(RuntimeError, match=r"the gradient of 'b' was refused .*, and this step has 1 gradient so far"):
         opt.step()
     assert opt.step_count == 0
     opt.give("b", grads["b"])
@@ -212,7 +212,7 @@ def test_in_the_middle_of_a_step_nothing_is_saved(tmp_path):
         "Optimizer.step, with gradients": lambda: opt.step(gradients(1)),
     }
     for who, call in calls.items():
-        with pytest.raises(RuntimeError, match=f"{who}: 1 gradients were given in an unfinished step"):
+        with pytest.raises(RuntimeError, match=f"{who}: an unfinished step has 1 gradient "):
             call()
     opt.load(tmp_path / "x")
     opt.step(gradients(1))
@@ -405,5 +405,14 @@ def test_what_was_prepared_for_a_launch_does_not_outlive_a_load(engine):
         opt.launch(grads)
     opt.advance()
     opt.give("w", np.ones(2))
-    with pytest.raises(RuntimeError, match=r"Optimizer.launch: 1 gradients were given in an unfinished step"):
+    with pytest.raises(RuntimeError, match=r"Optimizer.launch: an unfinished step has 1 gradient "):
         opt.launch(grads)
+
+
+@pytest.mark.parametrize("late", ["value", "loss_scale"])
+def test_what_comes_after_the_updates_is_refused(late):
+    opt = ao.Optimizer({"w": np.ones(3)}, ao.SGD(lr=0.1))
+    opt.give("w", np.ones(3))
+    with pytest.raises(ValueError, match=f"`{late}` needs gradients; tensors passed to `give` are already updated"):
+        opt.step(**{late: 2.0})
+    assert opt.step()["w"].tolist() == [0.9] * 3

@@ -349,7 +349,7 @@ def test_what_is_saved_must_fit():
     saved = opt.state_dict()
     for other, words in (
         (made(accumulate=3), "saved with a loss scale, unlike here"),
-        (made(accumulate=2, loss_scale=2.0), "saved after 1 of 3 micro-steps, here 2 make a step"),
+        (made(accumulate=2, loss_scale=2.0), "saved after micro-step 1 of 3, here a step has 2"),
     ):
         before = snapshot(other)
         with pytest.raises(ValueError, match=words):

@@ -117,7 +117,7 @@ COSTLY = {
         "test_layouts_change_no_bit_and_nothing_beside": "cpp-CAME",
         "test_zero_tensors": "cpp-CAME",
     },
-    "tests/engines/test_lanes.py": {
+    "tests/engines/test_segments.py": {
         "test_kernels_of_another_dtype": "cpp",
         "test_reports_of_kernels": "cpp",
         "test_slots_that_exchange_what_they_hold": "numba",

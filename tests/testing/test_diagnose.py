@@ -407,8 +407,8 @@ REFUSED = [
     (lambda: diagnose(odd, {"w": np.ones(3)}, [{"w": np.ones(4)}]), ValueError, r"`grads\[0\]` must have the shapes"),
     (lambda: diagnose(odd, {"w": np.ones(3)}, []), ValueError, "at least one step"),
     (lambda: diagnose(odd, known={"lr": "fast"}), TypeError, "`known` must be a dict of names and numbers"),
-    (lambda: diagnose(odd, steps=0), ValueError, "`steps` must be an integer of at least 1; got 0"),
-    (lambda: diagnose(odd, depth=-1), ValueError, "`depth` must be an integer of at least 0; got -1"),
+    (lambda: diagnose(odd, steps=0), ValueError, "`steps` must be at least 1; got 0"),
+    (lambda: diagnose(odd, depth=-1), ValueError, "`depth` must be at least 0; got -1"),
     (lambda: diagnose(ao.Optimizer(parameters(), ao.SGD(lr=0.1)), parameters()), ValueError, "leave `params` out"),
 ]
 
@@ -433,7 +433,7 @@ def test_what_a_step_raises_says_which_step():
 def test_used_optimizers_are_refused():
     opt = ao.Optimizer({"w": np.ones(2)}, ao.SGD(lr=0.1))
     opt.step({"w": np.ones(2)})
-    with pytest.raises(ValueError, match="must be fresh; it has made 1 steps"):
+    with pytest.raises(ValueError, match="must be fresh; it has made 1 step"):
         diagnose(opt)
     theirs = of_torch("SGD", lr=0.1, momentum=0.9)
     door = pytest.importorskip("arrayopt.torch")

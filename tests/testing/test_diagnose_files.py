@@ -115,7 +115,7 @@ def test_what_changed_is_found(tmp_path):
         check(path, sgd(), {"w": np.ones(3)})
     with pytest.raises(ValueError, match="`max_ulp` must be a number of at least 0; got -1"):
         check(path, sgd(), max_ulp=-1)
-    with pytest.raises(ValueError, match="record: `steps` must be an integer of at least 1; got 0"):
+    with pytest.raises(ValueError, match="record: `steps` must be at least 1; got 0"):
         record(path, sgd(), steps=0)
 
 

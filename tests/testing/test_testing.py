@@ -273,7 +273,7 @@ def test_other_libraries_parameters_options_and_tensors_left_out():
     ("change", "error", "said"),
     [
         ({"engines": ["abacus"]}, ValueError, "there is no backend 'abacus'; there are numpy:array_api"),
-        ({"steps": 0}, ValueError, "`steps` must be an integer of at least 1; got 0"),
+        ({"steps": 0}, ValueError, "`steps` must be at least 1; got 0"),
         ({"params": {"w": [1.0]}}, TypeError, "params must be arrays"),
         ({"rule": "LAMB"}, TypeError, "must be a Rule"),
         ({"grads_fn": lambda params, step: {}}, ValueError, "missing 'w'"),

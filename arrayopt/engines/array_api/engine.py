@@ -25,9 +25,9 @@ from arrayopt.engines.array_api.apply import apply
 from arrayopt.engines.array_api.apply_one import Done, Update
 from arrayopt.engines.base import Asked, Engine, MakeStep, Report, Stops
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.layers import Layers, Split, layer_name, layers_with, unless
+from arrayopt.engines.layers import Layers, Split, layer_name, taking_part, unless
 from arrayopt.engines.meeting import Meeting, numbers_of
-from arrayopt.engines.stacks_of_blocks import Parts, Stacks
+from arrayopt.engines.stacks_of_blocks import Stacks
 from arrayopt.rules.totals import PREFIX, of_total, totals_in, unforeseen
 from arrayopt.state.tensors import Tensor
 
@@ -84,25 +84,20 @@ class _Together(NamedTuple):
     """Tensors that `apply` updates, each with all its layers or blocks at once."""
 
     bucket: Bucket
-    grads: Grads
-    left: Sequence[Any]
-    """For each tensor, which of its layers do not change: an array of bool, or None."""
+    grads: Sequence[tuple[Array | None, Any]]
+    """Each tensor's gradient, and which of its layers do not change; see `Split.of_stacks`."""
     stacked: bool = False
     """Whether each layer is updated like a tensor, whatever the rule's field `stacked` is."""
 
 
-def _together(bucket: Bucket, asked: Asked) -> _Together:
+def _together(bucket: Bucket, grads: Grads) -> _Together:
     """Return a bucket's tensors, or those whose layers or blocks they are."""
-    grads, left = asked.grads, asked.left or {}
-    if not (isinstance(bucket, Layers) and isinstance(grads, Split)):
-        return _Together(bucket, grads, [left.get(tensor.layers) for tensor in bucket.tensors])
-    stacks, wholes = bucket.stacks, grads.wholes
-    if not (isinstance(stacks, Stacks) and isinstance(wholes, Parts) and bucket.rule.several):
-        return _Together(stacks, wholes, grads.left, stacked=True)
-    due = {at for at, x in zip(stacks.places, grads.left, strict=True) if x is None or not x.all()}
-    pairs = zip(stacks.given.places, wholes.wholes, strict=True)
-    own = [grad if at in due else None for at, grad in pairs]  # all blocks of a tensor, or none
-    return _Together(stacks.given, own, [None] * len(own))  # `apply` divides them into blocks
+    if not isinstance(grads, Split):
+        return _Together(bucket, [(grad, None) for grad in grads])
+    stacks = bucket.stacks if isinstance(bucket, Layers) else bucket
+    if isinstance(stacks, Stacks) and bucket.rule.several:  # `apply` divides them into blocks
+        return _Together(stacks.given, grads.of_stacks(blocks=True))
+    return _Together(stacks, grads.of_stacks(), stacked=True)
 
 
 class _Updates:
@@ -111,20 +106,19 @@ class _Updates:
     """
 
     def __init__(self, bucket: Bucket, asked: Asked, meeting: Meeting | None = None) -> None:
-        self.bucket, self.asked, self.of = bucket, asked, _together(bucket, asked)
+        self.bucket, self.asked, self.of = bucket, asked, _together(bucket, asked.grads)
         self.made = list[_Updated]()
         # infinity and NaN are data: they reach the parameter without a warning
         with np.errstate(all="ignore"):
-            every = zip(self.of.bucket.tensors, self.of.grads, self.of.left, strict=True)
-            for at, (tensor, grad, left) in enumerate(every):
-                if grad is not None and (left is None or not left.all()):
+            for at, tensor in enumerate(self.of.bucket.tensors):
+                if self.of.grads[at][0] is not None:
                     totals = {} if meeting is None else self._totals(at, tensor, meeting)
-                    self.made.append(_Updated(at, tensor, *self._update(at, tensor, grad, totals)))
+                    self.made.append(_Updated(at, tensor, *self._update(at, tensor, totals)))
 
-    def _update(self, at: int, tensor: Tensor, grad: Array, totals: dict[str, Any]) -> Done:
+    def _update(self, at: int, tensor: Tensor, totals: dict[str, Any]) -> Done:
         """Compute a tensor's new parameter, slots and report."""
+        asked, (grad, left) = self.asked, self.of.grads[at]
         param, grad = detached(tensor.array), detached(grad)
-        asked, left = self.asked, self.of.left[at]
         # a bucket that measures gradients has one group, of its own
         group = self.of.bucket.group_of[at] if len(self.bucket.groups) > 1 else 0
         measures = isinstance(self.bucket, Layers) and not self.bucket.rule.several
@@ -151,7 +145,7 @@ class _Updates:
 
     def _numbers(self, at: int) -> tuple[Ints, Any]:
         """The numbers of a tensor or its layers, and an index of those that take part."""
-        left = self.of.left[at]
+        _, left = self.of.grads[at]
         return self.numbers[at], slice(None) if left is None else ~np.asarray(left)
 
     def _totals(self, at: int, tensor: Tensor, meeting: Meeting) -> dict[str, Any]:
@@ -192,10 +186,10 @@ class _Updates:
             if not (self.bucket.rule.several or self.of.stacked):
                 reports[tensor.name] = report
             elif report:
-                left, first = self.of.left[at], self.of.bucket.first_layer(at)
+                (_, left), first = self.of.grads[at], self.of.bucket.first_layer(at)
                 for i in range(size(next(iter(report.values())))):
                     if left is None or not left[i]:
                         of_layer = {name: x[i, ...] for name, x in report.items()}
                         reports[layer_name(tensor.name, first + i)] = of_layer
-        self.bucket.count(layers_with(self.asked.grads), self.asked.left)
+        self.bucket.count(np.flatnonzero(taking_part(self.asked.grads)))
         return reports

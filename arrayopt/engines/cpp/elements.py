@@ -63,7 +63,7 @@ class ElementsPrinter:
             given[f"codes_{x}"] = f"const {text.stored(x)}* __restrict codes_{x}"
             given[f"scales_{x}"] = f"const BFloat16* __restrict scales_{x}"
         for node in loop.scalars:
-            kind = "W" if node.on_host else text.kind(node)
+            kind = "W" if node.on_host else text.type_of(node)
             given[text.bare(node)] = f"const {kind} {text.bare(node)}"
         if loop.position is not None:
             given |= {"start": "int64_t start", "each": "int64_t each"}
@@ -79,7 +79,7 @@ class ElementsPrinter:
         stored = [loop.storage[name] for name in loop.stores if name in loop.storage]
         types = {self.text.real, *map(self.text.stored, stored)}
         given = [*loop.loads.values(), *(n for n in loop.scalars if not n.on_host)]
-        reals = all(n.dtype == "real" for n in given)
+        reals = all(n.kind == "real" for n in given)
         sums = all(s.op == "sum" for s in (*loop.totals, *loop.into))
         return types <= TYPES and reals and sums and all(map(_is_of_vectors, loop.nodes))
 
@@ -111,7 +111,15 @@ class ElementsPrinter:
             value = text.name(node) if node.axes else f"all_of({text.name(node)})"
             way = "put_rounded" if node.op == "round_bfloat16" else "put_vector"
             self.put(3, f"{self.only.get(name, '')}{way}({value}, {name} + i);")
-        self._add_up(3, "v{}")
+        for s, node in loop.sums.items():
+            if s in loop.into:
+                at = f"{loop.into[s]} + i"
+                before = f"vector_at({at})"
+                made = f"{before} + {text.name(node)}"
+                made = text.fused(node, before) if s in self.unrounded else made
+                self.put(3, f"put_vector({made}, {at});")
+            else:
+                self.put(3, self._taken(s, f"v{s.id}"))
         self.put(2, "}")
         self.put(1, "}", *(f"put_vector(v{s.id}, s{s.id}.of);" for s in loop.totals))
         self.put(0, "#endif")
@@ -138,17 +146,19 @@ class ElementsPrinter:
             here = f"{name}[i]"
             if name in loop.storage:
                 here = f"widen({here})"
-            elif node.dtype == "bool":
+            elif node.kind == "bool":
                 here = f"{here} != 0"
-            self.put(2, f"const {text.kind(node)} {text.name(node)} = {here};")
+            self.put(2, f"const {text.type_of(node)} {text.name(node)} = {here};")
         self._compute(2, "")
         for name, node in loop.stores.items():
             made = f"narrow({text.name(node)}, {name}[i]);"
             if name not in loop.storage:  # g++ makes no vectors of a conversion
-                number = " ? (W)1 : (W)0" if node.dtype == "bool" else ""
+                number = " ? (W)1 : (W)0" if node.kind == "bool" else ""
                 made = f"{name}[i] = {text.name(node)}{number};"
             self.put(2, f"{self.only.get(name, '')}{made}")
-        self._add_up(2, "s{}[lane]")
+        for s in loop.sums:
+            into = f"{loop.into[s]}[i]" if s in loop.into else f"s{s.id}[lane]"
+            self.put(2, self._taken(s, into))
         self.put(1, "};" if loop.totals else "}")
 
     def _in_lanes(self) -> None:
@@ -172,24 +182,18 @@ class ElementsPrinter:
             made = text.expression(node, self.unrounded.get(node))
             if kind and node.op == "uniform":
                 made = f"vector_at(v{node.id}.of + i)"
-            if node.op == "where" and node.dtype == "real" and not node.args[0].axes:
+            if node.op == "where" and node.kind == "real" and not node.args[0].axes:
                 # g++ does not vectorize `?` if all elements have one condition
                 made = f"chosen({', '.join(map(text.name, node.args))})"
-            self.put(depth, f"const {kind or text.kind(node)} {text.name(node)} = {made};")
+            self.put(depth, f"const {kind or text.type_of(node)} {text.name(node)} = {made};")
 
-    def _add_up(self, depth: int, kept: str) -> None:
-        """Print the reductions, into variables named as `kept` says."""
-        text, loop = self.text, self.loop
-        for s, node in loop.sums.items():
-            only = "if (all) " if s in self.spare else ""
-            into = f"{loop.into[s]}[i]" if s in loop.into else kept.format(s.id)
-            at = f"{loop.into[s]} + i" if kept == "v{}" and s in loop.into else ""
-            before = f"vector_at({at})" if at else into
-            made, taken = f"{before} + {text.name(node)}", text.take(s, into, text.name(node))
-            if s in self.unrounded:
-                made = text.fused(node, before)
-                taken = f"{into} = {made}"
-            self.put(depth, f"put_vector({made}, {at});" if at else f"{only}{taken};")
+    def _taken(self, s: Node, into: str) -> str:
+        """Return the statement that takes a value into the partial result `into` of a reduction."""
+        text, node = self.text, self.loop.sums[s]
+        taken = text.take(s, into, text.name(node))
+        if s in self.unrounded:
+            taken = f"{into} = {text.fused(node, into)}"
+        return f"{'if (all) ' * (s in self.spare)}{taken};"
 
     def _call_twice(self, declared: str, given: str) -> None:
         """Print the function that computes spare sums only if the plain ones need them."""
@@ -215,5 +219,5 @@ def _spare_sums(loop: Elements) -> list[Node]:
 
 def _is_of_vectors(node: Node) -> bool:
     """Whether the headers have this operation for vectors, and an operand is one."""
-    known = ARITHMETIC | SLOW if node.dtype == "real" else COMPARISONS
+    known = ARITHMETIC | SLOW if node.kind == "real" else COMPARISONS
     return node.op in known and any(a.axes for a in node.args)

@@ -7,22 +7,17 @@ from typing import Any, ClassVar
 from arrayopt.codecs import BLOCK, CODECS
 from arrayopt.engines.cplusplus import CPlusPlusPrinter, header
 from arrayopt.engines.cpp.elements import ElementsPrinter
-from arrayopt.engines.native.columns import native_columns
+from arrayopt.engines.native.columns import SHARE, native_columns
 from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import CACHED, Node
 from arrayopt.fusion.index import Place
-from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.lower_cpu import lowered
 from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.segments import Segmented
 
 REST = "int64_t* t, const double* scalars, double* values, W* work, double* part"
-ARGUMENTS = {
-    "": REST,
-    "units": f"int64_t lo, int64_t hi, int64_t thread, {REST}",
-    "threads": f"int64_t thread, int64_t threads, {REST}",
-}
-"""The parameters of a function, by how threads share it."""
+"""The parameters of each function, after its `SHARE`."""
 
 
 class CpuPrinter(CPlusPlusPrinter):
@@ -42,7 +37,8 @@ class CpuPrinter(CPlusPlusPrinter):
             ElementsPrinter(self, elements).print()
         most = max((len(elements.totals) for elements in loops), default=0)
         apart = "__attribute__((noinline)) " if loops else ""  # compiles faster
-        given = [ARGUMENTS[function.shared], *(f"int64_t AT_{x}" for x in function.scratch)]
+        share = [f"int64_t {x}" for x in SHARE[function.shared]]
+        given = [*share, REST, *(f"int64_t AT_{x}" for x in function.scratch)]
         self.put(0, "", f"static {apart}void {function.name}({', '.join(given)}) {{")
         self.put(1, *([f"W got[{most}];"] if most else []))
         self.statements(1, function.body)
@@ -75,7 +71,7 @@ class CpuPrinter(CPlusPlusPrinter):
                 if not self._again(self.bare(node)):
                     self.put(depth, self._read(node, self.value(place), wide=wide))
             case program.Compute(node):
-                kind = "auto" if node.dtype == "real" else self.kind(node)
+                kind = "auto" if node.kind == "real" else self.type_of(node)
                 self.put(depth, f"const {kind} {self.name(node)} = {self.expression(node)};")
                 self.defined.add(self.name(node))
             case program.Start(into, reduction):
@@ -123,7 +119,7 @@ class CpuPrinter(CPlusPlusPrinter):
         if node.on_host:
             kind = "double" if wide else "W"
             return f"const {kind} {self.bare(node)} = ({kind}){place};"
-        if node.dtype == "bool":
+        if node.kind == "bool":
             return f"const bool {self.name(node)} = {place} != 0;"
         return f"const {'auto' if wide else 'W'} {self.name(node)} = {place};"
 
@@ -132,9 +128,6 @@ class CpuPrinter(CPlusPlusPrinter):
         scales = f"at_{codes.scale} + {self.index(codes.first // BLOCK)}"
         return f"at_{codes.array} + {self.index(codes.first)}", scales
 
-
-REST = "t, s, v, work, part"
-CALLS = {"": REST, "units": f"lo, hi, thread, {REST}", "threads": f"thread, threads, {REST}"}
 
 RUN = """
 // The words of a call are the addresses of its arrays, the rows last, and how many rows there are.
@@ -159,30 +152,31 @@ def emit(
     dtype: str,
     grad_dtype: str | None = None,
     *,
-    lanes: Lanes | None = None,
+    segmented: Segmented | None = None,
     about: str = ".",
 ) -> str:
     """Return a C++ source that runs a plan; see `arrayopt.engines.numba.emit.emit`."""
     plan.check_wide()
-    laid_out = lanes.layout if lanes else layout(plan)
+    laid_out = segmented.layout if segmented else layout(plan)
     text = CpuPrinter(plan, dtype, grad_dtype or dtype, laid_out, native_columns(plan, laid_out))
     text.comment(f"Fused loops{about}")
     text.put_text(header("cpu.h"))
-    text.put(0, "", f"typedef {CODECS[text.real].cuda} W;", f"enum {{ kSums = {text.lanes} }};", "")
+    real = CODECS[text.real].cplusplus
+    text.put(0, "", f"typedef {real} W;", f"enum {{ kSums = {text.lanes} }};", "")
     draws = ["random.cuh", "draws.h"] if plan.draws else []
     for name in ("storage.cuh", "arithmetic.cuh", "quantized.cuh", "loops.h", *draws):
         text.put_text(header(name))
         text.put(0, "")
     text.put(0, f"enum {{ {', '.join(text.columns)}, kColumns }};")
-    program = lowered(plan, lanes)
+    program = lowered(plan, segmented)
     for function in program.functions:
         text.function(function)
     text.put_text(RUN.format(scalars=len(text.layout.scalars), values=text.layout.values))
     for number, stage in enumerate(program.stages):
         if stage.function.body:
-            given = ", ".join([CALLS[stage.function.shared], *(f"AT_{x}" for x in stage.scratch)])
-            text.put(
-                2, f"if (first <= {number} && {number} < last) {stage.function.name}({given});"
-            )
+            share, scratch = SHARE[stage.function.shared], (f"AT_{x}" for x in stage.scratch)
+            given = ", ".join([*share, "t, s, v, work, part", *scratch])
+            now = f"first <= {number} && {number} < last"
+            text.put(2, f"if ({now}) {stage.function.name}({given});")
     text.put(0, "    }", "}")
     return text.text()

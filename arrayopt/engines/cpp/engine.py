@@ -118,7 +118,7 @@ class _Table(Table):
     """A table whose code is a library, compiled from C++."""
 
     def compile(self, kind: Kind) -> Callable[..., RunStages]:
-        text = emit(kind.plan, kind.dtype, kind.grad_dtype, lanes=kind.lanes)
+        text = emit(kind.plan, kind.dtype, kind.grad_dtype, segmented=kind.segmented)
         return bound(text, self.about(kind))
 
 
@@ -142,6 +142,6 @@ class Cpp(Native):
         for bucket, asked in coming:
             for kind in self.kinds(bucket, asked):
                 if not kind.plan.idle:
-                    text = emit(kind.plan, kind.dtype, kind.grad_dtype, lanes=kind.lanes)
+                    text = emit(kind.plan, kind.dtype, kind.grad_dtype, segmented=kind.segmented)
                     texts[text] = f"{type(bucket.rule).__name__} for {kind.dtype}"
         ahead(texts.items())

@@ -15,7 +15,7 @@ from arrayopt.engines.cuda.emit_rings import RingsPrinter
 from arrayopt.engines.cuda.pieces import OUTPUTS, SMALL_COLUMNS, SMALL_MATRIX, SQUARE, SUMS
 from arrayopt.engines.cuda.printer import CudaPrinter
 from arrayopt.fusion.graph import CLIP, COUNT, UPDATES
-from arrayopt.fusion.layout import layout
+from arrayopt.fusion.layout import device_layout
 from arrayopt.fusion.lower_stages import in_stages, turns_of
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.program import Body, Stage
@@ -85,13 +85,13 @@ def _resident(plan: Plan, dtype: str, real: str, *, windows: bool = False) -> in
     """The number of blocks of a multiprocessor: three leave a thread 80 registers, two 128."""
     if plan.multiplies:  # many passes in one kernel, and products take the time
         return 1
-    if layout(plan, device=True).leaves or any(map(turns_of, in_stages(plan).stages)):
+    if device_layout(plan).leaves or any(map(turns_of, in_stages(plan).stages)):
         return 2 if real == "float32" else 1  # for waves, and for loops over members of rings
     passes, words = plan.passes, 2 if real == "float64" else 1
     held = []
     for p in passes:
         moved = [*p.loads.values(), *p.stores.values()]
-        held.append(words * sum(2 if n.dtype == "complex" else 1 for n in moved))
+        held.append(words * sum(2 if n.kind == "complex" else 1 for n in moved))
     if max(held, default=0) >= WIDEST:
         return 1
     most = max((x + len(p.reductions) for x, p in zip(held, passes, strict=True)), default=0)
@@ -120,7 +120,7 @@ def _ahead(plan: Plan, body: Body, storage: Mapping[str, str], blocks: int) -> i
 def _constants(text: CudaPrinter, blocks: int) -> None:
     """Print the constants and types that the headers and the generated code use."""
     plan = text.plan
-    text.put(0, f"typedef {STORED[text.real].cuda} W;  // the dtype of arithmetic", "")
+    text.put(0, f"typedef {STORED[text.real].cplusplus} W;  // the dtype of arithmetic", "")
     columns = ", ".join(text.columns)
     text.put(0, f"enum {{ {columns}, kColumns }};  // what the table has of a tensor")
     values = {"kHypers": len(hyper_names(plan)), "kScalars": len(text.layout.scalars)}
@@ -167,7 +167,7 @@ def _scratch(numbers: list[int], stages: list[Stage]) -> str:
 def _pass(text: CudaPrinter, numbers: list[int], same: list[Stage]) -> None:
     """Print the function that runs a piece of a pass, for all stages that share its struct."""
     stage, function = same[0], same[0].function
-    text.open(f"stage{numbers[0]}", ", int stage" if same[1:] else "")
+    text.open(f"stage{numbers[0]}", *(["stage"] if same[1:] else []))
     text.put(1, f"{function.name} pass(step, tensor{_scratch(numbers, same)});")
     if function.shared == "squares":
         text.put(1, f"square_piece(pass, {stage.axes[-1].upper()}, piece);")

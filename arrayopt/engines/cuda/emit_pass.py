@@ -47,7 +47,7 @@ class PassPrinter:
     def _fields(self, indent: int, nodes: Iterable[Node], more: str = "") -> None:
         """Print a field for each value."""
         text = self.text
-        text.put(indent, *(f"{text.kind(n)} {text.bare(n)}{more};" for n in nodes))
+        text.put(indent, *(f"{text.type_of(n)} {text.bare(n)}{more};" for n in nodes))
 
     def _types(self, ahead: int) -> None:
         """Print the nested types: sums, values of a row and of columns, and loaded elements."""
@@ -194,7 +194,7 @@ class PassPrinter:
             made = f"widen(loads.{at}.value[j])"
             if at in self.coded:
                 made = f"((float)loads.{at}.value[j] * step_{at})"
-            text.put(3, text.declare(node, f"({text.kind(node)}){made}"))
+            text.put(3, text.declare(node, f"({text.type_of(node)}){made}"))
         for node in self.body.columns:
             text.put(3, text.declare(node, f"of_columns.{text.bare(node)}[j]"))
         for node in self.loop.nodes:

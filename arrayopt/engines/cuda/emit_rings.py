@@ -107,12 +107,12 @@ class RingsPrinter(CudaPrinter):
 
     def statement(self, depth: int, statement: program.Statement) -> None:
         match statement:
-            case bulk.Buffer(name, _, dtype):
-                self.put(depth, f"{'Complex' if dtype == 'complex' else 'W'} {name}[kVector];")
+            case bulk.Buffer(name, _, kind):
+                self.put(depth, f"{'Complex' if kind == 'complex' else 'W'} {name}[kVector];")
             case program.Fill(view):
                 self.put(depth, "#pragma unroll", f"{EACH} {view}[j] = {{}};  // a sum of none")
             case program.Take(reduction, Place("sums", index), got):
-                kind = REDUCTIONS[reduction.op].cuda
+                kind = REDUCTIONS[reduction.op].struct
                 into = f"(int)({self.index(index)})"
                 self.put(depth, f"take_in<{kind}>({into}, {self.place(got)});")
             case bulk.Elements():
@@ -131,7 +131,7 @@ class RingsPrinter(CudaPrinter):
             self.got = f"got_{loop.function}"
             self.put(depth, f"W {self.got}[{len(loop.sums)}];")
         for number, reduction in enumerate(loop.sums):
-            begin = f"{REDUCTIONS[reduction.op].cuda}::start(0, W())"
+            begin = f"{REDUCTIONS[reduction.op].struct}::start(0, W())"
             self.put(depth, f"{self.got}[{number}] = {begin};")
         self.put(depth, "{")
         depth += 1
@@ -145,8 +145,8 @@ class RingsPrinter(CudaPrinter):
             here = f"widen(read_{at}.value[j])" if at in loop.storage else f"{at}[j]"
             if at in loop.storage and self._scale(at):
                 here = f"((float)read_{at}.value[j] * step_{at})"
-            here += " != 0" if node.dtype == "bool" else ""
-            self.put(depth + 1, self.declare(node, f"({self.kind(node)})({here})"))
+            here += " != 0" if node.kind == "bool" else ""
+            self.put(depth + 1, self.declare(node, f"({self.type_of(node)})({here})"))
         for node in loop.nodes:
             self.put(depth + 1, self.declare(node, self.expression(node)))
         for at, node in loop.stores.items():

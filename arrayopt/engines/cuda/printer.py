@@ -10,13 +10,10 @@ from arrayopt.engines.cuda.columns import table_columns
 from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import POSITION, Node, reachable
 from arrayopt.fusion.index import Place, name
-from arrayopt.fusion.layout import layout
+from arrayopt.fusion.layout import device_layout
 from arrayopt.fusion.lower_stages import split_position
 from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.plan import Plan
-
-BEFORE = ", int before"
-"""The parameter of a part of a stage: the number of pieces of the parts before it."""
 
 EACH = {"positions": "kOutputs", "folds": "kResults"}
 """The constant with the number of positions of a piece, by the way in which blocks share a loop."""
@@ -43,7 +40,7 @@ class CudaLines(CPlusPlusLines):
             args = [known[a] for a in node.args]
             text = given(node.data) if leaf else self.operation(node, args)
             known[node] = f"s{node.id}"
-            self.put(1, f"const {self.kind(node)} s{node.id} = {text};")
+            self.put(1, f"const {self.type_of(node)} s{node.id} = {text};")
         return known
 
 
@@ -54,7 +51,7 @@ class CudaPrinter(CudaLines, CPlusPlusPrinter):
     integer = "long long"
 
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, *, windows: bool = False) -> None:
-        laid_out = layout(plan, device=True)
+        laid_out = device_layout(plan)
         names = table_columns(plan, laid_out, windows=windows)
         super().__init__(plan, dtype, grad_dtype, laid_out, names)
         self.windows, self.type = windows, "W"
@@ -82,15 +79,15 @@ class CudaPrinter(CudaLines, CPlusPlusPrinter):
         text = (
             self.sums.get(place, place) if isinstance(place, str) else self.place(place, wide=wide)
         )
-        return f"{text} != 0" if node.dtype == "bool" else f"({self.type}){text}"
+        return f"{text} != 0" if node.kind == "bool" else f"({self.type}){text}"
 
     def declare(self, n: Node, text: str) -> str:
         """The definition of a value by an expression."""
-        return f"const {self.kind(n)} {self.name(n)} = {text};"
+        return f"const {self.type_of(n)} {self.name(n)} = {text};"
 
     def fold(self, indent: int, name: str, reductions: Sequence[Node]) -> None:
         """Print a type that combines two values of the k-th reduction; see ``sums.cuh``."""
-        kinds = [REDUCTIONS[r.op].cuda for r in reductions]
+        kinds = [REDUCTIONS[r.op].struct for r in reductions]
         if len(set(kinds)) <= 1:
             self.put(indent, f"typedef {kinds[0] if kinds else 'Sum'} {name};")
             return
@@ -123,7 +120,7 @@ class CudaPrinter(CudaLines, CPlusPlusPrinter):
             case program.Compute(node):
                 self.put(depth, self.declare(node, self.expression(node)))
             case program.Start(into, reduction):
-                kind = REDUCTIONS[reduction.op].cuda
+                kind = REDUCTIONS[reduction.op].struct
                 self.put(depth, f"double {self.value(into)} = {kind}::start(0, 0.0);")
             case program.Take(reduction, into, value):
                 term = f"(double){self.place(value)}"
@@ -147,10 +144,11 @@ class CudaPrinter(CudaLines, CPlusPlusPrinter):
 
     # ---- stages ----------------------------------------------------------------------------------
 
-    def open(self, name: str, more: str = "") -> None:
-        """Print the head of a stage's function, with parameters `more`; it looks up the tensor."""
+    def open(self, name: str, *parameters: str) -> None:
+        """Print the head of a stage's function, with integer parameters; it looks up the tensor."""
+        more = "".join(f", int {parameter}" for parameter in parameters)
         self.put(0, f"__device__ __forceinline__ void {name}(const Step& given{more}) {{")
-        before = " - before" * (more == BEFORE)
+        before = " - before" * ("before" in parameters)  # the pieces of a stage's parts before it
         self.put(1, f"const int tensor = now().tensor, piece = now().piece{before};")
         self.put(1, "const Step step = located(given);")
         self.put(1, "const long long* const t = step.table + (long long)tensor * kColumns;")
@@ -166,7 +164,7 @@ class CudaPrinter(CudaLines, CPlusPlusPrinter):
         """Print a stage between passes. If each part has one piece, one block runs all parts."""
         parts = (stage, *stage.siblings)
         for part in parts:
-            self._part(part, BEFORE if stage.siblings else "")
+            self._part(part, *(["before"] if stage.siblings else []))
         if not stage.siblings:
             return
         self.open(stage.function.name.rpartition("_")[0])
@@ -181,13 +179,13 @@ class CudaPrinter(CudaLines, CPlusPlusPrinter):
             self.put(1, f"before += pieces{number};")
         self.put(0, "}", "")
 
-    def _part(self, stage: program.Stage, more: str) -> None:
+    def _part(self, stage: program.Stage, *parameters: str) -> None:
         """Print the function of a part of a stage."""
         body, shared = list(stage.function.body), stage.function.shared
-        self.type = "double"
+        # values per tensor are computed in double precision
+        self.type = "double" if shared == "block" else "W"
         self._tables(body)
-        self.type = "W"
-        self.open(stage.function.name, more)
+        self.open(stage.function.name, *parameters)
         while body and isinstance(body[0], program.Array):
             self.statement(1, body.pop(0))
         if shared == "block":
@@ -204,13 +202,14 @@ class CudaPrinter(CudaLines, CPlusPlusPrinter):
             self.put(0, "#pragma unroll 1")
             self.block(1, head, body)
         self.put(0, "}", "")
+        self.type = "W"
 
     def _fold_over(self, span: str, at: str, body: Sequence[program.Statement]) -> None:
         """Print a loop with a reduction for each index in `span`, which is named `at`."""
         at_fold = next(i for i, x in enumerate(body) if isinstance(x, program.Fold))
         position, fold, keep = body[:at_fold], body[at_fold], body[at_fold + 1 :]
         assert isinstance(fold, program.Fold)
-        kind = REDUCTIONS[fold.reduction.op].cuda
+        kind = REDUCTIONS[fold.reduction.op].struct
         width = " * ".join(self.index(end) for _, end in fold.ranges)
         self.put(1, f"fold_over<{kind}>({span}, {width}, [&](long long {at}, long long j) {{")
         self.statements(2, [*position, *split_position(fold.ranges, name("j"))])
@@ -229,7 +228,6 @@ class CudaPrinter(CudaLines, CPlusPlusPrinter):
         body = [x for x in body if not isinstance(x, program.Loop)]
         folds = [x for x in body if isinstance(x, program.Fold)]
         if folds:
-            self.type = "double"
             self.fold(1, "Of", [x.reduction for x in folds])
             self.sums = {x.name: f"sum[{i}]" for i, x in enumerate(folds)}
             self.put(1, f"double sum[{len(folds)}];", "start<Of>(sum);")
@@ -238,7 +236,6 @@ class CudaPrinter(CudaLines, CPlusPlusPrinter):
             takes = [program.Take(x.reduction, self.sums[x.name], x.place) for x in folds]
             self.block(1, f"for ({each})", takes)
             self.put(1, "block_fold<Of>(sum);")
-        self.type = "double"
         waves = [x for x in body if isinstance(x, bulk.Waves)]
         if body := [x for x in body if not isinstance(x, program.Fold | bulk.Waves)]:
             self.block(1, "if (threadIdx.x == 0)", body)
@@ -246,7 +243,6 @@ class CudaPrinter(CudaLines, CPlusPlusPrinter):
             self.put(1, "__syncthreads();")
         for x in waves:
             self._waves(x)
-        self.type = "W"
 
     def _tables(self, body: Iterable[program.Statement]) -> None:
         """Print the tables of the waves among a function's statements, before it."""

@@ -1,9 +1,12 @@
-"""The columns of the table on CPUs: printers print their names, and `table.py` fills them in."""
+"""What printers for CPUs name: columns of the table, which `table.py` fills in, and arguments."""
 
 from arrayopt.engines.table_batch import first_columns
 from arrayopt.fusion.layout import GEOMETRY, Layout
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.windows import WINDOW
+
+SHARE = {"": (), "units": ("lo", "hi", "thread"), "threads": ("thread", "threads")}
+"""The integers by which a function knows a thread's share of its work; see `Function.shared`."""
 
 
 def native_columns(plan: Plan, layout: Layout) -> list[str]:

@@ -42,7 +42,7 @@ class NativeCut(CutTable):
         self.scratch = []
         for name, value in self.plan.spilled.items():
             for row, share in enumerate(self.shares):
-                kind = self.table.wide_type(value.dtype)
+                kind = self.table.wide_type(value.kind)
                 self.scratch.append(np.empty(share.last - share.first, kind))
                 before = self.first(row) * self.scratch[-1].itemsize
                 self.table.put(f"AT_{name}", self.scratch[-1].ctypes.data - before, row)

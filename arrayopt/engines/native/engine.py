@@ -7,6 +7,7 @@ from arrayopt.engines.blas import missing_packages
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.fused import Fused
 from arrayopt.engines.threads import thread_count
+from arrayopt.foreign import counted
 
 
 class Native(Fused):
@@ -22,7 +23,7 @@ class Native(Fused):
             raise ValueError("BLAS supports matrices of fewer than 2**31 rows and columns")
 
     def describe(self) -> str:
-        return f"fused loops, {thread_count()} threads"
+        return f"fused loops, {counted(thread_count(), 'thread')}"
 
 
 def _longest(bucket: Bucket) -> int:

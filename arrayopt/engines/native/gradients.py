@@ -66,11 +66,11 @@ class Gradients:
         if found is None:
             return False
         if last is None or last[0] is not rows or not last[1].same(found):
-            in_order = np.asarray(found.contiguous) & 1
-            addresses = np.asarray(found.addresses)
-            if not in_order.all() or (addresses % self.itemsize).any():
+            in_order = np.bitwise_and.reduce(found.contiguous) & 1
+            # sizes are powers of two
+            if not in_order or np.bitwise_or.reduce(found.addresses) % self.itemsize:
                 return False
-            self.table.put("AT_g", addresses, rows)
+            self.table.put("AT_g", found.addresses, rows)
         if self.table.cut is None:  # else `prepare` shifts the addresses
             self._last = rows, found
         return True

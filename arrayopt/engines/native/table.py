@@ -83,22 +83,22 @@ class Table(TableBatch):
 
     def __init__(self, kind: Kind, bucket: Bucket, members: list[int]) -> None:
         super().__init__(kind, bucket, members)
-        plan, lanes = kind.plan, kind.lanes
+        plan, segmented = kind.plan, kind.segmented
         self.cut = NativeCut(self) if bucket.kind == "cut" else None
         self.code, self.multiplies = self.compile(kind), plan.multiplies
         self.real = np.dtype(real_dtype(kind.dtype)).type
         self._fill()
         self.loads = self.geo["SIZE"] + flops(plan, self.geo) // FLOPS_PER_ELEMENT
         self.own = np.zeros(len(members), np.int64)
-        if lanes is not None:
+        if segmented is not None:
             planes = []
-            for each in lowered(plan, lanes).planes:
+            for each in lowered(plan, segmented).planes:
                 planes.append(sum(extent(axes, self.geo) for axes in each))
             self.own += self.geo["G"] * np.max(planes, axis=0)
         self.scratch: dict[str, Any] = {}
         self.staged: list[tuple[int, str]] = []
         self.copies: list[tuple[int, str, Any]] = []
-        count = len(plan.passes if lanes is None else lanes.segments)
+        count = len(plan.passes if segmented is None else segmented.segments)
         self.stages = list(range(2 * count + 1))
         self.gradients = Gradients(self, CODECS[kind.grad_dtype].itemsize)
         self.alive: Sequence[Any] = []
@@ -141,17 +141,15 @@ class Table(TableBatch):
     def bind(self) -> None:
         self.staged = []
         for name in self.plan.touched:
-            left = np.ones(len(self.tensors), bool)
             for stack, rows in self.whole_stacks(name):
                 far = self.layer[rows] * stack.strides[0]
                 self.put(f"AT_{name}", stack.ctypes.data + far, rows)
-                left[rows] = False
-            for row in np.flatnonzero(left).tolist():
+            for row in self.apart(name):
                 x = self.stored(row, name)
                 # `memory` copies a NumPy scalar
-                copied = name in self.widens or isinstance(x, np.generic)
-                if not copied and plain(memory(x)):
-                    self.put(f"AT_{name}", memory(x).ctypes.data, row)
+                here = None if name in self.widens or isinstance(x, np.generic) else memory(x)
+                if here is not None and plain(here):
+                    self.put(f"AT_{name}", here.__array_interface__["data"][0], row)
                 else:
                     self.staged.append((row, name))
         if self.cut is not None:
@@ -219,7 +217,7 @@ class Table(TableBatch):
             largest = max((int(sizes[rows].max(initial=0)) for rows in shares.own), default=0)
             need = max(len(shares.own) * largest, int(sizes[shares.shared].max(initial=0)))
             if name not in self.scratch or self.scratch[name].size < need:
-                self.scratch[name] = np.empty(need, self.wide_type(value.dtype))
+                self.scratch[name] = np.empty(need, self.wide_type(value.kind))
             memory_of_all = self.scratch[name]
             begin, each = memory_of_all.ctypes.data, largest * memory_of_all.itemsize
             self.put(f"AT_{name}", begin, shares.shared)

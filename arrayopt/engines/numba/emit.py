@@ -7,31 +7,30 @@ pass k.
 """
 
 import math
+from collections.abc import Iterable
 from functools import lru_cache
 
 from arrayopt.codecs import BLOCK, STORED
-from arrayopt.engines.native.columns import native_columns
+from arrayopt.engines.native.columns import SHARE, native_columns
 from arrayopt.engines.numba.header import DRAW, HALF, HEADER, PRODUCT, ROUND, SPLIT, TILE
 from arrayopt.engines.numba.texts import CODES, COPIES, TOTALS
 from arrayopt.engines.printer import Printer, rounded_nodes, unrounded_products
 from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import CACHED, Node
 from arrayopt.fusion.index import ONE, ZERO
-from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.lower_cpu import lowered
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.program import Program
+from arrayopt.fusion.segments import Segmented
 
-REST = "t, scalars, values, work, part"
+REST = ("t", "scalars", "values", "work", "part")
 """Where everything of a tensor lies."""
 
-ARGUMENTS = {
-    "": REST,
-    "units": f"lo, hi, thread, {REST}",
-    "threads": f"thread, threads, {REST}",
-}
-"""What a function takes, by how threads share it."""
+
+def _arguments(function: program.Function, scratch: Iterable[str]) -> str:
+    """What a function takes, with the columns of these scratch arrays."""
+    return ", ".join([*SHARE[function.shared], *REST, *(f"AT_{x}" for x in scratch)])
 
 
 class NumbaPrinter(Printer):
@@ -43,29 +42,29 @@ class NumbaPrinter(Printer):
     # ---- values ----------------------------------------------------------------------------------
 
     def constant(self, node: Node) -> str:
-        if node.dtype == "bool":
+        if node.kind == "bool":
             return repr(node.data)
         return f"W({node.data!r})" if math.isfinite(node.data) else f"W(float('{node.data}'))"
 
     def expression(self, node: Node, unrounded: Node | None = None) -> str:
-        if (node.op, node.dtype) != ("mul", "complex") or node.args[0].dtype == node.args[1].dtype:
+        if (node.op, node.kind) != ("mul", "complex") or node.args[0].kind == node.args[1].kind:
             return super().expression(node, unrounded)
-        scale, number = map(self.name, sorted(node.args, key=lambda x: x.dtype == "complex"))
+        scale, number = map(self.name, sorted(node.args, key=lambda x: x.kind == "complex"))
         return f"complex({scale} * {number}.real, {scale} * {number}.imag)"
 
     def fused(self, product: Node, other: str, sign: str = "") -> str:
-        if product.dtype == "real":
+        if product.kind == "real":
             return super().fused(product, other, sign)
         made = list[str]()
         for part in ("real", "imag"):
-            given = [(self.name(x), x.dtype) for x in product.args]
+            given = [(self.name(x), x.kind) for x in product.args]
             *factors, last = [f"{x}.{part}" if kind == "complex" else x for x, kind in given]
             made.append(f"fused({sign}{' * '.join(factors)}, {last}, ({other}).{part})")
         return f"complex({', '.join(made)})"
 
     def _typed(self, n: Node, text: str, cast: str = "W") -> str:
         """What is read of a value that lies somewhere as a float, in the value's own type."""
-        return f"{text} != 0" if n.dtype == "bool" else f"{cast}({text})" if cast else text
+        return f"{text} != 0" if n.kind == "bool" else f"{cast}({text})" if cast else text
 
     def _load(self, kind: str, stored: str) -> str:
         """What is stored in a dtype, in the dtype of arithmetic."""
@@ -92,7 +91,7 @@ class NumbaPrinter(Printer):
         """Print a function, after the loops over elements that it calls."""
         for elements in program.elements_of(function.body):
             self._elements(elements)
-        given = ", ".join([ARGUMENTS[function.shared], *(f"AT_{x}" for x in function.scratch)])
+        given = _arguments(function, function.scratch)
         self.put(0, "", "", "@inner", f"def {function.name}({given}):")
         self.statements(1, function.body)
         self.put(1, "return")
@@ -238,16 +237,16 @@ def emit(
     dtype: str,
     grad_dtype: str | None = None,
     *,
-    lanes: Lanes | None = None,
+    segmented: Segmented | None = None,
     about: str = ".",
 ) -> str:
     """The text of a module that runs a plan, for parameters and gradients stored in these dtypes.
 
-    With `lanes` it is the plan in segments, for matrices that are laid side by side. `about` is
+    With `segmented` it is the plan in segments, for small matrices side by side. `about` is
     said in the first line.
     """
     plan.check_wide()
-    laid_out = lanes.layout if lanes else layout(plan)
+    laid_out = segmented.layout if segmented else layout(plan)
     columns = native_columns(plan, laid_out)
     text = NumbaPrinter(plan, dtype, grad_dtype or dtype, laid_out, columns)
     text.put_text(HEADER.format(about=about, real=text.real, lanes=text.lanes))
@@ -264,9 +263,9 @@ def emit(
     if plan.multiplies:
         text.put_text(PRODUCT.format(real=text.real, tile=TILE))
     text.put(0, f"{', '.join(text.columns)} = range({len(text.columns)})")
-    if lanes:
+    if segmented:
         text.copies()
-    program = lowered(plan, lanes)
+    program = lowered(plan, segmented)
     for function in program.functions:
         text.function(function)
     _entry(text, program)
@@ -286,6 +285,6 @@ def _entry(text: NumbaPrinter, program: Program) -> None:
     text.put(2, "for stage in range(first, last):")
     for number, stage in enumerate(program.stages):
         if stage.function.body:
-            given = [ARGUMENTS[stage.function.shared], *(f"AT_{x}" for x in stage.scratch)]
+            given = _arguments(stage.function, stage.scratch)
             text.put(3, f"if stage == {number}:")
-            text.put(4, f"{stage.function.name}({', '.join(given)})")
+            text.put(4, f"{stage.function.name}({given})")

@@ -126,7 +126,7 @@ class _Table(Table):
     """A table, and a module of Numba."""
 
     def compile(self, kind: Kind) -> Callable[..., RunStages]:
-        text = emit(kind.plan, kind.dtype, kind.grad_dtype, lanes=kind.lanes)
+        text = emit(kind.plan, kind.dtype, kind.grad_dtype, segmented=kind.segmented)
         module = load(text, self.about(kind))
         try:
             ready(module)

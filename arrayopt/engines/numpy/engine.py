@@ -23,10 +23,11 @@ from arrayopt.engines.numpy.blocks import joined
 from arrayopt.engines.numpy.stacks import GROUP_SIZE, Grouped, Ragged, Stack
 from arrayopt.engines.numpy.values import Setup, Values
 from arrayopt.engines.threads import run, thread_count
+from arrayopt.foreign import counted
 from arrayopt.fusion.graph import Node
-from arrayopt.fusion.lanes import in_lanes
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.plans import plan_for, widened
+from arrayopt.fusion.segments import in_segments
 from arrayopt.rules.base import Rule
 from arrayopt.state.tensors import Tensor
 
@@ -87,11 +88,10 @@ class _Blocks(Batch):
     def bind(self) -> None:
         self.not_in_place: set[int] = set()
         self._flat_arrays: dict[str, list[Any]] = {}
+        for some in (self.whole, *self._some.values()):
+            some.kept = None
         for name in self.plan.touched:
-            left = np.ones(len(self.tensors), bool)
-            for _, rows in self.whole_stacks(name):
-                left[rows] = False
-            for row in np.flatnonzero(left).tolist():
+            for row in self.apart(name):
                 if not plain(self.stored(row, name)):
                     self.not_in_place.add(row)
 
@@ -177,14 +177,14 @@ class _Blocks(Batch):
         if "p" in arrays and np.may_share_memory(arrays["g"], arrays["p"]):
             # a gradient may share memory with the parameter, which may be written before it is read
             arrays["g"] = arrays["g"].copy()
-        copied = self.axes.keys() - chunk.views
+        copied = self.axes.keys() - chunk.views if len(chunk.views) < len(self.axes) else set()
         for name in copied:
             arrays[name] = self._copied(name, chunk).reshape(stack.shape(self.axes[name]))
         known = self._known(rows, stack)
         stack.run(Values(arrays, known))
         for node in self.reported:
             self.values[rows, self.layout.tensor[node]] = np.ravel(known[node])
-        for name in copied.intersection(self.plan.written):
+        for name in copied.intersection(self.plan.written) if copied else ():
             self._put(name, chunk, arrays[name].reshape(-1))
 
     def _copied(self, name: str, chunk: Chunk) -> Any:
@@ -198,9 +198,11 @@ class _Blocks(Batch):
     def _known(self, rows: list[int], stack: Stack) -> dict[Node, Any]:
         """Return the scalars of the step: numbers if equal for all tensors, else arrays."""
         some, known = self.scalars[rows], dict[Node, Any]()
-        some = some[:1] if (some == some[0]).all() else some
-        for node, column in zip(self.plan.scalars, some.T, strict=True):
-            known[node] = stack.column(column.astype(bool) if node.dtype == "bool" else column)
+        alike = len(some) == 1 or (some == some[0]).all()
+        for node, x in zip(self.plan.scalars, some[0].tolist() if alike else some.T, strict=True):
+            same = alike or (x == x[0]).all()
+            x = x if alike else x[0].item() if same else x.reshape(stack.each)
+            known[node] = x if node.kind != "bool" else bool(x) if same else x.astype(bool)
         return known
 
     def _begin(self, chunk: Chunk) -> Stack:
@@ -211,7 +213,7 @@ class _Blocks(Batch):
             return chunk.runner
         geo = self.geo[rows[0]]
         large = geo["SIZE"] > GROUP_SIZE
-        kind = Grouped if large and in_lanes(self.plan) is not None else Stack
+        kind = Grouped if large and in_segments(self.plan) is not None else Stack
         chunk.runner = kind(self.setup, (len(rows), *(int(geo[x]) for x in "ABRC")), firsts)
         for name, axes in self.axes.items() if not self.widens else ():
             if chunk.layers is not None and isinstance(chunk.layers[1], slice):
@@ -220,7 +222,8 @@ class _Blocks(Batch):
                 found = self.flat_arrays(name)[rows[0]]
             else:
                 break
-            chunk.views[name] = found.reshape(chunk.runner.shape(axes))
+            shape = chunk.runner.shape(axes) if axes or len(rows) > 1 else ()  # quicker to write
+            chunk.views[name] = found.reshape(shape)
         return chunk.runner
 
     def _put(self, name: str, chunk: Chunk, new: Any) -> None:
@@ -259,9 +262,9 @@ class NumPy(Fused):
 
     def plan(self, rule: Rule, rank: int, dtype: str, **options: Any) -> Plan:
         plan = plan_for(rule, rank, dtype, lean=self.lean, **options)
-        if in_lanes(plan) is None:  # with lanes, no value is stored for all elements
+        if in_segments(plan) is None:  # in segments, no value is stored for all elements
             plan = plan_for(rule, rank, dtype, lean=self.lean, calls=True, **options)
         return widened(plan)
 
     def describe(self) -> str:
-        return f"NumPy on blocks that stay in cache, {thread_count()} threads"
+        return f"NumPy on blocks that stay in cache, {counted(thread_count(), 'thread')}"

@@ -46,9 +46,7 @@ def pass_function(pass_: Pass, storage: tuple[tuple[str, str], ...]) -> PassFunc
     storage : tuple of (str, str)
         Stored arrays, and their dtypes. Calls write directly to arrays whose dtype does not round.
     """
-    # if the condition is true, `where` has its second operand's value
-    when_true = {name: pass_.stores[name].args[1] for name in pass_.guards}
-    pass_ = replace(pass_, stores=pass_.stores | when_true)
+    pass_ = replace(pass_, stores=pass_.new)
     summed = {r: _factors(r, pass_) for r in pass_.reductions}
     extras = _extras(pass_, summed)
     spare = list(chain(*extras.values()))
@@ -107,17 +105,17 @@ def _targets(
                 dying.append(operand)
         over = OPS[node.op].in_place
         for operand in dying if over else ():
-            free[operand.dtype].append(buffer_of.pop(operand))
+            free[operand.kind].append(buffer_of.pop(operand))
         if node in direct:
             targets[node] = f"block[{direct[node]!r}]"
         elif node.op not in VIEWS:
-            if not free[node.dtype]:
-                free[node.dtype].append(len(buffers))
-                buffers.append(node.dtype)
-            buffer_of[node] = free[node.dtype].pop()
+            if not free[node.kind]:
+                free[node.kind].append(len(buffers))
+                buffers.append(node.kind)
+            buffer_of[node] = free[node.kind].pop()
             targets[node] = f"buffers[{buffer_of[node]}]"
         for operand in () if over else dying:
-            free[operand.dtype].append(buffer_of.pop(operand))
+            free[operand.kind].append(buffer_of.pop(operand))
     return targets, buffers
 
 
@@ -126,7 +124,7 @@ def _factors(r: Node, p: Pass) -> tuple[Node, ...]:
     (x,) = r.args
     dot = r.op == "sum" and not r.axes and x.op == "mul" and x in p.nodes
     for a in x.args:
-        dot = dot and a.axes == p.axes and a.dtype == "real" and not a.on_host
+        dot = dot and a.axes == p.axes and a.kind == "real" and not a.on_host
     return x.args if dot else (x,)
 
 

@@ -18,12 +18,12 @@ from arrayopt.arrays import Ints
 from arrayopt.engines.blas import bands
 from arrayopt.engines.numpy.blocks import blocks, buffers_of, dims, part, reduced, totals
 from arrayopt.engines.numpy.making import pass_function
-from arrayopt.engines.numpy.values import Setup, SmallValues, Values, last_readers
+from arrayopt.engines.numpy.values import Setup, SmallValues, Values, last_readers, small_inputs
 from arrayopt.engines.threads import run
 from arrayopt.fusion.graph import POSITION, Node
-from arrayopt.fusion.lanes import Segment, in_lanes
 from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.passes import Pass
+from arrayopt.fusion.segments import Segment, in_segments
 
 GROUP_SIZE = 1 << 17
 """The number of elements of matrices that a `Grouped` processes at once; or one matrix."""
@@ -36,12 +36,14 @@ class Stack(SmallValues):
     def run(self, values: Values) -> None:
         """Run all passes and products; results are written to `values`."""
         spilled = self.setup.plan.spilled
-        kinds = [value.dtype for value in spilled.values()]
+        kinds = [value.kind for value in spilled.values()]
         shapes = [self.shape(value.axes) for value in spilled.values()]
         largest = max(map(math.prod, shapes), default=0)
         rooms = buffers_of(kinds, self.setup.real, largest, self.setup.scratch)
         for name, room, shape in zip(spilled, rooms, shapes, strict=True):
             values.arrays[name] = room[: math.prod(shape)].reshape(shape)
+        for node in small_inputs(self.setup.plan) if self.extents[0] == 1 else ():
+            values.known[node] = values.arrays[node.data].item()  # read once, as Python's number
         self._passes(values)
 
     def _passes(self, values: Values) -> None:
@@ -104,14 +106,16 @@ class Stack(SmallValues):
             found[index] = made.run(block, room, real, reduce, *given)
 
         self._shared([partial(one, i) for i in range(len(cuts))])
-        joined, several = found[0], len(cuts) > 1 or "batch" in pass_.reductions.values()
-        for reduction, kind in pass_.reductions.items() if several else ():
+        if len(cuts) == 1 and "batch" not in pass_.reductions.values():
+            return found[0]
+        joined = dict[Node, Any]()
+        for reduction, kind in pass_.reductions.items():
             joined[reduction] = self._joined(reduction, kind, [x[reduction] for x in found], cuts)
         return joined
 
     def _spread(self, value: Any) -> Any:
         """Return a value of fewer axes as an array in the dtype of arithmetic."""
-        is_bool = isinstance(value, bool) or getattr(value, "dtype", None) == np.bool_
+        is_bool = type(value) is bool or getattr(value, "dtype", None) == np.bool_
         return value if is_bool else np.asarray(value, self.setup.real)
 
     def _positions(self, cuts: tuple[slice, ...]) -> Any:
@@ -165,9 +169,7 @@ class Ragged(Stack):
     def __init__(self, setup: Setup, sizes: Ints, firsts: Ints) -> None:
         super().__init__(setup, (1, 1, 1, 1, int(sizes.sum())), firsts)
         self.sizes, self.starts, self.most = sizes, np.cumsum(sizes) - sizes, self.extents[-1]
-
-    def column(self, x: Any) -> Any:
-        return x[0].item() if len(x) == 1 or (x == x[0]).all() else x
+        self.each = (-1,)
 
     def _spread(self, x: Any) -> Any:
         return super()._spread(np.repeat(x, self.sizes) if np.ndim(x) else x)
@@ -187,23 +189,23 @@ class Ragged(Stack):
 
 
 class Grouped(Stack):
-    """Runs a step of tensors of one shape, under a plan in lanes, group of matrices by group.
+    """Runs a step of tensors of one shape, under a plan in segments, group of matrices by group.
 
-    The passes of a segment (see `arrayopt.fusion.lanes`) follow each other over a group. So values
+    The passes of a segment (`arrayopt.fusion.segments`) follow each other over a group. So values
     between them need memory for a group, not for the whole tensor.
     """
 
     def _passes(self, values: Values) -> None:
-        lanes = in_lanes(self.setup.plan)
-        assert lanes is not None
+        segmented = in_segments(self.setup.plan)
+        assert segmented is not None
         cuts, whole, size = list[tuple[slice, ...]](), slice(None), math.prod(self.extents[3:])
         for of_a, of_b in blocks(self.extents[1:3], max(1, GROUP_SIZE // size)):
             cuts.append((whole, of_a, of_b, whole, whole))
         partials, kept = dict[Node, Any](), dict[Node, Any]()
-        for segment in lanes.segments:
+        for segment in segmented.segments:
             for node in segment.carried:
                 kept[node] = np.empty(self.shape(node.axes), self.setup.real)
-        for segment in lanes.segments:
+        for segment in segmented.segments:
             self._between(segment.before, partials, values)
             found = [dict[Node, Any]() for _ in cuts]
 
@@ -213,7 +215,7 @@ class Grouped(Stack):
             self._shared([partial(group, index) for index in range(len(cuts))])
             for total in found[0]:
                 partials[total] = self._joined(total, "tensor", [x[total] for x in found], cuts)
-        self._between(lanes.last, partials, values)
+        self._between(segmented.last, partials, values)
 
     def _group(self, segment: Segment, cut: Any, values: Values, kept: Any) -> dict[Node, Any]:
         """Run a segment over some matrices; return the reductions per tensor."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from arrayopt.arrays import Ints
 from arrayopt.engines.numpy.blocks import DIMS, dims, reduced
-from arrayopt.fusion.graph import Node
+from arrayopt.fusion.graph import Node, operands
 from arrayopt.fusion.layout import read_elsewhere
 from arrayopt.fusion.ops import OPS
 from arrayopt.fusion.passes import Between, Pass, SmallLoop
@@ -76,6 +76,8 @@ class SmallValues:
         The position of each tensor's first element.
     """
 
+    each: tuple[int, ...] = (-1, 1, 1, 1, 1)  # the shape of a value per tensor
+
     def __init__(self, setup: Setup, extents: Sequence[int], firsts: Ints) -> None:
         self.setup, self.extents, self.firsts = setup, tuple(extents), firsts
         self.most, self.threads = setup.chunk, 1  # threads of a pass
@@ -88,11 +90,6 @@ class SmallValues:
             out[i] = self.extents[DIMS[axis.upper()]]
         return tuple(out)
 
-    def column(self, values: Any) -> Any:
-        """Return a value per tensor in the shape of known values; a number if all are equal."""
-        same = len(values) == 1 or (values == values[0]).all()
-        return values[0].item() if same else values.reshape(-1, 1, 1, 1, 1)
-
     def _between(self, between: Between, partials: dict[Node, Any], values: Values) -> None:
         """Compute and store the values between two passes."""
         for reduction in between.combine:
@@ -103,35 +100,34 @@ class SmallValues:
                     values.known[node] = self._computed(node, values)
                     values.drop(self.last.get(node, ()))
         for name, node in between.stores.items():
-            values.arrays[name][...] = values[node]
+            values.arrays[name][()] = values[node]
         values.drop(self.last.get(between, ()))
 
     def _scalars(self, loop: SmallLoop, values: Values) -> bool:
         """Compute values per tensor by one function, and return whether that was possible."""
         read, one = read_elsewhere(self.setup.plan), self.extents[0] == 1
         outer, results, function = straight(loop, read, numbers=one)
-        known, arrays, given = values.known, values.arrays, list[Any]()
-        for node in outer:
-            value = known[node] if node in known else arrays[node.data]
-            if isinstance(value, np.ndarray):
-                if one and value.size == 1:
-                    value = value.item()
-                elif value.dtype.kind not in "fb":
-                    return False
-                else:
-                    value = _wide(value)
-            given.append(value)
+        known, given = values.known, list[Any](map(values.known.get, outer))
         kinds = {*map(type, given)}
+        if not kinds <= {float, bool}:
+            given = [values[node] for node in outer]
+            for i, x in enumerate(given):
+                if isinstance(x, np.ndarray):
+                    real = x.dtype.kind in "fb"
+                    given[i] = (x.item() if one and x.size == 1 else _wide(x)) if real else None
+            kinds = {*map(type, given)}
+        if not kinds <= REAL:
+            return False
         numbers = one and kinds <= {float, bool}
         if one and not numbers:
             function = straight(loop, read, numbers=False).function
         try:
-            made = function(*given) if kinds <= REAL else None
+            made = function(*given)
         except (ZeroDivisionError, OverflowError):
-            made = None
-        if made is None or numbers:
-            known.update(zip(results, made or (), strict=False))
-            return made is not None
+            return False
+        if numbers:
+            known.update(zip(results, made, strict=True))
+            return True
         stored = set(map(id, given))
         for node, value in zip(results, made, strict=True):
             if isinstance(value, np.ndarray):
@@ -160,13 +156,19 @@ class SmallValues:
             ):
                 made = made.copy()
         if node.axes:
-            return made.astype(self.setup.real, copy=False) if node.dtype == "real" else made
+            return made.astype(self.setup.real, copy=False) if node.kind == "real" else made
         return made if np.ndim(made) else made.item()
 
     def _narrowed(self, value: Any) -> Any:
         """Convert a float64 array to the dtype of arithmetic; return other values as they are."""
         double = isinstance(value, np.ndarray) and value.dtype == np.float64
         return np.asarray(value, self.setup.real) if double else value
+
+
+@lru_cache(maxsize=64)
+def small_inputs(plan: Plan) -> set[Node]:
+    """Return the slots with a number per tensor that are read between passes."""
+    return {x for x in operands(plan.between_nodes) if x.op == "input" and not x.axes}
 
 
 @lru_cache(maxsize=64)

@@ -9,7 +9,7 @@ import numpy as np
 
 from arrayopt.arrays import REAL, Array, detached, dtype_name, like, place
 from arrayopt.foreign import unknown
-from arrayopt.hyper import is_number
+from arrayopt.hyper import is_number, whole
 from arrayopt.libraries import to_numpy
 from arrayopt.params.grads import match_grads
 from arrayopt.testing.diagnosis.diagnosis import Diagnosis
@@ -22,7 +22,6 @@ from arrayopt.testing.diagnosis.tensors import Examination
 from arrayopt.testing.diagnosis.trajectory import STEPS, Observed, Trajectory, Values, each, gradients
 from arrayopt.testing.diagnosis.words import no_rule
 from arrayopt.testing.equivalence import LIMITS as CHECKED
-from arrayopt.testing.equivalence import whole
 
 
 def diagnose(
@@ -91,11 +90,11 @@ def diagnose(
     SGD(lr=0.1, momentum=0.0, dampening=0.0, weight_decay=0.0)
     """
     given, who = _known(known), "diagnose"
-    whole(who, "depth", depth, least=0)
+    depth = whole("diagnose: `depth`", depth)
     if seconds is not None and not (is_number(seconds) and seconds >= 0):
         raise ValueError(f"diagnose: `seconds` must be a number of at least 0; got {seconds!r}")
     subject = None if isinstance(step, Trajectory) else as_subject(step, params, who)
-    seen = Observed(step if subject is None else run(subject, grads, whole(who, "steps", steps), who))
+    seen = Observed(step if subject is None else run(subject, grads, whole("diagnose: `steps`", steps, first=1), who))
     if subject is not None and subject.repeatable:
         one = Observed(run(as_subject(step, params, who), seen.trajectory.grads[:1], 1, who))
         same = one.where(one.distance(seen.after[:1]) <= one.by_dtype(LIMITS))
@@ -134,7 +133,7 @@ def record(
     OSError
         If the file cannot be written.
     """
-    made = run(as_subject(step, params, "record"), grads, whole("record", "steps", steps), "record")
+    made = run(as_subject(step, params, "record"), grads, whole("record: `steps`", steps, first=1), "record")
     made.save(path)
     return made
 

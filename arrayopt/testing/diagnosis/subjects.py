@@ -17,6 +17,7 @@ import numpy as np
 
 from arrayopt.arrays import Array, detached, dtype_name, is_array, like
 from arrayopt.exchange.given import below
+from arrayopt.foreign import counted
 from arrayopt.hyper import is_number
 from arrayopt.optimizer import Optimizer
 from arrayopt.params.given import named_params
@@ -44,7 +45,7 @@ def as_subject(step: Any, params: Any, who: str) -> Subject:
     if isinstance(step, Rule):
         step, params = Optimizer(_given(params, who), step, engine="array_api"), None
     if isinstance(step, Optimizer):
-        _check_owner(who, "an Optimizer", params, step.step_count and f"has made {step.step_count} steps")
+        _check_owner(who, "an Optimizer", params, step.step_count and f"has made {counted(step.step_count, 'step')}")
         return _ours(step, who)
     if any(c.__module__.partition(".")[0] == "torch" and c.__name__ == "Optimizer" for c in type(step).__mro__):
         used = any(step.state.values()) if below(step) is step else below(step).step_count  # ours has state at once

@@ -1,13 +1,13 @@
-"""Batches of small matrices: `in_lanes` divides a plan into segments, for CPUs. Several passes of a
-segment run over a few whole matrices before the next ones.
+"""Batches of small matrices, for CPUs: `in_segments` divides a plan into segments. Several passes
+of a segment run over a few whole matrices before the next ones.
 
 The sums over rows and columns of a matrix depend on that matrix alone. So passes that need only
 such sums can run one after the other over a few matrices, which stay in the cache. A pass that
 needs a sum over the whole tensor begins a new *segment*. Values between the passes of a segment
 need memory for a few matrices only.
 
-The few matrices are stored side by side, as lanes: element (r, c) of all matrices, then the next
-element. So loops are over matrices, and are as long for convolution kernels of 1 × 1 as for others.
+The few matrices are stored side by side: element (r, c) of all matrices, then the next element. So
+loops are over matrices, and are as long for convolution kernels of 1 × 1 as for others.
 """
 
 import math
@@ -22,8 +22,8 @@ from arrayopt.fusion.layout import Layout, geometry, layout
 from arrayopt.fusion.passes import Between, in_loops
 from arrayopt.fusion.plan import Plan
 
-LANES = 256
-"""The most elements of a matrix that is stored side by side with others."""
+SMALL = 256
+"""The most elements of a small matrix."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -45,7 +45,7 @@ class Segment:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Lanes:
+class Segmented:
     """A plan in segments."""
 
     segments: tuple[Segment, ...]
@@ -62,14 +62,13 @@ MANY_MATRICES = 64
 
 def suits(shape: tuple[int, ...]) -> bool:
     """Whether a tensor is a batch of many small matrices, to be processed side by side."""
-    return (
-        len(shape) > 2 and shape[-2] * shape[-1] <= LANES and math.prod(shape[:-2]) >= MANY_MATRICES
-    )
+    many = math.prod(shape[:-2]) >= MANY_MATRICES
+    return many and len(shape) > 2 and shape[-2] * shape[-1] <= SMALL
 
 
-def lane_geometry(shapes: list[tuple[int, ...]], element: str, room: int) -> Any:
+def segment_geometry(shapes: list[tuple[int, ...]], element: str, room: int) -> Any:
     """The `geometry` of shapes: the matrices of a unit need memory for about `room` values."""
-    geo = geometry(shapes, element, LANES)
+    geo = geometry(shapes, element, SMALL)
     batches, rows, columns = geo["A"] * geo["B"], geo["R"], geo["C"]
     fitting = room // (rows * columns + 4 * (rows + columns)) // 16 * 16
     geo["G"] = np.minimum(np.maximum(64, fitting), np.maximum(batches, 1))
@@ -78,7 +77,7 @@ def lane_geometry(shapes: list[tuple[int, ...]], element: str, room: int) -> Any
 
 
 @lru_cache(maxsize=CACHED)
-def in_lanes(plan: Plan) -> Lanes | None:
+def in_segments(plan: Plan) -> Segmented | None:
     """A plan in segments; None if it has others than values per tensor, matrix, row, column."""
     if not plan.passes or not _local_throughout(plan):
         return None
@@ -95,7 +94,7 @@ def in_lanes(plan: Plan) -> Lanes | None:
     whole = layout(plan)
     partials = {node: kind for node, kind in whole.partials.items() if kind == "tensor"}
     laid_out = Layout(whole.scalars, whole.tensor, vectors, partials)
-    return Lanes(tuple(segments), last, laid_out)
+    return Segmented(tuple(segments), last, laid_out)
 
 
 class _Segments:

@@ -5,10 +5,10 @@ import pytest
 
 import arrayopt as ao
 from arrayopt.engines.registry import ENGINES
-from arrayopt.fusion import lanes as module
+from arrayopt.fusion import segments as module
 from arrayopt.fusion.dims import TraceError
-from arrayopt.fusion.lanes import in_lanes, lane_geometry, suits
 from arrayopt.fusion.plans import plan_for
+from arrayopt.fusion.segments import in_segments, segment_geometry, suits
 from tests.support.aliases import ALIASES
 from tests.support.engine_runs import agree, contents, problem, run, same
 from tests.support.engines import COMPILED, FUSED, SLOW, each_fused
@@ -43,7 +43,7 @@ FULL = tuple((name, shape) for name, shape in RANK_FOUR if 0 not in shape)  # wh
 
 
 def split(rule, rank=4):
-    return in_lanes(plan_for(rule, rank, "float32"))
+    return in_segments(plan_for(rule, rank, "float32"))
 
 
 def test_only_sums_over_whole_tensors_end_a_segment():
@@ -79,7 +79,7 @@ def test_which_tensors_are_laid_side_by_side():
 @pytest.mark.parametrize("room", [1, 1000, 1 << 16])
 def test_units_cover_each_matrix_once(room):
     shapes = [shape for name, shape in KERNELS if len(shape) == 4 and 0 not in shape]
-    for (a, b, r, c), geo in zip(shapes, lane_geometry(shapes, "ABRC", room), strict=True):
+    for (a, b, r, c), geo in zip(shapes, segment_geometry(shapes, "ABRC", room), strict=True):
         assert (geo["A"], geo["B"], geo["R"], geo["C"]) == (a, b, r, c)
         assert (geo["UNITS"] - 1) * geo["G"] < a * b <= geo["UNITS"] * geo["G"]
 
@@ -198,5 +198,5 @@ def test_the_text_for_every_alias_can_be_read(name):
         plan = plan_for(made(update, slots)(), 3, "float32", shape=(4, 2, 3))
     except TraceError:
         return
-    if in_lanes(plan) is not None:
-        compile(ENGINES["numba"].emitter()(plan, "float32", lanes=in_lanes(plan)), "<lanes>", "exec")
+    if in_segments(plan) is not None:
+        compile(ENGINES["numba"].emitter()(plan, "float32", segmented=in_segments(plan)), "<segments>", "exec")
