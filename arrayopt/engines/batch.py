@@ -89,7 +89,7 @@ class Batch(ABC):
 
     vectors: Mapping[str, Sequence[Array]] = {}
     """Slots of each tensor that last from phase to phase; see `arrayopt.fusion.phases`."""
-    on_device: ClassVar[bool] = False
+    layout_of = staticmethod(layout)
     chunk: ClassVar[int] = CHUNK
     segment_room: ClassVar[int] = 1 << 16
 
@@ -100,7 +100,7 @@ class Batch(ABC):
         self.tensors = [bucket.tensors[i] for i in members]
         shapes = [x.shape for x in self.tensors]
         if self.segmented is None:
-            self.layout = layout(self.plan, device=self.on_device)
+            self.layout = self.layout_of(self.plan)
             self.geo = geometry(shapes, self.plan.element, self.chunk)
         else:
             self.layout = self.segmented.layout
@@ -195,9 +195,8 @@ class Batch(ABC):
             self._located = now
 
     def follow(self) -> None:
-        """Let go of arrays that were replaced. On a device a batch has only their addresses."""
-        if not self.on_device:
-            self.locate()
+        """Let go of arrays that were replaced."""
+        self.locate()
 
     def written(self, rows: Rows) -> None:
         """Tell PyTorch that parameters were written: graphs may have saved the old values."""

@@ -7,7 +7,7 @@ and their partial results are combined in order. So results do not depend on it 
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
@@ -90,9 +90,8 @@ def flops(plan: Plan, geo: Any, *, halves: bool = True) -> Any:
 
 def moved(plan: Plan, geo: Any) -> Any:
     """Return the bytes that passes read and write for each tensor, without products."""
-    return np.sum(
-        [extent(p.axes, geo) * plan.bytes_of(p) for p in plan.passes if not p.multiplies], axis=0
-    )
+    passes = [p for p in plan.passes if not p.multiplies]
+    return np.sum([extent(p.axes, geo) * plan.bytes_of(p) for p in passes], axis=0)
 
 
 def cut_points(geo: Any, element: str) -> tuple[Any, Any]:
@@ -166,26 +165,36 @@ def partial_length(kind: str, geo: Any) -> Any:
 
 
 @lru_cache(maxsize=CACHED)
-def layout(plan: Plan, *, device: bool = False) -> Layout:
-    """Return the layout of a plan's values. Only on a `device` there are waves."""
+def layout(plan: Plan) -> Layout:
+    """Return the layout of a plan's values on a CPU."""
+    return _layout(plan, read_elsewhere(plan), [], [])
+
+
+@lru_cache(maxsize=CACHED)
+def device_layout(plan: Plan) -> Layout:
+    """Return the layout on a device, with the loops of `Staging` between passes, or waves."""
+    waved, leaves = list[Node](), list[Node]()
+    for between in plan.between:
+        for loop in between.loops:
+            if in_waves(loop.nodes, loop.axes, plan.element):
+                waved += chain.from_iterable(chain(*waves(loop.nodes)))
+                leaves += operands(loop.nodes)
+    if leaves:
+        leaves += [n for n in plan.small.values() if n.axes == ""]
+    return _layout(plan, Staging(plan).needed, waved, leaves)
+
+
+def _layout(plan: Plan, kept: Container[Node], waved: list[Node], leaves: list[Node]) -> Layout:
+    """Return the layout with the vectors in `kept`. Values of waves are in the order of these."""
     partials: dict[Node, str] = {}
     for pass_ in plan.passes:
         partials |= {n: pass_.reductions[n] for n in in_order(pass_)}
     small = [*partials, *plan.between_nodes]
     _check_axes(plan, partials, small)
-    tensor = dict.fromkeys(n for n in partials if n.axes == "")
-    in_wave, leaves = dict[Node, None](), dict[Node, None]()  # values of waves, and their operands
-    for between in plan.between:
-        for loop in between.loops:
-            if device and in_waves(loop.nodes, loop.axes, plan.element):
-                in_wave |= dict.fromkeys(chain.from_iterable(chain(*waves(loop.nodes))))
-                leaves |= dict.fromkeys(operands(loop.nodes))
-    tensor |= in_wave | dict.fromkeys(n for n in small if n.axes == "")
-    if leaves:
-        leaves |= dict.fromkeys(n for n in plan.small.values() if n.axes == "")
-    last = [n for n in leaves if n not in tensor]
+    ordered = [*partials, *waved, *small]
+    tensor = dict.fromkeys(n for n in ordered if n.axes == "")
+    last = [n for n in dict.fromkeys(leaves) if n not in tensor]
     last.sort(key=lambda n: (n.op != "input", n.op == "const", plan.storage.get(str(n.data), "")))
-    kept = read_elsewhere(plan) | (Staging(plan).needed if device else set())
     return Layout(
         scalars={n: i for i, n in enumerate(plan.scalars)},
         tensor={n: i for i, n in enumerate(tensor)},

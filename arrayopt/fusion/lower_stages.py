@@ -21,7 +21,7 @@ from typing import Any
 from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import CACHED, Node, operands
 from arrayopt.fusion.index import ONE, ZERO, Index, Place, name, number, product, ranges_of
-from arrayopt.fusion.layout import layout
+from arrayopt.fusion.layout import device_layout
 from arrayopt.fusion.lower_between import Statements
 from arrayopt.fusion.lower_rings import buffers_of, turns_over
 from arrayopt.fusion.lower_waves import Waving
@@ -53,7 +53,7 @@ class Stages(Lowering):
     """Makes a program for devices: `made` has its stages so far."""
 
     def __init__(self, plan: Plan) -> None:
-        laid_out, self.staging = layout(plan, device=True), Staging(plan)
+        laid_out, self.staging = device_layout(plan), Staging(plan)
         super().__init__(plan, laid_out, {*laid_out.tensor, *self.staging.needed})
         self.made: list[program.Stage] = []
         self.functions: dict[Any, program.Function] = {}
@@ -145,10 +145,10 @@ class Stages(Lowering):
 
         Those in `small` reduce values over fewer axes than the elements.
         """
-        body, made = Statements(), set[Node]()
+        body, variables = Statements(), dict[Node, str]()
         if loop.reduces:  # one reduction for each position
-            body += [self.folded("sum", small[0]), *self._reduced("sum", small[0])]
-            made |= {*small}
+            body.append(self.folded("sum", small[0]))
+            variables[small[0]] = "sum"
         elif not loop.axes:
             body += self._arrays(operands(small))
             for node in small:
@@ -156,11 +156,13 @@ class Stages(Lowering):
                 body.append(program.Loop("which", ZERO, ONE, fold))
         for run in self.runs(n for n in reductions if n in self.of_rings):
             body.append(program.Loop("which", ZERO, number(len(run)), self.combined_all(run)))
-        sums = [n for n in reductions if n not in (*small, *self.of_rings)]
-        body += [self.combined(f"sum{n.id}", n) for n in sums]
-        for node in sums:
-            body += self._reduced(f"sum{node.id}", node)
-        return body, made | {*sums}
+        for node in reductions:
+            if node not in (*small, *self.of_rings):
+                variables[node] = f"sum{node.id}"
+                body.append(self.combined(variables[node], node))
+        for node, variable in variables.items():
+            body += [program.Read(node, variable, not node.axes), *self._stored(node)]
+        return body, {*variables}
 
     def _stores(self, loop: SmallLoop, made: set[Node]) -> Statements:
         """Return the statements that write slots. The nodes in `made` are in variables."""
@@ -175,10 +177,6 @@ class Stages(Lowering):
             body.append(program.Write(Place(f"at_{slot}", at), value))
             there.add(value)
         return body
-
-    def _reduced(self, variable: str, node: Node) -> Statements:
-        """Return the statements that make a variable the result of a reduction."""
-        return [program.Read(node, variable, not node.axes), *self._stored(node)]
 
     def _stored(self, node: Node) -> Statements:
         """Return the statement that stores a value, if something outside of its loop reads it."""

@@ -179,7 +179,7 @@ class Placement:
         """Return the values that a pass can read."""
         work, arrays = self.work, dict[Node, str]()
         for name, node in work.outputs.items():
-            if self.stored[name] < number and not work.rounds(name):
+            if self.stored[name] < number and name not in work.narrow:
                 arrays[node] = name
         for name, node in self.scratch.items():
             if self.spilled[node] < number:

@@ -68,10 +68,7 @@ def scalar_code(plan: Plan) -> ScalarCode:
     found = reachable(plan.scalars)
     leaves, early, late = list[Node](), list[Node](), dict[Node, None]()
     for node in found:
-        changes = (
-            node.data in EACH_STEP if node.op == "host" else not late.keys().isdisjoint(node.args)
-        )
-        if changes:
+        if node.data in EACH_STEP or not late.keys().isdisjoint(node.args):
             late[node] = None
         elif node.op == "host":
             leaves.append(node)

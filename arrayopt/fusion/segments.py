@@ -62,9 +62,8 @@ MANY_MATRICES = 64
 
 def suits(shape: tuple[int, ...]) -> bool:
     """Whether a tensor is a batch of many small matrices, to be processed side by side."""
-    return (
-        len(shape) > 2 and shape[-2] * shape[-1] <= SMALL and math.prod(shape[:-2]) >= MANY_MATRICES
-    )
+    many = math.prod(shape[:-2]) >= MANY_MATRICES
+    return many and len(shape) > 2 and shape[-2] * shape[-1] <= SMALL
 
 
 def segment_geometry(shapes: list[tuple[int, ...]], element: str, room: int) -> Any:

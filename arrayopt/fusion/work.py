@@ -71,12 +71,8 @@ class Work:
 
     def size(self, name: str, n: Node) -> int:
         """Return the size of a value in memory in the array `name`, in halves of a real value."""
-        half = self.rounds(name) or (n.narrow and name not in self.outputs)
+        half = name in self.narrow or (n.narrow and name not in self.outputs)
         return (1 if half else 2) * (2 if n.kind == "complex" else 1)
-
-    def rounds(self, name: str) -> bool:
-        """Whether storing in the array `name` rounds values."""
-        return name in self.narrow
 
     def roots(self, stores: dict[str, Node], sums: Iterable[Node]) -> list[Node]:
         """Return the values per element that a pass stores or reduces."""

@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
+from arrayopt.engines.cuda.emit import emit
+from arrayopt.fusion.layout import device_layout
 from arrayopt.fusion.lower_stages import in_stages
 from arrayopt.fusion.plans import plan_for
 from tests.engines.cuda.test_cupy import compare, pair, step
+from tests.support.cases import CASES, make
 from tests.support.slow import marked
 
 STAGES = {"CAME": 11, "Adafactor": 7, "LAMB": 3, "LANS": 5, "AdamW": 1, "NAdam": 2}
@@ -87,3 +90,12 @@ def test_values_between_passes_are_those_of_the_rule(cupy, name, seed):
             step(cupy, opts, SHAPES, seed=k)
     compare(opts, loose=4)
     assert np.isfinite(opts[1].params["w"].get()).all()
+
+
+@pytest.mark.parametrize("name", ["CAME", "Adafactor"])
+def test_a_device_has_room_only_for_vectors_that_are_written_and_read(name):
+    plan = plan_for(make(name, CASES[name][0]), 2, "float32", shape=(30, 40), lean=True)
+    text = emit(plan, "float32")
+    columns = [f"t[VEC{i}]" for i in range(len(device_layout(plan).vectors))]
+    assert columns
+    assert [column for column in columns if text.count(column) < 2] == []

@@ -32,7 +32,7 @@ REFUSED = {
     "the shape": (lambda xp, p, g: p * len(range(p.shape[0])), "has no value"),
     "an unknown function": (lambda xp, p, g: xp.cumulative_sum(g), "xp.cumulative_sum cannot be traced"),
     "another reduction": (lambda xp, p, g: p / xp.prod(g), "xp.prod cannot be traced"),
-    "another shape": (lambda xp, p, g: xp.reshape(g, (-1,)), "only a tensor as the matrix"),
+    "another shape": (lambda xp, p, g: xp.reshape(g, (-1,)), "can be traced only to the matrix"),
     "a dtype": (lambda xp, p, g: xp.astype(p, xp.int32), "xp.int32 cannot be traced"),
     "another norm": (lambda xp, p, g: p / xp.linalg.vector_norm(g, ord=3), "only norms of order 1, 2 and infinity"),
     "NumPy itself": (lambda xp, p, g: np.sqrt(p), "has no value"),

@@ -15,7 +15,7 @@ from arrayopt.engines.cuda.emit_rings import RingsPrinter
 from arrayopt.engines.cuda.pieces import OUTPUTS, SMALL_COLUMNS, SMALL_MATRIX, SQUARE, SUMS
 from arrayopt.engines.cuda.printer import CudaPrinter
 from arrayopt.fusion.graph import CLIP, COUNT, UPDATES
-from arrayopt.fusion.layout import layout
+from arrayopt.fusion.layout import device_layout
 from arrayopt.fusion.lower_stages import in_stages, turns_of
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.program import Body, Stage
@@ -85,7 +85,7 @@ def _resident(plan: Plan, dtype: str, real: str, *, windows: bool = False) -> in
     """The number of blocks of a multiprocessor: three leave a thread 80 registers, two 128."""
     if plan.multiplies:  # many passes in one kernel, and products take the time
         return 1
-    if layout(plan, device=True).leaves or any(map(turns_of, in_stages(plan).stages)):
+    if device_layout(plan).leaves or any(map(turns_of, in_stages(plan).stages)):
         return 2 if real == "float32" else 1  # for waves, and for loops over members of rings
     passes, words = plan.passes, 2 if real == "float64" else 1
     held = []

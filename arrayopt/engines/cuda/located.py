@@ -19,6 +19,7 @@ from arrayopt.engines.cuda.launches import NOTHING
 from arrayopt.engines.cuda.upload import Upload
 from arrayopt.engines.table_batch import TableBatch
 from arrayopt.fusion.graph import Node
+from arrayopt.fusion.layout import device_layout
 from arrayopt.params.headers import Locations
 from arrayopt.params.located import locations_of
 from arrayopt.state.quantized import dequantized, scale_of
@@ -50,7 +51,7 @@ class Located(TableBatch):
         The flags of the step, and the index of each tensor's flag; `NOTHING` if there are none.
     """
 
-    on_device = True
+    layout_of = staticmethod(device_layout)
     device_table: Upload
     cut: DeviceCut | None
     """This rank's units, if ranks share the tensors."""
@@ -97,6 +98,9 @@ class Located(TableBatch):
                 " because the graph holds their addresses; write into the same arrays, or make a"
                 " new Optimizer"
             )
+
+    def follow(self) -> None:
+        """See `Batch.follow`: a table in device memory has only addresses."""
 
     def bind(self) -> None:
         self.staged = {}

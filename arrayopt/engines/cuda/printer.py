@@ -10,7 +10,7 @@ from arrayopt.engines.cuda.columns import table_columns
 from arrayopt.fusion import bulk, program
 from arrayopt.fusion.graph import POSITION, Node, reachable
 from arrayopt.fusion.index import Place, name
-from arrayopt.fusion.layout import layout
+from arrayopt.fusion.layout import device_layout
 from arrayopt.fusion.lower_stages import split_position
 from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.plan import Plan
@@ -51,7 +51,7 @@ class CudaPrinter(CudaLines, CPlusPlusPrinter):
     integer = "long long"
 
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, *, windows: bool = False) -> None:
-        laid_out = layout(plan, device=True)
+        laid_out = device_layout(plan)
         names = table_columns(plan, laid_out, windows=windows)
         super().__init__(plan, dtype, grad_dtype, laid_out, names)
         self.windows, self.type = windows, "W"
@@ -145,13 +145,10 @@ class CudaPrinter(CudaLines, CPlusPlusPrinter):
     # ---- stages ----------------------------------------------------------------------------------
 
     def open(self, name: str, *parameters: str) -> None:
-        """Print the head of a stage's function, with integer parameters; it looks up the tensor.
-
-        A part of a stage has `before`: the number of pieces of the parts before it.
-        """
+        """Print the head of a stage's function, with integer parameters; it looks up the tensor."""
         more = "".join(f", int {parameter}" for parameter in parameters)
         self.put(0, f"__device__ __forceinline__ void {name}(const Step& given{more}) {{")
-        before = " - before" * ("before" in parameters)
+        before = " - before" * ("before" in parameters)  # the pieces of a stage's parts before it
         self.put(1, f"const int tensor = now().tensor, piece = now().piece{before};")
         self.put(1, "const Step step = located(given);")
         self.put(1, "const long long* const t = step.table + (long long)tensor * kColumns;")

@@ -13,7 +13,7 @@ from arrayopt.engines.cuda.columns import COLUMNS, hyper_names
 from arrayopt.engines.cuda.emit import emit
 from arrayopt.engines.cuda.pieces import pieces, tiles
 from arrayopt.engines.cuda.queue import TICKET
-from arrayopt.fusion.layout import GEOMETRY, geometry, layout
+from arrayopt.fusion.layout import GEOMETRY, device_layout, geometry
 from arrayopt.fusion.lower_stages import in_stages
 from arrayopt.fusion.plans import plan_for
 from tests.cudacpu import Module, standin
@@ -162,7 +162,7 @@ def last_piece(rule, shape, values):
     `values` are what the last elements of arrays are.
     """
     plan = plan_for(rule, len(shape), "float32", lean=True)
-    geo, where = geometry([shape], plan.element), layout(plan, device=True)
+    geo, where = geometry([shape], plan.element), device_layout(plan)
     tiles(geo, plan.element)
     made = in_stages(plan).stages
     first = next(j for j, stage in enumerate(made) if stage.kind == "pass")
