@@ -70,7 +70,8 @@ def _given(fields: Sequence[str], values: list[Any] | None) -> str:
     if values is None:
         return f"it is {' and '.join(f'`{field}`' for field in fields)} here"
     short = all(x is None or isinstance(x, Number | str) for x in values)
-    return f"pass {', '.join(f'{field}={x!r}' if short else field for field, x in zip(fields, values, strict=True))}"
+    shown = [repr(x) if short else "..." for x in values]
+    return f"pass {', '.join(f'{field}={x}' for field, x in zip(fields, shown, strict=True))}"
 
 
 def counted(n: int, what: str) -> str:

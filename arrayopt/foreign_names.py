@@ -233,6 +233,7 @@ INNER: Mapping[str, str] = {
     },
     **dict.fromkeys(("advance", "launch"), "captured steps need an arrayopt.Optimizer"),
     **dict.fromkeys(("groups", "params"), "read opt.param_groups"),
+    **dict.fromkeys(("eval", "train"), "opt.inner.averaged() returns the parameters to evaluate"),
     "add_group": "call opt.add_param_group",
     "after_step": "call opt.register_step_post_hook",
     "before_step": "call opt.register_step_pre_hook",

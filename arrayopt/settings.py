@@ -228,8 +228,8 @@ class Settings(Saved):
 
     def __repr__(self) -> str:
         every, groups = self._parameters.all, self._parameters.groups
-        total = sum(size(x.array) for x in every)
-        head = f"Optimizer({self._rule!r}, {counted(len(every), 'tensor')}, {total} parameters, step {self.step_count})"
+        counts = counted(len(every), "tensor"), counted(sum(size(x.array) for x in every), "parameter")
+        head = f"Optimizer({self._rule!r}, {', '.join(counts)}, step {self.step_count})"
         return "\n".join([head, *(f"  {group!r}" for group in groups if len(groups) > 1 or group.overridden)])
 
     def _repr_html_(self) -> str:

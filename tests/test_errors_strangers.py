@@ -127,7 +127,7 @@ def test_after_a_refused_gradient_every_call_says_why():
         (
             lambda: ao.minimize(value, np.ones(2), engine="cuda"),
             ValueError,
-            r"^minimize: .* 'cuda', whose engine is 'cupy'",
+            r"^minimize: .* got 'cuda'; for CUDA, use 'cupy'",
         ),
         (lambda: ao.minimize(value, np.ones(2), ao.Adam), TypeError, r"create an instance: Adam\(...\)"),
         (lambda: ao.Adam(lr=ao.schedules.Cosine), TypeError, r"create an instance: Cosine\(...\)"),

@@ -103,13 +103,13 @@ def explain_buckets(buckets: Sequence[Bucket], engine: str) -> str:
     lines = [f"{x.label}: {x.rule!r}" if labelled else repr(x.rule) for x in groups.values()]
     for bucket in buckets:
         chosen, why = select(engine, bucket)
-        whole = bucket.whole.tensors
-        first, n, total = whole[0].array, len(whole), sum(size(tensor.array) for tensor in whole)
-        what = "layers" if bucket.rule.stacked else "blocks"
-        layers = f" of {len(bucket.tensors)} {what}" if isinstance(bucket, Layers) else ""
+        whole, first = bucket.whole.tensors, bucket.whole.tensors[0].array
+        total = counted(sum(size(tensor.array) for tensor in whole), "parameter")
+        what = "layer" if bucket.rule.stacked else "block"
+        layers = f" of {counted(len(bucket.tensors), what)}" if isinstance(bucket, Layers) else ""
         where = f"{dtype_name(first)}, {library(first)} on {place(first)[1]}"
         owners = f", of {', '.join(x.label for x in bucket.groups)}" if labelled else ""
-        lines.append(f"  {counted(n, 'tensor')}{layers}, {total} parameters, {where}{owners}")
+        lines.append(f"  {counted(len(whole), 'tensor')}{layers}, {total}, {where}{owners}")
         lines.append(f"  engine {chosen.name} ({why}): {chosen.explain(bucket)}")
         lines += explain_wide(bucket.rule, whole)
     return "\n".join(lines)

@@ -157,7 +157,7 @@ def _select(name: str, bucket: Bucket) -> tuple[Engine, str]:
     arrays = _kind(bucket.tensors[0].array)
     if name != "auto":
         if name not in ENGINES:
-            meant = ", whose engine is 'cupy'" if name.lower() in ("cuda", "gpu") else ""
+            meant = "; for CUDA, use 'cupy'" if name.lower() in ("cuda", "gpu") else ""
             raise ValueError(
                 f"Optimizer: `engine` must be 'auto' or one of {', '.join(map(repr, ENGINES))}; got"
                 f" {name!r}{meant}"
@@ -251,7 +251,7 @@ def _serving(name: str, arrays: str, bucket: Bucket, *, asked: bool = False) -> 
     if name in bucket.refused:
         raise ValueError(bucket.refused[name])
     if row.takes and name not in FUSED.get(arrays, ()):
-        raise ValueError(f"it supports {' and '.join(row.takes)} arrays; got {arrays}")
+        raise ValueError(f"it supports arrays of {' and '.join(row.takes)}; got {arrays}")
     if row.takes and bucket.rule.several and not isinstance(bucket, Layers):
         what = "stacked tensors" if bucket.rule.stacked else "tensors with blocks"
         raise ValueError(f"it supports {what} only if they are writable in place")

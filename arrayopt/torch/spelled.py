@@ -117,7 +117,7 @@ def placed(who: str, rule: type[Rule], values: tuple[Any, ...], named: Mapping[s
     names = _PLACES.get(rule, ())
     if len(values) > len(names):
         takes = ", ".join(("parameters", "lr", *names))
-        raise TypeError(f"{who} takes {takes} by position; pass the rest by name, such as betas=(0.9, 0.999)")
+        raise TypeError(f"{who}: by position, pass only {takes}; pass the rest by name, such as betas=(0.9, 0.999)")
     found = dict(zip(names, values, strict=False))
     twice = sorted(found.keys() & named.keys())
     if twice:

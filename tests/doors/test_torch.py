@@ -530,7 +530,7 @@ def test_what_fails_changes_nothing():
         ({"state": {0: {**saved["state"][0], "step": 0.5}}}, "parameter 0: step must be an integer"),
         ({"state": {0: 3}}, "parameter 0: expected step, m, v; got int"),
         ({"state": {9: saved["state"][0]}}, "the state has [9]"),
-        ({"param_groups": []}, "the state has groups of [] parameters, but the optimizer has groups of [4]"),
+        ({"param_groups": []}, "the groups of the state have [] parameters, but those of the optimizer have [4]"),
         ({"param_groups": [{**saved["param_groups"][0], "lr": -1.0}]}, "`lr` must be in"),
     ]:
         refusals.raises(lambda change=change: opt.load_state_dict({**saved, **change}), ValueError, words)

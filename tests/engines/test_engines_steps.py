@@ -185,7 +185,7 @@ def test_an_engine_of_no_such_name():
 
 @each_fused
 def test_arrays_of_another_library_are_refused(engine):
-    takes = f"{' and '.join(ENGINES[engine].takes)} arrays"
+    takes = f"arrays of {' and '.join(ENGINES[engine].takes)}"
     with pytest.raises(ValueError, match=f"engine '{engine}' cannot run LAMB: it supports {takes}; got jax.numpy"):
         ao.Optimizer({"w": jnp.ones(3)}, ao.LAMB(), engine=engine)
     assert "engine array_api" in ao.Optimizer({"w": jnp.ones(3)}, ao.LAMB()).explain()

@@ -201,7 +201,7 @@ REFUSED = {
     "half precision": (lambda xp, p: xp.astype(p, xp.float16), "arithmetic in float16 is not fused"),
     "mixed": (lambda xp, p: xp.astype(p, xp.bfloat16) @ p.mT @ p, "a product of bfloat16 with float32 cannot be"),
     "half a sum": (lambda xp, p: p + xp.sum(xp.astype(p, xp.bfloat16)), "`sum` of values in bfloat16 cannot be"),
-    "another shape": (lambda xp, p: xp.reshape(p, (-1,)), "only a tensor as the matrix"),
+    "another shape": (lambda xp, p: xp.reshape(p, (-1,)), "`reshape` can be traced only to"),
     "length": (lambda xp, p: p if 2 * p.shape[0] > 7 else 2 * p, "cannot depend on an array's value"),
     "outer": (
         lambda xp, p: xp.sum(p, axis=-1, keepdims=True) * xp.sum(p, axis=-1),
