@@ -89,9 +89,9 @@ class Place:
     """Where a number is stored."""
 
     room: str
-    """The array: ``work``, ``part``; the tensor's ``values`` or ``scalars``; ``got``, the results
-    of reductions in the last `Elements`; ``sums``, those of a piece of a pass over rings on a device;
-    or the name that an `Array`, `View`, `Buffer` or `Listed` defines.
+    """The array: ``work``, ``part``; the tensor's ``values`` or ``scalars``; ``got``, results of
+    the reductions in the last `Elements`; ``sums``, those of a piece over rings on a device; or the
+    name that an `Array`, `View`, `Buffer` or `Listed` defines.
     """
     index: Index
     """The index in the array."""
