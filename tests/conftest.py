@@ -6,7 +6,6 @@ import importlib.util
 import os
 import re
 import signal
-from dataclasses import replace
 from functools import cached_property
 from types import SimpleNamespace
 from unittest import mock
@@ -105,7 +104,7 @@ def cases(request):
 
 @pytest.fixture(scope="module", autouse=True)
 def lightly_optimized(request):
-    """In `make test`, C++ of tests that are not of engines is compiled with -O1, in two thirds of the time.
+    """In `make test`, C++ of tests that are not of engines is hardly optimized, and compiled in a third of the time.
 
     Optimization changes no bit. Tests of engines have the flags that users have, as all tests have in `make test-all`.
     """
@@ -113,21 +112,10 @@ def lightly_optimized(request):
     if PROFILE != "quick" or "engines" in folder or "fusion" in folder:
         yield
         return
-    with mock.patch.object(compilers, "_found", _of_little_effort(compilers._found)):
+    compilers._found.cache_clear()
+    with mock.patch.object(compilers, "FLAGS", (*compilers.FLAGS, "-Og")):
         yield
-
-
-def _of_little_effort(find):
-    """The function that finds a compiler, whose code is optimized less."""
-
-    def found(chosen, path):
-        known, why = find(chosen, path)
-        if known is not None:
-            target = *known.target, "-O1"
-            known = replace(known, target=target, identity="\n".join([known.identity, "-O1"]))
-        return known, why
-
-    return found
+    compilers._found.cache_clear()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import Array, is_array, memory, size
+from arrayopt.params.kinds import refusal
 from arrayopt.params.trees import flatten, rebuild
 from arrayopt.ranks.comm import Comm, as_bytes
 from arrayopt.ranks.settings import as_ranks
@@ -71,10 +72,11 @@ def shared(tree: Any, comm: Any) -> Any:
         for path, leaf in flatten(tree):
             if leaf is None or id(leaf) in places:
                 continue
-            if not _is_host(leaf):
+            why = refusal(leaf, parameter=True) if _is_host(leaf) else type(leaf).__name__
+            if why is not None:
                 raise TypeError(
                     f"ranks.shared: {path!r} must be an array of NumPy or a tensor of PyTorch on"
-                    f" the CPU; got {type(leaf).__name__}"
+                    f" the CPU; got {why}"
                 )
             places[id(leaf)] = end
             described.append((path, str(leaf.dtype), list(leaf.shape)))

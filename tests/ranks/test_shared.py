@@ -72,6 +72,19 @@ def test_arrays_that_replace_shared_ones_are_sent():
     assert [differing(contents(one), found) for found in ao.ranks.run(2, rank)] == [[], []]
 
 
+@pytest.mark.parametrize("kind", ["masked", "of bytes swapped"])
+def test_what_an_optimizer_refuses_cannot_be_shared_either(kind):
+    """A mask would be lost without a word."""
+    x = np.ma.ones(4) if kind == "masked" else np.ones(4, ">f8")
+    why = "a masked array, whose mask has no meaning" if kind == "masked" else "in another byte order"
+
+    def rank(comm):
+        with pytest.raises((TypeError, ValueError), match=f"PyTorch on the CPU; got {why}|all ranks must pass"):
+            ao.ranks.shared({"w": x}, comm)
+
+    ao.ranks.run(2, rank)
+
+
 def test_what_cannot_be_shared_is_refused_on_all_ranks():
     def rank(comm):
         with pytest.raises(ValueError, match="same names, shapes and dtypes"):
