@@ -3,8 +3,10 @@
 import re
 from functools import cache
 
+import numpy as np
 import pytest
 
+import arrayopt as ao
 from tests import messages
 
 found = cache(messages.messages)
@@ -36,3 +38,9 @@ def test_counts_in_messages_are_singular_or_plural():
         if re.search(r"\{len\([^{}]*\)\} (?!has )[a-z]+s\b", text)
     ]
     assert not odd
+
+
+def test_one_of_a_thing_is_singular():
+    opt = ao.Optimizer({"x": np.ones((1, 1))}, ao.SGD(lr=0.1, stacked=True), groups={"x": {"lr": 1.0}}, engine="numpy")
+    for text in (repr(opt), repr(opt.groups[0]), opt.explain()):
+        assert not re.search(r"\b1 (parameter|tensor|layer|thread)s", text), text

@@ -89,8 +89,9 @@ class Place:
     """Where a number is stored."""
 
     room: str
-    """The array: ``work``, ``part``; the tensor's ``values`` or ``scalars``; an `Array` or a
-    `View`; or ``got``, the results of reductions in the last `Elements`.
+    """The array: ``work``, ``part``; the tensor's ``values`` or ``scalars``; ``got``, results of
+    the reductions in the last `Elements`; ``sums``, those of a piece over rings on a device; or the
+    name that an `Array`, `View`, `Buffer` or `Listed` defines.
     """
     index: Index
     """The index in the array."""

@@ -191,8 +191,7 @@ def _layout(plan: Plan, kept: Container[Node], waved: list[Node], leaves: list[N
         partials |= {n: pass_.reductions[n] for n in in_order(pass_)}
     small = [*partials, *plan.between_nodes]
     _check_axes(plan, partials, small)
-    ordered = [*partials, *waved, *small]
-    tensor = dict.fromkeys(n for n in ordered if n.axes == "")
+    tensor = dict.fromkeys(n for n in (*partials, *waved, *small) if n.axes == "")
     last = [n for n in dict.fromkeys(leaves) if n not in tensor]
     last.sort(key=lambda n: (n.op != "input", n.op == "const", plan.storage.get(str(n.data), "")))
     return Layout(

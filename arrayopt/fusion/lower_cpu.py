@@ -39,7 +39,7 @@ def _whole(plan: Plan) -> Program:
     for index, between in enumerate(plan.between):
         before = lowering.between(index, between) if between else Function("", "", ())
         stages.append(Stage(before))
-        if index == len(plan.passes):
+        if index == len(plan.passes):  # the last computation between is after all passes
             break
         pass_ = plan.passes[index]
         scratch = scratch_of(pass_, plan) if plan.multiplies else ()

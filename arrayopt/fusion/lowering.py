@@ -101,8 +101,8 @@ class Lowering:
         """Return the pass as loops over members of rings, or None if it is no such pass."""
         is_complex = any(n.kind == "complex" for n in (*pass_.loads.values(), *pass_.nodes))
         wide = is_complex or bool(body.codes)
-        known = not wide or (self.rolls_wide and not (body.codes and is_complex))
-        if self.plan.element != "C" or not known:
+        supported = not wide or (self.rolls_wide and not (body.codes and is_complex))
+        if self.plan.element != "C" or not supported:
             return None
         return rolled(self._guarded(pass_), [*self.plan.slots], self.least, wide=wide)
 

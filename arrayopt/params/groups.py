@@ -132,7 +132,7 @@ class Group:
         if len(own) == len(fields_of(type(self.rule))):
             own = [repr(self.rule)]
         n, total = len(self.tensors), sum(size(tensor.array) for tensor in self.tensors)
-        words = [repr(self.label), counted(n, "tensor"), f"{total} parameters", *own]
+        words = [repr(self.label), counted(n, "tensor"), counted(total, "parameter"), *own]
         return f"Group({', '.join(words)})"
 
 

@@ -135,6 +135,7 @@ class GivenStep(Step):
         grad = parameters.match_one(place, given)
         if grad is None:
             return
+        parameters.keep_state()
         if self._team.size == 1:
             self.release.took(name, like(grad, grad))
             return

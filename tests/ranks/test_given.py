@@ -403,3 +403,21 @@ def test_a_copy_in_the_middle_of_a_step_is_refused():
         return differing(contents(opt), contents(copy.deepcopy(opt)))
 
     assert ao.ranks.run(2, rank) == [[]] * 2
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_parameter_that_changes_its_dtype_after_given_steps_is_refused(ranks):
+    """Its slots, which have values now, would be made anew without a word."""
+    torch = pytest.importorskip("torch")
+
+    def rank(comm):
+        p = torch.ones(3)
+        opt = ao.Optimizer({"x": p}, ao.AdamW(lr=0.1), comm=ao.Ranks(comm, grads="mean"))
+        opt.give("x", torch.ones(3))
+        opt.step(wait=False)
+        opt.wait()
+        p.data = p.double()
+        with pytest.raises(ValueError, match=r"'x' must keep shape, dtype, library and device"):
+            opt.give("x", p)
+
+    ao.ranks.run(ranks, rank)
