@@ -130,7 +130,7 @@ def minimize(
     with naming():
         ranks = ranks_of(comm)
     with ranks.warned("minimize"), naming():
-        check_names("minimize", list(inspect.signature(minimize).parameters)[:-1], kwargs, SOLVER)
+        check_names("minimize", list(minimize.__annotations__)[:-2], kwargs, SOLVER)
         tol = float(scalar("minimize: `tol`", tol, "[0, inf)"))
         max_steps = whole("minimize: `max_steps`", max_steps)
         check_every = whole("minimize: `check_every`", check_every, first=1)
