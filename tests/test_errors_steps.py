@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 
 import array_api_strict
@@ -107,7 +108,7 @@ def test_gradients_on_another_device(p, g):
 def test_flat_lists_of_another_length():
     opt = optimizer(made=[{"params": {"w": ones(2), "b": ones(2)}}, {"params": ones(2)}])
     for grads in ([ones(2)] * 2, [ones(2)] * 4, [], ones(2)):
-        fails_without_a_trace(opt, lambda: opt.step(grads), ValueError, "Optimizer.step: grads must hold 3")  # noqa: B023
+        fails_without_a_trace(opt, partial(opt.step, grads), ValueError, "the number of gradients must be 3")
     fails_without_a_trace(opt, lambda: opt.step({"w": ones(2)}), ValueError, "missing 'b'; missing '2'")
 
 
