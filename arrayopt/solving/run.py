@@ -22,7 +22,8 @@ KINDS = {"value": float, "grad_norm": float, "steps": int, "evaluations": int, "
 """The numbers of a `Result`, and their Python types for one problem."""
 
 
-_PLAIN: Any = SimpleNamespace(abs=abs, all=bool, isfinite=np.isfinite, maximum=np.maximum)
+# `abs` of NumPy's complex scalars differs from that of its arrays in the last bit
+_PLAIN: Any = SimpleNamespace(abs=np.abs, all=bool, isfinite=np.isfinite, maximum=np.maximum)
 _PLAIN.finfo, _PLAIN.int32 = cache(np.finfo), np.int32
 _PLAIN.astype = lambda x, dtype, copy=True: dtype(x)
 _PLAIN.max = lambda x, axis: x.max()
