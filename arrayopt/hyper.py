@@ -154,14 +154,13 @@ def whole(where: str, value: Any, *, first: int = 0, last: int = 2**64 - 1) -> i
         number = None
     if number is None:
         raise TypeError(f"{where} must be an integer; got {value!r}")
-    if not first <= number <= last:
-        limit = f"at most {last}" if last < 2**31 else f"below 2**{last.bit_length()}"
-        bits = number.bit_length()
-        raise ValueError(
-            f"{where} must be {f'at least {first}' if number < first else limit}; "
-            f"got {number if bits <= 64 else f'a number of {bits} bits'}"
-        )
-    return number
+    if first <= number <= last:
+        return number
+    limit = f"at most {last}" if last < 2**31 else f"below 2**{last.bit_length()}"
+    if number < first:
+        limit = f"at least {first}"
+    bits = number.bit_length()
+    raise ValueError(f"{where} must be {limit}; got {number if bits <= 64 else f'a number of {bits} bits'}")
 
 
 def coerce(where: str, value: Any, interval: str | None, *, optional: bool) -> Any:

@@ -203,9 +203,10 @@ class _Counting(Engine):
 
     def prepare(self, bucket: Bucket, asked: Asked, meetings: Sequence[Any] = ()) -> MakeStep:
         """See `Engine.prepare`; other ranks pass numbers to meetings."""
+        took = np.flatnonzero(taking_part(asked.grads))
 
         def run(reports: dict[str, Report]) -> Stops:
-            bucket.count(np.flatnonzero(taking_part(asked.grads)))
+            bucket.count(took)
             yield from ()
 
         return run

@@ -193,7 +193,7 @@ def minimize(
     if not calls:
         return run.result()
     with _bar(max_steps, callback) if progress else nullcontext(callback) as call:
-        return run.result(call or bool)  # ranks without a callback call one, too
+        return run.result(call or _nothing)
 
 
 def _rule(rule: Any, project: Any, *, stacked: bool) -> Rule:
@@ -215,6 +215,10 @@ def _rule(rule: Any, project: Any, *, stacked: bool) -> Rule:
         given["project"] = project
     made: Rule = dataclasses.replace(rule, **given)
     return made
+
+
+def _nothing(result: Result) -> None:
+    """The callback of ranks that have none, while other ranks have one."""
 
 
 @contextmanager

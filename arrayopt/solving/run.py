@@ -22,13 +22,18 @@ KINDS = {"value": float, "grad_norm": float, "steps": int, "evaluations": int, "
 """The numbers of a `Result`, and their Python types for one problem."""
 
 
-# `abs` of NumPy's complex scalars differs from that of its arrays in the last bit
-_PLAIN: Any = SimpleNamespace(abs=np.abs, all=bool, isfinite=np.isfinite, maximum=np.maximum)
-_PLAIN.finfo, _PLAIN.int32 = cache(np.finfo), np.int32
-_PLAIN.astype = lambda x, dtype, copy=True: dtype(x)
-_PLAIN.max = lambda x, axis: x.max()
-_PLAIN.where = lambda condition, yes, no: yes if condition else no
-_PLAIN.zeros_like = lambda x: type(x)(0)
+_PLAIN: Any = SimpleNamespace(
+    abs=np.abs,  # Python's, of complex scalars, differs from that of arrays in the last bit
+    all=bool,
+    astype=lambda x, dtype, copy=True: dtype(x),
+    finfo=cache(np.finfo),
+    int32=np.int32,
+    isfinite=np.isfinite,
+    max=lambda x, axis: x.max(),
+    maximum=np.maximum,
+    where=lambda condition, yes, no: yes if condition else no,
+    zeros_like=lambda x: type(x)(0),
+)
 """The functions that this module uses, on NumPy's scalars, for which NumPy's own take ten times as long."""
 
 

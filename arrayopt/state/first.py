@@ -4,6 +4,7 @@ import zlib
 from collections.abc import Collection, Hashable, Mapping
 from contextlib import suppress
 from copy import copy
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,6 @@ from arrayopt.rules.code import code_of
 from arrayopt.rules.fields import hypers
 from arrayopt.state.quantized import scale_of
 from arrayopt.state.tensors import Tensor
-
-_KNOWN: dict[Hashable, dict[Any, list[str]]] = {}
-"""The results of `_from_values`: for a rule's structure and code, by rank and dtype."""
 
 _Mark = tuple[Array, list[int | None]]
 """A slot, and for each layer a number that tells whether it was written; None if it was."""
@@ -32,13 +30,13 @@ class FirstValues:
 
     def __init__(self, groups: "list[Any]") -> None:
         self._groups, self._seen = groups, dict[Tensor, Any]()  # with the form of its array
-        # with the tensor's group, and what its slots were made from: a rule, and an array on the host
+        # with the tensor's group, and what its slots were made from: a rule, and numbers on the host by checksum
         self._marks: dict[Tensor, tuple[Any, dict[str, _Mark], Any]] = {}
 
     def note(self) -> None:
         """Remember the slots of tensors that are new, or have another dtype or shape than before."""
         for group in self._groups:
-            known = _KNOWN.setdefault((group.rule.structure, code_of(group.rule)), {})
+            known = _known(group.rule.structure, code_of(group.rule))
             for tensor in group.tensors:
                 form = _form(tensor.array)
                 if self._seen.get(tensor) == form:
@@ -50,7 +48,7 @@ class FirstValues:
                 names = [name for slot in known[kind_of] for name in (slot, scale_of(slot)) if name in tensor.slots]
                 if names and not np.all(tensor.updates):
                     here = is_on_host(tensor.array) and tensor.home is None
-                    source = (group.rule, tensor.array, _written(tensor, tensor.array)) if here else None
+                    source = (group.rule, _form(tensor.array), _written(tensor, tensor.array)) if here else None
                     self._marks[tensor] = group, {name: _marked(tensor, name) for name in names}, source
 
     def loaded(self, put: Mapping[Tensor, Collection[str]]) -> None:
@@ -91,7 +89,7 @@ class FirstValues:
     def _renew(self, tensor: Tensor, waits: Any) -> None:
         """Recompute the initial slots of a tensor, or of its layers in `waits`, except those that were written."""
         group, marks, source = self._marks.get(tensor, (None, {}, None))
-        same = source is not None and group.rule is source[0] and tensor.array is source[1]
+        same = source is not None and group.rule is source[0] and _form(tensor.array) == source[1]
         if same and _written(tensor, tensor.array) == source[2]:
             return
         made = (tensor.home or tensor).fresh(group.rule) if marks else {}
@@ -115,6 +113,12 @@ class FirstValues:
                     found[0],
                     [x if new else old for x, old, new in zip(found[1], written, begins, strict=True)],
                 )
+
+
+@lru_cache(maxsize=256)
+def _known(structure: Hashable, code: str) -> dict[Any, list[str]]:
+    """The results of `_from_values` so far for rules of one structure and code, by rank and dtype."""
+    return {}
 
 
 def _from_values(rule: Rule, array: Array) -> list[str]:

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import weakref
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -380,3 +381,13 @@ def test_a_layer_that_was_skipped_follows_until_its_own_first_update(engine, sav
         return np.stack([opt.params["w"][1], *(x[1] for slot, x in opt.state["w"].items() if slot != "t")])
 
     assert np.array_equal(train(True), train(False))
+
+
+def test_an_array_that_was_replaced_before_the_first_update_is_freed():
+    params = {"w": np.ones(8, np.float32), "b": np.ones(3, np.float32)}
+    opt = ao.Optimizer(params, RULES["ema"], engine="numpy")
+    old, params["w"] = weakref.ref(params["w"]), np.full(8, 2, np.float32)
+    opt.step({"w": None, "b": np.ones(3, np.float32)})
+    assert old() is None
+    opt.step({"w": np.zeros(8, np.float32), "b": None})
+    np.testing.assert_allclose(opt.state["w"]["ema"], 2.0, rtol=0.01)

@@ -197,12 +197,15 @@ class _Blocks(Batch):
 
     def _known(self, rows: list[int], stack: Stack) -> dict[Node, Any]:
         """Return the scalars of the step: numbers if equal for all tensors, else arrays."""
-        some, known = self.scalars[rows], dict[Node, Any]()
-        alike = len(some) == 1 or (some == some[0]).all()
-        for node, x in zip(self.plan.scalars, some[0].tolist() if alike else some.T, strict=True):
-            same = alike or (x == x[0]).all()
-            x = x if alike else x[0].item() if same else x.reshape(stack.each)
-            known[node] = x if node.kind != "bool" else bool(x) if same else x.astype(bool)
+        some, known, nodes = self.scalars[rows], dict[Node, Any](), self.plan.scalars
+        if len(some) == 1 or (some == some[0]).all():
+            for node, number in zip(nodes, some[0].tolist(), strict=True):
+                known[node] = bool(number) if node.kind == "bool" else number
+            return known
+        for node, column in zip(nodes, some.T, strict=True):
+            column = column.astype(bool) if node.kind == "bool" else column
+            same = (column == column[0]).all()
+            known[node] = column[0].item() if same else column.reshape(stack.each)
         return known
 
     def _begin(self, chunk: Chunk) -> Stack:
