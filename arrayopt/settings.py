@@ -207,6 +207,8 @@ class Settings(Saved):
             return getattr(self._rule, name)
         if name.startswith("_"):
             raise AttributeError(f"Optimizer has no attribute {name!r}")
+        if hasattr(type(self), name):
+            return object.__getattribute__(self, name)  # raises the property's own error once more
         public = [x for x in dir(type(self)) if not x.startswith("_")]
         raise AttributeError(unknown("Optimizer", [*fields_of(type(self._rule)), *public], name, OPTIMIZER))
 

@@ -217,6 +217,13 @@ def test_what_is_no_field_cannot_be_read_or_set():
 
 
 @pytest.mark.usefixtures("auto")
+def test_a_property_that_fails_raises_its_own_error(monkeypatch):
+    monkeypatch.setattr(ao.Optimizer, "state", property(lambda self: np.ones(1).no_attribute))
+    with pytest.raises(AttributeError, match="no_attribute"):
+        ao.Optimizer({"w": ones()}, ao.LAMB()).state  # noqa: B018
+
+
+@pytest.mark.usefixtures("auto")
 def test_state_is_for_reading():
     opt = ao.Optimizer({"w": ones()}, ao.LAMB())
     with pytest.raises(TypeError):

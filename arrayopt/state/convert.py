@@ -5,16 +5,9 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from arrayopt.arrays import (
-    Array,
-    array_namespace,
-    copied,
-    dtype_name,
-    dtype_of,
-    kind,
-    on_its_device,
-    working_dtype,
-)
+import numpy as np
+
+from arrayopt.arrays import Array, array_namespace, copied, dtype_name, dtype_of, kind, on_its_device, working_dtype
 from arrayopt.codecs import PAIR, QUANTIZED, SCALE
 from arrayopt.rules.base import Rule
 from arrayopt.rules.namespace import current, is_split, low_bits
@@ -113,7 +106,8 @@ def converted(p: Array, slots: dict[str, Array], old: Rule, new: Rule, rank: int
                 made[slot], made[scale_of(slot)] = quantized(wide, wanted[slot], int(new.stacked))
             else:
                 made[slot] = xp.astype(wide, dtype_of(xp, wanted[slot]))
-    return made
+    # NumPy's operations return scalars for arrays without axes.
+    return {slot: copied(x) if isinstance(x, np.generic) else x for slot, x in made.items()}
 
 
 def _of_blocks(p: Array, slots: dict[str, Array], old: Rule, new: Rule) -> dict[str, Array]:

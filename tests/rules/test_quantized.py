@@ -404,15 +404,16 @@ def test_what_is_widened_before_a_step_cannot_be_captured(cupy):
 def test_a_run_may_go_on_in_another_storage(engine):
     """Numbers stay what they are, but for rounding; from wide to codes and back."""
     rng = np.random.default_rng(0)
-    opt = ao.Optimizer({"w": np.ones((6, 40), "float32"), "b": np.ones(7, "float32")}, ao.LAMB(lr=0.01), engine=engine)
+    params = {"w": np.ones((6, 40), "float32"), "b": np.ones(7, "float32"), "number": np.array(1, "float32")}
+    opt = ao.Optimizer(params, ao.LAMB(lr=0.01), engine=engine)
     for storage in ("int8", "bfloat16", {"v": "int8"}, None):
         opt.step({name: rng.standard_normal(x.shape).astype("float32") for name, x in opt.params.items()})
         before = wide_state(opt)
         opt.state_dtype = storage
         fresh = ao.Optimizer(dict(opt.params), opt.rule).state
         for name, state in wide_state(opt).items():
-            assert [(k, x.dtype, x.shape) for k, x in opt.state[name].items() if k != "t"] == [
-                (k, x.dtype, x.shape) for k, x in fresh[name].items() if k != "t"
+            assert [(k, type(x), x.dtype, x.shape) for k, x in opt.state[name].items() if k != "t"] == [
+                (k, type(x), x.dtype, x.shape) for k, x in fresh[name].items() if k != "t"
             ]
             for slot, x in state.items():
                 assert np.allclose(x, before[name][slot], rtol=0.02, atol=0.01 * np.abs(x).max())
