@@ -230,8 +230,5 @@ def cupy():
     """The stand-in for CuPy, in its place; in `tests/gpu` it is CuPy itself, on a device."""
     from tests.cudacpu import standin
 
-    has_cupy = importlib.util.find_spec("cupy") is not None
     with standin.installed() as cupy:
         yield cupy
-        if not has_cupy:
-            gc.collect()  # finalizers import CuPy, of which nothing is left afterwards

@@ -11,7 +11,7 @@ import arrayopt as ao
 from arrayopt.engines import registry as engines
 from arrayopt.engines.cuda import pieces
 from tests.cudacpu import standin
-from tests.engines.cuda.test_cupy import trees
+from tests.engines.cuda.test_cupy import needs_two_devices, trees
 from tests.support import parts as cut
 from tests.support.ranks import gradients, left_by, parameters
 from tests.support.slow import marked
@@ -170,6 +170,7 @@ def test_norms_of_parts_are_those_of_whole_tensors(cupy, label, ranks, tmp_path)
 
 def test_norms_have_one_order_on_all_ranks(cupy):
     """However many tensors each rank has whole, cut, or not at all, and whichever take part."""
+    needs_two_devices(cupy)
     shapes = {"x": (5000,), "y": (5000,), "w": (2000,), "c": (18000,)}
 
     def rank(comm):
@@ -234,6 +235,7 @@ def test_random_numbers_of_parts_are_those_of_the_whole(cupy):
 @pytest.mark.parametrize("kind", ["strided", "matrices", "pytorch"])
 def test_a_step_whose_messages_go_through_the_host_is_not_captured(cupy, monkeypatch, kind):
     """Though the communicator takes arrays on devices, as NCCL does: a copy would end the capture amid the commit."""
+    needs_two_devices(cupy)
     told = contextlib.nullcontext
     if kind == "pytorch":
         pytest.importorskip("torch")

@@ -11,7 +11,7 @@ import pytest
 import arrayopt as ao
 from arrayopt.engines import registry as engines
 from tests.cudacpu import standin
-from tests.engines.cuda.test_cupy import compare, pair, trees
+from tests.engines.cuda.test_cupy import compare, needs_two_devices, pair, trees
 from tests.support.slow import marked
 
 SHAPES = {"w": (40, 30), "b": (30,), "none": (0,)}
@@ -214,6 +214,7 @@ def test_a_captured_step_is_replayed_between_calls_on_other_streams(cupy, seed):
 
 
 def test_streams_change_on_a_device_that_is_not_the_current_one(cupy):
+    needs_two_devices(cupy)
     with cupy.cuda.Device(1):
         opts = made(cupy, rule=ao.SGD(lr=0.1))
         grads = {name: cupy.asarray(g) for name, g in trees(SHAPES, "float32", 1).items()}
@@ -519,6 +520,7 @@ def test_one_norm_of_tensors_on_two_devices(cupy, options):
 
 def test_calls_while_another_device_is_current(cupy):
     """What they do and what they return lies on the device of the tensors, on the current stream there."""
+    needs_two_devices(cupy)
     with cupy.cuda.Device(1):
         opts = made(cupy, **OPTIONS)
         there = [{name: cupy.asarray(g) for name, g in gradients(k).items()} for k in range(len(CALLS))]
