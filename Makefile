@@ -35,7 +35,7 @@ test-all: $(if $(filter-out 1/%,$(SHARD)),,check docs test-oldest) $(VENV)/.test
 # these versions bring along may be newer, and say that something of theirs is deprecated.
 OLDEST_PYTHON ?= $(or $(shell command -v python3.11),$(PYTHON))
 test-oldest: $(OLDEST)/.oldest
-	OMP_WAIT_POLICY=passive $(OLDEST)/bin/python -m pytest -q -n auto --dist worksteal -W ignore::DeprecationWarning \
+	OMP_WAIT_POLICY=passive SHARD= $(OLDEST)/bin/python -m pytest -q -n auto --dist worksteal -W ignore::DeprecationWarning \
 		tests/test_package.py tests/test_projections.py tests/fusion tests/rules tests/schedules tests/saving tests/doors tests/cli \
 		tests/engines/test_engines.py tests/engines/test_not_fused.py tests/engines/cuda/test_cupy.py tests/engines/cuda/test_cuda_compile.py \
 		tests/ranks/test_processes.py

@@ -15,7 +15,7 @@ SHAPES = {"w": (13, 40), "b": (301,), "c": (13,), "k": (5, 2, 3), "empty": (0, 3
 RULES = {name: rows[0] for name, rows in CASES.items()}
 RULES |= {"LBFGS": {"lr": 0.05, "memory": 3}, "Prodigy": {"d0": 0.01}}
 OPTIONS = {"": {}, "int8": {"state_dtype": "int8"}, "master": {}}
-QUICK = ("LAMB-", "CAME-master", "LANS-int8", "LBFGS-")
+QUICK = ("LAMB-", "CAME-master", "LANS-int8")
 
 
 def cases():

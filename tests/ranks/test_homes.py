@@ -118,7 +118,7 @@ def run(engine, label, rule, ranks, seed, library=np.asarray, dtype=np.float32, 
     return ao.ranks.run(ranks, rank)
 
 
-@settled(10)
+@settled(5)
 @given(
     st.sampled_from([engine for engine in COMPILED if engine in NOW]),
     st.sampled_from(sorted(OPTIONS)),

@@ -22,7 +22,7 @@ def _small_buckets(monkeypatch):
     monkeypatch.setattr(gather, "LARGE", 1 << 12)
 
 
-@settled(10)
+@settled(5)
 @given(
     st.sampled_from(COMPILED),
     st.sampled_from(["numpy", "torch", "jax"]),
