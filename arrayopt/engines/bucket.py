@@ -62,8 +62,6 @@ class Bucket:
     """The totals of each plan of the bucket, for steps with a value (True) and without."""
     members: tuple[bytes, Ints] | None = None
     """The tensors of the last step with totals; see `arrayopt.engines.meeting`."""
-    arrays: int = -1
-    """The version of the arrays that companions and batches have; see `Run.arrays`."""
     same: tuple[int, int] | None = None
     """If all tensors have one update count: that, and the version of the run's numbers."""
     ordered: bool | None = None
@@ -97,9 +95,6 @@ class Bucket:
 
     def follow(self) -> None:
         """Replace arrays that the user has replaced in companions and batches, also unused ones."""
-        if self.arrays == self.run.arrays:
-            return
-        self.arrays = self.run.arrays
         for made in self.companions.values():
             made.run.arrays += 1
             for own, tensor in zip(made.tensors, self.tensors, strict=True):
@@ -211,7 +206,7 @@ def companion(
             for i, tensor in enumerate(mine):
                 tensor.run, tensor.place = run, i
         made = bucket.sibling(Group("", rule, {}, mine), mine, run)
-        bucket.companions[rule.structure], bucket.arrays = made, -1
-    bucket.follow()
+        bucket.companions[rule.structure] = made
+        bucket.follow()
     made.groups[0].replace_rule(rule)
     return made

@@ -4,6 +4,7 @@ kept until groups, rules or arrays change.
 
 import operator
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from arrayopt.arrays import dtype_name, library, place, size, writable
@@ -29,6 +30,7 @@ class Buckets:
         self._alone: dict[int, Bucket] = {}
         self._warned: set[str] = set()
         self._advised = 0
+        self._arrays = -1  # the version of the arrays that buckets have; see `Run.arrays`
 
     def now(self) -> list[Bucket]:
         """Return the buckets; make them again if a rule's structure or an array's kind changed."""
@@ -41,7 +43,10 @@ class Buckets:
             self.version += 1
         for bucket in self._made:
             bucket.refresh()
-            bucket.follow()
+        if self._arrays != self._run.arrays:
+            self._arrays = self._run.arrays
+            for bucket in chain(self._made, self._alone.values()):
+                bucket.follow()
         return self._made
 
     def alone(self, place: int) -> Bucket:

@@ -260,3 +260,19 @@ def test_a_replaced_array_is_freed_once_nothing_measures_the_gradients(engine, r
         opt.clip_norm = 1.0
         steps()
         assert (params["x"] != 1.0).all()
+
+
+@each_engine
+def test_a_replaced_array_is_freed_once_gradients_are_given_together_again(engine):
+    params = {"x": np.ones((4, 3)), "y": np.ones(3)}
+    opt = ao.Optimizer(params, ao.LAMB(lr=0.1), engine=engine)
+    for name, p in params.items():
+        opt.give(name, np.full(p.shape, 0.1))
+    opt.step()
+    old = weakref.ref(params["x"])
+    params["x"] = np.ones((4, 3))
+    opt.step({name: np.full(p.shape, 0.1) for name, p in params.items()})
+    assert old() is None
+    opt.give("x", np.full((4, 3), 0.1))
+    opt.step()
+    assert (params["x"] != 1.0).all()
