@@ -184,6 +184,14 @@ def test_the_functional_form_knows_masked_arrays_too():
     raises(lambda: ao.update(ao.SGD(lr=1.0), w, {"w": g}, state), ValueError, "'w' is a masked array")
 
 
+def test_no_mask_is_lost_silently_in_a_state():
+    opt = ao.Optimizer({"w": np.ones(2)}, ao.AdamW())
+    masked, saved = np.ma.masked_array(np.ones(2)), opt.state_dict()
+    raises(lambda: opt.state["w"].__setitem__("m", masked), TypeError, "must be a numpy array; got a MaskedArray")
+    saved["tensors"]["w"]["slots"]["m"] = masked
+    raises(lambda: opt.load_state_dict(saved), ValueError, "MaskedArray as m of 'w', expected an array")
+
+
 def test_the_functional_form_takes_what_torch_func_traces():
     rule = ao.SGD(lr=0.5)
 

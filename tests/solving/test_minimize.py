@@ -356,7 +356,7 @@ WRONG = [
     (lambda x: (x, x), ValueError, r"shape \(2,\) and dtype float64; return its sum, or pass stacked=True"),
     (lambda x: (1j, x), TypeError, "one real number as the value; got a complex"),
     (lambda x: ("a", x), TypeError, "got a str"),
-    (lambda x: (np.ma.masked, x), TypeError, "the value that `f` returned is a masked array"),
+    (lambda x: (np.ma.masked, x), TypeError, "must return one real number as the value; got a MaskedConstant"),
     (lambda x: (1.0, x, x), TypeError, "got a tuple of 3"),
     (lambda x: (1.0, x[:1]), ValueError, r"shape \(1,\) at 'param', expected \(2,\)"),
     (lambda x: (1.0, None), ValueError, "must return a gradient of 'param'; got None"),
