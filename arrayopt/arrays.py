@@ -80,7 +80,7 @@ def array_namespace(*xs: Any) -> Any:
 
 
 def is_array(x: Any) -> bool:
-    """Whether x is an array of an array-API library, or a NumPy scalar (which is not writable). Masked arrays are not."""
+    """Whether x is an array of an array-API library, and not masked, or a NumPy scalar (which is not writable)."""
     if isinstance(x, np.ndarray):
         return not isinstance(x, np.ma.MaskedArray)
     return bool(array_api_compat.is_array_api_obj(x))
