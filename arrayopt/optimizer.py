@@ -277,8 +277,9 @@ class Optimizer(Settings):
                     return
                 matched = self._parameters.match_alone(place, grad)
                 coming = step.coming_given("Optimizer.give", place)
-                only = place if step.accumulator.every > 1 else None
-                begun = step.begin(coming, matched, stats=False, only=only)
+                begun = step.begin(coming, matched, stats=False)
+                if begun.adding is not None:
+                    begun.adding.only = place
                 took = partial(step.release.took, name)
                 step.make(coming, begun, stats=False, record=lambda *_: took(), counted=True)
             except BaseException as error:

@@ -73,7 +73,6 @@ class Agreement(Alone):
             return bool(flags & WISH)
 
     def refuse_torn(self, what: str) -> None:
-        """Raise RankError if ranks may have different parameters or state."""
         if self.torn is not None:
             said = "the ranks may hold different numbers: load a checkpoint on all"
             raise RankError(f"{what}: {self.torn}; {said}")
@@ -193,7 +192,6 @@ class Agreement(Alone):
 
     @contextmanager
     def answered(self, what: str) -> Iterator[None]:
-        """A section of messages. An error breaks it off, or later calls would read old messages."""
         try:
             yield
         except BaseException as error:

@@ -8,6 +8,7 @@ from arrayopt.arrays import Array
 from arrayopt.engines.base import Report
 from arrayopt.params.groups import Group
 from arrayopt.params.replaced import Replaced
+from arrayopt.ranks.copies import Copies, Rooms
 from arrayopt.state.tensors import Tensor
 
 Said = Callable[[], Mapping[str, Any]]
@@ -29,6 +30,10 @@ class Alone:
     """Whether the user has functions that are called after the next step."""
     replaced = Replaced([])
     """The parameters that the user has changed."""
+    gradients = Copies()
+    """Adds up the gradients that are given one by one, if the team `holds` them."""
+    has_homes = False
+    """Whether the user has divided tensors that one rank updates; see `arrayopt.ranks.homes`."""
 
     def agree(
         self,
@@ -47,12 +52,17 @@ class Alone:
         """
         if error is not None:
             raise error
-        if self.torn is not None and what not in ("Optimizer.load", "Optimizer.load_state_dict"):
+        if what not in ("Optimizer.load", "Optimizer.load_state_dict"):
+            self.refuse_torn(what)
+        return wish
+
+    def refuse_torn(self, what: str) -> None:
+        """Raise an error if a section was interrupted while it wrote, on any rank."""
+        if self.torn is not None:
             raise RuntimeError(
                 f"{what}: {self.torn}, and parameters and state may belong to different steps:"
                 " load a checkpoint, or restore saved parameters and load their state dict"
             )
-        return wish
 
     def hear(self, what: str, call: Callable[[], Any]) -> list[Any]:
         """Return the results of a call on all ranks; an error on one is raised on all."""
@@ -64,6 +74,10 @@ class Alone:
 
     def warned(self, what: str) -> AbstractContextManager[None]:
         """A section whose errors are raised on all ranks."""
+        return _NOTHING
+
+    def answered(self, what: str) -> AbstractContextManager[None]:
+        """A section of messages. An error breaks it off, or later calls would read old messages."""
         return _NOTHING
 
     def after(self, what: str) -> AbstractContextManager[None]:
@@ -83,6 +97,10 @@ class Alone:
                         f"Optimizer: {tensor.name!r} is a part of a tensor of shape {tensor.shape}:"
                         " pass `comm`, the ranks that have the other parts"
                     )
+
+    def whole_rooms(self, tensors: Sequence[Tensor], grads: Rooms) -> Rooms:
+        """Return the arrays that `bring` will fill, or gradients that every rank has whole."""
+        return grads
 
     def norms(
         self, own: dict[str, Any], tensors: Sequence[Tensor], grads: Sequence[Array]

@@ -10,6 +10,7 @@ import numpy as np
 
 from arrayopt.arrays import (
     Array,
+    Grads,
     array_namespace,
     dtype_name,
     is_on_host,
@@ -29,8 +30,6 @@ from arrayopt.fusion.plans import plan_for, ways
 from arrayopt.ranks.comm import Bytes, Comm, as_bytes
 from arrayopt.state.shares import Shards, Share
 from arrayopt.state.tensors import Tensor
-
-Grads = Sequence[Array | None]
 
 
 def owners(costs: Sequence[int], ranks: int) -> list[int]:

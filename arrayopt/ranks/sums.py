@@ -10,16 +10,14 @@ import numpy as np
 
 from arrayopt.arrays import WORKING, Array, dtype_name, is_captured, is_on_host, like, place, store
 from arrayopt.ranks.comm import Comm
+from arrayopt.ranks.copies import Copies, Rooms
 from arrayopt.ranks.layout import GradientBuckets, layout
 from arrayopt.ranks.memory import SumMemory
 from arrayopt.ranks.reduction import GradientSums
 from arrayopt.state.tensors import Tensor
 
-Rooms = list[Array | None]
-"""Arrays for the sums; None for tensors without a gradient."""
 
-
-class Sums:
+class Sums(Copies):
     """Adds the gradients of ranks, in at least float32.
 
     Ranks send the same buckets in the same order. If gradients are taken one by one, this is the
@@ -34,8 +32,6 @@ class Sums:
         Returns names of tensors in the order in which a forward pass on this rank has used them.
     reduction : GradientSums or None
         The sums of the current step; None between steps.
-    parts : dict of int to array
-        The gradients of the user's parts, which are not added up, by index.
     familiar : dict of str to tuple
         For tensors that had a gradient, by name: their index, the gradient's type, the function
         that returns its form, the form, and an array of zeros like it; see `Again`.
@@ -67,9 +63,8 @@ class Sums:
         self.clear()
 
     def clear(self) -> None:
-        """Discard the gradients that were taken."""
+        super().clear()
         self.reduction: GradientSums | None = None
-        self.parts = dict[int, Array]()
 
     # ---- all at once -----------------------------------------------------------------------------
 
@@ -104,7 +99,6 @@ class Sums:
         return self._forward[1]
 
     def check(self, tensors: Sequence[Tensor], index: int, grad: Any) -> None:
-        """Raise ValueError if ranks have agreed to send gradients in a narrower dtype."""
         if self._wide is None:
             return
         self._expect(tensors)
@@ -118,31 +112,24 @@ class Sums:
             )
 
     def take(self, tensors: Sequence[Tensor], index: int, grad: Array, *, wide: bool) -> None:
-        """Copy a gradient; its memory may be reused afterwards."""
         if self.reduction is None:
             fits = _fits(dtype_name(grad), dtype_name(tensors[index].array))
             self._begin(tensors, wide=wide or not fits)
         assert self.reduction is not None
         if tensors[index].block is not None:
-            self.parts[index] = like(grad, grad)  # which the user may overwrite
+            super().take(tensors, index, grad, wide=wide)
         else:
             self.reduction.take(index, grad)
 
     def finish(
         self, tensors: Sequence[Tensor], rooms: Rooms, order: Iterable[int] = (), *, wide: bool
     ) -> None:
-        """Wait for the sums of gradients that any rank has taken, and put them into `rooms`.
-
-        `rooms` has an array of each gradient's shape, which stays there if another rank gets the
-        sum. `order` has the tensors' indices as their gradients arrived.
-        """
         if self.reduction is None:
             self._begin(tensors, wide=wide)
         for index in self._buckets.starts:
             if rooms[index] is not None:
                 rooms[index] = self._room(tensors[index], index, rooms[index])
-        for index, grad in self.parts.items():
-            rooms[index] = grad
+        super().finish(tensors, rooms, wide=wide)
         self._complete(rooms)
         if not self._learned:
             backward = list(dict.fromkeys([*order, *range(len(tensors))]))

@@ -17,6 +17,7 @@ from arrayopt.ranks.agreement import Agreement
 from arrayopt.ranks.alone import Alone
 from arrayopt.ranks.collect import collect, pieces_of
 from arrayopt.ranks.comm import AddingComm, Bytes, DeviceComm, as_bytes
+from arrayopt.ranks.copies import Copies, Rooms
 from arrayopt.ranks.gather import Arrivals, Gather
 from arrayopt.ranks.partition import check_parts, divide, shards
 from arrayopt.ranks.reading import can_read
@@ -27,13 +28,9 @@ from arrayopt.state.tensors import Tensor
 
 
 class Team(Agreement):
-    """The ranks of an Optimizer.
+    """The ranks of an Optimizer."""
 
-    Attributes
-    ----------
-    has_homes : bool
-        Whether the user has divided tensors that one rank updates; see `arrayopt.ranks.homes`.
-    """
+    gradients: Sums
 
     def __init__(self, ranks: Ranks, engine: str) -> None:
         super().__init__(ranks.open(), ranks.check)
@@ -41,7 +38,6 @@ class Team(Agreement):
         fast = ranks.reduction == "fast" and isinstance(self._comm, AddingComm)
         self.gradients = Sums(self._comm, mean=ranks.grads == "mean", fast=fast)
         self.sums = self.holds = ranks.grads != "reduced"
-        self.has_homes = False
         self._gather: Gather | None = None  # of the last step
         self._processes: list[int] | None = None  # see `can_read`; None until it was called
 
@@ -69,15 +65,12 @@ class Team(Agreement):
             homes.bring(self._comm, parts)
         divide(groups, self._engine, self.rank, self.size)
 
-    def rooms(self, tensors: Sequence[Tensor], grads: list[Array | None]) -> list[Array | None]:
+    def rooms(self, tensors: Sequence[Tensor], grads: Rooms) -> Rooms:
         """Return the arrays that `reduce` and `bring` will fill."""
         found = self.gradients.rooms(tensors, grads) if self.sums else grads
         return self.whole_rooms(tensors, found)
 
-    def whole_rooms(
-        self, tensors: Sequence[Tensor], grads: list[Array | None]
-    ) -> list[Array | None]:
-        """Return the arrays that `bring` will fill."""
+    def whole_rooms(self, tensors: Sequence[Tensor], grads: Rooms) -> Rooms:
         return homes.rooms(tensors, grads) if self.has_homes else grads
 
     def can_be_captured(self, tensors: Sequence[Tensor]) -> bool:
@@ -87,7 +80,7 @@ class Team(Agreement):
         sent = [tensor.array for tensor in tensors if tensor.block is None]
         return all(is_cupy_array(x) and x.flags.c_contiguous for x in sent)
 
-    def bring(self, own: Parameters, grads: list[Array | None], rooms: list[Array | None]) -> None:
+    def bring(self, own: Parameters, grads: Rooms, rooms: Rooms) -> None:
         """Send parts of tensors with an owner, and of their gradients, to the owner."""
         if self.has_homes:
             homes.bring(self._comm, own.all, grads, rooms)
@@ -98,7 +91,7 @@ class Team(Agreement):
             with self.answered(what):
                 homes.bring(self._comm, tensors)
 
-    def reduce(self, grads: list[Array | None], rooms: list[Array | None]) -> None:
+    def reduce(self, grads: Rooms, rooms: Rooms) -> None:
         """Put the sums of gradients into `rooms`, if each rank has its own gradients."""
         if self.sums:
             self.gradients.reduce(grads, rooms)
@@ -266,5 +259,5 @@ def team(comm: Any, engine: str) -> Alone:
     if comm is None:
         return Alone()
     made, alone = Team(as_ranks(comm), engine), Alone()
-    alone.holds = made.holds  # so that a program for ranks runs with one, too
+    alone.holds, alone.gradients = made.holds, Copies()  # so that programs for ranks run with one
     return made if made.size > 1 else alone

@@ -34,16 +34,18 @@ class Adding:
     """The gradients of this call."""
     ready: Ready
     """Executes the additions."""
-    scaled: bool
-    """Whether the gradients are of a scaled loss."""
-    only: int | None = None
-    """With `Optimizer.give`, the place of the one tensor that is updated."""
+    factor: Any = None
+    """What gradients of a scaled loss are multiplied by first."""
     means: list[Array | None] = field(default_factory=list)
     """In the last micro-step, arrays that hold the mean gradients after `ready` has run; None for
     tensors without a gradient in all micro-steps.
     """
-    measures: Measures = ()
-    """In the last micro-step, requests that measure the means before `ready` has run."""
+    known: list[Array | None] = field(default_factory=list)
+    """Those of the means that arrays hold before `ready` has run."""
+    waiting: list[Bucket] = field(default_factory=list)
+    """The buckets of the others."""
+    only: int | None = None
+    """With `Optimizer.give`, the place of the one tensor that is updated."""
 
 
 class Accumulator:
@@ -74,35 +76,18 @@ class Accumulator:
         return self.done + 1 == self.every
 
     def prepare(
-        self,
-        buckets: Sequence[Bucket],
-        grads: list[Array | None],
-        factor: Any,
-        *,
-        early: bool,
-        judged: bool,
-        only: int | None = None,
+        self, buckets: Sequence[Bucket], grads: list[Array | None], factor: Any, *, early: bool
     ) -> Adding:
         """Prepare the additions of one micro-step, and raise any error now.
 
-        Parameters
-        ----------
-        factor : float or 0-d array, optional
-            Multiplies the gradients first.
-        early : bool
-            Whether the means are needed before the step is written. They get new memory then,
-            because the sums must not change before. Buckets whose rule runs as written always need
-            them.
-        judged : bool
-            Whether the means are measured.
-        only : int, optional
-            With `Optimizer.give`, the place of the one tensor that is updated.
+        `factor`, if given, multiplies the gradients first. If the means are needed before the step
+        is written, `early`, they get new memory, because the sums must not change before. Buckets
+        whose rule runs as written always need them.
         """
         if not self.last:
             asked = [self._asked(self._sums(bucket), grads, factor) for bucket in buckets]
-            return Adding(grads, Ready(self._engine, asked), factor is not None, only)
+            return Adding(grads, Ready(self._engine, asked), factor)
         means: list[Array | None] = [None] * len(grads)
-        # the means that are computed before the step is written
         known: list[Array | None] = [None] * len(grads)
         later, waiting = [], []
         for bucket in buckets:
@@ -119,10 +104,14 @@ class Accumulator:
                 if at in self.begun or given:
                     means[at] = tensor.slots["sum"]
                     known[at] = means[at] if at_once or not given else None
-        asked = list(measures(buckets, known)) if judged else []
-        for bucket in waiting if judged else ():
-            asked += self._norms(bucket, grads, factor)
-        return Adding(grads, Ready(self._engine, later), factor is not None, only, means, asked)
+        return Adding(grads, Ready(self._engine, later), factor, means, known, waiting)
+
+    def measures(self, buckets: Sequence[Bucket], adding: Adding) -> Measures:
+        """Return requests that measure the means before the additions are executed."""
+        asked = list(measures(buckets, adding.known))
+        for bucket in adding.waiting:
+            asked += self._norms(bucket, adding.given, adding.factor)
+        return asked
 
     def add(self, adding: Adding) -> None:
         """Execute prepared additions."""
@@ -130,7 +119,7 @@ class Accumulator:
         every = range(len(adding.given)) if adding.only is None else [adding.only]
         self.begun.update(i for i in every if adding.given[i] is not None)
         self.done += adding.only is None
-        self.scaled = self.scaled or adding.scaled
+        self.scaled = self.scaled or adding.factor is not None
 
     def clear(self, only: int | None = None) -> None:
         """Reset all sums, or the sum of one tensor."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
-from arrayopt.arrays import Array, like, look, zeros_in_place_of
+from arrayopt.arrays import Array, look, zeros_in_place_of
 from arrayopt.foreign import counted, listed_names
 from arrayopt.interrupts import uninterrupted
 from arrayopt.params.parameters import Parameters
@@ -23,8 +23,8 @@ class Release:
     ----------
     given : dict of str to Array or None
         The tensors whose gradients were taken, in order. Without ranks they have been updated. With
-        ranks they are updated at the end of the step, and each entry is an array of its gradient's
-        dtype; with one rank, a copy of the gradient.
+        ranks they are updated at the end of the step, and each entry is zeros of its gradient's
+        dtype.
     refused : dict of str to str
         The tensors whose gradient was refused, with the error, until another one is given.
     """
@@ -106,8 +106,8 @@ class Release:
 class GivenStep(Step):
     """A `Step` whose gradients may also be given one by one; see `Optimizer.give`.
 
-    Without ranks each tensor is updated when its gradient is given. Over ranks gradients are added
-    up, and all tensors are updated at the end; with one rank (`Alone.holds`), from copies.
+    Without ranks each tensor is updated when its gradient is given. Over ranks, also over one
+    (`Alone.holds`), `Team.gradients` adds gradients up, and all tensors are updated at the end.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -136,24 +136,21 @@ class GivenStep(Step):
         if grad is None:
             return
         parameters.keep_state()
-        if self._team.size == 1:
-            self.release.took(name, like(grad, grad))
-            return
         zeros, several = zeros_in_place_of(grad), self.accumulator.every > 1
         took = partial(self.release.took, name, zeros)
         added = self._added(place, grad, took) if several else grad
         if added is None:
             return
-        ranks = self._ranks
-        ranks.refuse_torn("Optimizer.give")
-        ranks.gradients.check(parameters.all, place, added)
-        with ranks.answered("Optimizer.give"):
-            ranks.gradients.take(parameters.all, place, added, wide=several)
+        team, tensors = self._team, parameters.all
+        team.refuse_torn("Optimizer.give")
+        team.gradients.check(tensors, place, added)
+        with team.answered("Optimizer.give"):
+            team.gradients.take(tensors, place, added, wide=several)
             took()
-        plain = grad is given and hasattr(grad, "device") and parameters.all[place].block is None
-        if plain and not several:
+        plain = grad is given and hasattr(grad, "device") and tensors[place].block is None
+        if plain and not several and team.size > 1:
             kind, form_of = type(grad), look(type(grad))
-            ranks.gradients.familiar[name] = place, kind, form_of, form_of(grad), zeros
+            self._ranks.gradients.familiar[name] = place, kind, form_of, form_of(grad), zeros
 
     def _added(self, place: int, grad: Array, took: Callable[[], None]) -> Array | None:
         """Add a gradient to the sum of its tensor; return the mean in the last micro-step."""
@@ -161,9 +158,8 @@ class GivenStep(Step):
         grads: list[Array | None] = [None] * len(self._parameters.all)
         grads[place] = grad
         factor = self.judging.inverse(coming.known)
-        adding = accumulator.prepare(
-            coming.buckets, grads, factor, early=True, judged=False, only=place
-        )
+        adding = accumulator.prepare(coming.buckets, grads, factor, early=True)
+        adding.only = place
         if accumulator.last:
             return adding.means[place]
         with Commit(self._team):
@@ -173,57 +169,52 @@ class GivenStep(Step):
 
     def collect(self) -> tuple[list[Array | None], list[Array | None]]:
         """Wait for all reductions; return zeros in place of gradients, and the sums. Collective."""
-        accumulator, tensors, ranks = self.accumulator, self._parameters.all, self._ranks
+        accumulator, tensors, team = self.accumulator, self._parameters.all, self._team
         places, several = self._parameters.places, accumulator.every > 1
         given: list[Array | None] = list(map(self.release.given.get, places))
         rooms, names = list(given), list(self.release.given)
-        if not accumulator.last or self._team.size == 1:
+        if not accumulator.last:
             return given, rooms
-        ranks.refuse_torn("Optimizer.step")
-        with ranks.answered("Optimizer.step"):
-            for name, total in accumulator.sums().items():
+        team.refuse_torn("Optimizer.step")
+        with team.answered("Optimizer.step"):
+            for name, total in self._sums().items():
                 place = places[name]
-                if rooms[place] is None and name not in self.release.refused:
-                    ranks.gradients.take(tensors, place, total, wide=several)
+                if rooms[place] is None:
+                    team.gradients.take(tensors, place, total, wide=several)
                     rooms[place] = total
                     names.append(name)
-            ranks.gradients.finish(tensors, rooms, map(places.__getitem__, names), wide=several)
+            team.gradients.finish(tensors, rooms, map(places.__getitem__, names), wide=several)
         return given, rooms
+
+    def _sums(self) -> dict[str, Array]:
+        """Return the sums so far, by name, without those of tensors whose gradient was refused."""
+        every = self.accumulator.sums().items()
+        return {name: total for name, total in every if name not in self.release.refused}
 
     def begin_taken(
         self, coming: Coming, given: list[Array | None], rooms: list[Array | None], *, stats: bool
     ) -> Begun:
         """Prepare a step of taken gradients, so that errors are raised before ranks vote."""
-        accumulator, tensors = self.accumulator, self._parameters.all
-        if self._team.size == 1:
-            refused = map(self._parameters.places.get, self.release.refused)
-            skipped = accumulator.begun.intersection(refused)
-            accumulator.begun -= skipped
-            try:
-                return self.begin(coming, given, stats=stats)
-            finally:
-                accumulator.begun |= skipped
+        accumulator, team = self.accumulator, self._team
         if not accumulator.last:
-            adding = Adding([None] * len(given), Ready(self._engine), scaled=False)
-            return Begun(given, given, given, adding)
+            return Begun(given, given, given, Adding([None] * len(given), Ready(self._engine)))
         self._parameters.first.follow(rooms)
-        for place, part in self._ranks.gradients.parts.items():
+        for place, part in team.gradients.parts.items():
             given[place] = part  # ranks with the same part compare its gradients
-        whole = self._ranks.whole_rooms(tensors, rooms)
+        whole = team.whole_rooms(self._parameters.all, rooms)
         ready = self._foresee(coming, whole, stats=stats)
-        known, several = coming.known, accumulator.every > 1
-        final = not (several or known.measures or self._ranks.has_homes)
+        final = not (accumulator.every > 1 or coming.known.measures or team.has_homes)
         return Begun(given, rooms, whole, ready=ready if final else None, reduced=True)
 
     def forget(self) -> None:
         """Forget given gradients and what `advance` has prepared, because a state was loaded."""
         self.release.clear()
+        self._team.gradients.clear()
         self._coming = None
 
     def drop_taken(self, *, failed: bool) -> None:
         """Forget taken gradients, unless a micro-step failed: they are in sums already."""
-        if self._team.size > 1:
-            self._ranks.gradients.clear()
+        self._team.gradients.clear()
         if not failed or self.accumulator.last:
             self.release.clear()
 
@@ -236,11 +227,10 @@ class GivenStep(Step):
         release.check_end("Optimizer.step", incomplete=incomplete)
         self._parameters.take_up()
         last, coming = accumulator.last, self.coming_given("Optimizer.step")
-        for x in self._parameters.all if last else ():
-            if x.name in release.refused:
-                accumulator.clear(x.place)
-        if last and accumulator.begun:
-            begun = self.begin(coming, [None] * len(self._parameters.all), stats=False)
+        means = list(map(self._sums().get, self._parameters.places)) if last else []
+        if any(mean is not None for mean in means):
+            self._parameters.first.follow(means)
+            begun = Begun(means, means, means)
             self.make(coming, begun, stats=False, record=lambda *_: None, counted=True)
         with uninterrupted():
             if last:

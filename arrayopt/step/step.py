@@ -94,25 +94,13 @@ class Step:
         hypers = numbers_at(buckets, step, value)
         return Coming(version, step, buckets, hypers, known, wait)
 
-    def begin(
-        self,
-        coming: Coming,
-        grads: list[Array | None],
-        *,
-        stats: bool,
-        only: int | None = None,
-    ) -> Begun:
-        """Prepare a step, so that errors are raised before other ranks are told that it is made.
-
-        With `Optimizer.give`, `only` is the place of the one tensor that is updated.
-        """
+    def begin(self, coming: Coming, grads: list[Array | None], *, stats: bool) -> Begun:
+        """Prepare a step, so that errors are raised before other ranks are told that it is made."""
         known, team, adding, given = coming.known, self._team, None, grads
         if self.accumulator.every > 1:
             early = team.size > 1 and (known.measures or team.sums)
             factor = self.judging.inverse(known)
-            adding = self.accumulator.prepare(
-                coming.buckets, grads, factor, early=early, judged=known.measures, only=only
-            )
+            adding = self.accumulator.prepare(coming.buckets, grads, factor, early=early)
             grads = adding.means
         self._parameters.first.follow(grads)
         if team.size == 1 or (adding is not None and not self.accumulator.last):
@@ -179,7 +167,7 @@ class Step:
                 self._ranks.bring(self._parameters, begun.grads, grads)
             norms_of: Callable[[], Measures] = partial(measures, coming.buckets, grads)
             if adding is not None and team.size == 1:
-                norms_of = partial(getattr, adding, "measures")
+                norms_of = partial(self.accumulator.measures, coming.buckets, adding)
             scaled, form = self.accumulator.every == 1, None
             if known.measures and adding is None and team.size == 1:
                 form = form_of(coming, grads, Verdict())

@@ -9,6 +9,7 @@ import pytest
 
 import arrayopt as ao
 from arrayopt.params import grads as matching
+from arrayopt.step.ready import Ready
 from tests.conftest import BACKENDS
 from tests.support.engines import each_engine, each_fused
 
@@ -138,6 +139,29 @@ def test_a_sum_of_a_tensor_whose_gradient_was_refused_is_dropped_with_it():
     for _ in range(2):
         opt.step({"w": np.zeros(3), "b": np.ones(2)})
     assert opt.params["b"].tolist() == [0.9, 0.9]
+
+
+def test_a_sum_is_kept_if_the_end_of_the_step_fails(monkeypatch):
+    """It was dropped before the step could fail: the gradient, given again, was then the only one."""
+    ones = {name: np.ones(2) for name in "abc"}
+    one, other = (ao.Optimizer({name: np.ones(2) for name in ones}, ao.SGD(lr=0.1), accumulate=2) for _ in range(2))
+    for opt in (one, other):
+        opt.step(ones)
+        opt.give("a", np.ones(2))
+    with pytest.raises(ValueError, match="b"):
+        one.give("b", np.ones(3))
+    with monkeypatch.context() as patch:
+        patch.setattr(Ready, "__init__", raising)
+        with pytest.raises(MemoryError):
+            one.step(incomplete=True)  # `c` is updated with its sum
+    for opt in (one, other):
+        opt.give("b", np.ones(2))
+        opt.step()
+    assert held(one) == held(other)
+
+
+def raising(*args, **given):
+    raise MemoryError
 
 
 def test_arrays_that_cannot_be_written_are_replaced():
