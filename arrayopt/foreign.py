@@ -87,6 +87,17 @@ def got(value: Any) -> str:
     return said if len(said) <= 200 else f"{said[:200]}..."
 
 
+def takes(call: Any, count: int) -> bool:
+    """Whether a function takes `count` positional arguments, as far as is known."""
+    try:
+        inspect.signature(call).bind(*range(count))
+    except ValueError:  # a function in C may have no signature
+        return True
+    except TypeError:
+        return False
+    return True
+
+
 def listed_names(names: Iterable[str]) -> str:
     """The names of the first tensors, for errors about unknown ones."""
     return f"the tensors are {', '.join(list(names)[:10])}"

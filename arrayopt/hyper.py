@@ -12,7 +12,7 @@ from typing import Any, final
 import numpy as np
 
 from arrayopt.arrays import array_namespace, beside, detached, dtype_name, is_array
-from arrayopt.foreign import counted, got
+from arrayopt.foreign import counted, got, takes
 
 Hyper = float | Callable[[int], float] | Sequence[float]
 """The types of a hyper-parameter: a float, a function of the step (from 0), or a sequence indexed by the step."""
@@ -249,6 +249,10 @@ def evaluate(where: str, value: Any, step: Any, interval: str | None) -> Any:
         result = value(step)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
+    except TypeError as error:
+        if takes(value, 1):
+            raise
+        raise TypeError(f"{where}: a schedule is called with the step alone, f(step): {error}") from error
     if not (is_number(result) or (_is_real_array(result) and result.ndim == 0)):
         raise TypeError(f"{where}: a schedule must return a number; got {result!r} at step {step}")
     if isinstance(step, int):

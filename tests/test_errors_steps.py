@@ -31,14 +31,14 @@ NOT_MATCHING = "Optimizer.step: grads do not match params: "
 GRADS = {
     "missing": (lambda g: {"w": g["w"]}, ["missing 'b'"]),
     "nothing": (lambda g: {}, ["missing 'w'; missing 'b'"]),
-    "None for all": (lambda g: None, ["missing 'w'; missing 'b'"]),
+    "None for all": (lambda g: None, ["NoneType in place of a tree of arrays; the tensors are w, b"]),
     "unexpected": (lambda g: {**g, "c": g["b"]}, ["unexpected 'c'"]),
     "other names": (lambda g: {"W": g["w"], "b": g["b"]}, ["missing 'w'", "unexpected 'W'"]),
     "a closure": (
         lambda g: lambda: g,
-        ["missing 'w'; missing 'b'; unexpected 'param'; pass gradients, not a function that"],
+        ["function in place of a tree of arrays; the tensors are w, b; pass gradients, not a function that"],
     ),
-    "one array for two": (lambda g: g["w"], ["missing 'w'; missing 'b'; unexpected 'param'"]),
+    "one array for two": (lambda g: g["w"], ["", "in place of a tree of arrays; the tensors are w, b"]),
     "a list for a dict": (lambda g: [g["w"], g["b"]], ["missing 'w'; missing 'b'; unexpected '0'; unexpected '1'"]),
     "deeper": (lambda g: {"w": [g["w"]], "b": g["b"]}, ["a list, tuple or dict at 'w', expected an array or None"]),
     "shape": (lambda g: {**g, "w": g["w"].T}, ["shape (3, 2) at 'w', expected (2, 3)"]),
@@ -108,7 +108,7 @@ def test_gradients_on_another_device(p, g):
 def test_flat_lists_of_another_length():
     opt = optimizer(made=[{"params": {"w": ones(2), "b": ones(2)}}, {"params": ones(2)}])
     for grads in ([ones(2)] * 2, [ones(2)] * 4, [], ones(2)):
-        fails_without_a_trace(opt, partial(opt.step, grads), ValueError, "the number of gradients must be 3")
+        fails_without_a_trace(opt, partial(opt.step, grads), ValueError, "the number of grads must be 3")
     fails_without_a_trace(opt, lambda: opt.step({"w": ones(2)}), ValueError, "missing 'b'; missing '2'")
 
 

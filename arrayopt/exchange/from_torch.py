@@ -82,9 +82,12 @@ def load_torch(
                 f"load_torch: all groups must have the rule {type(under.rule).__name__}, because an optimizer of"
                 f" PyTorch has one rule; group {', group '.join(other)}"
             )
-        if not isinstance(state, Mapping):
+        if not isinstance(state, Mapping) or not {"state", "param_groups"} <= state.keys():
             todo = "; pass its state_dict()" if hasattr(state, "state_dict") else ""
-            raise TypeError(f"load_torch: `state` must be a state_dict() of {source.of}; got {described(state)}{todo}")
+            keys = f" with the keys {[*state][:5]}" if isinstance(state, Mapping) else ""
+            raise TypeError(
+                f"load_torch: `state` must be a state_dict() of {source.of}; got {described(state)}{keys}{todo}"
+            )
         names = _in_order(opt, under, state) if names is None else names
         saved = _read(under, source, state, names, _maximized(opt, under))
     under._restore(saved, "load_torch")
@@ -93,16 +96,25 @@ def load_torch(
 
 
 def _in_order(outer: Any, opt: Optimizer, state: Any) -> list[str] | None:
-    """All names in order, if the state has none, and groups of the same sizes as an optimizer of `arrayopt.torch`."""
-    groups = state.get("param_groups", ()) if isinstance(state, Mapping) else ()
+    """All names in order, if the state has none, and groups of the same sizes as an optimizer of `arrayopt.torch`.
+
+    Raise ValueError if the optimizer has several groups of other sizes, in whose order the state need not be.
+    """
+    groups = state["param_groups"]
     if outer is opt or any("param_names" in group for group in groups):
         return None
-    return list(opt.state) if _sizes(groups) == _sizes(outer.param_groups) else None
+    here, there = _sizes(outer.param_groups), _sizes(groups)
+    if here != there and sum(map(bool, here)) > 1:
+        raise ValueError(
+            f"load_torch: the state has no names, and its groups have {there} parameters, those of the optimizer"
+            f" {here}; pass `names`, which lists {list(opt.state)} in the order of the state"
+        )
+    return list(opt.state) if here == there else None
 
 
 def _sizes(groups: Any) -> list[int]:
     """The number of parameters in each group."""
-    return [len(group["params"]) for group in groups]
+    return [len(group.get("params", ())) for group in groups]
 
 
 def _take_guests(outer: Any, source: Source, state: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import array_api_compat
 
 from arrayopt.arrays import Array, array_namespace, is_array, kind, library, look, place
+from arrayopt.foreign import listed_names
 from arrayopt.params.aliasing import WrittenMemory
 from arrayopt.params.given import as_tree
 from arrayopt.params.headers import Locations, form_checker
@@ -142,9 +143,7 @@ def match_grads(
     given, names = dict(flatten(grads)), dict(params)
     if by_position and not isinstance(grads, dict):
         if len(given) != len(params):
-            raise ValueError(
-                f"{who}: the number of gradients must be {len(params)}; got {len(given)}"
-            )
+            raise ValueError(f"{who}: the number of grads must be {len(params)}; got {len(given)}")
         given = dict(zip(names, given.values(), strict=True))
     strange = {x: _above(x, names) for x in given if x not in names and given[x] is not None}
     split = dict.fromkeys(above for above in strange.values() if above is not None)
@@ -159,12 +158,13 @@ def match_grads(
         elif grad is not None:
             for what, expected in _differences(param, grad, devices):
                 wrong.append(f"{what} at {name!r}, expected {expected}")
+    if given.get(LONE) is grads and LONE not in names:
+        wrong = [f"{type(grads).__name__} in place of a tree of arrays; {listed_names(names)}"]
     if wrong:
         todo = "; pass gradients, not a function that computes them" if callable(grads) else ""
         if any(type(x) in (int, float, complex) for x in given.values()):
             todo = "; make arrays of numbers, such as numpy.asarray([1.0, 2.0])"
-        unnamed = isinstance(grads, list | tuple) and not given.keys() & names.keys()
-        if unnamed and len(given) == len(params):
+        if isinstance(grads, list | tuple) and len(given) == len(names) and not {*given} & {*names}:
             todo = "; pass a dict by name: dict(zip(names, grads))"
         elif isinstance(grads, dict) and not by_position and all(map(str.isdigit, names)):
             todo = "; pass a list in the order of the parameters"

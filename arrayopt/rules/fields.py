@@ -6,7 +6,7 @@ from functools import cache, partial
 from inspect import signature
 from typing import Any
 
-from arrayopt.foreign import got
+from arrayopt.foreign import got, takes
 from arrayopt.hyper import coerce
 from arrayopt.rules.words import is_zero
 
@@ -49,17 +49,6 @@ def _option(where: str, options: tuple[Any, ...], value: Any) -> Any:
     raise (ValueError if type(value) in kinds else TypeError)(f"{where} must be {named}; got {value!r}")
 
 
-def _takes(call: Any, count: int) -> bool:
-    """Whether a function takes `count` positional arguments, as far as is known."""
-    try:
-        signature(call).bind(*range(count))
-    except ValueError:  # a function in C may have no signature
-        return True
-    except TypeError:
-        return False
-    return True
-
-
 def _of_library(call: Any) -> bool:
     """Whether a function belongs to an array library, such as ``numpy.clip``, and so takes only arrays."""
     modules = (getattr(call, "__module__", None) or type(call).__module__, type(call).__module__)
@@ -70,12 +59,12 @@ def function(where: str, value: Any) -> Any:
     """Check a function f(xp, p, h), which must be hashable, or None; else raise TypeError."""
     if value is not None and (not callable(value) or isinstance(value, type)):
         raise TypeError(f"{where} must be a function f(xp, p, h), such as projections.box(0, 1); got {got(value)}")
-    if value is not None and (_of_library(value) or not _takes(value, 3)):
+    if value is not None and (_of_library(value) or not takes(value, 3)):
         name = getattr(value, "__name__", value)
-        takes = f"{name}, a function of a library," if _of_library(value) else f"{name!s}{signature(value)}"
+        came = f"{name}, a function of a library," if _of_library(value) else f"{name!s}{signature(value)}"
         raise TypeError(
             f"{where} is called with a namespace, the new parameter and the settings of the step, f(xp, p, h);"
-            f" {takes} does not take these; write lambda xp, p, h: xp.clip(p, 0.0, 1.0), or see arrayopt.projections"
+            f" {came} does not take these; write lambda xp, p, h: xp.clip(p, 0.0, 1.0), or see arrayopt.projections"
         )
     try:
         hash(value)

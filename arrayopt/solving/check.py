@@ -51,10 +51,12 @@ def check_gradient(problem: Problem, probe: Rule, groups: dict[str, Any] | None 
                 state = init(probe, start, groups=groups)
                 away, _ = update(probe, start, problem.given(leaves), state, groups=groups)
                 there, more = problem(away, apart=True)
-                said = xp.zeros_like(value)
+                said, conjugated = xp.zeros_like(value), xp.zeros_like(value)
                 for key, p in start.items():
-                    said = said + 0.5 * _along(problem, grads[key] + more[key], away[key] - p)
-                looks.append((there - value, said, abs(there) + abs(value)))
+                    mean, way = 0.5 * (grads[key] + more[key]), away[key] - p
+                    said = said + _along(problem, mean, way)
+                    conjugated = conjugated + _along(problem, mean, _conj(way))
+                looks.append((there - value, said, abs(there) + abs(value), conjugated))
             _judge(problem, name, looks, eps)
 
 
@@ -77,17 +79,22 @@ def _signs(x: Array, seed: int, size: float) -> Array:
 def _along(problem: Problem, grad: Array, way: Array) -> Array:
     """The inner product of a gradient and a displacement, for each problem."""
     xp = array_namespace(grad)
-    product = xp.conj(grad) * way if kind(grad) == "complex" else grad * way
+    product = _conj(grad) * way
     real = xp.real(product) if kind(grad) == "complex" else product
     axes = None if problem.count is None else tuple(range(1, real.ndim))
     total = real if axes == () else xp.sum(real, axis=axes)
     return xp.astype(total, problem.real, copy=False)
 
 
+def _conj(x: Array) -> Array:
+    """Conjugate an array if it is complex."""
+    return array_namespace(x).conj(x) if kind(x) == "complex" else x
+
+
 def _judge(problem: Problem, name: str, looks: list[Any], eps: float) -> None:
     """Raise ValueError if values and gradients disagree for all lengths."""
     several = [[np.atleast_1d(to_host(x)) for x in look] for look in looks]
-    found, said, values = (np.stack(x) for x in zip(*several, strict=True))
+    found, said, values, conjugated = (np.stack(x) for x in zip(*several, strict=True))
     with np.errstate(all="ignore"):
         change = abs(found) + abs(said) + 1e-300
         noise, wrong = 16 * eps * values / change, abs(found - said) / change
@@ -102,6 +109,8 @@ def _judge(problem: Problem, name: str, looks: list[Any], eps: float) -> None:
     which = "" if problem.count is None else f" of problem {bad[0]}"
     by, predicted = found[1, bad[0]], said[1, bad[0]]
     off = f"{predicted / by:.4g} times as much" if by else "which is not zero"
+    if abs(conjugated[1, bad[0]] - by) < 0.01 * abs(by):
+        off += "; the conjugate of the gradient matches: return that, as for a gradient of JAX"
     raise ValueError(
         f"minimize: the gradient{which} with respect to {name!r} does not match the value: over a short step the value"
         f" changes by {by:.6g}, but the gradient predicts {predicted:.6g} ({off}); see `check_gradient`"

@@ -195,7 +195,8 @@ def _said(x: Any) -> str:
     """Describe an object in few words."""
     if is_array(x):
         return f"a {library(x)} array of shape {tuple(x.shape)} and dtype {dtype_name(x)}"
-    return f"a {type(x).__name__}" + (f" of {len(x)}" if isinstance(x, tuple | list) else "")
+    several = f" of {len(x)}" if isinstance(x, tuple | list) else ""
+    return "None" if x is None else f"a {type(x).__name__}{several}"
 
 
 def engine_for(rule: Rule, problem: Problem) -> str:

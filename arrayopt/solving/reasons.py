@@ -5,22 +5,19 @@ from typing import Any
 
 import numpy as np
 
-NOWHERE = "no step makes the value less"
+NOWHERE = "no step decreases the value"
 
 DISAGREE = (
-    "and the gradient there is not that of the values: it is wrong (check_gradient=True looks), or the function has an"
-    " edge, or its values are noisy, or rounded more than their dtype rounds"
+    "the values and the gradient do not match there. The gradient may be wrong (pass check_gradient=True), the function"
+    " may not be smooth, or its values may be noisy or less precise than their dtype"
 )
 TRIED = (
-    "of those that were tried; rounding errors, noise in the values, a sharp bend or a wrong gradient"
-    " (check_gradient=True looks) may be why"
+    "none of the lengths that were tried does. The function may not be smooth, its values may be noisy or rounded, or"
+    " the gradient may be wrong (pass check_gradient=True)"
 )
-ROUNDED = (
-    "the changes that are left are smaller than its rounding, or the gradient is a little wrong"
-    " (check_gradient=True looks)"
-)
-SEVERAL = "many of which took several evaluations; the function may have an edge"
-UNBOUNDED = "the value falls as far as lines were followed; the function may not be bounded below"
+ROUNDED = "further changes are below its rounding error, or the gradient is slightly wrong (pass check_gradient=True)"
+SEVERAL = "many of which took several evaluations; the function may not be smooth"
+UNBOUNDED = "the value still decreases at the end of the line searches; the function may not be bounded below"
 
 ENDLESS = 3
 """A problem ends after this many line searches in which the value decreases to the last point tried."""
@@ -59,9 +56,9 @@ def reasons(
         (~np.isfinite(told["grad_norm"]), "the gradient at the start is not finite"),
         (told["endless"] >= ENDLESS, UNBOUNDED),
         (ended & np.isnan(off), f"{NOWHERE}: values or gradients nearby are not finite"),
-        (ended & agree & np.signbit(off), f"{NOWHERE} {TRIED}"),
+        (ended & agree & np.signbit(off), f"{NOWHERE}: {TRIED}"),
         (ended & agree, f"{NOWHERE}: {ROUNDED}"),
-        (ended, f"{NOWHERE}, {DISAGREE}"),
+        (ended, f"{NOWHERE}: {DISAGREE}"),
         ((steps >= max_steps) & several, f"after max_steps={max_steps} steps, {SEVERAL}"),
         (steps >= max_steps, f"after max_steps={max_steps} steps"),
         (open_, otherwise),

@@ -83,7 +83,7 @@ class Run:
         self._wasted = 0
 
     def result(self, callback: Callable[[Result], Any] | None = None) -> Result:
-        """Run the loop, and return the result, whose message says what has ended it."""
+        """Run the loop, and return the result, whose message says why it has ended."""
         ranks = self._problem.ranks
         with ranks.together():
             value, grads = self._problem(fresh(self._opt.params))
@@ -103,7 +103,7 @@ class Run:
         for step in count():
             due = step % self._check_every == 0
             if due and callback is not None and self._called_back(callback):
-                return "the callback has ended it"
+                return "the callback stopped it"
             if due and self._ended():
                 break
             if due and self._stepped:

@@ -298,7 +298,8 @@ REFUSED = {
         TypeError,
         "that of parameter 0 has no exp_avg_sq or state2, but step, exp_avg, exp_inf",
     ),
-    "no groups": (changed(lambda s, g, w: s.pop("param_groups")), TypeError, "pass the state_dict() of PyTorch's"),
+    "no groups": (changed(lambda s, g, w: s.pop("param_groups")), TypeError, "got dict with the keys ['state']"),
+    "a whole checkpoint": (lambda: {"model": {}, "optimizer": {}}, TypeError, "with the keys ['model', 'optimizer']"),
     "None": (lambda: None, TypeError, "must be a state_dict() of PyTorch's"),
 }
 

@@ -25,6 +25,19 @@ def test_gradients_of_all_test_functions(factor):
     assert all("the gradient with respect to 'param' does not match the value" in x for x in told)
 
 
+@pytest.mark.parametrize(("factor", "hint"), [(1.0, True), (1j, False)])
+def test_a_conjugate_gradient_is_recognised(factor, hint):
+    a = np.array([1 + 2j, 3 - 1j, 0.5j])
+
+    def conjugated(z):
+        wrong = a * z - 1.0
+        return (abs(wrong) ** 2).sum(), factor * (2 * a.conj() * wrong).conj()
+
+    with pytest.raises(ValueError, match="does not match the value") as caught:
+        ao.minimize(conjugated, a, check_gradient=True)
+    assert ("the conjugate of the gradient matches" in str(caught.value)) == hint
+
+
 def quartic(tree, wrong=0.0):
     value = (tree["a"] ** 4).sum() + (abs(tree["b"]) ** 2).sum()
     return value, {"a": 4 * tree["a"] ** 3, "b": 2 * tree["b"] + wrong}

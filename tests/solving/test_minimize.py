@@ -242,7 +242,7 @@ def test_what_is_not_finite_makes_steps_shorter():
 def test_a_wrong_gradient_ends_it_at_the_start(rule):
     found = ao.minimize(lambda x: (x @ x, -2 * x), START, RULES[rule])
     assert not found.converged
-    assert "no step makes the value less" in found.message
+    assert "no step decreases the value" in found.message
     assert found.evaluations < 60
     np.testing.assert_array_equal(found.params, START)
 

@@ -226,7 +226,7 @@ def test_one_rank_ends_the_run_of_all() -> None:
 
     for found in run(3, solve):
         assert found.evaluations == 4
-        assert found.message == "not converged: the callback has ended it"
+        assert found.message == "not converged: the callback stopped it"
 
 
 def test_collected_functions_end_where_one_process_ends() -> None:
