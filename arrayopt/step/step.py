@@ -159,7 +159,7 @@ class Step:
     def _update(
         self, coming: Coming, begun: Begun, record: Record, *, stats: bool, counted: bool
     ) -> None:
-        """Make a step that ranks have agreed on. What may fail is before the section that writes."""
+        """Make a step that ranks agreed on. What may fail is before the section that writes."""
         team, adding, every = self._team, begun.adding, self._parameters.all
         grads = self._summed(begun)
         verdict, ready = self._judge(coming, adding, grads), begun.ready
