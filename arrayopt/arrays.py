@@ -193,10 +193,13 @@ def holds_alone(x: Array) -> bool:
 
 
 def copied(x: Array) -> Array:
-    """A differentiable copy. A NumPy scalar becomes an array."""
-    if isinstance(x, np.ndarray):
-        return x.copy("K")
-    return np.array(x) if isinstance(x, np.generic) else array_namespace(x).astype(x, x.dtype, copy=True)
+    """A differentiable copy, as `as_array`."""
+    return np.array(x) if isinstance(x, np.ndarray | np.generic) else array_namespace(x).astype(x, x.dtype, copy=True)
+
+
+def as_array(x: Array) -> Array:
+    """x as a plain array: NumPy's scalars, which operations on arrays without axes return, and memmaps become one."""
+    return np.asarray(x) if isinstance(x, np.generic | np.memmap) else x
 
 
 def detached(x: Array) -> Array:

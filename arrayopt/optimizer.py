@@ -271,17 +271,7 @@ class Optimizer(Settings):
             waits = self._waits() if self._before or not self._team.holds else []
             try:
                 step.release.check(name, places, waits)
-                place = places[name]
-                if self._team.holds:
-                    step.take(name, place, grad)
-                    return
-                matched = self._parameters.match_alone(place, grad)
-                coming = step.coming_given("Optimizer.give", place)
-                begun = step.begin(coming, matched, stats=False)
-                if begun.adding is not None:
-                    begun.adding.only = place
-                took = partial(step.release.took, name)
-                step.make(coming, begun, stats=False, record=lambda *_: took(), counted=True)
+                step.give(name, places[name], grad)
             except BaseException as error:
                 given = step.release.given
                 if isinstance(name, str) and name in places and name not in given and (given or not waits):

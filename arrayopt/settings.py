@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from arrayopt.arrays import Ints, array_namespace, detached, on_its_device, place, size, working_dtype
+from arrayopt.arrays import Ints, array_namespace, as_array, detached, on_its_device, place, size, working_dtype
 from arrayopt.foreign import check_options, counted, unknown
 from arrayopt.foreign_names import OPTIMIZER
 from arrayopt.html import table
@@ -160,7 +160,7 @@ class Settings(Saved):
             for x in self._parameters.all:
                 with on_its_device(x.array):
                     now = self._evaluated(x, rules[x.name])
-                    found.append(array_namespace(now).astype(now, x.array.dtype))
+                    found.append(as_array(array_namespace(now).astype(now, x.array.dtype)))
         return self._parameters.tree_of(found)
 
     def _evaluated(self, x: Tensor, rule: Rule) -> Any:

@@ -159,6 +159,16 @@ def test_dtypes_are_kept(backend, dtype):
     np.testing.assert_allclose(backend.numpy(q).astype("complex128").real, [0.625, -2.375], rtol=0.02)
 
 
+@pytest.mark.parametrize("state_dtype", [None, "int8"])
+def test_numbers_stay_arrays_without_axes(state_dtype):
+    """NumPy's operations return scalars for these."""
+    rule, kinds = ao.AdamW(lr=0.1, ema_decay=0.5, state_dtype=state_dtype), set()
+    for dtype in ("float16", "float32", "complex64"):
+        q, state = run(rule, np.ones((), dtype), np.ones((), dtype))
+        kinds |= {type(q), *(type(x) for slot, x in state["tensors"]["param"].items() if slot != "t")}
+    assert kinds == {np.ndarray}
+
+
 def test_state_is_a_plain_tree():
     rule = ao.LAMB()
     state = rule.init({"w": np.ones((2, 3), "float16"), "b": [np.ones(1)]})

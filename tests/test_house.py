@@ -61,7 +61,7 @@ LINES = {
     "engines": 10672,
     "ranks": 3618,
     "params": 2646,
-    "step": 1618,
+    "step": 1653,
     "testing": 3791,
     "rules": 5851,
     "state": 1688,

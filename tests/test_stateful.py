@@ -223,6 +223,7 @@ class Training(RuleBasedStateMachine):
             for key, x in found.items():
                 start = exact["p"] if key in ("ema", "slow") else np.zeros(x.shape)
                 y = exact.get(key, start).reshape(x.shape)
+                assert type(x) is np.ndarray, (name, key)
                 np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12, err_msg=f"{name}.{key}")
             assert np.array_equal(averaged[name], found.get("ema", found["p"]))
 

@@ -44,9 +44,9 @@ class Buckets:
         for bucket in self._made:
             bucket.refresh()
         if self._arrays != self._run.arrays:
-            self._arrays = self._run.arrays
             for bucket in chain(self._made, self._alone.values()):
                 bucket.follow()
+            self._arrays = self._run.arrays
         return self._made
 
     def alone(self, place: int) -> Bucket:

@@ -234,7 +234,6 @@ class Layers(Bucket):
     def refresh(self) -> None:
         if self.located == self.run.arrays:
             return
-        self.located = self.run.arrays
         for tensor in self.whole.tensors:
             if not writable(tensor.array):
                 how = "is stacked" if self.stacks is self.whole else "has blocks"
@@ -246,6 +245,7 @@ class Layers(Bucket):
         for tensor in self.stacks.tensors:
             for array in split(detached(tensor.array)):
                 next(layers).array = array
+        self.located = self.run.arrays  # now that nothing has been refused
 
 
 def _count(tensor: Tensor) -> int:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import Array, array_namespace, dtype_name, dtype_of, size
+from arrayopt.arrays import Array, array_namespace, as_array, dtype_name, dtype_of, size
 from arrayopt.codecs import BLOCK, PAIR, QUANTIZED, SCALE
 from arrayopt.rules.base import Rule
 
@@ -107,7 +107,7 @@ def quantized(x: Array, dtype: str, layers: int = 0) -> tuple[Array, Array]:
     if pairs:
         low, high = rounded[..., 0], rounded[..., 1]
         rounded = 256.0 * high + xp.where(low < 0, low + 256.0, low)
-    return xp.astype(rounded, codes_dtype), xp.astype(scale, scale_dtype)
+    return as_array(xp.astype(rounded, codes_dtype)), xp.astype(scale, scale_dtype)
 
 
 def dequantized(codes: Array, scale: Array, wide: Any = None) -> Array:

@@ -12,6 +12,7 @@ from arrayopt.arrays import (
     NARROW,
     Array,
     array_namespace,
+    as_array,
     copied,
     dtype_name,
     dtype_of,
@@ -54,6 +55,7 @@ def new_slots(rule: Rule, name: str, array: Array, block: Block | None = None) -
     """The initial state of one tensor, or of a block of it. Raise TypeError or ValueError if the rule does not support
     the tensor.
     """
+    array = as_array(array)
     with on_its_device(array):
         slots = _own(array, _begun(rule, name, array))
         return slots | {slot: _constant(rule, name, slots[slot], x, block) for slot, x in rule.constants.items()}

@@ -1,106 +1,18 @@
 """Steps whose gradients are given one by one."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from arrayopt.arrays import Array, look, zeros_in_place_of
-from arrayopt.foreign import counted, listed_names
 from arrayopt.interrupts import uninterrupted
-from arrayopt.params.parameters import Parameters
 from arrayopt.step.accumulate import Adding
 from arrayopt.step.coming import Begun, Coming
 from arrayopt.step.commit import Commit
 from arrayopt.step.guard import Guard
 from arrayopt.step.ready import Ready
+from arrayopt.step.release import Release
 from arrayopt.step.step import Step
-
-
-class Release:
-    """The step that `Optimizer.give` has begun: the gradients that were taken, and those refused.
-
-    Attributes
-    ----------
-    given : dict of str to Array or None
-        The tensors whose gradients were taken, in order. Without ranks they have been updated. With
-        ranks they are updated at the end of the step, and each entry is zeros of its gradient's
-        dtype.
-    refused : dict of str to str
-        The tensors whose gradient was refused, with the error, until another one is given.
-    """
-
-    def __init__(self, parameters: Parameters) -> None:
-        self._parameters = parameters
-        self.given: dict[str, Any]
-        self.refused: dict[str, str]
-        self._settings: tuple[Any, ...] | None  # of the step, once a tensor has been updated
-        self.clear()
-
-    def __bool__(self) -> bool:
-        return bool(self.given or self.refused)
-
-    def check(self, name: Any, names: Collection[str], waits: list[str]) -> None:
-        """Raise ValueError if the gradient of a tensor cannot be taken.
-
-        `waits` has the names of options that need all gradients at once.
-        """
-        if waits:
-            raise ValueError(
-                f"Optimizer.give: with {' and '.join(waits)}, a step needs all gradients at once;"
-                " call step(grads), or make an Optimizer without"
-            )
-        if not isinstance(name, str) or name not in names:
-            raise ValueError(f"Optimizer.give: there is no tensor {name!r}; {listed_names(names)}")
-        if name in self.given:
-            first = "call step() before the next gradients"
-            raise ValueError(f"Optimizer.give: {name!r} was already given in this step; {first}")
-
-    def took(self, name: str, grad: Any = None) -> None:
-        """Remember that a gradient was taken."""
-        self.given[name] = grad
-        self.refused.pop(name, None)
-
-    def check_settings(self, who: str, *settings: Any) -> None:
-        """Raise RuntimeError if settings have changed since the first update of this step."""
-        if self._settings is None:
-            self._settings = settings
-        elif self._settings != settings:
-            raise RuntimeError(
-                f"{who}: settings changed during a step, after {len(self.given)} of its tensors"
-                " were updated with the old ones; restore the old settings, or load a checkpoint."
-                " Change settings between step() and the next gradients"
-            )
-
-    def check_end(self, who: str, *, incomplete: bool = False, again: bool = False) -> None:
-        """Raise RuntimeError if a gradient was refused, unless the step may be incomplete.
-
-        With `again`, the message says that all gradients must be given again.
-        """
-        if self.refused and not incomplete:
-            first, error = next(iter(self.refused.items()))
-            done = f"this step has {counted(len(self.given), 'gradient')} so far; give it again,"
-            if again:
-                done = "nothing was changed; give all gradients of the step again,"
-            raise RuntimeError(
-                f"{who}: the gradient of {first!r} was refused ({error}), and {done}"
-                " load a checkpoint, or call step(incomplete=True) to skip it"
-            )
-
-    def clear(self) -> None:
-        """Forget the step, for instance after a load."""
-        self.given, self.refused, self._settings = {}, {}, None
-
-    def check_whole(self, who: str) -> None:
-        """Raise RuntimeError in the middle of a step."""
-        if self:
-            self.check_end(who)
-            missing = [name for name in self._parameters.places if name not in self.given]
-            lists = [", ".join(x[:4]) + ", ..." * (len(x) > 4) for x in (list(self.given), missing)]
-            raise RuntimeError(
-                f"{who}: an unfinished step has {counted(len(self.given), 'gradient')} ({lists[0]};"
-                f" not: {lists[1]}); call step() first, which leaves tensors without a gradient as"
-                " they are, or load a checkpoint"
-            )
 
 
 class GivenStep(Step):
@@ -114,35 +26,54 @@ class GivenStep(Step):
         super().__init__(*args)
         self.release = Release(self._parameters)
 
-    def coming_given(self, who: str, place: int | None = None) -> Coming:
-        """Return the data of a step that updates tensors one by one, or of the update of one."""
+    def give(self, name: str, place: int, grad: Any) -> None:
+        """Update a tensor, or start to add up its gradient over ranks; see `Optimizer.give`."""
+        self._team.refuse_torn("Optimizer.give")
+        take = self._take if self._team.holds else self._update_one
+        take(name, place, grad)
+
+    def _settled(self, who: str) -> Coming:
+        """Return the data of a step that updates tensors one by one, all with the same settings."""
         coming = self.coming(None, None)
         if self.accumulator.last:
             structures = [group.rule.structure for group in self._parameters.groups]
             self.release.check_settings(who, coming.hypers, structures)
-        return coming if place is None else self._alone(coming, place)
+        return coming
 
     def _alone(self, coming: Coming, place: int) -> Coming:
         """Return the data of the update of one tensor."""
         bucket = self._buckets.alone(place)
         return coming._replace(buckets=[bucket], hypers=[bucket.numbers(coming.step)])
 
-    def take(self, name: str, place: int, given: Any) -> None:
-        """Start to add up a gradient over ranks; see `Optimizer.give`."""
-        parameters = self._parameters
+    def _update_one(self, name: str, place: int, given: Any) -> None:
+        """Update a tensor by itself, or add its gradient to its sum."""
+        grads = self._parameters.match_alone(place, given)
+        coming = self._alone(self._settled("Optimizer.give"), place)
+        begun, took = self.begin(coming, grads, stats=False), partial(self.release.took, name)
+        if begun.adding is not None:
+            begun.adding.only = place
+        if begun.adding is None or self.accumulator.last:
+            self.make(coming, begun, stats=False, record=lambda *_: took(), counted=True)
+        else:
+            self._add(begun.adding, took)
+
+    def _take(self, name: str, place: int, given: Any) -> None:
+        """Start to add up a gradient over ranks, or add it to the sum of its tensor."""
+        team, parameters, several = self._team, self._parameters, self.accumulator.every > 1
         if not self.release.given:
             parameters.take_up()
         grad = parameters.match_one(place, given)
         if grad is None:
             return
         parameters.keep_state()
-        zeros, several = zeros_in_place_of(grad), self.accumulator.every > 1
+        tensors, zeros, added = parameters.all, zeros_in_place_of(grad), grad
         took = partial(self.release.took, name, zeros)
-        added = self._added(place, grad, took) if several else grad
-        if added is None:
-            return
-        team, tensors = self._team, parameters.all
-        team.refuse_torn("Optimizer.give")
+        if several:
+            adding = self._adding(place, grad)
+            if not self.accumulator.last:
+                self._add(adding, took)
+                return
+            added = cast("Array", adding.means[place])
         team.gradients.check(tensors, place, added)
         with team.answered("Optimizer.give"):
             team.gradients.take(tensors, place, added, wide=several)
@@ -152,20 +83,21 @@ class GivenStep(Step):
             kind, form_of = type(grad), look(type(grad))
             self._ranks.gradients.familiar[name] = place, kind, form_of, form_of(grad), zeros
 
-    def _added(self, place: int, grad: Array, took: Callable[[], None]) -> Array | None:
-        """Add a gradient to the sum of its tensor; return the mean in the last micro-step."""
-        accumulator, coming = self.accumulator, self._alone(self.coming(None, None), place)
+    def _adding(self, place: int, grad: Array) -> Adding:
+        """Prepare to add a gradient to the sum of its tensor."""
+        coming = self._alone(self.coming(None, None), place)
         grads: list[Array | None] = [None] * len(self._parameters.all)
         grads[place] = grad
         factor = self.judging.inverse(coming.known)
-        adding = accumulator.prepare(coming.buckets, grads, factor, early=True)
+        adding = self.accumulator.prepare(coming.buckets, grads, factor, early=True)
         adding.only = place
-        if accumulator.last:
-            return adding.means[place]
+        return adding
+
+    def _add(self, adding: Adding, took: Callable[[], None]) -> None:
+        """Add a gradient to the sum of its tensor."""
         with Commit(self._team):
-            accumulator.add(adding)
+            self.accumulator.add(adding)
             took()
-        return None
 
     def collect(self) -> tuple[list[Array | None], list[Array | None]]:
         """Wait for all reductions; return zeros in place of gradients, and the sums. Collective."""
@@ -226,7 +158,7 @@ class GivenStep(Step):
         release, accumulator = self.release, self.accumulator
         release.check_end("Optimizer.step", incomplete=incomplete)
         self._parameters.take_up()
-        last, coming = accumulator.last, self.coming_given("Optimizer.step")
+        last, coming = accumulator.last, self._settled("Optimizer.step")
         means = list(map(self._sums().get, self._parameters.places)) if last else []
         if any(mean is not None for mean in means):
             self._parameters.first.follow(means)

@@ -16,11 +16,11 @@ from arrayopt.ranks.alone import Alone
 from arrayopt.ranks.team import Team
 from arrayopt.state.run import Run
 from arrayopt.state.verdict import Verdict
-from arrayopt.step.accumulate import Accumulator
+from arrayopt.step.accumulate import Accumulator, Adding
 from arrayopt.step.coming import Begun, Coming, checked_value, form_of, numbers_at, said
 from arrayopt.step.commit import Commit
 from arrayopt.step.judging import Judging
-from arrayopt.step.norms import Measures, measures
+from arrayopt.step.norms import measures
 from arrayopt.step.ready import Ready, totals_of
 
 Record = Callable[[dict[str, Report], Any], object]
@@ -128,70 +128,79 @@ class Step:
 
         `record` is called as part of the step, with reports by tensor name and the global norm of
         all gradients. `stats` is whether reports are wanted. `counted` is whether the caller counts
-        the step; then `record` is called for micro-steps too.
+        the step.
         """
+        team, adding, accumulator = self._team, begun.adding, self.accumulator
         # after a vote other ranks assume that the step is made
-        with _NOTHING if self._team.size == 1 else uninterrupted():
-            made = self._make(coming, begun, stats, record, counted)
+        with _NOTHING if team.size == 1 else uninterrupted():
+            if not (counted and self.capturing):  # ranks agreed in `advance` on a captured step
+                wanted = team.agree(
+                    "Optimizer.step",
+                    partial(
+                        said, coming, self._parameters, self._run, accumulator.done, begun.given
+                    ),
+                    wish=stats,
+                    grads=begun.given,
+                    step=self._run.steps,
+                )
+                if wanted != stats:  # another rank wants reports
+                    stats, begun.ready = wanted, None
+            with team.unbroken("Optimizer.step"):
+                made = adding is None or accumulator.last
+                if made:
+                    self._update(coming, begun, record, stats=stats, counted=counted)
+                elif adding is not None:
+                    with Commit(team):
+                        accumulator.add(adding)
         if self._run.captured:
             self._forms.add(coming.form)
         return made
 
-    def _make(
-        self, coming: Coming, begun: Begun, stats: bool, record: Record, counted: bool
-    ) -> bool:
-        """See `make`. All that may fail comes first, and then one section that writes."""
-        team, known, adding = self._team, coming.known, begun.adding
-        wanted, done, every = stats, self.accumulator.done, self._parameters.all
-        if not (counted and self.capturing):  # ranks agreed in `advance` on a captured step
-            wanted = team.agree(
-                "Optimizer.step",
-                partial(said, coming, self._parameters, self._run, done, begun.given),
-                wish=stats,
-                grads=begun.given,
-                step=self._run.steps,
-            )
-        with team.unbroken("Optimizer.step"):
-            if adding is not None and not self.accumulator.last:
-                with Commit(self._team):
-                    self.accumulator.add(adding)
-                    if counted:
-                        record({}, None)
-                return False
-            grads = begun.rooms
-            if team.size > 1 and not begun.reduced:
-                self._ranks.reduce(begun.grads, grads)
+    def _update(
+        self, coming: Coming, begun: Begun, record: Record, *, stats: bool, counted: bool
+    ) -> None:
+        """Make a step that ranks agreed on. What may fail is before the section that writes."""
+        team, adding, every = self._team, begun.adding, self._parameters.all
+        grads = self._summed(begun)
+        verdict, ready = self._judge(coming, adding, grads), begun.ready
+        if ready is None:
+            ready = self._prepare(coming, grads, verdict, stats=stats)
+        with Commit(team):
+            if adding is not None:
+                self.accumulator.add(adding)
+            reports = ready.run(team)
+            self._last = ready if ready.form is not None else None
+            self.accumulator.clear(None if adding is None else adding.only)
+            self.judging.end(verdict, coming.known)
+            for x in every if verdict.left else ():
+                if grads[x.place] is not None:
+                    x.skip(verdict.left)
+            self._run.steps += not counted
+            if verdict.skip is not True and team.size > 1:
+                updated = [x for x, g in zip(every, grads, strict=True) if g is not None]
+                self._started = self._ranks.gather(updated, wait=coming.wait)
+            self._parameters.settle()
+            record(team.reports(reports) if stats else reports, verdict.norm)
+
+    def _summed(self, begun: Begun) -> list[Array | None]:
+        """Return the gradients to update with: over ranks, their sums, on the ranks that update."""
+        if self._team.size > 1:
+            if not begun.reduced:
+                self._ranks.reduce(begun.grads, begun.rooms)
                 if self._run.captured or self.capturing:
                     self._run.record(begun.grads)
-            if team.size > 1:
-                self._ranks.bring(self._parameters, begun.grads, grads)
-            norms_of: Callable[[], Measures] = partial(measures, coming.buckets, grads)
-            if adding is not None and team.size == 1:
+            self._ranks.bring(self._parameters, begun.grads, begun.rooms)
+        return begun.rooms
+
+    def _judge(self, coming: Coming, adding: Adding | None, grads: list[Array | None]) -> Verdict:
+        """Decide what the step does with its gradients; see `Judging.judge`."""
+        known, form, norms_of = coming.known, None, partial(measures, coming.buckets, grads)
+        if known.measures and self._team.size == 1:
+            if adding is not None:
                 norms_of = partial(self.accumulator.measures, coming.buckets, adding)
-            scaled, form = self.accumulator.every == 1, None
-            if known.measures and adding is None and team.size == 1:
+            else:
                 form = form_of(coming, grads, Verdict())
-            verdict = self.judging.judge(norms_of, known, form=form, scaled=scaled)
-            ready = begun.ready
-            if ready is None or wanted != stats:
-                ready = self._prepare(coming, grads, verdict, stats=wanted)
-            with Commit(self._team):
-                if adding is not None:
-                    self.accumulator.add(adding)
-                reports = ready.run(team)
-                self._last = ready if ready.form is not None else None
-                self.accumulator.clear(None if adding is None else adding.only)
-                self.judging.end(verdict, known)
-                for x in every if verdict.left else ():
-                    if grads[x.place] is not None:
-                        x.skip(verdict.left)
-                self._run.steps += not counted
-                if verdict.skip is not True and team.size > 1:
-                    updated = [x for x, g in zip(every, grads, strict=True) if g is not None]
-                    self._started = self._ranks.gather(updated, wait=coming.wait)
-                self._parameters.settle()
-                record(team.reports(reports) if wanted else reports, verdict.norm)
-            return True
+        return self.judging.judge(norms_of, known, form=form, scaled=self.accumulator.every == 1)
 
     @property
     def capturing(self) -> bool:

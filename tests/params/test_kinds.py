@@ -170,8 +170,10 @@ def test_views_in_a_state_are_resolved():
 
 def test_memory_maps_and_parameters_of_modules_are_fine(tmp_path):
     w = np.memmap(tmp_path / "w", np.float64, "w+", shape=(2,))
-    ao.Optimizer({"w": w}, ao.SGD(lr=1.0)).step({"w": np.ones(2)})
+    opt = ao.Optimizer({"w": w}, ao.SGD(lr=1.0, momentum=0.5, ema_decay=0.5))
+    opt.step({"w": np.ones(2)})
     assert w.tolist() == [-1.0, -1.0]
+    assert {type(x) for x in (opt.averaged()["w"], opt.state["w"]["buf"], opt.state["w"]["ema"])} == {np.ndarray}
     m = torch.nn.Linear(2, 2)
     ao.Optimizer(list(m.parameters()), ao.SGD(lr=1.0)).step([torch.ones(2, 2), torch.ones(2)])
 

@@ -203,6 +203,7 @@ def shared(comm, rank):
     assert len(made) == 1
     with pytest.raises(ValueError, match="which Optimizer over the communicator is 1 on rank 0, 2 on rank 1"):
         opts[min(rank, 1)].step({"w": np.ones(2)})
+    comm.Barrier()  # until all have raised: who still waits for words would hear that another rank gives up
     opts[1]._team._comm.give_up("")
     with pytest.raises(ao.RankError, match="with this communicator was interrupted"):
         opts[2].step({"w": np.ones(2)})

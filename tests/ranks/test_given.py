@@ -421,3 +421,18 @@ def test_a_parameter_that_changes_its_dtype_after_given_steps_is_refused(ranks):
             opt.give("x", p)
 
     ao.ranks.run(ranks, rank)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_torn_optimizer_takes_no_gradient(ranks, accumulate):
+    """One rank, and sums of several, took them without a word; only the end of the step raised an error."""
+
+    def rank(comm):
+        opt = ao.Optimizer({"x": np.ones(2)}, ao.SGD(lr=0.1), comm=ao.Ranks(comm, grads="mean"), accumulate=accumulate)
+        opt._team.torn = "a step was broken off"
+        with pytest.raises(RuntimeError, match=r"Optimizer.give: a step was broken off.* load a checkpoint"):
+            opt.give("x", np.ones(2))
+        return opt._step.accumulator.begun | opt._step.release.given.keys()
+
+    assert ao.ranks.run(ranks, rank) == [set()] * ranks

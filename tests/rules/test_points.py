@@ -86,7 +86,9 @@ def test_averaged_is_the_average_of_the_points_so_far(engine):
         opt.step({name: drawn(x.shape, t) for name, x in p.items()})
         for name in p:
             total[name] = total[name] + t * opt.state[name]["z"]
-            np.testing.assert_allclose(opt.averaged()[name], total[name] / (t * (t + 1) / 2), rtol=1e-12)
+            average = opt.averaged()[name]
+            assert isinstance(average, np.ndarray)
+            np.testing.assert_allclose(average, total[name] / (t * (t + 1) / 2), rtol=1e-12)
 
 
 def test_averaged_of_parameters_with_masters_is_that_of_the_masters():

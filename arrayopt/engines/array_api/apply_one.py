@@ -167,7 +167,7 @@ class _Store:
         """Return a result in the dtype of `old`, copied if it shares memory with another array."""
         if new is wide_old:
             return old
-        if is_number(new):
+        if is_number(new) or isinstance(new, np.generic):
             return array_namespace(old).full_like(old, new)
         made = array_namespace(old).astype(new, old.dtype, copy=False)
         made = copied(made) if holder(made) in self._held else made
