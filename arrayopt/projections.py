@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from arrayopt.arrays import Array, array_namespace, is_array, kind, to_host
+from arrayopt.arrays import Array, array_namespace, dtype_name, is_array, kind, to_host
 from arrayopt.foreign import no_attribute
 from arrayopt.hyper import is_number, scalar
 from arrayopt.rules.names import Values
@@ -63,6 +63,10 @@ class Projection(ABC):
 
 def _shown(x: Any) -> str:
     return f"<{type(x).__name__} {tuple(x.shape)}>" if is_array(x) else repr(x)
+
+
+def _got(x: Any) -> str:
+    return f"{_shown(x)} of {dtype_name(x)}" if is_array(x) else repr(x)
 
 
 class _OfArrays(Projection):
@@ -126,7 +130,7 @@ class box(_OfArrays):  # noqa: N801 - users call projections like functions
             elif is_number(x) or (is_array(x) and x.ndim == 0):
                 object.__setattr__(self, name, float(x))
             elif not (x is None or (is_array(x) and kind(x) in ("real", "complex"))):
-                raise TypeError(f"box: `{name}` must be a number, an array of floats or None; got {_shown(x)}")
+                raise TypeError(f"box: `{name}` must be a number, an array of floats or None; got {_got(x)}")
         ends = [x for x in (self.low, self.high) if x is not None]
         if any(bool((x != x).any()) if is_array(x) else x != x for x in ends):
             raise ValueError("box: a bound must not be NaN")
@@ -191,7 +195,7 @@ class support(_OfArrays):  # noqa: N801
 
     def __post_init__(self) -> None:
         if not (is_array(self.mask) and kind(self.mask) == "bool"):
-            raise TypeError(f"support: `mask` must be an array of booleans; got {_shown(self.mask)}")
+            raise TypeError(f"support: `mask` must be an array of booleans; got {_got(self.mask)}")
 
     def __call__(self, xp: Any, p: Array, h: Any) -> Array:
         return xp.where(h.arrays["mask"] != 0, p, xp.zeros_like(p))

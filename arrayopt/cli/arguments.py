@@ -118,7 +118,7 @@ def rule_class(text: str) -> type[Rule]:
     if ":" not in text:
         known = [name for name in ao.__all__ if isinstance(getattr(ao, name), type) and name != "Rule"]
         known = [name for name in known if issubclass(getattr(ao, name), Rule)]
-        found: type[Rule] = getattr(ao, named(known)(text))
+        found: type[Rule] = getattr(ao, named([*known, "module:Class"])(text))
         return found
     found = from_module(text)
     if not (isinstance(found, type) and issubclass(found, Rule)):

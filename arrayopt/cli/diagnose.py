@@ -16,7 +16,7 @@ def add(commands: Any) -> None:
     """Add the parser of the command."""
     diagnose = commands.add_parser(
         "diagnose",
-        help="tell which rule an optimizer follows, and where it leaves it",
+        help="find out which rule an optimizer follows, and where it differs",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Run an optimizer on chosen gradients, and tell which rule, switches and\n"
         "hyper-parameters it follows, and to how many ULPs; or the nearest.",

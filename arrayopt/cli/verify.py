@@ -78,7 +78,9 @@ def run(given: argparse.Namespace) -> int:
     except (argparse.ArgumentTypeError, TypeError, ValueError, UnavailableError) as error:
         given.parser.error(" ".join(str(error).split()))
     if found.passed and not found.differences:
-        given.parser.error("there is nothing to compare; name more backends")
+        skipped = [x.skipped for row in found.rows for x in row.outcomes.values()]
+        why = skipped or ["name more backends" if found.rows else "these rules do not support complex parameters"]
+        given.parser.error(f"there is nothing to compare: {why[0]}")
     report.show(found, console)
     if given.json:
         given.json.write_text(found.to_json(), encoding="utf-8")

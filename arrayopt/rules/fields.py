@@ -19,10 +19,12 @@ def readers(rule: type[Any]) -> dict[str, Callable[[Any], Any]]:
     found: dict[str, Callable[[Any], Any]] = {}
     for f in dataclasses.fields(rule):
         where, about = f"{rule.__name__}: `{f.name}`", f.metadata
-        if "read" in about:
-            found[f.name] = partial(about["read"], where)
-        elif is_flag(f):
-            found[f.name] = partial(_option, where, about.get("options", (True, False)))
+        declared = [vars(part).get("__dataclass_fields__", {}).get(f.name) for part in reversed(rule.__mro__)]
+        first = next(filter(None, declared))  # a subclass may change the default, but not the meaning
+        if "read" in first.metadata:
+            found[f.name] = partial(first.metadata["read"], where)
+        elif is_flag(first):
+            found[f.name] = partial(_option, where, first.metadata.get("options", (True, False)))
         else:
             optional = about.get("optional", f.default is None)
             found[f.name] = partial(_number, f, where, about.get("interval"), optional)

@@ -118,7 +118,9 @@ def _declared(cls: type) -> list[str]:
 
 
 def check_fields(cls: type, base: Any) -> None:
-    """Raise TypeError if a subclass of `base` declares a field with a reserved name."""
+    """Raise TypeError if a subclass of `base` declares a field with a reserved name, or replaces their check."""
+    if "__post_init__" in vars(cls):
+        raise TypeError(f"{cls.__name__}: a rule must not define __post_init__; check its fields in `check(self)`")
     own = {f.name for f in dataclasses.fields(base)}
     for name in _declared(cls):
         if name in RESERVED or name.startswith("_") or (hasattr(base, name) and name not in own):

@@ -113,5 +113,6 @@ def _judge(problem: Problem, name: str, looks: list[Any], eps: float) -> None:
         off += "; the conjugate of the gradient matches: return that, as for a gradient of JAX"
     raise ValueError(
         f"minimize: the gradient{which} with respect to {name!r} does not match the value: over a short step the value"
-        f" changes by {by:.6g}, but the gradient predicts {predicted:.6g} ({off}); see `check_gradient`"
+        f" changes by {by:.6g}, but the gradient predicts {predicted:.6g} ({off}). The gradient is wrong, or the"
+        " function is not smooth at the start"
     )

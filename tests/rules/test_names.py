@@ -80,6 +80,17 @@ def test_class_variables_are_no_fields_and_fields_of_rule_may_be_given_other_def
     assert replace(Fine(), lr=2.0).lr == pickle.loads(pickle.dumps(ao.SGD(lr=2.0))).lr == 2.0
 
 
+@pytest.mark.parametrize("name", ["seed", "grad_centralization", "project", "rounding"])
+def test_fields_of_every_rule_keep_their_meaning(name):
+    with pytest.raises((TypeError, ValueError), match=f"^Named: `{name}` must be "):
+        with_field(name)()
+
+
+def test_the_check_of_fields_cannot_be_replaced():
+    with pytest.raises(TypeError, match=r"^Named: a rule must not define __post_init__; .* `check\(self\)`"):
+        type("Named", (ao.Rule,), {"__post_init__": lambda self: None})
+
+
 WRONG = ["p", "g", "t", "step", "master", "slow", "ema", "accumulated", "spill0", "spill12"]
 ODD = ["not a name", "", "at_m", "µ", "_m", "1m", 3, None]
 

@@ -232,4 +232,6 @@ def test_an_object_with_a_step_is_told_to_give_its_method():
 
     with pytest.raises(TypeError, match="pass its method `step`, bound to it"):
         diagnose(Mine())
+    with pytest.raises(TypeError, match=r"create an instance: Mine\(...\)$"):
+        diagnose(Mine)
     assert as_subject(Mine().step, START, "test").name.endswith("step")

@@ -17,7 +17,7 @@ import numpy as np
 
 from arrayopt.arrays import Array, detached, dtype_name, is_array, like
 from arrayopt.exchange.given import below
-from arrayopt.foreign import counted
+from arrayopt.foreign import counted, got
 from arrayopt.hyper import is_number
 from arrayopt.optimizer import Optimizer
 from arrayopt.params.given import named_params
@@ -55,10 +55,11 @@ def as_subject(step: Any, params: Any, who: str) -> Subject:
         return _optax(step, params, who)
     if callable(step) and not isinstance(step, type):
         return _function(step, params, who)
-    method = "; pass its method `step`, bound to it" if callable(getattr(step, "step", None)) else ""
+    has_method = not isinstance(step, type) and callable(getattr(step, "step", None))
+    method = "; pass its method `step`, bound to it" if has_method else ""
     raise TypeError(
         f"{who}: `step` must be a function step(params, grads) -> params, a torch.optim.Optimizer, an optax"
-        f" transformation, or an arrayopt Optimizer or Rule; got {step!r}{method}"
+        f" transformation, or an arrayopt Optimizer or Rule; got {got(step)}{method}"
     )
 
 
