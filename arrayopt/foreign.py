@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Number
 from typing import Any
 
@@ -165,6 +165,12 @@ def check_call(cls: Any, args: tuple[Any, ...], given: Mapping[str, Any], advice
             f"{cls.__name__} takes keyword arguments only: pass fields by name, such as lr=0.1, and parameters to the"
             f" optimizer: Optimizer(params, {cls.__name__}(...))"
         )
+
+
+def arguments_of(function: Callable[..., Any]) -> list[str]:
+    """The names of a function's arguments, without `*args` and `**kwargs`."""
+    every = inspect.signature(function).parameters.values()
+    return [x.name for x in every if x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)]
 
 
 def check_names(who: str, names: Sequence[str], given: Mapping[str, Any], advice: Mapping[str, str]) -> None:
