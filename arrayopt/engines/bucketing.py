@@ -45,6 +45,7 @@ class Buckets:
             bucket.refresh()
         if self._arrays != self._run.arrays:
             for bucket in chain(self._made, self._alone.values()):
+                bucket.refresh()  # before batches look up addresses
                 bucket.follow()
             self._arrays = self._run.arrays
         return self._made
