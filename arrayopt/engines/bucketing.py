@@ -58,7 +58,6 @@ class Buckets:
             for bucket in self._made:
                 for at in bucket.places:
                     self._alone[at].engine, self._alone[at].refused = bucket.engine, bucket.refused
-        self._alone[place].refresh()
         return self._alone[place]
 
     def chosen(self, engine: str) -> list[Bucket]:
