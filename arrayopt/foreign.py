@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Number
 from typing import Any
 
@@ -126,12 +126,12 @@ def no_attribute(module: str, names: Sequence[str], name: str, other: Any = None
         todo = ""
     elif same is None and hasattr(other, name):
         todo = f"; use {other.__name__}.{name}, which has no counterpart here"
+    elif same is None and folded in ABSENT:
+        todo = f"; use {ABSENT[folded]}"
     elif same is None and base != folded and base in known:
         todo = f"; use {known[base]}" + (' with state_dtype="int8"' if bits else "")
     elif close is not None:
         todo = f"; did you mean `{close}`?"
-    elif folded in ABSENT:
-        todo = f"; use {ABSENT[folded]}"
     else:
         part = [x for key, x in known.items() if len(key) > 3 and (folded.startswith(key) or folded.endswith(key))]
         todo = f"; did you mean `{'` or `'.join(part)}`?" if part else f"; dir({module}) lists what it has"
@@ -165,6 +165,12 @@ def check_call(cls: Any, args: tuple[Any, ...], given: Mapping[str, Any], advice
             f"{cls.__name__} takes keyword arguments only: pass fields by name, such as lr=0.1, and parameters to the"
             f" optimizer: Optimizer(params, {cls.__name__}(...))"
         )
+
+
+def arguments_of(function: Callable[..., Any]) -> list[str]:
+    """The names of a function's arguments, without `*args` and `**kwargs`."""
+    every = inspect.signature(function).parameters.values()
+    return [x.name for x in every if x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)]
 
 
 def check_names(who: str, names: Sequence[str], given: Mapping[str, Any], advice: Mapping[str, str]) -> None:

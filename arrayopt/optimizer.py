@@ -1,6 +1,5 @@
 """`Optimizer`: applies update rules to parameters, and holds their groups and state."""
 
-import inspect
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -9,7 +8,7 @@ from typing import Any, Never
 
 from arrayopt.engines.base import Report
 from arrayopt.engines.layers import stack_of
-from arrayopt.foreign import check_names, listed_names
+from arrayopt.foreign import arguments_of, check_names, listed_names
 from arrayopt.html import Text
 from arrayopt.hyper import Hyper, data, evaluate
 from arrayopt.interrupts import uninterrupted
@@ -196,8 +195,7 @@ class Optimizer(Settings):
             for name in given.keys() & fields_of(type(self._rule)):
                 todo = f"set opt.{name} before the step, or give the rule a schedule"
                 raise TypeError(f"Optimizer.step has no `{name}`; {todo}")
-            names = [name for name in inspect.signature(self.step).parameters if name not in ("_", "given")]
-            check_names("Optimizer.step", names, given, {})
+            check_names("Optimizer.step", arguments_of(self.step), given, {})
         if value is not None:
             value = data("Optimizer.step: `value`", value, rank=1)
         if grads is NOT_GIVEN and (self._team.size > 1 or self._team.holds):
@@ -273,9 +271,8 @@ class Optimizer(Settings):
                 step.release.check(name, places, waits)
                 step.give(name, places[name], grad)
             except BaseException as error:
-                given = step.release.given
-                if isinstance(name, str) and name in places and name not in given and (given or not waits):
-                    step.release.refused[name] = str(error) or type(error).__name__
+                if isinstance(name, str) and name in places and (step.release.given or not waits):
+                    step.release.refuse(name, error)
                 raise
 
     def wait(self, name: str | None = None) -> Any:

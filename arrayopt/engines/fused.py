@@ -192,7 +192,7 @@ class Fused(Engine):
     def batches(self, bucket: Bucket, asked: Asked) -> list[Prepared]:
         """Return the prepared batches of a step; with `stats`, those of the report."""
         grads, made = asked.grads, list[Prepared]()
-        found, complete = dtypes(grads.sources[0] if isinstance(grads, Split) else grads)
+        found, complete = dtypes(grads.given if isinstance(grads, Split) else grads)
         if isinstance(grads, Split):
             complete = complete and bool(grads.has_gradient.all())
         for batch in self._sorted(bucket, asked, found):

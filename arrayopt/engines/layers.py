@@ -104,24 +104,25 @@ class Split(Parts):
     ----------
     wholes : sequence of array or None
         The gradients of the stacked tensors, for engines that know which layers take part.
-    sources : (sequence of array or None, sequence of array of int)
-        Arrays, and the position of each layer's first element in them. The arrays are `wholes`,
-        or, if stacks are made of blocks, the gradients of the tensors with blocks.
+    given : sequence of array or None
+        `wholes`, or, if stacks are made of blocks, the gradients of the tensors with blocks.
+    firsts : sequence of array of int
+        For each of `given`, the positions of the first elements of its layers.
     has_gradient : array of bool
         Whether each layer has a gradient: whether it takes part in the step.
     """
 
-    def __init__(self, stacks: Grads, counts: list[int], sources: Any = None) -> None:
+    def __init__(
+        self, stacks: Grads, counts: list[int], given: Any = None, firsts: Sequence[Any] = ()
+    ) -> None:
         super().__init__(stacks, counts, [split] * len(counts))
-        firsts = []
-        for whole, count in () if sources else zip(stacks, counts, strict=True):
-            firsts.append(np.arange(count) * (0 if whole is None else size(whole) // count))
-        self.sources = sources or (stacks, firsts)
+        self.given, self.firsts = stacks if given is None else given, list(firsts)
+        for whole, count in zip(stacks, counts, strict=True) if given is None else ():
+            self.firsts.append(np.arange(count) * (0 if whole is None else size(whole) // count))
 
     @cached_property
     def has_gradient(self) -> Any:
-        wholes, firsts = self.sources
-        return np.repeat([x is not None for x in wholes], list(map(len, firsts)))
+        return np.repeat([x is not None for x in self.given], list(map(len, self.firsts)))
 
     @cached_property
     def _each(self) -> list[Array | None]:
@@ -134,14 +135,16 @@ class Split(Parts):
         stacks, counts = [self.wholes[at] for at in some], [self.counts[at] for at in some]
         return only(Split(stacks, counts), self.has_gradient[places])
 
-    def of_stacks(self, *, blocks: bool = False) -> list[tuple[Array | None, Any]]:
-        """Return each stack's gradient, or with `blocks` each tensor's, and which of its layers do
-        not take part; None if there are none.
-        """
-        given, counts = self.wholes, self.counts
-        if blocks:
-            given, counts = self.sources[0], list(map(len, self.sources[1]))
-        each = zip(given, np.split(self.has_gradient, np.cumsum(counts)[:-1]), strict=True)
+    def of_stacks(self) -> list[tuple[Array | None, Any]]:
+        """Return each stack's gradient, and which of its layers do not take part; None for none."""
+        return self._with_left_out(self.wholes, self.counts)
+
+    def of_given(self) -> list[tuple[Array | None, Any]]:
+        """Return the same as `of_stacks` for `given`, and the layers of each."""
+        return self._with_left_out(self.given, list(map(len, self.firsts)))
+
+    def _with_left_out(self, grads: Grads, counts: Sequence[int]) -> list[Any]:
+        each = zip(grads, np.split(self.has_gradient, np.cumsum(counts)[:-1]), strict=True)
         return [(g if some.any() else None, None if some.all() else ~some) for g, some in each]
 
 
@@ -158,7 +161,7 @@ def only(grads: Grads, which: Any) -> Grads:
         return grads
     if not isinstance(grads, Split):
         return [g if x else None for g, x in zip(grads, which, strict=True)]
-    made = Split(grads.wholes, grads.counts, grads.sources)
+    made = Split(grads.wholes, grads.counts, grads.given, grads.firsts)
     made.has_gradient = grads.has_gradient & which
     return made
 
@@ -224,7 +227,7 @@ class Layers(Bucket):
         if not isinstance(self.stacks, Stacks):
             return self.stacks.own(every, left)
         stacks, counts = self.stacks.own(every), list(map(_count, self.stacks.tensors))
-        return Split(stacks, counts, (stacks.wholes, [cut.firsts for cut in self.stacks.cuts]))
+        return Split(stacks, counts, stacks.wholes, [cut.firsts for cut in self.stacks.cuts])
 
     def sibling(self, group: Group, tensors: list[Tensor], run: Run) -> Bucket:
         made = Layers([group], tensors, [0] * len(tensors), self.places, run)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Never
 
 from arrayopt.arrays import Array, array_namespace, library, place, to_host
-from arrayopt.foreign import check_names
+from arrayopt.foreign import arguments_of, check_names
 from arrayopt.foreign_names import SOLVER
 from arrayopt.functional import init, update
 from arrayopt.hyper import checked_bool, scalar, whole
@@ -130,7 +130,7 @@ def minimize(
     with naming():
         ranks = ranks_of(comm)
     with ranks.warned("minimize"), naming():
-        check_names("minimize", list(minimize.__annotations__)[:-2], kwargs, SOLVER)
+        check_names("minimize", arguments_of(minimize), kwargs, SOLVER)
         tol = float(scalar("minimize: `tol`", tol, "[0, inf)"))
         max_steps = whole("minimize: `max_steps`", max_steps)
         check_every = whole("minimize: `check_every`", check_every, first=1)

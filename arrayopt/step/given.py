@@ -1,6 +1,5 @@
 """Steps whose gradients are given one by one."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -8,7 +7,6 @@ from arrayopt.arrays import Array, look, zeros_in_place_of
 from arrayopt.interrupts import uninterrupted
 from arrayopt.step.accumulate import Adding
 from arrayopt.step.coming import Begun, Coming
-from arrayopt.step.commit import Commit
 from arrayopt.step.guard import Guard
 from arrayopt.step.ready import Ready
 from arrayopt.step.release import Release
@@ -92,12 +90,6 @@ class GivenStep(Step):
         adding = self.accumulator.prepare(coming.buckets, grads, factor, early=True)
         adding.only = place
         return adding
-
-    def _add(self, adding: Adding, took: Callable[[], None]) -> None:
-        """Add a gradient to the sum of its tensor."""
-        with Commit(self._team):
-            self.accumulator.add(adding)
-            took()
 
     def collect(self) -> tuple[list[Array | None], list[Array | None]]:
         """Wait for all reductions; return zeros in place of gradients, and the sums. Collective."""

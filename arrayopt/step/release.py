@@ -51,6 +51,11 @@ class Release:
         self.given[name] = grad
         self.refused.pop(name, None)
 
+    def refuse(self, name: str, error: BaseException) -> None:
+        """Remember that the gradient of a tensor was refused, until another one is given."""
+        if name not in self.given:
+            self.refused[name] = str(error) or type(error).__name__
+
     def check_settings(self, who: str, *settings: Any) -> None:
         """Raise RuntimeError if settings have changed since the first update of this step."""
         if self._settings is None:

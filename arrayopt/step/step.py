@@ -150,11 +150,17 @@ class Step:
                 if made:
                     self._update(coming, begun, record, stats=stats, counted=counted)
                 elif adding is not None:
-                    with Commit(team):
-                        accumulator.add(adding)
+                    self._add(adding)
         if self._run.captured:
             self._forms.add(coming.form)
         return made
+
+    def _add(self, adding: Adding, took: Callable[[], object] | None = None) -> None:
+        """Add gradients to their sums in a micro-step; `took` notes it in the same section."""
+        with Commit(self._team):
+            self.accumulator.add(adding)
+            if took is not None:
+                took()
 
     def _update(
         self, coming: Coming, begun: Begun, record: Record, *, stats: bool, counted: bool

@@ -96,7 +96,7 @@ def _together(bucket: Bucket, grads: Grads) -> _Together:
         return _Together(bucket, [(grad, None) for grad in grads])
     stacks = bucket.stacks if isinstance(bucket, Layers) else bucket
     if isinstance(stacks, Stacks) and bucket.rule.several:  # `apply` divides them into blocks
-        return _Together(stacks.given, grads.of_stacks(blocks=True))
+        return _Together(stacks.given, grads.of_given())
     return _Together(stacks, grads.of_stacks(), stacked=True)
 
 

@@ -45,7 +45,7 @@ class Gradients:
     def _of_stacks(self, rows: Ints, grads: Split) -> Sequence[Any]:
         """As `bind`, for layers, which are parts of stacked gradients."""
         given, addresses = [], []
-        for whole, firsts in zip(*grads.sources, strict=True):
+        for whole, firsts in zip(grads.given, grads.firsts, strict=True):
             if whole is None:
                 addresses.append(0 * firsts)
                 continue
