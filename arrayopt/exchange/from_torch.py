@@ -36,8 +36,8 @@ def load_torch(
         AdamW4bit, AdamFp8 or AdamWFp8.
     names : sequence of str, optional
         The names here of PyTorch's parameters, in the order of its groups. By default, the names that PyTorch's
-        optimizer has. If it has none, the names here in their order, if there is a single group, or if `opt` is from
-        `arrayopt.torch` with groups of the same sizes.
+        optimizer has. If it has none, the names here in their order, if it has a single group and `opt` no list of
+        several, or if `opt` is from `arrayopt.torch` with groups of the same sizes.
 
     Raises
     ------

@@ -109,10 +109,10 @@ def _judge(problem: Problem, name: str, looks: list[Any], eps: float) -> None:
     which = "" if problem.count is None else f" of problem {bad[0]}"
     by, predicted = found[1, bad[0]], said[1, bad[0]]
     off = f"{predicted / by:.4g} times as much" if by else "which is not zero"
+    why = "The gradient is wrong, or the function is not smooth at the start"
     if abs(conjugated[1, bad[0]] - by) < 0.01 * abs(by):
-        off += "; the conjugate of the gradient matches: return that, as for a gradient of JAX"
+        why = "The conjugate of the gradient matches: return that, as for a gradient of JAX"
     raise ValueError(
         f"minimize: the gradient{which} with respect to {name!r} does not match the value: over a short step the value"
-        f" changes by {by:.6g}, but the gradient predicts {predicted:.6g} ({off}). The gradient is wrong, or the"
-        " function is not smooth at the start"
+        f" changes by {by:.6g}, but the gradient predicts {predicted:.6g} ({off}). {why}"
     )

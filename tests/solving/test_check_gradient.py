@@ -35,7 +35,7 @@ def test_a_conjugate_gradient_is_recognised(factor, hint):
 
     with pytest.raises(ValueError, match="does not match the value") as caught:
         ao.minimize(conjugated, a, check_gradient=True)
-    assert ("the conjugate of the gradient matches" in str(caught.value)) == hint
+    assert ("The conjugate of the gradient matches" in str(caught.value)) == hint
 
 
 def quartic(tree, wrong=0.0):
