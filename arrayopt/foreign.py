@@ -126,12 +126,12 @@ def no_attribute(module: str, names: Sequence[str], name: str, other: Any = None
         todo = ""
     elif same is None and hasattr(other, name):
         todo = f"; use {other.__name__}.{name}, which has no counterpart here"
+    elif same is None and folded in ABSENT:
+        todo = f"; use {ABSENT[folded]}"
     elif same is None and base != folded and base in known:
         todo = f"; use {known[base]}" + (' with state_dtype="int8"' if bits else "")
     elif close is not None:
         todo = f"; did you mean `{close}`?"
-    elif folded in ABSENT:
-        todo = f"; use {ABSENT[folded]}"
     else:
         part = [x for key, x in known.items() if len(key) > 3 and (folded.startswith(key) or folded.endswith(key))]
         todo = f"; did you mean `{'` or `'.join(part)}`?" if part else f"; dir({module}) lists what it has"

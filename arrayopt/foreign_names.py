@@ -17,7 +17,6 @@ SAME = {
     "beta_2": ("beta2",),
     "beta_3": ("beta3",),
     "clip_gradient": ("clip_value",),
-    "clip_grad_norm": ("clip_tensor_norm",),
     "clipnorm": ("clip_tensor_norm",),
     "clipvalue": ("clip_value",),
     "ema_momentum": ("ema_decay",),
@@ -107,6 +106,12 @@ SPREAD = {
 }
 """Names for several values at once, with the fields that they stand for, in order."""
 
+GLOBAL_CLIP = (
+    *("clip_by_global_norm", "clip_grad_norm", "clip_grad_norm_", "global_clipnorm", "grad_clip", "gradient_clip_val"),
+    *("gradient_clipping", "max_grad_norm", "max_norm"),
+)
+"""Names for a limit of the norm of all gradients together."""
+
 _OPTION = "an option of the optimizer: Optimizer(params, rule, {}=...)"
 _SCHEDULED = "use a schedule, such as lr=Cosine(0.1, decay_steps=1000); see arrayopt.schedules"
 _ENGINE = "leave it out: the optimizer chooses an engine for the arrays"
@@ -116,7 +121,7 @@ RULE: Mapping[str, str] = {
     **{
         name: f"it is {_OPTION.format(option)}"
         for option, names in {
-            "clip_norm": ("clip_norm", "global_clipnorm", "max_grad_norm", "max_norm"),
+            "clip_norm": ("clip_norm", *GLOBAL_CLIP),
             "loss_scale": ("loss_scale", "grad_scale", "rescale_grad"),
             "accumulate": ("accumulate", "gradient_accumulation_steps"),
             "skip_nonfinite": ("skip_nonfinite",),
@@ -166,7 +171,7 @@ DOOR: Mapping[str, str] = {
     **RULE,
     **{name: _DICTS for name, said in RULE.items() if said == _GROUPS},
     **{name: f"{said}; or use torch.optim.lr_scheduler" for name, said in RULE.items() if said == _SCHEDULED},
-    **dict.fromkeys(("global_clipnorm", "max_grad_norm", "max_norm"), "it is the option clip_norm here"),
+    **dict.fromkeys(GLOBAL_CLIP, "it is the option clip_norm here"),
     **dict.fromkeys(("loss_scale", "grad_scale", "rescale_grad"), "use torch.amp.GradScaler"),
     **dict.fromkeys(("accumulate", "gradient_accumulation_steps"), "call backward() several times before each step()"),
     "groups": _DICTS,
@@ -247,15 +252,26 @@ INNER: Mapping[str, str] = {
 
 ABSENT = {
     **dict.fromkeys(("adadelta", "adagrad", "adamax", "asgd", "rprop"), "RMSprop or AdamW, or a Rule of your own"),
+    **dict.fromkeys(
+        (
+            *("adabound", "adamod", "adopt", "fromage", "grams", "laprop", "novograd", "qhadam", "sgdw", "signum"),
+            *("stableadamw", "yogi"),
+        ),
+        "Adam or SGD, or the Rule from the documentation's gallery",
+    ),
     **dict.fromkeys(("momentum", "nesterov", "sgdm"), "SGD(lr=0.1, momentum=0.9)"),
+    **dict.fromkeys(("dadaptadam", "dadaptsgd", "dog", "momo"), "Prodigy"),
+    **dict.fromkeys(("deepspeedcpuadam", "fusedadam"), "AdamW, its default, or Adam for adam_w_mode=False"),
     **dict.fromkeys(("averagedmodel", "ema", "swa"), "ema_decay, a field of each rule"),
     "adahessian": "Sophia",
     "adamwschedulefree": "ScheduleFreeAdamW",
+    "ftrl": "SGD(lr=0.1, project=projections.soft_threshold(l1))",
+    "gradscaler": "Optimizer(params, rule, loss_scale=LossScale()), or torch.amp.GradScaler in a PyTorch loop",
     "load": "opt.load(path)",
     "lookahead": "lookahead_steps, a field of each rule",
+    "ranger": "RAdam(lookahead_steps=6)",
     "save": "opt.save(path)",
     "shampoo": "SOAP",
-    "yogi": "AdaBelief or AdamW, or a Rule of your own",
     **dict.fromkeys(("cosineannealinglr", "cosinedecay", "cosinedecayschedule"), "Cosine(lr, decay_steps=1000)"),
     **dict.fromkeys(("constant", "constantschedule", "lambdalr"), "a number, or any function of the step"),
     **dict.fromkeys(("cosineannealingwarmrestarts", "cosinedecayrestarts"), "CosineRestarts"),

@@ -84,6 +84,7 @@ def test_a_name_from_elsewhere_is_answered_with_the_one_here(call, words):
 OPTIONS = {
     "max_norm": "no `max_norm`; it is an option of the optimizer: Optimizer(params, rule, clip_norm=...)",
     "max_grad_norm": "no `max_grad_norm`; it is an option of the optimizer: Optimizer(params, rule, clip_norm=...)",
+    "clip_grad_norm_": "no `clip_grad_norm_`; it is an option of the optimizer: Optimizer(params, rule, clip_norm=...)",
     "global_clipnorm": "no `global_clipnorm`; it is an option of the optimizer: Optimizer(params, rule, clip_norm=...)",
     "clipnorm": "Optimizer has no `clipnorm`; set it on the rule, AdamW(...): pass clip_tensor_norm=1.5",
     "grad_scale": "no `grad_scale`; it is an option of the optimizer: Optimizer(params, rule, loss_scale=...)",
@@ -170,6 +171,9 @@ def test_rules_of_other_names_are_answered():
     for name, words in {
         "FusedLAMB": "use LAMB",
         "DeepSpeedCPUAdam": "use Adam",
+        "FusedAdam": "use AdamW, its default, or Adam for",
+        "LaProp": "use Adam or SGD, or the Rule from the documentation's gallery",
+        "Ranger": "use RAdam(lookahead_steps=6)",
         "PagedAdamW8bit": 'use AdamW with state_dtype="int8"',
         "Lamb": "did you mean `LAMB`?",
         "fused_lam": "dir(arrayopt",

@@ -45,6 +45,7 @@ class Buckets:
             bucket.refresh()
         if self._arrays != self._run.arrays:
             for bucket in chain(self._made, self._alone.values()):
+                bucket.refresh()  # before batches look up addresses
                 bucket.follow()
             self._arrays = self._run.arrays
         return self._made
@@ -57,7 +58,6 @@ class Buckets:
             for bucket in self._made:
                 for at in bucket.places:
                     self._alone[at].engine, self._alone[at].refused = bucket.engine, bucket.refused
-        self._alone[place].refresh()
         return self._alone[place]
 
     def chosen(self, engine: str) -> list[Bucket]:

@@ -101,15 +101,17 @@ def _in_order(outer: Any, opt: Optimizer, state: Any) -> list[str] | None:
     Raise ValueError if the optimizer has several groups of other sizes, in whose order the state need not be.
     """
     groups = state["param_groups"]
-    if outer is opt or any("param_names" in group for group in groups):
+    listed = outer is not opt or opt._parameters._by_position
+    if not listed or any("param_names" in group for group in groups):
         return None
-    here, there = _sizes(outer.param_groups), _sizes(groups)
+    here = [len(group.names) for group in opt.groups] if outer is opt else _sizes(outer.param_groups)
+    there = _sizes(groups)
     if here != there and sum(map(bool, here)) > 1:
         raise ValueError(
             f"load_torch: the state has no names, and its groups have {there} parameters, those of the optimizer"
             f" {here}; pass `names`, which lists {list(opt.state)} in the order of the state"
         )
-    return list(opt.state) if here == there else None
+    return list(opt.state) if here == there and outer is not opt else None
 
 
 def _sizes(groups: Any) -> list[int]:

@@ -78,7 +78,7 @@ def choose(names: Iterable[str] | None = None) -> list[Backend]:
     UnavailableError
         If a named library cannot be used, with the reason.
     """
-    wanted, every = [] if names is None else listed("`engines`", names), backend_names()
+    wanted, every = [] if names is None else listed("compare: `engines`", names), backend_names()
     named = set(every if names is None else ())
     for name in wanted:
         some = [x for x in every if name == x or name in x.split(":")]

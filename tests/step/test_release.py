@@ -116,6 +116,17 @@ def test_a_parameter_that_is_replaced_in_the_middle_of_a_step_gets_its_update(ki
         assert new.tolist() == [4.5] * 3
 
 
+@each_fused
+@pytest.mark.parametrize("options", [{"stacked": True}, {"blocks": (1, 3, 2)}], ids=str)
+def test_layers_of_a_parameter_that_was_replaced_get_their_updates(engine, options):
+    opt = ao.Optimizer({"w": np.ones((6, 2))}, ao.SGD(lr=0.5, momentum=0.0, **options), engine=engine)
+    for new in (opt.params["w"], np.ones((6, 2)), np.ones((12, 2))[::2]):
+        opt.params["w"] = new
+        opt.give("w", np.ones((6, 2)))
+        opt.step()
+        assert (new == 0.5).all()
+
+
 def test_sums_of_scaled_gradients_need_all_gradients():
     opt = ao.Optimizer({"w": np.ones(3)}, ao.SGD(lr=0.1), accumulate=2)
     opt.step({"w": np.ones(3)}, loss_scale=2.0)

@@ -171,7 +171,8 @@ def _skipped(case: Case) -> None:
 
 
 def _replaced(opt: Any) -> None:
-    opt.params["w"] = opt.params["w"] * 0 + 1
+    for name in ("w", "stack"):
+        opt.params[name] = opt.params[name] * 0 + 1
 
 
 def _written(opt: Any) -> None:
