@@ -7,7 +7,7 @@ These keep them in one array for each `Kind`. (Parameters come back by broadcast
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from operator import itemgetter
+from operator import attrgetter
 
 import array_api_compat
 import numpy as np
@@ -36,6 +36,17 @@ Kind = tuple[str, bool]
 
 
 @dataclass(frozen=True, slots=True)
+class Range:
+    """Elements `first` to `end` of a tensor; `rank` gets the sums, and `begins` there with them."""
+
+    index: int
+    first: int
+    end: int
+    rank: int
+    begins: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """Elements `first` to `end` of a tensor, in the bucket from `at` on; `rank` gets the sums."""
 
@@ -54,9 +65,6 @@ class GradientBucket:
 
     Parameters
     ----------
-    ranges : list of (int, int, int, int, bool)
-        For each piece the index of its tensor, its first element, its end, the rank that updates
-        with it, and whether it is that rank's first piece of the tensor.
     filled : list of int
         The length that the array of sums of each rank has so far; this bucket adds its sums to it.
 
@@ -86,18 +94,18 @@ class GradientBucket:
         self,
         dtype: str,
         on_device: bool,
-        ranges: list[tuple[int, int, int, int, bool]],
+        ranges: list[Range],
         filled: list[int],
         rank: int,
     ) -> None:
         self.dtype, self.on_device, ranks = dtype, on_device, len(filled)
         self.kind: Kind = WORKING[dtype], on_device
         self.pieces, self.size, before = list[Piece](), 0, list(filled)
-        for index, first, end, owner, begins in sorted(ranges, key=itemgetter(3)):
-            gap = -filled[owner] % ALIGNED if begins else 0
-            self.pieces.append(Piece(index, first, end, owner, self.size + gap))
-            self.size += gap + end - first
-            filled[owner] += gap + end - first
+        for own in sorted(ranges, key=attrgetter("rank")):
+            gap = -filled[own.rank] % ALIGNED if own.begins else 0
+            self.pieces.append(Piece(own.index, own.first, own.end, own.rank, self.size + gap))
+            self.size += gap + own.end - own.first
+            filled[own.rank] += gap + own.end - own.first
         self.count = sum(piece.end - piece.first for piece in self.pieces)
         # in the bucket, rank r adds added[r] to added[r + 1], and gets sums[r] to sums[r + 1]
         added = [self.size * r // ranks for r in range(ranks + 1)]
@@ -157,7 +165,7 @@ def layout(
             sent.append((index, dtype, tensor.share))
             total += size(tensor.array) * np.dtype(WORKING[dtype]).itemsize
     limit = max(ROUND, min(FOR_EACH * comm.size, total // PARTS))
-    found: list[tuple[tuple[str, bool], list[tuple[int, int, int, int, bool]]]] = []
+    found = list[tuple[tuple[str, bool], list[Range]]]()
     count = 0
     for index, dtype, share in sent:
         most = limit // np.dtype(WORKING[dtype]).itemsize
@@ -170,7 +178,7 @@ def layout(
                     found.append((key, []))
                     count = 0
                 until = min(end, first + most - count)
-                found[-1][1].append((index, first, until, rank, first == share.ends[rank]))
+                found[-1][1].append(Range(index, first, until, rank, first == share.ends[rank]))
                 count += until - first
                 first = until
     filled: dict[Kind, list[int]] = {}

@@ -17,9 +17,7 @@ class SumMemory:
     def __init__(self, comm: Comm) -> None:
         self._comm, self._captured, self._key = comm, False, None
         self._asking: list[tuple[int, Any]] = []  # by the current reduction, on the device
-        self._asked: dict[
-            Any, list[tuple[int, Any]]
-        ] = {}  # by the last complete one, under its key
+        self._asked = dict[Any, list[tuple[int, Any]]]()  # by the last one, under its key
         self._made: dict[Any, list[Any]] = {}  # never freed: graphs have their addresses
         self._sums: dict[Any, Any] = {}  # by key and kind
         self._next = 0
