@@ -61,7 +61,7 @@ LINES = {
     "engines": 10675,
     "ranks": 3624,
     "params": 2646,
-    "step": 1656,
+    "step": 1655,
     "testing": 3791,
     "rules": 5851,
     "state": 1688,

@@ -52,7 +52,7 @@ class Alone:
         """
         if error is not None:
             raise error
-        if what not in ("Optimizer.load", "Optimizer.load_state_dict"):
+        if self.torn is not None and what not in ("Optimizer.load", "Optimizer.load_state_dict"):
             self.refuse_torn(what)
         return wish
 

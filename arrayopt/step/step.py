@@ -167,7 +167,7 @@ class Step:
     ) -> None:
         """Make a step that ranks agreed on. What may fail is before the section that writes."""
         team, adding, every = self._team, begun.adding, self._parameters.all
-        grads = self._summed(begun)
+        grads = self._summed(begun) if team.size > 1 else begun.rooms
         verdict, ready = self._judge(coming, adding, grads), begun.ready
         if ready is None:
             ready = self._prepare(coming, grads, verdict, stats=stats)
@@ -189,13 +189,12 @@ class Step:
             record(team.reports(reports) if stats else reports, verdict.norm)
 
     def _summed(self, begun: Begun) -> list[Array | None]:
-        """Return the gradients to update with: over ranks, their sums, on the ranks that update."""
-        if self._team.size > 1:
-            if not begun.reduced:
-                self._ranks.reduce(begun.grads, begun.rooms)
-                if self._run.captured or self.capturing:
-                    self._run.record(begun.grads)
-            self._ranks.bring(self._parameters, begun.grads, begun.rooms)
+        """Return the sums of all ranks' gradients, on the ranks that update with them."""
+        if not begun.reduced:
+            self._ranks.reduce(begun.grads, begun.rooms)
+            if self._run.captured or self.capturing:
+                self._run.record(begun.grads)
+        self._ranks.bring(self._parameters, begun.grads, begun.rooms)
         return begun.rooms
 
     def _judge(self, coming: Coming, adding: Adding | None, grads: list[Array | None]) -> Verdict:
