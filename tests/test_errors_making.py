@@ -172,6 +172,18 @@ MAKING = [
         TypeError,
         "groups: a pattern must be a glob, a compiled regular expression or f(name, array); got 3",
     ),
+    row(
+        "groups: a function of the name alone",
+        lambda: optimizer(groups=[(lambda name: name == "w", {"lr": 1})]),
+        TypeError,
+        "groups: a pattern must be a glob, a compiled regular expression or f(name, array); got <function",
+    ),
+    row(
+        "groups: a function that returns an array",
+        lambda: optimizer(groups=[(lambda name, x: x > 0, {"lr": 1})]),
+        TypeError,
+        "groups: f(name, array) must return a bool; got an array for 'w'",
+    ),
     row("groups: no pairs", lambda: optimizer(groups=["w"]), TypeError, "groups"),
     row("groups: a number", lambda: optimizer(groups=3), TypeError, "groups"),
     row(

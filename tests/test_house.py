@@ -60,7 +60,7 @@ LINES = {
     "fusion": 6116,
     "engines": 10675,
     "ranks": 3624,
-    "params": 2646,
+    "params": 2648,
     "step": 1655,
     "testing": 3791,
     "rules": 5851,

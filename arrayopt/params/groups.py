@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from arrayopt.arrays import Array, dtype_name, is_array, size
-from arrayopt.foreign import counted, got, unknown
+from arrayopt.foreign import counted, got, takes, unknown
 from arrayopt.foreign_names import RULE
 from arrayopt.interrupts import uninterrupted
 from arrayopt.rules.base import Rule
@@ -260,18 +260,17 @@ def assign(rule: Rule, groups: Groups | None, named: list[tuple[str, Array]]) ->
         made.append(Assigned(label, own))
     rest = Assigned("rest" if made else "all", {})
     for name, array in named:
-        hit = rest
         for group, (pattern, _) in zip(made, pairs, strict=True):
             if _matches(pattern, name, array):
-                hit = group
+                group.names.append(name)
                 break
-        hit.names.append(name)
+        else:
+            rest.names.append(name)
     for group in made:
         if not group.names:
-            listed = ", ".join(name for name, _ in named)
             raise ValueError(
                 f"group {group.label!r}: its pattern must match a parameter that no earlier group"
-                f" has; the names are {listed}"
+                f" has; the names are {', '.join(name for name, _ in named)}"
             )
     return [*made, rest] if rest.names else made
 
@@ -281,8 +280,11 @@ def _matches(pattern: Pattern, name: str, array: Array) -> bool:
         return fnmatchcase(name, pattern)
     if isinstance(pattern, re.Pattern):
         return pattern.search(name) is not None
-    if callable(pattern) and not isinstance(pattern, type):
-        return bool(pattern(name, array))
+    if callable(pattern) and not isinstance(pattern, type) and takes(pattern, 2):
+        found = pattern(name, array)
+        if is_array(found) and found.ndim:
+            raise TypeError(f"groups: f(name, array) must return a bool; got an array for {name!r}")
+        return bool(found)
     raise TypeError(
         "groups: a pattern must be a glob, a compiled regular expression or f(name, array); got"
         f" {pattern!r}"
