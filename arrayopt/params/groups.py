@@ -281,7 +281,7 @@ def _matches(pattern: Pattern, name: str, array: Array) -> bool:
     if isinstance(pattern, re.Pattern):
         return pattern.search(name) is not None
     if callable(pattern) and not isinstance(pattern, type) and takes(pattern, 2):
-        found = pattern(name, array)
+        found: Any = pattern(name, array)
         if is_array(found) and found.ndim:
             raise TypeError(f"groups: f(name, array) must return a bool; got an array for {name!r}")
         return bool(found)
